@@ -157,8 +157,8 @@ class Template:
         """Return the native part, which makes the programs. nodes: the step of each node."""
         try:
             instructions = self._table.instructions()
-        except KeyError as name:
-            raise NotNative(f"the value of {name} is unknown") from name
+        except KeyError as unknown:
+            raise NotNative(f"the value of {unknown} is unknown") from unknown
         except GraphkitError as error:
             raise NotNative(str(error)) from error
         axes: dict[str, tuple[int, int]] = {}
@@ -169,7 +169,7 @@ class Template:
         symbols = self._table.symbols
         number = {step: i for i, step in enumerate(self._distinct_steps)}
         native = native_module()
-        return native.SizedPrograms(
+        made: _native.SizedPrograms = native.SizedPrograms(
             kept=_KEPT,
             table=native.SizeTable(len(symbols), instructions.steps, instructions.results),
             sources=[axes[name] for name in symbols] if axes.keys() >= set(symbols) else [],
@@ -180,8 +180,9 @@ class Template:
             nonnegative=sorted({p for t in self._types.values() for p in t.shape}),
             results=[(self._types[r.value].shape, self._bytes[r.value]) for r in self.placement.results],
         )
+        return made
 
-    def at(self, shapes: Mapping[str, Sequence[int]]) -> SizedCode:
+    def at(self, shapes: Mapping[str, tuple[int, ...]]) -> SizedCode:
         """Return the program for inputs of these shapes, by name.
 
         Raises InputError if the shapes contradict each other, and NotNative if they need another program: if there is
@@ -200,7 +201,7 @@ class Template:
         types = zip(results, self._result_types, strict=True)
         return SizedCode(native, operands, arena_bytes, [(shape, dtype, nbytes) for (shape, nbytes), dtype in types])
 
-    def _bound_symbols(self, shapes: Mapping[str, Sequence[int]]) -> list[int]:
+    def _bound_symbols(self, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
         """Return the values of the table's symbols. Raises InputError if the shapes contradict each other."""
         given = [(name, kind, shapes[name]) for name, kind in self._inputs.items() if name in shapes]
         bindings = match_shapes([(name, kind, kind.with_shape(shape)) for name, kind, shape in given])

@@ -1,12 +1,8 @@
 #include "runtime/arena_layout.h"
 
 #include <algorithm>
-#include <array>
 #include <iterator>
-#include <map>
-#include <memory_resource>
 #include <numeric>
-#include <set>
 #include <tuple>
 #include <utility>
 
@@ -15,68 +11,63 @@
 namespace graphkit {
 namespace {
 
-// Free ranges below `end`. Adjacent free ranges are merged.
+// Free ranges below `end`, by offset. Adjacent free ranges are merged. There are few at one time, so that a list is
+// faster than a tree.
 class FreeRanges {
   public:
-    // Returns the offset of `bytes` bytes in the smallest free range that holds them. If none does, the arena grows.
+    // Returns the offset of `bytes` bytes in the smallest free range that holds them; of equal ones, in the first. If
+    // there is none, the arena grows.
     std::int64_t take(std::int64_t bytes) {
-        const auto found = by_size_.lower_bound({bytes, -1});
-        if (found != by_size_.end()) {
-            const auto [size, offset] = *found;
-            remove(offset);
-            if (size > bytes) {
-                insert(offset + bytes, size - bytes);
+        auto best = ranges_.end();
+        for (auto range = ranges_.begin(); range != ranges_.end(); ++range) {
+            if (range->bytes >= bytes && (best == ranges_.end() || range->bytes < best->bytes)) {
+                best = range;
+            }
+        }
+        std::int64_t offset = end_;
+        if (best != ranges_.end()) {
+            offset = best->offset;
+            best->offset += bytes;
+            best->bytes -= bytes;
+            if (best->bytes == 0) {
+                ranges_.erase(best);
             }
             return offset;
         }
-        std::int64_t offset = end_;
-        if (!at_.empty()) {
-            const auto [begin, size] = *std::prev(at_.end());
-            if (begin + size == end_) {
-                offset = begin;
-                remove(begin);
-            }
+        if (!ranges_.empty() && ranges_.back().offset + ranges_.back().bytes == end_) {
+            offset = ranges_.back().offset;
+            ranges_.pop_back();
         }
         end_ = offset + bytes;
         return offset;
     }
 
     void give(std::int64_t offset, std::int64_t bytes) {
-        auto behind = at_.lower_bound(offset);
-        if (behind != at_.end() && behind->first == offset + bytes) {
-            bytes += behind->second;
-            remove((behind++)->first);
-        }
-        if (behind != at_.begin()) {
-            const auto [begin, size] = *std::prev(behind);
-            if (begin + size == offset) {
-                remove(begin);
-                offset = begin;
-                bytes += size;
+        const auto behind =
+            std::partition_point(ranges_.begin(), ranges_.end(), [&](const Range& r) { return r.offset < offset; });
+        const bool joins_next = behind != ranges_.end() && behind->offset == offset + bytes;
+        if (behind != ranges_.begin() && std::prev(behind)->offset + std::prev(behind)->bytes == offset) {
+            std::prev(behind)->bytes += bytes + (joins_next ? behind->bytes : 0);
+            if (joins_next) {
+                ranges_.erase(behind);
             }
+        } else if (joins_next) {
+            *behind = {offset, behind->bytes + bytes};
+        } else {
+            ranges_.insert(behind, {offset, bytes});
         }
-        insert(offset, bytes);
     }
 
     std::int64_t end() const { return end_; }
 
   private:
-    void insert(std::int64_t offset, std::int64_t bytes) {
-        at_[offset] = bytes;
-        by_size_.insert({bytes, offset});
-    }
-
-    void remove(std::int64_t offset) {
-        const auto found = at_.find(offset);
-        by_size_.erase({found->second, offset});
-        at_.erase(found);
-    }
+    struct Range {
+        std::int64_t offset;
+        std::int64_t bytes;
+    };
 
     std::int64_t end_ = 0;
-    std::array<std::byte, 8192> buffer_;
-    std::pmr::monotonic_buffer_resource memory_{buffer_.data(), buffer_.size()};
-    std::pmr::map<std::int64_t, std::int64_t> at_{&memory_};  // bytes by offset
-    std::pmr::set<std::pair<std::int64_t, std::int64_t>> by_size_{&memory_};
+    std::vector<Range> ranges_;
 };
 
 }  // namespace
@@ -129,20 +120,29 @@ std::vector<MemoryRequests::Block> MemoryRequests::chain(const std::vector<std::
 
 namespace {
 
+struct Sweep {
+    std::int64_t arena_bytes;
+    std::int64_t peak_bytes;  // of the blocks in use at one time: no arena is smaller
+};
+
 // Places blocks in the order of `starts`, and frees them in the reverse order of `ends`. `start` and `end` return the
-// time of a block, and `offset` its offset, which is written. Returns the size of the arena in bytes.
+// time of a block, and `offset` its offset, which is written.
 template <typename Block, typename Start, typename End, typename Offset>
-std::int64_t sweep(const std::vector<Block*>& starts, const std::vector<Block*>& ends, Start start, End end,
-                   Offset offset) {
+Sweep sweep(const std::vector<Block*>& starts, const std::vector<Block*>& ends, Start start, End end, Offset offset) {
     FreeRanges free;
+    std::int64_t used = 0;
+    std::int64_t peak = 0;
     auto done = ends.rbegin();
     for (Block* block : starts) {
         for (; end(**done) < start(*block); ++done) {
             free.give(offset(**done), (*done)->bytes);
+            used -= (*done)->bytes;
         }
         offset(*block) = free.take(block->bytes);
+        used += block->bytes;
+        peak = std::max(peak, used);
     }
-    return free.end();
+    return {free.end(), peak};
 }
 
 }  // namespace
@@ -168,19 +168,24 @@ ArenaLayout MemoryRequests::lay_out(const std::vector<std::int64_t>& bytes) cons
     std::sort(by_last.begin(), by_last.end(), [](const Block* a, const Block* b) {
         return std::tuple(-a->last, -a->bytes, a) < std::tuple(-b->last, -b->bytes, b);
     });
-    const std::int64_t one = sweep(
+    const Sweep forwards = sweep(
         by_first, by_last, [](const Block& block) { return block.first; },
         [](const Block& block) { return block.last; }, [](Block& block) -> std::int64_t& { return block.forwards; });
-    const std::int64_t other = sweep(
-        by_last, by_first, [](const Block& block) { return -block.last; },
-        [](const Block& block) { return -block.first; }, [](Block& block) -> std::int64_t& { return block.backwards; });
     ArenaLayout layout;
+    layout.arena_bytes = forwards.arena_bytes;
+    if (forwards.arena_bytes > forwards.peak_bytes) {
+        const Sweep backwards = sweep(
+            by_last, by_first, [](const Block& block) { return -block.last; },
+            [](const Block& block) { return -block.first; },
+            [](Block& block) -> std::int64_t& { return block.backwards; });
+        layout.arena_bytes = std::min(layout.arena_bytes, backwards.arena_bytes);
+    }
+    const bool is_forwards = layout.arena_bytes == forwards.arena_bytes;
     layout.offsets.reserve(requests_.size());
     for (std::size_t i = 0; i < requests_.size(); ++i) {
         const Block& block = blocks[owner[i]];
-        layout.offsets.push_back(bytes[i] > 0 ? (one <= other ? block.forwards : block.backwards) : 0);
+        layout.offsets.push_back(bytes[i] > 0 ? (is_forwards ? block.forwards : block.backwards) : 0);
     }
-    layout.arena_bytes = std::min(one, other);
     return layout;
 }
 

@@ -25,7 +25,8 @@ class MemoryRequests {
     explicit MemoryRequests(std::vector<MemoryRequest> requests);
 
     // Places blocks of these sizes in two sweeps over time, forwards and backwards, with a best-fit free list, and
-    // returns the smaller arena. Takes O(n log n). Throws NativeError for another number of sizes.
+    // returns the smaller arena. Takes O(n log n + n r) for r ranges that are free at one time. Throws NativeError for
+    // another number of sizes.
     ArenaLayout lay_out(const std::vector<std::int64_t>& bytes) const;
 
   private:

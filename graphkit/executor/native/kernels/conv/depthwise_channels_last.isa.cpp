@@ -204,6 +204,8 @@ GRAPHKIT_ISA_DEFINE(DepthwiseFunctions, depthwise_functions) = {correlate, add_p
 
 #ifdef GRAPHKIT_ONCE
 #include <algorithm>
+#include <numeric>
+#include <span>
 
 #include "kernels/conv/depthwise.h"
 #include "kernels/conv/depthwise_copied.h"
@@ -236,17 +238,30 @@ class DepthwisePlan {
         std::int64_t from;
         std::int64_t element;
     };
-    using Taps = std::vector<Tap>;
+    // The taps of one axis, for each position in the output.
+    class Axis {
+      public:
+        Axis() = default;
+        Axis(const PoolGeometry& geometry, int axis, bool transposed);
+
+        std::span<const Tap> at(std::int64_t position) const {
+            const auto place = static_cast<std::size_t>(position);
+            return {taps_.data() + first_[place], taps_.data() + first_[place + 1]};
+        }
+
+      private:
+        std::vector<Tap> taps_;
+        std::vector<std::size_t> first_;
+    };
     struct Run {
-        std::int64_t first;
+        std::int64_t first;  // its taps are those of the run; for each next result they are `step_` further
         std::int64_t count;
-        Taps taps;  // of the first result; each next one is `step_` further
     };
 
-    bool continues(const Run& run, const Taps& taps) const;
+    bool continues(const Run& run, std::span<const Tap> taps) const;
 
-    std::vector<Taps> taps_[3];  // for each axis, by position in the output
-    std::vector<Run> runs_;      // along the last axis
+    Axis axes_[3];
+    std::vector<Run> runs_;  // along the last axis
     std::int64_t input_[3] = {1, 1, 1};
     std::int64_t output_[3] = {1, 1, 1};
     std::int64_t kernel_[3] = {1, 1, 1};
@@ -257,7 +272,9 @@ class DepthwisePlan {
 // Base of the depthwise kernels here. Shapes are given as [N, C, ...], filters are [C, 1, kernel].
 class Depthwise : public Kernel {
   protected:
-    Depthwise(const char* name, const Dims& x, const Dims& y, const PoolWindow& window, bool transposed, int threads);
+    Depthwise(const char* name, int threads) : Kernel(name, threads), functions_(depthwise_functions()) {}
+    // Sets the members that depend on the shapes. Constructors call it once.
+    PoolGeometry prepare(const Dims& x, const Dims& y, const PoolWindow& window, bool transposed);
     // Transposes filters [C, taps] to [taps, C].
     void arrange(const float* w, float* filters) const;
     void correlate(const float* in, const float* filters, const DepthwiseFinish& finish, float* out) const;
@@ -265,9 +282,9 @@ class Depthwise : public Kernel {
 
     Dims x_, y_, w_;  // shapes in memory
     DepthwisePlan plan_;
-    std::int64_t batch_;
-    std::int64_t channels_;
-    std::int64_t taps_;
+    std::int64_t batch_ = 0;
+    std::int64_t channels_ = 0;
+    std::int64_t taps_ = 0;
     const DepthwiseFunctions& functions_;
 };
 
@@ -327,38 +344,50 @@ Dims channels_behind(const Dims& dims) {
 
 }  // namespace
 
+DepthwisePlan::Axis::Axis(const PoolGeometry& geometry, int axis, bool transposed) {
+    const std::vector<Span>& windows = geometry.windows[axis];
+    const auto count = static_cast<std::int64_t>(windows.size());
+    const auto for_each = [&](auto&& body) {
+        for (std::int64_t w = 0; w < count; ++w) {
+            const Span& span = windows[static_cast<std::size_t>(w)];
+            for (std::int64_t k = span.first; k < span.last; ++k) {
+                const std::int64_t position = span.start + k * geometry.dilation[axis];
+                body(static_cast<std::size_t>(transposed ? position : w), Tap{transposed ? w : position, k});
+            }
+        }
+    };
+    first_.resize(static_cast<std::size_t>(transposed ? geometry.input[axis] : count) + 1);
+    for_each([&](std::size_t place, const Tap&) { ++first_[place + 1]; });
+    std::partial_sum(first_.begin(), first_.end(), first_.begin());
+    taps_.resize(first_.back());
+    std::vector<std::size_t> next = first_;
+    for_each([&](std::size_t place, const Tap& tap) { taps_[next[place]++] = tap; });
+}
+
 DepthwisePlan::DepthwisePlan(const PoolGeometry& g, bool transposed) {
     for (int axis = 0; axis < 3; ++axis) {
         const auto windows = static_cast<std::int64_t>(g.windows[axis].size());
         kernel_[axis] = g.kernel[axis];
         input_[axis] = transposed ? windows : g.input[axis];
         output_[axis] = transposed ? g.input[axis] : windows;
-        taps_[axis].resize(static_cast<std::size_t>(output_[axis]));
-        for (std::int64_t w = 0; w < windows; ++w) {
-            const Span& span = g.windows[axis][static_cast<std::size_t>(w)];
-            for (std::int64_t k = span.first; k < span.last; ++k) {
-                const std::int64_t position = span.start + k * g.dilation[axis];
-                const auto place = static_cast<std::size_t>(transposed ? position : w);
-                taps_[axis][place].push_back({transposed ? w : position, k});
-            }
-        }
+        axes_[axis] = Axis(g, axis, transposed);
     }
     (transposed ? out_step_ : step_) = g.stride;
     for (std::int64_t residue = 0; residue < std::min(out_step_, output_[2]); ++residue) {
         for (std::int64_t place = residue; place < output_[2]; place += out_step_) {
-            const Taps& taps = taps_[2][static_cast<std::size_t>(place)];
-            if (place != residue && continues(runs_.back(), taps)) {
+            if (place != residue && continues(runs_.back(), axes_[2].at(place))) {
                 ++runs_.back().count;
             } else {
-                runs_.push_back({place, 1, taps});
+                runs_.push_back({place, 1});
             }
         }
     }
 }
 
-bool DepthwisePlan::continues(const Run& run, const Taps& taps) const {
+bool DepthwisePlan::continues(const Run& run, std::span<const Tap> taps) const {
+    const std::span<const Tap> first = axes_[2].at(run.first);
     const std::int64_t shift = run.count * step_;
-    return std::equal(taps.begin(), taps.end(), run.taps.begin(), run.taps.end(),
+    return std::equal(taps.begin(), taps.end(), first.begin(), first.end(),
                       [&](const Tap& a, const Tap& b) { return a.from == b.from + shift && a.element == b.element; });
 }
 
@@ -374,24 +403,24 @@ void DepthwisePlan::for_each_run(std::int64_t line, std::int64_t channels, Body&
         offsets = many.data();
         numbers = offsets + most;
     }
-    const Taps& deep = taps_[0][static_cast<std::size_t>(line / output_[1])];
-    const Taps& high = taps_[1][static_cast<std::size_t>(line % output_[1])];
-    const std::int64_t next = std::min(line % output_[1] + 1, output_[1] - 1);
-    const Taps& higher = taps_[1][static_cast<std::size_t>(next)];
+    const std::span<const Tap> deep = axes_[0].at(line / output_[1]);
+    const std::span<const Tap> high = axes_[1].at(line % output_[1]);
+    const std::span<const Tap> higher = axes_[1].at(std::min(line % output_[1] + 1, output_[1] - 1));
     const std::int64_t reached = high.empty() ? -1 : high.back().from;
     for (const Run& run : runs_) {
+        const std::span<const Tap> wide = axes_[2].at(run.first);
         std::int64_t count = 0;
         std::int64_t ahead[kMostAhead];
         std::int64_t ahead_count = 0;
         for (const Tap& h : higher) {
-            if (h.from > reached && ahead_count < kMostAhead && !deep.empty() && !run.taps.empty()) {
+            if (h.from > reached && ahead_count < kMostAhead && !deep.empty() && !wide.empty()) {
                 const std::int64_t row = deep.back().from * input_[1] + h.from;
-                ahead[ahead_count++] = (row * input_[2] + run.taps.front().from) * channels;
+                ahead[ahead_count++] = (row * input_[2] + wide.front().from) * channels;
             }
         }
         for (const Tap& d : deep) {
             for (const Tap& h : high) {
-                for (const Tap& w : run.taps) {
+                for (const Tap& w : wide) {
                     offsets[count] = ((d.from * input_[1] + h.from) * input_[2] + w.from) * channels;
                     numbers[count++] = (d.element * kernel_[1] + h.element) * kernel_[2] + w.element;
                 }
@@ -403,10 +432,8 @@ void DepthwisePlan::for_each_run(std::int64_t line, std::int64_t channels, Body&
     }
 }
 
-Depthwise::Depthwise(const char* name, const Dims& x, const Dims& y, const PoolWindow& window, bool transposed,
-                     int threads)
-    : Kernel(name, threads), functions_(depthwise_functions()) {
-    const PoolGeometry geometry = pool_geometry(*this, x, y, window);
+PoolGeometry Depthwise::prepare(const Dims& x, const Dims& y, const PoolWindow& window, bool transposed) {
+    PoolGeometry geometry = pool_geometry(*this, x, y, window);
     plan_ = DepthwisePlan(geometry, transposed);
     batch_ = x[0];
     channels_ = x[1];
@@ -415,6 +442,7 @@ Depthwise::Depthwise(const char* name, const Dims& x, const Dims& y, const PoolW
     y_ = channels_behind(y);
     w_ = {channels_, 1};
     w_.insert(w_.end(), window.kernel.begin(), window.kernel.end());
+    return geometry;
 }
 
 std::size_t Depthwise::filter_bytes() const {
@@ -445,7 +473,8 @@ void Depthwise::correlate(const float* in, const float* filters, const Depthwise
 
 DepthwiseConvolution::DepthwiseConvolution(Dims x, Dims y, const PoolWindow& window, const Epilogue& epilogue,
                                            bool pack_weights, int threads)
-    : Depthwise("DepthwiseConvolution", x, y, window, false, threads), packed_(pack_weights) {
+    : Depthwise("DepthwiseConvolution", threads), packed_(pack_weights) {
+    const PoolGeometry geometry = prepare(x, y, window, false);
     inputs_ = {{"x", x_}, {"w", w_}};
     outputs_ = {{"y", y_}};
     if (epilogue.alpha != 1 || epilogue.residual != 0) {
@@ -454,7 +483,7 @@ DepthwiseConvolution::DepthwiseConvolution(Dims x, Dims y, const PoolWindow& win
     if (epilogue.bias) {
         inputs_.push_back({"bias", {channels_}});
     }
-    copied_ = CopiedDepthwise(pool_geometry(*this, x, y, window), x[0], channels_, this->threads());
+    copied_ = CopiedDepthwise(geometry, x[0], channels_, this->threads());
     following_ = Following(epilogue, count(y) / std::max<std::int64_t>(channels_, 1), channels_, this->threads());
 }
 
@@ -495,7 +524,8 @@ void DepthwiseConvolution::pack(int input, const void* plain, void* packed) cons
 }
 
 DepthwiseBackwardData::DepthwiseBackwardData(Dims dy, Dims dx, const PoolWindow& window, int threads)
-    : Depthwise("DepthwiseBackwardData", dx, dy, window, true, threads) {
+    : Depthwise("DepthwiseBackwardData", threads) {
+    prepare(dx, dy, window, true);
     inputs_ = {{"dy", y_}, {"w", w_}};
     outputs_ = {{"dx", x_}};
 }
@@ -507,7 +537,8 @@ void DepthwiseBackwardData::run(const void* const* inputs, void* const* outputs,
 }
 
 DepthwiseBackwardWeights::DepthwiseBackwardWeights(Dims x, Dims dy, const PoolWindow& window, int threads)
-    : Depthwise("DepthwiseBackwardWeights", x, dy, window, false, threads) {
+    : Depthwise("DepthwiseBackwardWeights", threads) {
+    prepare(x, dy, window, false);
     inputs_ = {{"x", x_}, {"dy", y_}};
     outputs_ = {{"dw", w_}};
     const std::int64_t lines = batch_ * plan_.lines();

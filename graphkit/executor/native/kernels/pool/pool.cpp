@@ -154,6 +154,7 @@ PoolGeometry pool_geometry(const Kernel& kernel, const Dims& x, const Dims& y, c
             std::numeric_limits<std::int32_t>::max()) {
             throw Unsupported(kernel.describe() + ": windows of 2^31 positions and more");
         }
+        g.windows[axis].reserve(static_cast<std::size_t>(empty ? 0 : y[i + 2]));
         // If the result is empty there are no windows, even if one of its axes has positions.
         for (std::int64_t position = 0; position < (empty ? 0 : y[i + 2]); ++position) {
             g.windows[axis].push_back(
