@@ -54,6 +54,9 @@ class Batch:
 
         Raises InputError if the shapes contradict each other or the graph.
         """
+        name, _ = self._given[0]
+        if (first := shapes[name][:1]) and first[0] < 2:
+            return first[0], first[0]
         bound = match_shapes([(name, kind, TensorType(kind.dtype, shapes[name])) for name, kind in self._given])
         sizes = {name: size for name, size in bound.items() if isinstance(size, int)}
         whole = sizes[self.symbol]

@@ -29,9 +29,8 @@ from graphkit.passes.pipeline import BOUND, arrays_bound
 # Imported when a program needs them.
 if TYPE_CHECKING:
     from graphkit.executor.lower.batch import Batch
-    from graphkit.executor.lower.template import Template
     from graphkit.executor.run.executable import DeviceProgram, Executable
-    from graphkit.executor.run.sized_program import SizedProgram
+    from graphkit.executor.run.sized_program import SizedBuilder
     from graphkit.passes.control.specialise import Unspecialised
     from graphkit.passes.core.declare import Pass
 
@@ -114,8 +113,10 @@ def find_batch(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Sett
     return batch_of(graph, fixed)
 
 
-def make_template(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Settings) -> Template | None:
-    """Return a template that makes programs for other input sizes of `graph`, or None if each must be compiled.
+def make_sized_builder(
+    graph: Graph, fixed: Mapping[int, VersionedArray], settings: Settings, pools: Pools
+) -> SizedBuilder | None:
+    """Return the builder of programs for other input sizes of `graph`, or None if each must be compiled.
 
     A program from a template may round differently from a compiled one. So deterministic executors use no templates.
     """
@@ -123,28 +124,14 @@ def make_template(graph: Graph, fixed: Mapping[int, VersionedArray], settings: S
     if not (settings.native and has_defaults):
         return None
     from graphkit.executor.lower.template import Template
+    from graphkit.executor.run.sized_program import SizedBuilder
 
     settings = settings._replace(sizes_vary=True)
     try:
-        return Template(graph, {graph.inputs[position]: array for position, array in fixed.items()}, settings)
+        template = Template(graph, {graph.inputs[position]: array for position, array in fixed.items()}, settings)
     except NotNative:
         return None
-
-
-def sized_program(
-    template: Template, shapes: Mapping[str, Any], fixed: Mapping[int, VersionedArray], pools: Pools
-) -> SizedProgram | None:
-    """Return a template's program for these shapes, or None if the template cannot make it. Raises InputError."""
-    from graphkit.executor.run.sized_program import SizedProgram
-
-    def lower() -> LoweredGraph:
-        graph = bind(template.graph, shapes)
-        return lower_graph(graph, {graph.inputs[i]: array for i, array in fixed.items()}, template.settings, {})
-
-    try:
-        return SizedProgram(template, template.at(shapes), lower, pools)
-    except NotNative:
-        return None
+    return SizedBuilder(template, fixed, pools)
 
 
 def refuse_fallbacks(program: Executable) -> None:

@@ -11,17 +11,17 @@ from graphkit.executor.devices.loading import find_device
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.base_program import Group, Key
-from graphkit.executor.run.compile import compile_graph, find_batch, make_template, sized_program
+from graphkit.executor.run.compile import compile_graph, find_batch, make_sized_builder
 from graphkit.executor.run.program_cache import ProgramCache
 from graphkit.executor.run.selection import Selection
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.device import Device
     from graphkit.executor.lower.batch import Batch
-    from graphkit.executor.lower.template import Template
     from graphkit.executor.run.batched_program import BatchParts
     from graphkit.executor.run.executable import DeviceProgram
     from graphkit.executor.run.program_log import ProgramLog
+    from graphkit.executor.run.sized_program import SizedBuilder
 
 
 class DeviceBuilder:
@@ -42,7 +42,7 @@ class DeviceBuilder:
         self._settings, self._pools, self._inputs = settings, pools, frozenset(inputs)
         device = find_device(settings.device_name)
         self._devices = () if device is None else (device,)
-        self._templates: dict[Group, Template | None] = {}
+        self._sized: dict[Group, SizedBuilder | None] = {}
         self._compiled: set[Group] = set()
         self._batches: dict[Group, Batch | None] = {}
 
@@ -65,11 +65,12 @@ class DeviceBuilder:
 
     def _from_template(self, key: Key, selection: Selection) -> DeviceProgram | None:
         """Return a program made from the template of the graph, or None if there is none for these shapes."""
-        fixed = selection.fixed_inputs(key)
-        if key.group not in self._templates:
-            self._templates[key.group] = make_template(selection.graph, fixed, self._settings)
-        template = self._templates[key.group]
-        return None if template is None else sized_program(template, selection.shapes(key), fixed, self._pools)
+        group = key.group
+        if group not in self._sized:
+            fixed = selection.fixed_inputs(key)
+            self._sized[group] = make_sized_builder(selection.graph, fixed, self._settings, self._pools)
+        builder = self._sized[group]
+        return None if builder is None else builder.build(selection.shapes(key))
 
     def _batched(self, key: Key, selection: Selection, cache: ProgramCache[DeviceProgram]) -> DeviceProgram | None:
         """Return the program of a large batch with independent examples, or None if the batch is not divided."""

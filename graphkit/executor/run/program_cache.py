@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from graphkit import config
 from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.selection import Selection
+from graphkit.ir.collector import without_gc
 from graphkit.text import human, short_repr
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class Builder(Protocol[Built]):
 class ProgramCache(Generic[P]):
     """An LRU cache of programs by key. It must be used by one thread at a time.
 
-    GRAPHKIT_CACHE_MB limits the bytes of all programs. If they take more, the least recently used ones are dropped.
+    GRAPHKIT_CACHE_MB, as it is when the cache is created, limits the bytes of all programs. If they take more, the least
+    recently used ones are dropped.
 
     Args:
         builder: Builds missing programs.
@@ -60,6 +62,8 @@ class ProgramCache(Generic[P]):
         self.builder, self._where, self._log = builder, where, log
         self._kept: OrderedDict[Key, P] = OrderedDict()
         self._bytes = 0
+        # Reading the environment takes a noticeable part of the time to make a program.
+        self._limit = config.CACHE_MB.get() << 20
         # For the key of a part of a batch, the keys of the programs that run it.
         self._batches: dict[Key, set[Key]] = {}
 
@@ -77,16 +81,14 @@ class ProgramCache(Generic[P]):
         if program.needs_recompiling:
             # The program of a batch is always built again, also if the cache has little room: it is small itself, and
             # building it looks up the programs of its parts, which may then be compiled.
-            if (
-                program.part_keys
-                or self._bytes + COMPILED_SIZE_RATIO * program.kept_bytes <= config.CACHE_MB.get() << 20
-            ):
+            if program.part_keys or self._bytes + COMPILED_SIZE_RATIO * program.kept_bytes <= self._limit:
                 return None
             program.clear_needs_recompiling()
         if self._log is not None:
             self._log.found(key)
         return program
 
+    @without_gc
     def build(self, key: Key, selection: Selection) -> P:
         """Build the program, and store it in the cache. Raises the same errors as `compile_graph`."""
         if self._log is None:
@@ -106,9 +108,8 @@ class ProgramCache(Generic[P]):
         self._bytes += program.kept_bytes
         for part in program.part_keys:
             self._batches.setdefault(part, set()).add(key)
-        limit = config.CACHE_MB.get() << 20
-        while self._bytes > limit and len(self._kept) > _MIN_PROGRAMS:
-            self._drop(next(iter(self._kept)), f"all take more than {human(limit)} (GRAPHKIT_CACHE_MB)")
+        while self._bytes > self._limit and len(self._kept) > _MIN_PROGRAMS:
+            self._drop(next(iter(self._kept)), f"all take more than {human(self._limit)} (GRAPHKIT_CACHE_MB)")
         return program
 
     def _drop(self, key: Key, reason: str) -> None:

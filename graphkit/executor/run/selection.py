@@ -87,6 +87,12 @@ class Selection:
         return [i for i, spec in enumerate(self.inputs) if not spec.static]
 
     @cached_property
+    def _open_names(self) -> list[str | None]:
+        """For each of the inputs `open`, its name in the graph; None if it is not a tensor."""
+        values = [self.inputs[position].value for position in self.open]
+        return [self.graph.name_of(v) if isinstance(v.type, TensorType) else None for v in values]
+
+    @cached_property
     def generators(self) -> tuple[int, ...]:
         """Positions of the inputs that are states of a random generator."""
         return tuple(i for i, spec in enumerate(self.inputs) if spec.value.role == "rng")
@@ -119,12 +125,8 @@ class Selection:
 
     def shapes(self, key: Key) -> dict[str, tuple[int, ...]]:
         """Return the shapes of a key, by name of the graph's input."""
-        found = {}
-        for position, shape in zip(self.open, key.shapes, strict=True):
-            value = self.inputs[position].value
-            if shape is not None and isinstance(value.type, TensorType):
-                found[self.graph.name_of(value)] = shape
-        return found
+        pairs = zip(self._open_names, key.shapes, strict=True)
+        return {name: shape for name, shape in pairs if shape is not None and name is not None}
 
     def with_shapes(self, key: Key, shapes: Mapping[int, tuple[int, ...]]) -> Key:
         """Return the key with other shapes for some inputs, by position."""
@@ -203,7 +205,7 @@ class LastRun:
             elif array.dtype != dtype:
                 return None
             if array.shape != shape:
-                if static:
+                if static or array.ndim != len(shape):
                     return None
                 same = False
             if array.flags.num & _READABLE != _READABLE:

@@ -293,9 +293,9 @@ class Executor:
         return tuple(results.values())
 
     def _find_program(self, last: LastRun, feeds: Mapping[str, Any]) -> tuple[Executable, list[Any]] | None:
-        """Return an existing program for these feeds and its inputs, with the few checks of `LastRun`.
+        """Return the program for these feeds and its inputs, with the few checks of `LastRun`.
 
-        Returns None if all checks are necessary, or the program must be built.
+        Returns None if all checks are necessary.
         """
         found = last.inputs(feeds)
         if found is None:
@@ -303,11 +303,7 @@ class Executor:
         arrays, has_same_shapes = found
         if has_same_shapes:
             return None if last.program.needs_recompiling else (last.program, arrays)
-        with self._lock:
-            program = self._programs.find(last.selection.key(arrays, feeds))
-            if program is None:
-                return None
-            self._latest = program
+        program = self._specialise(last.selection, last.selection.key(arrays, feeds))
         latest = last.for_program(program, arrays)
         if latest is None:
             return None
@@ -559,7 +555,7 @@ class Executor:
         with self._lock:
             program: Executable | None = self._programs.find(key)
             if program is None:
-                program = without_gc(self._programs.build)(key, selection)
+                program = self._programs.build(key, selection)
                 if self._declarations is not None:
                     self._declarations.check_inputs(selection.shapes(key))
             self._latest = program

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import native_module
-from graphkit.executor.lower.lowering import LoweredGraph, steps_text
+from graphkit.executor.lower.lowering import LoweredGraph, NotNative, steps_text
+from graphkit.executor.lower.registry import lower_graph
 from graphkit.executor.lower.template import SizedCode, Template
 from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import Pools
@@ -17,6 +19,7 @@ from graphkit.executor.run.base_program import Instance, InstancedProgram
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.limits import Limits
 from graphkit.ir.types import TensorType
+from graphkit.passes.core.bind import bind
 from graphkit.text import human
 
 # Approximate bytes of a step and its kernel, measured on networks.
@@ -30,22 +33,21 @@ class SizedProgram(InstancedProgram):
     """A program that a template made for certain input sizes. After some runs, it needs recompiling.
 
     Args:
-        template: The template.
-        code: The native program for these sizes.
-        lower: Lowers the graph for these sizes without the template. It is called only to describe the program.
-        pools: The memory of the program.
+        builder: The builder of the program.
+        shapes: Shapes by name of the input.
+        code: The native program for these shapes.
     """
 
     has_dynamic_memory = False
 
-    def __init__(self, template: Template, code: SizedCode, lower: Callable[[], LoweredGraph], pools: Pools):
-        super().__init__(template.graph, template.placement, pools)
+    def __init__(self, builder: SizedBuilder, shapes: Mapping[str, tuple[int, ...]], code: SizedCode):
+        template = builder.template
+        super().__init__(template.graph, template.placement, builder.pools)
         self.code = code
         self.arena_bytes = code.arena_bytes
         self.kept_bytes = _STEP_BYTES * len(template.placement.steps)
         self.owned = list(code.results)
-        self._settings = template.settings
-        self._lower = lower
+        self._builder, self._shapes = builder, shapes
         self._lowered: LoweredGraph | None = None
         self._runs = 0
 
@@ -68,7 +70,7 @@ class SizedProgram(InstancedProgram):
     @property
     def lowered(self) -> LoweredGraph:
         if self._lowered is None:
-            self._lowered = self._lower()
+            self._lowered = self._builder.lower(self._shapes)
         return self._lowered
 
     def interpreted(self) -> Iterable[tuple[str, Node, str]]:
@@ -86,7 +88,7 @@ class SizedProgram(InstancedProgram):
 
     @property
     def threads(self) -> int:
-        return self._settings.threads
+        return self._builder.template.settings.threads
 
     @property
     def calls_python(self) -> bool:
@@ -94,6 +96,35 @@ class SizedProgram(InstancedProgram):
 
     def instance(self) -> Instance:
         return _SizedInstance(self)
+
+
+class SizedBuilder:
+    """Makes programs from a template.
+
+    Args:
+        template: The template.
+        fixed: The arrays of stored inputs, by position of the input.
+        pools: The memory of the programs.
+    """
+
+    def __init__(self, template: Template, fixed: Mapping[int, VersionedArray], pools: Pools):
+        self.template, self._fixed, self.pools = template, fixed, pools
+
+    def build(self, shapes: Mapping[str, tuple[int, ...]]) -> SizedProgram | None:
+        """Return the program for inputs of these shapes, by name, or None if the template cannot make it.
+
+        Raises InputError if the shapes contradict each other.
+        """
+        try:
+            return SizedProgram(self, shapes, self.template.at(shapes))
+        except NotNative:
+            return None
+
+    def lower(self, shapes: Mapping[str, tuple[int, ...]]) -> LoweredGraph:
+        """Lower the graph for these shapes without the template, to describe a program."""
+        graph = bind(self.template.graph, shapes)
+        fixed = {graph.inputs[i]: array for i, array in self._fixed.items()}
+        return lower_graph(graph, fixed, self.template.settings, {})
 
 
 class _SizedInstance:

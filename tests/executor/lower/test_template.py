@@ -373,7 +373,7 @@ def test_a_program_of_a_template_needs_no_graph_of_its_own() -> None:
     program = executor._latest
     assert isinstance(program, SizedProgram)
     assert program._lowered is None
-    _, template = executor._programs.builder._templates.popitem()  # type: ignore[union-attr]
+    template = executor._programs.builder._sized.popitem()[1].template  # type: ignore[union-attr]
     # Layers that are alike share their kernels.
     computed = [step for step in template._distinct_steps if step.context is not None]
     assert 0 < len(computed) < len(program.placement.steps) / 2
@@ -406,7 +406,7 @@ def test_least_recently_used_kernel_of_a_node_is_dropped_first(monkeypatch: pyte
     executor = gk.Model({"a": gk.softmax(rows), "b": gk.reduce_sum(columns)}).compile()
     for n, m in ((9, 9), (4, 1), (5, 2), (4, 3), (6, 4)):
         executor.run({"rows": normal(n, 3), "columns": normal(m, 3)})
-    (template,) = executor._programs.builder._templates.values()  # type: ignore[union-attr]
+    (template,) = [b.template for b in executor._programs.builder._sized.values()]  # type: ignore[union-attr]
     assert _kept(template) == {"Softmax": [(4,), (6,)], "ReduceSum": [(3,), (4,)]}
 
 

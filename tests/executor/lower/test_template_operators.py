@@ -95,7 +95,7 @@ def model(name: str) -> gk.Model:
 
 def made_natively(executor: Executor) -> set[str]:
     """The operators whose kernels the executor's template makes without Python."""
-    (template,) = executor._programs.builder._templates.values()  # type: ignore[union-attr]
+    (template,) = [b.template for b in executor._programs.builder._sized.values()]  # type: ignore[union-attr]
     return {step.node.op.name for step in template._distinct_steps if step.native is not None}
 
 
