@@ -49,8 +49,8 @@ class Builder(Protocol[Built]):
 class ProgramCache(Generic[P]):
     """An LRU cache of programs by key. It must be used by one thread at a time.
 
-    GRAPHKIT_CACHE_MB, as it is when the cache is created, limits the bytes of all programs. If they take more, the least
-    recently used ones are dropped.
+    GRAPHKIT_CACHE_MB, as it is when the cache is created, limits the bytes of all programs. If they take more, the
+    least recently used ones are dropped.
 
     Args:
         builder: Builds missing programs.
