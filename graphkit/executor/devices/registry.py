@@ -23,8 +23,9 @@ Factory: TypeAlias = Callable[[Node, KernelContext], Kernel | None]
 # Shapes of operands or results, None for one that is absent.
 Shapes: TypeAlias = Sequence[tuple[int, ...] | None]
 
-# Makes a kernel for given shapes of the operands and of the results. On the CPU, it may have an attribute `native`: the
-# `graphkit._native.KernelFactory` that makes the same kernels without Python, or None.
+# Makes a kernel for given shapes of the operands and of the results. On the CPU, it may have these attributes:
+# - `native`: the `graphkit._native.KernelFactory` that makes the same kernels without Python, or None.
+# - `reads_elements`: positions of operands whose elements, which depend only on sizes, it gets instead of shapes.
 SizedFactory: TypeAlias = Callable[[Shapes, Shapes], Kernel | None]
 
 # Does the work that does not depend on sizes (types, attributes, which operands are present), once for all sizes.

@@ -6,7 +6,7 @@ and the kernels do; `Template.at` computes them. If the sizes in a node's types 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -83,7 +83,7 @@ class _Step:
         mentioned: tuple[int, ...],
         known: KernelContext | None,
         symbolic_inference: bool,
-        shape_of: Callable[[Value], tuple[int, ...]],
+        types: Mapping[Value, _Typed],
     ):
         self.node = node  # one of them
         # Whether symbolic inference has given the results' types, so that inference for given sizes is not necessary.
@@ -97,9 +97,13 @@ class _Step:
         if prepare is not None and known is not None and symbolic_inference:
             self.make = prepare(node, known)
         self.native: _native.KernelFactory | None = getattr(self.make, "native", None)
-        # Positions of the sizes of operands and results.
-        self.inputs = [None if v is None else shape_of(v) for v in node.inputs]
-        self.outputs = [shape_of(v) for v in node.outputs]
+        # Positions of the sizes of operands and results, or of the elements that `make` reads.
+        read = getattr(self.make, "reads_elements", ())
+        self.inputs = [
+            None if v is None else types[v].shape if i not in read else types[v].elements
+            for i, v in enumerate(node.inputs)
+        ]
+        self.outputs = [types[v].shape for v in node.outputs]
 
 
 class _HiddenElements:
@@ -231,7 +235,7 @@ class Template:
         if key not in alike:
             constants = {i: small.get(i, _HIDDEN) for i in known.constant_inputs}
             context = known._replace(constant_inputs=constants) if computed else None
-            step = _Step(node, self._mentioned(node), context, self._substitutes(node), lambda v: self._types[v].shape)
+            step = _Step(node, self._mentioned(node), context, self._substitutes(node), self._types)
             # Different nodes may have equal factories, for example fused regions of equal operators. They share a
             # _Step, too.
             same = None if step.make is None else (step.make, *step.inputs, None, *step.outputs)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import TypeMismatch
+from graphkit.ir.dims import may_equal
 from graphkit.ir.graph import Node
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import FLOATS, TensorType, broadcast_shapes
@@ -44,12 +45,13 @@ class ReduceToShapeOf(Op):
     inputs = ("x", "like")
     types = {"x": FLOATS}
     shape_only = ("like",)
+    symbolic_inference = True
     samples = (Sample((2, 3), (2, 3)), Sample((2, 3), (3,)), Sample((4, 2, 3), (2, 1)), Sample((2, 3), ()))
 
     def infer(self, x: TensorType, like: TensorType) -> TensorType:
         if x.shape is not None and like.shape is not None:
             joint = broadcast_shapes([x.shape, like.shape])
-            if joint is not None and len(joint) != len(x.shape):
+            if joint is not None and (len(joint) != len(x.shape) or not all(map(may_equal, joint, x.shape))):
                 raise TypeMismatch(f"{like} does not broadcast to {x}")
         return TensorType(x.dtype, like.shape)
 

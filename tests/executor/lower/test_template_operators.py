@@ -16,6 +16,7 @@ from graphkit.ir.graph import Value
 from graphkit.ops import F
 from graphkit.ops._base import apply
 from graphkit.ops.internal.channels_last import ChannelsLastAveragePool, ChannelsLastMaxPool
+from graphkit.ops.tensor.constants import ReduceToShapeOf
 
 RNG = np.random.default_rng(0)
 SIZES = [(2, 5), (1, 1), (3, 4), (2, 16), (4, 3)]
@@ -32,6 +33,10 @@ def axes(*given: int) -> np.ndarray:
 def rows(x: Value) -> Value:
     """The second size of x, a 0-d tensor."""
     return F.gather(F.shape(x), np.int64(1))
+
+
+def vector(size: Value) -> Value:
+    return F.unsqueeze(size, axes(0))
 
 
 def indices(x: Value) -> Value:
@@ -57,6 +62,13 @@ BODIES: dict[str, Callable[[Value], Value]] = {
     "LRN": lambda x: F.lrn(F.unsqueeze(x, axes(3)), size=3, alpha=0.5, beta=0.6, bias=1.5),
     "ReduceSum": lambda x: F.reduce_sum(x, axes(1)),
     "ReduceMean": lambda x: F.reduce_mean(x, axes(-1, 0), keepdims=False),
+    "ReduceToShapeOf": lambda x: apply(ReduceToShapeOf(), x, F.reduce_sum(x, axes(1))),
+    "Slice bounds": lambda x: F.slice(
+        x, vector(F.div(rows(x), np.int64(2))), vector(F.sub(rows(x), F.div(rows(x), np.int64(4)))), axes(1)
+    ),
+    "Slice backwards": lambda x: F.slice(
+        x, vector(F.div(rows(x), np.int64(2))), vector(F.div(rows(x), np.int64(5))), axes(1), axes(-1)
+    ),
     "ReduceMax": lambda x: F.reduce_max(x, axes(1, 2)),
     "ReduceMin": lambda x: F.reduce_min(x),
     "ReduceProd": lambda x: F.reduce_prod(x, axes(2)),

@@ -5,7 +5,7 @@ Importing this module raises the errors of `import_extension`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -95,11 +95,12 @@ def prepared_kernel(
 class _Prepared:
     """A SizedFactory that handles errors as `kernel` does. Two are equal if they make the same kernels."""
 
-    __slots__ = ("_node", "_sized", "native")
+    __slots__ = ("_node", "_sized", "native", "reads_elements")
 
     def __init__(self, node: Node, sized: SizedFactory):
         self._node, self._sized = node, sized
         self.native = sized if isinstance(sized, native.KernelFactory) else getattr(sized, "native", None)
+        self.reads_elements: Sequence[int] = getattr(sized, "reads_elements", ())
 
     def __call__(self, inputs: Shapes, outputs: Shapes) -> Kernel | None:
         return _or_none(self._node, lambda: self._sized(inputs, outputs))

@@ -14,9 +14,9 @@ from graphkit.ir.graph import Node, Value
 
 @prepared_kernel("Slice")
 def _slice(node: Node, context: KernelContext) -> SizedFactory | None:
-    """Make the kernels of all sizes. Bounds that depend on sizes are computed from the result's size along their axis.
+    """Make the kernels of all sizes. A bound that depends on sizes follows from the other one and the result's size.
 
-    Returns None if an operand is known only in a run.
+    If both bounds depend on sizes, the factory reads the start. Returns None if an operand is known only in a run.
     """
     starts, ends = _bounds(operand(node, 1)), _bounds(operand(node, 2))
     if starts is None or ends is None:

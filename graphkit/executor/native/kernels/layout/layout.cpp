@@ -169,6 +169,9 @@ struct SlicedAxis {
     std::optional<std::int64_t> end;
     std::int64_t step;
 
+    // Whether the start must be given for each size, because the end and the result do not replace it.
+    bool reads_start() const { return !start && (!end || step != 1); }
+
     // Returns the first position of a slice with `taken` elements along an axis of `size`: the clamped start or, if it
     // is unknown, the position that follows from the end.
     std::int64_t first(std::int64_t size, std::int64_t taken) const {
@@ -182,7 +185,7 @@ struct SlicedAxis {
 };
 
 // Makes the kernels of a Slice. The number of elements along an axis is known from the result, so a single known bound
-// is enough.
+// is mostly enough. Otherwise, `inputs[1]` holds the elements of the operand `starts` instead of its shape.
 class SliceFactory final : public KernelFactory {
   public:
     SliceFactory(std::vector<SlicedAxis> axes, ElementType type, int threads)
@@ -191,21 +194,29 @@ class SliceFactory final : public KernelFactory {
             if (along.step == 0) {
                 throw NativeError("Slice: a step is 0");
             }
-            if (!along.start && (!along.end || along.step != 1)) {
-                throw Unsupported("the start of a slice follows from its end if that is known and the step is 1");
-            }
         }
+    }
+
+    bool reads_starts() const {
+        return std::any_of(axes_.begin(), axes_.end(), [](const SlicedAxis& along) { return along.reads_start(); });
     }
 
     std::unique_ptr<Kernel> make(const Shapes& inputs, const Shapes& outputs) const override {
         const Dims &x = present(inputs, 0), &y = present(outputs, 0);
+        if (reads_starts() && present(inputs, 1).size() != axes_.size()) {
+            throw NativeError("Slice: one start for each axis is needed");
+        }
         if (x.size() != y.size()) {
             throw NativeError("Slice: x " + to_string(x) + " and the result " + to_string(y) +
                               " have different numbers of axes");
         }
         const Dims places = row_major(x);
         View view{y, places};
-        for (const SlicedAxis& along : axes_) {
+        for (std::size_t number = 0; number < axes_.size(); ++number) {
+            SlicedAxis along = axes_[number];
+            if (along.reads_start()) {
+                along.start = (*inputs[1])[number];
+            }
             const std::size_t i = checked_axis(along.axis, x.size());
             const std::int64_t first = y[i] == 0 ? 0 : along.first(x[i], y[i]);
             const std::int64_t last = first + (y[i] - 1) * along.step;
@@ -281,8 +292,13 @@ GRAPHKIT_BINDINGS(layout, "sized_kernels") {
                 new (self) SliceFactory(std::move(sliced), element_type(dtype), threads);
             },
             "axes"_a, "dtype"_a, "threads"_a,
-            "axes: (axis, start, end, step). A bound that depends on the sizes is None; raises Unsupported if the "
-            "other one and the shapes do not replace it.");
+            "axes: (axis, start, end, step). A bound that depends on the sizes is None.")
+        .def_prop_ro(
+            "reads_elements",
+            [](const SliceFactory& self) {
+                return self.reads_starts() ? std::vector<std::size_t>{1} : std::vector<std::size_t>{};
+            },
+            "Positions of the operands whose elements it gets in the place of their shapes.");
     nb::class_<ReverseSequence, Kernel>(m, "ReverseSequence")
         .def(
             "__init__",
