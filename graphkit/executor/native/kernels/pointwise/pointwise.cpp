@@ -26,12 +26,11 @@ std::int64_t round_up(std::int64_t value, std::int64_t step) {
     return (value + step - 1) / step * step;
 }
 
-std::int64_t bytes_of(const PointwiseSource& source, std::int64_t count) {
+std::int64_t bytes_of(const PointwiseSource& source, std::int64_t count, const std::vector<Dims>& inputs) {
     std::int64_t total = 0;
-    for (std::size_t i = 0; i < source.inputs.size(); ++i) {
-        const PointwiseInput& input = source.inputs[i];
-        const auto bytes = static_cast<std::int64_t>(size_of(input.type));
-        total += source.reads(static_cast<int>(i)) ? graphkit::count(input.shape) * bytes : 0;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        const auto bytes = static_cast<std::int64_t>(size_of(source.inputs[i].type));
+        total += source.reads(static_cast<int>(i)) ? graphkit::count(inputs[i]) * bytes : 0;
     }
     for (const PointwiseOutput& output : source.outputs) {
         total += output.value < 0 ? 0 : count * static_cast<std::int64_t>(size_of(output.type));
@@ -39,13 +38,31 @@ std::int64_t bytes_of(const PointwiseSource& source, std::int64_t count) {
     return total;
 }
 
-// Returns the shapes of the inputs; an input that is not read has an empty shape, so that it need not broadcast.
-std::vector<Dims> shapes_of(const PointwiseSource& source) {
+std::vector<Dims> shapes_in(const PointwiseSource& source) {
     std::vector<Dims> shapes;
-    for (std::size_t i = 0; i < source.inputs.size(); ++i) {
-        shapes.push_back(source.reads(static_cast<int>(i)) ? source.inputs[i].shape : Dims{});
+    for (const PointwiseInput& input : source.inputs) {
+        shapes.push_back(input.shape);
     }
     return shapes;
+}
+
+// Returns the shapes of the inputs; an input that is not read has an empty shape, so that it need not broadcast.
+std::vector<Dims> read_shapes(const PointwiseSource& source, const std::vector<Dims>& inputs) {
+    std::vector<Dims> shapes;
+    shapes.reserve(inputs.size());
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        shapes.push_back(source.reads(static_cast<int>(i)) ? inputs[i] : Dims{});
+    }
+    return shapes;
+}
+
+std::vector<bool> whole_inputs(const Dims& shape, const std::vector<Dims>& inputs) {
+    std::vector<bool> whole;
+    whole.reserve(inputs.size());
+    for (const Dims& input : inputs) {
+        whole.push_back(input == shape);
+    }
+    return whole;
 }
 
 double slowness() {
@@ -61,33 +78,67 @@ double slowness() {
 
 }  // namespace
 
-Pointwise::Pointwise(PointwiseSource source, int threads)
-    : Kernel(source.name, threads > 0 ? threads : default_threads()),
-      source_(std::move(source)),
-      loops_(make_loops(source_.shape, shapes_of(source_))),
-      table_(pointwise_table()),
-      stream_(bytes_of(source_, loops_.count) > last_level_cache()),
-      steps_(make_steps(source_, loops_, table_, stream_)) {
-    for (std::size_t i = 0; i < source_.inputs.size(); ++i) {
-        const PointwiseInput& input = source_.inputs[i];
-        inputs_.push_back({std::string("x").append(std::to_string(i)), input.shape, input.type, input.absent});
-    }
-    for (std::size_t i = 0; i < source_.outputs.size(); ++i) {
-        const PointwiseOutput& output = source_.outputs[i];
-        outputs_.push_back({std::string("y").append(std::to_string(i)), source_.shape, output.type, output.value < 0});
-    }
-    constants_.resize(source_.constants.size() * kSingleBytes);
+PointwiseCode::PointwiseCode(PointwiseSource source)
+    : source_(std::move(source)), table_(pointwise_table()), constants_(source_.constants.size() * kSingleBytes) {
     for (std::size_t i = 0; i < source_.constants.size(); ++i) {
         const std::string& bytes = source_.constants[i].bytes;
         table_.splat(constants_.data() + i * kSingleBytes, reinterpret_cast<const std::byte*>(bytes.data()),
                      bytes.size());
     }
+}
 
-    granule_ = kLine / static_cast<std::int64_t>(steps_.narrowest);
-    const auto widest = static_cast<std::int64_t>(steps_.widest);
-    const bool single = steps_.block.size() == 1 && steps_.registers == 0;
+std::shared_ptr<const BlockSteps> PointwiseCode::steps(const Loops& loops, const std::vector<bool>& whole,
+                                                       bool stream) const {
+    constexpr std::size_t kMost = 64;
+    const bool gathers = std::find(loops.access.begin(), loops.access.end(), Access::gathered) != loops.access.end();
+    std::vector<std::int64_t> key{stream ? 1 : 0, gathers ? loops.row() : 0};
+    key.reserve(2 + whole.size());
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+        const bool periodic = loops.access[i] == Access::gathered && loops.is_periodic(i);
+        key.push_back(4 * static_cast<std::int64_t>(loops.access[i]) + (periodic ? 2 : 0) + (whole[i] ? 1 : 0));
+    }
+    const std::lock_guard lock(mutex_);
+    if (const auto found = steps_.find(key); found != steps_.end()) {
+        return found->second;
+    }
+    auto made = std::make_shared<const BlockSteps>(make_steps(source_, loops, whole, table_, stream));
+    if (steps_.size() < kMost) {
+        steps_.emplace(std::move(key), made);
+    }
+    return made;
+}
+
+Pointwise::Pointwise(PointwiseSource source, int threads)
+    : Pointwise(std::make_shared<const PointwiseCode>(std::move(source)), threads) {}
+
+Pointwise::Pointwise(const std::shared_ptr<const PointwiseCode>& code, int threads)
+    : Pointwise(code, code->source().shape, shapes_in(code->source()), threads) {}
+
+Pointwise::Pointwise(std::shared_ptr<const PointwiseCode> code, const Dims& shape, const std::vector<Dims>& inputs,
+                     int threads)
+    : Kernel(code->source().name, threads > 0 ? threads : default_threads()),
+      code_(std::move(code)),
+      loops_(make_loops(shape, read_shapes(code_->source(), inputs))),
+      stream_(bytes_of(code_->source(), loops_.count, inputs) > last_level_cache()),
+      steps_(code_->steps(loops_, whole_inputs(shape, inputs), stream_)) {
+    const PointwiseSource& source = code_->source();
+    const BlockSteps& steps = *steps_;
+    inputs_.reserve(inputs.size());
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        const PointwiseInput& input = source.inputs[i];
+        inputs_.push_back({std::string("x").append(std::to_string(i)), inputs[i], input.type, input.absent});
+    }
+    outputs_.reserve(source.outputs.size());
+    for (std::size_t i = 0; i < source.outputs.size(); ++i) {
+        const PointwiseOutput& output = source.outputs[i];
+        outputs_.push_back({std::string("y").append(std::to_string(i)), shape, output.type, output.value < 0});
+    }
+
+    granule_ = kLine / static_cast<std::int64_t>(steps.narrowest);
+    const auto widest = static_cast<std::int64_t>(steps.widest);
+    const bool single = steps.block.size() == 1 && steps.registers == 0;
     block_ = single ? kLongBlock : kBlockBytes / widest;
-    const std::size_t blocks = static_cast<std::size_t>(steps_.registers) + steps_.read.size() + source_.outputs.size();
+    const std::size_t blocks = static_cast<std::size_t>(steps.registers) + steps.read.size() + source.outputs.size();
     while (!single && block_ > kSmallestBlock && blocks * static_cast<std::size_t>(block_ * widest) > kBlocksBytes) {
         block_ /= 2;
     }
@@ -103,32 +154,32 @@ Pointwise::Pointwise(PointwiseSource source, int threads)
     const std::int64_t longest = loops_.by_rows ? loops_.row() : loops_.count;
     block_ = std::max(granule_, std::min(block_, round_up(longest, granule_)));
 
-    const double nanoseconds = static_cast<double>(loops_.count) * steps_.nanoseconds * slowness();
+    const double nanoseconds = static_cast<double>(loops_.count) * steps.nanoseconds * slowness();
     const std::int64_t grains = std::max<std::int64_t>(1, loops_.count / granule_);
     parts_ = static_cast<int>(std::min<std::int64_t>(threads_for(this->threads(), nanoseconds), grains));
 
-    const std::size_t places = static_cast<std::size_t>(steps_.places());
-    const auto staged = static_cast<std::size_t>(steps_.inputs + steps_.outputs);
+    const std::size_t places = static_cast<std::size_t>(steps.places());
+    const auto staged = static_cast<std::size_t>(steps.inputs + steps.outputs);
     part_bytes_ = static_cast<std::size_t>(round_up(
-        static_cast<std::int64_t>(places * sizeof(BlockOperand) + source_.inputs.size() * sizeof(void*)), kLine));
-    part_bytes_ += static_cast<std::size_t>(steps_.singles) * kSingleBytes;
+        static_cast<std::int64_t>(places * sizeof(BlockOperand) + source.inputs.size() * sizeof(void*)), kLine));
+    part_bytes_ += static_cast<std::size_t>(steps.singles) * kSingleBytes;
     part_bytes_ += staged * static_cast<std::size_t>(granule_) * 8;
-    part_bytes_ += static_cast<std::size_t>(steps_.registers) * static_cast<std::size_t>(block_ * widest);
+    part_bytes_ += static_cast<std::size_t>(steps.registers) * static_cast<std::size_t>(block_ * widest);
 }
 
 // One thread's loop over its part of the output.
 class Pointwise::Walk {
   public:
     Walk(const Pointwise& kernel, const void* const* inputs, void* const* outputs, std::byte* memory)
-        : kernel_(kernel), steps_(kernel.steps_), inputs_(inputs), outputs_(outputs) {
+        : kernel_(kernel), source_(kernel.code_->source()), steps_(*kernel.steps_), inputs_(inputs), outputs_(outputs) {
         places_ = reinterpret_cast<BlockOperand*>(memory);
         bases_ = reinterpret_cast<const std::byte**>(places_ + steps_.places());
         const auto table = static_cast<std::int64_t>(static_cast<std::size_t>(steps_.places()) * sizeof(BlockOperand) +
                                                      static_cast<std::size_t>(steps_.inputs) * sizeof(void*));
         memory += round_up(table, kLine);
         for (int i = 0; i < steps_.constants; ++i) {
-            places_[steps_.constant_place(i)] = {kernel.constants_.data() + static_cast<std::size_t>(i) * kSingleBytes,
-                                                 0};
+            places_[steps_.constant_place(i)] = {
+                kernel.code_->constants().data() + static_cast<std::size_t>(i) * kSingleBytes, 0};
         }
         for (int i = 0; i < steps_.singles; ++i) {
             places_[steps_.single_place(i)] = {memory, 0};
@@ -176,9 +227,9 @@ class Pointwise::Walk {
     const std::byte* source(int i) const { return static_cast<const std::byte*>(inputs_[i]); }
     std::byte* target(int i) const { return static_cast<std::byte*>(outputs_[i]); }
     std::int64_t element(int i) const {
-        return static_cast<std::int64_t>(size_of(kernel_.source_.inputs[static_cast<std::size_t>(i)].type));
+        return static_cast<std::int64_t>(size_of(source_.inputs[static_cast<std::size_t>(i)].type));
     }
-    const PointwiseOutput& output(int i) const { return kernel_.source_.outputs[static_cast<std::size_t>(i)]; }
+    const PointwiseOutput& output(int i) const { return source_.outputs[static_cast<std::size_t>(i)]; }
     std::byte* writable(int place) const { return const_cast<std::byte*>(places_[place].data); }
 
     void run_singles(const std::vector<BlockStep>& steps, std::int64_t row) const {
@@ -186,11 +237,11 @@ class Pointwise::Walk {
             std::byte* y = writable(step.y);
             if (step.kind == BlockStep::Kind::gather) {
                 const std::int64_t offset = kernel_.loops_.row_offset(static_cast<std::size_t>(step.input), row);
-                kernel_.table_.splat(y, source(step.input) + offset * element(step.input), step.element);
+                kernel_.code_->table().splat(y, source(step.input) + offset * element(step.input), step.element);
                 continue;
             }
             compute(step, 1);
-            kernel_.table_.splat(y, y, step.element);
+            kernel_.code_->table().splat(y, y, step.element);
         }
     }
 
@@ -323,13 +374,14 @@ class Pointwise::Walk {
         std::byte* y = writable(step.y);
         const std::int64_t bytes = size * static_cast<std::int64_t>(step.element);
         if (reinterpret_cast<std::uintptr_t>(y) % kLine == 0 && bytes % kLine == 0) {
-            kernel_.table_.stream(y, places_[step.x[0]].data, bytes);
+            kernel_.code_->table().stream(y, places_[step.x[0]].data, bytes);
         } else {
             std::memcpy(y, places_[step.x[0]].data, static_cast<std::size_t>(bytes));
         }
     }
 
     const Pointwise& kernel_;
+    const PointwiseSource& source_;
     const BlockSteps& steps_;
     const void* const* inputs_;
     void* const* outputs_;
@@ -375,7 +427,7 @@ void Pointwise::run(const void* const* inputs, void* const* outputs, std::byte* 
         });
     }
     if (!valid) {
-        const std::string where = source_.divisions.empty() ? "" : " in " + source_.divisions;
+        const std::string where = code_->source().divisions.empty() ? "" : " in " + code_->source().divisions;
         throw NativeError(describe() + ": integer division by zero" + where);
     }
 }
@@ -415,7 +467,8 @@ PointwiseSource source_of(std::string name, Dims shape, const std::vector<Input>
 // Makes the kernels of one source for all sizes. All outputs must have the same shape.
 class PointwiseFactory final : public KernelFactory {
   public:
-    PointwiseFactory(PointwiseSource source, int threads) : source_(std::move(source)), threads_(threads) {}
+    PointwiseFactory(PointwiseSource source, int threads)
+        : code_(std::make_shared<const PointwiseCode>(std::move(source))), threads_(threads) {}
 
     std::unique_ptr<Kernel> make(const Shapes& inputs, const Shapes& outputs) const override {
         const Dims& shape = present(outputs, 0);
@@ -424,18 +477,17 @@ class PointwiseFactory final : public KernelFactory {
                 return nullptr;
             }
         }
-        PointwiseSource source = source_;
-        source.shape = shape;
+        const PointwiseSource& source = code_->source();
+        std::vector<Dims> shapes;
+        shapes.reserve(source.inputs.size());
         for (std::size_t i = 0; i < source.inputs.size(); ++i) {
-            if (!source.inputs[i].absent) {
-                source.inputs[i].shape = present(inputs, i);
-            }
+            shapes.push_back(source.inputs[i].absent ? Dims{} : present(inputs, i));
         }
-        return std::make_unique<Pointwise>(std::move(source), threads_);
+        return std::make_unique<Pointwise>(code_, shape, shapes, threads_);
     }
 
   private:
-    PointwiseSource source_;
+    std::shared_ptr<const PointwiseCode> code_;
     int threads_;
 };
 

@@ -6,6 +6,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -16,19 +19,43 @@
 
 namespace graphkit {
 
+// Instructions, and the steps that they are compiled to. Kernels for different sizes share it. Threads may use it at
+// the same time.
+class PointwiseCode {
+  public:
+    explicit PointwiseCode(PointwiseSource source);
+
+    const PointwiseSource& source() const { return source_; }
+    const PointwiseTable& table() const { return table_; }
+    // The constants. Each is repeated to fill the widest vector.
+    const std::vector<std::byte>& constants() const { return constants_; }
+    // See make_steps. The steps depend only on how the inputs are accessed, and are cached.
+    std::shared_ptr<const BlockSteps> steps(const Loops& loops, const std::vector<bool>& whole, bool stream) const;
+
+  private:
+    PointwiseSource source_;
+    const PointwiseTable& table_;
+    std::vector<std::byte> constants_;
+    mutable std::mutex mutex_;
+    mutable std::map<std::vector<std::int64_t>, std::shared_ptr<const BlockSteps>> steps_;
+};
+
 class Pointwise final : public Kernel {
   public:
     // `threads`: 0 for the default number.
     Pointwise(PointwiseSource source, int threads);
+    // `shape`: of the outputs. `inputs`: shapes of the inputs that are read. The shapes in the source are not read.
+    Pointwise(std::shared_ptr<const PointwiseCode> code, const Dims& shape, const std::vector<Dims>& inputs,
+              int threads);
 
     std::size_t scratch_bytes() const override {
         return part_bytes_ > kStackBytes ? static_cast<std::size_t>(parts_) * part_bytes_ : 0;
     }
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
-    std::vector<std::pair<int, int>> inplace() const override { return steps_.inplace; }
+    std::vector<std::pair<int, int>> inplace() const override { return steps_->inplace; }
 
     // Number of registers, each of which holds a block; number of elements of a block.
-    int registers() const { return steps_.registers; }
+    int registers() const { return steps_->registers; }
     std::int64_t block() const { return block_; }
 
   private:
@@ -39,12 +66,12 @@ class Pointwise final : public Kernel {
     // Returns false if an integer was divided by zero.
     bool run_part(const void* const* inputs, void* const* outputs, std::byte* scratch, int part) const;
 
-    PointwiseSource source_;
+    explicit Pointwise(const std::shared_ptr<const PointwiseCode>& code, int threads);
+
+    std::shared_ptr<const PointwiseCode> code_;
     Loops loops_;
-    const PointwiseTable& table_;
     bool stream_;
-    BlockSteps steps_;
-    std::vector<std::byte> constants_;  // each is repeated to fill the widest vector
+    std::shared_ptr<const BlockSteps> steps_;
     std::int64_t granule_ = 1;          // blocks are multiples of this many elements: whole vectors of every type
     std::int64_t block_ = 1;
     int parts_ = 1;                     // parts of the output, one for each thread

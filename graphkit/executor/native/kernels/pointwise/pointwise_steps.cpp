@@ -69,8 +69,9 @@ struct Draft {
 
 class Compiler {
   public:
-    Compiler(const PointwiseSource& source, const Loops& loops, const PointwiseTable& table, bool stream)
-        : source_(source), loops_(loops), table_(table), stream_(stream) {
+    Compiler(const PointwiseSource& source, const Loops& loops, const std::vector<bool>& whole,
+             const PointwiseTable& table, bool stream)
+        : source_(source), loops_(loops), whole_(whole), table_(table), stream_(stream) {
         steps_.inputs = static_cast<int>(source.inputs.size());
         steps_.outputs = static_cast<int>(source.outputs.size());
         steps_.constants = static_cast<int>(source.constants.size());
@@ -392,7 +393,7 @@ class Compiler {
         const auto count = static_cast<std::int64_t>(drafts_.size());
         for (int i = 0; i < steps_.inputs; ++i) {
             const PointwiseInput& input = source_.inputs[static_cast<std::size_t>(i)];
-            if (!source_.reads(i) || input.shape != source_.shape) {
+            if (!source_.reads(i) || !whole_[static_cast<std::size_t>(i)]) {
                 continue;
             }
             std::int64_t last_read = -1;
@@ -451,6 +452,7 @@ class Compiler {
 
     const PointwiseSource& source_;
     const Loops& loops_;
+    const std::vector<bool>& whole_;
     const PointwiseTable& table_;
     bool stream_;
     BlockSteps steps_;
@@ -472,8 +474,9 @@ bool PointwiseSource::reads(int i) const {
            });
 }
 
-BlockSteps make_steps(const PointwiseSource& source, const Loops& loops, const PointwiseTable& table, bool stream) {
-    return Compiler(source, loops, table, stream).compile();
+BlockSteps make_steps(const PointwiseSource& source, const Loops& loops, const std::vector<bool>& whole,
+                      const PointwiseTable& table, bool stream) {
+    return Compiler(source, loops, whole, table, stream).compile();
 }
 
 }  // namespace graphkit

@@ -93,8 +93,9 @@ struct BlockSteps {
     int places() const { return register_place(registers); }
 };
 
-// `stream`: outputs bypass the caches. Throws NativeError for invalid instructions, Unsupported for types that an
-// opcode is not defined for.
-BlockSteps make_steps(const PointwiseSource& source, const Loops& loops, const PointwiseTable& table, bool stream);
+// `whole`: which inputs have the shape of the outputs. `stream`: outputs bypass the caches. The shapes in `source` are
+// not read. Throws NativeError for invalid instructions, Unsupported for types that an opcode is not defined for.
+BlockSteps make_steps(const PointwiseSource& source, const Loops& loops, const std::vector<bool>& whole,
+                      const PointwiseTable& table, bool stream);
 
 }  // namespace graphkit
