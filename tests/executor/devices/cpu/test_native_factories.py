@@ -302,3 +302,30 @@ def test_recurrent_layers(name: str, direction: str, lengths: bool) -> None:
             for n in range(batch):
                 going = steps if not lengths else int(arrays[4][n])
                 np.testing.assert_array_equal(before[1:going, n], found[0][: going - 1, 0, n])
+
+
+def test_pointwise_kernels_of_one_factory_share_their_steps() -> None:
+    """The steps depend on how operands are broadcast. Each kernel equals the first one of another factory."""
+
+    def add_and_double() -> native.PointwiseFactory:
+        instructions = [("add", [0, 1], ""), ("mul", [3, 2], "")]
+        two = np.float32(2).tobytes()
+        return native.PointwiseFactory(
+            "AddMul", ["float32", "float32"], [("float32", two)], instructions, [(4, "float32")], "", 1
+        )
+
+    rng = np.random.default_rng(0)
+    shared = add_and_double()
+    for _ in range(200):
+        n, m = (int(rng.choice([1, 2, 3, 7, 64, 300])) for _ in range(2))
+        pairs = [((n, m), b) for b in ((n, m), (m,), (n, 1), (1,), ())]
+        a, b = pairs[rng.integers(len(pairs))][:: rng.choice([-1, 1])]
+        x, y = rng.standard_normal(a, np.float32), rng.standard_normal(b, np.float32)
+        expected = (x + y) * np.float32(2)
+        made, alone = (f([x.shape, y.shape], [expected.shape]) for f in (shared, add_and_double()))
+        assert made is not None
+        assert alone is not None
+        assert (made.inplace, made.scratch_bytes) == (alone.inplace, alone.scratch_bytes)
+        found = np.empty_like(expected)
+        made([x, y], [found])
+        np.testing.assert_array_equal(found, expected)

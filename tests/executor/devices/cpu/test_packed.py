@@ -85,6 +85,20 @@ def test_threads_that_read_operands_at_once_get_their_own_arrays():
     assert operands.externals == [7]
 
 
+def test_shared_arrays_live_as_long_as_a_program_holds_them():
+    held = Held(np.ones(3, np.float32))
+    packed = PackedArrays(lambda: held.version)
+    operands = SharedOperands([PackedOperand(7, held)])
+    arrays = packed.get_shared(operands)
+    assert packed.get_shared(operands) is arrays
+    held.version = 1
+    assert packed.get_shared(operands) is not arrays
+    gone = weakref.ref(arrays)
+    del arrays
+    assert gone() is None
+    assert packed.get_shared(operands)[0] is held.array
+
+
 @needs_onednn
 def test_executor_runs_on_packed_parameters_and_sees_new_ones(monkeypatch):
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")
