@@ -30,7 +30,7 @@ from graphkit.cli._options import (
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._ranges import IntRange
 from graphkit.cli._values import arrays_of, empty_of
-from graphkit.data.files.npz import member_name
+from graphkit.data.files.npz_writing import write_member
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
 
@@ -171,45 +171,12 @@ def _origin(net: Model, feeds: Mapping[str, Any], results: Mapping[str, np.ndarr
 
 
 def _npz(arrays: Mapping[str, np.ndarray]) -> memoryview:
-    """Return the bytes of an .npz file. (numpy.savez cannot store arrays with the names file and allow_pickle.)
-
-    Names are escaped, so that unpacking the file writes nothing outside its folder: see `member_name`.
-    """
+    """Return the bytes of an .npz file."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in arrays.items():
-            _check_name(name)
-            with archive.open(f"{member_name(name)}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, _plain(name, np.asanyarray(array)), allow_pickle=False)
+            write_member(archive, name, array, instead="--json instead of -o")
     return buffer.getbuffer()
-
-
-def _check_name(name: str) -> None:
-    """Raise UsageError if a file in an archive cannot have the name of this output."""
-    try:
-        size = len(f"{member_name(name)}.npy".encode())
-    except UnicodeEncodeError:
-        raise UsageError(
-            f"output {name!r}: this name cannot be stored in an .npz file, because it is not UTF-8"
-        ) from None
-    if size >= 1 << 16:
-        raise UsageError(
-            f"output {name[:40]!r}...: the name is too long for an .npz file ({size} bytes of at most 65,535); use "
-            "--json instead of -o"
-        )
-
-
-def _plain(name: str, array: np.ndarray) -> np.ndarray:
-    """Convert strings to numpy's string type, which is stored without pickle."""
-    if array.dtype != object:
-        return array
-    strings = array.astype(str)
-    if (strings.astype(object) != array).any():
-        raise UsageError(
-            f"output {name!r}: a string ends with a zero byte, which an .npz file cannot store; use --json instead "
-            "of -o"
-        )
-    return strings
 
 
 def _profiled(executor: Executor, feeds: Mapping[str, Any], path: str) -> tuple[dict[str, np.ndarray], Profile]:

@@ -1,1 +1,1 @@
-"""Runs of a model over whole data sets: evaluation."""
+"""Apply a model to many samples: predictions, and their evaluation."""

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.data.preprocessing.decode import opened
+from graphkit.data.preprocessing.decode import Picture, opened
 from graphkit.data.preprocessing.image import OF_CHANNELS, Preprocess
 from graphkit.errors import InputError, UsageError
 from graphkit.ir.limits import require_memory
 from graphkit.ir.types import DType, TensorType, Type
+from graphkit.text import quantity
 
 
 @dataclass(frozen=True)
@@ -44,23 +45,42 @@ def reading(
     paths: Sequence[Path], name: str, kind: Type, known: Preprocess | None = None, said: Said | None = None
 ) -> Reading:
     """Return how images are read for input `name`; arguments and errors are those of `pictures_for`."""
-    first = paths[0]
-    tensor = _takes_pictures(first, name, kind)
+    tensor = _takes_pictures(paths[0], name, kind)
     _fits_batch(paths, name, tensor)
+    return Reading(tuple(paths), conversion(paths[0], name, kind, known, said))
+
+
+def conversion(
+    first: Path, name: str, kind: Type, known: Preprocess | None = None, said: Said | None = None
+) -> Conversion:
+    """Return how one image is converted for input `name`, whatever its batch size.
+
+    Args:
+        first: The first image, for errors.
+        name: Name of the input.
+        kind: Its type.
+        known: The preprocessing in the model's metadata.
+        said: Options of the caller.
+
+    Raises:
+        InputError: Images and input do not match.
+    """
+    tensor = _takes_pictures(first, name, kind)
     try:
         wanted = _wanted(first, name, tensor, known, said or Said())
     except InputError:
         raise
     except UsageError as error:
         raise InputError(f"{first}: {error}") from None
-    return Reading(tuple(paths), name, tensor, wanted, known is not None, said or Said())
+    return Conversion(name, tensor, wanted, known is not None, said or Said())
 
 
-def _arrays(paths: Sequence[Path], name: str, tensor: TensorType, wanted: _Wanted) -> np.ndarray:
-    first = paths[0]
+def _arrays(paths: Sequence[Path], converted: Conversion) -> np.ndarray:
+    first, name, tensor = paths[0], converted.name, converted.kind
     made: list[np.ndarray] = []
     for path in paths:
-        array = wanted.array(path)
+        with opened(path) as picture:
+            array = converted.array(picture)
         if not made:
             require_memory(len(paths) * array.nbytes, f"{len(paths)} images")
         elif array.shape != made[0].shape:
@@ -132,22 +152,20 @@ def _fits_batch(paths: Sequence[Path], name: str, kind: TensorType) -> None:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How images are converted for an input. Its text describes the conversion, and where it comes from."""
+class Conversion:
+    """How an image is converted for an input. Its text describes the conversion, and where it comes from."""
 
-    paths: tuple[Path, ...]
     name: str
     kind: TensorType
     wanted: _Wanted
     by_metadata: bool
     said: Said
 
-    def arrays(self) -> np.ndarray:
-        """Return the array of one image, or of several. Raises InputError, which names a file that does not match."""
-        return _arrays(self.paths, self.name, self.kind, self.wanted)
+    def array(self, picture: Picture) -> np.ndarray:
+        """Return the array of an opened image: [C, H, W] or [H, W, C]. Raises InputError if it is damaged."""
+        return self.wanted.array(picture)
 
     def __str__(self) -> str:
-        count = "1 image" if len(self.paths) == 1 else f"{len(self.paths)} images"
         origin = (
             "by the model's metadata"
             if self.by_metadata
@@ -155,7 +173,22 @@ class Reading:
         )
         fields = ("scale", "mean", "std", "layout")
         given = [f"--image-{field}" for field in fields if getattr(self.said, field) is not None]
-        return f"{count} for input {self.name!r}: {self.wanted} ({', '.join([origin, *given])})"
+        return f"{self.wanted} ({', '.join([origin, *given])})"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How image files are converted for an input. Its text describes the conversion, and where it comes from."""
+
+    paths: tuple[Path, ...]
+    conversion: Conversion
+
+    def arrays(self) -> np.ndarray:
+        """Return the array of one image, or of several. Raises InputError, which names a file that does not match."""
+        return _arrays(self.paths, self.conversion)
+
+    def __str__(self) -> str:
+        return f"{quantity(len(self.paths), 'image')} for input {self.conversion.name!r}: {self.conversion}"
 
 
 @dataclass(frozen=True)
@@ -172,13 +205,12 @@ class _Wanted:
         height, width = ("own" if side is None else side for side in (self.height, self.width))
         return str(self.preprocess).replace("in its own size", f"resized to {height} x {width}")
 
-    def array(self, path: Path) -> np.ndarray:
-        with opened(path) as picture:
-            if self.preprocess.size is not None or (self.height is None and self.width is None):
-                return self.preprocess.array(picture)
-            own = picture.size
-            size = (own[1] if self.height is None else self.height, own[0] if self.width is None else self.width)
-            return replace(self.preprocess, resize=size).array(picture)
+    def array(self, picture: Picture) -> np.ndarray:
+        if self.preprocess.size is not None or (self.height is None and self.width is None):
+            return self.preprocess.array(picture)
+        own = picture.size
+        size = (own[1] if self.height is None else self.height, own[0] if self.width is None else self.width)
+        return replace(self.preprocess, resize=size).array(picture)
 
 
 def _wanted(path: Path, name: str, kind: TensorType, known: Preprocess | None, said: Said) -> _Wanted:
