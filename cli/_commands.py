@@ -24,6 +24,7 @@ COMMANDS = {
     "export": "Write a model as standard ONNX, and verify it in ONNX Runtime.",
     "run": "Run a model, and show or save its outputs.",
     "evaluate": "Compute loss, metrics and a confusion matrix on labelled data.",
+    "predict": "Apply a model to many images, rows or texts, and write a table of predictions.",
     "verify": "Compare the outputs of graphkit and ONNX Runtime for a model.",
     "diff": "Compare two models: structure, weights, metadata and outputs.",
     "extract": "Write a part of a model, between any two sets of values, as its own model.",

@@ -54,6 +54,7 @@ _PUBLIC = {
     "diff": "graphkit.checks.diff",
     "check_gradient": "graphkit.checks.gradcheck",
     "find_nonfinite": "graphkit.checks.nonfinite",
+    "predict": "graphkit.inference.predict",
     "Trainer": "graphkit.train.trainer",
     "StepBuilder": "graphkit.train.step_builder",
     "TrainingStep": "graphkit.train.step_builder",

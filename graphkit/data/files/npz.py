@@ -93,3 +93,19 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         if not isinstance(array, np.ndarray):
             raise InputError(f"{path}: its member {name!r} is not an array")
     return arrays
+
+
+def mapped_array(path: Path) -> np.ndarray:
+    """Return the array of an .npy file without reading it: parts are read when they are used.
+
+    Raises InputError, which names the file, if it is missing, damaged, or contains pickled objects.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (MemoryError, *_DAMAGED) as error:
+        raise InputError(f"{path}: the .npy file cannot be read: {error}") from None
+    if not isinstance(found, np.ndarray):
+        raise InputError(f"{path}: not an .npy file")
+    return found

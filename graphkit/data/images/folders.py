@@ -133,6 +133,11 @@ def pictures_in(folder: Path) -> list[Path]:
     return [folder / name for name in names if Path(name).suffix.lower() in SUFFIXES and (folder / name).is_file()]
 
 
+def pictures_below(folder: Path) -> list[Path]:
+    """Return the images of a folder and its subfolders, sorted by name in each folder. Hidden files are skipped."""
+    return [Path(name) for name in _files(folder, str(folder), (), [])]
+
+
 # --- folders of classes --------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,133 @@
+"""graphkit predict"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graphkit.cli._groups import COMPARISON, INPUTS, OUTPUT, GroupedCommand, option
+from graphkit.cli._images import image_options, images_of
+from graphkit.cli._limits import limit_options
+from graphkit.cli._options import device_of, device_options, json_option, model_file_options, read_model
+from graphkit.cli._output import log, print_json
+from graphkit.cli._ranges import IntRange
+from graphkit.errors import UsageError
+from graphkit.text import quantity
+
+if TYPE_CHECKING:
+    from graphkit.inference.writing import Written
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("model")
+@click.argument("inputs", nargs=-1, required=True, metavar="IMAGE | FOLDER | FILE | @LIST | -...")
+@option(
+    "-o", "--output", group=OUTPUT, type=click.Path(dir_okay=False), required=True,
+    help="Write the predictions to this file: .csv (one row per sample), .jsonl (one JSON object per sample) or .npz "
+    "(the outputs as arrays).",
+)  # fmt: skip
+@option(
+    "--batch-size", group=INPUTS, type=IntRange(1), default=32, show_default=True,
+    help="Samples per batch. If MODEL fixes its batch size, batches are split and the last one is padded.",
+)  # fmt: skip
+@option(
+    "--top", group=OUTPUT, type=IntRange(1), metavar="K",
+    help="Write the K most probable classes of each sample. Default: 1 if the model has class names, else none.",
+)  # fmt: skip
+@option(
+    "--output-name", "names", group=OUTPUT, multiple=True, metavar="NAME",
+    help="Compute only this output, or this internal value. Repeatable.",
+)  # fmt: skip
+@option(
+    "--skip-errors", group=INPUTS, is_flag=True,
+    help="If an image cannot be read, write a row with the error, and continue. The exit code is then 1. Default: "
+    "stop, and write no file.",
+)  # fmt: skip
+@option(
+    "--engine", group=COMPARISON, type=click.Choice(["graphkit", "onnxruntime"]), default="graphkit", show_default=True,
+    help="The engine that runs MODEL.",
+)  # fmt: skip
+@image_options
+@device_options
+@model_file_options
+@limit_options
+@json_option
+def command(
+    model: str, inputs: tuple[str, ...], output: str, batch_size: int, top: int | None, names: tuple[str, ...],
+    skip_errors: bool, engine: str, device: str, threads: int | None, external_root: str | None, as_json: bool,
+    **image: Any,
+) -> int:  # fmt: skip
+    """Apply MODEL (.json, .onnx or a run folder) to many samples, and write the predictions to a file.
+
+    Samples are images: files, folders with all subfolders, glob patterns, @LIST (a file with one name per line), or -
+    for names on stdin. Instead of images, you can give one file: a table (.csv, .tsv, .parquet), arrays (.npy or .npz,
+    whose first axis counts samples), a text (.txt, one sample per line) or records (.rec).
+
+    Images, columns of tables and words become inputs as the model's metadata say, as in training. A line on stderr says
+    how.
+
+    A row has the file, or the number of the row (from 0), and the most probable classes with their probabilities. If no
+    output scores classes, it has the values of the outputs.
+
+    Exit code 1 if an image was skipped (--skip-errors).
+
+    \b
+    graphkit predict net.onnx photos/ -o classes.csv
+    graphkit predict net.onnx "photos/**/*.jpg" --top 3 -o classes.jsonl
+    find photos -name "*.jpg" | graphkit predict net.onnx - -o classes.csv --skip-errors
+    graphkit predict net.onnx customers.csv -o scores.csv
+    graphkit predict net.onnx samples.npy --batch-size 256 -o outputs.npz
+    """
+    from graphkit.inference.predict import predict
+    from graphkit.inference.writing import check_target, write_predictions
+    from graphkit.train.progress import ProgressBar
+
+    check_target(output)
+    if model == "-":
+        raise UsageError("graphkit predict cannot read MODEL from stdin; give its file")
+    net = read_model(model, external_root, best=True)
+    stream = predict(
+        net, _named(inputs), batch_size=batch_size, engine=engine, device=device_of(device), threads=threads, top=top,
+        outputs=names or None, skip_errors=skip_errors, images=images_of(image),
+    )  # fmt: skip
+    if stream.preprocessing is not None:
+        log(stream.preprocessing)
+    if stream.fixed_batch_size is not None:
+        log(f"the model fixes its batch size to {stream.fixed_batch_size}")
+    with ProgressBar() as bar:
+        bar.start("predicting", len(stream), transient=True)
+        written = write_predictions(stream, Path(output), advance=bar.advance)
+    _report(output, written, as_json, class_output=stream.class_output, batch_size=stream.batch_size, model=net.name)
+    return 1 if written.failed else 0
+
+
+def _named(inputs: tuple[str, ...]) -> list[str]:
+    """Replace `-` by the names on stdin, one per line."""
+    found: list[str] = []
+    for name in inputs:
+        if name != "-":
+            found.append(name)
+            continue
+        lines = [line for line in sys.stdin.read().splitlines() if line.strip()]
+        if not lines:
+            raise UsageError("-: there is no name on stdin; write one name of a file per line")
+        found += lines
+    return found
+
+
+def _report(output: str, written: Written, as_json: bool, **facts: Any) -> None:
+    rate = written.samples / written.seconds if written.seconds else float("nan")
+    for error in written.errors:
+        log(f"skipped: {error}")
+    if len(written.errors) < written.failed:
+        log(f"skipped {written.failed - len(written.errors):,} more; their errors are in {output}")
+    if as_json:
+        counts = {"samples": written.samples, "failed": written.failed, "errors": written.errors}
+        print_json("predict", {**facts, "output": output, **counts, "seconds": written.seconds, "per_second": rate})
+        return
+    skipped = f", {written.failed:,} of them with an error" if written.failed else ""
+    count = quantity(written.samples, "sample")
+    click.echo(f"wrote {output}: {count}{skipped}, in {written.seconds:.1f} s ({rate:,.0f} per second)")

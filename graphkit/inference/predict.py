@@ -1,0 +1,249 @@
+"""Predict: apply a model to many samples, in batches, with bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from graphkit import config
+from graphkit.data.prefetching import prefetch
+from graphkit.errors import UsageError, did_you_mean
+from graphkit.inference.batching import Batches, Run, fixed_batch_size
+from graphkit.inference.class_outputs import meaning, probabilities, scores_output
+from graphkit.inference.samples import Chunk, Mapper, Part, Samples, open_samples
+from graphkit.model import Model, load
+from graphkit.signatures import typed
+
+if TYPE_CHECKING:
+    from graphkit.data.images.feeding import Said
+    from graphkit.executor.devices.groups import AnyDevice
+
+ENGINES = ("graphkit", "onnxruntime")
+
+
+class ClassScore(NamedTuple):
+    """A predicted class: its number, its name (None if the model has no class names), and its probability."""
+
+    number: int
+    name: str | None
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Prediction for one sample.
+
+    Attributes:
+        number: Number of the sample, from 0.
+        name: Its file; None for rows of a table or an array, and lines of a text.
+        outputs: Arrays by output name, without the batch axis; empty if the sample could not be read.
+        classes: The most probable classes, the most probable first; empty if no output scores classes.
+        error: The message, if the sample could not be read (`skip_errors=True`).
+    """
+
+    number: int
+    name: str | None
+    outputs: Mapping[str, np.ndarray]
+    classes: tuple[ClassScore, ...] = ()
+    error: str | None = None
+
+
+@dataclass
+class _Classes:
+    """Finds the most probable classes. The first batch decides which output scores classes, and how.
+
+    count: Number of classes per sample; None for 1 if classes have names, else none.
+    """
+
+    model: Model
+    count: int | None
+    output: str | None = None
+    kind: str = ""
+    names: Sequence[str] | None = None
+    decided: bool = False
+
+    def decide(self, results: Mapping[str, np.ndarray], keys: Mapping[str, np.ndarray]) -> None:
+        self.decided = True
+        self.names = self.model.classes
+        scores = {name: found for name, array in results.items() if (found := _rows(array)) is not None}
+        if self.names is None and len(keys) == 1:  # a map from classes to probabilities
+            ((self.output, found),) = keys.items()
+            self.names = [str(key) for key in found]
+        elif self.names is not None or self.count is not None:
+            self.output = scores_output(self.model, scores or results, self.count is not None)
+        if self.output is not None:
+            self.kind = meaning(self.model, self.output, scores[self.output])
+
+    def of(self, results: Mapping[str, np.ndarray]) -> list[tuple[ClassScore, ...]] | None:
+        """Return the classes of each sample; None if no output scores classes."""
+        if self.output is None:
+            return None
+        rows = _rows(results[self.output])
+        assert rows is not None
+        found = probabilities(rows, self.kind)
+        best = np.argsort(-found, axis=1, kind="stable")[:, : self.count or 1]
+        values = np.take_along_axis(found, best, axis=1)
+        names = self.names if self.names is not None and len(self.names) == found.shape[1] else None
+        return [
+            tuple(
+                ClassScore(number, None if names is None else names[number], value)
+                for number, value in zip(numbers, row, strict=True)
+            )
+            for numbers, row in zip(best.tolist(), values.tolist(), strict=True)
+        ]
+
+
+def _rows(array: np.ndarray) -> np.ndarray | None:
+    """Return an output as [N, C]; None if it has more than one axis besides the batch whose size is not 1."""
+    if sum(size != 1 for size in array.shape[1:]) > 1:
+        return None
+    return array.reshape(len(array), -1)
+
+
+@dataclass
+class PredictionStream(Iterator[Prediction]):
+    """An iterator over the predictions of a model, in the order of the samples. `gk.predict` returns one.
+
+    Attributes:
+        samples: The samples.
+        batch_size: Samples per batch.
+        fixed_batch_size: The batch size that the model fixes, or None.
+        skip_errors: Whether a sample that cannot be read becomes a Prediction with an error.
+        failed: Number of samples so far that could not be read.
+    """
+
+    model: Model
+    samples: Samples
+    batch_size: int
+    fixed_batch_size: int | None
+    skip_errors: bool
+    failed: int = 0
+    _classes: _Classes = field(repr=False, kw_only=True)
+    _source: Iterator[Prediction] = field(repr=False, kw_only=True, default_factory=lambda: iter(()))
+
+    def __len__(self) -> int:
+        """Return the number of all samples."""
+        return len(self.samples)
+
+    def __next__(self) -> Prediction:
+        return next(self._source)
+
+    @property
+    def preprocessing(self) -> str | None:
+        """How images, columns or texts become inputs, in words; None for arrays."""
+        return self.samples.description
+
+    @property
+    def class_output(self) -> str | None:
+        """The output that scores classes; None if there is none, or before the first prediction."""
+        return self._classes.output
+
+    def close(self) -> None:
+        """Stop reading samples ahead. Needed only if you stop iterating early."""
+        close = getattr(self._source, "close", None)
+        if close is not None:
+            close()
+
+    def _predictions(self, batches: Batches, readers: int) -> Iterator[Prediction]:
+        for chunk in prefetch(self._chunks(readers)):
+            found: list[Prediction] = []
+            for number, error in chunk.errors.items():
+                found.append(Prediction(number, self._name(number), {}, error=error))
+            for part in chunk.parts:
+                found += self._of_part(part, batches)
+            self.failed += len(chunk.errors)
+            yield from sorted(found, key=lambda prediction: prediction.number)
+
+    def _of_part(self, part: Part, batches: Batches) -> Iterator[Prediction]:
+        results = batches.run(part.inputs)
+        if not self._classes.decided:
+            self._classes.decide(results, batches.keys)
+        classes = self._classes.of(results) or [()] * len(part.numbers)
+        for place, number in enumerate(part.numbers):
+            outputs = {name: array[place] for name, array in results.items()}
+            yield Prediction(number, self._name(number), outputs, classes[place])
+
+    def _name(self, number: int) -> str | None:
+        return None if self.samples.names is None else self.samples.names[number]
+
+    def _chunks(self, readers: int) -> Iterator[Chunk]:
+        with ExitStack() as stack:
+            mapped: Mapper = map
+            if self.samples.is_slow and readers > 1:
+                mapped = stack.enter_context(ThreadPoolExecutor(readers, "graphkit-read")).map
+            for start in range(0, len(self), self.batch_size):
+                numbers = range(start, min(start + self.batch_size, len(self)))
+                yield self.samples.chunk(numbers, self.skip_errors, mapped)
+
+
+@typed("gk.predict")
+def predict(
+    model: Model | str | Path,
+    inputs: Any,
+    *,
+    batch_size: int = 32,
+    engine: str = "graphkit",
+    device: AnyDevice = "cpu",
+    threads: int | None = None,
+    top: int | None = None,
+    outputs: Sequence[str] | None = None,
+    skip_errors: bool = False,
+    images: Said | None = None,
+) -> PredictionStream:
+    """Apply a model to many samples, in batches. Predictions come in the order of the samples.
+
+    Samples of the next batch are read and decoded while a batch is computed. Memory does not grow with the number of
+    images.
+
+    Args:
+        model: The model, or its file or run folder.
+        inputs: An array or a dict of arrays by input name, whose first axis counts samples; or names of files. Names of
+            images are files, folders (with all subfolders), glob patterns and `@LIST` (a file with one name per line).
+            One .npy, .npz, .csv, .tsv, .parquet, .txt (one text per line) or .rec file is also possible.
+        batch_size: Samples per batch. If the model fixes its batch size, batches are split and the last one is padded;
+            padding is never returned.
+        engine: "graphkit" or "onnxruntime".
+        device: Device of graphkit's engine.
+        threads: Number of CPU threads (default: GRAPHKIT_NUM_THREADS, else one per core), for the model and for reading
+            images.
+        top: Number of most probable classes for each sample. Default: 1 if the model has class names, else none.
+        outputs: Names of the outputs to compute (default: all).
+        skip_errors: Return a Prediction with an error for each image that cannot be read, instead of raising.
+        images: Preprocessing of images, instead of that in the model's metadata.
+
+    Returns:
+        An iterator of `Prediction`; its length is the number of samples.
+
+    Raises:
+        UsageError: The first axis of an input or output is not the batch, or an argument is wrong.
+        InputError: A file cannot be read, or does not match the model. The message names it.
+    """
+    if batch_size < 1 or (top is not None and top < 1):
+        raise UsageError(f"gk.predict: batch_size={batch_size} and top={top} must be at least 1")
+    if engine not in ENGINES:
+        raise UsageError(f"gk.predict: unknown engine {engine!r}{did_you_mean(engine, ENGINES)}")
+    if engine != "graphkit" and device != "cpu":
+        raise UsageError(f"gk.predict: engine {engine!r} only runs on the CPU, not on {device!r}")
+    net = model if isinstance(model, Model) else load(model)
+    net = net.select(*outputs) if outputs else net
+    fixed = fixed_batch_size(net)
+    samples = open_samples(inputs, net, images)
+    size = batch_size if fixed is None else -(-batch_size // fixed) * fixed
+    stream = PredictionStream(net, samples, size, fixed, skip_errors, _classes=_Classes(net, top))
+    batches = Batches(net, _engine(net, engine, device, threads), fixed)
+    stream._source = stream._predictions(batches, config.num_threads(threads))
+    return stream
+
+
+def _engine(model: Model, engine: str, device: AnyDevice, threads: int | None) -> Run:
+    if engine == "graphkit":
+        return model.compile(device, threads=threads).run
+    from graphkit.onnx_io.compare import OnnxRuntimeModel
+
+    return OnnxRuntimeModel(model.to_onnx(), threads).run
