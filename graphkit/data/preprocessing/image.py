@@ -190,13 +190,17 @@ class Preprocess:
 
     def numbers(self, image: Any) -> np.ndarray:
         """Return the array of a Pillow image that is already resized and cropped: [C, H, W] or [H, W, C]."""
+        table = numbers.table(self.scale, self.mean, self.std, self.dtype, self.channels)
+        if self.layout == "NCHW" and self.dtype != "uint8":
+            # Contiguous channels are converted several times faster than every third byte.
+            channels = [np.asarray(channel) for channel in image.split()]
+            return numbers.planes(channels[::-1] if self.colours == "BGR" else channels, table)
         pixels = np.asarray(image)
         pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
         pixels = pixels[:, :, ::-1] if self.colours == "BGR" else pixels
         if self.dtype == "uint8":
             return np.ascontiguousarray(pixels.transpose(2, 0, 1) if self.layout == "NCHW" else pixels)
-        table = numbers.table(self.scale, self.mean, self.std, self.dtype, self.channels)
-        return (numbers.planes if self.layout == "NCHW" else numbers.interleaved)(pixels, table)
+        return numbers.interleaved(pixels, table)
 
     def array(self, picture: Picture) -> np.ndarray:
         """Return the array of an opened image: [C, H, W] or [H, W, C]. For files, call `read`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,14 +24,13 @@ def table(scale: float, mean: tuple[float, ...], std: tuple[float, ...], dtype: 
     return found
 
 
-def planes(pixels: np.ndarray, of_channel: np.ndarray) -> np.ndarray:
-    """Convert uint8 [H, W, C] to [C, H, W], each channel by its row of a `table`. Reads and writes each pixel once."""
-    channels = pixels.shape[2]
-    out = np.empty((channels, *pixels.shape[:2]), of_channel.dtype)
-    for channel in range(channels):
+def planes(channels: Sequence[np.ndarray], of_channel: np.ndarray) -> np.ndarray:
+    """Convert channels, uint8 [H, W], to [C, H, W], each channel by its row of a `table`."""
+    out = np.empty((len(channels), *channels[0].shape), of_channel.dtype)
+    for row, channel, made in zip(of_channel, channels, out, strict=True):
         # Every uint8 is a valid index, so all modes give the same. "wrap" is the fastest; "raise" copies through a
         # buffer.
-        np.take(of_channel[channel], pixels[:, :, channel], out=out[channel], mode="wrap")
+        np.take(row, channel, out=made, mode="wrap")
     return out
 
 
