@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,8 @@ def command(
     with ProgressBar() as bar:
         bar.start("predicting", len(stream), transient=True)
         written = write_predictions(stream, Path(output), advance=bar.advance)
-    _report(output, written, as_json, class_output=stream.class_output, batch_size=stream.batch_size, model=net.name)
+    size = stream.fixed_batch_size or stream.batch_size
+    _report(output, written, as_json, model=net.name, class_output=stream.class_output, batch_size=size)
     return 1 if written.failed else 0
 
 
@@ -111,7 +113,8 @@ def _named(inputs: tuple[str, ...]) -> list[str]:
         if name != "-":
             found.append(name)
             continue
-        lines = [line for line in sys.stdin.read().splitlines() if line.strip()]
+        # Bytes, because names of files need not be UTF-8.
+        lines = [os.fsdecode(line.removesuffix(b"\r")) for line in sys.stdin.buffer.read().split(b"\n") if line.strip()]
         if not lines:
             raise UsageError("-: there is no name on stdin; write one name of a file per line")
         found += lines

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -124,8 +124,13 @@ class PredictionStream(Iterator[Prediction]):
     fixed_batch_size: int | None
     skip_errors: bool
     failed: int = 0
-    _classes: _Classes = field(repr=False, kw_only=True)
-    _source: Iterator[Prediction] = field(repr=False, kw_only=True, default_factory=lambda: iter(()))
+    _: KW_ONLY
+    _classes: _Classes = field(repr=False)
+    _batches: Batches = field(repr=False)
+    _readers: int = field(repr=False)  # threads that read samples
+
+    def __post_init__(self) -> None:
+        self._source = self._predictions()
 
     def __len__(self) -> int:
         """Return the number of all samples."""
@@ -146,24 +151,22 @@ class PredictionStream(Iterator[Prediction]):
 
     def close(self) -> None:
         """Stop reading samples ahead. Needed only if you stop iterating early."""
-        close = getattr(self._source, "close", None)
-        if close is not None:
-            close()
+        self._source.close()
 
-    def _predictions(self, batches: Batches, readers: int) -> Iterator[Prediction]:
-        for chunk in prefetch(self._chunks(readers)):
+    def _predictions(self) -> Generator[Prediction, None, None]:
+        for chunk in prefetch(self._chunks()):
             found: list[Prediction] = []
             for number, error in chunk.errors.items():
                 found.append(Prediction(number, self._name(number), {}, error=error))
             for part in chunk.parts:
-                found += self._of_part(part, batches)
+                found += self._of_part(part)
             self.failed += len(chunk.errors)
             yield from sorted(found, key=lambda prediction: prediction.number)
 
-    def _of_part(self, part: Part, batches: Batches) -> Iterator[Prediction]:
-        results = batches.run(part.inputs)
+    def _of_part(self, part: Part) -> Iterator[Prediction]:
+        results = self._batches.run(part.inputs)
         if not self._classes.decided:
-            self._classes.decide(results, batches.keys)
+            self._classes.decide(results, self._batches.keys)
         classes = self._classes.of(results) or [()] * len(part.numbers)
         for place, number in enumerate(part.numbers):
             outputs = {name: array[place] for name, array in results.items()}
@@ -172,11 +175,11 @@ class PredictionStream(Iterator[Prediction]):
     def _name(self, number: int) -> str | None:
         return None if self.samples.names is None else self.samples.names[number]
 
-    def _chunks(self, readers: int) -> Iterator[Chunk]:
+    def _chunks(self) -> Iterator[Chunk]:
         with ExitStack() as stack:
             mapped: Mapper = map
-            if self.samples.is_slow and readers > 1:
-                mapped = stack.enter_context(ThreadPoolExecutor(readers, "graphkit-read")).map
+            if self.samples.is_slow and self._readers > 1:
+                mapped = stack.enter_context(ThreadPoolExecutor(self._readers, "graphkit-read")).map
             for start in range(0, len(self), self.batch_size):
                 numbers = range(start, min(start + self.batch_size, len(self)))
                 yield self.samples.chunk(numbers, self.skip_errors, mapped)
@@ -235,10 +238,11 @@ def predict(
     fixed = fixed_batch_size(net)
     samples = open_samples(inputs, net, images)
     size = batch_size if fixed is None else -(-batch_size // fixed) * fixed
-    stream = PredictionStream(net, samples, size, fixed, skip_errors, _classes=_Classes(net, top))
     batches = Batches(net, _engine(net, engine, device, threads), fixed)
-    stream._source = stream._predictions(batches, config.num_threads(threads))
-    return stream
+    return PredictionStream(
+        net, samples, size, fixed, skip_errors, _classes=_Classes(net, top), _batches=batches,
+        _readers=config.num_threads(threads),
+    )  # fmt: skip
 
 
 def _engine(model: Model, engine: str, device: AnyDevice, threads: int | None) -> Run:

@@ -91,12 +91,12 @@ def test_jsonl_of_classes(call, net, photos, probabilities):
 
 
 def test_names_on_stdin_and_in_lists(call, net, photos, monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("photos/b/1.png\n\nphotos/a\n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"photos/b/1.png\r\n\nphotos/a\n")))
     (tmp_path / "list").write_text("photos/a/*.png\n")
     assert call("predict", net, "-", "@list", "-o", "o.csv")[0] == 0
     names = ["photos/b/1.png", "photos/a/1.png", "photos/a/2.png", "photos/a/1.png", "photos/a/2.png"]
     assert [row[0] for row in rows_of("o.csv")[1:]] == names
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     code, _, err = call("predict", net, "-", "-o", "o.csv")
     assert code == 2
     assert "no name on stdin" in err
