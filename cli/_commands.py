@@ -22,6 +22,8 @@ COMMANDS = {
     "train": "Train a model on a data set.",
     "report": "Write an HTML report of training runs: curves, predictions, settings.",
     "export": "Write a model as standard ONNX, and verify it in ONNX Runtime.",
+    "simplify": "Write a model with fewer nodes as standard ONNX: fold constants, merge and remove nodes.",
+    "reduce": "Find the smallest part of a model for which a command still fails.",
     "run": "Run a model, and show or save its outputs.",
     "evaluate": "Compute loss, metrics and a confusion matrix on labelled data.",
     "predict": "Apply a model to many images, rows or texts, and write a table of predictions.",

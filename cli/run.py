@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import time
-import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -30,7 +28,7 @@ from graphkit.cli._options import (
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._ranges import IntRange
 from graphkit.cli._values import arrays_of, empty_of
-from graphkit.data.files.npz_writing import write_member
+from graphkit.data.files.npz_writing import npz_bytes
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
 
@@ -120,7 +118,7 @@ def command(
         seconds = recorded.seconds
     arrays = arrays_of(flattened(results))
     if output is not None:
-        write_whole(Path(output), [_npz(arrays)])
+        write_whole(Path(output), [npz_bytes(arrays, instead="--json instead of -o")])
         log(f"wrote {output}")
     pictures = list(picture_files(net.input_types, inputs).values())
     classes = best(net, results, top, [str(path) for path in pictures[0]] if len(pictures) == 1 else ())
@@ -168,15 +166,6 @@ def _origin(net: Model, feeds: Mapping[str, Any], results: Mapping[str, np.ndarr
         "message": f"output {listed} of the native kernels; in the reference implementation (numpy), all values are "
         "finite"
     }
-
-
-def _npz(arrays: Mapping[str, np.ndarray]) -> memoryview:
-    """Return the bytes of an .npz file."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, array in arrays.items():
-            write_member(archive, name, array, instead="--json instead of -o")
-    return buffer.getbuffer()
 
 
 def _profiled(executor: Executor, feeds: Mapping[str, Any], path: str) -> tuple[dict[str, np.ndarray], Profile]:

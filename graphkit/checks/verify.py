@@ -212,13 +212,26 @@ def verify(
         except ReferenceEnded as error:
             lines = tuple(_without_reference(name, value, str(error)) for name, value in mine.items())
             return Report(lines, opset_version(proto), feeds.guesses)
-    reports = compare_outputs(mine, theirs, rtol, atol, by_magnitude=True)
+    reports = judge_outputs(model, feeds.arrays, mine, theirs, rtol, atol, strict_tolerance)
+    return Report(reports, opset_version(proto), feeds.guesses)
+
+
+def judge_outputs(
+    model: Model,
+    feeds: Mapping[str, Any],
+    ours: Mapping[str, Any],
+    reference: Mapping[str, Any],
+    rtol: float | None = None,
+    atol: float | None = None,
+    strict_tolerance: bool | None = None,
+) -> tuple[OutputReport, ...]:
+    """Compare outputs by the checks of `verify`. `model` computes them in double precision, for checks 2 and 3."""
+    reports = compare_outputs(ours, reference, rtol, atol, by_magnitude=True)
     if strict_tolerance is None:
         strict_tolerance = rtol is not None or atol is not None
     if not strict_tolerance and any(is_doubtful(report) for report in reports):
-        reports = with_noise(model, feeds.arrays, mine, theirs, reports)
-    version = opset_version(proto)
-    return Report(reports, version, feeds.guesses)
+        return with_noise(model, feeds, ours, reference, reports)
+    return reports
 
 
 def _without_reference(name: str, value: Any, reason: str) -> OutputReport:

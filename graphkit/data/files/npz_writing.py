@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -54,3 +56,12 @@ def _plain(name: str, array: np.ndarray, instead: str) -> np.ndarray:
             f"output {name!r}: a string ends with a zero byte, which an .npz file cannot store; use {instead}"
         )
     return strings
+
+
+def npz_bytes(arrays: Mapping[str, np.ndarray], *, instead: str) -> memoryview:
+    """Return the bytes of an .npz file with these arrays. Arguments and errors are those of `write_member`."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in arrays.items():
+            write_member(archive, name, array, instead=instead)
+    return buffer.getbuffer()

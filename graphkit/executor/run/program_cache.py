@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from graphkit import config
+from graphkit.collector import without_gc
 from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.selection import Selection
-from graphkit.collector import without_gc
 from graphkit.text import human, short_repr
 
 if TYPE_CHECKING:

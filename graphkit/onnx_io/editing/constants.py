@@ -18,6 +18,9 @@ from graphkit.onnx_io.tensors import to_proto
 # Computes the outputs of a model without inputs.
 Evaluate = Callable[[ModelProto], Mapping[str, np.ndarray]]
 
+# Bytes of the largest value that is computed.
+_LARGEST = 1 << 28
+
 # Operators that are left alone although their operands are constant: runtimes look for them, as for quantised weights.
 _KEPT = RANDOM | {"Constant", "DequantizeLinear", "Optional", "SequenceConstruct", "SequenceEmpty"}
 
@@ -168,7 +171,9 @@ class _Part:
         if sum(name in scope.outputs for name in node.outputs) > 1:
             return False
         kinds = [self.round.types.get(name) for name in node.outputs if name]
-        return all(isinstance(k, TensorType) and k.is_static and k.dtype is not DType.STRING for k in kinds)
+        if not all(isinstance(k, TensorType) and k.is_static and k.dtype is not DType.STRING for k in kinds):
+            return False
+        return sum(k.nbytes for k in kinds if isinstance(k, TensorType)) <= _LARGEST
 
     def nbytes(self, name: str) -> int:
         kind = self.round.type(name)
@@ -181,7 +186,7 @@ def _evaluated(document: Document, part: _Part, evaluate: Evaluate) -> dict[str,
     try:
         return dict(evaluate(_model_of(document, part, part.frontier)))
     except GraphkitError:
-        found = {}
+        found: dict[str, np.ndarray] = {}
         for name in part.frontier:
             try:
                 found.update(evaluate(_model_of(document, part, [name])))
@@ -275,5 +280,3 @@ def _can_inline(node: Node, body: Scope, producers: Mapping[str, Node], scope: S
     pairs = [(r, s) for r, s in zip(node.outputs, body.outputs, strict=False) if r]
     wanted = [source for result, source in pairs if result in scope.outputs]
     return all(source in producers for source in wanted) and len({s for _, s in pairs}) == len(pairs)
-
-

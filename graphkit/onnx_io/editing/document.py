@@ -39,7 +39,7 @@ class Node:
         found = next((a for a in self.proto.attribute if a.name == name), None)
         return default if found is None else onnx.helper.get_attribute_value(found)
 
-    def set(self, name: str, value: Any) -> None:
+    def set_attribute(self, name: str, value: Any) -> None:
         """Set an attribute; None removes it."""
         kept = [a for a in self.proto.attribute if a.name != name]
         if value is not None:
@@ -53,24 +53,25 @@ class Node:
         return self.inputs[index] if index < len(self.inputs) else ""
 
     @property
-    def reads(self) -> Iterator[str]:
-        """All names that the node and its subgraphs read; local names of subgraphs are included."""
-        yield from filter(None, self.inputs)
+    def free(self) -> set[str]:
+        """The names that the node and its subgraphs read, and that are defined outside of the node."""
+        found = set(filter(None, self.inputs))
         for body in self.bodies.values():
-            yield from body.outputs
-            for node in body.nodes:
-                yield from node.reads
+            own = {info.name for info in body.inputs} | {name for node in body.nodes for name in node.outputs}
+            read = set(body.outputs).union(*(node.free for node in body.nodes))
+            found |= read - own
+        return found
 
-    def written(self) -> NodeProto:
-        """Return the node as a message."""
+    def written(self, table: Mapping[str, str] = {}) -> NodeProto:
+        """Return the node as a message. table: names that it and its subgraphs read, and what they read instead."""
         made = NodeProto()
         made.CopyFrom(self.proto)
         made.ClearField("input")
         made.ClearField("output")
-        made.input.extend(self.inputs)
+        made.input.extend(table.get(name, name) for name in self.inputs)
         made.output.extend(self.outputs)
         for name, body in self.bodies.items():
-            made.attribute.append(AttributeProto(name=name, type=AttributeProto.GRAPH, g=body.written()))
+            made.attribute.append(AttributeProto(name=name, type=AttributeProto.GRAPH, g=body.written(table)))
         return made
 
 
@@ -90,16 +91,16 @@ class Scope:
         self.outputs: list[str] = []
         self.output_infos: list[ValueInfoProto] = []
 
-    def written(self) -> GraphProto:
-        """Return the scope as a message, without initialisers."""
+    def written(self, table: Mapping[str, str] = {}) -> GraphProto:
+        """Return the scope as a message, without initialisers. table: see `Node.written`."""
         made = GraphProto()
         made.CopyFrom(self.rest)
         made.input.extend(self.inputs)
-        made.node.extend(node.written() for node in self.nodes)
+        made.node.extend(node.written(table) for node in self.nodes)
         for name, info in zip(self.outputs, self.output_infos, strict=True):
             added = made.output.add()
             added.CopyFrom(info)
-            added.name = name
+            added.name = table.get(name, name)
         known = {name for node in self.nodes for name in node.outputs}
         infos = [info for info in made.value_info if info.name in known]
         infos = [ValueInfoProto.FromString(info.SerializeToString()) for info in infos]
@@ -163,7 +164,9 @@ class Document:
 
     def _node(self, proto: NodeProto, names: dict[str, str]) -> Node:
         if (proto.domain, proto.op_type) == GRADIENT:
-            raise UnsupportedError(f"node {proto.name!r} (Gradient): a model that names values in attributes is not edited")
+            raise UnsupportedError(
+                f"node {proto.name!r} (Gradient): its attributes name values, so it cannot be edited"
+            )
         own = NodeProto()
         bodies = {}
         for attribute in proto.attribute:

@@ -7,7 +7,6 @@ import hashlib
 from graphkit.onnx_io.editing.document import Document, Node, Scope
 from graphkit.onnx_io.editing.rules import RANDOM, Round
 
-
 _Key = tuple[object, ...]
 
 
@@ -41,7 +40,9 @@ def _merges(round: Round, scope: Scope, first: Node, node: Node) -> bool:
         new in scope.outputs or round.producers.get(new) is not first for _, new in final
     ):
         return False
-    return all([round.replace(scope, old, new) for old, new in pairs])
+    for old, new in pairs:
+        round.replace(scope, old, new)
+    return True
 
 
 def _keys(round: Round, node: Node) -> list[_Key]:

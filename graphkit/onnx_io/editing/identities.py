@@ -200,7 +200,7 @@ def _merge_transposes(round: Round, first: Node, second: Node) -> bool:
         return False
     reverse = list(range(len(kind.known_shape)))[::-1]
     before, after = first.attribute("perm") or reverse, second.attribute("perm") or reverse
-    second.set("perm", [before[axis] for axis in after])
+    second.set_attribute("perm", [before[axis] for axis in after])
     return _read_before(round, first, second)
 
 
@@ -258,19 +258,12 @@ def _merge_slices(round: Round, first: Node, second: Node) -> bool:
 
 
 def _bounds(round: Round, node: Node) -> list[tuple[int, ...]] | None:
-    """Starts, ends, axes and steps of a Slice with constant operands."""
-    arrays = [round.array(node.input(i)) if node.input(i) else None for i in range(1, 5)]
-    if arrays[0] is None or arrays[1] is None:
+    """Starts, ends, axes and steps of a Slice, if they are constants."""
+    given = [round.ints(node.inputs[i]) if node.input(i) in round.document.initializers else None for i in range(1, 5)]
+    starts, ends, axes, steps = given
+    if starts is None or ends is None or any(node.input(i) and given[i - 1] is None for i in (3, 4)):
         return None
-    if any(node.input(i) and arrays[i - 1] is None for i in (3, 4)):
-        return None
-    count = arrays[0].size
-    defaults = (None, None, np.arange(count), np.ones(count, np.int64))
-    return [
-        tuple(int(v) for v in (default if array is None else array))
-        for array, default in zip(arrays, defaults, strict=True)
-        if array is not None or default is not None
-    ]
+    return [starts, ends, axes or tuple(range(len(starts))), steps or (1,) * len(starts)]
 
 
 _MERGES: Mapping[str, _Merge] = {

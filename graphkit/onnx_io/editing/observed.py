@@ -28,7 +28,7 @@ class _Recorder(Builder):
         if setting.calls:  # a local name of a function
             return
         for name in filter(None, raw.outputs):
-            found = names.values[name].type
+            found = names.output(name).type
             # A body that is built several times may get several types. Then nothing is known.
             first = self.types.setdefault(name, found)
             if first is not None and not same_type(first, found):
@@ -41,9 +41,7 @@ def observe(document: Document, label: str = "model") -> dict[str, Type]:
     Larger initialisers are not read: their elements do not determine types.
     """
     uses_values = {name for scope in document.scopes for node in scope.nodes if node.bodies for name in node.inputs}
-    proto = document.written(
-        lambda name: document.nbytes(name) <= 8 * MAX_KNOWN_ELEMENTS or name in uses_values
-    )
+    proto = document.written(lambda name: document.nbytes(name) <= 8 * MAX_KNOWN_ELEMENTS or name in uses_values)
     recorder = _Recorder(proto, label)
     with context.detached():
         built: Any = recorder.build()

@@ -23,11 +23,7 @@ class _Affine(NamedTuple):
 def affine_products(round: Round) -> None:
     """Fold BatchNormalization, and Mul, Add, Sub and Div with one constant per channel, into the product before."""
     for scope in round.each_scope():
-        kept = []
-        for node in scope.nodes:
-            if not (node.kind in _READERS and _folds(round, scope, node)):
-                kept.append(node)
-        scope.nodes = kept
+        scope.nodes = [node for node in scope.nodes if node.kind not in _READERS or not _folds(round, scope, node)]
 
 
 _READERS = ("BatchNormalization", "Mul", "Add", "Sub", "Div")
@@ -56,15 +52,13 @@ def _folds(round: Round, scope: Scope, node: Node) -> bool:
 
 def _channels(product: Node, weights: np.ndarray) -> int:
     if product.kind == "Conv":
-        return weights.shape[0]
+        return int(weights.shape[0])
     if product.kind == "ConvTranspose":
-        return weights.shape[1] * int(product.attribute("group", 1))
-    return weights.shape[0 if product.attribute("transB", 0) else 1]
+        return int(weights.shape[1]) * int(product.attribute("group", 1))
+    return int(weights.shape[0 if product.attribute("transB", 0) else 1])
 
 
-def _affine(
-    round: Round, node: Node, place: int, weights: np.ndarray, channels: int, data: str
-) -> _Affine | None:
+def _affine(round: Round, node: Node, place: int, weights: np.ndarray, channels: int, data: str) -> _Affine | None:
     """What the node does to each channel; None if it is something else."""
     if node.kind == "BatchNormalization":
         return _batch_norm(round, node, channels, weights.dtype)
@@ -127,21 +121,24 @@ def _scale(
     hint = product.input(2) or f"{product.outputs[0]}_bias"
     product.inputs = [*product.inputs[:2], document.add(shift.astype(weights.dtype), hint)]
     if product.kind == "Gemm" and beta != 1:
-        product.set("beta", 1.0)
+        product.set_attribute("beta", 1.0)
     if product.kind == "Gemm" and alpha != 1:
-        product.set("alpha", float(alpha))
+        product.set_attribute("alpha", float(alpha))
 
 
 def _scaled(product: Node, weights: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    wide = weights.astype(np.float64)
+    wide: np.ndarray = weights.astype(np.float64)
+    scaled: np.ndarray
     if product.kind == "Conv" or (product.kind == "Gemm" and product.attribute("transB", 0)):
-        return wide * factor.reshape(-1, *[1] * (weights.ndim - 1))
-    if product.kind == "Gemm":
-        return wide * factor
-    groups = int(product.attribute("group", 1))
-    shape = (groups, weights.shape[0] // groups, *weights.shape[1:])
-    columns = factor.reshape(groups, 1, -1, *[1] * (weights.ndim - 2))
-    return (wide.reshape(shape) * columns).reshape(weights.shape)
+        scaled = wide * factor.reshape(-1, *[1] * (weights.ndim - 1))
+    elif product.kind == "Gemm":
+        scaled = wide * factor
+    else:
+        groups = int(product.attribute("group", 1))
+        shape = (groups, weights.shape[0] // groups, *weights.shape[1:])
+        columns = factor.reshape(groups, 1, -1, *[1] * (weights.ndim - 2))
+        scaled = (wide.reshape(shape) * columns).reshape(weights.shape)
+    return scaled
 
 
 def pads(round: Round) -> None:
@@ -167,9 +164,9 @@ def _absorbs(round: Round, pad: Node, conv: Node) -> bool:
         return False
     own = list(conv.attribute("pads", [0] * len(inner)))
     if conv.attribute("auto_pad", b"NOTSET") == b"VALID":
-        conv.set("auto_pad", None)
+        conv.set_attribute("auto_pad", None)
         own = [0] * len(inner)
-    conv.set("pads", [a + b for a, b in zip(own, inner, strict=True)])
+    conv.set_attribute("pads", [a + b for a, b in zip(own, inner, strict=True)])
     conv.inputs[0] = pad.inputs[0]
     return True
 

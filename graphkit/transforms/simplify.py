@@ -1,0 +1,150 @@
+"""Simplify models: fewer nodes of the same standard operators and opset, with the same results."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphkit.config import memory_size
+from graphkit.errors import GraphkitWarning, UsageError
+from graphkit.model import Model, load
+from graphkit.signatures import typed
+
+if TYPE_CHECKING:
+    from graphkit.onnx_io.editing.reading import Contents, Message
+
+# Bytes that constants may add to a file.
+FOLD_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Simplified:
+    """A simplified model.
+
+    Attributes:
+        original: The model before, as an ONNX message.
+        message: The simplified model, as an ONNX message of the same opset.
+        before: The content of the original: nodes by operator, initialisers, bytes.
+        after: The content of the simplified model.
+    """
+
+    original: Message
+    message: Message
+    before: Contents
+    after: Contents
+
+    @property
+    def model(self) -> Model:
+        """The simplified model as a Model."""
+        with warnings.catch_warnings():
+            # Reading the original has given these warnings already.
+            warnings.simplefilter("ignore", GraphkitWarning)
+            return load(self.message)
+
+    def save(self, path: str | os.PathLike[str]) -> list[Path]:
+        """Write the simplified model to an .onnx or .json file; return the files written.
+
+        An .onnx file has the opset of the original. Its weights are in a data file beside it if they take more than
+        1 GiB.
+        """
+        path = Path(path)
+        if path.suffix != ".onnx":
+            self.model.save(path)
+            return [path]
+        from graphkit.onnx_io.writing import EXTERNAL_ABOVE, write_proto
+
+        if path.is_dir():
+            raise UsageError(f"{path}: is a directory")
+        return write_proto(self.message, path, external=self.after.nbytes > EXTERNAL_ABOVE)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return nodes, initialisers and bytes before and after as plain data, for JSON."""
+        return {
+            name: {
+                "nodes": found.node_count,
+                "operators": dict(found.nodes),
+                "initializers": found.initializers,
+                "bytes": found.nbytes,
+            }
+            for name, found in (("before", self.before), ("after", self.after))
+        }
+
+
+@typed("gk.simplify")
+def simplify(
+    model: Model | str | os.PathLike[str],
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    fold_limit: int | str = FOLD_LIMIT,
+    external_root: str | os.PathLike[str] | None = None,
+) -> Model:
+    """Return a model with fewer nodes that computes the same outputs.
+
+    Constants and shape arithmetic are folded, equal nodes are merged, nodes that do nothing are removed, and batch
+    normalisation is folded into the convolution or matrix product before it. The result has no more nodes than the
+    original. Names of inputs and outputs stay.
+
+    Args:
+        model: A Model, or the path of an .onnx or .json file. An .onnx file is not converted to another opset.
+        shapes: Sizes of inputs by name. With known sizes, more shape arithmetic can be folded.
+        fold_limit: Bytes that constants may add to the file, as a number or a text such as "1MB".
+        external_root: A second folder from which external data of an .onnx file may be read.
+
+    Returns:
+        The simplified model. Parameters that were folded have new values and may have new names.
+
+    Raises:
+        InputError: There is no input of a name in `shapes`, or the sizes do not fit.
+        UnsupportedError: The model contains training information or a Gradient node.
+    """
+    return simplify_onnx(model, shapes=shapes, fold_limit=fold_limit, external_root=external_root).model
+
+
+def simplify_onnx(
+    model: Model | str | os.PathLike[str],
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    fold_limit: int | str = FOLD_LIMIT,
+    external_root: str | os.PathLike[str] | None = None,
+) -> Simplified:
+    """Simplify a model as ONNX, and return the messages and contents before and after. See `simplify`."""
+    from graphkit.onnx_io.editing.reading import contents
+    from graphkit.onnx_io.editing.simplifier import simplified
+
+    limit = memory_size(fold_limit) if isinstance(fold_limit, str) else fold_limit
+    if limit is None or limit < 0:
+        raise UsageError(f"fold_limit {fold_limit!r}: expected a number of bytes of at least 0, or a text such as 1MB")
+    label = model.name if isinstance(model, Model) else os.fspath(model)
+    original = message_of(model, external_root)
+    before = contents(original)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphkitWarning)
+        for allowed in dict.fromkeys((limit, 0)):
+            found = simplified(original, _evaluate, shapes=shapes or {}, limit=allowed, label=label)
+            after = contents(found)
+            if after.node_count <= before.node_count and after.nbytes <= before.nbytes + limit:
+                return Simplified(original, found, before, after)
+    return Simplified(original, original, before, before)
+
+
+def message_of(model: Model | str | os.PathLike[str], external_root: str | os.PathLike[str] | None = None) -> Message:
+    """Return a model as an ONNX message: that of its file if it is an .onnx file, otherwise an export."""
+    if isinstance(model, Model):
+        return model.to_onnx()
+    net = load(model, external_root=None if external_root is None else os.fspath(external_root))
+    if os.path.splitext(os.fspath(model))[1] == ".json" or os.path.isdir(model):
+        return net.to_onnx()
+    from graphkit.onnx_io.editing.reading import read_message
+
+    return read_message(model, external_root)
+
+
+def _evaluate(model: Message) -> Mapping[str, np.ndarray]:
+    """Compute the outputs of a model without inputs."""
+    return load(model).run({})
