@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from graphkit.checks.reduction import MAX_TRIES, Candidate, Reduction, reduce_message
-from graphkit.cli._groups import COMPARISON, INPUTS, OUTPUT, GroupedCommand, option
+from graphkit.cli._groups import COMPARISON, INPUTS, OUTPUT, option
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import json_option, model_file_options, read_model
 from graphkit.cli._output import log, print_json, print_table, show
@@ -30,7 +30,7 @@ from graphkit.transforms.simplify import message_of
 _FILE, _ARRAYS = "{}", "{npz}"
 
 
-@click.command(cls=GroupedCommand)
+@click.command()
 @click.argument("model")
 @click.argument("command_line", nargs=-1, required=True, metavar="-- COMMAND...")
 @option(
@@ -58,7 +58,7 @@ _FILE, _ARRAYS = "{}", "{npz}"
 )  # fmt: skip
 @option("--fail-timeout", group=COMPARISON, is_flag=True, help="Look for runs that exceed --timeout-each.")
 @option(
-    "--max-tries", group=COMPARISON, type=IntRange(1), default=MAX_TRIES, show_default=True,
+    "--max-tries", group=COMPARISON, type=IntRange(2), default=MAX_TRIES, show_default=True,
     help="How often the command is run at most.",
 )  # fmt: skip
 @model_file_options
@@ -148,7 +148,7 @@ class _Trial:
         if any(_ARRAYS in word for word in self.command_line):
             if missing := [name for name in part.model.inputs if name not in part.feeds]:
                 log(f"no value is recorded for input {missing[0]!r}, so {_ARRAYS} lacks it")
-            write_whole(arrays, [npz_bytes(part.feeds, instead="--json instead of -o")])
+            write_whole(arrays, [npz_bytes(part.feeds, instead="a model with other names")])
         words = [word.replace(_ARRAYS, str(arrays)).replace(_FILE, str(path)) for word in self.command_line]
         if not any(_FILE in word for word in self.command_line):
             words.append(str(path))
@@ -170,7 +170,9 @@ class _Trial:
             # Also after Ctrl-C: no process of the command stays behind.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            if process.stdout is not None:
+                process.stdout.close()
+            process.wait()
         if self.by_timeout:
             return False
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
@@ -208,7 +210,7 @@ class _Writer:
         self.nodes = len(part.operators)
         write_proto(part.message, self.output, external=raw_bytes(part.message) > EXTERNAL_ABOVE)
         arrays = {name: value for name, value in part.feeds.items() if hasattr(value, "dtype")}
-        write_whole(self.output.with_suffix(".npz"), [npz_bytes(arrays, instead="--json instead of -o")])
+        write_whole(self.output.with_suffix(".npz"), [npz_bytes(arrays, instead="a model with other names")])
         self.written = True
 
 

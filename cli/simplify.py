@@ -37,8 +37,8 @@ class FoldLimit(Memory):
     "Repeatable.",
 )  # fmt: skip
 @option(
-    "--fold-limit", group=NETWORK, type=FoldLimit(), default=FOLD_LIMIT, metavar="SIZE", show_default="1MB",
-    help="Bytes that constants may add to the file. Values that would add more stay computed.",
+    "--fold-limit", group=NETWORK, type=FoldLimit(), default=FOLD_LIMIT, metavar="SIZE",
+    help="Bytes that constants may add to the file. Values that would add more stay computed. Default: 1MB.",
 )  # fmt: skip
 @option(
     "--verify/--no-verify", "check", group=COMPARISON, default=True, show_default=True,

@@ -9,6 +9,7 @@ from graphkit import models as models
 from graphkit.autodiff.reverse_mode import gradient as gradient
 from graphkit.checks.gradcheck import check_gradient as check_gradient
 from graphkit.checks.nonfinite import find_nonfinite as find_nonfinite
+from graphkit.checks.reduction import reduce_model as reduce_model
 from graphkit.checks.verify import verify as verify
 from graphkit.dist import kvstore as kvstore
 from graphkit.errors import GraphkitError as GraphkitError
@@ -394,6 +395,7 @@ from graphkit.train.step_builder import TrainingStep as TrainingStep
 from graphkit.train.trainer import Trainer as Trainer
 from graphkit.transforms.blocked_loops import block_loops as block_loops
 from graphkit.transforms.gradients import grad as grad
+from graphkit.transforms.simplify import simplify as simplify
 
 nn = _nn
 init = _init

@@ -113,18 +113,19 @@ def reduce_message(
 
     label: Name of the file, for errors.
     on_try: Called before each try with the number of nodes of the smallest part so far, and the number of tries.
-    on_smaller: Called with each part that fails and is smaller than those before, the whole model first.
+    on_smaller: Called with each part that fails and is smaller than those before; first twice with the whole model, as
+        it is and with Constant nodes as initialisers.
     """
     from graphkit.onnx_io.editing.subset import Cutter
 
-    if max_tries < 1:
-        raise UsageError(f"max_tries must be at least 1, not {max_tries}")
+    if max_tries < 2:
+        raise UsageError(f"max_tries must be at least 2, not {max_tries}: the whole model is tried twice")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GraphkitWarning)
         cutter = Cutter(message, label)
         values, engine = _recorded(message, cutter, inputs or {}, seed)
         search = _Search(cutter, still_fails, values, max_tries, on_try, on_smaller)
-        complete = search.run()
+        complete = search.run(message)
         assert search.smallest is not None
         return Reduction(search.smallest, cutter.count, search.tries, complete, engine)
 
@@ -197,13 +198,18 @@ class _Search:
             if isinstance(kind, TensorType) and kind.is_static and kind.constants is not None
         }
 
-    def run(self) -> bool:
+    def run(self, original: Message) -> bool:
         """Search. Returns False if the limit of tries ended the search.
 
         Raises UsageError if the whole model does not fail.
         """
-        if not self.fails(self.part):
+        if not self._tries(self.part, original, load(original)):
             raise UsageError("the whole model does not fail, so there is nothing to reduce")
+        if not self.fails(self.part):
+            raise UsageError(
+                "the whole model fails, but no longer after its Constant nodes became initialisers, so it cannot be "
+                "reduced"
+            )
         try:
             self._single_outputs()
             while True:
@@ -236,6 +242,10 @@ class _Search:
             model = load(message)
         except GraphkitError:  # the part is no valid model: its failure would be another one
             return False
+        return self._tries(part, message, model)
+
+    def _tries(self, part: _Part, message: Message, model: Model) -> bool:
+        """Call the test for a part."""
         if self.tries >= self.max_tries:
             raise _TriesSpent
         self.on_try(len(self.part.keep), self.tries)

@@ -47,7 +47,7 @@ def _merges(round: Round, scope: Scope, first: Node, node: Node) -> bool:
 
 def _keys(round: Round, node: Node) -> list[_Key]:
     """What equal nodes have in common: the same operator on the same operands, or the same known elements."""
-    if (node.kind in RANDOM and node.kind != "Dropout") or node.bodies:
+    if (node.kind in RANDOM and node.kind != "Dropout") or node.bodies or _may_draw(round, node):
         return []
     if node.kind == "Dropout" and (round.document.opset < 7 or node.input(2)):
         return []
@@ -59,6 +59,14 @@ def _keys(round: Round, node: Node) -> list[_Key]:
     if kind is not None and kind.value is not None and node.kind != "Constant":
         keys.append((kind.dtype, kind.shape, kind.value))
     return keys
+
+
+def _may_draw(round: Round, node: Node) -> bool:
+    """Whether a function of the file, or an operator of another domain, may draw random numbers."""
+    functions = {(f.domain, f.name) for f in round.document.model.functions}
+    if (node.proto.domain, node.proto.op_type) in functions:
+        return True
+    return bool(node.proto.domain) and any(word in node.kind for word in ("Random", "Dropout", "Sampling"))
 
 
 def equal_initializers(round: Round) -> None:
