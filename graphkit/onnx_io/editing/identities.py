@@ -196,6 +196,8 @@ def _merge_casts(round: Round, first: Node, second: Node) -> bool:
 
 def _merge_transposes(round: Round, first: Node, second: Node) -> bool:
     kind = round.type(first.outputs[0])
+    if first.kind in _RESHAPES and _moves_only_ones(round, second):
+        return _becomes_reshape(round, first, second)
     if first.kind != "Transpose" or kind is None:
         return False
     reverse = list(range(len(kind.known_shape)))[::-1]
