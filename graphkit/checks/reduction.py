@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import warnings
@@ -191,7 +190,7 @@ class _Search:
         self.embeds = False
         self.smallest: Candidate | None = None
         self.part = _Part(tuple(range(cutter.count)))
-        self._known: dict[bytes, bool] = {}
+        self._seen: set[bytes] = set()
         self._shapes = {
             name: np.array(kind.constants, kind.dtype.numpy).reshape(kind.static_shape)
             for name, kind in cutter.types.items()
@@ -230,14 +229,16 @@ class _Search:
 
     def fails(self, part: _Part) -> bool:
         """Whether a part fails. If it does, it becomes the smallest one."""
+        from graphkit.onnx_io.editing.subset import digest_of
+
         constants = self._constants(part)
         message = self.cutter.model(part.keep, part.replaced, constants, part.outputs, part.without)
         if message is None:
             return False
-        digest = hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
-        if digest in self._known:
+        digest = digest_of(message)
+        if digest in self._seen:
             return False
-        self._known[digest] = False
+        self._seen.add(digest)
         try:
             model = load(message)
         except GraphkitError:  # the part is no valid model: its failure would be another one

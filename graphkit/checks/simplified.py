@@ -44,7 +44,9 @@ def verify_simplified(
         with running(simplified.original, feeds, threads) as pending:
             reference = pending.results()
     except (GraphkitError, ReferenceEnded) as error:
-        raise RuntimeFailure(f"the original cannot be run for the comparison: {error}") from error
+        raise RuntimeFailure(
+            f"the original cannot be run for the comparison: {error}. Give inputs that it accepts, or do not verify"
+        ) from error
     with running(simplified.message, feeds, threads) as pending:
         ours = pending.results()
     reports = judge_outputs(model, feeds, ours, reference, rtol, atol)

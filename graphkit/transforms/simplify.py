@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ class Simplified:
     before: Contents
     after: Contents
 
-    @property
+    @functools.cached_property
     def model(self) -> Model:
         """The simplified model as a Model."""
         with warnings.catch_warnings():

@@ -309,6 +309,24 @@ def test_normalisation_is_folded_into_gemm(tmp_path, attributes, bias):
     check(simplified(tmp_path, made), {"x": floats(3, 4)}, operators=["Gemm"], exact=False)
 
 
+@pytest.mark.parametrize("shape", [(3, 5), (3, 1)])
+def test_a_bias_per_row_stays(tmp_path, shape):
+    constants = {"w": floats(4, 5), "c": floats(*shape), **statistics(5)}
+    nodes = [node("Gemm", "x,w,c", "h"), node("BatchNormalization", "h,s,b,m,v", "y")]
+    made = model(nodes, [info("x", [3, 4])], [info("y", None)], constants)
+    check(simplified(tmp_path, made), {"x": floats(3, 4)}, count=2, exact=False)
+
+
+def test_calls_of_functions_that_draw_are_not_merged(tmp_path):
+    made = model([helper.make_node("F", ["x"], [n], domain="local") for n in "ab"] + [node("Sub", "a,b", "y")],
+                 [info("x", [2, 3])], [info("y", [2, 3])])  # fmt: skip
+    draw = helper.make_node("RandomNormalLike", ["v"], ["w"])
+    opsets = [helper.make_opsetid("", 17)]
+    made.functions.append(helper.make_function("local", "F", ["v"], ["w"], [draw], opsets))
+    made.opset_import.add(domain="local", version=1)
+    assert simplified(tmp_path, made).after.node_count == 3
+
+
 def test_product_and_sum_become_gemm(tmp_path):
     nodes = [node("MatMul", "x,w", "h"), node("Add", "c,h", "y")]
     made = model(nodes, [info("x", ["N", 4])], [info("y", None)], {"w": floats(4, 5), "c": floats(5)})

@@ -114,7 +114,9 @@ def fold(round: Round, evaluate: Evaluate) -> None:
         growth = {name: part.nbytes(name) for name in part.frontier}
         if sum(growth.values()) - part.freed <= max(round.budget, 0):
             break
-        refused.add(max(growth, key=growth.__getitem__))
+        # Values that are too large in any case, or else the largest one.
+        large = {name for name, size in growth.items() if size - part.freed > max(round.budget, 0)}
+        refused |= large or {max(growth, key=growth.__getitem__)}
     arrays = _evaluated(document, part, evaluate)
     round.budget -= sum(growth[name] for name in arrays) - part.freed
     for scope in document.scopes:

@@ -22,6 +22,8 @@ class _Affine(NamedTuple):
 
 def affine_products(round: Round) -> None:
     """Fold BatchNormalization, and Mul, Add, Sub and Div with one constant per channel, into the product before."""
+    if round.document.opset < 7:  # other rules of broadcasting
+        return
     for scope in round.each_scope():
         scope.nodes = [node for node in scope.nodes if node.kind not in _READERS or not _folds(round, scope, node)]
 
@@ -42,6 +44,8 @@ def _folds(round: Round, scope: Scope, node: Node) -> bool:
         if weights is None or weights.dtype not in _DTYPES or weights.ndim < 2 or (product.input(2) and bias is None):
             continue
         channels = _channels(product, weights)
+        if bias is not None and bias.shape not in ((), (1,), (1, 1), (channels,), (1, channels)):
+            continue
         affine = _affine(round, node, place, weights, channels, data)
         if affine is None or not _affordable(round, product, affine):
             continue
@@ -82,7 +86,7 @@ def _affine(round: Round, node: Node, place: int, weights: np.ndarray, channels:
 
 
 def _batch_norm(round: Round, node: Node, channels: int, dtype: np.dtype) -> _Affine | None:
-    if node.attribute("training_mode", 0) or not node.attribute("spatial", 1) or round.document.opset < 7:
+    if node.attribute("training_mode", 0) or not node.attribute("spatial", 1):
         return None
     if loses_other_outputs(node, round.uses):
         return None
@@ -109,12 +113,12 @@ def _scale(
 ) -> None:
     """Give the product new weights and a new bias."""
     document = round.document
-    alpha, beta = product.attribute("alpha", 1.0), product.attribute("beta", 1.0)
+    beta = product.attribute("beta", 1.0)
     if affine.factor is not None:
         scaled = _scaled(product, weights, affine.factor).astype(weights.dtype)
         product.inputs[1] = document.add(scaled, product.inputs[1])
     shift = np.zeros(channels) if bias is None else bias.astype(np.float64) * beta
-    shift = np.broadcast_to(shift.reshape(-1) if shift.size in (1, channels) else shift, (channels,))
+    shift = np.broadcast_to(shift.reshape(-1), (channels,))
     shift = shift * (1 if affine.factor is None else affine.factor) + (0 if affine.shift is None else affine.shift)
     if bias is None and affine.shift is None:
         return
@@ -122,8 +126,6 @@ def _scale(
     product.inputs = [*product.inputs[:2], document.add(shift.astype(weights.dtype), hint)]
     if product.kind == "Gemm" and beta != 1:
         product.set_attribute("beta", 1.0)
-    if product.kind == "Gemm" and alpha != 1:
-        product.set_attribute("alpha", float(alpha))
 
 
 def _scaled(product: Node, weights: np.ndarray, factor: np.ndarray) -> np.ndarray:

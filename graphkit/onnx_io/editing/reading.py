@@ -15,7 +15,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 from graphkit.errors import InvalidModel, UsageError
 from graphkit.onnx_io.external_data import ExternalData
 from graphkit.onnx_io.tensors import to_array, to_proto
-from graphkit.onnx_io.writing import UnwrittenModel
+from graphkit.onnx_io.writing import EXTERNAL_ABOVE, UnwrittenModel, raw_bytes
 
 # The type of ONNX models, for modules that do not import onnx.
 Message: TypeAlias = ModelProto
@@ -79,5 +79,12 @@ def contents(model: ModelProto) -> Contents:
             nodes[f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type] += 1
             for attribute in node.attribute:
                 stack.extend([attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs)
+    return Contents(dict(sorted(nodes.items())), initializers, _nbytes(model))
+
+
+def _nbytes(model: ModelProto) -> int:
+    """The bytes of a model and of its data. Protobuf itself cannot measure messages above 2 GiB."""
+    if raw_bytes(model) <= EXTERNAL_ABOVE:
+        return int(model.ByteSize())
     unwritten = UnwrittenModel.of(model)
-    return Contents(dict(sorted(nodes.items())), initializers, unwritten.proto.ByteSize() + unwritten.data_bytes)
+    return int(unwritten.proto.ByteSize()) + unwritten.data_bytes

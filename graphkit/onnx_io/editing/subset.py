@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -147,6 +148,16 @@ class Cutter:
 
     def _info(self, name: str) -> ValueInfoProto:
         return ValueInfoProto(name=name, type=type_to_proto(self.types[name]))
+
+
+def digest_of(model: ModelProto) -> bytes:
+    """Return a digest of a model that a Cutter made. Data of initialisers are only told apart by their names."""
+    digest = hashlib.sha256()
+    for node in model.graph.node:
+        digest.update(node.SerializeToString(deterministic=True))
+    for items in (model.graph.input, model.graph.output, model.graph.initializer):
+        digest.update("\0".join(["", *(item.name for item in items), ""]).encode())
+    return digest.digest()
 
 
 def _captured(body: Scope) -> set[str]:
