@@ -52,14 +52,15 @@ def test_expanded_operators(tmp_path):
     compared = fewer = 0
     onnxruntime.set_default_logger_severity(4)
     for case in cases:
-        feeds = dict(zip([i.name for i in case.model.graph.input], case.data_sets[0][0], strict=False))
+        given = [np.asarray(a) if isinstance(a, np.generic) else a for a in case.data_sets[0][0]]
+        feeds = dict(zip([i.name for i in case.model.graph.input], given, strict=False))
         for model in (case.model, fixed_integers(case.model, feeds)):
             path = tmp_path / "model.onnx"
             path.write_bytes(model.SerializeToString())
             try:
                 found = simplify_onnx(path)
                 reference = run(model, feeds)
-            except (GraphkitError, *_runtime_errors()):
+            except (GraphkitError, RuntimeError, *_runtime_errors()):  # graphkit or ONNX Runtime does not support it
                 continue
             assert found.after.node_count <= found.before.node_count, case.name
             assert found.message.opset_import == model.opset_import
