@@ -13,9 +13,10 @@ import pytest
 from cases import each_case
 
 from graphkit.data.files.idx import read_idx
-from graphkit.data.files.npz import member_name, read_arrays
+from graphkit.data.files.npz import read_arrays
 from graphkit.errors import InputError, OutOfMemory
 from graphkit.ir.limits import limited
+from graphkit.ir.npz_names import member_name
 
 
 def npy(array, **options):

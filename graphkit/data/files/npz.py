@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import lzma
 import os
-import re
 import struct
 import tokenize
-import urllib.parse
 import zipfile
 import zlib
 from pathlib import Path
@@ -16,6 +14,7 @@ import numpy as np
 
 from graphkit.errors import InputError, OutOfMemory, lacks_memory
 from graphkit.ir.limits import require_memory
+from graphkit.ir.npz_names import array_name
 
 # Exceptions of numpy and zipfile for files that are damaged or inconsistent: from parsing the header, its shape and
 # type, the archive's tables, encryption and compression methods, and the decompressors.
@@ -27,36 +26,6 @@ _DAMAGED = (
 
 # The first bytes of .npy files, and of .npz files with and without members.
 _STARTS = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")
-
-# Parts of names that are escaped: %, backslashes, control characters, empty path components, drives and the suffix
-# .npy.
-_UNSAFE = re.compile(r"[%\\\x00-\x1f\x7f]|^/|(?<=/)/|/$|^[A-Za-z]:|\.npy$", re.ASCII)
-
-
-def member_name(name: str) -> str:
-    """Return the name under which an .npz file stores an array: its own name, unless that is a path out of a folder.
-
-    Programs that unpack the file use these names as paths. Absolute paths, `.` and `..`, backslashes, drives and
-    control characters are escaped as in URLs: `../x` becomes `%2E%2E/x`. `read_arrays` returns the original names.
-    """
-    parts = (part.replace(".", "%2E") if part in (".", "..") else part for part in _escaped(name).split("/"))
-    return "/".join(parts)
-
-
-def _escaped(name: str) -> str:
-    return _UNSAFE.sub(
-        lambda found: "".join(f"%{ord(c):02X}" if c in "%\\/:." or ord(c) < 32 or c == "\x7f" else c for c in found[0]),
-        name,
-    )
-
-
-def _array_name(member: str) -> str:
-    """The name of an array, from that of its member. Members that `member_name` cannot have made keep their names."""
-    try:
-        name = urllib.parse.unquote(member, errors="strict") if "%" in member else member
-    except UnicodeDecodeError:
-        return member
-    return name if member_name(name) == member else member
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -82,7 +51,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
             with loaded:
                 members = zipfile.ZipFile(file).infolist()
                 require_memory(sum(member.file_size for member in members), f"the arrays of {path}")
-                arrays = {_array_name(name): loaded[name] for name in loaded.files}
+                arrays = {array_name(name): loaded[name] for name in loaded.files}
     except (OutOfMemory, InputError):
         raise
     except (MemoryError, *_DAMAGED) as error:

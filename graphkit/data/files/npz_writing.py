@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from graphkit.data.files.npz import member_name
+from graphkit.ir.npz_names import member_name
 from graphkit.errors import UsageError
 
 
