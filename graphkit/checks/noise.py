@@ -20,9 +20,15 @@ EPSILON: Mapping[DType, float] = {DType.FLOAT32: 2.0**-23, DType.FLOAT16: 2.0**-
 FACTOR = 2.0
 # ONNX Runtime's error may be at most this factor times graphkit's. Beyond, it does not compute the same function.
 OTHER_FACTOR = 16.0
+# If the precisions of two models differ, both errors may be at most this factor times the measured effect of rounding
+# to the lower precision.
+LOWER_FACTOR = 4.0
 # An element's error is compared with the other engine's largest error among the elements whose magnitude is at most
 # _LARGER times its own. There are at least _NEIGHBOURS of these.
 _LARGER, _NEIGHBOURS = 4.0, 64
+
+# Names of the two sides, if these are the two engines.
+ENGINES = ("graphkit", "ONNX Runtime")
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Noise:
         other_max_abs: Largest error of ONNX Runtime, over all elements.
         other_mean_abs: Mean error of ONNX Runtime, over all elements.
         reason: Why the output failed, or "".
-        sides: Names of graphkit and of the other engine, for texts.
+        names: The two engines or models. `max_abs` and `mean_abs` belong to the first one.
     """
 
     passed: bool
@@ -45,13 +51,12 @@ class Noise:
     other_max_abs: float
     other_mean_abs: float
     reason: str = ""
-    sides: tuple[str, str] = ("graphkit", "ONNX Runtime")
+    names: tuple[str, str] = ENGINES
 
     def __str__(self) -> str:
-        ours, other = self.sides
         return (
-            f"from double precision: {ours} max {self.max_abs:.3g} mean {self.mean_abs:.3g}, "
-            f"{other} max {self.other_max_abs:.3g} mean {self.other_mean_abs:.3g}"
+            f"from double precision: {self.names[0]} max {self.max_abs:.3g} mean {self.mean_abs:.3g}, "
+            f"{self.names[1]} max {self.other_max_abs:.3g} mean {self.other_mean_abs:.3g}"
         )
 
 
@@ -80,6 +85,7 @@ def judge(
     truth: np.ndarray,
     suspects: np.ndarray,
     spreads: Spreads | None = None,
+    names: tuple[str, str] = ENGINES,
 ) -> Noise:
     """Judge whether two arrays of one type are about equally far from `truth`, the result in double precision.
 
@@ -104,10 +110,33 @@ def judge(
     other_fits = _fits(theirs, beside_other, size, suspects, OTHER_FACTOR, step)
     reason = ""
     if not other_fits:
-        reason = "ONNX Runtime is further from double precision than rounding explains: it computes another function"
+        reason = f"{names[1]} is further from double precision than rounding explains: it computes another function"
     elif not ours_fit:
-        reason = f"graphkit is more than {FACTOR:g} times as far from double precision as ONNX Runtime"
-    return Noise(not reason, _max(mine[suspects]), _mean(mine), _max(theirs), _mean(theirs), reason)
+        reason = f"{names[0]} is more than {FACTOR:g} times as far from double precision as {names[1]}"
+    return Noise(not reason, _max(mine[suspects]), _mean(mine), _max(theirs), _mean(theirs), reason, names)
+
+
+def judge_lower(
+    ours: np.ndarray,
+    other: np.ndarray,
+    truth: np.ndarray,
+    suspects: np.ndarray,
+    spread: Spread,
+    epsilon: float,
+    names: tuple[str, str],
+) -> Noise:
+    """Judge two arrays of models with different precisions by their distances from `truth`.
+
+    Both errors may be at most LOWER_FACTOR times `spread`: how far random errors of the lower precision move the
+    result. epsilon: of the lower precision. The other arguments are those of `judge`.
+    """
+    size = np.where(np.isfinite(truth), np.abs(truth), 0.0)
+    distances = _error(ours, truth), _error(other, truth)
+    fit = [_fits(error, spread, size, suspects, LOWER_FACTOR, epsilon) for error in distances]
+    wrong = next((name for name, fits in zip(names, fit, strict=True) if not fits), None)
+    reason = "" if wrong is None else f"{wrong} is further from double precision than the lower precision explains"
+    mine, theirs = distances
+    return Noise(not reason, _max(mine[suspects]), _mean(mine), _max(theirs), _mean(theirs), reason, names)
 
 
 def _larger(one: Spread, other: Spread | None) -> Spread:

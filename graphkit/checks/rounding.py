@@ -95,9 +95,14 @@ def quantises(graph: Graph) -> bool:
     return any(map(does, graph.nodes))
 
 
-def spreads(model: Any, feeds: Mapping[str, Any], truth: Mapping[str, Any]) -> dict[str, Spreads]:
-    """How far rounding moves each output that is a tensor of floats, by name. truth: outputs in double precision."""
-    step = max((EPSILON.get(dtype, 0.0) for dtype in _dtypes(model.graph)), default=0.0)
+def spreads(
+    model: Any, feeds: Mapping[str, Any], truth: Mapping[str, Any], epsilon: float | None = None
+) -> dict[str, Spreads]:
+    """How far rounding moves each output that is a tensor of floats, by name.
+
+    truth: outputs in double precision. epsilon: of the rounding (default: that of the model's element types).
+    """
+    step = epsilon or max((EPSILON.get(dtype, 0.0) for dtype in _dtypes(model.graph)), default=0.0)
     kinds = [Rounding(0.0, step, 0)]
     if quantises(model.graph):
         kinds.append(Rounding(_BEFORE_STEPS * step, 0.0, 0))

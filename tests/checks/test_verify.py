@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.checks import verify as module
-from graphkit.checks.verify import compare, compare_outputs
+from graphkit.checks.comparison import compare, compare_outputs, flattened
 from graphkit.cli import invoke
 from graphkit.errors import CheckFailed, UsageError
 
@@ -141,7 +140,7 @@ def test_shapes_and_dtypes_are_compared() -> None:
 
 
 def test_sequences_are_compared_by_element() -> None:
-    flat = list(module._flat("s", [np.zeros(1), np.ones(1)], [np.zeros(1)]))
+    flat = list(flattened("s", [np.zeros(1), np.ones(1)], [np.zeros(1)]))
     assert [name for name, _, _ in flat] == ["s (length)", "s[0]"]
 
 

@@ -1,0 +1,98 @@
+"""Judge outputs that are not within the tolerances: measure the rounding errors of both sides in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from graphkit.checks.comparison import OutputReport, errors, flattened
+from graphkit.checks.lower_precision import Precision
+from graphkit.checks.noise import ENGINES, EPSILON, Spreads, judge, judge_lower, measurable
+from graphkit.checks.rounding import in_double_precision, spreads
+from graphkit.errors import GraphkitError
+from graphkit.ir.types import FLOATS, dtype_of
+
+
+def judged(
+    model: Any,
+    feeds: Mapping[str, Any],
+    ours: Mapping[str, Any],
+    other: Mapping[str, Any],
+    reports: Sequence[OutputReport],
+    *,
+    labels: tuple[str, str] = ENGINES,
+    own: Mapping[str, str] | None = None,
+    lower: Precision | None = None,
+) -> tuple[OutputReport, ...]:
+    """Return the reports. Outputs that may have failed because of rounding are judged again, in double precision.
+
+    Args:
+        model: The model to evaluate in double precision.
+        feeds: Its inputs.
+        ours: Results of the first side by name.
+        other: Results of the other side, in the same order.
+        reports: A report for each result, or for each of its elements if it is a sequence.
+        labels: Titles of the two sides.
+        own: The name of each result in `model`, if it has another one there.
+        lower: The lower precision of two models.
+    """
+    judge_one = _Judge(labels, lower)
+    if not any(map(judge_one.is_doubtful, reports)):
+        return tuple(reports)
+    names = dict.fromkeys(ours) if own is None else own
+    try:
+        truth = in_double_precision(model, feeds)
+        true = {n: t for key, v in ours.items() for n, _, t in flattened(key, v, truth[names[key] or key])}
+    except GraphkitError as error:
+        reason = f"the rounding noise cannot be measured in double precision: {error}"
+        return tuple(replace(r, reason=reason) if judge_one.is_doubtful(r) else r for r in reports)
+    pairs = zip(ours.items(), other.values(), strict=True)
+    arrays = [(np.asarray(x), np.asarray(y)) for (name, a), b in pairs for _, x, y in flattened(name, a, b)]
+
+    def measured(found: Mapping[str, Spreads]) -> tuple[OutputReport, ...]:
+        return tuple(
+            judge_one(r, a, b, true.get(r.name), found.get(names.get(r.name) or r.name))
+            if judge_one.is_doubtful(r)
+            else r
+            for r, (a, b) in zip(reports, arrays, strict=True)
+        )
+
+    if lower is not None:
+        return measured(spreads(model, feeds, truth, lower.epsilon))
+    found = measured({})
+    # Measuring the effect of rounding takes several more runs in double precision, so it comes last.
+    return found if all(report.passed for report in found) else measured(spreads(model, feeds, truth))
+
+
+class _Judge:
+    def __init__(self, labels: tuple[str, str], lower: Precision | None):
+        self.labels = labels
+        self.lower = lower
+
+    def is_doubtful(self, report: OutputReport) -> bool:
+        """Whether rounding may be the reason why an output failed."""
+        if report.passed or report.reason:
+            return False
+        dtype = dtype_of(report.dtype)
+        return dtype in EPSILON or (self.lower is not None and dtype in FLOATS)
+
+    def __call__(
+        self, report: OutputReport, ours: np.ndarray, other: np.ndarray, truth: Any, spread: Spreads | None
+    ) -> OutputReport:
+        is_array = isinstance(truth, np.ndarray) and truth.shape == ours.shape
+        if not (is_array if self.lower is not None else measurable(ours, truth)):
+            return replace(
+                report,
+                reason="the output has another shape in double precision, because its shape depends on rounded values",
+            )
+        error, size = errors(ours, other, dtype_of(ours.dtype))
+        suspects = ~(error <= report.atol + report.rtol * size)
+        if self.lower is None:
+            found = judge(ours, other, truth, suspects, spread, self.labels)
+        else:
+            assert spread is not None
+            found = judge_lower(ours, other, truth, suspects, spread.tensors, self.lower.epsilon, self.labels)
+        return replace(report, passed=found.passed, criterion="noise", noise=found, reason=found.reason)
