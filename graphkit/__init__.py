@@ -52,6 +52,7 @@ _PUBLIC = {
     "gradient": "graphkit.autodiff.reverse_mode",
     "profile": "graphkit.executor.run.profile",
     "verify": "graphkit.checks.verify",
+    "bisect": "graphkit.checks.bisect",
     "diff": "graphkit.checks.diff",
     "check_gradient": "graphkit.checks.gradcheck",
     "find_nonfinite": "graphkit.checks.nonfinite",

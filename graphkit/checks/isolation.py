@@ -1,0 +1,325 @@
+"""Run nodes alone on both sides of a comparison, with the same inputs, and judge the difference of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from graphkit.checks.comparison import OutputReport, compare_outputs, errors, flattened
+from graphkit.checks.findings import Divergence, ValueDifference
+from graphkit.checks.judging import judged
+from graphkit.checks.lower_precision import Precision
+from graphkit.checks.noise import EPSILON
+from graphkit.checks.nonfinite import counted
+from graphkit.checks.pairing import Cut, Pair, Producers, pairs_of
+from graphkit.checks.sides import Side, lower_precision, match
+from graphkit.checks.trace import GraphTrace, trace_of
+from graphkit.checks.walk import Walk
+from graphkit.errors import GraphkitError, UsageError
+from graphkit.ir.types import FLOATS, dtype_of
+
+# Functions with values up to 1. Engines approximate them with an absolute error of at most _STEPS epsilons, also where
+# the values are tiny.
+_BOUNDED = frozenset({"Sigmoid", "Tanh", "Erf", "Softmax", "HardSigmoid", "Sin", "Cos"})
+_STEPS = 4.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """Nodes of both sides that compute the same values, and the inputs for them, by their names on the first side."""
+
+    targets: tuple[Pair, ...]
+    ours: Cut
+    theirs: Cut
+    given: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A divergence, with the case that shows it, and the position of the case's first target among the pairs."""
+
+    divergence: Divergence
+    case: Case
+    index: int
+
+
+class Comparer:
+    """Two sides with the same inputs `arrays`: their values in pairs, and comparisons of them."""
+
+    def __init__(
+        self, first: Side, second: Side, arrays: Mapping[str, Any], rtol: float | None = None, atol: float | None = None
+    ):
+        self.first, self.second, self.arrays = first, second, arrays
+        self.rtol, self.atol = rtol, atol
+        self.feeds = second.feeds(arrays)
+        self.ours, self.theirs = (
+            Producers(trace_of(side, feeds)) for side, feeds in ((first, arrays), (second, self.feeds))
+        )
+        self.labels = (first.label, second.label)
+        self.is_one_model = first.given is second.given
+        self.lower = lower_precision(first, second)
+        inputs = second.inputs or [(name, name) for name in arrays]
+        outputs, self.notes = self._outputs()
+        self.pairs, by_structure = pairs_of(self.ours.trace, self.theirs.trace, inputs, outputs)
+        if not self.pairs:
+            raise UsageError(f"no value of {self.labels[0]} can be matched with one of {self.labels[1]}")
+        if by_structure:
+            self.notes += ("few values have equal names: the others are matched by structure",)
+        if self.lower is not None:
+            self.notes += (f"the precisions differ: the limits are those of {self.lower.name}",)
+        self.unmatched = sum(len(step.outputs) for step in self.ours.trace.steps) - len(self.pairs)
+        self._to_theirs = dict(inputs) | {p.ours: p.theirs for p in self.pairs}
+        self._to_ours = {theirs: ours for ours, theirs in self._to_theirs.items()}
+        self._dtypes: dict[str, Any] = {}
+        self._dropped: set[Pair] = set()
+
+    def _outputs(self) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
+        """Pairs of values that the models return, and notes."""
+        values = self.ours.trace.outputs, self.theirs.trace.outputs
+        if self.is_one_model:
+            return list(zip(*values, strict=True)), ()
+        types = self.first.model.output_types, self.second.model.output_types
+        found = match("output", *types, self.labels, needed=False)
+        ours, theirs = (dict(zip(kinds, names, strict=True)) for kinds, names in zip(types, values, strict=True))
+        return [(ours[a], theirs[b]) for a, b in found.pairs], found.notes
+
+    def name_of_second(self, name: str) -> str | None:
+        """The name that a value of the first side has on the second one; None if it is not matched."""
+        return self._to_theirs.get(name)
+
+    def drop(self, pair: Pair) -> bool:
+        """Leave out a pair whose nodes have different operators, unless the models return it. Say whether it was done.
+
+        A program that quantises a model may give the name of a value to another one: it merges Relu into the range of
+        the quantised value before it.
+        """
+        operators = tuple(
+            side.trace.steps[side.of[name]].operator
+            for side, name in ((self.ours, pair.ours), (self.theirs, pair.theirs))
+        )
+        if self.lower is None or operators[0] == operators[1] or pair.ours in self.ours.trace.outputs:
+            return False
+        self._dropped.add(pair)
+        del self._to_theirs[pair.ours], self._to_ours[pair.theirs]
+        self.notes += (f"{pair.ours!r} is made by {' and by '.join(operators)}: it is not compared",)
+        return True
+
+    # --- values ------------------------------------------------------------------------------------
+
+    def recomputed(self, names: Iterable[str]) -> dict[str, Any]:
+        """Compute values of the first side from the inputs of the model."""
+        wanted = list(dict.fromkeys(names))
+        return Walk(self.ours, self.arrays, wanted).advance(wanted) if wanted else {}
+
+    def nbytes(self, pair: Pair) -> int | None:
+        """The size of a value; None if neither side knows it before a run."""
+        for trace, name in ((self.ours.trace, pair.ours), (self.theirs.trace, pair.theirs)):
+            if isinstance(trace, GraphTrace) and (size := trace.nbytes(name)) is not None:
+                return size
+        return None
+
+    def saw(self, pair: Pair, theirs: Any) -> None:
+        """Remember the element type of a value of the second side."""
+        if isinstance(theirs, np.ndarray):
+            self._dtypes[pair.theirs] = theirs.dtype
+
+    def for_second(self, name: str, value: Any) -> Any:
+        """Convert a value of the first side to the float type that the second side has for it."""
+        theirs = self._to_theirs[name]
+        dtype = self.feeds[theirs].dtype if isinstance(self.feeds.get(theirs), np.ndarray) else self._dtypes.get(theirs)
+        if dtype is None or not isinstance(value, np.ndarray) or value.dtype == dtype:
+            return value
+        return value.astype(dtype) if dtype_of(value.dtype) in FLOATS and dtype_of(dtype) in FLOATS else value
+
+    # --- cases -------------------------------------------------------------------------------------
+
+    def case(self, targets: Sequence[Pair], stop: int | None, known: Mapping[str, Any]) -> Case:
+        """Return the nodes that compute `targets` from the pairs before number `stop` (None: from all other pairs).
+
+        known: values of the first side. Others are computed.
+        """
+        before = (
+            p
+            for p in (self.pairs if stop is None else self.pairs[:stop])
+            if p not in targets and p not in self._dropped
+        )
+        names = set(self._inputs()) | {p.ours for p in before}
+        ours = self.ours.cut([p.ours for p in targets], names)
+        theirs = self.theirs.cut([p.theirs for p in targets], {self._to_theirs[name] for name in names})
+        reads = dict.fromkeys((*ours.reads, *(self._to_ours[name] for name in theirs.reads)))
+        missing = self.recomputed(name for name in reads if name not in known)
+        given = {name: known[name] if name in known else missing[name] for name in reads}
+        # Both sides get the same numbers, also if the second one has a narrower type.
+        for name, value in given.items():
+            if (other := self.for_second(name, value)) is not value:
+                given[name] = other.astype(value.dtype)
+        return Case(tuple(targets), ours, theirs, given)
+
+    def whole(self) -> Case:
+        """The whole models, from their inputs to their outputs."""
+        returned = set(self.ours.trace.outputs)
+        return self.case([p for p in self.pairs if p.ours in returned], 0, self.arrays)
+
+    def _inputs(self) -> Iterable[str]:
+        return (name for name in self.arrays if name in self._to_theirs)
+
+    def given_to(self, case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the inputs of the nodes on the first side and on the second side, by their names there."""
+        ours = {name: case.given[name] for name in case.ours.reads}
+        theirs = {n: self.for_second(self._to_ours[n], case.given[self._to_ours[n]]) for n in case.theirs.reads}
+        return ours, theirs
+
+    def run(self, case: Case) -> tuple[OutputReport, ...]:
+        """Run the nodes on both sides with the same inputs, and judge the results."""
+        if not case.targets:
+            return ()
+        mine, theirs = self.results(case)
+        return self.judged(case.targets, mine, theirs, case.given)
+
+    def results(self, case: Case, other: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Run the nodes on both sides; return the results by their names on the first side.
+
+        other: inputs of the second side, by its names (default: those of the first side).
+        """
+        given = self.given_to(case)
+        mine = self.ours.trace.run(case.ours.steps, given[0], [p.ours for p in case.targets])
+        theirs = self.theirs.trace.run(case.theirs.steps, other or given[1], [p.theirs for p in case.targets])
+        return mine, {p.ours: theirs[p.theirs] for p in case.targets}
+
+    def agrees_alone(self, case: Case, values: Mapping[str, tuple[Any, Any]]) -> bool:
+        """Whether the nodes alone return what they returned between the others, each side with its own inputs.
+
+        values: of both sides, by their names on the first side.
+        """
+        own = {n: values[ours][1] for n in case.theirs.reads if (ours := self._to_ours[n]) in values}
+        if len(own) < len(case.theirs.reads):
+            return True  # the second side has not kept them
+        alone = self.results(case, own)
+        between = tuple({p.ours: values[p.ours][side] for p in case.targets} for side in (0, 1))
+        return all(
+            report.passed
+            for one, other in zip(alone, between, strict=True)
+            for report in compare_outputs(one, other, by_magnitude=True)
+        )
+
+    def compared(self, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[OutputReport, ...]:
+        """Compare values by the tolerances, under the names of the first side."""
+        return compare_outputs(ours, theirs, self.rtol, self.atol, by_magnitude=True, lower=self.lower)
+
+    def judged(
+        self, targets: Sequence[Pair], ours: Mapping[str, Any], theirs: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> tuple[OutputReport, ...]:
+        """Compare the values of `targets`; measure rounding from the values `given` on if they fail the tolerances."""
+        reports = self.compared(ours, theirs)
+        if all(report.passed for report in reports) or self.rtol is not None or self.atol is not None:
+            return reports
+        try:
+            side, producers, names = self._exact
+            exact = {name: names(name) for name in (*given, *(p.ours for p in targets))}
+            wanted = [exact[p.ours] for p in targets]
+            known = {exact[name]: value for name, value in given.items()}
+            arrays = self.arrays if side is self.first else self.feeds
+            cut = producers.cut(wanted, {*known, *arrays})
+            feeds = {name: known[name] if name in known else arrays[name] for name in cut.reads}
+            part = producers.trace.part(cut.steps, feeds, wanted)
+        except (GraphkitError, KeyError) as error:
+            told = f"the rounding noise cannot be measured: {error}"
+            return tuple(r if r.passed or r.reason else replace(r, reason=told) for r in reports)
+        own = {p.ours: exact[p.ours] for p in targets}
+        found = judged(part, feeds, ours, theirs, reports, labels=self.labels, own=own, lower=self.lower)
+        found = self._accepted(targets, found)
+        if self._rounding is None or all(report.passed for report in found):
+            return found
+        # Of the two engines, either may round more often: then both errors are compared with the measured rounding.
+        by_rounding = judged(part, feeds, ours, theirs, reports, labels=self.labels, own=own, lower=self._rounding)
+        by_rounding = self._accepted(targets, by_rounding)
+        return by_rounding if all(report.passed for report in by_rounding) else found
+
+    @cached_property
+    def _rounding(self) -> Precision | None:
+        """The precision of the models, if it is equal and that of a float type."""
+        own = self.first.precision
+        return own if self.lower is None and own is not None and own.name in map(str, FLOATS) else None
+
+    @cached_property
+    def _exact(self) -> tuple[Side, Producers, Any]:
+        """The side whose model is evaluated in double precision, its nodes in graphkit, and its names of pairs."""
+        is_second = self.lower is not None and self.lower == self.first.precision
+        side = self.second if is_second else self.first
+        known = self.theirs if is_second else self.ours
+        if not isinstance(known.trace, GraphTrace):
+            known = Producers(GraphTrace(side.model, self.feeds if is_second else self.arrays))
+        return side, known, (self._to_theirs.__getitem__ if is_second else str)
+
+    def _accepted(self, targets: Sequence[Pair], reports: Sequence[OutputReport]) -> tuple[OutputReport, ...]:
+        """Let errors of a few epsilons pass if a bounded function made the value."""
+        made = {p.ours: self.ours.trace.steps[self.ours.of[p.ours]].operator for p in targets}
+        return tuple(
+            replace(r, passed=True, reason="") if made.get(r.name) in _BOUNDED and _is_approximate(r) else r
+            for r in reports
+        )
+
+    # --- descriptions ------------------------------------------------------------------------------
+
+    def divergence(
+        self, kind: str, targets: Sequence[Pair], values: Mapping[str, tuple[Any, Any]], isolated: Any, reason: str = ""
+    ) -> Divergence:
+        """Describe the node that makes `targets`. values: values of both sides by their names on the first side."""
+        ours = self.ours.trace.steps[self.ours.of[targets[0].ours]]
+        theirs = self.theirs.trace.steps[self.theirs.of[targets[0].theirs]]
+        inputs = [difference(n, self._to_theirs[n], *values[n]) for n in dict.fromkeys(ours.inputs) if n in values]
+        outputs = [difference(p.ours, p.theirs, *values[p.ours]) for p in targets if p.ours in values]
+        failed = [r.reason for r in isolated if not r.passed and r.reason]
+        return Divergence(
+            kind, ours.name, ours.operator, theirs.name, theirs.operator, tuple(filter(None, inputs)),
+            tuple(filter(None, outputs)), tuple(isolated), (ours.name,), reason=reason or "; ".join(failed[:1]),
+            one_sided=self._one_sided(outputs), parameters=tuple(self._parameters(ours, theirs)),
+        )  # fmt: skip
+
+    def _one_sided(self, outputs: Iterable[ValueDifference | None]) -> str:
+        for item in filter(None, outputs):
+            for what, (ours, theirs) in (("NaN", item.nan), ("infinity", item.infinite)):
+                if bool(ours) != bool(theirs):
+                    return f"{what} in {item.name!r} only in {self.labels[0] if ours else self.labels[1]}"
+        return ""
+
+    def _parameters(self, ours: Any, theirs: Any) -> Iterable[str]:
+        """Yield a text for each parameter at the same position that differs."""
+        for name, other in zip(ours.inputs, theirs.inputs, strict=False):
+            if name in self.ours.trace.stored and other in self.theirs.trace.stored:
+                a, b = self.ours.trace.stored_array(name), self.theirs.trace.stored_array(other)
+                if a is None or b is None or a.dtype.kind in "OSU":
+                    continue
+                if a.shape != b.shape:
+                    yield f"parameter {name!r} has the shape {list(a.shape)}, and {list(b.shape)} on the other side"
+                elif (count := int((errors(a, b, dtype_of(a.dtype))[0] > 0).sum())) and self.lower is None:
+                    yield f"parameter {name!r}: {count} of {a.size} elements differ"
+
+
+def _is_approximate(report: OutputReport) -> bool:
+    """Whether an error is at most a few epsilons of the range of a function with values up to 1."""
+    return report.passed or report.max_abs <= _STEPS * EPSILON.get(dtype_of(report.dtype), 0.0)
+
+
+def difference(name: str, other: str, ours: Any, theirs: Any) -> ValueDifference | None:
+    """Return the difference of two tensors; None for other values, or if the shapes differ."""
+    flat = list(flattened(name, ours, theirs))
+    if len(flat) != 1:
+        return None
+    a, b = np.asarray(flat[0][1]), np.asarray(flat[0][2])
+    dtype, other_dtype = dtype_of(a.dtype), dtype_of(b.dtype)
+    infinite = float("inf")
+    largest = relative = infinite
+    if a.shape == b.shape:
+        error, size = errors(a, b, dtype)
+        with np.errstate(all="ignore"):
+            ratio = np.where(error == 0, 0.0, error / size)
+        largest, relative = (float(x.max()) if x.size else 0.0 for x in (error, ratio))
+    (nan, inf), (other_nan, other_inf) = counted(a), counted(b)
+    return ValueDifference(
+        name, other, str(dtype), str(other_dtype), a.shape, largest, relative, (nan, other_nan), (inf, other_inf)
+    )  # fmt: skip

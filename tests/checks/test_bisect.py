@@ -1,0 +1,325 @@
+"""The first node that differs: planted faults, whose places are known, and models without a fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import planted
+import pytest
+from onnx import numpy_helper, parser
+
+import graphkit as gk
+from graphkit.checks import bisect as module
+from graphkit.checks.findings import Bisection
+from graphkit.cli import invoke
+from graphkit.errors import CheckFailed, UsageError
+
+full = pytest.mark.full
+
+# Model, output of the node, attribute, its wrong value.
+ATTRIBUTES = [
+    ("convnet", "n1", "epsilon", 0.1),
+    pytest.param("convnet", "c2", "pads", [2, 2, 0, 0], marks=full),
+    pytest.param("convnet", "l2", "alpha", 0.12, marks=full),
+    pytest.param("convnet", "p2", "count_include_pad", 0, marks=full),
+    pytest.param("convnet", "g", "alpha", 1.01, marks=full),
+    pytest.param("convnet", "y", "axis", 0, marks=full),
+    pytest.param("transformer", "n1", "epsilon", 0.01, marks=full),
+    pytest.param("transformer", "p", "axis", 1, marks=full),
+    pytest.param("transformer", "e", "alpha", 0.71, marks=full),
+    pytest.param("lstm", "out", "clip", 0.3, marks=full),
+    pytest.param("lstm", "sg", "alpha", 0.3, marks=full),
+    pytest.param("control", "y", "alpha", 0.6, marks=full),
+]
+# Model, initialiser, element, change, output of the node.
+WEIGHTS = [
+    ("transformer", "wk", 9, 0.01, "k"),
+    ("control", "half", 0, 0.01, "looped"),
+    pytest.param("convnet", "w1", 3, 0.01, "c1", marks=full),
+    pytest.param("convnet", "m", 1, 0.01, "n1", marks=full),
+    pytest.param("convnet", "w3", 17, 0.01, "g", marks=full),
+    pytest.param("transformer", "s", 2, 0.01, "n1", marks=full),
+    pytest.param("transformer", "scale", 0, 0.01, "scaled", marks=full),
+    pytest.param("transformer", "wd", 11, 0.01, "down", marks=full),
+    pytest.param("lstm", "r", 5, 0.3, "out", marks=full),
+    pytest.param("lstm", "wg", 3, 0.01, "g", marks=full),
+    pytest.param("lstm", "high", 0, -0.45, "cl", marks=full),
+    pytest.param("control", "two", 0, 0.01, "chosen", marks=full),
+    pytest.param("control", "count", 0, 1, "looped", marks=full),
+]
+# Model, operator, attributes that its kernel uses instead of those of the node, output of the node.
+KERNELS: list[Any] = [
+    ("convnet", "Softmax", {"axis": 0}, "y"),
+    pytest.param("transformer", "LayerNormalization", {"epsilon": 0.05}, "n1", marks=full),
+    pytest.param("transformer", "Softmax", {"axis": 1}, "p", marks=full),
+    pytest.param("lstm", "HardSigmoid", {"alpha": 0.3}, "sg", marks=full),
+    pytest.param("control", "ThresholdedRelu", {"alpha": 0.6}, "y", marks=full),
+]
+
+
+def found_at(result: Bisection, output: str, kind: str = "node") -> None:
+    assert result.found is not None, str(result)
+    assert (result.found.kind, result.found.node) == (kind, output), str(result)
+    assert result.verdict == "FAILED"
+    with pytest.raises(CheckFailed, match=f"node '{output}'"):
+        result.raise_if_failed()
+
+
+@pytest.mark.parametrize(
+    "name", ["convnet", *(pytest.param(n, marks=full) for n in ("transformer", "lstm", "control"))]
+)
+def test_models_without_a_fault_agree(name: str) -> None:
+    proto = planted.model_of(name)
+    result = gk.bisect(gk.load(proto), planted.feeds_of(name), source=proto)
+    assert result.passed, str(result)
+    assert result.compared == sum(len(node.output) for node in proto.graph.node)
+
+
+@pytest.mark.parametrize(("name", "output", "key", "value"), ATTRIBUTES)
+def test_changed_attribute_is_found(name: str, output: str, key: str, value: Any) -> None:
+    proto, other = planted.model_of(name), planted.model_of(name)
+    planted.with_attribute(other, output, key, value)
+    found_at(gk.bisect(gk.load(proto), planted.feeds_of(name), source=proto, against=other), output)
+
+
+@pytest.mark.parametrize(("name", "weight", "index", "change", "output"), WEIGHTS)
+def test_changed_weight_is_found(name: str, weight: str, index: int, change: float, output: str) -> None:
+    proto, other = planted.model_of(name), planted.model_of(name)
+    planted.with_weight(other, weight, index, change)
+    result = gk.bisect(gk.load(proto), planted.feeds_of(name), source=proto, against=other)
+    found_at(result, output)
+    if name in ("convnet", "transformer"):
+        assert result.found is not None
+        assert any(f"{weight!r}: 1 of" in text for text in result.found.parameters), str(result)
+
+
+@pytest.mark.parametrize(("name", "operator", "changed", "output"), KERNELS)
+def test_wrong_kernel_is_found(
+    name: str, operator: str, changed: dict[str, Any], output: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The files that are written show the fault, too: without it they agree."""
+    proto, feeds = planted.model_of(name), planted.feeds_of(name)
+    path = tmp_path / "suspect.onnx"
+    with monkeypatch.context() as patch:
+        planted.with_wrong_kernel(patch, operator, **changed)
+        result = gk.bisect(gk.load(proto), feeds, source=proto, output=path)
+        found_at(result, output)
+        assert result.files == (str(path), str(path.with_suffix(".npz")))
+        assert invoke(["verify", str(path), str(path.with_suffix(".npz"))]) == 1
+    assert invoke(["verify", str(path), str(path.with_suffix(".npz"))]) == 0
+    assert len(gk.load(path).outputs) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "factor", "output"),
+    [("transformer", "wu", 1e5, "up"), pytest.param("convnet", "w3", 1e5, "g", marks=full)],
+)
+def test_overflow_of_float16_is_found(name: str, weight: str, factor: float, output: str) -> None:
+    proto = planted.model_of(name)
+    tensor = next(item for item in proto.graph.initializer if item.name == weight)
+    # The weights themselves are within the range of float16, but products of them are not.
+    array = np.sign(numpy_helper.to_array(tensor)) * np.float32(6e4)
+    tensor.CopyFrom(numpy_helper.from_array(array.astype(np.float32), weight))
+    half = planted.in_float16(proto)
+    result = gk.bisect(gk.load(proto), planted.feeds_of(name), source=proto, against=half)
+    found_at(result, output)
+    assert result.found is not None
+    assert result.found.one_sided == f"infinity in {output!r} only in ONNX Runtime"
+
+
+def test_fault_that_needs_neighbours_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Between convolutions, pooling runs in a channels-last kernel, and alone in another one."""
+    proto, feeds = planted.model_of("convnet"), planted.feeds_of("convnet")
+    planted.with_wrong_kernel(monkeypatch, "ChannelsLastAveragePool", "ai.graphkit", count_include_pad=0)
+    path = tmp_path / "suspect.onnx"
+    result = gk.bisect(gk.load(proto), feeds, source=proto, output=path)
+    found_at(result, "p2", "segment")
+    assert result.found is not None
+    assert result.found.nodes[-1] == "p2"
+    assert 1 < len(result.found.nodes) <= 4, str(result)
+    assert invoke(["verify", str(path), str(path.with_suffix(".npz"))]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "operator", "when", "changed", "nodes"),
+    [
+        ("transformer", "FusedMatMul", "Elu", {"activation_alpha": 0.75}, ("up", "e")),
+        pytest.param("lstm", "FusedMatMul", "HardSigmoid", {"activation_alpha": 0.3}, ("g", "sg"), marks=full),
+    ],
+)
+def test_fault_that_disappears_when_observed_is_found(
+    name: str, operator: str, when: str, changed: dict[str, Any], nodes: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    """A fused kernel is wrong. If the value inside it is read, the nodes are not fused."""
+    proto, feeds = planted.model_of(name), planted.feeds_of(name)
+    planted.with_wrong_kernel(monkeypatch, operator, "ai.graphkit", when=when, **changed)
+    path = tmp_path / "suspect.onnx"
+    result = gk.bisect(gk.load(proto), feeds, source=proto, output=path)
+    found_at(result, nodes[-1], "segment")
+    assert result.found is not None
+    assert result.found.nodes == nodes
+    assert invoke(["verify", str(path), str(path.with_suffix(".npz"))]) == 1
+
+
+@full
+def test_fault_in_a_fused_region_of_many_nodes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    proto, feeds = planted.model_of("transformer"), planted.feeds_of("transformer")
+    planted.with_wrong_kernel(monkeypatch, "FusedAttention", "ai.graphkit", scale=0.5)
+    result = gk.bisect(gk.load(proto), feeds, source=proto)
+    found_at(result, "mixed", "segment")
+    assert result.found is not None
+    assert set(result.found.nodes) <= {"k", "u", "kt", "scores", "scaled", "p", "mixed"}
+
+
+def test_node_in_a_branch_is_named() -> None:
+    proto, other = planted.model_of("control"), planted.model_of("control")
+    branch = next(item.g for item in planted.node_of(other, "chosen").attribute if item.name == "then_branch")
+    assert [node.op_type for node in branch.node] == ["Mul", "Elu"]
+    branch.node[1].attribute[0].f = 0.6
+    feeds = {"x": np.array([-1.0, 2.0, 3.0, -0.5], np.float32)}
+    result = gk.bisect(gk.load(proto), feeds, source=proto, against=other)
+    found_at(result, "chosen")
+    assert result.found is not None
+    assert result.found.inside == "in its then_branch, node 'a' (Elu) differs first"
+
+
+@full
+def test_changed_body_of_a_loop_is_found_as_the_loop() -> None:
+    proto, other = planted.model_of("control"), planted.model_of("control")
+    body = planted.node_of(other, "looped").attribute[0].g
+    next(node for node in body.node if node.op_type == "Tanh").op_type = "Softsign"
+    found_at(gk.bisect(gk.load(proto), planted.feeds_of("control"), source=proto, against=other), "looped")
+
+
+def ties() -> onnx.ModelProto:
+    """ArgMax of two products that are equal in float16."""
+    proto = parser.parse_model(
+        planted.HEAD
+        + """
+        net (float[2] x) => (int64[1] best) { m = Mul (x, w)  best = ArgMax (m) }
+    """
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(np.float32([1.0001, 1.0002]), "w"))
+    return proto
+
+
+def test_decisions_that_amplify_rounding_are_told_apart() -> None:
+    proto = ties()
+    result = gk.bisect(gk.load(proto), {"x": np.ones(2, np.float32)}, source=proto, against=planted.in_float16(proto))
+    found_at(result, "best", "amplified")
+    assert result.found is not None
+    assert result.found.nodes == ("m", "best")
+
+
+def test_growth_of_rounding_is_not_a_divergence() -> None:
+    """Differences of large sums lose most digits, in both engines."""
+    proto = parser.parse_model(
+        planted.HEAD
+        + """
+        net (float[4, 64] x) => (float[4] y)
+        {
+            e = Exp (x)
+            a = ReduceSum <keepdims = 0> (e, axes)
+            f = Mul (e, near)
+            b = ReduceSum <keepdims = 0> (f, axes)
+            d = Sub (a, b)
+            z = Mul (d, large)
+            y = Tanh (z)
+        }
+    """
+    )
+    for name, value in {"axes": np.array([1]), "near": np.float32(1.0000001), "large": np.float32(100)}.items():
+        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    feeds = {"x": 4 * np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)}
+    result = gk.bisect(gk.load(proto), feeds, source=proto)
+    assert result.passed, str(result)
+
+
+@pytest.mark.parametrize("name", ["convnet", pytest.param("transformer", marks=full), pytest.param("lstm", marks=full)])
+def test_float16_export_agrees_and_its_faults_are_found(name: str) -> None:
+    proto = planted.model_of(name)
+    half = planted.in_float16(proto)
+    feeds = planted.feeds_of(name)
+    result = gk.bisect(gk.load(proto), feeds, source=proto, against=half)
+    assert result.passed, str(result)
+    assert "the precisions differ: the limits are those of float16" in result.notes
+    weight = {"convnet": "w2", "transformer": "wk", "lstm": "wg"}[name]
+    planted.with_weight(half, weight, 3, 0.5)
+    result = gk.bisect(gk.load(proto), feeds, source=proto, against=half)
+    found_at(result, {"convnet": "c2", "transformer": "k", "lstm": "g"}[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "output"), [("convnet", "w2", "c2"), pytest.param("lstm", "wg", "g", marks=full)]
+)
+def test_models_with_other_names_are_matched_by_structure(name: str, weight: str, output: str) -> None:
+    proto, other = planted.model_of(name), planted.renamed(planted.model_of(name))
+    result = gk.bisect(gk.load(proto), planted.feeds_of(name), source=proto, against=other)
+    assert result.passed, str(result)
+    assert "few values have equal names: the others are matched by structure" in result.notes
+    assert result.compared == sum(len(node.output) for node in proto.graph.node)
+    planted.with_weight(other, f"r_{weight}", 3, 0.1)
+    result = gk.bisect(gk.load(proto), planted.feeds_of(name), source=proto, against=other)
+    found_at(result, output)
+    assert result.found is not None
+    assert result.found.other_node == f"r_{output}"
+
+
+def test_two_models_in_one_engine_and_their_files(tmp_path: Path) -> None:
+    proto, other = planted.model_of("lstm"), planted.model_of("lstm")
+    planted.with_weight(other, "wg", 3, 0.1)
+    feeds = planted.feeds_of("lstm")
+    path = tmp_path / "suspect.onnx"
+    result = gk.bisect(gk.load(proto), feeds, against=gk.load(other), output=path)
+    found_at(result, "g")
+    assert [Path(file).name for file in result.files] == ["suspect.onnx", "suspect-against.onnx", "suspect.npz"]
+    assert result.command.endswith("--engine graphkit --against-engine graphkit")
+    assert invoke(result.command.split()[1:]) == 1
+
+
+def test_nothing_compared_does_not_pass() -> None:
+    net = gk.Model({"y": gk.sqrt(gk.input("x", [3]))})
+    result = gk.bisect(net, {"x": np.full(3, -1, np.float32)})
+    assert (result.verdict, result.passed) == ("NOT TESTED", False)
+    with pytest.raises(CheckFailed, match="no value was compared"):
+        result.raise_if_failed()
+
+
+def test_sequences_and_strings_are_compared() -> None:
+    x = gk.input("x", [4, 2])
+    parts = gk.split_to_sequence(x, axis=0, keepdims=0)
+    net = gk.Model({"y": gk.concat_from_sequence(parts, axis=0) * 2.0})
+    assert gk.bisect(net).compared == 3
+    names = gk.Model({"y": gk.string_concat(gk.input("s", [3], dtype="string"), gk.constant(np.array("a", object)))})
+    assert gk.bisect(names).passed
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    net = gk.Model({"y": gk.relu(gk.input("x", [3]))})
+    with pytest.raises(UsageError, match=r"must end in \.onnx"):
+        gk.bisect(net, output=tmp_path / "out.json")
+    with pytest.raises(UsageError, match="there is no folder"):
+        gk.bisect(net, output=tmp_path / "none" / "out.onnx")
+    with pytest.raises(UsageError, match="unknown engine 'onnxruntim'; did you mean 'onnxruntime'"):
+        gk.bisect(net, engine="onnxruntim")
+    x = gk.input("x", [3])
+    with pytest.raises(UsageError, match="draws random numbers"):
+        gk.bisect(gk.Model(x + gk.random_normal(shape=(3,), name="noise")))
+    two = gk.Model({"a": gk.relu(gk.input("p", [3])), "b": gk.tanh(gk.input("q", [3]))})
+    with pytest.raises(UsageError, match="the inputs cannot be matched by name or position"):
+        gk.bisect(net, against=two)
+
+
+@full
+def test_many_nodes_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of values at once does not change what is found."""
+    proto, other = planted.model_of("transformer"), planted.model_of("transformer")
+    planted.with_weight(other, "wd", 11, 0.01)
+    for count in (1, 2, 5):
+        monkeypatch.setattr(module, "_VALUES", count)
+        assert gk.bisect(gk.load(proto), planted.feeds_of("transformer"), source=proto).passed
+        found_at(gk.bisect(gk.load(proto), planted.feeds_of("transformer"), source=proto, against=other), "down")
