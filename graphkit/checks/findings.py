@@ -100,7 +100,9 @@ class Divergence:
         yield KINDS[self.kind]
         if len(self.nodes) > 1:
             yield f"smallest group of nodes that differs: {listed(self.nodes, len(self.nodes), 8)}"
-        yield from (f"given equal inputs: {item}" for item in self.isolated)
+        for item in self.isolated:
+            told = f", {item.verdict}" + (f": {item.reason}" if item.reason else "")
+            yield f"output {item.name} given equal inputs: max {item.max_abs:.3g} rel {item.max_rel:.3g}{told}"
         yield from (text for text in (*self.parameters, self.one_sided, self.inside) if text)
         if self.reason and all(item.reason != self.reason for item in self.isolated):
             yield self.reason

@@ -130,11 +130,12 @@ def sides_of(
         is_json = isinstance(file, (str, os.PathLike)) and not is_onnx(file)
         default = "graphkit" if file is None or is_json else "onnxruntime"
         second = Side(against_engine or default, file, found, opset, threads, device)
-    if first.engine != second.engine:
-        first.label, second.label = first.title, second.title
-    else:
+    first.label, second.label = first.title, second.title
+    if isinstance(against, Model) or first.engine == second.engine:
         names = (first.name, second.name) if first.name != second.name else ("the first model", "the second model")
         first.label, second.label = names
+        if first.engine != second.engine:
+            first.label, second.label = f"{names[0]} ({first.title})", f"{names[1]} ({second.title})"
     return first, second
 
 

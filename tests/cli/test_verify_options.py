@@ -76,7 +76,7 @@ def test_bisect_names_the_node_and_writes_it(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out == "3 values compared: PASSED\n"
     assert invoke(["verify", first, "--against", other, "--bisect", "-o", str(suspect)]) == 1
     captured = capsys.readouterr()
-    assert captured.out.startswith("node fc2 (Gemm): graphkit against ONNX Runtime\n")
+    assert captured.out.startswith(f"node fc2 (Gemm): {first} (graphkit) against {other} (ONNX Runtime)\n")
     assert "given equal inputs, this node returns different results" in captured.out
     assert "parameter 'fc2_weight': 1 of 15 elements differ" in captured.out
     assert captured.out.endswith("3 values compared: FAILED\n")
