@@ -17,12 +17,21 @@ from graphkit.checks.sides import match_inputs, sides_of
 from graphkit.checks.suspect import write_suspect
 from graphkit.checks.verify import random_nodes
 from graphkit.checks.walk import Walk
-from graphkit.errors import UnsupportedError, UsageError
+from graphkit.errors import (
+    FileChanged,
+    GraphkitError,
+    InvalidModel,
+    LimitReached,
+    OutOfMemory,
+    RuntimeFailure,
+    UnsupportedError,
+    UsageError,
+)
 from graphkit.model import Model
 from graphkit.signatures import typed
 
 # The values that are computed at once: at most this number, and about this number of bytes.
-_VALUES, _BYTES = 200, 1 << 28
+_VALUES, _BYTES = 200, 1 << 27
 # Bytes that a value of unknown size is taken for.
 _UNKNOWN_BYTES = 1 << 20
 
@@ -149,6 +158,8 @@ class _Search:
         # Values of the first side that the second one last continued with: the path begins there.
         self._base: Mapping[str, Any] = comparer.arrays
         self._values: dict[str, tuple[Any, Any]] = {}
+        # The number of values that are computed at once: fewer after an error, until the node that fails is alone.
+        self._most = _VALUES
         self.amplified: Found | None = None
         self.compared = 0
 
@@ -157,7 +168,15 @@ class _Search:
         start, pairs = 0, self._comparer.pairs
         while start < len(pairs):
             chunk = self._chunk(start)
-            found, agreed = self._examined(start, chunk)
+            try:
+                found, agreed = self._examined(start, chunk)
+            except (LimitReached, OutOfMemory, FileChanged):
+                raise
+            except (InvalidModel, RuntimeFailure) as error:
+                if len(chunk) == 1:
+                    return self._failing(start, chunk[0], error)
+                self._most = len(chunk) // 2
+                continue
             if found is not None:
                 return found
             if agreed < len(chunk):
@@ -172,7 +191,7 @@ class _Search:
         """The next pairs, as many as are computed at once."""
         found: list[Pair] = []
         nbytes = 0
-        for pair in self._comparer.pairs[start : start + _VALUES]:
+        for pair in self._comparer.pairs[start : start + self._most]:
             size = self._comparer.nbytes(pair)
             nbytes += _UNKNOWN_BYTES if size is None else size
             if found and nbytes > _BYTES:
@@ -182,14 +201,14 @@ class _Search:
 
     def _examined(self, start: int, chunk: Sequence[Pair]) -> tuple[Found | None, int]:
         """Compare a chunk. Return the divergence, if there is one, and how many pairs agree before the next event."""
+        self._values = {}  # frees the previous chunk
         ours = self._ours.advance([p.ours for p in chunk])
-        theirs = self._theirs.advance([p.theirs for p in chunk])
-        before = self._theirs.before
-        held = {
-            name: (value, before[other])
-            for name, value in self._ours.before.items()
-            if (other := self._comparer.name_of_second(name)) is not None and other in before
-        }
+        held = self._held(self._ours.before, self._theirs.held)
+        try:
+            theirs = self._theirs.advance([p.theirs for p in chunk])
+        except GraphkitError:
+            self._ours.undo()
+            raise
         self._values = {**held, **{p.ours: (ours[p.ours], theirs[p.theirs]) for p in chunk}}
         for i, pair in enumerate(chunk):
             self._comparer.saw(pair, theirs[pair.theirs])
@@ -201,6 +220,21 @@ class _Search:
             if found is not None or is_explained:
                 return found, i
         return None, len(chunk)
+
+    def _held(self, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """The values that both sides hold, by their names on the first side."""
+        names = ((name, self._comparer.name_of_second(name)) for name in ours)
+        return {name: (ours[name], theirs[other]) for name, other in names if other is not None and other in theirs}
+
+    def _failing(self, index: int, pair: Pair, error: GraphkitError) -> Found:
+        """Describe a node that one side cannot run. Raises `error` if that is true of both sides, or of neither."""
+        comparer = self._comparer
+        case = comparer.case([pair], None, self._ours.held)
+        failed = [label for label, fails in zip(comparer.labels, comparer.failures(case), strict=True) if fails]
+        if len(failed) != 1:
+            raise error
+        held = self._held(self._ours.held, self._theirs.held)
+        return Found(comparer.divergence("node", [pair], held, (), f"{failed[0]} fails: {error}"), case, index)
 
     def _suspect(self, index: int, rest: Sequence[Pair]) -> tuple[Found | None, bool]:
         """Examine a value that is not within the tolerances."""
@@ -269,7 +303,10 @@ def _in_branch(comparer: Comparer, found: Found) -> str:
     arrays = {name: values[0][outside] for name, outside in outer.items()}
     inner = {comparer.name_of_second(outside) or outside: name for name, outside in outer.items()}
     second.inputs = [(inner[outside], own) for own, outside in other_outer.items() if outside in inner]
-    located = _Search(Comparer(first, second, arrays, comparer.rtol, comparer.atol), None).run()
+    try:
+        located = _Search(Comparer(first, second, arrays, comparer.rtol, comparer.atol), None).run()
+    except GraphkitError as error:
+        return f"its {key} cannot be compared node by node: {error}"
     if located is None:
         return ""
     return f"in its {key}, node {located.divergence.node!r} ({located.divergence.operator}) differs first"

@@ -17,10 +17,10 @@ from graphkit.checks.noise import EPSILON
 from graphkit.checks.nonfinite import counted
 from graphkit.checks.pairing import Cut, Pair, Producers, pairs_of
 from graphkit.checks.sides import Side, lower_precision, match
-from graphkit.checks.trace import GraphTrace, trace_of
+from graphkit.checks.trace import GraphTrace, Trace, trace_of
 from graphkit.checks.walk import Walk
-from graphkit.errors import GraphkitError, UsageError
-from graphkit.ir.types import FLOATS, dtype_of
+from graphkit.errors import GraphkitError, InvalidModel, RuntimeFailure, UsageError
+from graphkit.ir.types import FLOATS, DType, TensorType, Type, dtype_of
 
 # Functions with values up to 1. Engines approximate them with an absolute error of at most _STEPS epsilons, also where
 # the values are tiny.
@@ -82,7 +82,7 @@ class Comparer:
         values = self.ours.trace.outputs, self.theirs.trace.outputs
         if self.is_one_model:
             return list(zip(*values, strict=True)), ()
-        types = self.first.model.output_types, self.second.model.output_types
+        types = self.first.model.output_types, self._types_of_second()
         found = match("output", *types, self.labels, needed=False)
         ours, theirs = (dict(zip(kinds, names, strict=True)) for kinds, names in zip(types, values, strict=True))
         return [(ours[a], theirs[b]) for a, b in found.pairs], found.notes
@@ -90,6 +90,13 @@ class Comparer:
     def name_of_second(self, name: str) -> str | None:
         """The name that a value of the first side has on the second one; None if it is not matched."""
         return self._to_theirs.get(name)
+
+    def _types_of_second(self) -> Mapping[str, Type]:
+        """The types of the second model's outputs, of unknown rank if graphkit cannot read it."""
+        try:
+            return self.second.model.output_types
+        except GraphkitError:
+            return dict.fromkeys(self.theirs.trace.outputs, TensorType(DType.FLOAT32))
 
     def drop(self, pair: Pair) -> bool:
         """Leave out a pair whose nodes have different operators, unless the models return it. Say whether it was done.
@@ -189,6 +196,14 @@ class Comparer:
         mine = self.ours.trace.run(case.ours.steps, given[0], [p.ours for p in case.targets])
         theirs = self.theirs.trace.run(case.theirs.steps, other or given[1], [p.theirs for p in case.targets])
         return mine, {p.ours: theirs[p.theirs] for p in case.targets}
+
+    def failures(self, case: Case) -> tuple[bool, bool]:
+        """Whether each of the two sides cannot run the nodes."""
+        given = self.given_to(case)
+        return (
+            _fails(self.ours.trace, case.ours, given[0], [p.ours for p in case.targets]),
+            _fails(self.theirs.trace, case.theirs, given[1], [p.theirs for p in case.targets]),
+        )
 
     def agrees_alone(self, case: Case, values: Mapping[str, tuple[Any, Any]]) -> bool:
         """Whether the nodes alone return what they returned between the others, each side with its own inputs.
@@ -298,6 +313,14 @@ class Comparer:
                     yield f"parameter {name!r} has the shape {list(a.shape)}, and {list(b.shape)} on the other side"
                 elif (count := int((errors(a, b, dtype_of(a.dtype))[0] > 0).sum())) and self.lower is None:
                     yield f"parameter {name!r}: {count} of {a.size} elements differ"
+
+
+def _fails(trace: Trace, cut: Cut, given: Mapping[str, Any], wanted: Sequence[str]) -> bool:
+    try:
+        trace.run(cut.steps, given, wanted)
+    except (InvalidModel, RuntimeFailure):
+        return True
+    return False
 
 
 def _is_approximate(report: OutputReport) -> bool:

@@ -35,14 +35,16 @@ def write_suspect(comparer: Comparer, found: Found, path: Path) -> tuple[tuple[s
     if comparer.is_one_model:
         # The nodes of the file itself, if ONNX Runtime runs one, are written, and not an export of them.
         chosen = next((side for side in sides if isinstance(side[0].trace, OnnxTrace)), sides[0])
+        content = _npz(chosen[2])
         _write(*chosen, path)
-        write_whole(arrays, [_npz(chosen[2])])
+        write_whole(arrays, [content])
         engine = "" if comparer.first.engine == "graphkit" else engines
         return (str(path), str(arrays)), f"graphkit verify {path} {arrays}{engine}"
     against = path.with_name(f"{path.stem}-against.onnx")
+    content = _npz(given[0])
     _write(*sides[0], path)
     _write(*sides[1], against)
-    write_whole(arrays, [_npz(given[0])])
+    write_whole(arrays, [content])
     return (str(path), str(against), str(arrays)), f"graphkit verify {path} {arrays} --against {against}{engines}"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from graphkit.checks.pairing import Producers
+from graphkit.errors import GraphkitError
 
 
 class Walk:
@@ -27,7 +28,7 @@ class Walk:
         self._before: tuple[dict[str, Any], tuple[int, ...], tuple[str, ...]] | None = None
 
     def advance(self, targets: Sequence[str]) -> dict[str, Any]:
-        """Return the values `targets`."""
+        """Return the values `targets`. After an error, the pass is where it was before."""
         cut = self._producers.cut(targets, self.held, self._done)
         self._before = (dict(self.held), cut.steps, tuple(targets))
         self._done.update(cut.steps)
@@ -35,7 +36,11 @@ class Walk:
         made = [name for i in cut.steps for name in self._trace.steps[i].outputs]
         asked = set(targets)
         fetched = [name for name in made if name in asked or self._needs.get(name, 0) > 0]
-        results = self._trace.run(cut.steps, {n: self.held[n] for n in cut.reads}, fetched) if cut.steps else {}
+        try:
+            results = self._trace.run(cut.steps, {n: self.held[n] for n in cut.reads}, fetched) if cut.steps else {}
+        except GraphkitError:
+            self.undo()
+            raise
         values = {name: results[name] if name in results else self.held[name] for name in targets}
         self.held |= results
         self.held = {name: value for name, value in self.held.items() if self._needs.get(name, 0) > 0}

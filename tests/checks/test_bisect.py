@@ -289,6 +289,29 @@ def test_nothing_compared_does_not_pass() -> None:
         result.raise_if_failed()
 
 
+def test_shape_that_differs_is_found_before_the_node_that_fails() -> None:
+    """The Gemm behind it cannot run on the second side."""
+    proto, other = planted.model_of("convnet"), planted.model_of("convnet")
+    planted.with_attribute(other, "f", "axis", 2)
+    result = gk.bisect(gk.load(proto), planted.feeds_of("convnet"), source=proto, against=other)
+    found_at(result, "f")
+    assert "[2, 216]" in str(result)
+    assert "[12, 36]" in str(result)
+
+
+def test_node_that_one_side_cannot_run_is_found(tmp_path: Path) -> None:
+    """ONNX Runtime has no bfloat16 product."""
+    x = gk.input("x", [4, 8], dtype="bfloat16")
+    weight = gk.constant(np.ones((8, 4), gk.DType.BFLOAT16.numpy))
+    net = gk.Model({"y": gk.mat_mul(gk.identity(x), weight, name="product")})
+    result = gk.bisect(net, output=tmp_path / "suspect.onnx")
+    assert result.found is not None
+    assert result.found.operator == "MatMul"
+    assert "ONNX Runtime fails: ONNX Runtime" in result.found.reason
+    assert "which an .npz file cannot store" in result.notes[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_sequences_and_strings_are_compared() -> None:
     x = gk.input("x", [4, 2])
     parts = gk.split_to_sequence(x, axis=0, keepdims=0)
