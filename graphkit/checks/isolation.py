@@ -236,8 +236,9 @@ class Comparer:
             side, producers, names = self._exact
             exact = {name: names(name) for name in (*given, *(p.ours for p in targets))}
             wanted = [exact[p.ours] for p in targets]
-            known = {exact[name]: value for name, value in given.items()}
-            arrays = self.arrays if side is self.first else self.feeds
+            is_first = side is self.first
+            known = {exact[n]: value if is_first else self.for_second(n, value) for n, value in given.items()}
+            arrays = self.arrays if is_first else self.feeds
             cut = producers.cut(wanted, {*known, *arrays})
             feeds = {name: known[name] if name in known else arrays[name] for name in cut.reads}
             part = producers.trace.part(cut.steps, feeds, wanted)
@@ -286,7 +287,11 @@ class Comparer:
         """Describe the node that makes `targets`. values: values of both sides by their names on the first side."""
         ours = self.ours.trace.steps[self.ours.of[targets[0].ours]]
         theirs = self.theirs.trace.steps[self.theirs.of[targets[0].theirs]]
-        inputs = [difference(n, self._to_theirs[n], *values[n]) for n in dict.fromkeys(ours.inputs) if n in values]
+        inputs = [
+            difference(name, self._to_theirs[name], *values[name])
+            for name in dict.fromkeys(ours.inputs)
+            if name in values and name in self._to_theirs
+        ]
         outputs = [difference(p.ours, p.theirs, *values[p.ours]) for p in targets if p.ours in values]
         failed = [r.reason for r in isolated if not r.passed and r.reason]
         return Divergence(

@@ -253,6 +253,37 @@ def test_float16_export_agrees_and_its_faults_are_found(name: str) -> None:
     found_at(result, {"convnet": "c2", "transformer": "k", "lstm": "g"}[name])
 
 
+@full
+@pytest.mark.parametrize("name", ["convnet", "transformer", "lstm"])
+def test_first_model_may_have_the_lower_precision(name: str) -> None:
+    """Deviations beyond the tolerances of float16 are judged by the model in float32."""
+    proto = planted.model_of(name)
+    half = gk.load(planted.in_float16(proto))
+    for scale in (1.0, 20.0):
+        feeds = {"x": (scale * planted.feeds_of(name)["x"]).astype(np.float16)}
+        result = gk.bisect(half, feeds, against=proto)
+        assert result.passed, str(result)
+
+
+@full
+def test_name_that_quantisation_gives_to_another_value_is_left_out(tmp_path: Path) -> None:
+    """The quantiser merges Relu into the range before it, and gives its name to the value without Relu."""
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    proto, feeds = planted.model_of("convnet"), planted.feeds_of("convnet")
+    onnx.save(proto, tmp_path / "net.onnx")
+
+    class Reader(quantization.CalibrationDataReader):
+        rows = iter([feeds])
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(self.rows, None)
+
+    quantization.quantize_static(tmp_path / "net.onnx", tmp_path / "quantised.onnx", Reader())
+    result = gk.bisect(gk.load(proto), feeds, source=proto, against=tmp_path / "quantised.onnx")
+    assert result.passed, str(result)
+    assert "'r1' is made by Relu and by BatchNormalization: it is not compared" in result.notes
+
+
 @pytest.mark.parametrize(
     ("name", "weight", "output"), [("convnet", "w2", "c2"), pytest.param("lstm", "wg", "g", marks=full)]
 )
