@@ -21,9 +21,9 @@ from graphkit.cli._limits import limit_options
 from graphkit.cli._options import json_option, model_file_options, read_model
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._ranges import FloatRange, IntRange
-from graphkit.data.files.npz_writing import npz_bytes
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import scratch_folder, write_whole
+from graphkit.ir.npz import npz_bytes
 from graphkit.text import quantity
 from graphkit.transforms.simplify import message_of
 

@@ -28,9 +28,9 @@ from graphkit.cli._options import (
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._ranges import IntRange
 from graphkit.cli._values import arrays_of, empty_of
-from graphkit.data.files.npz_writing import npz_bytes
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
+from graphkit.ir.npz import npz_bytes
 
 if TYPE_CHECKING:
     from graphkit.executor.run.profile import Profile

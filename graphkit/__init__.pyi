@@ -8,8 +8,10 @@ from graphkit import errors as errors
 from graphkit import models as models
 from graphkit.autodiff.reverse_mode import gradient as gradient
 from graphkit.checks.bisect import bisect as bisect
+from graphkit.checks.diff import diff as diff
 from graphkit.checks.gradcheck import check_gradient as check_gradient
 from graphkit.checks.nonfinite import find_nonfinite as find_nonfinite
+from graphkit.checks.reduction import reduce_model as reduce_model
 from graphkit.checks.verify import verify as verify
 from graphkit.dist import kvstore as kvstore
 from graphkit.errors import GraphkitError as GraphkitError
@@ -30,6 +32,8 @@ from graphkit.frontend.layers import parameter as parameter
 from graphkit.frontend.scopes import attr_scope as attr_scope
 from graphkit.frontend.scopes import name_scope as name_scope
 from graphkit.frontend.tensor_array import TensorArray as TensorArray
+from graphkit.inference.evaluate import evaluate as evaluate
+from graphkit.inference.predict import predict as predict
 from graphkit.ir.graph import Graph as Graph
 from graphkit.ir.graph import Node as Node
 from graphkit.ir.graph import Value as Value
@@ -393,7 +397,14 @@ from graphkit.train.step_builder import StepBuilder as StepBuilder
 from graphkit.train.step_builder import TrainingStep as TrainingStep
 from graphkit.train.trainer import Trainer as Trainer
 from graphkit.transforms.blocked_loops import block_loops as block_loops
+from graphkit.transforms.derivatives import hessian as hessian
+from graphkit.transforms.derivatives import jacobian as jacobian
+from graphkit.transforms.derivatives import jvp as jvp
+from graphkit.transforms.derivatives import vjp as vjp
+from graphkit.transforms.extract import extract as extract
 from graphkit.transforms.gradients import grad as grad
+from graphkit.transforms.simplify import simplify as simplify
+from graphkit.transforms.vmap import vmap as vmap
 
 nn = _nn
 init = _init

@@ -78,13 +78,14 @@ def compare_outputs(
     *,
     by_magnitude: bool = False,
     lower: Precision | None = None,
+    sides: tuple[str, str] = ("graphkit", "the reference"),
 ) -> tuple[OutputReport, ...]:
     """Compare outputs in order, under the names in `ours`; sequences element by element. See `compare`."""
     if len(ours) != len(reference):
-        raise RuntimeFailure(f"graphkit returned {quantity(len(ours), 'output')}, the reference {len(reference)}")
+        raise RuntimeFailure(f"{sides[0]} returned {quantity(len(ours), 'output')}, {sides[1]} {len(reference)}")
     pairs = zip(ours.items(), reference.values(), strict=True)
     flat = [item for (name, a), b in pairs for item in flattened(name, a, b)]
-    return tuple(compare(n, x, y, rtol, atol, by_magnitude=by_magnitude, lower=lower) for n, x, y in flat)
+    return tuple(compare(n, x, y, rtol, atol, by_magnitude=by_magnitude, lower=lower, sides=sides) for n, x, y in flat)
 
 
 def compare(
@@ -96,11 +97,13 @@ def compare(
     *,
     by_magnitude: bool = False,
     lower: Precision | None = None,
+    sides: tuple[str, str] = ("graphkit", "the reference"),
 ) -> OutputReport:
     """Compare one array with its reference by |a-b| <= atol + rtol*|b|.
 
     by_magnitude: the default of atol is at most rtol times the largest finite |b|, so that small arrays are compared.
     lower: the lower precision of two models; its tolerances are the defaults, and float types may differ.
+    sides: how an error calls the two.
     """
     a, b = np.asarray(ours), np.asarray(reference)
     dtype = dtype_of(a.dtype)
@@ -110,7 +113,7 @@ def compare(
     atol = default[1] if atol is None or dtype not in FLOATS else atol
     mixed = lower is not None and dtype in FLOATS and dtype_of(b.dtype) in FLOATS
     if a.shape != b.shape or (dtype is not dtype_of(b.dtype) and not mixed):
-        reason = f"graphkit returned {dtype}{list(a.shape)}, the reference {dtype_of(b.dtype)}{list(b.shape)}"
+        reason = f"{sides[0]} returned {dtype}{list(a.shape)}, {sides[1]} {dtype_of(b.dtype)}{list(b.shape)}"
         inf = float("inf")
         return OutputReport(
             name, str(dtype), a.shape, False, inf, inf, inf, rtol, atol, inf, inf, max(a.size, 1), reason

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from graphkit.checks.verify import Report, judge_outputs, random_nodes
+from graphkit.checks.comparison import compare_outputs
+from graphkit.checks.judging import judged
+from graphkit.checks.verify import Report, random_nodes
 from graphkit.errors import GraphkitError, ReferenceEnded, RuntimeFailure, UsageError
 from graphkit.model import Model
 from graphkit.transforms.simplify import Simplified
+
+_SIDES = ("the simplified model", "the original")
 
 
 def verify_simplified(
@@ -49,5 +53,7 @@ def verify_simplified(
         ) from error
     with running(simplified.message, feeds, threads) as pending:
         ours = pending.results()
-    reports = judge_outputs(model, feeds, ours, reference, rtol, atol)
+    reports = compare_outputs(ours, reference, rtol, atol, by_magnitude=True, sides=_SIDES)
+    if rtol is None and atol is None:
+        reports = judged(model, feeds, ours, reference, reports, labels=_SIDES)
     return Report(reports, opset_version(simplified.message))

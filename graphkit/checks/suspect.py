@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from graphkit.checks.pairing import Cut, Producers
 from graphkit.checks.trace import OnnxTrace
 from graphkit.errors import UnsupportedError
 from graphkit.ir.atomic import write_whole
-from graphkit.ir.npz_names import member_name
+from graphkit.ir.npz import npz_bytes
 
 
 def write_suspect(comparer: Comparer, found: Found, path: Path) -> tuple[tuple[str, ...], str]:
@@ -59,15 +57,11 @@ def _write(side: Producers, cut: Cut, given: Mapping[str, Any], wanted: list[str
 
 
 def _npz(given: Mapping[str, Any]) -> memoryview:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, value in given.items():
-            items = {name: value} if isinstance(value, np.ndarray) else {f"{name}[{i}]": x for i, x in enumerate(value)}
-            for key, array in items.items():
-                if array.dtype == object:
-                    array = array.astype(str)
-                elif array.dtype.kind == "V":
-                    raise UnsupportedError(f"input {name!r} is {array.dtype}, which an .npz file cannot store")
-                with archive.open(f"{member_name(key)}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
-    return buffer.getbuffer()
+    """Return the bytes of an .npz file with these inputs; a sequence as the arrays name[0], name[1], ..."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in given.items():
+        items = {name: value} if isinstance(value, np.ndarray) else {f"{name}[{i}]": x for i, x in enumerate(value)}
+        if odd := [array.dtype for array in items.values() if array.dtype.kind == "V"]:
+            raise UnsupportedError(f"input {name!r} is {odd[0]}, which an .npz file cannot store")
+        arrays |= items
+    return npz_bytes(arrays, instead="other inputs")

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphkit.data.files.npz_writing import write_member
 from graphkit.errors import InputError, RuntimeFailure, UsageError
 from graphkit.inference.predict import Prediction, PredictionStream
 from graphkit.ir.atomic import PendingFile
 from graphkit.ir.limits import require_memory
+from graphkit.ir.npz import write_member
 
 SUFFIXES = (".csv", ".jsonl", ".npz")
 

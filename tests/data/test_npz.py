@@ -16,7 +16,7 @@ from graphkit.data.files.idx import read_idx
 from graphkit.data.files.npz import read_arrays
 from graphkit.errors import InputError, OutOfMemory
 from graphkit.ir.limits import limited
-from graphkit.ir.npz_names import member_name
+from graphkit.ir.npz import member_name
 
 
 def npy(array, **options):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphkit.checks.verify import errors
+from graphkit.checks.comparison import errors
 from graphkit.ir.limits import check_time
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.types import DType, dtype_of

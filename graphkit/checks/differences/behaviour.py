@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.checks.comparison import OutputReport, compare_outputs
 from graphkit.checks.differences.ports import Ports
 from graphkit.checks.differences.result import Behaviour
 from graphkit.checks.inputs import Feeds, make_feeds
-from graphkit.checks.verify import OutputReport, compare_outputs, is_doubtful, random_nodes, with_noise
+from graphkit.checks.judging import judged
+from graphkit.checks.verify import random_nodes
 from graphkit.errors import GraphkitError, InputError, TypeMismatch, UsageError
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
@@ -53,8 +55,8 @@ def compared_outputs(
     reference = {name: before[name] for name in outputs}
     ours = {name: after[same] for name, same in outputs.items()}
     reports = compare_outputs(ours, reference, rtol, atol, by_magnitude=True, sides=_SIDES)
-    if rtol is None and atol is None and any(map(is_doubtful, reports)):
-        reports = tuple(map(_named, with_noise(a, feeds.arrays, ours, reference, reports)))
+    if rtol is None and atol is None:
+        reports = tuple(map(_named, judged(a, feeds.arrays, ours, reference, reports, labels=_SIDES)))
     return Behaviour(reports, {**other.guesses, **feeds.guesses})
 
 
@@ -72,7 +74,7 @@ def _named(report: OutputReport) -> OutputReport:
     if report.noise is None:
         return report
     reason = "" if report.passed else "A and B differ by more than rounding explains"
-    return replace(report, reason=reason, noise=replace(report.noise, reason=reason, sides=_SIDES))
+    return replace(report, reason=reason, noise=replace(report.noise, reason=reason))
 
 
 def _check_fit(model: Model, arrays: Mapping[str, Any]) -> None:

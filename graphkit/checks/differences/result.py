@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from graphkit.checks.comparison import OutputReport
 from graphkit.checks.differences.arrays import ArrayDifference
-from graphkit.checks.verify import OutputReport
 from graphkit.errors import CheckFailed
 from graphkit.text import format_table, quantity, short_repr
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from graphkit.errors import InputError, OutOfMemory, lacks_memory
 from graphkit.ir.limits import require_memory
-from graphkit.ir.npz_names import array_name
+from graphkit.ir.npz import array_name
 
 # Exceptions of numpy and zipfile for files that are damaged or inconsistent: from parsing the header, its shape and
 # type, the archive's tables, encryption and compression methods, and the decompressors.
