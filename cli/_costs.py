@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from graphkit.checks.inputs import concrete_shapes
 from graphkit.cli._inputs import parse_shapes
@@ -11,6 +11,7 @@ from graphkit.errors import InputError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.model import Model
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops.cost import Cost, Costs, costs
 from graphkit.passes.control.specialise import specialise_subgraphs
 from graphkit.passes.core.bind import bind

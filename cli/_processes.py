@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,7 @@ from graphkit.dist.job import launch
 from graphkit.dist.kvstore import ALIASES, REMOTE, TYPES
 from graphkit.dist.progress.engine import OVERLAPS
 from graphkit.errors import UsageError
+from graphkit.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from graphkit.dist.kvstore import KVStore

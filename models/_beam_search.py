@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from graphkit.frontend import control
 from graphkit.ir.graph import Value
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F
 
 # (token [B], states [B, ...]) to (logits of the next token [B, vocab], states).

@@ -9,10 +9,11 @@ import re
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.model import Model
+from graphkit.named_tuples import NamedTuple
 from graphkit.signatures import typed
 
 # Kinds of options in words.

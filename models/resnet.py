@@ -5,8 +5,6 @@ The stride of a bottleneck is on its 3x3 convolution. Networks for small images 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from graphkit.errors import UsageError
@@ -16,6 +14,7 @@ from graphkit.ir.graph import Value
 from graphkit.model import Model
 from graphkit.models._images import HE_NORMAL, channels_of, conv_bn, image_shape, positive
 from graphkit.models._registry import network
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from graphkit.models._images import positive
 from graphkit.models._recurrent import alive, gru_input, gru_step, units, within
 from graphkit.models._registry import network
 from graphkit.models._transformer import drop
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F
 
 _Layer = Callable[[Value], Value]

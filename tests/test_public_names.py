@@ -57,7 +57,7 @@ def test_no_output_is_replaced_by_a_gradient() -> None:
     second = gk.grad(first, of="x_grad", wrt=["x"], with_outputs=True, suffix="_grad2").run({"x": POINT})
     np.testing.assert_allclose(second["x_grad"], 3 * POINT**2)
     np.testing.assert_allclose(second["x_grad2"], 6 * POINT)
-    with pytest.raises(UsageError, match="each name once"):
+    with pytest.raises(UsageError, match="'x' is given twice"):
         gk.grad(net, wrt=["x", "x"])
 
 

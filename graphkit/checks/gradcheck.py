@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from graphkit.errors import CheckFailed, UnsupportedError, UsageError, did_you_m
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.sequence.elements import holds_floats
 from graphkit.signatures import typed

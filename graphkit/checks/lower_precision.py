@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 from graphkit.checks.noise import EPSILON
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import FLOATS, DType, TensorType
+from graphkit.named_tuples import NamedTuple
 
 # Default (rtol, atol) by the element type of an output. Types that are not listed must be equal.
 TOLERANCES: Mapping[DType, tuple[float, float]] = {

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+
+from graphkit.named_tuples import NamedTuple
 
 
 class Table(NamedTuple):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from graphkit.ir.types import DType, dtype_of
+from graphkit.named_tuples import NamedTuple
 
 # Element types narrower than double precision, and their epsilon: the distance from 1 to the next number.
 EPSILON: Mapping[DType, float] = {DType.FLOAT32: 2.0**-23, DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7}

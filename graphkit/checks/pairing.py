@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from graphkit.checks.trace import Step, Trace
+from graphkit.named_tuples import NamedTuple
 
 # If fewer than this part of the results have equal names, the others are matched by structure.
 _ENOUGH = 0.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from graphkit.data import order
 from graphkit.data.batches import Batches
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.arrays import array_of, holds_arrays
+from graphkit.named_tuples import NamedTuple
 from graphkit.signatures import typed
 from graphkit.text import quantity, short_repr
 

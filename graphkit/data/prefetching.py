@@ -6,11 +6,12 @@ import contextvars
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from graphkit.errors import UsageError
 from graphkit.executor.devices.loading import load_native
 from graphkit.executor.run.engine import Engine, Offload, Variable
+from graphkit.named_tuples import NamedTuple
 from graphkit.signatures import typed
 
 T = TypeVar("T")

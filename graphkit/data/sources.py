@@ -9,12 +9,13 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from graphkit.data.dataset import Axes, Dataset, Splits
 from graphkit.data.lazy import LazyDataset
 from graphkit.data.workers.pool import Workers
 from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.named_tuples import NamedTuple
 from graphkit.signatures import typed
 
 

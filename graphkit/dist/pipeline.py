@@ -7,9 +7,10 @@ Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021 (
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from graphkit.errors import UsageError
+from graphkit.named_tuples import NamedTuple
 
 
 class Pass(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from graphkit.data.description import encoding_of, options_of_model
 from graphkit.data.tables.dataset import TableData
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.model import Model
+from graphkit.named_tuples import NamedTuple
 from graphkit.text import listed
 
 PARTS = ("all", "train", "test")

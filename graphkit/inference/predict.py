@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from graphkit.inference.batching import Batches, Run, fixed_batch_size
 from graphkit.inference.class_outputs import meaning, probabilities, scores_output
 from graphkit.inference.samples import Chunk, Mapper, Part, Samples, open_samples
 from graphkit.model import Model, load
+from graphkit.named_tuples import NamedTuple
 from graphkit.signatures import typed
 
 if TYPE_CHECKING:

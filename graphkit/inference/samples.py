@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from graphkit.inference.table_columns import inputs_of_table
 from graphkit.inference.texts import encoder_for
 from graphkit.ir.types import DType, TensorType, Type, dtype_of
 from graphkit.model import Model
+from graphkit.named_tuples import NamedTuple
 from graphkit.text import quantity
 
 

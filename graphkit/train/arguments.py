@@ -6,9 +6,10 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from graphkit.errors import UsageError
+from graphkit.named_tuples import NamedTuple
 
 
 class Range(NamedTuple):

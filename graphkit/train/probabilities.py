@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from graphkit.ir.graph import Node, Value
+from graphkit.named_tuples import NamedTuple
 from graphkit.passes.core.match import RESHAPES, first, is_op, scalar
 
 # Operators that only move, repeat or select elements of their first operand.

@@ -9,12 +9,13 @@ Training", ICLR 2018).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from graphkit.ir.graph import Value
 from graphkit.ir.types import HALVES, DType, TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F
 
 MASTER = "master"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from graphkit.ir.origin import titled
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import DType, TensorType, dtype_of
 from graphkit.model import Model, check_input_names, ordered_inputs
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, as_value
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.control.count_loops import count_loops

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import UsageError
@@ -11,6 +10,7 @@ from graphkit.ir.graph import Graph
 from graphkit.ir.origin import titled
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
+from graphkit.named_tuples import NamedTuple
 from graphkit.passes.control.count_loops import count_loops
 from graphkit.passes.fuse.recognise import recognise
 from graphkit.passes.simplify.sequences import resolve_sequences

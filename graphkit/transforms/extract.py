@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from graphkit.errors import UsageError
 from graphkit.ir import context
@@ -12,6 +11,7 @@ from graphkit.ir.graph import Graph, Node, Value, give_name, topological
 from graphkit.ir.origin import titled
 from graphkit.ir.types import SequenceType, TensorType, Type
 from graphkit.model import Model
+from graphkit.named_tuples import NamedTuple
 from graphkit.signatures import typed
 from graphkit.text import listed, quantity
 from graphkit.transforms.metadata import kept_metadata

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from graphkit.errors import UsageError
 from graphkit.executor.run.feeds import convert
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.origin import titled
 from graphkit.model import Model
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F
 from graphkit.signatures import typed
 

@@ -1,4 +1,4 @@
-"""The networks of these tests: networks.py."""
+"""The networks of these tests: derivative_networks.py."""
 
 from __future__ import annotations
 

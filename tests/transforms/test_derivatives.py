@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from networks import NETWORKS, feeds, model
+from derivative_networks import NETWORKS, feeds, model
 
 import graphkit as gk
 from graphkit.errors import UsageError

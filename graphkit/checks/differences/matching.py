@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import NamedTuple
 
 from graphkit.checks.differences.structure import Structure
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.limits import check_time
+from graphkit.named_tuples import NamedTuple
 
 _Place = tuple[Node, int]
 _Key = Callable[[Structure, Node], Hashable]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from graphkit.checks.comparison import OutputReport
 from graphkit.checks.differences.arrays import ArrayDifference
 from graphkit.errors import CheckFailed
+from graphkit.named_tuples import NamedTuple
 from graphkit.text import format_table, quantity, short_repr
 
 # How many rows of a table `str` shows.

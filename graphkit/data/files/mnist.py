@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from graphkit.data.images.dataset import ImageDataset, Pixels
 from graphkit.data.images.options import augment_of
 from graphkit.data.preprocessing.image import Preprocess
 from graphkit.errors import InputError
+from graphkit.named_tuples import NamedTuple
 from graphkit.text import quantity
 
 _PREFIXES = {"train": "train", "test": "t10k"}

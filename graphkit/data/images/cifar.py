@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from graphkit.data.images.options import Numbers, Size, augment_of, preprocess_o
 from graphkit.data.preprocessing.decode import Picture, of_pixels
 from graphkit.data.preprocessing.image import CIFAR, Preprocess
 from graphkit.errors import InputError
+from graphkit.named_tuples import NamedTuple
 
 # An image has a red, a green and a blue plane of 32 x 32 bytes.
 _SIDE, _PLANES = 32, 3

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from graphkit.data.images.options import Numbers, Size, augment_of, preprocess_o
 from graphkit.data.preprocessing.decode import SUFFIXES
 from graphkit.data.preprocessing.image import IMAGENET, Preprocess
 from graphkit.errors import GraphkitWarning, InputError
+from graphkit.named_tuples import NamedTuple
 from graphkit.text import quantity
 
 # Folders of the training part, and of the other part. The first existing one is used, so "test" is the last choice.

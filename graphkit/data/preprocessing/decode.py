@@ -8,12 +8,13 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from graphkit.distribution import how_to_install
 from graphkit.errors import InputError, MissingDependency
+from graphkit.named_tuples import NamedTuple
 
 # File suffixes that are taken for images; Pillow's names of the formats that are decoded, whatever the suffix is.
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
+
+from graphkit.named_tuples import NamedTuple
 
 # Number of random windows that are tried. If none fits, `resized_crop` takes the centre, and `erased` erases nothing.
 _TRIES = 10

@@ -7,7 +7,7 @@ import csv
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from graphkit.data.preprocessing.column import Column, Mixed, Numbers, TextReade
 from graphkit.distribution import how_to_install
 from graphkit.errors import InputError, MissingDependency, did_you_mean
 from graphkit.ir.limits import require_memory
+from graphkit.named_tuples import NamedTuple
 
 # The suffixes of tables.
 TABLES = (".csv", ".tsv", ".parquet")

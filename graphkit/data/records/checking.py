@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 from graphkit.data.preprocessing.decode import opened
 from graphkit.data.records.header import unpack
 from graphkit.data.records.index import index_of, read_index
 from graphkit.data.records.reading import RecordStream
 from graphkit.errors import InputError
+from graphkit.named_tuples import NamedTuple
 
 
 class Checked(NamedTuple):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from graphkit.errors import InputError
+from graphkit.named_tuples import NamedTuple
 from graphkit.text import quantity
 
 # flag: uint32, label: float32, id and id2: uint64, without padding.

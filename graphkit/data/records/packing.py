@@ -6,7 +6,6 @@ import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from graphkit.data import order
 from graphkit.data.images.folders import Found, find, listed
@@ -17,6 +16,7 @@ from graphkit.data.records.header import pack
 from graphkit.data.records.writing import RecordWriter
 from graphkit.errors import InputError, UsageError
 from graphkit.ir.atomic import write_whole
+from graphkit.named_tuples import NamedTuple
 
 # Encodings -> Pillow's names of the formats. _BILINEAR: Pillow's constant of the filter for resizing.
 ENCODINGS = {"jpg": "JPEG", "png": "PNG"}

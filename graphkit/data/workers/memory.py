@@ -8,12 +8,13 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from graphkit.data.stacking import Form, arrays, form_of, formed, names_of, parted
 from graphkit.errors import InputError, OutOfMemory
+from graphkit.named_tuples import NamedTuple
 
 # Alignment of arrays in bytes: a cache line, which also suits vector instructions.
 _ALIGNED = 64

@@ -10,10 +10,11 @@ import pickle
 import runpy
 import sys
 import types
-from typing import Any, NamedTuple
+from typing import Any
 
 from graphkit.data.workers.memory import anonymous, mapped
 from graphkit.errors import UsageError
+from graphkit.named_tuples import NamedTuple
 
 _ALIGNED = 64
 

@@ -6,12 +6,13 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphkit import config
 from graphkit.errors import UsageError
+from graphkit.named_tuples import NamedTuple
 from graphkit.text import short_repr
 
 if TYPE_CHECKING:

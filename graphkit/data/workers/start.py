@@ -11,9 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from graphkit.errors import UnsupportedError, UsageError, WorkerError
+from graphkit.named_tuples import NamedTuple
 
 # A worker has one thread. Parallelism comes from the number of workers.
 _SINGLE = (

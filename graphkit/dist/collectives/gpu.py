@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from graphkit.executor.devices.device import address_of
 from graphkit.executor.devices.loading import DeviceName
 from graphkit.executor.lower.lowering import RunAgreement
 from graphkit.ir.types import DType
+from graphkit.named_tuples import NamedTuple
 
 # While this rank waits for its GPU: seconds during which it only yields the core, seconds of each sleep after that,
 # and seconds between two checks for lost ranks.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
+
+from graphkit.named_tuples import NamedTuple
 
 # Arrays and slices begin at multiples of this number of bytes, as in the memory of a program.
 ALIGNMENT = 64

@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from graphkit.dist.arrays import as_bytes
+from graphkit.named_tuples import NamedTuple
 
 # A function that waits for an MPI request. Its other arguments are the buffers of the request, which it keeps alive as
 # long as MPI may write to them.

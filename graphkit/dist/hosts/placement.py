@@ -11,9 +11,9 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from graphkit import config, cores
+from graphkit.named_tuples import NamedTuple
 
 # Rounding error: three thirds of a core are one core.
 _ROUNDING = 1e-6

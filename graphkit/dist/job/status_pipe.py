@@ -22,10 +22,11 @@ import tempfile
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from graphkit import config
 from graphkit.errors import RuntimeFailure
+from graphkit.named_tuples import NamedTuple
 
 # Reports of a rank. BEGUN: before MPI starts, if the launcher sets the rank. STARTED: after that. EXCLUDED: another
 # rank reports that this one was lost and the job continues.

@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+
+from graphkit.named_tuples import NamedTuple
 
 # Name of the last operation of a rank.
 ENDED = "ended"

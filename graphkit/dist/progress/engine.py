@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from graphkit.dist.progress.pending import (
 from graphkit.dist.progress.queue import OperationQueue, Waits
 from graphkit.dist.wire.scheduling import reduce_wakeup_latency
 from graphkit.errors import RuntimeFailure, UsageError, error_text
+from graphkit.named_tuples import NamedTuple
 
 # How sums progress while a rank computes: not at all, one after the other, or several at a time.
 Overlap: TypeAlias = Literal["funnelled", "chained", "concurrent"]

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from graphkit.dist.servers.connection import ServerConnection, raise_error
 from graphkit.dist.servers.sharding import Part, Sharding
 from graphkit.dist.wire.packing import pack, unpack
 from graphkit.errors import UsageError
+from graphkit.named_tuples import NamedTuple
 
 # Fields and arrays of a message.
 Message: TypeAlias = tuple[Mapping[str, Any], Sequence[np.ndarray]]

@@ -17,7 +17,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from graphkit.dist.servers.server import Server
 from graphkit.dist.wire.mesh import Frame, FrameKind
 from graphkit.dist.wire.packing import unpack
 from graphkit.errors import RuntimeFailure
+from graphkit.named_tuples import NamedTuple
 
 # Calls that change nothing. A follower does not run them, and a new leader answers them again.
 READS = frozenset({"pull", "pull_rows", "averages", "clock", "states"})

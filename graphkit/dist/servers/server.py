@@ -11,7 +11,7 @@ import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from graphkit.dist.collectives import compression
 from graphkit.dist.collectives.row_sparse import RowSparse, rows_of
 from graphkit.dist.wire.packing import pack, pack_named, unpack, unpack_named
 from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UsageError
+from graphkit.named_tuples import NamedTuple
 from graphkit.text import quantity, short_repr
 
 # Forms of a pushed part: the whole array; compressed; nothing, because all of it is 0; some rows, with indices that

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from graphkit.dist.collectives.row_sparse import RowSparse
 from graphkit.dist.progress.announcement import digest_of
+from graphkit.named_tuples import NamedTuple
 
 # Keys with at least this many elements are divided, as with MXNet's MXNET_KVSTORE_BIGARRAY_BOUND.
 LARGE = 1_000_000

@@ -22,11 +22,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from graphkit.errors import RuntimeFailure
+from graphkit.named_tuples import NamedTuple
 
 # Kind, part, worker, number, bytes of the data.
 _HEADER = struct.Struct("<BxHIqQ")

@@ -13,13 +13,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from graphkit.dist.arrays import as_bytes
 from graphkit.dist.wire.scheduling import reduce_wakeup_latency
 from graphkit.errors import RuntimeFailure, UsageError, error_text
+from graphkit.named_tuples import NamedTuple
 
 # A lane is an independent, ordered stream of messages between two ranks. MPI tags per lane: one for headers and one for
 # arrays.

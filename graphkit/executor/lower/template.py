@@ -7,7 +7,7 @@ and the kernels do; `Template.at` computes them. If the sizes in a node's types 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from graphkit.ir.dims import Dim, DimExpr, assumptions, symbol
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.sizes import SizeTable, defined_names
 from graphkit.ir.types import TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN, Op
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.bind import match_shapes, plain_name

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
+from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io.editing.document import Node, Scope
 from graphkit.onnx_io.editing.rules import Round, loses_other_outputs
 

@@ -8,7 +8,6 @@ a slice can begin or end within a parameter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from graphkit.dist.collectives.layout import Slices
 from graphkit.errors import UsageError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F
 from graphkit.train.optim import Optimizer
 from graphkit.train.programs import finite

@@ -7,12 +7,13 @@ how samples were divided into batches.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
 
