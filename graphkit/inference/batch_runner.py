@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphkit.data.dataset import Axes
-from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.errors import InputError, UsageError
+from graphkit.inference.engines import open_engine
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.model import Model
 from graphkit.train.inputs import Inputs
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.groups import AnyDevice
-
-# Computes the outputs with the given names from arrays by input name.
-_Run: TypeAlias = Callable[[Mapping[str, Any], Sequence[str]], dict[str, Any]]
-
-ENGINES = ("graphkit", "onnxruntime")
 
 
 class BatchRunner:
@@ -54,17 +50,11 @@ class BatchRunner:
         axes: Axes | None = None,
         shared: Sequence[str] = (),
     ):
-        if engine not in ENGINES:
-            raise UsageError(
-                f"engine must be {' or '.join(map(repr, ENGINES))}, not {engine!r}{did_you_mean(engine, ENGINES)}"
-            )
         self._model = model
         self._inputs = Inputs(model.input_types)
         self._axes = {n: a for n in model.inputs if n not in shared and (a := (axes or {}).get(n, 0)) is not None}
         self._fixed = None if shared else _fixed_size(model, self._axes)
-        self._run = (
-            _graphkit(model, device, threads) if engine == "graphkit" else _runtime(model, file, device, threads)
-        )
+        self._run = open_engine(model, engine, file=file, device=device, threads=threads)
 
     def run(self, feeds: Mapping[str, Any], size: int, outputs: Sequence[str]) -> dict[str, Any]:
         """Return outputs of a batch by name.
@@ -109,28 +99,6 @@ class BatchRunner:
         if overflows or (wanted.is_integer and not np.array_equal(cast, given)):
             raise InputError(f"input {name!r} is {kind}, which cannot represent all numbers of the data ({own})")
         return cast
-
-
-def _graphkit(model: Model, device: AnyDevice, threads: int | None) -> _Run:
-    executor = model.compile(device, threads=threads)
-    return lambda feeds, outputs: executor.run(feeds, outputs)
-
-
-def _runtime(model: Model, file: str | os.PathLike[str] | None, device: AnyDevice, threads: int | None) -> _Run:
-    if device != "cpu":
-        raise UsageError(
-            f"engine='onnxruntime' (--engine) runs on the CPU only: leave out device={device!r} (--device)"
-        )
-    from graphkit.onnx_io.compare import OnnxRuntimeModel
-
-    runtime = OnnxRuntimeModel(model.to_onnx() if file is None else os.fspath(file), threads=threads)
-
-    def run(feeds: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
-        # An export may rename outputs, but keeps their order.
-        results = dict(zip(model.outputs, runtime.run(feeds).values(), strict=True))
-        return {name: results[name] for name in outputs}
-
-    return run
 
 
 def _fixed_size(model: Model, axes: Mapping[str, int | None]) -> int | None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from graphkit.checks.maps import as_table
 from graphkit.errors import UsageError
+from graphkit.inference.engines import Run
 from graphkit.ir.types import MapType, SequenceType, TensorType, Type
 from graphkit.model import Model
 
 # Names of a symbolic batch size. If a later axis has one of them, that axis is the batch.
 _BATCH = frozenset({"n", "batch", "batch_size", "batchsize", "bs"})
-
-Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, Any]]
 
 
 def fixed_batch_size(model: Model) -> int | None:
@@ -72,8 +71,11 @@ class Batches:
         """Return arrays by output name. Their first axis counts the samples of `inputs`."""
         count = len(next(iter(inputs.values())))
         if self._fixed in (None, count):
-            return self._arrays(self._run(inputs), count)
-        parts = [self._arrays(self._run(part), size) for part, size in _parts(inputs, count, self._fixed)]
+            return self._arrays(self._run(inputs, self._model.outputs), count)
+        parts = [
+            self._arrays(self._run(part, self._model.outputs), size)
+            for part, size in _parts(inputs, count, self._fixed)
+        ]
         if len(parts) == 1:
             return parts[0]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -13,9 +13,10 @@ import numpy as np
 
 from graphkit import config
 from graphkit.data.prefetching import prefetch
-from graphkit.errors import UsageError, did_you_mean
-from graphkit.inference.batching import Batches, Run, fixed_batch_size
+from graphkit.errors import UsageError
+from graphkit.inference.batching import Batches, fixed_batch_size
 from graphkit.inference.class_outputs import meaning, probabilities, scores_output
+from graphkit.inference.engines import open_engine
 from graphkit.inference.samples import Chunk, Mapper, Part, Samples, open_samples
 from graphkit.model import Model, load
 from graphkit.named_tuples import NamedTuple
@@ -24,8 +25,6 @@ from graphkit.signatures import typed
 if TYPE_CHECKING:
     from graphkit.data.images.feeding import Said
     from graphkit.executor.devices.groups import AnyDevice
-
-ENGINES = ("graphkit", "onnxruntime")
 
 
 class ClassScore(NamedTuple):
@@ -230,25 +229,15 @@ def predict(
     """
     if batch_size < 1 or (top is not None and top < 1):
         raise UsageError(f"gk.predict: batch_size={batch_size} and top={top} must be at least 1")
-    if engine not in ENGINES:
-        raise UsageError(f"gk.predict: unknown engine {engine!r}{did_you_mean(engine, ENGINES)}")
-    if engine != "graphkit" and device != "cpu":
-        raise UsageError(f"gk.predict: engine {engine!r} only runs on the CPU, not on {device!r}")
     net = model if isinstance(model, Model) else load(model)
     net = net.select(*outputs) if outputs else net
     fixed = fixed_batch_size(net)
     samples = open_samples(inputs, net, images)
     size = batch_size if fixed is None else -(-batch_size // fixed) * fixed
-    batches = Batches(net, _engine(net, engine, device, threads), fixed)
+    # ONNX Runtime runs the given file itself, unless only some outputs are wanted.
+    file = model if not isinstance(model, Model) and not outputs and str(model).endswith(".onnx") else None
+    batches = Batches(net, open_engine(net, engine, file=file, device=device, threads=threads), fixed)
     return PredictionStream(
         net, samples, size, fixed, skip_errors, _classes=_Classes(net, top), _batches=batches,
         _readers=config.num_threads(threads),
     )  # fmt: skip
-
-
-def _engine(model: Model, engine: str, device: AnyDevice, threads: int | None) -> Run:
-    if engine == "graphkit":
-        return model.compile(device, threads=threads).run
-    from graphkit.onnx_io.compare import OnnxRuntimeModel
-
-    return OnnxRuntimeModel(model.to_onnx(), threads).run

@@ -168,7 +168,7 @@ def test_wrong_command_lines(call, net, photos, tmp_path):
         ("photos/a/1.png photos -o o.csv", 4, "photos/a/1.png"),
         ("scalar.json x.npy -o o.csv", 2, "graphkit run"),
         ("- photos -o o.csv", 2, "cannot read MODEL from stdin"),
-        ("net.onnx photos -o o.csv --device cuda --engine onnxruntime", 2, "only runs on the CPU"),
+        ("net.onnx photos -o o.csv --device cuda --engine onnxruntime", 2, "runs on the CPU only"),
         ("net.onnx photos -o o.csv --output-name none", 2, "none"),
     ):
         found, _, err = call("predict", *words.split())
