@@ -191,7 +191,7 @@ def test_outputs_are_no_paths_out_of_the_folder(call, tmp_path):
 @pytest.mark.parametrize(("name", "message"), [("\ud800", "it is not UTF-8"), ("n" * 70_000, "too long for an .npz")])
 def test_names_that_no_archive_can_hold_are_refused(name, message):
     with pytest.raises(UsageError, match=message):
-        npz_bytes({name: np.zeros(2, instead="--json")})
+        npz_bytes({name: np.zeros(2)}, instead="--json")
 
 
 def test_run_writes_npz_that_numpy_reads(call, folder, tmp_path):
