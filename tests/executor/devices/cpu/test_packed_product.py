@@ -69,6 +69,35 @@ def test_what_follows(kind: str, alpha: float, beta: float, last: bool) -> None:
 
 
 @in_one_item()
+@pytest.mark.parametrize("odd", [False, True], ids=["finite", "infinite"])
+@pytest.mark.parametrize(("kind", "slope"), [("", 0), ("relu", 0), ("relu", 0.1)])
+@pytest.mark.parametrize("elements", [1, 40, 128, 300])
+@pytest.mark.parametrize("columns", [16, 128, 330])
+def test_one_row_gives_the_bits_of_a_row_among_others(
+    isa: str, columns: int, elements: int, kind: str, slope: float, odd: bool
+) -> None:
+    """One row is multiplied by several blocks of columns at once."""
+    rng = np.random.default_rng(4)
+    a = rng.standard_normal((2, elements)).astype(np.float32)
+    b = rng.standard_normal((elements, columns)).astype(np.float32)
+    if odd:
+        b[elements // 2, columns // 2] = np.inf
+    bias, residual = (
+        rng.standard_normal(columns).astype(np.float32),
+        rng.standard_normal((2, columns)).astype(np.float32),
+    )
+    epilogue = native.Epilogue(kind, slope, 0, residual=True, residual_last=slope > 0)
+    expected = run(
+        native.PackedProduct(a.shape, b.shape, bias=True, epilogue=epilogue, threads=1), a, b, bias, residual
+    )
+    for threads in THREADS:
+        for row in range(2):
+            one = native.PackedProduct((1, elements), b.shape, bias=True, epilogue=epilogue, threads=threads)
+            found = run(one, a[row : row + 1], b, bias, residual[row : row + 1])
+            np.testing.assert_array_equal(found[0], expected[row])
+
+
+@in_one_item()
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite(number: float) -> None:
     rng = np.random.default_rng(2)

@@ -296,13 +296,65 @@ class Runs {
     bool reads_image_ = false;  // whether the last run reads the image
 };
 
+// Blocks of filters that one row is multiplied by together. One block has too few sums to hide the latency of a
+// multiplication. Filters are not prefetched: each is read once, in order, and the processor does this better.
+constexpr int kRowBlocks = 4;
+
+// Multiplies one window by several blocks, in the same order of sums as multiply_block.
+template <int Blocks>
+void multiply_row(const TiledPart& p, const float* window, std::int64_t elements, std::int64_t block,
+                  std::int64_t position) {
+    const float* filters = p.filters + block * elements * kBlock;
+    Lanes totals[Blocks][1][kVectors];
+    for (std::int64_t first = 0; first < elements; first += kDirectChain) {
+        const std::int64_t end = std::min(first + kDirectChain, elements);
+        Lanes sums[Blocks][kVectors] = {};
+        for (std::int64_t e = first; e < end; ++e) {
+            const Lanes element = splat(window[e]);
+            for (int b = 0; b < Blocks; ++b) {
+                const float* filter = filters + (b * elements + e) * kBlock;
+                for (int v = 0; v < kVectors; ++v) {
+                    sums[b][v] += element * load<float>(filter + v * kWide);
+                }
+            }
+        }
+        for (int b = 0; b < Blocks; ++b) {
+            for (int v = 0; v < kVectors; ++v) {
+                totals[b][0][v] = first == 0 ? sums[b][v] : sums[b][v] + totals[b][0][v];
+            }
+        }
+    }
+    for (int b = 0; b < Blocks; ++b) {
+        Finish(p, block + b).store_rows(totals[b], position);
+    }
+}
+
+// Whether kRowBlocks blocks from this one on are full, and their filters sound.
+bool blocks_are_whole(const TiledPart& p, std::int64_t block) {
+    if (block + kRowBlocks > p.end_block || (block + kRowBlocks) * kBlock > p.shape.filters) {
+        return false;
+    }
+    for (int b = 0; b < kRowBlocks; ++b) {
+        if (any_unsound(p, block + b)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 void run_direct(const TiledPart& p) {
     const TiledShape& s = p.shape;
     const std::int64_t elements = s.taps() * s.channels;
     float* copied = p.scratch;
     float* products = reads_in_place(s) ? copied : copied + p.tiles * row_floats(elements);
     const Runs runs(p, copied);
+    const bool is_row = p.tiles == 1 && reads_in_place(s);
     for (std::int64_t block = p.first_block; block < p.end_block; ++block) {
+        if (is_row && blocks_are_whole(p, block)) {
+            multiply_row<kRowBlocks>(p, p.x + p.first_tile * elements, elements, block, p.first_tile);
+            block += kRowBlocks - 1;
+            continue;
+        }
         if (!any_unsound(p, block)) {
             for (const Run& run : runs) {
                 multiply_block(p, run, block, products);
