@@ -317,6 +317,7 @@ class Model:
             The output, a graph value, or a tuple if there are several outputs.
         """
         from graphkit.ir.subgraph import inline
+        from graphkit.passes.core.draws import is_undetermined
 
         owner = titled(self.graph, "model")
         table = operands_by_name(owner, self.inputs, operands, named)
@@ -329,7 +330,7 @@ class Model:
                 raise UsageError(f"{owner}: parameter {name!r} is {self.params.type_of(name)}, not {value}")
         names = {v: self.graph.name_of(v) for v in self.graph.inputs}
         arguments = [table[n] if v.role == "data" else parameters.get(n, v) for v, n in names.items()]
-        outputs = inline(self.graph, arguments)
+        outputs = inline(self.graph, arguments, is_undetermined)  # each call draws its own random numbers
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     @typed("Model.compile")

@@ -82,15 +82,20 @@ def _without_gradient(outputs: Sequence[Value], unused: Sequence[Value]) -> str:
     return "; ".join([*reasons, "with allow_unused=True you get zeros"])
 
 
-def reached(outputs: Iterable[Value]) -> set[Value]:
-    """The values that `outputs` depend on through floats alone, and the float values of `outputs` themselves."""
+def reached(outputs: Iterable[Value], *, through_stops: bool = True) -> set[Value]:
+    """The values that `outputs` depend on through floats alone, and the float values of `outputs` themselves.
+
+    through_stops: Whether to follow the operands of StopGradient, too.
+    """
     found: set[Value] = set()
     pending = list(outputs)
     while pending:
         value = pending.pop()
         if value not in found and differentiable(value):
             found.add(value)
-            pending += value.node.operands if value.node is not None else ()
+            node = value.node
+            if node is not None and (through_stops or node.op.name != "StopGradient"):
+                pending += node.operands
     return found
 
 

@@ -84,12 +84,20 @@ def _region_nodes(outputs: Iterable[Value], boundary: Callable[[Value], bool]) -
     return topological([v for v in outputs if v in inside], stop=outside)
 
 
-def inline(graph: Graph, arguments: Sequence[Value]) -> list[Value]:
-    """Rebuild `graph`'s nodes on `arguments` (one per input) and return its outputs."""
+def inline(
+    graph: Graph, arguments: Sequence[Value], is_new: Callable[[Node], bool] = lambda _node: False
+) -> list[Value]:
+    """Rebuild `graph`'s nodes on `arguments` (one per input) and return its outputs.
+
+    A node whose operands do not change is shared, except if `is_new` returns True: then it is made again.
+    """
     if len(arguments) != len(graph.inputs):
         raise ValueError(f"{len(graph.inputs)} arguments expected, {len(arguments)} given")
     table: dict[Value, Value] = dict(zip(graph.inputs, arguments, strict=True))
     for node in graph.nodes:
-        rebuilt = node.rebuilt([None if v is None else table[v] for v in node.inputs])
+        operands = [None if v is None else table[v] for v in node.inputs]
+        rebuilt = node.rebuilt(operands)
+        if rebuilt is node and is_new(node):
+            rebuilt = node.with_types(operands, [v.type for v in node.outputs])
         table.update(zip(node.outputs, rebuilt.outputs, strict=True))
     return [table[v] for v in graph.outputs]

@@ -134,7 +134,7 @@ class CustomTrainer:
 
         Raises RuntimeFailure if it cannot be written; the folder then contains the previous checkpoint.
         """
-        own = self._folder is not None and self._folder.path == Path(folder)
+        own = self._folder is not None and self._folder.path.resolve() == Path(folder).resolve()
         with self._folder if self._folder is not None and own else RunFolder(folder) as held:
             checkpoints.save(
                 held.path,

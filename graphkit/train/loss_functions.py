@@ -88,7 +88,7 @@ def _weighted_cross_entropy(
         raise UsageError(
             f"softmax_cross_entropy: {len(class_weights)} class weights (--class-weights) for {classes} classes"
         )
-    factors = np.array(class_weights or np.ones(classes), np.float32)
+    factors = np.array(np.ones(classes) if class_weights is None else class_weights, np.float32)
     each, log_prob = F.softmax_cross_entropy_loss(
         logits, target, F.cast(F.constant(value=factors), to=logits.dtype), reduction="none", ignore_index=ignore_index
     )

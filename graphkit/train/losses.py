@@ -97,6 +97,8 @@ class Loss:
                 given[name] = real(self.name, name, given[name], limit)
         if "ignore_index" in given:
             given["ignore_index"] = integer(self.name, "ignore_index", given["ignore_index"], -(1 << 63))
+            if given["ignore_index"] >= 1 << 63:
+                raise UsageError(f"{self.name}: ignore_index={given['ignore_index']} is not an int64 number")
         return replace(self, build=partial(self.build, **given), options={**self.options, **given}) if given else self
 
     def __repr__(self) -> str:
@@ -353,15 +355,15 @@ class BoundLoss:
     def averaged_over(self) -> dict[tuple[Any, ...], str]:
         """The different divisors of the losses. Each key stands for a divisor.
 
-        The key has the class weights and the ignored class number, or else the symbolic dimensions of the target that
-        are counted. The value is the name of the first output whose loss has this divisor.
+        The key has the target, the class weights and the ignored class number, or else the symbolic dimensions of the
+        target that are counted. The value is the name of the first output whose loss has this divisor.
         """
         over: dict[tuple[Any, ...], str] = {}
         for target, (loss, output) in self.named.items():
             shape = self.targets[target].shape or ()
             dims = shape[:1] if loss.per_sample else shape
             if loss.class_weights or loss.ignore_index is not None:
-                over.setdefault((loss.class_weights, loss.ignore_index), output)
+                over.setdefault((target, loss.class_weights, loss.ignore_index), output)
             else:
                 over.setdefault(tuple(dim for dim in dims if not isinstance(dim, int)), output)
         return over

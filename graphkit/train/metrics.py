@@ -176,6 +176,8 @@ class F1(_WithRepr):
         self._hits = self._predicted = self._actual = np.zeros(0, np.int64)
 
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
+        if not target.size:
+            return
         if output.size != target.size:
             target = _class_targets(self.name, output, target)
             classes = output.shape[-1]
@@ -385,7 +387,9 @@ class FunctionMetric(_Average):
 
     Args:
         function: Function (output, target) of numpy arrays. It returns one number for each sample, or for each element;
-            the metric is the mean of all. Or it returns one number for the batch, which counts once for each sample.
+            the metric is the mean of all. Or it returns one number for the batch, which counts once for each sample. If
+            the loss ignores targets (`ignore_index`), the function gets only the others, as [targets, classes] and
+            [targets].
         name: Name of the metric (default: that of the function).
     """
 

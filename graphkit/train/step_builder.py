@@ -18,6 +18,7 @@ from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, as_value
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.control.count_loops import count_loops
+from graphkit.passes.core.draws import is_undetermined
 from graphkit.passes.fuse.recognise import recognise
 from graphkit.passes.simplify.sequences import resolve_sequences
 from graphkit.passes.training.fake_quantise import fake_quantise
@@ -54,7 +55,7 @@ class StepNetwork:
     """A network in a training step; `StepBuilder.network` creates it.
 
     Call it like a Model, with graph values. Each call uses the current values of its parameters, and updates the
-    running statistics of its batch normalisations.
+    running statistics of its batch normalisations. (A call of the model itself uses the parameters before the step.)
     """
 
     def __init__(self, model: Model, name: str, training: bool):
@@ -76,7 +77,7 @@ class StepNetwork:
         graph = self._with_updates
         table = operands_by_name(titled(graph, "model"), self.model.inputs, operands, named)
         arguments = [self.current[v] if v in self.current else as_value(table[graph.name_of(v)]) for v in graph.inputs]
-        outputs, states = _split(inline(graph, arguments), len(self._graph.outputs))
+        outputs, states = _split(inline(graph, arguments, is_undetermined), len(self._graph.outputs))
         self.current.update(zip([state for state, _ in self._graph.updates], states, strict=True))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -85,8 +86,8 @@ class StepNetwork:
         return [(v, new) for v, new in self.current.items() if new is not v]
 
     def trained(self, loss: Value) -> list[TrainedParameter]:
-        """Return the trainable parameters whose current values a loss depends on."""
-        found = reached([loss])
+        """Return the trainable parameters whose current values a gradient of the loss reaches."""
+        found = reached([loss], through_stops=False)
         trainable = select_parameters(self._graph, ParameterSelection(), self._graph.outputs)
         return [p for p in trainable if self.current[p.value] in found]
 

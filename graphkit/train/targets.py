@@ -83,13 +83,15 @@ class Targets:
     def counted(self, name: str, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the parts of an output and a target that count: without targets that the loss ignores.
 
+        If the loss ignores targets, the results are [targets, classes] and [targets], for any shapes of the arguments.
+
         name: the output that is compared with the target.
         """
         known = self._targets.get(self.name_for(name)) if self.names else None
-        if known is None or known.ignored is None or output.shape[:-1] != target.shape:
+        if known is None or known.ignored is None or (found := aligned(target, output.shape[:-1])) is None:
             return output, target
-        kept = target != known.ignored
-        return (output, target) if kept.all() else (output[kept], target[kept])
+        kept = found != known.ignored
+        return output[kept], found[kept]
 
     def check_classes(self, data: Dataset, net: str) -> None:
         """Raise InputError if the number of classes in the data is not that of the output.

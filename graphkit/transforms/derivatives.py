@@ -156,7 +156,10 @@ def hessian(
     results: dict[str, Value] = {}
     for (a, x), first in zip(found.wrt.items(), gradients, strict=True):
         rows = _rows(first, wanted)
-        results |= {f"{a}_{b}": _shaped(r, x, v) for (b, v), r in zip(found.wrt.items(), rows, strict=True)}
+        blocks = {f"{a}_{b}": _shaped(r, x, v) for (b, v), r in zip(found.wrt.items(), rows, strict=True)}
+        if same := [name for name in blocks if name in results]:
+            raise UsageError(f"gk.hessian: two blocks would have the name {same[0] + suffix!r}; rename a value of wrt")
+        results |= blocks
     return found.derived(found.graph.inputs, named_results(kept, results, suffix), "hessian")
 
 

@@ -124,6 +124,8 @@ def differentiable_graph(
             )
     else:
         names = [wrt] if isinstance(wrt, str) else list(wrt)
+    if not names:
+        raise UsageError("wrt names no value to differentiate with respect to")
     for given in (targets, names):
         if twice := [name for name in given if given.count(name) > 1]:
             raise UsageError(f"{twice[0]!r} is given twice")

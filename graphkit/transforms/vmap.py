@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.frontend.control import map as map_slices
-from graphkit.ir.dims import symbol
+from graphkit.ir.dims import DimExpr, symbol
 from graphkit.ir.graph import Graph, Value
+from graphkit.ir.names import Names
 from graphkit.ir.origin import titled
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
+from graphkit.passes.core.draws import is_undetermined
 from graphkit.signatures import typed
 
 
@@ -21,7 +23,7 @@ def vmap(
     in_axes: int | Mapping[str, int | None] = 0,
     out_axes: int | Mapping[str, int] = 0,
     *,
-    size: int | str = "batch",
+    size: int | str | None = None,
 ) -> Model:
     """Return a model that computes `model` for each slice of its inputs along a new axis, and stacks the results.
 
@@ -34,10 +36,12 @@ def vmap(
         in_axes: Position of the new axis in each input, by name or for all. None: all slices use the whole input.
             Inputs that a mapping does not name have axis 0.
         out_axes: Position of the new axis in each output, by name or for all.
-        size: Length of the axis: a number, or the name of a symbolic dimension.
+        size: Length of the axis: a number, or the name of a new symbolic dimension. Default: "batch", or "batch_1", ...
+            if the model has this dimension.
 
     Raises:
-        UsageError: A name is unknown, an axis is out of range, no input has the axis, or the model is not of this kind.
+        UsageError: A name is unknown, an axis is out of range, no input has the axis, the model already has the
+            dimension, or the model is not of this kind.
     """
     owner = titled(model.graph, "model")
     if model.graph.updates:
@@ -49,7 +53,7 @@ def vmap(
     mapped = {name: axis for name, axis in axes.items() if axis is not None}
     if not mapped:
         raise UsageError("gk.vmap: no input has the new axis: give an axis to at least one input (in_axes)")
-    length = size if isinstance(size, int) else symbol(size)
+    length = _length(model, size)
     inputs = {}
     for value in model.graph.inputs:
         name = model.graph.name_of(value)
@@ -61,7 +65,8 @@ def vmap(
             inputs[name] = value
 
     def one(slices: dict[str, Value]) -> dict[str, Value]:
-        results = inline(model.graph, [slices.get(name, value) for name, value in inputs.items()])
+        operands = [slices.get(name, value) for name, value in inputs.items()]
+        results = inline(model.graph, operands, is_undetermined)
         return dict(zip(model.outputs, results, strict=True))
 
     stacked = map_slices(
@@ -70,6 +75,18 @@ def vmap(
     )  # fmt: skip
     graph = Graph(inputs.values(), stacked.values(), name=f"{model.name}_vmap", output_names=list(stacked))
     return Model.from_graph(graph, model.params.entries())
+
+
+def _length(model: Model, size: int | str | None) -> int | DimExpr:
+    """Return the length of the new axis."""
+    if isinstance(size, int):
+        return size
+    kinds = [*model.input_types.values(), *model.output_types.values()]
+    shapes = [kind.shape or () for kind in kinds if isinstance(kind, TensorType)]
+    used = {name for shape in shapes for dim in shape if isinstance(dim, DimExpr) for name in dim.symbols}
+    if size in used:
+        raise UsageError(f"gk.vmap: the model already has a dimension {size!r}: give another name with size=")
+    return symbol(Names(used).take("batch") if size is None else size)
 
 
 def _by_name(given: int | Mapping[str, int | None], names: Mapping[str, object], message: str) -> dict[str, int | None]:

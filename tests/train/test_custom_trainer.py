@@ -118,6 +118,35 @@ def test_two_updates_in_a_step_are_two_steps():
         np.testing.assert_allclose(once[name], twice[name], rtol=1e-5)
 
 
+def test_each_call_of_a_network_draws_its_own_numbers():
+    x = gk.input("x", ["N", 6])
+    noisy = gk.Model({"y": gk.nn.linear(x, 3, name="fc") + gk.random_normal(shape=[3])}, name="noisy", seed=0)
+    step = gk.StepBuilder()
+    network = step.network(noisy)
+    a, b = network(x), network(x)
+    step.minimize(mean_square(a), network, gk.optim.SGD(0.1))
+    found = gk.CustomTrainer(step.build({"a": a, "b": b}), seed=0).step(data())
+    assert not np.allclose(found["a"], found["b"])
+
+
+def test_a_loss_trains_only_what_its_gradient_reaches():
+    """An actor and a critic with a common body; the actor's loss reads the critic's value as a constant."""
+    x = gk.input("x", ["N", 6])
+    body = gk.tanh(gk.nn.linear(x, 4, name="body"))
+    outputs = {"policy": gk.nn.linear(body, 2, name="policy"), "value": gk.nn.linear(body, 1, name="value")}
+    net = gk.Model(outputs, name="net", seed=0)
+    before = {name: array.copy() for name, array in net.params.items()}
+    step = gk.StepBuilder()
+    network = step.network(net)
+    policy, value = network(x)
+    advantage = gk.stop_gradient(np.float32(1) - value)
+    loss = gk.reduce_mean(gk.log_softmax(policy) * advantage, keepdims=False)
+    step.minimize(loss, network, gk.optim.Adam(0.1, weight_decay=0.1))
+    gk.CustomTrainer(step.build({"loss": loss})).step(data())
+    moved = {name: not np.array_equal(array, before[name]) for name, array in net.params.items()}
+    assert moved == {name: not name.startswith("value") for name in before}
+
+
 def test_a_teacher_is_read_and_never_changed():
     teacher, student = networks()[0], linear("student", 6, 4)
     before = {name: array.copy() for name, array in teacher.params.items()}
@@ -328,6 +357,16 @@ def test_a_loss_that_is_not_finite_changes_nothing():
     assert arrays(made) == before
     run(made, 1)
     assert made.steps == 2
+
+
+def test_the_cause_is_named_although_the_loss_is_no_output():
+    net = linear("net", 6, 2)
+    step = gk.StepBuilder()
+    network = step.network(net)
+    y = network(gk.input("x", ["N", 6]))
+    step.minimize(gk.reduce_mean(gk.log(y - np.float32(100), name="odd"), keepdims=False), network, gk.optim.SGD(0.1))
+    with pytest.raises(NotFinite, match=r"from .*odd.*Log"):
+        gk.CustomTrainer(step.build({"y": y})).step(data())
 
 
 def built(change):

@@ -156,6 +156,42 @@ def test_batches_are_weighted_by_the_targets_that_count(batch_size):
     assert record["accuracy"] == pytest.approx((logits.argmax(-1) == y)[kept].mean())
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "perplexity", "top2", "f1"])
+def test_metrics_do_not_count_ignored_targets_of_another_shape(metric):
+    x, y = RNG.standard_normal((8, 3)).astype(np.float32), np.array([0, 1, 2, 1, -1, -1, -1, -1])
+    net = gk.Model({"y": gk.nn.linear(gk.input("x", ["N", 3]), 4)}, seed=0)
+    trainer = gk.Trainer(net, gk.losses.get("softmax_cross_entropy", ignore_index=-1))
+    expected = gk.Trainer(net).evaluate((x[:4], y[:4]), metric)
+    for targets in (y, y[:, None]):
+        assert trainer.evaluate((x, targets), metric, batch_size=3) == pytest.approx(expected)
+
+
+def test_numbers_of_a_batch_count_once_for_each_target():
+    """However many targets of a batch are ignored, the function gets [targets, classes] and [targets]."""
+    shapes = []
+
+    def ones(output, target):
+        shapes.append((output.ndim, target.ndim))
+        return 1.0
+
+    y = RNG.integers(0, 4, (4, 5))
+    y[0, 0] = -1
+    net = gk.Model({"y": gk.mat_mul(gk.input("x", ["N", "T", 3]), gk.parameter("w", (3, 4), "normal"))}, seed=0)
+    trainer = gk.Trainer(net, gk.losses.get("softmax_cross_entropy", ignore_index=-1))
+    found = trainer.evaluate((RNG.standard_normal((4, 5, 3)).astype(np.float32), y), ones, batch_size=2)
+    assert found == {"ones": 1.0}
+    assert set(shapes) == {(2, 1)}
+
+
+@pytest.mark.parametrize("options", [{"ignore_index": -1}, {"class_weights": (1.0, 10.0, 1.0, 1.0)}], ids=str)
+def test_outputs_with_equal_options_have_different_divisors(options):
+    x = gk.input("x", ["N", 3])
+    net = gk.Model({"a": gk.nn.linear(x, 4, name="a"), "b": gk.nn.linear(x, 4, name="b")}, seed=0)
+    loss = gk.losses.get("softmax_cross_entropy", **options)
+    with pytest.warns(UserWarning, match="the losses of outputs 'a' and 'b' have different divisors"):
+        gk.Trainer(net, {"a": loss, "b": loss})
+
+
 def test_only_the_ignored_number_may_be_out_of_range():
     net = gk.Model({"y": gk.nn.linear(gk.input("x", ["N", 3]), 4)}, seed=0)
     trainer = gk.Trainer(net, gk.losses.get("softmax_cross_entropy", ignore_index=255))
@@ -184,6 +220,7 @@ def test_a_dice_loss_is_a_mean_over_samples(batch_size):
         ("mse", {"gamma": 1.0}, "gamma= and --loss-option gamma=X only work with focal and sigmoid_focal"),
         ("focal", {"ignore_index": 0}, "ignore_index= and --ignore-index only work with softmax_cross_entropy"),
         ("softmax_cross_entropy", {"ignore_index": 1.5}, "ignore_index must be an integer"),
+        ("softmax_cross_entropy", {"ignore_index": 1 << 70}, "is not an int64 number"),
         ("kl_div", {}, "did you mean 'kl_divergence'"),
     ],
 )

@@ -159,6 +159,27 @@ def test_a_mapped_network_is_the_network_of_each_slice(name):
         close(slice_, net.run(one)["y"], rtol=1e-12)
 
 
+def test_mapping_twice_makes_two_axes():
+    net = model("perceptron")
+    given = [[feeds("perceptron", 3 * i + j) for j in range(2)] for i in range(3)]
+    made = gk.vmap(gk.vmap(net))
+    assert str(made.input_types["x2"]) == "float64[batch_1, batch, 4]"
+    found = made.run({x: np.stack([np.stack([one[x] for one in row]) for row in given]) for x in given[0][0]})["y"]
+    for i, row in enumerate(given):
+        for j, one in enumerate(row):
+            close(found[i, j], net.run(one)["y"], rtol=1e-12)
+
+
+def test_each_slice_and_each_iteration_draws_its_own_numbers():
+    x = gk.input("x", [3])
+    noisy = gk.Model({"y": x + gk.random_normal(shape=[3])}, name="noisy")
+    first, second = gk.vmap(noisy).run({"x": np.zeros((2, 3), np.float32)})["y"]
+    assert not np.allclose(first, second)
+    looped = gk.Model({"y": gk.map(lambda row: noisy(row), gk.input("rows", ["N", 3]))})
+    first, second = looped.run({"rows": np.zeros((2, 3), np.float32)})["y"]
+    assert not np.allclose(first, second)
+
+
 def test_axes_of_a_mapped_network():
     net = model("perceptron")
     given = feeds("perceptron")
@@ -204,6 +225,8 @@ def two_outputs():
         (lambda net: gk.jacobian(net, "y"), "depends on no parameter"),
         (lambda net: gk.hessian(net, "y", "x"), "'y' is float32.2.; it must have one element"),
         (lambda net: gk.grad(net, "y", "x", seeds={"z": 1.0}), "seeds must have one array for each of y"),
+        (lambda net: gk.jacobian(net, "y", []), "wrt names no value"),
+        (lambda net: gk.vmap(gk.vmap(net), size="batch"), "already has a dimension 'batch'"),
         (lambda net: gk.vmap(net, {"z": 0}), "in_axes: .* has no input 'z'"),
         (lambda net: gk.vmap(net, {"x": 3}), "'x' has 2 axes with the new one, so 3 is out of range"),
         (lambda net: gk.vmap(net, None), "in_axes"),
@@ -224,6 +247,12 @@ def test_names_that_are_taken():
     with pytest.raises(UsageError, match="would have the name 'x_jacobian' of another output"):
         gk.jacobian(net, "y", "x", with_outputs=True)
     assert gk.jvp(net, "y", "x", suffix="_direction").inputs == ("x", "x_tangent", "x_direction")
+
+
+def test_two_blocks_of_a_hessian_with_one_name():
+    a, b = gk.input("a", [1]), gk.input("a_a", [1])
+    with pytest.raises(UsageError, match="two blocks would have the name 'a_a_a_hessian'"):
+        gk.hessian(gk.Model({"s": a * b}), wrt=["a", "a_a"])
 
 
 def test_a_model_with_updates_has_no_slices():

@@ -67,7 +67,7 @@ def origin(
         feeds: The inputs that it got.
         rng: (seed, step) of that run.
         others: Whether the loss is the mean over several processes.
-        outputs: How many outputs of the program are examined (None: all).
+        outputs: How many outputs of the program are examined (None: all, and what its guards check).
     """
     if others and not len(next(iter(feeds.values()), ())):
         return _ELSEWHERE
@@ -78,7 +78,11 @@ def origin(
             arrays.append(np.array([rng[0] % (1 << 64), rng[1]], np.uint64))
         else:
             arrays.append(convert(name, value.type, feeds[name]) if name in feeds else store[name])
-    needed = Graph(program.inputs, program.outputs[:outputs])
+    wanted = list(program.outputs[:outputs])
+    if outputs is None:  # a guarded loss need not be an output
+        guards = [node.inputs[1] for node in program.nodes if node.op.name == "FiniteGuard"]
+        wanted += dict.fromkeys(guard for guard in guards if guard is not None)
+    needed = Graph(program.inputs, wanted)
     try:
         found = first_nonfinite(needed, arrays)
     except (GraphkitError, MemoryError) as error:
