@@ -12,11 +12,14 @@ from typing import Any
 import click
 
 from graphkit import config, models
-from graphkit.cli._groups import DATA, INPUTS, LIMITS, PRECISION, REPORTING, option
+from graphkit.cli._groups import COMPARISON, DATA, INPUTS, LIMITS, OUTPUT, PRECISION, REPORTING, option
 from graphkit.cli._output import log
-from graphkit.cli._ranges import IntRange
+from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.errors import UsageError
 from graphkit.model import Model, load
+
+# Engines, by the names that options and functions take.
+ENGINES = ("graphkit", "onnxruntime")
 
 # In the context of a command, whether --trust-run-folder is given.
 _TRUSTED = "graphkit.trust_run_folder"
@@ -111,6 +114,40 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
         show_default=True, help="Values of inputs that are not read from a file.",
     )(command)  # fmt: skip
     return click.argument("inputs", nargs=-1, metavar="[NAME:SHAPE | NAME=FILE | IMAGE]...")(command)
+
+
+def tolerance_options(command: Callable[..., Any], *, where: str = "") -> Callable[..., Any]:
+    """--rtol and --atol. where: the beginning of their help, such as "With --run: "."""
+    for name, title, default in (("--atol", "absolute", "1e-5"), ("--rtol", "relative", "1e-4")):
+        help_text = f"{where}{title} tolerance. Default: by element type, {default} for float32."
+        command = option(
+            name, group=COMPARISON, type=FloatRange(min=0), default=None, help=help_text[0].upper() + help_text[1:]
+        )(command)
+    return command
+
+
+def verify_option(command: Callable[..., Any], *, text: str) -> Callable[..., Any]:
+    """--verify/--no-verify, as `check`. text: what the verification does."""
+    return option(
+        "--verify/--no-verify", "check", group=COMPARISON, default=True, show_default=True, help=text
+    )(command)  # fmt: skip
+
+
+def opset_option(command: Callable[..., Any], *, what: str) -> Callable[..., Any]:
+    """--opset of a written file. what: the thing whose operators decide."""
+    return option(
+        "--opset", group=OUTPUT, type=int, default=None,
+        help=f"Opset of the .onnx file, 13 or newer. Default: 21, or the first later one that has all operators of the "
+        f"{what}.",
+    )(command)  # fmt: skip
+
+
+def engine_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--engine: what runs the model."""
+    return option(
+        "--engine", group=PRECISION, type=click.Choice(ENGINES), default=ENGINES[0], show_default=True,
+        help="Engine that runs the model. onnxruntime runs an .onnx file as it is; any other MODEL is exported first.",
+    )(command)  # fmt: skip
 
 
 def external_root_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,9 +10,15 @@ import click
 from graphkit.cli._groups import COMPARISON, REPORTING, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import external_root_option, input_options, json_option, read_model, trust_option
+from graphkit.cli._options import (
+    external_root_option,
+    input_options,
+    json_option,
+    read_model,
+    tolerance_options,
+    trust_option,
+)
 from graphkit.cli._output import print_json, print_table, show
-from graphkit.cli._ranges import FloatRange
 from graphkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,14 +36,7 @@ _ROWS = 20
     "--run", "ran", group=COMPARISON, is_flag=True,
     help="Also run both models on the same inputs, and compare the outputs.",
 )  # fmt: skip
-@option(
-    "--rtol", group=COMPARISON, type=FloatRange(min=0), default=None,
-    help="With --run: relative tolerance, with A as the reference. Default: by element type, 1e-4 for float32.",
-)  # fmt: skip
-@option(
-    "--atol", group=COMPARISON, type=FloatRange(min=0), default=None,
-    help="With --run: absolute tolerance. Default: by element type, 1e-5 for float32.",
-)  # fmt: skip
+@partial(tolerance_options, where="With --run, where A is the reference: ")
 @option(
     "--all", "whole", group=REPORTING, is_flag=True,
     help=f"Show all rows of each table, not only the first {_ROWS}.",

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphkit.cli._groups import DATA, LOSS, NETWORK, OUTPUT, PRECISION, REPORTING, GroupedCommand, option
+from graphkit.cli._groups import DATA, LOSS, NETWORK, OUTPUT, REPORTING, GroupedCommand, option
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
     data_option,
     device_of,
     device_options,
+    engine_option,
     json_option,
     key_values,
     model_file_options,
@@ -87,10 +88,7 @@ _PAIRS = 10
     help="Whether the output contains probabilities or logits. Default: probabilities if it comes from a Softmax or "
     "Sigmoid, or if the rows of the first batch have sum 1; otherwise logits.",
 )  # fmt: skip
-@option(
-    "--engine", group=PRECISION, type=click.Choice(["graphkit", "onnxruntime"]), default="graphkit", show_default=True,
-    help="Engine that runs the model. onnxruntime runs an .onnx file as it is; any other MODEL is exported first.",
-)  # fmt: skip
+@engine_option
 @option(
     "--worst", group=REPORTING, type=IntRange(0), default=10, show_default=True, metavar="K",
     help="Number of samples with the largest losses to show.",

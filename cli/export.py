@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from graphkit.cli._groups import COMPARISON, OUTPUT, GroupedCommand, option
+from graphkit.cli._groups import OUTPUT, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import input_options, json_option, model_file_options, read_model
+from graphkit.cli._options import (
+    input_options,
+    json_option,
+    model_file_options,
+    opset_option,
+    read_model,
+    verify_option,
+)
 from graphkit.cli._output import log, print_json
 from graphkit.cli.verify import print_report
 from graphkit.errors import UsageError
@@ -22,19 +30,13 @@ from graphkit.passes.training.to_training import to_inference
 @click.argument("model")
 @input_options
 @option("-o", "--output", group=OUTPUT, type=click.Path(dir_okay=False), required=True, help="Output file, .onnx.")
-@option(
-    "--opset", group=OUTPUT, type=int, default=None,
-    help="Target opset, 13 or newer. Default: 21, or the first later one that has all operators of the model.",
-)  # fmt: skip
+@partial(opset_option, what="model")
 @option(
     "--for", "purpose", group=OUTPUT, type=click.Choice(["inference"]), default=None,
     help="inference: switch BatchNormalization and Dropout to inference mode. Default: keep the mode that they have in "
     "MODEL.",
 )  # fmt: skip
-@option(
-    "--verify/--no-verify", "check", group=COMPARISON, default=True, show_default=True,
-    help="Run the file in ONNX Runtime and compare the outputs.",
-)  # fmt: skip
+@partial(verify_option, text="Run the file in ONNX Runtime, and compare the outputs.")
 @image_options
 @model_file_options
 @limit_options

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphkit.cli._groups import COMPARISON, NETWORK, OUTPUT, GroupedCommand, option
+from graphkit.cli._groups import NETWORK, OUTPUT, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import input_options, json_option, model_file_options, read_model
+from graphkit.cli._options import (
+    input_options,
+    json_option,
+    model_file_options,
+    opset_option,
+    read_model,
+    verify_option,
+)
 from graphkit.cli._output import log, print_json
 from graphkit.cli.verify import print_report
 from graphkit.errors import UsageError
@@ -37,14 +45,8 @@ if TYPE_CHECKING:
     "--input. Repeatable.",
 )  # fmt: skip
 @option("-o", "file", group=OUTPUT, type=click.Path(dir_okay=False), required=True, help="Output file, .onnx or .json.")
-@option(
-    "--opset", group=OUTPUT, type=int, default=None,
-    help="Opset of an .onnx file, 13 or newer. Default: 21, or the first later one that has all operators of the part.",
-)  # fmt: skip
-@option(
-    "--verify/--no-verify", "check", group=COMPARISON, default=True, show_default=True,
-    help="Read the file again, run it in ONNX Runtime, and compare the outputs.",
-)  # fmt: skip
+@partial(opset_option, what="part")
+@partial(verify_option, text="Read the file again, run it in ONNX Runtime, and compare the outputs.")
 @image_options
 @model_file_options
 @limit_options

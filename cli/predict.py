@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphkit.cli._groups import COMPARISON, INPUTS, OUTPUT, GroupedCommand, option
+from graphkit.cli._groups import INPUTS, OUTPUT, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import device_of, device_options, json_option, model_file_options, read_model
+from graphkit.cli._options import device_of, device_options, engine_option, json_option, model_file_options, read_model
 from graphkit.cli._output import log, print_json
 from graphkit.cli._ranges import IntRange
 from graphkit.errors import UsageError
@@ -47,10 +47,7 @@ if TYPE_CHECKING:
     help="If an image cannot be read, write a row with the error, and continue. The exit code is then 1. Default: "
     "stop, and write no file.",
 )  # fmt: skip
-@option(
-    "--engine", group=COMPARISON, type=click.Choice(["graphkit", "onnxruntime"]), default="graphkit", show_default=True,
-    help="The engine that runs MODEL.",
-)  # fmt: skip
+@engine_option
 @image_options
 @device_options
 @model_file_options

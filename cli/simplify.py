@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import click
 
-from graphkit.cli._groups import COMPARISON, NETWORK, GroupedCommand, option
+from graphkit.cli._groups import NETWORK, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import Memory, limit_options
-from graphkit.cli._options import input_options, json_option, model_file_options, read_model
+from graphkit.cli._options import (
+    input_options,
+    json_option,
+    model_file_options,
+    read_model,
+    tolerance_options,
+    verify_option,
+)
 from graphkit.cli._output import log, print_json, print_table, show
-from graphkit.cli._ranges import FloatRange
 from graphkit.errors import UsageError
 from graphkit.text import human
 from graphkit.transforms.simplify import FOLD_LIMIT, Simplified, simplify_onnx
@@ -40,18 +47,8 @@ class FoldLimit(Memory):
     "--fold-limit", group=NETWORK, type=FoldLimit(), default=FOLD_LIMIT, metavar="SIZE",
     help="Bytes that constants may add to the file. Values that would add more stay computed. Default: 1MB.",
 )  # fmt: skip
-@option(
-    "--verify/--no-verify", "check", group=COMPARISON, default=True, show_default=True,
-    help="Run the original and the result in ONNX Runtime and compare the outputs.",
-)  # fmt: skip
-@option(
-    "--rtol", group=COMPARISON, type=FloatRange(min=0), default=None,
-    help="Relative tolerance. Default: by element type, 1e-4 for float32.",
-)  # fmt: skip
-@option(
-    "--atol", group=COMPARISON, type=FloatRange(min=0), default=None,
-    help="Absolute tolerance. Default: by element type, 1e-5 for float32.",
-)  # fmt: skip
+@partial(verify_option, text="Run the original and the result in ONNX Runtime, and compare the outputs.")
+@tolerance_options
 @image_options
 @model_file_options
 @limit_options

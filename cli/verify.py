@@ -11,9 +11,8 @@ import click
 from graphkit.cli._groups import COMPARISON, OUTPUT, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import input_options, json_option, model_file_options, read_model
+from graphkit.cli._options import ENGINES, input_options, json_option, model_file_options, read_model, tolerance_options
 from graphkit.cli._output import log, print_json, print_table, show
-from graphkit.cli._ranges import FloatRange
 from graphkit.errors import UsageError
 from graphkit.model import Model
 from graphkit.text import quantity
@@ -21,22 +20,12 @@ from graphkit.text import quantity
 if TYPE_CHECKING:
     from graphkit.checks.findings import Bisection, ValueDifference
 
-# Engines by their titles in reports. (graphkit.checks, which defines them, is imported when the command runs.)
-_ENGINES = ("graphkit", "onnxruntime")
-
 
 @click.command(cls=GroupedCommand)
 @click.argument("model")
 @input_options
 @image_options
-@option(
-    "--rtol", group=COMPARISON, type=FloatRange(min=0), default=None,
-    help="Relative tolerance. Default: by element type, 1e-4 for float32.",
-)  # fmt: skip
-@option(
-    "--atol", group=COMPARISON, type=FloatRange(min=0), default=None,
-    help="Absolute tolerance. Default: by element type, 1e-5 for float32.",
-)  # fmt: skip
+@tolerance_options
 @option(
     "--strict-tolerance", group=COMPARISON, is_flag=True,
     help="Decide by the tolerances only, without double precision. --rtol and --atol imply it.",
@@ -51,11 +40,11 @@ _ENGINES = ("graphkit", "onnxruntime")
     help="Compare MODEL with this model (.onnx, .json or a run folder), not with itself in another engine.",
 )  # fmt: skip
 @option(
-    "--engine", group=COMPARISON, type=click.Choice(_ENGINES), default=None,
+    "--engine", group=COMPARISON, type=click.Choice(ENGINES), default=None,
     help="Engine that runs MODEL. Default: graphkit.",
 )  # fmt: skip
 @option(
-    "--against-engine", group=COMPARISON, type=click.Choice(_ENGINES), default=None,
+    "--against-engine", group=COMPARISON, type=click.Choice(ENGINES), default=None,
     help="Engine that runs the other side. Default: onnxruntime for an ONNX file, graphkit for a .json file or a run "
     "folder; without --against, the engine that does not run MODEL.",
 )  # fmt: skip

@@ -1,15 +1,15 @@
-"""Run a model on batches of any size: split and pad them where the model fixes its batch size."""
+"""Models whose inputs and outputs count samples on their first axis."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from graphkit.checks.maps import as_table
 from graphkit.errors import UsageError
-from graphkit.inference.engines import Run
+from graphkit.inference.batch_runner import BatchRunner
 from graphkit.ir.types import MapType, SequenceType, TensorType, Type
 from graphkit.model import Model
 
@@ -57,43 +57,28 @@ def _refuse(model: Model, what: str, name: str, kind: Type) -> NoReturn:
     )
 
 
-class Batches:
-    """Runs a model on batches, in parts of its fixed size if it has one.
+class SampleRunner:
+    """Runs a model on batches, and returns arrays whose first axis counts the samples.
 
-    model: The model. run: Computes outputs of a batch. fixed: The batch size that the model fixes, or None.
+    model: The model. runner: Runs it, on batches of any size.
     """
 
-    def __init__(self, model: Model, run: Run, fixed: int | None):
-        self._model, self._run, self._fixed = model, run, fixed
+    def __init__(self, model: Model, runner: BatchRunner):
+        self._model, self._runner = model, runner
         self.keys: dict[str, np.ndarray] = {}  # of outputs that are maps, by name
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return arrays by output name. Their first axis counts the samples of `inputs`."""
+        """Return arrays by output name. Raises UsageError if an output does not count the samples of `inputs`."""
         count = len(next(iter(inputs.values())))
-        if self._fixed in (None, count):
-            return self._arrays(self._run(inputs, self._model.outputs), count)
-        parts = [
-            self._arrays(self._run(part, self._model.outputs), size)
-            for part, size in _parts(inputs, count, self._fixed)
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-    def _arrays(self, results: Mapping[str, Any], count: int) -> dict[str, np.ndarray]:
-        """Return the arrays of results, without padding behind `count` samples."""
         arrays: dict[str, np.ndarray] = {}
-        for name, value in results.items():
-            if isinstance(value, (list, tuple)):
-                value = self._values(name, value)
-            arrays[name] = np.asanyarray(value)
-            expected = count if self._fixed is None else self._fixed
-            if not arrays[name].ndim or len(arrays[name]) != expected:
+        for name, value in self._runner.run(inputs, count, self._model.outputs).items():
+            array = np.asanyarray(self._values(name, value) if isinstance(value, (list, tuple)) else value)
+            if not array.ndim or len(array) != count:
                 raise UsageError(
-                    f"model {self._model.name!r}: for a batch of {expected}, output {name!r} has the shape "
-                    f"{list(arrays[name].shape)}, so its first axis is not the batch. Use graphkit run"
+                    f"model {self._model.name!r}: for a batch of {count}, output {name!r} has the shape "
+                    f"{list(array.shape)}, so its first axis is not the batch. Use graphkit run"
                 )
-            arrays[name] = arrays[name][:count]
+            arrays[name] = array
         return arrays
 
     def _values(self, name: str, maps: Sequence[Any]) -> np.ndarray:
@@ -104,14 +89,3 @@ class Batches:
                 f"model {self._model.name!r}: output {name!r} consists of maps with different keys. Use graphkit run"
             )
         return table.values
-
-
-def _parts(inputs: Mapping[str, np.ndarray], count: int, size: int) -> Iterator[tuple[dict[str, np.ndarray], int]]:
-    """Yield batches of exactly `size` samples, with the number of those that are not padding."""
-    for start in range(0, count, size):
-        part = {name: array[start : start + size] for name, array in inputs.items()}
-        held = min(size, count - start)
-        if held < size:
-            # Repeated samples are valid inputs, unlike zeros.
-            part = {n: np.concatenate([a, np.repeat(a[-1:], size - held, axis=0)]) for n, a in part.items()}
-        yield part, held

@@ -14,9 +14,9 @@ import numpy as np
 from graphkit import config
 from graphkit.data.prefetching import prefetch
 from graphkit.errors import UsageError
-from graphkit.inference.batching import Batches, fixed_batch_size
+from graphkit.inference.batch_runner import BatchRunner
+from graphkit.inference.batching import SampleRunner, fixed_batch_size
 from graphkit.inference.class_outputs import meaning, probabilities, scores_output
-from graphkit.inference.engines import open_engine
 from graphkit.inference.samples import Chunk, Mapper, Part, Samples, open_samples
 from graphkit.model import Model, load
 from graphkit.named_tuples import NamedTuple
@@ -126,7 +126,7 @@ class PredictionStream(Iterator[Prediction]):
     failed: int = 0
     _: KW_ONLY
     _classes: _Classes = field(repr=False)
-    _batches: Batches = field(repr=False)
+    _runner: SampleRunner = field(repr=False)
     _readers: int = field(repr=False)  # threads that read samples
 
     def __post_init__(self) -> None:
@@ -164,9 +164,9 @@ class PredictionStream(Iterator[Prediction]):
             yield from sorted(found, key=lambda prediction: prediction.number)
 
     def _of_part(self, part: Part) -> Iterator[Prediction]:
-        results = self._batches.run(part.inputs)
+        results = self._runner.run(part.inputs)
         if not self._classes.decided:
-            self._classes.decide(results, self._batches.keys)
+            self._classes.decide(results, self._runner.keys)
         classes = self._classes.of(results) or [()] * len(part.numbers)
         for place, number in enumerate(part.numbers):
             outputs = {name: array[place] for name, array in results.items()}
@@ -236,8 +236,8 @@ def predict(
     size = batch_size if fixed is None else -(-batch_size // fixed) * fixed
     # ONNX Runtime runs the given file itself, unless only some outputs are wanted.
     file = model if not isinstance(model, Model) and not outputs and str(model).endswith(".onnx") else None
-    batches = Batches(net, open_engine(net, engine, file=file, device=device, threads=threads), fixed)
+    runner = BatchRunner(net, engine, file=file, device=device, threads=threads)
     return PredictionStream(
-        net, samples, size, fixed, skip_errors, _classes=_Classes(net, top), _batches=batches,
+        net, samples, size, fixed, skip_errors, _classes=_Classes(net, top), _runner=SampleRunner(net, runner),
         _readers=config.num_threads(threads),
     )  # fmt: skip

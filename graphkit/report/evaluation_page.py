@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from html import escape
+from typing import Any
 
 import numpy as np
 
@@ -58,14 +60,16 @@ def _scores(found: Evaluation) -> Iterator[str]:
         return
     empty = np.zeros(0)
     if found.confusion is not None:
-        yield scores(_predictions(found, found.dataset, empty, confusion=found.confusion, classes=found.classes))
+        yield scores(
+            replace(_predictions(found, found.dataset, empty), confusion=found.confusion, classes=found.classes)
+        )
     elif found.pairs is not None:
-        yield scores(_predictions(found, found.dataset, empty, target=found.pairs[0], predicted=found.pairs[1]))
+        target, predicted = found.pairs
+        yield scores(replace(_predictions(found, found.dataset, empty), target=target, predicted=predicted))
 
 
-def _predictions(found: Evaluation, data: Dataset, loss: np.ndarray, **columns: object) -> Predictions:
-    index = np.zeros(len(loss), np.int64)
-    return Predictions(data, found.output, found.samples, **{"index": index, "loss": loss, **columns})  # type: ignore[arg-type]
+def _predictions(found: Evaluation, data: Dataset, loss: np.ndarray) -> Predictions:
+    return Predictions(data, found.output, found.samples, np.zeros(len(loss), np.int64), loss)
 
 
 def _worst(found: Evaluation) -> Iterator[str]:
@@ -73,7 +77,7 @@ def _worst(found: Evaluation) -> Iterator[str]:
     if not found.worst or not isinstance(found.dataset, Dataset):
         return
     numbers = {name: i for i, name in enumerate(found.classes)}
-    columns: dict[str, object] = {
+    columns: dict[str, Any] = {
         "index": np.array([s.index for s in found.worst]),
         "classes": found.classes,
         "names": tuple(s.name for s in found.worst) if found.worst[0].name is not None else None,
@@ -86,7 +90,7 @@ def _worst(found: Evaluation) -> Iterator[str]:
         columns["probability"] = np.array([s.probability for s in found.worst])
     loss = np.array([s.loss for s in found.worst])
     show = table_of if isinstance(found.dataset, TokenStream) else shown
-    yield show(_predictions(found, found.dataset, loss, **columns), np.arange(len(loss)))
+    yield show(replace(_predictions(found, found.dataset, loss), **columns), np.arange(len(loss)))
 
 
 # --- calibration ----------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from graphkit.train import checkpoint as checkpoints
 from graphkit.train.position import Position
 from graphkit.train.programs import finite
 from graphkit.train.run_folder import RunFolder, check_links
+from graphkit.train.schedules import Schedule
 from graphkit.train.step_builder import TrainingStep
 
 # The state that counts the steps. It changes together with all other states.
@@ -66,6 +67,7 @@ class CustomTrainer:
         seed: int | None = None,
     ):
         self.models, self._rates = step.models, dict(step.rates)
+        self._has_schedules = any(isinstance(optimizer.lr, Schedule) for optimizer in self._rates.values())
         self.step_graph = _counted(step.graph)
         arrays = {**step.states, COUNT: np.zeros((), np.int64)}
         _check_stored(self.step_graph, step.models, arrays)
@@ -94,14 +96,15 @@ class CustomTrainer:
             feeds: Arrays by input name. By default, learning rates are those of the optimizers' schedules, which count
                 the steps of this trainer.
         """
-        done = self.steps
+        # The count is read, possibly from a device, only if a rate depends on it.
+        done = self.steps if self._has_schedules else 0
         rates = {name: np.float32(optimizer.rate(done)) for name, optimizer in self._rates.items()}
         given, rng = rates | dict(feeds), self._executor.rng
         try:
             return self._executor.run(given)
         except NotFinite:
             origin = finite.origin(bind_rng(self.step_graph), self._store, given, rng, outputs=None)
-            raise NotFinite(f"a loss of step {done + 1} is not finite, {origin}; nothing has changed") from None
+            raise NotFinite(f"a loss of step {self.steps + 1} is not finite, {origin}; nothing has changed") from None
 
     def model(self) -> Model:
         """Return a model of the step, with copies of all current parameters and states.
@@ -197,9 +200,7 @@ def _counted(graph: Graph) -> Graph:
     if COUNT in graph.input_names:
         raise UsageError(f"the step has an input {COUNT!r}, a name that CustomTrainer uses itself: rename it")
     count = Value(TensorType("int64", ()), COUNT, role="state")
-    return graph.replace(
-        inputs=[*graph.inputs, count], updates=[*graph.updates, (count, F.add(count, np.int64(1)))]
-    )  # fmt: skip
+    return graph.replace(inputs=[*graph.inputs, count], updates=[*graph.updates, (count, F.add(count, np.int64(1)))])
 
 
 def _check_stored(graph: Graph, models: Sequence[Model], states: Mapping[str, np.ndarray]) -> None:

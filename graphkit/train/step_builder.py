@@ -77,7 +77,8 @@ class StepNetwork:
         graph = self._with_updates
         table = operands_by_name(titled(graph, "model"), self.model.inputs, operands, named)
         arguments = [self.current[v] if v in self.current else as_value(table[graph.name_of(v)]) for v in graph.inputs]
-        outputs, states = _split(inline(graph, arguments, is_undetermined), len(self._graph.outputs))
+        results = inline(graph, arguments, is_undetermined)
+        outputs, states = results[: len(self._graph.outputs)], results[len(self._graph.outputs) :]
         self.current.update(zip([state for state, _ in self._graph.updates], states, strict=True))
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -93,10 +94,6 @@ class StepNetwork:
 
     def __repr__(self) -> str:
         return short_repr(self, lambda: [repr(self.name), repr(self.model)])
-
-
-def _split(values: list[Value], count: int) -> tuple[list[Value], list[Value]]:
-    return values[:count], values[count:]
 
 
 class StepBuilder:

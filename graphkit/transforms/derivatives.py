@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from graphkit.autodiff.reverse_mode import gradient
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.frontend.control import map as map_slices
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.subgraph import inline
 from graphkit.model import Model, ordered_inputs
 from graphkit.ops import F
+from graphkit.passes.control.merge import merge_control
+from graphkit.passes.control.prune import prune_control
 from graphkit.passes.core.dependence import dependent_on_elements
 from graphkit.signatures import typed
 from graphkit.transforms.gradients import DifferentiableGraph, differentiable_graph, grad, named_results, new_inputs
-
-Names = str | Sequence[str] | None
 
 
 @typed("gk.vjp")
@@ -144,8 +145,6 @@ def hessian(
         MissingGradient: An operator, or an operator of its gradient, has no gradient.
         UsageError: As for `gk.grad`; or `of` has several elements.
     """
-    from graphkit.autodiff.reverse_mode import gradient
-
     found = differentiable_graph(model, _only(model, of, "gk.hessian"), wrt)
     kept = dict(zip(model.outputs, found.graph.outputs, strict=True)) if with_outputs else {}
     ((name, y),) = found.of.items()
@@ -175,10 +174,6 @@ def _only(model: Model, of: str | None, what: str) -> str:
 
 def _forward(found: DifferentiableGraph, tangents: Sequence[Value]) -> list[Value]:
     """Return the derivative of each value of `found.of` along tangents, which are in the order of `found.wrt`."""
-    from graphkit.autodiff.reverse_mode import gradient
-    from graphkit.passes.control.merge import merge_control
-    from graphkit.passes.control.prune import prune_control
-
     targets = list(found.of.values())
     seeds = [Value(y.type, "seed") for y in targets]
     products = gradient(targets, list(found.wrt.values()), seeds, allow_unused=True)
@@ -194,8 +189,6 @@ def _forward(found: DifferentiableGraph, tangents: Sequence[Value]) -> list[Valu
 
 def _rows(y: Value, wanted: Sequence[Value]) -> list[Value]:
     """Return for each wanted value x [elements of y, *shape of x]: the gradients of all elements of y."""
-    from graphkit.autodiff.reverse_mode import gradient
-
     seed = Value(y.type, "seed")
     gradients = gradient([y], list(wanted), [seed], allow_unused=True)
     return _for_each_element(y, seed, gradients)

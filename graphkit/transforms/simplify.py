@@ -101,7 +101,7 @@ def simplify(
         The simplified model. Parameters that were folded have new values and may have new names.
 
     Raises:
-        InputError: There is no input of a name in `shapes`, or the sizes do not fit.
+        InputError: `shapes` names an input that does not exist, or has sizes that contradict its declared shape.
         UnsupportedError: The model contains training information or a Gradient node.
     """
     return simplify_onnx(model, shapes=shapes, fold_limit=fold_limit, external_root=external_root).model

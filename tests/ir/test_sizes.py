@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from random_dims import random_dim
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir import anonymous, dims
@@ -14,32 +15,11 @@ from graphkit.ir.sizes import SizeTable, defined_names
 NAMES = ("N", "M", "a b", "__import__('os').abort()", "?7", "s", "s[0]")
 
 
-def some(rng: random.Random, depth: int = 0) -> Dim:
-    if depth > 3 or rng.random() < 0.3:
-        return symbol(rng.choice(NAMES)) if rng.random() < 0.7 else rng.randrange(-3, 9)
-    a, b = some(rng, depth + 1), some(rng, depth + 1)
-    match rng.randrange(7):
-        case 0:
-            return a + b
-        case 1:
-            return a - b
-        case 2:
-            return a * b
-        case 3:
-            return dims.floordiv(a, b if b != 0 else 1)
-        case 4:
-            return dims.mod(a, b if b != 0 else 1)
-        case 5:
-            return dims.dim_max(a, b)
-        case _:
-            return dims.ceildiv(a, rng.randrange(1, 5))
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_the_same_as_by_substitution(seed: int) -> None:
     rng = random.Random(seed)
     table = SizeTable(NAMES)
-    expressions = [some(rng) for _ in range(40)]
+    expressions = [random_dim(rng, NAMES) for _ in range(40)]
     places = [table.add(e) for e in expressions]
     for _ in range(5):
         sizes = {name: rng.randrange(0, 20) for name in NAMES}

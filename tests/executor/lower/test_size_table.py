@@ -6,6 +6,7 @@ import random
 
 import pytest
 from combinations import in_one_item
+from random_dims import random_dim
 
 from graphkit.errors import TypeMismatch
 from graphkit.executor.devices.cpu import native
@@ -28,34 +29,11 @@ def native_values(expressions: list[Dim], sizes: dict[str, int]) -> list[int]:
     return [values[p] for p in places]
 
 
-def random_expression(rng: random.Random, depth: int = 0) -> Dim:
-    if depth > 3 or rng.random() < 0.3:
-        return symbol(rng.choice(NAMES)) if rng.random() < 0.7 else rng.randrange(-3, 9)
-    a, b = random_expression(rng, depth + 1), random_expression(rng, depth + 1)
-    match rng.randrange(8):
-        case 0:
-            return a + b
-        case 1:
-            return a - b
-        case 2:
-            return a * b
-        case 3:
-            return dims.floordiv(a, b if b != 0 else 1)
-        case 4:
-            return dims.mod(a, b if b != 0 else 1)
-        case 5:
-            return dims.dim_max(a, b)
-        case 6:
-            return dims.dim_min(a, b)
-        case _:
-            return dims.ceildiv(a, b if b != 0 else 1)
-
-
 @in_one_item()
 @pytest.mark.parametrize("seed", range(60))
 def test_values_equal_substitution(seed: int) -> None:
     rng = random.Random(seed)
-    expressions = [random_expression(rng) for _ in range(20)]
+    expressions = [random_dim(rng, NAMES) for _ in range(20)]
     for _ in range(5):
         sizes = {name: rng.randrange(20) for name in NAMES}
         for expression in expressions:

@@ -300,31 +300,30 @@ class Runs {
 // multiplication. Filters are not prefetched: each is read once, in order, and the processor does this better.
 constexpr int kRowBlocks = 4;
 
-// Multiplies one window by several blocks, in the same order of sums as multiply_block.
-template <int Blocks>
+// Multiplies one window by kRowBlocks blocks, in the same order of sums as multiply_block.
 void multiply_row(const TiledPart& p, const float* window, std::int64_t elements, std::int64_t block,
                   std::int64_t position) {
     const float* filters = p.filters + block * elements * kBlock;
-    Lanes totals[Blocks][1][kVectors];
+    Lanes totals[kRowBlocks][1][kVectors];
     for (std::int64_t first = 0; first < elements; first += kDirectChain) {
         const std::int64_t end = std::min(first + kDirectChain, elements);
-        Lanes sums[Blocks][kVectors] = {};
+        Lanes sums[kRowBlocks][kVectors] = {};
         for (std::int64_t e = first; e < end; ++e) {
             const Lanes element = splat(window[e]);
-            for (int b = 0; b < Blocks; ++b) {
+            for (int b = 0; b < kRowBlocks; ++b) {
                 const float* filter = filters + (b * elements + e) * kBlock;
                 for (int v = 0; v < kVectors; ++v) {
                     sums[b][v] += element * load<float>(filter + v * kWide);
                 }
             }
         }
-        for (int b = 0; b < Blocks; ++b) {
+        for (int b = 0; b < kRowBlocks; ++b) {
             for (int v = 0; v < kVectors; ++v) {
                 totals[b][0][v] = first == 0 ? sums[b][v] : sums[b][v] + totals[b][0][v];
             }
         }
     }
-    for (int b = 0; b < Blocks; ++b) {
+    for (int b = 0; b < kRowBlocks; ++b) {
         Finish(p, block + b).store_rows(totals[b], position);
     }
 }
@@ -351,7 +350,7 @@ void run_direct(const TiledPart& p) {
     const bool is_row = p.tiles == 1 && reads_in_place(s);
     for (std::int64_t block = p.first_block; block < p.end_block; ++block) {
         if (is_row && blocks_are_whole(p, block)) {
-            multiply_row<kRowBlocks>(p, p.x + p.first_tile * elements, elements, block, p.first_tile);
+            multiply_row(p, p.x + p.first_tile * elements, elements, block, p.first_tile);
             block += kRowBlocks - 1;
             continue;
         }

@@ -298,7 +298,7 @@ GRAPHKIT_BINDINGS(layout, "sized_kernels") {
             [](const SliceFactory& self) {
                 return self.reads_starts() ? std::vector<std::size_t>{1} : std::vector<std::size_t>{};
             },
-            "Positions of the operands whose elements it gets in the place of their shapes.");
+            "Positions of the operands whose elements it gets instead of their shapes.");
     nb::class_<ReverseSequence, Kernel>(m, "ReverseSequence")
         .def(
             "__init__",
