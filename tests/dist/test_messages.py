@@ -1,7 +1,9 @@
 """Arrays from one process to another: in order, of any size and type, while both go on."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from jobs import finish, start
 
 from graphkit.dist.wire import messages
-from graphkit.dist.wire.messages import Kind
+from graphkit.dist.wire.messages import Kind, Messages
 from graphkit.errors import RuntimeFailure
 
 ARRAYS = [
@@ -133,6 +135,33 @@ def test_a_job_ends_with_a_message_still_expected():
     """
     status, _, errors = finish(start(2, code))
     assert (status, errors) == (0, "")
+
+
+def test_no_other_thread_calls_mpi_after_a_stop():
+    """Such a call may end the process while MPI_Abort ends it: exit() in two threads crashes."""
+    calls = []
+    called, go_on = threading.Event(), threading.Event()
+
+    def test():
+        calls.append(threading.current_thread())
+        called.set()
+        go_on.wait(30)
+        return False
+
+    links = SimpleNamespace(start_receive=lambda *_: SimpleNamespace(Test=test), made_progress=lambda: None)
+    post = Messages(links)
+    post.expect(1, [])
+    assert called.wait(30)
+    assert not post.stop(0.01)  # the call is under way
+    go_on.set()
+    assert post.stop(30)
+    before = len(calls)
+    time.sleep(0.05)
+    assert len(calls) == before
+    assert set(calls) == {post._thread}
+    post._condition.release()
+    links.rank = 0
+    post.close()
 
 
 def test_threads_that_open_one_mailbox_share_it(on_ranks, monkeypatch):

@@ -49,6 +49,9 @@ _COUNTS = (
 # which it sleeps instead, and the seconds of each sleep.
 _SPIN, _EAGER, _PAUSE = 2e-4, 0.02, 5e-5
 
+# Seconds that a process which aborts the job waits for each thread that is in a call of MPI.
+_STOPPING = 0.2
+
 
 def launched_by_mpi() -> bool:
     """Whether a known MPI launcher has started this process. Imports nothing.
@@ -421,6 +424,10 @@ class MpiCommunicator:
         """End every process of the job."""
         for callback in self._abort_callbacks:
             callback(code)
+        # Once another process has gone, a thread that calls MPI may call exit() as MPI_Abort does. Two calls at once
+        # crash in the C library, and the job would end with the status of that signal.
+        self.engine.stop_driving(_STOPPING)
+        self.messages.stop(_STOPPING)
         self._job.Abort(code)
 
     def __repr__(self) -> str:

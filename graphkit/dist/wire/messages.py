@@ -191,6 +191,13 @@ class Messages:
         if self._thread is not None:
             self._thread.join(_ENDING)
 
+    def stop(self, seconds: float) -> bool:
+        """Keep all other threads from calling MPI for messages from now on, and return whether that was possible.
+
+        Wait at most this time for a call that is under way. Other threads that use this object wait forever.
+        """
+        return self._condition.acquire(timeout=seconds)
+
     # --- progress -------------------------------------------------------------------------------------
 
     def _number(self, way: str, other: int, lane: int) -> int:
