@@ -29,6 +29,10 @@ _OWNER = "owner"
 # Where a file system has no locks, a temporary file older than this belongs to a process that was killed.
 _STALE_SECONDS = 3600.0
 
+# Bytes of a write. With larger ones, Linux allocates large pages of its cache, and compacts memory for them if it is
+# fragmented: ext4 then writes 0.5 to 1 GB/s in place of 3. Pieces above the size of the buffer are not copied to it.
+_BUFFER, _PIECE = 1 << 16, 1 << 17
+
 _BINARY = getattr(os, "O_BINARY", 0)
 
 
@@ -44,11 +48,17 @@ class PendingFile:
         remove_abandoned(folder)
         self.path, descriptor = _locked_file(lambda: folder / f".{name}.{secrets.token_hex(6)}{_SUFFIX}")
         # Stays open until `commit`: its lock tells other processes that the file is in use.
-        self._file = os.fdopen(descriptor, "wb", buffering=1 << 20)
+        self._file = os.fdopen(descriptor, "wb", buffering=_BUFFER)
         self._committed = False
 
     def write(self, data: Any) -> None:
-        self._file.write(data)
+        view = memoryview(data)
+        if view.nbytes <= _PIECE:
+            self._file.write(data)
+            return
+        view = view.cast("B")
+        for start in range(0, view.nbytes, _PIECE):
+            self._file.write(view[start : start + _PIECE])
 
     def finish(self) -> None:
         """Write all data to the disk. After this, only the rename can fail."""
@@ -78,11 +88,17 @@ class PendingFile:
 
 def write_whole(path: Path, chunks: Iterable[Any]) -> None:
     """Write a file completely or not at all. Raises RuntimeFailure, which names the file."""
+    with writing_of(path), PendingFile(path.parent, path.name) as file:
+        for chunk in chunks:
+            file.write(chunk)
+        file.commit(path)
+
+
+@contextlib.contextmanager
+def writing_of(path: Path) -> Iterator[None]:
+    """Context that converts OSErrors into RuntimeFailures which say that `path` cannot be written."""
     try:
-        with PendingFile(path.parent, path.name) as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.commit(path)
+        yield
     except OSError as error:
         raise RuntimeFailure(f"{path} cannot be written: {error.strerror or error}") from error
 

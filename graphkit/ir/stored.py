@@ -32,6 +32,9 @@ LARGE = 1 << 16
 # Blocks of at least this many bytes use huge pages. In smaller ones, rounding up would waste memory. As in numpy.
 _HUGE = 1 << 22
 
+# Bytes of a block of `StoredFile.blocks`.
+_BLOCK = 1 << 22
+
 # Two writes within one tick of the file system's clock leave the same time of modification.
 _TICK_NS = 20_000_000
 
@@ -98,6 +101,17 @@ class StoredFile:
         made = memoryview(_pages(size) if size >= LARGE else bytearray(size))
         self.read_into(made, offset)
         return np.frombuffer(made.toreadonly(), np.uint8)
+
+    def blocks(self, offset: int, size: int) -> Iterator[memoryview]:
+        """Yield bytes in blocks of bounded size. A block changes when the second one after it is requested.
+
+        Raises FileChanged, RuntimeFailure, MemoryError.
+        """
+        buffers = [memoryview(bytearray(min(size, _BLOCK))) for _ in range(2 if size > _BLOCK else 1)]
+        for number, start in enumerate(range(0, size, _BLOCK)):
+            block = buffers[number % 2][: size - start]
+            self.read_into(block, offset + start)
+            yield block.toreadonly()
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill a buffer of bytes from a place in the file. Raises FileChanged, RuntimeFailure."""
@@ -183,6 +197,10 @@ class StoredArray:
         """
         size = self.dtype.itemsize
         return self._file.read(self._offset + start * size, (stop - start) * size).view(self.dtype)
+
+    def blocks(self) -> Iterator[memoryview]:
+        """Yield the bytes in row-major order in blocks, as `StoredFile.blocks` does."""
+        return self._file.blocks(self._offset, self.nbytes)
 
     def viewed(self, dtype: np.dtype, shape: tuple[int, ...]) -> StoredArray:
         """Return the same bytes as an array of another dtype and shape.

@@ -6,7 +6,6 @@ stores the logical type.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,6 +17,7 @@ import safetensors
 
 from graphkit.errors import InvalidModel, UsageError
 from graphkit.ir.atomic import PendingFile, write_whole
+from graphkit.ir.hashing import sha256_of
 from graphkit.ir.stored import LARGE, StoredArray, StoredFile
 from graphkit.ir.types import DType, dtype_of
 from graphkit.named_tuples import NamedTuple
@@ -45,7 +45,6 @@ _DTYPES = {code: dtype for dtype, code in CODES.items()}
 # The entry of a safetensors header that is not a tensor.
 METADATA = "__metadata__"
 
-_BLOCK = 1 << 20
 _HEADER_ALIGNMENT = 8
 
 
@@ -56,13 +55,22 @@ class Stored(NamedTuple):
         code: The type, as safetensors names it.
         shape: The shape in the file.
         nbytes: Number of bytes.
-        read: Returns the bytes.
+        chunks: Yields the bytes in order. A chunk may change when the second one after it is requested.
     """
 
     code: str
     shape: tuple[int, ...]
     nbytes: int
-    read: Callable[[], memoryview]
+    chunks: Callable[[], Iterable[memoryview]]
+
+    def read(self) -> memoryview:
+        """Return all bytes. Data in memory are not copied."""
+        found = bytearray()
+        for chunk in self.chunks():
+            if chunk.nbytes == self.nbytes:
+                return chunk
+            found += chunk
+        return memoryview(found).toreadonly()
 
 
 def stored(array: np.ndarray | StoredArray, dtype: DType) -> Stored:
@@ -72,14 +80,16 @@ def stored(array: np.ndarray | StoredArray, dtype: DType) -> Stored:
     """
     if dtype is DType.STRING:
         text = memoryview(json.dumps(np.asarray(array).reshape(-1).tolist()).encode())
-        return Stored("U8", (len(text),), len(text), lambda: text)
-
-    def read() -> memoryview:
-        found = array.array if isinstance(array, StoredArray) else array
-        return memoryview(np.ascontiguousarray(found, dtype.numpy).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-
+        return Stored("U8", (len(text),), len(text), lambda: (text,))
     nbytes = math.prod(array.shape) * dtype.itemsize
-    return Stored(CODES[dtype], array.shape, nbytes, read) if dtype in CODES else Stored("U8", (nbytes,), nbytes, read)
+    code, shape = (CODES[dtype], array.shape) if dtype in CODES else ("U8", (nbytes,))
+    return Stored(code, shape, nbytes, lambda: _chunks_of(array, dtype))
+
+
+def _chunks_of(array: np.ndarray | StoredArray, dtype: DType) -> Iterable[memoryview]:
+    if isinstance(array, StoredArray) and array.dtype == dtype.numpy:
+        return array.blocks()
+    return (np.ascontiguousarray(np.asarray(array), dtype.numpy).reshape(-1).view(np.uint8).data,)
 
 
 def restored(data: Any, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
@@ -106,20 +116,19 @@ def restored(data: Any, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
 
 def write_weights(file: PendingFile, tensors: Mapping[str, Stored]) -> tuple[str, int]:
     """Write a safetensors file; return its SHA-256 in hexadecimal and its size in bytes. Tensors are not copied."""
-    digest, size = hashlib.sha256(), 0
-    for chunk in _chunks(tensors):
-        file.write(chunk)
-        digest.update(chunk)
-        size += len(chunk)
-    return digest.hexdigest(), size
+    head, ordered = _head(tensors)
+    size = len(head) + sum(tensor.nbytes for tensor in ordered)
+    return sha256_of(_chunks(head, ordered), file.write), size
 
 
-def _chunks(tensors: Mapping[str, Stored]) -> Iterator[bytes | memoryview]:
-    """Yield the content of a safetensors file. Raises UsageError if a tensor has the name of the metadata.
+def _head(tensors: Mapping[str, Stored]) -> tuple[bytes, list[Stored]]:
+    """Return what a safetensors file begins with, and the tensors whose data follow.
 
-    That is the length of the header in 8 bytes, the header in JSON with the offsets of tensors in the data, and the
-    data. Tensors with larger elements come first, so that all are aligned. The safetensors library is not used, because
-    it would serialise to one bytes object, which doubles the memory.
+    That is the length of the header in 8 bytes, and the header in JSON with the offsets of tensors in the data. Tensors
+    with larger elements come first, so that all are aligned. The safetensors library is not used, because it would
+    serialise to one bytes object, which doubles the memory.
+
+    Raises UsageError if a tensor has the name of the metadata.
     """
     if METADATA in tensors:
         raise UsageError(f"a safetensors file cannot store a tensor named {METADATA!r}; use another name")
@@ -132,14 +141,19 @@ def _chunks(tensors: Mapping[str, Stored]) -> Iterator[bytes | memoryview]:
         begin = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _HEADER_ALIGNMENT)
-    yield len(text).to_bytes(8, "little") + text
-    for _, tensor in ordered:
-        yield tensor.read()
+    return len(text).to_bytes(8, "little") + text, [tensor for _, tensor in ordered]
+
+
+def _chunks(head: bytes, tensors: Iterable[Stored]) -> Iterator[bytes | memoryview]:
+    yield head
+    for tensor in tensors:
+        yield from tensor.chunks()
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays of numbers to a safetensors file of their own, completely or not at all; see `write_whole`."""
-    write_whole(path, _chunks({name: stored(array, dtype_of(array.dtype)) for name, array in arrays.items()}))
+    head, ordered = _head({name: stored(array, dtype_of(array.dtype)) for name, array in arrays.items()})
+    write_whole(path, _chunks(head, ordered))
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -190,7 +204,7 @@ def read_weights(
             raise InvalidModel(
                 f"{where}: tensor {name!r} is {actual.code}{list(actual.shape)}, but the graph says {wanted}"
             )
-    if _sha256(file) != sha256:
+    if sha256_of(file.blocks(0, file.size)) != sha256:
         raise InvalidModel(f"{where} is not the one that the graph was saved with: its SHA-256 differs")
     arrays: dict[str, np.ndarray | StoredArray] = {}
     for name, entry in found.items():
@@ -227,13 +241,6 @@ def _entries(file: StoredFile) -> dict[str, _Entry]:
             found[name] = _Entry(code, shape, begin, end)
     start = file.size - end
     return {name: entry._replace(begin=start + entry.begin, end=start + entry.end) for name, entry in found.items()}
-
-
-def _sha256(file: StoredFile) -> str:
-    state = hashlib.sha256()
-    for position in range(0, file.size, _BLOCK):
-        state.update(file.read(position, min(_BLOCK, file.size - position)).data)
-    return state.hexdigest()
 
 
 def _listed(names: Iterable[str]) -> str:

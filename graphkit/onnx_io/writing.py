@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import os
 import re
@@ -18,7 +17,8 @@ from google.protobuf.message import EncodeError, Message
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
 from graphkit.errors import UsageError
-from graphkit.ir.atomic import write_whole
+from graphkit.ir.atomic import PendingFile, write_whole, writing_of
+from graphkit.ir.hashing import sha256_of
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.types import dtype_of
 from graphkit.named_tuples import NamedTuple
@@ -42,18 +42,21 @@ class Initialiser(NamedTuple):
     Attributes:
         header: Name, type and shape; also the data, if they are not separate.
         nbytes: Number of bytes of separate data.
-        data: Function that returns the separate data as they are stored in a file; None if there are none.
+        data: Function that yields the separate data as they are stored in a file; None if there are none. A chunk of
+            them may change when the second one after it is requested.
     """
 
     header: TensorProto
     nbytes: int = 0
-    data: Callable[[], memoryview] | None = None
+    data: Callable[[], Iterable[memoryview]] | None = None
 
     @staticmethod
     def of(array: np.ndarray | StoredArray, header: TensorProto) -> Initialiser:
         """Return the initialiser of an array. The array is not copied, or read from its file, before it is written."""
         nbytes = packed_nbytes(dtype_of(array.dtype), math.prod(array.shape))
-        return Initialiser(header, nbytes, lambda: to_buffer(np.asarray(array)))
+        if isinstance(array, StoredArray) and array.nbytes == nbytes:
+            return Initialiser(header, nbytes, array.blocks)
+        return Initialiser(header, nbytes, lambda: (to_buffer(np.asarray(array)),))
 
 
 @dataclass
@@ -107,25 +110,20 @@ class UnwrittenModel:
         for head, tensor in zip(heads, self.initialisers, strict=True):
             yield head
             if tensor.data is not None:
-                yield tensor.data()
+                yield from tensor.data()
 
-    def external(self, stem: str) -> tuple[str, Iterator[bytes | memoryview]]:
-        """Move the initialisers to a data file: return its name, and yield its content.
-
-        The name contains a digest of the content, so that a model never reads the weights of another one. `proto` then
-        refers to the file.
-        """
-        digest, position = hashlib.sha256(), 0
-        offsets: list[int] = []
+    def offsets(self) -> list[int]:
+        """Return where the data of each initialiser begin in a data file."""
+        found, position = [], 0
         for tensor in self.initialisers:
             position = -(-position // ALIGNMENT) * ALIGNMENT
-            offsets.append(position)
-            if tensor.data is not None:
-                digest.update(f"{tensor.header.name}:{position}:".encode())
-                digest.update(tensor.data())
+            found.append(position)
             position += tensor.nbytes
-        location = f"{stem}-{digest.hexdigest()[:16]}.data"
-        for tensor, offset in zip(self.initialisers, offsets, strict=True):
+        return found
+
+    def refer_to(self, location: str) -> None:
+        """Let `proto` refer to a data file, by its path from the model."""
+        for tensor, offset in zip(self.initialisers, self.offsets(), strict=True):
             header = tensor.header if self.is_attached else self.proto.graph.initializer.add()
             if not self.is_attached:
                 header.CopyFrom(tensor.header)
@@ -134,14 +132,14 @@ class UnwrittenModel:
             header.data_location = TensorProto.EXTERNAL
             for key, value in (("location", location), ("offset", str(offset)), ("length", str(tensor.nbytes))):
                 header.external_data.add(key=key, value=value)
-        return location, self._contents(offsets)
 
-    def _contents(self, offsets: Sequence[int]) -> Iterator[bytes | memoryview]:
+    def data_file(self) -> Iterator[bytes | memoryview]:
+        """Yield the content of the data file."""
         written = 0
-        for tensor, offset in zip(self.initialisers, offsets, strict=True):
+        for tensor, offset in zip(self.initialisers, self.offsets(), strict=True):
             if tensor.data is not None:
                 yield b"\0" * (offset - written)
-                yield tensor.data()
+                yield from tensor.data()
                 written = offset + tensor.nbytes
 
 
@@ -167,19 +165,31 @@ def write(model: UnwrittenModel, path: str | os.PathLike[str], *, external: bool
         write_whole(path, content)
         _remove(stale)
         return [path]
-    location, content = model.external(path.stem)
-    data = path.parent / location
-    message = _serialised(model.proto, path)
     before = previous_data_files(path)
-    if model.data_bytes:
-        write_whole(data, content)
+    data = _write_data(model, path)
     try:
-        write_whole(path, [message])
+        write_whole(path, [_serialised(model.proto, path)])
     except BaseException:
-        _remove({data}.difference(before))
+        _remove({*data}.difference(before))
         raise
-    _remove([p for p in before if p != data])
-    return [data, path] if model.data_bytes else [path]
+    _remove([p for p in before if p not in data])
+    return [*data, path]
+
+
+def _write_data(model: UnwrittenModel, path: Path) -> list[Path]:
+    """Write the data file of the model file `path`, and let the model refer to it. Return its path, if it has data.
+
+    The name contains a digest of the content, so that a model never reads the weights of another one.
+    """
+    if not model.data_bytes:
+        model.refer_to("")
+        return []
+    with writing_of(path.parent / f"{path.stem}.data"), PendingFile(path.parent, f"{path.stem}.data") as file:
+        digest = sha256_of(model.data_file(), file.write)
+        target = path.parent / f"{path.stem}-{digest[:16]}.data"
+        file.commit(target)
+    model.refer_to(target.name)
+    return [target]
 
 
 def write_proto(model: ModelProto, path: Path, *, external: bool) -> list[Path]:
@@ -244,8 +254,8 @@ def _copy_tensors(graph: GraphProto, copy: GraphProto) -> Iterator[Initialiser]:
         yield Initialiser(copied, nbytes, partial(_raw_data, tensor))
 
 
-def _raw_data(tensor: TensorProto) -> memoryview:
-    return memoryview(tensor.raw_data)
+def _raw_data(tensor: TensorProto) -> tuple[memoryview]:
+    return (memoryview(tensor.raw_data),)
 
 
 def _copy_fields(message: Any, copy: Any, without: str) -> None:

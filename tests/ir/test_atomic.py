@@ -10,6 +10,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import graphkit as gk
@@ -132,3 +133,11 @@ def test_data_of_a_model_that_was_never_finished_go(tmp_path):
         assert len(found) == 1 + external
         assert not external or re.fullmatch(r"net-[0-9a-f]{16}\.data", found[0])
         assert "net-0123456789abcdef.data" not in found
+
+
+@pytest.mark.parametrize("size", [0, 1, atomic._BUFFER, atomic._PIECE, atomic._PIECE + 1, 3 * atomic._PIECE + 5])
+def test_content_of_any_size_is_written(tmp_path, size):
+    numbers = np.random.default_rng(0).integers(0, 1 << 16, (size, 2), np.uint16)
+    chunks = [b"head", numbers.data, numbers.tobytes(), memoryview(b"tail")]
+    write_whole(tmp_path / "file", chunks)
+    assert (tmp_path / "file").read_bytes() == b"".join(map(bytes, chunks))

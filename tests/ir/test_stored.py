@@ -66,6 +66,23 @@ def test_small_and_empty_arrays(path: Path, shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(found, DATA.reshape(-1)[: found.size].reshape(shape))
 
 
+@pytest.mark.parametrize("block", [1001, DATA.nbytes // 2, DATA.nbytes - 1, DATA.nbytes, 1 << 22])
+def test_blocks_are_the_bytes_of_the_array(path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr("graphkit.ir.stored._BLOCK", block)
+    found = [bytes(part) for part in stored(path).blocks()]
+    assert b"".join(found) == DATA.tobytes()
+    assert {len(part) for part in found[:-1]} <= {block}
+
+
+def test_blocks_of_an_overwritten_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphkit.ir.stored._BLOCK", 1 << 12)
+    blocks = stored(path).blocks()
+    next(blocks)
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(FileChanged):
+        list(blocks)
+
+
 def test_it_is_read_once_while_somebody_holds_it_or_a_view(path: Path) -> None:
     found = stored(path)
     first = found.array

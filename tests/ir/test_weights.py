@@ -85,7 +85,8 @@ def test_content_is_that_of_the_library() -> None:
         "c": np.array([True, False, True]), "ä": np.arange(5, dtype=np.float32), "b": np.arange(3, dtype=np.int64),
         "a": np.arange(7).astype(np.float16), "none": np.zeros((0, 4), np.float64), "scalar": np.asarray(3, np.float16),
     }  # fmt: skip
-    written = b"".join(weights._chunks({n: weights.stored(a, dtype_of(a.dtype)) for n, a in arrays.items()}))
+    head = weights._head({n: weights.stored(a, dtype_of(a.dtype)) for n, a in arrays.items()})
+    written = b"".join(weights._chunks(*head))
     assert written == safetensors.numpy.save(arrays, metadata={"format": "graphkit"})
 
 

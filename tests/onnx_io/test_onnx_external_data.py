@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import weakref
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,8 @@ from onnx import TensorProto, helper
 
 import graphkit as gk
 from graphkit.errors import InvalidModel, RuntimeFailure, UnsafeModel, UsageError
+from graphkit.ir import stored
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.stored import StoredFile
 from graphkit.ir.types import TensorType
 from graphkit.onnx_io import exporter, external_data, writing
 from graphkit.onnx_io.compare import OnnxRuntimeModel
@@ -238,23 +238,19 @@ def test_a_file_above_2_gib_needs_a_data_file(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "options"), [("m.onnx", {}), ("m.onnx", {"external": True}), ("m.json", {})])
-def test_weights_in_a_file_are_read_one_after_the_other(tmp_path, monkeypatch, name, options):
-    weights = [Value(TensorType(gk.DType.FLOAT32, (200, 200)), f"w{i}", role="parameter") for i in range(8)]
-    arrays = {v.name: np.full((200, 200), i, np.float32) for i, v in enumerate(weights)}
+def test_weights_in_a_file_are_copied_block_by_block(tmp_path, monkeypatch, name, options):
+    monkeypatch.setattr(stored, "_BLOCK", 1 << 14)
+    weights = [Value(TensorType(gk.DType.FLOAT32, (400, 400)), f"w{i}", role="parameter") for i in range(8)]
+    arrays = {v.name: np.full((400, 400), i, np.float32) for i, v in enumerate(weights)}
     exporter.save(Graph(weights, [F.sum(*weights)]), arrays, tmp_path / "net.onnx")
     model = gk.load(tmp_path / "net.onnx")
-    read, alive, most = StoredFile.read, [], []
-
-    def counted(*args):
-        found = read(*args)
-        alive.append(weakref.ref(found))
-        most.append(sum(other() is not None for other in alive))
-        return found
-
-    monkeypatch.setattr(StoredFile, "read", counted)
-    model.save(tmp_path / name, **options)
-    assert len(most) >= len(arrays)
-    assert max(most) <= 2
+    tracemalloc.start()
+    try:
+        model.save(tmp_path / name, **options)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < arrays["w0"].nbytes
     for key, array in gk.load(tmp_path / name).params.items():
         np.testing.assert_array_equal(array, arrays[key])
 

@@ -1,0 +1,54 @@
+"""SHA-256 computed beside reading and writing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from graphkit.ir import hashing
+from graphkit.ir.hashing import sha256_of
+
+_LARGE = hashing._INLINE + 1
+
+
+@pytest.mark.parametrize(
+    "sizes", [[], [0], [5], [_LARGE], [5, _LARGE, 7, 7], [_LARGE] * 5, [_LARGE, 0, _LARGE, 3], [_LARGE - 1]]
+)
+def test_chunks_of_any_size(sizes: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    chunks = [rng.bytes(size) for size in sizes]
+    consumed: list[bytes | memoryview] = []
+    assert sha256_of(chunks, consumed.append) == sha256_of(map(memoryview, chunks))
+    assert sha256_of(chunks) == hashlib.sha256(b"".join(chunks)).hexdigest()
+    assert consumed == chunks
+
+
+def test_two_buffers_used_by_turns() -> None:
+    """The hash of a chunk has ended when its buffer is filled again."""
+    content = np.random.default_rng(1).integers(0, 256, (40, 1 << 20), np.uint8)
+
+    def blocks() -> Iterator[memoryview]:
+        buffers = [np.empty(1 << 20, np.uint8) for _ in range(2)]
+        for number, block in enumerate(content):
+            buffers[number % 2][:] = block
+            yield buffers[number % 2].data
+
+    assert sha256_of(blocks()) == hashlib.sha256(content).hexdigest()
+
+
+def test_errors_of_producer_and_consumer_are_raised() -> None:
+    def fail(chunk: object = None) -> Iterator[bytes]:
+        yield bytes(_LARGE)
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        sha256_of(fail())
+
+    def refuse(chunk: object) -> None:
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        sha256_of([bytes(_LARGE)] * 3, refuse)
