@@ -87,6 +87,15 @@ bool is_by_columns(const std::string& implementation) {
     return implementation.find("gemm") != std::string::npos;
 }
 
+std::string layout_text(const memory::desc& given, const memory::desc& wanted) {
+    std::string text = std::to_string(static_cast<int>(wanted.get_data_type()));
+    for (const Dims& dims : {wanted.get_dims(), wanted.get_padded_dims(), wanted.get_strides(), wanted.get_inner_blks(),
+                             wanted.get_inner_idxs(), given.get_strides()}) {
+        text += to_string(dims);
+    }
+    return text;
+}
+
 void rethrow(const Kernel& kernel, const dnnl::error& error) {
     const std::string message =
         kernel.describe() + ": oneDNN: " + error.message + " (" + dnnl_status2str(error.status) + ")";
@@ -448,14 +457,7 @@ std::size_t LibraryKernel::packed_bytes(int input) const {
 
 std::string LibraryKernel::packed_layout(int input) const {
     require_packed(input);
-    // Two layouts are equal if all fields that determine the positions of elements are.
-    std::string text = std::to_string(static_cast<int>(weights_wanted_.get_data_type()));
-    for (const Dims& dims :
-         {weights_wanted_.get_dims(), weights_wanted_.get_padded_dims(), weights_wanted_.get_strides(),
-          weights_wanted_.get_inner_blks(), weights_wanted_.get_inner_idxs(), weights_given_.get_strides()}) {
-        text += to_string(dims);
-    }
-    return text;
+    return layout_text(weights_given_, weights_wanted_);
 }
 
 void LibraryKernel::pack(int input, const void* plain, void* packed) const {

@@ -36,6 +36,10 @@ Dims channels_last(const Dims& dims);
 // The descriptor of a tensor [N, C, spatial] that is row-major in memory or, with `last`, [N, spatial, C].
 dnnl::memory::desc laid_out(const Dims& dims, bool last, ElementType type);
 
+// Returns a text that is equal for equal layouts of weights: for which all fields are equal that determine the
+// positions of elements. given: the layout before packing; wanted: the layout after it.
+std::string layout_text(const dnnl::memory::desc& given, const dnnl::memory::desc& wanted);
+
 // Converts a library error: throws Unsupported if there is no implementation, else NativeError.
 [[noreturn]] void rethrow(const Kernel& kernel, const dnnl::error& error);
 

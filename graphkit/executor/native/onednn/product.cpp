@@ -47,6 +47,12 @@ dnnl::memory::desc Matrices::any_layout(ElementType type) const {
     return any(dims, type);
 }
 
+std::string panel_layout(std::int64_t rows, std::int64_t columns, bool transposed) {
+    const Matrices matrix{{}, rows, columns, transposed};
+    return layout_text(matrix.descriptor(ElementType::f32, 1, rows, columns),
+                       {{rows, columns}, library_type(ElementType::f32), dnnl::memory::format_tag::BA16a64b});
+}
+
 std::vector<ProductPiece> cut_product(const Matrices& a, const Matrices& y, std::int64_t pieces, bool may_add,
                                       bool packed) {
     const std::int64_t batch = y.batch.empty() ? 1 : y.batch[0];

@@ -24,6 +24,10 @@ struct Matrices {
     dnnl::memory::desc any_layout(ElementType type) const;
 };
 
+// The layout, as `layout_text` describes it, of a float32 matrix [rows, columns] in panels of 64 columns: the layout
+// that the library chooses for a constant second operand with AVX-512. transposed: before packing.
+std::string panel_layout(std::int64_t rows, std::int64_t columns, bool transposed);
+
 // One piece of y = a b, with a [batch, rows, terms] and b [batch, terms, columns].
 struct ProductPiece {
     Range batch;

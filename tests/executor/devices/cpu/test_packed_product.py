@@ -12,6 +12,7 @@ from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.executor.devices.cpu import native
+from graphkit.executor.memory import packing
 from graphkit.executor.memory.packing import aligned_bytes
 
 pytestmark = pytest.mark.skipif(not native.has_onednn(), reason="built without oneDNN")
@@ -51,6 +52,43 @@ def test_products(isa: str, shape: tuple[int, ...], transposed: bool) -> None:
 
 
 @in_one_item()
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    "matrix", [(64, 64), (33, 130), (100, 96), (300, 700), (17, 1000), (5, 33), (640, 177)], ids=str
+)
+def test_the_packed_form_is_that_of_the_library(transposed: bool, matrix: tuple[int, int]) -> None:
+    """So a matrix is packed once for all numbers of rows."""
+    depth = matrix[0]
+    b = np.random.default_rng(5).standard_normal(matrix[::-1] if transposed else matrix).astype(np.float32)
+    own = native.PackedProduct((1, depth), b.shape, transposed=transposed)
+    library = native.MatMul((64, depth), b.shape, transpose_b=transposed, pack_b=True, threads=1)
+    if not own.implementation.startswith("panels"):
+        assert own.packed_layout(1) != library.packed_layout(1)
+        return
+    assert own.packed_layout(1) == library.packed_layout(1)
+    forms = []
+    for kernel in (own, library):
+        forms.append(aligned_bytes(kernel.packed_bytes(1)))
+        forms[-1].fill(255)
+        kernel.pack(1, b, forms[-1])
+    np.testing.assert_array_equal(*forms)
+
+
+def test_a_matrix_is_packed_once_for_all_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[int] = []
+    pack = packing._packed
+    monkeypatch.setattr(packing, "_packed", lambda *args: packed.append(args[1]) or pack(*args))
+    net = gk.Model({"y": gk.nn.linear(gk.input("x", ["N", 200]), 160, name="one")}, seed=0)
+    executor = net.compile(threads=1)
+    w, b = (np.asarray(net.params[f"one_{name}"]) for name in ("weight", "bias"))
+    for rows in (1, 40, 9000, 3):  # 9000 rows are multiplied by the library
+        x = np.random.default_rng(rows).standard_normal((rows, 200)).astype(np.float32)
+        np.testing.assert_allclose(executor.run({"x": x})["y"], x @ w.T + b, rtol=1e-4, atol=1e-4)
+    if native.isa() == "avx512" and native.onednn_isa().startswith("avx512"):
+        assert len(packed) == 1
+
+
+@in_one_item()
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(("kind", "alpha", "beta"), [("", 0, 0), ("relu", 0, 0), ("clip", -0.5, 0.5), ("gelu", 0, 0)])
 def test_what_follows(kind: str, alpha: float, beta: float, last: bool) -> None:
@@ -76,7 +114,7 @@ def test_what_follows(kind: str, alpha: float, beta: float, last: bool) -> None:
 def test_one_row_gives_the_bits_of_a_row_among_others(
     isa: str, columns: int, elements: int, kind: str, slope: float, odd: bool
 ) -> None:
-    """One row is multiplied by several blocks of columns at once."""
+    """One row is multiplied by several panels of columns at once."""
     rng = np.random.default_rng(4)
     a = rng.standard_normal((2, elements)).astype(np.float32)
     b = rng.standard_normal((elements, columns)).astype(np.float32)
@@ -154,4 +192,4 @@ def test_networks_of_few_rows_use_it(tmp_path: Path, rows: int, threads: int) ->
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     products = [e["args"]["implementation"] for e in events if "MatMul" in e["name"] or e["name"] == "Gemm"]
     assert len(products) == 2
-    assert all(name.startswith("direct") for name in products) == (rows <= 16 or threads > 1)
+    assert all(name.startswith(("direct", "panels")) for name in products) == (rows <= 16 or threads > 1)

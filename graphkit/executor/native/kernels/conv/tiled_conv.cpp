@@ -32,11 +32,27 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) {
 }
 
 const TiledTable& table_of(TiledMethod method) {
-    return method == TiledMethod::winograd ? winograd_table() : direct_table();
+    switch (method) {
+        case TiledMethod::winograd:
+            return winograd_table();
+        case TiledMethod::direct:
+            return direct_table();
+        case TiledMethod::panels:
+            break;
+    }
+    return panels_table();
 }
 
 const char* name_of(TiledMethod method) {
-    return method == TiledMethod::winograd ? "winograd" : "direct";
+    switch (method) {
+        case TiledMethod::winograd:
+            return "winograd";
+        case TiledMethod::direct:
+            return "direct";
+        case TiledMethod::panels:
+            break;
+    }
+    return "panels";
 }
 
 // A convolution over a line, treated as one over an image with one row.
@@ -95,6 +111,11 @@ bool covers(TiledMethod method, const Plane& p, bool transposed) {
     }
     const bool is_winograds = w[2] == 3 && w[3] == 3 && window.strides[0] == 1 && window.strides[1] == 1;
     const bool is_single = w[2] == 1 && w[3] == 1 && window.strides[0] == 1 && window.strides[1] == 1;
+    if (method == TiledMethod::panels) {
+        const auto is_zero = [](std::int64_t pad) { return pad == 0; };
+        return TiledConvolution::has_panels() && is_single && std::ranges::all_of(window.pads_begin, is_zero) &&
+               std::ranges::all_of(window.pads_end, is_zero);
+    }
     return method == TiledMethod::winograd ? is_winograds : !transposed || is_single;
 }
 
@@ -128,6 +149,10 @@ bool saves(const TiledShape& s, std::int64_t images, bool constant) {
 
 }  // namespace
 
+bool TiledConvolution::has_panels() {
+    return panels_table().block != 0;
+}
+
 bool TiledConvolution::fills_blocks(std::int64_t filters) {
     const std::int64_t block = direct_table().block;
     return filters % block == 0 || filters > 4 * block;
@@ -154,6 +179,7 @@ TiledConvolution::TiledConvolution(const Dims& given_x, const Dims& given_w, con
       table_(table_of(options.method)),
       implementation_(std::string(name_of(options.method)) + ":" + isa_name()),
       images_(given_x.empty() ? 0 : given_x[0]),
+      has_flags_(options.method != TiledMethod::panels),
       packed_(options.pack_weights),
       transposed_(options.transposed) {
     const Epilogue& epilogue = options.epilogue;
@@ -213,7 +239,7 @@ std::size_t TiledConvolution::workers() const {
 }
 
 std::size_t TiledConvolution::flag_bytes() const {
-    return aligned(static_cast<std::size_t>(blocks() * shape_.chunks()));
+    return has_flags_ ? aligned(static_cast<std::size_t>(blocks() * shape_.chunks())) : 0;
 }
 
 std::size_t TiledConvolution::weight_bytes() const {
@@ -259,24 +285,31 @@ void TiledConvolution::transform(const float* w, std::byte* to) const {
     auto* filters = reinterpret_cast<float*>(to + flag_bytes());
     const std::int64_t taps = shape_.taps();
     const std::int64_t outer = taps * inputs_[1].shape[1];
+    const std::int64_t filter_step = transposed_ ? taps : outer;
+    const std::int64_t channel_step = transposed_ ? outer : taps;
+    const bool by_channels = channel_step > filter_step;  // blocks are packed in the order of the weights in memory
     const double cost = kFilterNanoseconds * static_cast<double>(table_.block * kTiledChunk);
     parallel_for(threads(), blocks() * shape_.chunks(), cost, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t at = begin; at < end; ++at) {
-            const std::int64_t block = at / shape_.chunks();
+            const std::int64_t block = by_channels ? at % blocks() : at / shape_.chunks();
+            const std::int64_t chunk = by_channels ? at / blocks() : at % shape_.chunks();
             const std::int64_t filter = block * table_.block;
             TiledFilters part{};
-            part.first_channel = at % shape_.chunks() * kTiledChunk;
+            part.first_channel = chunk * kTiledChunk;
             part.channels = std::min(kTiledChunk, shape_.channels - part.first_channel);
             part.filters = std::min(table_.block, shape_.filters - filter);
-            part.filter_step = transposed_ ? taps : outer;
-            part.channel_step = transposed_ ? outer : taps;
+            part.filter_step = filter_step;
+            part.channel_step = channel_step;
             part.tap_step = transposed_ ? -1 : 1;
             part.w = w + filter * part.filter_step + part.first_channel * part.channel_step;
             if (transposed_) {
                 part.w += taps - 1;  // the filters are flipped
             }
             part.to = filters + block * table_.filter_floats(shape_);
-            flags[at] = table_.transform(shape_, part) ? 0 : 1;
+            const bool is_sound = table_.transform(shape_, part);
+            if (has_flags_) {
+                flags[block * shape_.chunks() + chunk] = is_sound ? 0 : 1;
+            }
         }
     });
 }
@@ -324,7 +357,8 @@ void TiledConvolution::run(const void* const* inputs, void* const* outputs, std:
 GRAPHKIT_BINDINGS(tiled_conv, "conv", "epilogue") {
     nb::enum_<TiledMethod>(m, "TiledMethod")
         .value("winograd", TiledMethod::winograd)
-        .value("direct", TiledMethod::direct);
+        .value("direct", TiledMethod::direct)
+        .value("panels", TiledMethod::panels);
     nb::class_<TiledConvolution, Kernel>(m, "TiledConvolution")
         .def(
             "__init__",

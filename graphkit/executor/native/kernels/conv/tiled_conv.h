@@ -16,7 +16,7 @@
 
 namespace graphkit {
 
-enum class TiledMethod : std::uint8_t { winograd, direct };
+enum class TiledMethod : std::uint8_t { winograd, direct, panels };
 
 struct TiledOptions {
     TiledMethod method = TiledMethod::winograd;
@@ -42,6 +42,9 @@ class TiledConvolution final : public Kernel {
     static std::optional<TiledMethod> method(const Dims& x, const Dims& w, const Dims& y, const Window& window,
                                              bool constant, bool transposed, bool vary);
 
+    // Whether the method `panels` is available: weights packed for it are in the layout of oneDNN's products.
+    static bool has_panels();
+
     // Whether this number of filters uses most of the last block.
     static bool fills_blocks(std::int64_t filters);
 
@@ -62,6 +65,7 @@ class TiledConvolution final : public Kernel {
     std::int64_t parts() const { return tile_parts_ * block_parts_; }
     std::size_t workers() const;
     // The weights begin with flags: for each chunk of channels of each block, whether it is unsound. The blocks follow.
+    // For the method `panels`, there are no flags.
     std::size_t flag_bytes() const;
     std::size_t weight_bytes() const;
     std::size_t part_bytes() const;
@@ -70,6 +74,7 @@ class TiledConvolution final : public Kernel {
     std::string implementation_;  // with the instruction set of the table
     TiledShape shape_{};
     std::int64_t images_;
+    bool has_flags_;
     bool packed_;
     bool transposed_;
     Following following_;

@@ -84,4 +84,8 @@ GRAPHKIT_ISA_TABLE(TiledTable, winograd_table);
 // The direct method: any window.
 GRAPHKIT_ISA_TABLE(TiledTable, direct_table);
 
+// Windows of one element, without padding: products. The filters are in oneDNN's layout, and all are sound. Its block
+// is 0 if the instruction set has no such table.
+GRAPHKIT_ISA_TABLE(TiledTable, panels_table);
+
 }  // namespace graphkit

@@ -4,6 +4,7 @@
 
 #include "kernels/conv/tiled_conv.h"
 #include "kernels/pointwise/epilogue.h"
+#include "onednn/product.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel_factory.h"
 
@@ -24,17 +25,18 @@ class PackedProduct final : public Kernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
     std::vector<int> packed_inputs() const override { return rows_ == nullptr ? std::vector<int>{} : std::vector{1}; }
     std::size_t packed_bytes(int input) const override { return rows_->packed_bytes(input); }
-    std::string packed_layout(int input) const override { return rows_->packed_layout(input); }
+    std::string packed_layout(int input) const override;
     void pack(int input, const void* plain, void* packed) const override { rows_->pack(input, plain, packed); }
     std::vector<std::pair<int, int>> inplace() const override;
     std::string implementation() const override { return rows_ == nullptr ? "empty" : rows_->implementation(); }
 
   private:
+    bool transposed_;
     std::unique_ptr<TiledConvolution> rows_;  // null if y is empty
 };
 
 PackedProduct::PackedProduct(const Dims& a, const Dims& b, bool transposed, const Epilogue& epilogue, int threads)
-    : Kernel("PackedProduct", threads > 0 ? threads : default_threads()) {
+    : Kernel("PackedProduct", threads > 0 ? threads : default_threads()), transposed_(transposed) {
     inputs_ = {{"a", a}, {"b", b}};
     const bool fits = !a.empty() && b.size() == 2 && a.back() == b[transposed ? 1 : 0] && count(b) != 0;
     if (!fits) {
@@ -56,9 +58,18 @@ PackedProduct::PackedProduct(const Dims& a, const Dims& b, bool transposed, cons
         return;
     }
     const Window window{{1, 1}, {1, 1}, {0, 0}, {0, 0}, 1};
-    rows_ = std::make_unique<TiledConvolution>(Dims{1, depth, rows, 1}, Dims{b[0], b[1], 1, 1},
-                                               Dims{1, columns, rows, 1}, window,
-                                               TiledOptions{TiledMethod::direct, epilogue, true, !transposed}, threads);
+    const TiledMethod method = TiledConvolution::has_panels() ? TiledMethod::panels : TiledMethod::direct;
+    rows_ =
+        std::make_unique<TiledConvolution>(Dims{1, depth, rows, 1}, Dims{b[0], b[1], 1, 1}, Dims{1, columns, rows, 1},
+                                           window, TiledOptions{method, epilogue, true, !transposed}, threads);
+}
+
+std::string PackedProduct::packed_layout(int input) const {
+    if (!TiledConvolution::has_panels()) {
+        return rows_->packed_layout(input);
+    }
+    const Dims& b = inputs_[1].shape;
+    return panel_layout(b[transposed_ ? 1 : 0], b[transposed_ ? 0 : 1], transposed_);
 }
 
 bool PackedProduct::suits(const Dims& a, const Dims& b, bool transposed, int threads) {
