@@ -22,18 +22,30 @@ def sha256_of(
     with ThreadPoolExecutor(1, "graphkit-hash") as pool:
         last: Future[None] | None = None
         for chunk in chunks:
-            before = last
+            before, last = last, None
             if memoryview(chunk).nbytes > _INLINE:
-                last = pool.submit(digest.update, chunk)
-            else:
-                if before is not None:
-                    before.result()
-                last = before = None
+                last = _submitted(pool, digest.update, chunk)
+            if last is None:
+                _wait(before)
+                before = None
                 digest.update(chunk)
             if consume is not None:
                 consume(chunk)
-            if before is not None:
-                before.result()
-        if last is not None:
-            last.result()
+            _wait(before)
+        _wait(last)
     return digest.hexdigest()
+
+
+def _submitted(
+    pool: ThreadPoolExecutor, update: Callable[[bytes | memoryview], None], chunk: bytes | memoryview
+) -> Future[None] | None:
+    """Return the work of a thread of the pool; None if no thread starts, as while the interpreter ends."""
+    try:
+        return pool.submit(update, chunk)
+    except RuntimeError:
+        return None
+
+
+def _wait(work: Future[None] | None) -> None:
+    if work is not None:
+        work.result()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 
 import numpy as np
@@ -52,3 +55,14 @@ def test_errors_of_producer_and_consumer_are_raised() -> None:
 
     with pytest.raises(OSError, match="full"):
         sha256_of([bytes(_LARGE)] * 3, refuse)
+
+
+def test_while_the_interpreter_ends() -> None:
+    """No thread starts then."""
+    code = """
+        import atexit
+        from graphkit.ir.hashing import sha256_of
+        atexit.register(lambda: print(sha256_of([bytes(1 << 20), b"end"])))
+    """
+    done = subprocess.run([sys.executable, "-P", "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert (done.stderr, done.stdout) == ("", hashlib.sha256(bytes(1 << 20) + b"end").hexdigest() + "\n")
