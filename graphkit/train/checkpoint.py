@@ -74,9 +74,11 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint into a folder. The previous one stays valid until the new one is complete.
 
     Raises RuntimeFailure if a file cannot be written, or if an old weights file cannot be removed. In both cases, the
-    folder contains the complete previous checkpoint (if there was one) or the complete new one.
+    folder contains the complete previous checkpoint (if there was one) or the complete new one. Raises UsageError if a
+    note cannot be written as JSON.
     """
     folder = Path(folder)
+    _check_notes(checkpoint.notes)
     arrays = dict(checkpoint.arrays)
     for name, start in _OF_RANKS.items():
         for rank, part in enumerate(getattr(checkpoint, name)):
@@ -105,6 +107,14 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
     except OSError as error:
         raise RuntimeFailure(f"checkpoint in {folder} cannot be written: {error.strerror or error}") from error
     _remove_states(folder, file_name)
+
+
+def _check_notes(notes: Mapping[str, Any]) -> None:
+    for name, note in notes.items():
+        try:
+            json.dumps({name: note})
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"notes[{name!r}] cannot be written as JSON: {error}") from None
 
 
 def _weights_file(folder: Path) -> str | None:

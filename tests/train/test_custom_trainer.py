@@ -227,6 +227,18 @@ def test_a_step_is_written_as_standard_onnx():
 # --- checkpoints ------------------------------------------------------------------------------------
 
 
+def test_a_note_that_is_not_json(tmp_path):
+    """The checkpoint before it stays."""
+    made = trainer()
+    run(made, 1, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    made.step(data())
+    made.notes["best"] = np.float32(0.5)
+    with pytest.raises(UsageError, match=r"notes\['best'\] cannot be written as JSON: .*float32"):
+        made.save(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_resume_equals_an_uninterrupted_run(tmp_path, whole):
     first = trainer()
     losses = run(first, 5, tmp_path)
