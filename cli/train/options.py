@@ -42,6 +42,11 @@ _DATA = (
         "of --data, and its test part, if any, is ignored.",
     ),
     option(
+        "--validation-split", group=DATA, type=FloatRange(0, 1, min_open=True, max_open=True), metavar="X",
+        help="Hold out this share of the training samples for validation, chosen by --seed. A test part of --data, if "
+        "it has one, is not used. Without this option, see --valid.",
+    ),
+    option(
         "--batch-size", group=DATA, type=IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
         help="Samples per batch in each process.",
     ),
@@ -240,6 +245,18 @@ _RUN = (
         "--epochs", group=EPOCHS, type=IntRange(1),
         help="Number of epochs to train. With --resume, it is the length of the whole run, including the epochs "
         f"already trained. Default: {defaults.EPOCHS}; with --resume, the length that the run had.",
+    ),
+    option(
+        "--max-steps", group=EPOCHS, type=IntRange(1), metavar="N",
+        help="End after N updates in total, also within an epoch, with a checkpoint of that position. Without "
+        "--epochs, the run has as many epochs as needed; with both, it ends at whichever is reached first. With "
+        "--resume, all updates of the run count. Default: no limit; with --resume, that of the run, unless --epochs "
+        "is given.",
+    ),
+    option(
+        "--fast-dev-run", group=EPOCHS, type=IntRange(1), is_flag=False, flag_value=1, metavar="[N]",
+        help="Try the run: train on N batches (1 if N is left out), validate on N batches, and end. Files are written "
+        "only if -o, --profile or --tensorboard asks for them.",
     ),
     option(
         "--early-stop", group=EPOCHS, type=IntRange(1), metavar="PATIENCE",

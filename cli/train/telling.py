@@ -124,12 +124,17 @@ def report(
         "processes": store.num_workers,
         "history": history or [],
         "stopped": trainer.position.stopped,
+        "within_epoch": trainer.position.within,
     }
     if recorded is not None:
         result["operators"] = [asdict(operator) for operator in recorded.operators]
     if as_json:
         print_json("train", result)
         return
+    position = trainer.position
+    if history and position.at_limit and position.within:
+        line = ", ".join(f"{k} {v:.5g}" for k, v in history[-1].items())
+        _say(f"epoch {position.epoch + 1}, ended after {quantity(trainer.updates, 'update')} (--max-steps): {line}")
     if recorded is not None:
         print_table("time per operator", *recorded.table())
         log(f"wrote {trace}")

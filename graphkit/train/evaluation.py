@@ -8,7 +8,7 @@ from typing import Any
 from graphkit.data import Dataset, IterableDataset
 from graphkit.errors import UsageError
 from graphkit.train import defaults, losses
-from graphkit.train.background import BackgroundWork, length_of
+from graphkit.train.background import BackgroundWork, first_batches, length_of
 from graphkit.train.base_trainer import BaseTrainer
 from graphkit.train.exchange.local import LocalInference
 from graphkit.train.metrics import LOSS, as_list
@@ -47,6 +47,8 @@ class Evaluation:
         batch_size: int,
         prefetch: int,
         bar: ProgressBar,
+        *,
+        limit: int | None = None,
     ) -> dict[str, float]:
         """Return the metrics of a data set by name: `loss` first, if `specs` contains it, then the others in order.
 
@@ -59,6 +61,7 @@ class Evaluation:
             batch_size: Samples per batch.
             prefetch: Number of batches that are loaded ahead.
             bar: The progress bar.
+            limit: Number of batches after which to stop; None for no limit.
         """
         specs = as_list(specs)
         with_loss = any(isinstance(spec, str) and spec == LOSS for spec in specs)
@@ -71,7 +74,7 @@ class Evaluation:
         state = RecurrentState(trainer.net, trainer._recurrent_state.names)
         total = weight = 0.0
         with trainer._working(), trainer.averaged(), BackgroundWork(prefetch) as background, program.session():
-            batches = data.batches(batch_size, shuffle=False)
+            batches = first_batches(data.batches(batch_size, shuffle=False), limit)
             bar.start("validation", length_of(batches), transient=True)
             for batch in background.batches(map(trainer._prepared, batches)):
                 feeds = state.feeds(batch.inputs)

@@ -25,7 +25,7 @@ from graphkit.model import Model
 from graphkit.signatures import typed
 from graphkit.train import defaults, losses, saving
 from graphkit.train import optim as optimizers
-from graphkit.train.arguments import integer
+from graphkit.train.arguments import Range, integer, real
 from graphkit.train.average import EMA
 from graphkit.train.base_trainer import BaseTrainer
 from graphkit.train.callbacks import Callback
@@ -209,6 +209,7 @@ class Trainer(BaseTrainer):
         valid: Any = None,
         *,
         epochs: int | None = None,
+        max_steps: int | None = None,
         batch_size: int = defaults.BATCH_SIZE,
         metrics: Any = (),
         folder: str | Path | RunFolder | None = None,
@@ -220,6 +221,8 @@ class Trainer(BaseTrainer):
         on_epoch: Callable[[int, dict[str, float]], None] | None = None,
         callbacks: Callback | Sequence[Callback] = (),
         log_every: int = defaults.LOG_EVERY,
+        fast_dev_run: bool | int = False,
+        validation_split: float | None = None,
     ) -> list[dict[str, float]]:
         """Train on a data set for a number of epochs.
 
@@ -241,6 +244,10 @@ class Trainer(BaseTrainer):
             valid: Validation data, in the same forms.
             epochs: In a new run: number of epochs to train (default: 1). If this call continues a run: the length of
                 the whole run, counted from its first epoch (default: the length that the run already has).
+            max_steps: Number of updates after which the run ends, also within an epoch. In a continued run, all updates
+                of the run count. Without `epochs`, the run has as many epochs as the updates need; with both, it ends
+                at whichever is reached first. If it ends within an epoch, `fit` validates and writes a checkpoint from
+                which a longer run continues with the next batch. Callbacks of the epoch are then not called.
             batch_size: Samples per batch in one process.
             metrics: Metrics by name, functions (output, target), or objects (see `gk.metrics.Metric`).
             folder: Folder for the files of this run. If it contains a model or checkpoint of another run, or if another
@@ -257,41 +264,83 @@ class Trainer(BaseTrainer):
                 counts from 1; the record is described below. With several processes, each rank calls its own function.
             callbacks: One callback or several. Checkpoints contain their states.
             log_every: Number of updates between lines of the log within an epoch. With 0, only epochs are logged.
+            validation_split: Instead of `valid`: the share of the training data that is held out for validation,
+                between 0 and 1. The seed of the trainer chooses the samples, as `Dataset.split` does: a share of each
+                class, if targets are one class number per sample. All processes, and a resumed run, choose the same
+                samples.
+            fast_dev_run: Try the run: train on this number of batches (True: 1), validate on as many, and end. The
+                number of epochs is 1. Callbacks are called, and parameters change. Files are written only if `folder`
+                or a callback says so.
 
         Returns:
             One record for each epoch that ended in this call: a dict with `loss`, the metrics by name, the same for
-            validation data with the prefix `valid_`, and `skipped` if steps were skipped.
+            validation data with the prefix `valid_`, and `skipped` if steps were skipped. If `max_steps` ends the run
+            within an epoch, the last record is about the batches of that epoch so far.
 
         Raises:
             NotFinite: A loss is NaN or infinite, and `on_nonfinite` is "raise".
             RanksDiffer: The processes do not train with the same batches and epochs.
+            InputError: The data do not fit the model, or `validation_split` would leave a part empty.
             UsageError: An argument is wrong, the folder belongs to another run, or an interrupt in the middle of a step
                 left parameters inconsistent.
         """
         epochs = None if epochs is None else integer("fit", "epochs", epochs, 0)
+        max_steps = None if max_steps is None else integer("fit", "max_steps", max_steps, 1)
         batch_size = integer("fit", "batch_size", batch_size, 1)
         checkpoint_every = None if checkpoint_every is None else integer("fit", "checkpoint_every", checkpoint_every, 1)
         log_every = integer("fit", "log_every", log_every, 0)
         held = folder if folder is None or isinstance(folder, RunFolder) else RunFolder(folder)
-        self.position.plan(epochs, self._resumed, self.updates)
+        batches = self._batches_to_try(fast_dev_run)
+        data = self._parts(train, valid, validation_split)
+        self.position.plan(epochs if batches is None else 1, self._resumed, self.updates, max_steps)
         self._resumed = False
         with contextlib.ExitStack() as stack:
             if held is not None and self._writes:
                 stack.enter_context(held).claim(self.run, overwrite=overwrite)
             bar = stack.enter_context(ProgressBar(progress if self._writes else False))
-            data = self._data(train, "train"), None if valid is None else self._data(valid, "valid")
             train_data, valid_data = stack.enter_context(employed(workers, *data))
             self._check_data(train_data, valid_data)
             self._fit = Fit(
                 self, self._evaluation, train_data, valid_data, metrics, batch_size,
-                None if held is None else held.path, checkpoint_every, prefetch, bar, on_epoch, callbacks, log_every,
+                None if held is None else held.path, checkpoint_every, prefetch, bar, on_epoch, callbacks,
+                log_every, batches,
             )  # fmt: skip
             stack.callback(setattr, self, "_fit", None)
             return self._fit.run()
 
+    def _parts(self, train: Any, valid: Any, share: float | None) -> tuple[Any, Any]:
+        """Return training and validation data. share: of the training data that is held out, or None."""
+        if share is not None:
+            share = real("fit", "validation_split", share, Range(0.0, 1.0, open_low=True, open_high=True))
+            if valid is not None:
+                raise UsageError("fit: give validation data with valid= or with validation_split=, not with both")
+        self.position.hold_out(share, self._resumed)
+        data = self._data(train, "train")
+        if share is not None:
+            from graphkit.train.validation_split import split_off
+
+            return split_off(data, share, self.seed)
+        return data, None if valid is None else self._data(valid, "valid")
+
+    def _batches_to_try(self, fast_dev_run: bool | int) -> int | None:
+        """Return the number of batches of a `fast_dev_run`, or None. Raises UsageError if `fit` continues a run."""
+        if fast_dev_run is False or fast_dev_run == 0:
+            return None
+        count = 1 if fast_dev_run is True else integer("fit", "fast_dev_run", fast_dev_run, 1)
+        if self._resumed or not self.position.finished:
+            raise UsageError(
+                f"fit: fast_dev_run (--fast-dev-run) tries a new run, but this trainer continues one {self.position}; "
+                "use a Trainer that has neither resumed nor been interrupted"
+            )
+        return count
+
     def remaining_epochs(self, epochs: int | None = None) -> int:
-        """Return the number of epochs that `fit(epochs=epochs)` would complete."""
+        """Return the number of epochs that `fit(epochs=epochs)` would complete, if `max_steps` does not end it."""
         return self.position.remaining_epochs(epochs, self._resumed)
+
+    def has_updates_left(self, epochs: int | None = None, max_steps: int | None = None) -> bool:
+        """Return whether `fit(epochs=epochs, max_steps=max_steps)` would train anything or complete an epoch."""
+        return self.position.has_updates_left(epochs, self._resumed, self.updates, max_steps)
 
     @typed("Trainer.evaluate")
     def evaluate(
