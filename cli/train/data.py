@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def read_data(
     net: Model | None, spec: str, valid_spec: str | None, options: dict[str, Any], axes: dict[str, int | None],
-    split: str | None = None, share: float | None = None, seed: int = 0,
+    split: str | None = None, share: float | None = None, seed: int = 0, weight: str | None = None,
 ) -> Splits:  # fmt: skip
     """Read the training data and the validation data.
 
@@ -32,11 +32,12 @@ def read_data(
         axes: Of --batch-axis.
         split: How to split data that have no test part, see `graphkit.data.load`.
         share: Of --validation-split.
+        weight: Of --weight-column.
         seed: Of --seed; it chooses the samples of --validation-split.
     """
     from graphkit import data
     from graphkit.data.description import options_of_model
-    from graphkit.data.sources import split_training
+    from graphkit.data.sources import split_training, takes
     from graphkit.data.tables.dataset import TableData
 
     if "axes" in options:
@@ -52,6 +53,8 @@ def read_data(
                     f"--validation-split and {what} both choose the validation data: leave out one of them"
                 )
     options = ({} if net is None else options_of_model(net, spec)) | options
+    if weight is not None and takes(spec, "weight"):
+        options |= {"weight": weight}
     if share is not None:
         return split_training(spec, share, seed, axes=axes, **{"split": split} | options)
     if valid_spec is None:

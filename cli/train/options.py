@@ -47,6 +47,11 @@ _DATA = (
         "it has one, is not used. Without this option, see --valid.",
     ),
     option(
+        "--weight-column", group=DATA, metavar="NAME",
+        help="Column of a table, or array of an .npz file, with one weight per sample, not negative. The loss is the "
+        "weighted mean: sum(weight * loss) / sum(weight), in training and validation. Metrics do not use the weights.",
+    ),
+    option(
         "--batch-size", group=DATA, type=IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
         help="Samples per batch in each process.",
     ),

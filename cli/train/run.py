@@ -123,7 +123,9 @@ def find_rate(
         raise UsageError("--find-lr looks for the learning rate of a new run: leave out --resume")
     trainer, parts = _made(source, store, options)
     workers = data.workers(options["workers"], parts.train)
-    curve = find_lr(trainer, parts.train, batch_size=options["batch_size"], workers=workers)
+    curve = find_lr(
+        trainer, parts.train, batch_size=options["batch_size"], workers=workers, sample_weight=options["weight_column"]
+    )
     file = None
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,7 +144,7 @@ def _made(source: Network, store: KVStore, o: Mapping[str, Any]) -> tuple[Traine
     seed = config.SEED.get() if o["seed"] is None else o["seed"]
     given = (
         o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes, o.get("split"),
-        o["validation_split"], seed,
+        o["validation_split"], seed, o["weight_column"],
     )  # fmt: skip
     parts = data.read_data(None, *given) if source.name is not None else None
     net = network(source, None if parts is None else parts.train, axes, o)
@@ -192,6 +194,7 @@ def _fit(
             metrics=_metrics(o),
             folder=run, checkpoint_every=o["checkpoint_every"], workers=data.workers(o["workers"], *parts),
             on_epoch=tell, callbacks=callbacks, log_every=o["log_every"], fast_dev_run=o["fast_dev_run"] or False,
+            sample_weight=o["weight_column"],
         )  # fmt: skip
     except UsageError:
         if run is not None and store.rank == 0 and not (o["resume"] or trainer.updates):

@@ -46,6 +46,7 @@ class Fit:
         every: Number of updates between checkpoints within an epoch; None for no such checkpoints.
         log_every: Number of updates between log lines within an epoch; 0 for none.
         batches: Number of batches after which an epoch and its validation end (`fast_dev_run`); None for all batches.
+        weighted_validation: Whether the validation data have sample weights.
     """
 
     trainer: BaseTrainer
@@ -62,6 +63,7 @@ class Fit:
     callbacks: Callback | Sequence[Callback] = ()
     log_every: int = 0
     batches: int | None = None
+    weighted_validation: bool = False
 
     def __post_init__(self) -> None:
         self._rank, self._ranks = self.trainer._place
@@ -183,8 +185,9 @@ class Fit:
             specs = as_list(self.metrics)
             specs = [LOSS, *specs] if evaluation.has_loss(trainer) and LOSS not in specs else specs
             scores = evaluation.scores(
-                trainer, self.valid, specs, self.batch_size, self.prefetch, self.bar, limit=self.batches
-            )
+                trainer, self.valid, specs, self.batch_size, self.prefetch, self.bar, limit=self.batches,
+                weighted=self.weighted_validation,
+            )  # fmt: skip
         if position.trained is None:
             return self._end_within(scores)
         with trainer._interrupts:

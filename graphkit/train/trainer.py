@@ -31,9 +31,11 @@ from graphkit.train.base_trainer import BaseTrainer
 from graphkit.train.callbacks import Callback
 from graphkit.train.evaluation import Evaluation, usual_metrics
 from graphkit.train.fit import Fit
+from graphkit.train.metrics import LOSS, as_list
 from graphkit.train.programs.recomputation import Recompute
 from graphkit.train.progress import ProgressBar
 from graphkit.train.run_folder import RunFolder
+from graphkit.train.sample_weights import with_sample_weights
 from graphkit.train.selection import ParameterSelection
 from graphkit.train.settings import Memory, Numerics, Parallel, Regularisation, group_of
 from graphkit.train.training_graph import Criterion
@@ -223,6 +225,7 @@ class Trainer(BaseTrainer):
         log_every: int = defaults.LOG_EVERY,
         fast_dev_run: bool | int = False,
         validation_split: float | None = None,
+        sample_weight: Any = None,
     ) -> list[dict[str, float]]:
         """Train on a data set for a number of epochs.
 
@@ -241,7 +244,7 @@ class Trainer(BaseTrainer):
         Args:
             train: Training data: a Dataset, a pair (inputs, targets) in the forms that `step` takes, an object with a
                 length and items, or an iterable of samples or batches (see `gk.data.as_dataset`).
-            valid: Validation data, in the same forms.
+            valid: Validation data, in the same forms. With sample weights: a triple (inputs, targets, weights).
             epochs: In a new run: number of epochs to train (default: 1). If this call continues a run: the length of
                 the whole run, counted from its first epoch (default: the length that the run already has).
             max_steps: Number of updates after which the run ends, also within an epoch. In a continued run, all updates
@@ -268,6 +271,11 @@ class Trainer(BaseTrainer):
                 between 0 and 1. The seed of the trainer chooses the samples, as `Dataset.split` does: a share of each
                 class, if targets are one class number per sample. All processes, and a resumed run, choose the same
                 samples.
+            sample_weight: Weights of the samples of `train`, not negative: an array [N], or the name of the array or
+                target of the data that contains them. The loss of a batch is then sum(w * l) / sum(w), where l is the
+                loss of each sample, as with class weights (Keras divides by the number of samples instead). Means over
+                accumulated batches, processes and epochs are weighted by sum(w). Metrics do not use the weights. If it
+                is a name, the validation data must have weights of this name, too.
             fast_dev_run: Try the run: train on this number of batches (True: 1), validate on as many, and end. The
                 number of epochs is 1. Callbacks are called, and parameters change. Files are written only if `folder`
                 or a callback says so.
@@ -291,7 +299,7 @@ class Trainer(BaseTrainer):
         log_every = integer("fit", "log_every", log_every, 0)
         held = folder if folder is None or isinstance(folder, RunFolder) else RunFolder(folder)
         batches = self._batches_to_try(fast_dev_run)
-        data = self._parts(train, valid, validation_split)
+        data, weighted = self._parts(train, valid, validation_split, sample_weight)
         self.position.plan(epochs if batches is None else 1, self._resumed, self.updates, max_steps)
         self._resumed = False
         with contextlib.ExitStack() as stack:
@@ -300,27 +308,52 @@ class Trainer(BaseTrainer):
             bar = stack.enter_context(ProgressBar(progress if self._writes else False))
             train_data, valid_data = stack.enter_context(employed(workers, *data))
             self._check_data(train_data, valid_data)
+            if self.kvstore is not None:
+                self.kvstore.transport.compare("fit", {"sample_weight": weighted[0]})
+            if weighted[0]:
+                self._use_sample_weights()
+            stack.enter_context(self._targets.reading(sample_weight, required=weighted[0]))
             self._fit = Fit(
                 self, self._evaluation, train_data, valid_data, metrics, batch_size,
                 None if held is None else held.path, checkpoint_every, prefetch, bar, on_epoch, callbacks,
-                log_every, batches,
+                log_every, batches, weighted[1],
             )  # fmt: skip
             stack.callback(setattr, self, "_fit", None)
             return self._fit.run()
 
-    def _parts(self, train: Any, valid: Any, share: float | None) -> tuple[Any, Any]:
-        """Return training and validation data. share: of the training data that is held out, or None."""
+    def _parts(
+        self, train: Any, valid: Any, share: float | None, sample_weight: Any
+    ) -> tuple[tuple[Any, Any], tuple[bool, bool]]:
+        """Return the data of training and validation, and whether they have sample weights.
+
+        share: of the training data that is held out for validation, or None. Other arguments: of `fit`.
+        """
         if share is not None:
             share = real("fit", "validation_split", share, Range(0.0, 1.0, open_low=True, open_high=True))
             if valid is not None:
                 raise UsageError("fit: give validation data with valid= or with validation_split=, not with both")
         self.position.hold_out(share, self._resumed)
-        data = self._data(train, "train")
+        name = sample_weight if isinstance(sample_weight, str) else None
+        data = self._weighted(self._data(train, "train"), sample_weight, name, "fit: sample_weight")
+        has_weights = sample_weight is not None
         if share is not None:
             from graphkit.train.validation_split import split_off
 
-            return split_off(data, share, self.seed)
-        return data, None if valid is None else self._data(valid, "valid")
+            return split_off(data, share, self.seed), (has_weights, has_weights)
+        if isinstance(valid, tuple) and len(valid) == 3:
+            part = self._weighted(self._data(valid[:2], "valid"), valid[2], None, "fit: the weights of valid")
+            return (data, part), (has_weights, True)
+        if valid is None:
+            return (data, None), (has_weights, False)
+        part = self._weighted(self._data(valid, "valid"), name, name, "fit: sample_weight")
+        return (data, part), (has_weights, name is not None)
+
+    def _weighted(self, data: Any, weights: Any, name: str | None, argument: str) -> Any:
+        """Return the data with sample weights, if there are any. name: of the weights, if they are given by name."""
+        if weights is None:
+            return data
+        self._targets.name_weights(name)
+        return with_sample_weights(data, weights, self._targets, argument)
 
     def _batches_to_try(self, fast_dev_run: bool | int) -> int | None:
         """Return the number of batches of a `fast_dev_run`, or None. Raises UsageError if `fit` continues a run."""
@@ -351,6 +384,7 @@ class Trainer(BaseTrainer):
         batch_size: int = 256,
         prefetch: int = 2,
         workers: int | Workers | None = None,
+        sample_weight: Any = None,
     ) -> dict[str, float]:
         """Compute metrics of the model in inference mode over a data set, with the moving averages if there are any.
 
@@ -363,14 +397,28 @@ class Trainer(BaseTrainer):
             prefetch: Number of batches that background threads load ahead. With 0, nothing runs in the background.
             workers: Number of worker processes, or a `gk.data.Workers`, that make samples of lazy data sets (default:
                 the workers of the data set).
+            sample_weight: Weights of the samples, in the forms that `fit` takes. They count in the loss only, so
+                `metrics` must contain "loss" (default: the loss and the usual metrics).
 
         Returns:
             The metrics by name.
         """
         chosen = usual_metrics(self.loss, self._output) if metrics is None else metrics
-        with employed(workers, self._data(data)) as (found,):
+        weighted = sample_weight is not None
+        if weighted and metrics is None:
+            chosen = [LOSS, *(name for name in chosen if name != LOSS)]
+        elif weighted and LOSS not in [spec for spec in as_list(chosen) if isinstance(spec, str)]:
+            raise UsageError(
+                "evaluate: sample_weight= has no effect, because only the loss uses weights; add 'loss' to metrics="
+            )
+        name = sample_weight if isinstance(sample_weight, str) else None
+        given = self._weighted(self._data(data), sample_weight, name, "evaluate: sample_weight")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._targets.reading(sample_weight, required=weighted))
+            (found,) = stack.enter_context(employed(workers, given))
             self._check_data(found)
-            return self._evaluation.scores(self, found, chosen, batch_size, prefetch, ProgressBar(False))
+            bar = ProgressBar(False)
+            return self._evaluation.scores(self, found, chosen, batch_size, prefetch, bar, weighted=weighted)
 
     # --- files -----------------------------------------------------------------------------------
 
