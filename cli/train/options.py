@@ -171,7 +171,7 @@ _OPTIMIZER = (
     option(
         "--optimizer", "optimizer_name", group=OPTIMISATION, metavar="NAME", default=defaults.OPTIMIZER,
         show_default=True,
-        help="Optimizer: sgd, adam, adamw, rmsprop, adagrad, adadelta, ftrl, lars, lamb or lion.",
+        help="Optimizer: sgd, adam, adamw, nadam, rmsprop, adagrad, adadelta, ftrl, lars, lamb or lion.",
     ),
     option(
         "--lr", group=OPTIMISATION, type=FloatRange(0),

@@ -24,6 +24,7 @@ OPTIMIZERS = {
     "lars": gk.optim.LARS(1.0, trust=0.01),
     "lamb": gk.optim.Lamb(1e-3),
     "lion": gk.optim.Lion(1e-3, weight_decay=0.01),
+    "nadam": gk.optim.NAdam(1e-3, weight_decay=0.01),
 }
 
 
