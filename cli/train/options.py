@@ -142,7 +142,8 @@ _LOSS = (
     ),
     option(
         "--loss-option", "loss_options", group=LOSS, multiple=True, metavar="NAME=X",
-        help="Another option of the loss, such as gamma=2 (focal, sigmoid_focal) or alpha=0.25. Repeatable.",
+        help="Another option of the loss: gamma (focal, sigmoid_focal), alpha (sigmoid_focal), margin (contrastive, "
+        "triplet) or blank (ctc: the class number of the blank). Repeatable.",
     ),
     option(
         "--class-weights", group=LOSS, metavar="balanced | FILE | A,B,C",

@@ -9,6 +9,7 @@ import numpy as np
 
 from graphkit.errors import UsageError
 from graphkit.ir.graph import Value
+from graphkit.ir.types import DType
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
 from graphkit.signatures import typed
@@ -54,7 +55,7 @@ def softmax_cross_entropy(
         return _weighted_cross_entropy(logits, target, label_smoothing, class_weights, ignore_index, row_weight)
     loss, log_prob = F.softmax_cross_entropy_loss(logits, target, None, reduction="mean")
     if not label_smoothing:
-        return _value(loss)
+        return value_of(loss)
     return _smoothed(loss, _mean(F.neg(log_prob)), label_smoothing)
 
 
@@ -108,18 +109,18 @@ def _weighted_cross_entropy(
         if row_weight is not None:
             shares = F.mul(shares, F.unsqueeze(row_weight, np.array([1])))
         loss = _smoothed(loss, quotient(F.reduce_sum(shares, keepdims=False), weight).mean, label_smoothing)
-    return _value(F.cast(loss, to=logits.dtype))
+    return value_of(F.cast(loss, to=logits.dtype))
 
 
 def _kept(target: Value, ignore_index: int) -> Value:
     """Return which targets count: bool, of the shape of the targets."""
-    return _value(F.not_(F.equal(target, np.array(ignore_index, target.dtype.numpy))))
+    return value_of(F.not_(F.equal(target, np.array(ignore_index, target.dtype.numpy))))
 
 
 def _smoothed(loss: Value, uniform_loss: Value, label_smoothing: float) -> Value:
     """Return (1 - s) * loss + s * uniform_loss, where uniform_loss is the loss for equal shares of all classes."""
     kept, smoothed = (scalar_like(share, loss) for share in (1.0 - label_smoothing, label_smoothing))
-    return _value(F.add(F.mul(kept, loss), F.mul(smoothed, uniform_loss)))
+    return value_of(F.add(F.mul(kept, loss), F.mul(smoothed, uniform_loss)))
 
 
 def target_weight(
@@ -146,7 +147,7 @@ def target_weight(
             weights = F.where(kept, F.gather(factors, safe), np.float32(0))
     if sample_weight is not None:
         weights = F.mul(weights, _along(sample_weight, target))
-    return _value(F.stop_gradient(F.reduce_sum(weights, keepdims=False)))
+    return value_of(F.stop_gradient(F.reduce_sum(weights, keepdims=False)))
 
 
 def weight_sum(target: Value, sample_weight: Value, *, every_target: bool) -> Value:
@@ -161,7 +162,7 @@ def weight_sum(target: Value, sample_weight: Value, *, every_target: bool) -> Va
     if every_target and axes:
         lengths = F.gather(F.shape(target), np.array(axes, np.int64))
         total = F.mul(total, F.cast(F.reduce_prod(lengths, keepdims=False), to="float32"))
-    return _value(F.stop_gradient(total))
+    return value_of(F.stop_gradient(total))
 
 
 def _along(sample_weight: Value, values: Value) -> Value:
@@ -169,7 +170,7 @@ def _along(sample_weight: Value, values: Value) -> Value:
     weight = F.cast(sample_weight, to="float32")
     if values.rank is None or values.rank < 1:
         raise UsageError(f"sample weights need a value for each sample, [N, ...], not {values}")
-    return _value(F.unsqueeze(weight, np.arange(1, values.rank)) if values.rank > 1 else weight)
+    return value_of(F.unsqueeze(weight, np.arange(1, values.rank)) if values.rank > 1 else weight)
 
 
 def _over_rows(sample_weight: Value, target: Value) -> Value:
@@ -177,25 +178,23 @@ def _over_rows(sample_weight: Value, target: Value) -> Value:
     if target.rank == 1:
         return _along(sample_weight, target)
     every = F.expand(_along(sample_weight, target), F.shape(target))
-    return _value(F.reshape(every, np.array([-1], np.int64)))
+    return value_of(F.reshape(every, np.array([-1], np.int64)))
 
 
-def _average(each: Value, sample_weight: Value | None) -> Value:
+def average(each: Value, sample_weight: Value | None) -> Value:
     """Return the mean of losses [N, ...].
 
     With weights w [N], it is sum(w * l) / sum(w), where l is the mean loss of each sample, and 0 if sum(w) is 0. Sums
-    are float32.
+    are float32, or float64 if the losses are.
     """
     if sample_weight is None:
         return _mean(each)
-    weight = F.cast(sample_weight, to="float32")
-    single = F.cast(each, to="float32")
+    single = each if each.dtype is DType.FLOAT64 else F.cast(each, to="float32")
+    weight = F.cast(sample_weight, to=single.dtype)
     if (single.rank or 0) > 1:
         single = F.reduce_mean(single, np.arange(1, single.rank), keepdims=False)
-    found = quotient(
-        F.reduce_sum(F.mul(single, _along(weight, single)), keepdims=False), F.reduce_sum(weight, keepdims=False)
-    )
-    return _value(F.cast(found.mean, to=each.dtype))
+    found = quotient(F.reduce_sum(F.mul(single, weight), keepdims=False), F.reduce_sum(weight, keepdims=False))
+    return value_of(F.cast(found.mean, to=each.dtype))
 
 
 def categorical_cross_entropy(logits: Value, target: Value, sample_weight: Value | None = None) -> Value:
@@ -207,7 +206,7 @@ def categorical_cross_entropy(logits: Value, target: Value, sample_weight: Value
         sample_weight: See `mse`.
     """
     rows = F.reduce_sum(F.mul(target, F.log_softmax(logits, axis=-1)), np.array([-1]), keepdims=False)
-    return _average(F.neg(rows), sample_weight)
+    return average(F.neg(rows), sample_weight)
 
 
 def kl_divergence(logits: Value, target: Value, sample_weight: Value | None = None) -> Value:
@@ -224,7 +223,7 @@ def kl_divergence(logits: Value, target: Value, sample_weight: Value | None = No
     positive = F.greater(target, zero)
     entropy = F.where(positive, F.mul(target, F.log(F.where(positive, target, scalar_like(1.0, target)))), zero)
     rows = F.sub(entropy, F.mul(target, F.log_softmax(logits, axis=-1)))
-    return _average(F.reduce_sum(rows, np.array([-1]), keepdims=False), sample_weight)
+    return average(F.reduce_sum(rows, np.array([-1]), keepdims=False), sample_weight)
 
 
 def focal(logits: Value, target: Value, gamma: float = 2.0, sample_weight: Value | None = None) -> Value:
@@ -241,7 +240,7 @@ def focal(logits: Value, target: Value, gamma: float = 2.0, sample_weight: Value
     each, _ = F.softmax_cross_entropy_loss(logits, target, None, reduction="none")
     if gamma:
         each = F.mul(each, _focus(F.exp(F.neg(each)), gamma))
-    return _average(each if given.rank == 1 else F.reshape(each, F.shape(given)), sample_weight)
+    return average(each if given.rank == 1 else F.reshape(each, F.shape(given)), sample_weight)
 
 
 def sigmoid_focal(
@@ -265,13 +264,13 @@ def sigmoid_focal(
     if alpha is not None:
         yes, no = scalar_like(alpha, logits), scalar_like(1.0 - alpha, logits)
         each = F.mul(each, F.add(F.mul(yes, target), F.mul(no, rest)))
-    return _average(each, sample_weight)
+    return average(each, sample_weight)
 
 
 def _focus(p: Value, gamma: float) -> Value:
     """Return (1 - p)^gamma. At p = 1, where the derivative may be infinite, 1 - p is replaced by a small number."""
     far = F.max(F.sub(scalar_like(1.0, p), p), scalar_like(1e-6, p))
-    return _value(F.pow(far, scalar_like(gamma, p)))
+    return value_of(F.pow(far, scalar_like(gamma, p)))
 
 
 def dice(logits: Value, target: Value, sample_weight: Value | None = None) -> Value:
@@ -291,7 +290,7 @@ def dice(logits: Value, target: Value, sample_weight: Value | None = None) -> Va
     p, one = F.sigmoid(logits), scalar_like(1.0, logits)
     overlap, own, wanted = (F.reduce_sum(part, axes, keepdims=False) for part in (F.mul(p, target), p, target))
     quotients = F.div(F.add(F.add(overlap, overlap), one), F.add(F.add(own, wanted), one))
-    return _average(F.sub(one, quotients), sample_weight)
+    return average(F.sub(one, quotients), sample_weight)
 
 
 @typed("gk.losses.mse")
@@ -305,13 +304,13 @@ def mse(output: Value, target: Any, sample_weight: Value | None = None) -> Value
             is the mean loss of each sample, and 0 if all weights are 0. (Keras divides by the number of samples.)
     """
     difference = F.sub(output, target)
-    return _average(F.mul(difference, difference), sample_weight)
+    return average(F.mul(difference, difference), sample_weight)
 
 
 @typed("gk.losses.l1")
 def l1(output: Value, target: Any, sample_weight: Value | None = None) -> Value:
     """Mean of |output - target| over all elements. sample_weight: see `mse`."""
-    return _average(F.abs(F.sub(output, target)), sample_weight)
+    return average(F.abs(F.sub(output, target)), sample_weight)
 
 
 @typed("gk.losses.huber")
@@ -323,7 +322,7 @@ def huber(output: Value, target: Any, sample_weight: Value | None = None) -> Val
     distance = F.abs(F.sub(output, target))
     inside = F.clip(distance, None, scalar_like(1.0, output))
     half = scalar_like(0.5, output)
-    return _average(F.add(F.mul(half, F.mul(inside, inside)), F.sub(distance, inside)), sample_weight)
+    return average(F.add(F.mul(half, F.mul(inside, inside)), F.sub(distance, inside)), sample_weight)
 
 
 def sigmoid_binary_cross_entropy(
@@ -355,16 +354,16 @@ def sigmoid_binary_cross_entropy(
             )
         no, yes = (scalar_like(weight, logits) for weight in class_weights)
         against = F.mul(F.mul(no, F.sub(scalar_like(1.0, logits), target)), F.softplus(logits))
-        return _average(F.add(against, F.mul(F.mul(yes, target), F.softplus(F.neg(logits)))), sample_weight)
+        return average(F.add(against, F.mul(F.mul(yes, target), F.softplus(F.neg(logits)))), sample_weight)
     positive = F.relu(logits)
     each = F.add(F.sub(positive, F.mul(logits, target)), F.softplus(F.neg(F.abs(logits))))
-    return _average(each, sample_weight)
+    return average(each, sample_weight)
 
 
 def _mean(value: Value) -> Value:
-    return _value(F.reduce_mean(value, keepdims=False))
+    return value_of(F.reduce_mean(value, keepdims=False))
 
 
-def _value(value: Any) -> Value:
+def value_of(value: Any) -> Value:
     assert isinstance(value, Value), "operators return a Value if their operands are Values"
     return value

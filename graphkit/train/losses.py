@@ -17,7 +17,9 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
+from graphkit.train.alignment_loss import ctc
 from graphkit.train.arguments import NOT_NEGATIVE, real
+from graphkit.train.distance_losses import contrastive, triplet, triplet_margin
 from graphkit.train.loss_functions import (
     categorical_cross_entropy,
     dice,
@@ -37,9 +39,9 @@ from graphkit.train.programs.weights import BATCH_WEIGHT, Term, quotient
 from graphkit.train.programs.weights import mixed as mixed_terms
 
 __all__ = [
-    "BoundLoss", "Loss", "attach", "balanced", "bind_loss", "categorical_cross_entropy", "dice", "focal", "get",
-    "huber", "kl_divergence", "l1", "mse", "names", "sigmoid_binary_cross_entropy", "sigmoid_focal",
-    "softmax_cross_entropy", "with_loss",
+    "BoundLoss", "Loss", "attach", "balanced", "bind_loss", "categorical_cross_entropy", "contrastive", "ctc",
+    "dice", "focal", "get", "huber", "kl_divergence", "l1", "mse", "names", "sigmoid_binary_cross_entropy",
+    "sigmoid_focal", "softmax_cross_entropy", "triplet", "triplet_margin", "with_loss",
 ]  # fmt: skip
 
 # Returns the mean over the batch, or a sum and the weight that it is to be divided by.

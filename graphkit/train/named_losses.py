@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import UsageError, did_you_mean
+from graphkit.ir import dims
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.signatures import typed
 from graphkit.text import short_repr
+from graphkit.train.alignment_loss import ctc
 from graphkit.train.arguments import BELOW_ONE, FRACTION, NOT_NEGATIVE, integer, real
+from graphkit.train.distance_losses import contrastive, triplet, triplet_term
 from graphkit.train.loss_functions import (
     categorical_cross_entropy,
     dice,
@@ -48,6 +51,9 @@ class Loss:
         classes: Whether targets are class numbers.
         probabilities: Whether targets are probabilities.
         per_sample: Whether the loss is a mean over samples, not over all targets.
+        weighs: Function of the same arguments as `build` that returns the loss and the weight of the batch, if that is
+            neither the number of samples nor that of targets.
+        needs: Which targets the loss needs, in words (default: a description from the other attributes).
         takes: Names of the possible options.
         options: The options that are set.
     """
@@ -59,6 +65,8 @@ class Loss:
     classes: bool = False
     probabilities: bool = False
     per_sample: bool = False
+    weighs: Callable[..., Term] | None = None
+    needs: str = ""
     takes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -75,14 +83,19 @@ class Loss:
         if "class_weights" in given:
             weights = [real(self.name, "each of class_weights", w, NOT_NEGATIVE) for w in given["class_weights"]]
             given["class_weights"] = tuple(weights)
-        for name, limit in (("gamma", NOT_NEGATIVE), ("alpha", FRACTION)):
+        if "blank" in given:
+            given["blank"] = integer(self.name, "blank", given["blank"], 0)
+        for name, limit in (("gamma", NOT_NEGATIVE), ("alpha", FRACTION), ("margin", NOT_NEGATIVE)):
             if name in given:
                 given[name] = real(self.name, name, given[name], limit)
         if "ignore_index" in given:
             given["ignore_index"] = integer(self.name, "ignore_index", given["ignore_index"], -(1 << 63))
             if given["ignore_index"] >= 1 << 63:
                 raise UsageError(f"{self.name}: ignore_index={given['ignore_index']} is not an int64 number")
-        return replace(self, build=partial(self.build, **given), options={**self.options, **given}) if given else self
+        if not given:
+            return self
+        weighs = None if self.weighs is None else partial(self.weighs, **given)
+        return replace(self, build=partial(self.build, **given), weighs=weighs, options={**self.options, **given})
 
     def __repr__(self) -> str:
         return short_repr(self, lambda: [str(self)])
@@ -94,6 +107,8 @@ class Loss:
     def term(self, graph: Graph, output: Value, target: Value, sample_weight: Value | None = None) -> Term:
         """Return the loss of an output of `graph`, and the weight of the batch. sample_weight: [N], or None."""
         further = {} if sample_weight is None else {SAMPLE_WEIGHT: sample_weight}
+        if self.weighs is not None:
+            return self.weighs(output, target, **further)
         mean = scalar_of(self.build(output, target, **further))
         weights = self.class_weights, self.ignore_index
         if weights != (None, None):
@@ -125,6 +140,8 @@ class Loss:
     def describe_target(self, output: TensorType) -> str:
         """Describe in words which targets an output needs."""
         kind = self.target_type(output)
+        if self.needs:
+            return f"{self.needs}, {kind}"
         if self.classes:
             largest = self.largest_target(output)
             numbers = "class numbers" if largest is None else f"class numbers from 0 to {largest}"
@@ -172,6 +189,15 @@ def balanced(targets: Any, classes: int) -> tuple[float, ...]:
     return tuple((labels.size / (classes * counts)).tolist())
 
 
+def _labels(logits: TensorType) -> TensorType:
+    """Return the type of the targets of `ctc`: rows of labels, whose length has no name."""
+    return TensorType(DType.INT64, (logits.known_shape[0], dims.fresh()))
+
+
+def _class_of_sample(embedding: TensorType) -> TensorType:
+    return TensorType(DType.INT64, embedding.known_shape[:1])
+
+
 # Names in other libraries, for suggestions.
 _OTHER_NAMES = {
     "mae": "l1",
@@ -188,6 +214,11 @@ _OTHER_NAMES = {
     "sigmoid_focal_loss": "sigmoid_focal",
     "binary_focal_crossentropy": "sigmoid_focal",
     "dice_loss": "dice",
+    "ctc_loss": "ctc",
+    "contrastive_loss": "contrastive",
+    "triplet_loss": "triplet",
+    "triplet_hard_loss": "triplet",
+    "triplet_margin": "triplet",
 }
 
 _CLASS_OPTIONS = ("label_smoothing", "class_weights")
@@ -226,6 +257,24 @@ _LOSSES = {
         Loss("focal", focal, _classes, "Softmax", classes=True, takes=("gamma",)),
         Loss("sigmoid_focal", sigmoid_focal, _same, "Sigmoid", probabilities=True, takes=("gamma", "alpha")),
         Loss("dice", dice, _same, "Sigmoid", probabilities=True, per_sample=True),
+        Loss(
+            "ctc",
+            ctc,
+            _labels,
+            "Softmax",
+            per_sample=True,
+            takes=("blank",),
+            needs="class numbers of the labels of each sample, in rows that end with -1",
+        ),
+        Loss("contrastive", contrastive, _same, probabilities=True, takes=("margin",)),
+        Loss(
+            "triplet",
+            triplet,
+            _class_of_sample,
+            weighs=triplet_term,
+            takes=("margin",),
+            needs="the class number of each sample",
+        ),
     )
 }
 
@@ -244,6 +293,8 @@ def get(
     ignore_index: int | None = None,
     gamma: float | None = None,
     alpha: float | None = None,
+    margin: float | None = None,
+    blank: int | None = None,
 ) -> Loss:
     """Return a loss by its name, with options. The function of the same name in `gk.losses` explains them."""
     if isinstance(name, Loss):
@@ -258,4 +309,6 @@ def get(
         ignore_index=ignore_index,
         gamma=gamma,
         alpha=alpha,
+        margin=margin,
+        blank=blank,
     )
