@@ -64,6 +64,7 @@ class Table(Callback):
 
     def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
         epoch = int(numbers["epoch"])
+        self._until = max(self._until, trainer.position.until)  # --max-steps may need more epochs than expected
         each = (time.monotonic() - self._start) / max(epoch - self._first, 1)
         self._row = {"epoch": f"{epoch}/{self._until}"}
         self._row |= {name: f"{value:.4g}" for name, value in numbers.items() if name not in _OTHERS}

@@ -152,16 +152,21 @@ class Fit:
     def _count_updates(self) -> int | None:
         """Return the number of updates of the whole run, or None if the schedule does not need it.
 
+        If only `max_steps` ends the run, also estimate its last epoch.
+
         Raises UsageError if the schedule needs it, but the data have no length.
         """
         trainer, position = self.trainer, self.trainer.position
         schedule = trainer.optimizer.schedule
-        if not schedule.is_open:
+        if not (schedule.is_open or position.open_ended):
             return None
-        if position.open_ended:
-            return position.max_steps
         batches = self.train.batches(self.batch_size, seed=trainer.seed, rank=self._rank, ranks=self._ranks)
         count = length_of(first_batches(batches, self.batches))
+        if position.open_ended:
+            if count:
+                epochs = math.ceil((position.max_steps or 0) / math.ceil(count / trainer.accumulate))
+                position.until = max(position.until, position.start + epochs)
+            return position.max_steps
         if count is None:
             raise UsageError(f"{self.train.name} has no length: pass steps= to the schedule, {schedule}")
         updates = math.ceil(count / trainer.accumulate) * (position.until - position.start)

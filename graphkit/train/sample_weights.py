@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from graphkit.data import Dataset, IterableDataset, LazyDataset
@@ -47,6 +48,11 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
         raise InputError(f"{argument}: all weights of {data.name} are 0, so no sample counts")
     found.targets, found.weight_name = {**own, targets.weight_name: weights}, targets.weight_name
     return found
+
+
+def is_sample(item: Any) -> bool:
+    """Whether an item of a tuple is a sample: a pair (inputs, targets), or a dict by name."""
+    return isinstance(item, Mapping) or (isinstance(item, tuple) and len(item) == 2)
 
 
 def _named(arrays: dict[str, Any], targets: dict[str, Any], name: str, data: Dataset, argument: str) -> Any:

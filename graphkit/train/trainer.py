@@ -35,7 +35,7 @@ from graphkit.train.metrics import LOSS, as_list
 from graphkit.train.programs.recomputation import Recompute
 from graphkit.train.progress import ProgressBar
 from graphkit.train.run_folder import RunFolder
-from graphkit.train.sample_weights import with_sample_weights
+from graphkit.train.sample_weights import is_sample, with_sample_weights
 from graphkit.train.selection import ParameterSelection
 from graphkit.train.settings import Memory, Numerics, Parallel, Regularisation, group_of
 from graphkit.train.training_graph import Criterion
@@ -340,8 +340,8 @@ class Trainer(BaseTrainer):
             from graphkit.train.validation_split import split_off
 
             return split_off(data, share, self.seed), (has_weights, has_weights)
-        if isinstance(valid, tuple) and len(valid) == 3:
-            part = self._weighted(self._data(valid[:2], "valid"), valid[2], None, "fit: the weights of valid")
+        if isinstance(valid, tuple) and len(valid) == 3 and not all(map(is_sample, valid)):
+            part = self._weighted(self._data(valid[:2], "valid"), valid[2], name, "fit: the weights of valid")
             return (data, part), (has_weights, True)
         if valid is None:
             return (data, None), (has_weights, False)

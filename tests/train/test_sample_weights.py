@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.errors import InputError, RanksDiffer, UsageError
+from graphkit.errors import InputError, RanksDiffer, RuntimeFailure, UsageError
 
 RNG = np.random.default_rng(0)
 INPUTS = RNG.standard_normal((24, 3)).astype(np.float32)
@@ -428,6 +428,34 @@ def test_wrong_weights_are_errors(weights, message):
         with pytest.raises(InputError, match=message):
             made.step(INPUTS, CLASSES, weights)
     assert made.updates == 0
+
+
+def test_weights_of_validation_may_be_an_array_beside_a_name():
+    data = (INPUTS, {"target": CLASSES, "weight": SAMPLE})
+    made = trainer(rate=0.0)
+    valid = (INPUTS, CLASSES, list(SAMPLE[::-1]))
+    (record,) = made.fit(data, valid, batch_size=5, sample_weight="weight")
+    np.testing.assert_allclose(record["loss"], float(made.step(INPUTS, CLASSES, SAMPLE)), rtol=1e-5)
+    np.testing.assert_allclose(record["valid_loss"], float(made.step(INPUTS, CLASSES, SAMPLE[::-1])), rtol=1e-5)
+
+
+def test_three_samples_for_validation_are_not_weights():
+    valid = tuple((INPUTS[i], CLASSES[i]) for i in range(3))
+    made = trainer(rate=0.0)
+    (record,) = made.fit((INPUTS, CLASSES), valid, batch_size=5)
+    np.testing.assert_allclose(record["valid_loss"], float(made.step(INPUTS[:3], CLASSES[:3])), rtol=1e-5)
+
+
+def test_first_step_with_weights_on_one_rank_only_is_an_error(on_ranks):
+    def work(store):
+        made = trainer(kvstore=store)
+        return made.step(INPUTS[:4], CLASSES[:4], SAMPLE[:4] if store.rank else None)
+
+    first, second = on_ranks(work, ends=RuntimeFailure)
+    for error in (first, second):
+        assert isinstance(error, RuntimeFailure)
+        assert "the processes make different calls: rank 0: sum of loss" in str(error)
+        assert "sample_weight=" in str(error)
 
 
 def test_metrics_without_the_loss_are_an_error():
