@@ -200,10 +200,12 @@ def callbacks(o: Mapping[str, Any]) -> list[Callback]:
         raise UsageError(
             "--min-delta only works with --early-stop; for --lr-schedule plateau: --schedule-option min_delta=X"
         )
+    if o["keep_best_count"] > 1 and not o["keep_best"]:
+        raise UsageError("--keep-best-count only works with --keep-best")
     if o["early_stop"] is not None:
         found.append(EarlyStopping(o["early_stop"], o["monitor"], min_delta=o["min_delta"]))
     if o["keep_best"] and (o["fast_dev_run"] is None or o["folder"] is not None):
-        found.append(KeepBest(o["monitor"]))
+        found.append(KeepBest(o["monitor"], keep=o["keep_best_count"]))
     if plateau:
         options: dict[str, Any] = _numbers(o["schedule_options"], "--schedule-option")
         for name in options:

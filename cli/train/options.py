@@ -282,6 +282,10 @@ _RUN = (
         help="Also save the model of the epoch with the best --monitor, as best.json in the output folder.",
     ),
     option(
+        "--keep-best-count", group=EPOCHS, type=IntRange(1), default=1, show_default=True, metavar="K",
+        help="For --keep-best: also keep the models of the K best epochs, as best-epoch-N.json, if K is above 1.",
+    ),
+    option(
         "--log-every", group=REPORTING, type=IntRange(0), default=defaults.LOG_EVERY, show_default=True,
         metavar="N", help="Updates between two lines of log.jsonl; 0: only one line per epoch.",
     ),
