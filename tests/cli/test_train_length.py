@@ -49,12 +49,14 @@ def test_max_steps_ends_within_epoch_and_resumes(call, task, tmp_path):
     assert "epochs" not in (tmp_path / "run" / "config.toml").read_text()
 
 
+@pytest.mark.full
 def test_config_of_a_run_with_max_steps_repeats_it(call, task, tmp_path):
     assert call(*train(task, "-o", tmp_path / "run", "--max-steps", 8))[0] == 0
     assert call("train", tmp_path / "run" / "config.toml", "-o", tmp_path / "again")[0] == 0
     assert weights(tmp_path / "run") == weights(tmp_path / "again")
 
 
+@pytest.mark.full
 def test_epochs_on_resume_remove_the_limit(call, task, tmp_path):
     assert call(*train(task, "-o", tmp_path / "run", "--max-steps", 8))[0] == 0
     assert call("train", task / "net.json", "-o", tmp_path / "run", "--resume", "--epochs", 2)[0] == 0
@@ -126,6 +128,7 @@ def test_validation_split_holds_out_a_share_by_seed(call, task, tmp_path):
         assert line["valid_loss"] == pytest.approx(model.evaluate(valid, ["loss"])["loss"], rel=1e-6)
 
 
+@pytest.mark.full
 def test_validation_split_resumes_with_the_same_samples(call, task, tmp_path):
     more = ("--validation-split", 0.25, "--seed", 3)
     assert call(*train(task, "-o", tmp_path / "whole", "--epochs", 2, *more))[0] == 0

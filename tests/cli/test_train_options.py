@@ -75,7 +75,7 @@ def test_training_ends_when_nothing_becomes_better(call, task, tmp_path):
 
 def test_several_best_models_are_kept(call, task, tmp_path):
     run = tmp_path / "run"
-    code, out, err = call(*options(task, "-o", run, "--epochs", 4, "--keep-best", "--keep-best-count", 2))
+    code, _, err = call(*options(task, "-o", run, "--epochs", 4, "--keep-best", "--keep-best-count", 2))
     assert code == 0, err
     losses = [line["valid_loss"] for line in log(run)]
     best = sorted(range(4), key=lambda i: losses[i])[:2]

@@ -93,7 +93,8 @@ def test_run_resumes_bit_for_bit_after_a_signal(call, task, tmp_path, number, at
     assert state(run) == state(whole)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("number", CODES)
 def test_second_signal_ends_at_once_and_keeps_the_checkpoint(call, task, tmp_path, number):
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert call(*options(task, whole))[0] == 0

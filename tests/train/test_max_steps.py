@@ -43,8 +43,17 @@ def resumed(folder, **options):
     return made
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2, "ema": 0.9}], ids=["plain", "accumulate"])
-@pytest.mark.parametrize("cuts", [(3,), (1, 6), (2, 5, 9), (6, 11)])
+@pytest.mark.parametrize(
+    ("options", "cuts"),
+    [
+        ({"accumulate": 2, "ema": 0.9}, (3, 6)),
+        *(pytest.param({}, cuts, marks=pytest.mark.full) for cuts in [(3,), (1, 6), (2, 5, 9), (6, 11)]),
+        *(
+            pytest.param({"accumulate": 2, "ema": 0.9}, cuts, marks=pytest.mark.full)
+            for cuts in [(3,), (1, 6), (2, 5, 9), (6, 11)]
+        ),
+    ],
+)
 def test_resume_within_epoch_is_bit_identical(tmp_path, options, cuts):
     """The epochs have 11 batches: 11 updates, or 6 with `accumulate`, so some cuts end an epoch."""
     fit = {"batch_size": BATCH, "metrics": ["accuracy", "f1"], "log_every": 2}
@@ -201,7 +210,9 @@ class Counted(gk.data.Dataset):
         return super().take(index)
 
 
-@pytest.mark.parametrize(("given", "count"), [(True, 1), (1, 1), (3, 3), (100, 11)])
+@pytest.mark.parametrize(
+    ("given", "count"), [(True, 1), (3, 3), *(pytest.param(*n, marks=pytest.mark.full) for n in [(1, 1), (100, 11)])]
+)
 def test_fast_dev_run_reads_a_few_batches_and_writes_nothing(tmp_path, monkeypatch, given, count):
     monkeypatch.chdir(tmp_path)
     train, valid = Counted(data().inputs, data().targets), Counted(data().inputs, data().targets)

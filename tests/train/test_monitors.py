@@ -190,7 +190,7 @@ def kept_epochs(folder):
     return {int(gk.load(path).meta["best_epoch"]) for path in found}
 
 
-@pytest.mark.parametrize("cuts", [(), (3,), (1, 4, 5)])
+@pytest.mark.parametrize("cuts", [(3,), *(pytest.param(cuts, marks=pytest.mark.full) for cuts in ((), (1, 4, 5)))])
 def test_several_best_models_are_those_of_the_best_epochs(tmp_path, cuts):
     expected = {1: {1}, 2: {1, 2}, 3: {1, 2}, 4: {1, 2, 4}, 5: {2, 4, 5}, 6: {2, 5, 6}, 7: {2, 5, 6}}
     (tmp_path / "best-epoch-notes.json").write_text("{}")  # of the user

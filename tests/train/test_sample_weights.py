@@ -99,7 +99,13 @@ def test_every_named_loss_is_checked():
     assert set(gk.losses.names()) - set(LOSSES) <= {"ctc", "contrastive", "triplet"}
 
 
-@pytest.mark.parametrize("name", LOSSES)
+# The other losses average in the same way.
+FAST = ("softmax_cross_entropy", "mse", "dice")
+
+
+@pytest.mark.parametrize(
+    "name", [*FAST, *(pytest.param(name, marks=pytest.mark.full) for name in LOSSES if name not in FAST)]
+)
 def test_weighted_step_has_the_weighted_mean_and_gradient(name):
     options, targets, each = LOSSES[name]
     value, gradient = numeric(each, targets, SAMPLE.astype(np.float64))
@@ -143,7 +149,7 @@ def test_steps_of_a_sequence_have_the_weight_of_their_sample():
         np.testing.assert_allclose(weighted, repeated, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("batch", [24, 6, 7, 5])
+@pytest.mark.parametrize("batch", [6, 7, *(pytest.param(n, marks=pytest.mark.full) for n in (24, 5))])
 def test_mean_over_accumulated_batches_is_weighted(batch):
     """The last batch is shorter, and with 6 one batch has only weights 0."""
     _, targets, each = LOSSES["softmax_cross_entropy"]
@@ -163,7 +169,9 @@ def test_mean_over_accumulated_batches_is_weighted(batch):
     assert history[0]["valid_loss"] != pytest.approx(unweighted, rel=1e-3)
 
 
-@pytest.mark.parametrize(("accumulate", "batch"), [(1, 12), (3, 5), (6, 2)])
+@pytest.mark.parametrize(
+    ("accumulate", "batch"), [(3, 5), *(pytest.param(*n, marks=pytest.mark.full) for n in ((1, 12), (6, 2)))]
+)
 def test_mean_over_ranks_is_weighted(on_ranks, accumulate, batch):
     """Ranks have uneven parts; of the batches of 4 samples, some have weight 0 on one rank, or on both."""
     _, targets, each = LOSSES["softmax_cross_entropy"]
@@ -241,7 +249,13 @@ def same_bits(a, b):
     assert a.executor.rng == b.executor.rng
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2, "ema": 0.9}, {"mixup": 0.4}, {"precision": "bf16"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulate": 2, "ema": 0.9},
+        *(pytest.param(each, marks=pytest.mark.full) for each in [{}, {"mixup": 0.4}, {"precision": "bf16"}]),
+    ],
+)
 def test_resume_is_bit_identical(tmp_path, options):
     fit = {"batch_size": 5, "sample_weight": SAMPLE, "metrics": ["accuracy"]}
     valid = (INPUTS, CLASSES, SAMPLE)

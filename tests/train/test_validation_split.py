@@ -44,7 +44,7 @@ def parts(made, data, **options):
     return sorted(trained), sorted(set(read) - set(trained)), history
 
 
-@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("lazy", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_parts_are_disjoint_and_chosen_by_seed(lazy):
     numbers = np.repeat(np.arange(50, dtype=np.float32)[:, None], 2, 1)
     data = Seen(50) if lazy else gk.data.Dataset(numbers, np.arange(50) % 2)
