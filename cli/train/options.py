@@ -262,7 +262,7 @@ _RUN = (
     option(
         "--fast-dev-run", group=EPOCHS, type=IntRange(1), is_flag=False, flag_value=1, metavar="[N]",
         help="Try the run: train on N batches (1 if N is left out), validate on N batches, and end. Files are written "
-        "only if -o, --profile or --tensorboard asks for them.",
+        "only if -o or --profile asks for them. Without N, write the option after MODEL.",
     ),
     option(
         "--early-stop", group=EPOCHS, type=IntRange(1), metavar="PATIENCE",
