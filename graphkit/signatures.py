@@ -53,6 +53,7 @@ _ALIASES = {
     "AnyDevice": "str | Mapping[str | None, str] | GroupDevices",
     "Axes": "Mapping[str, int | None]",
     "Block": "str | int",
+    "Rate": "float | Schedule | Callable[[int], float]",
     "Type": "TensorType | SequenceType | OptionalType | MapType",
 }
 

@@ -69,6 +69,8 @@ def command(context: click.Context, model: str, folder: str | None, print_config
     graphkit train two.json --data both.npz --loss kind=softmax_cross_entropy --loss size=mse --loss-weight size=0.5
     graphkit train bert.onnx --data reviews.npz --head classes=2 --head pool=first --head-at last_hidden_state -o run/
     graphkit train net.json --data digits --find-lr
+    graphkit train net.json --data digits --fast-dev-run
+    graphkit train net.json --data digits --max-steps 1000 -o run/
     graphkit train net.json --data digits --processes 2 --kvstore dist_sync -o run/
     mpiexec -n 2 graphkit train net.json --data digits --kvstore dist_sync -o run/
     graphkit train net.json --data digits --processes 2 --kvstore dist_sync --place a=0 --place b=1 --micro-batches 8
@@ -81,7 +83,9 @@ def command(context: click.Context, model: str, folder: str | None, print_config
     network = config_file.network_of(context, model)
     if print_config:
         seed = config.SEED.get() if options["seed"] is None else options["seed"]
-        epochs = defaults.EPOCHS if options["epochs"] is None else options["epochs"]
+        epochs = options["epochs"]
+        if epochs is None and options["max_steps"] is None:
+            epochs = defaults.EPOCHS
         values = {**context.params, "seed": seed, "epochs": epochs}
         click.echo(config_file.effective(context.command, values, network), nl=False)
         return 0
@@ -93,15 +97,31 @@ def command(context: click.Context, model: str, folder: str | None, print_config
     job = Job.of(options)
     if resume and job.is_to_be_started and context.get_parameter_source("processes") is ParameterSource.DEFAULT:
         log(f"resuming with {job.processes} processes, as before; to resume with one process: --processes 1")
-    given = folder is not None or options["find_lr"]
+    _check_trial(options)
+    # Neither --find-lr nor --fast-dev-run makes a folder that the command line does not name.
+    given = folder is not None or options["find_lr"] or options["fast_dev_run"] is not None
     with contextlib.nullcontext(folder) if given else _dated(network.name or model) as kept:
         return _trained(context, network, model, kept, given, job, options)
+
+
+def _check_trial(options: dict[str, Any]) -> None:
+    """Raise UsageError if --fast-dev-run is combined with an option of real runs."""
+    if options["fast_dev_run"] is None:
+        return
+    for name, why in (
+        ("resume", "continues a run, which a trial would spoil"),
+        ("overwrite", "deletes a run, which a trial cannot replace"),
+        ("find_lr", "takes its own number of steps"),
+    ):
+        if options[name]:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"--fast-dev-run tries a new run, but {flag} {why}: leave out {flag}")
 
 
 def _trained(
     context: click.Context, network: Any, model: str, folder: str | None, given: bool, job: Job, options: dict[str, Any]
 ) -> int:
-    """Train, and return the exit code. given: whether the command line names the output folder."""
+    """Train, and return the exit code. given: whether the command line decides about the output folder."""
     resume = options["resume"]
     if job.is_to_be_started:
         if options["find_lr"]:

@@ -22,7 +22,7 @@ SUFFIX = ".toml"
 # Key in the `meta` of a click.Context: the network that the file names.
 _META = "graphkit.config"
 # Options of one call, which only the command line may give.
-_OF_A_CALL = ("resume", "overwrite", "find-lr", "print-config", "json")
+_OF_A_CALL = ("resume", "overwrite", "find-lr", "fast-dev-run", "print-config", "json")
 # Options that name output files: config.toml in a run folder leaves them out.
 _WRITTEN = ("output", "profile")
 # Options whose values may be paths although their type is text.

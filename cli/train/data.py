@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def read_data(
     net: Model | None, spec: str, valid_spec: str | None, options: dict[str, Any], axes: dict[str, int | None],
-    split: str | None = None,
+    split: str | None = None, share: float | None = None, seed: int = 0, weight: str | None = None,
 ) -> Splits:  # fmt: skip
     """Read the training data and the validation data.
 
@@ -31,16 +31,32 @@ def read_data(
         options: Of --data-option.
         axes: Of --batch-axis.
         split: How to split data that have no test part, see `graphkit.data.load`.
+        share: Of --validation-split.
+        weight: Of --weight-column.
+        seed: Of --seed; it chooses the samples of --validation-split.
     """
     from graphkit import data
     from graphkit.data.description import options_of_model
+    from graphkit.data.sources import split_training, takes
     from graphkit.data.tables.dataset import TableData
 
     if "axes" in options:
         raise UsageError(
             "--data-option axes does not exist: to choose the axis that counts samples, use --batch-axis INPUT=AXIS"
         )
+    if share is not None:
+        for given, what in (
+            (valid_spec is not None, "--valid"), ("test_fraction" in options, "--data-option test_fraction"),
+        ):  # fmt: skip
+            if given:
+                raise UsageError(
+                    f"--validation-split and {what} both choose the validation data: leave out one of them"
+                )
     options = ({} if net is None else options_of_model(net, spec)) | options
+    if weight is not None and takes(spec, "weight"):
+        options |= {"weight": weight}
+    if share is not None:
+        return split_training(spec, share, seed, axes=axes, **{"split": split} | options)
     if valid_spec is None:
         return data.load(spec, axes=axes, **{"split": split} | options)
     train = data.read(spec, axes=axes, held_out=False, **options)

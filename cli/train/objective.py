@@ -182,7 +182,10 @@ def multipliers(texts: tuple[str, ...], option: str, form: str = "PATTERN=X, suc
 
 
 def callbacks(o: Mapping[str, Any]) -> list[Callback]:
-    """Return the callbacks for --early-stop, --keep-best and --lr-schedule plateau."""
+    """Return the callbacks for --early-stop, --keep-best and --lr-schedule plateau.
+
+    A --fast-dev-run without an output folder keeps no best model.
+    """
     from graphkit.errors import did_you_mean
     from graphkit.train.callbacks import EarlyStopping, KeepBest, ReduceOnPlateau
 
@@ -197,10 +200,12 @@ def callbacks(o: Mapping[str, Any]) -> list[Callback]:
         raise UsageError(
             "--min-delta only works with --early-stop; for --lr-schedule plateau: --schedule-option min_delta=X"
         )
+    if o["keep_best_count"] > 1 and not o["keep_best"]:
+        raise UsageError("--keep-best-count only works with --keep-best")
     if o["early_stop"] is not None:
         found.append(EarlyStopping(o["early_stop"], o["monitor"], min_delta=o["min_delta"]))
-    if o["keep_best"]:
-        found.append(KeepBest(o["monitor"]))
+    if o["keep_best"] and (o["fast_dev_run"] is None or o["folder"] is not None):
+        found.append(KeepBest(o["monitor"], keep=o["keep_best_count"]))
     if plateau:
         options: dict[str, Any] = _numbers(o["schedule_options"], "--schedule-option")
         for name in options:

@@ -42,6 +42,16 @@ _DATA = (
         "of --data, and its test part, if any, is ignored.",
     ),
     option(
+        "--validation-split", group=DATA, type=FloatRange(0, 1, min_open=True, max_open=True), metavar="X",
+        help="Hold out this share of the training samples for validation, chosen by --seed. A test part of --data, if "
+        "it has one, is not used. Without this option, see --valid.",
+    ),
+    option(
+        "--weight-column", group=DATA, metavar="NAME",
+        help="Column of a table, or array of an .npz file, with one weight per sample, not negative. The loss is the "
+        "weighted mean: sum(weight * loss) / sum(weight), in training and validation. Metrics do not use the weights.",
+    ),
+    option(
         "--batch-size", group=DATA, type=IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
         help="Samples per batch in each process.",
     ),
@@ -132,7 +142,8 @@ _LOSS = (
     ),
     option(
         "--loss-option", "loss_options", group=LOSS, multiple=True, metavar="NAME=X",
-        help="Another option of the loss, such as gamma=2 (focal, sigmoid_focal) or alpha=0.25. Repeatable.",
+        help="Another option of the loss: gamma (focal, sigmoid_focal), alpha (sigmoid_focal), margin (contrastive, "
+        "triplet) or blank (ctc: the class number of the blank). Repeatable.",
     ),
     option(
         "--class-weights", group=LOSS, metavar="balanced | FILE | A,B,C",
@@ -161,7 +172,7 @@ _OPTIMIZER = (
     option(
         "--optimizer", "optimizer_name", group=OPTIMISATION, metavar="NAME", default=defaults.OPTIMIZER,
         show_default=True,
-        help="Optimizer: sgd, adam, adamw, rmsprop, adagrad, adadelta, ftrl, lars, lamb or lion.",
+        help="Optimizer: sgd, adam, adamw, nadam, rmsprop, adagrad, adadelta, ftrl, lars, lamb or lion.",
     ),
     option(
         "--lr", group=OPTIMISATION, type=FloatRange(0),
@@ -242,6 +253,18 @@ _RUN = (
         f"already trained. Default: {defaults.EPOCHS}; with --resume, the length that the run had.",
     ),
     option(
+        "--max-steps", group=EPOCHS, type=IntRange(1), metavar="N",
+        help="End after N updates in total, also within an epoch, with a checkpoint of that position. Without "
+        "--epochs, the run has as many epochs as needed; with both, it ends at whichever is reached first. With "
+        "--resume, all updates of the run count. Default: no limit; with --resume, that of the run, unless --epochs "
+        "is given.",
+    ),
+    option(
+        "--fast-dev-run", group=EPOCHS, type=IntRange(1), is_flag=False, flag_value=1, metavar="[N]",
+        help="Try the run: train on N batches (1 if N is left out), validate on N batches, and end. Files are written "
+        "only if -o or --profile asks for them. Without N, write the option after MODEL.",
+    ),
+    option(
         "--early-stop", group=EPOCHS, type=IntRange(1), metavar="PATIENCE",
         help="Stop if --monitor has not improved for this number of epochs.",
     ),
@@ -257,6 +280,10 @@ _RUN = (
     option(
         "--keep-best/--no-keep-best", group=EPOCHS,
         help="Also save the model of the epoch with the best --monitor, as best.json in the output folder.",
+    ),
+    option(
+        "--keep-best-count", group=EPOCHS, type=IntRange(1), default=1, show_default=True, metavar="K",
+        help="For --keep-best: also keep the models of the K best epochs, as best-epoch-N.json, if K is above 1.",
     ),
     option(
         "--log-every", group=REPORTING, type=IntRange(0), default=defaults.LOG_EVERY, show_default=True,

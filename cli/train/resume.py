@@ -22,11 +22,17 @@ _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 _OF_ANY_STORE = {"processes", "rank_timeout", "max_restarts", "overlap", "bucket_mb"}
 _OF_LAUNCHER = {"processes", "max_restarts"}
 
-# Options of one call that are not stored. The number of epochs has its own rules.
+# Options of one call that are not stored. The numbers of epochs and updates have their own rules.
 _OF_A_CALL = {
-    "model", "folder", "resume", "overwrite", "epochs", "as_json", "trace", "external_root", "places", "micro_batches",
-    "find_lr", "print_config", "workers", "trust_run_folder",
+    "model", "folder", "resume", "overwrite", "epochs", "max_steps", "as_json", "trace", "external_root", "places",
+    "micro_batches", "find_lr", "fast_dev_run", "print_config", "workers", "trust_run_folder",
 }  # fmt: skip
+
+# Options that a resumed run cannot change, and why.
+_FIXED = {
+    "seed": "the seed, which decides the order of the data",
+    "validation_split": "the split of the data, because training and validation samples would mix",
+}
 
 
 def kept(options: Mapping[str, Any], seed: int, processes: int) -> dict[str, Any]:
@@ -100,7 +106,7 @@ def taken_over(
         tell: Logs which options stay as they were, and which change.
 
     Raises:
-        UsageError: The seed differs, which decides the order of the data; or only the run folder names a function that
+        UsageError: An option of `_FIXED` differs; or only the run folder names a function that
             makes the data, and the folder is not trusted.
     """
     merged, same, changed = dict(options), [], []
@@ -123,11 +129,8 @@ def taken_over(
                 same.append(_text(parameter, old))
         elif options[name] != old:
             changed.append(f"{_text(parameter, options[name])} (was {_before(parameter, old)})")
-            if name == "seed":
-                raise UsageError(
-                    f"--resume cannot change the seed, which decides the order of the data: {changed[-1]}. Leave "
-                    "out --seed"
-                )
+            if name in _FIXED:
+                raise UsageError(f"--resume cannot change {_FIXED[name]}: {changed[-1]}. Leave out {parameter.opts[0]}")
     _check_code(context, merged)
     if merged["data_spec"] is None:
         raise click.MissingParameter(param=next(p for p in context.command.params if p.name == "data_spec"))

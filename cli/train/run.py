@@ -63,20 +63,18 @@ def train(
                 o = taken_over(context, o, before, store.num_workers, log if writes else None)
         # Runs whose checkpoint does not record the split were split by the positions of their samples.
         o["split"] = before.get("split", "position") if resume else "name"
-        callbacks = objective.callbacks(o)
+        callbacks = objective.callbacks({**o, "folder": folder})
         with store.working():
             trainer, parts = _made(source, store, o)
             if resume and folder is not None:
                 trainer.resume(folder, trusted=o["trust_run_folder"])
         if writes:
             _announce(trainer, parts, o)
-        over = resume and not trainer.remaining_epochs(o["epochs"])
+            if o["fast_dev_run"] is not None:
+                log(_trial(o["fast_dev_run"], folder))
+        over = resume and not trainer.has_updates_left(o["epochs"], o["max_steps"])
         if over and writes:
-            longer = trainer.position.until - trainer.position.start + 1
-            log(
-                f"nothing left to train: the run in {folder} {_done(trainer)}. With --resume, --epochs is "
-                f"the length of the whole run: --epochs {longer} continues it"
-            )
+            log(f"nothing left to train: the run in {folder} {_done(trainer)}. {_longer(trainer)}")
         classes = None if parts.train.classes is None else [str(name) for name in parts.train.classes]
         if resume:
             check_classes(before.get("classes"), classes)
@@ -125,7 +123,9 @@ def find_rate(
         raise UsageError("--find-lr looks for the learning rate of a new run: leave out --resume")
     trainer, parts = _made(source, store, options)
     workers = data.workers(options["workers"], parts.train)
-    curve = find_lr(trainer, parts.train, batch_size=options["batch_size"], workers=workers)
+    curve = find_lr(
+        trainer, parts.train, batch_size=options["batch_size"], workers=workers, sample_weight=options["weight_column"]
+    )
     file = None
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,11 @@ def _made(source: Network, store: KVStore, o: Mapping[str, Any]) -> tuple[Traine
     optimizer = objective.optimizer(o)
     axes = data.axis_options(o["batch_axes"])
     names = objective.loss_names(o["loss_specs"])
-    given = (o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes, o.get("split"))
+    seed = config.SEED.get() if o["seed"] is None else o["seed"]
+    given = (
+        o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes, o.get("split"),
+        o["validation_split"], seed, o["weight_column"],
+    )  # fmt: skip
     parts = data.read_data(None, *given) if source.name is not None else None
     net = network(source, None if parts is None else parts.train, axes, o)
     parts = data.fitted(net, parts or data.read_data(net, *given), [] if isinstance(names, str) else list(names))
@@ -175,7 +179,7 @@ def _fit(
     trainer: Trainer, parts: Splits, run: RunFolder | None, store: KVStore, callbacks: list[Callback],
     o: Mapping[str, Any],
 ) -> list[dict[str, float]]:  # fmt: skip
-    if o["tensorboard"]:
+    if o["tensorboard"] and (o["fast_dev_run"] is None or run is not None):
         from graphkit.report.tensorboard import TensorBoard
 
         callbacks.append(TensorBoard(samples=parts.test))
@@ -186,15 +190,22 @@ def _fit(
         tell = table.tell
     try:
         return trainer.fit(
-            parts.train, parts.test, epochs=o["epochs"], batch_size=o["batch_size"],
+            parts.train, parts.test, epochs=o["epochs"], max_steps=o["max_steps"], batch_size=o["batch_size"],
             metrics=_metrics(o),
             folder=run, checkpoint_every=o["checkpoint_every"], workers=data.workers(o["workers"], *parts),
-            on_epoch=tell, callbacks=callbacks, log_every=o["log_every"],
+            on_epoch=tell, callbacks=callbacks, log_every=o["log_every"], fast_dev_run=o["fast_dev_run"] or False,
+            sample_weight=o["weight_column"],
         )  # fmt: skip
     except UsageError:
         if run is not None and store.rank == 0 and not (o["resume"] or trainer.updates):
             record.withdraw(run.path)
         raise
+
+
+def _trial(batches: int, folder: Path | None) -> str:
+    """Describe a --fast-dev-run in a line."""
+    written = "no model or checkpoint is written" if folder is None else f"the results are written to {folder} (-o)"
+    return f"--fast-dev-run: training and validation end after {batches} batch{'es' * (batches != 1)}; {written}"
 
 
 def _metrics(o: Mapping[str, Any]) -> Sequence[str]:
@@ -211,8 +222,13 @@ def _describe(
     if parts.train.vocabulary is not None:
         parts.train.vocabulary.save(run.path / "vocabulary.json")
     position = trainer.position
-    planned = position.until - position.start if o["resume"] else defaults.EPOCHS
-    values = {**context.params, **o, "seed": trainer.seed, "epochs": o["epochs"] or planned}
+    epochs, max_steps = o["epochs"], o["max_steps"]
+    if (epochs, max_steps) == (None, None):
+        epochs, max_steps = defaults.EPOCHS, None
+        if o["resume"]:
+            epochs = None if position.open_ended else position.until - position.start
+            max_steps = position.max_steps
+    values = {**context.params, **o, "seed": trainer.seed, "epochs": epochs, "max_steps": max_steps}
     if not o["places"]:
         values["processes"] = store.num_workers  # also if mpiexec started them
     settings = config_file.effective(context.command, values, source, outputs=False)
@@ -241,10 +257,20 @@ def _done(trainer: Trainer) -> str:
     position = trainer.position
     done = trainer.epoch - position.start
     if position.stopped is not None:
-        return (
-            f"was stopped after {done} of its {quantity(position.until - position.start, 'epoch')}: {position.stopped}"
-        )
+        whole = "" if position.open_ended else f" of its {quantity(position.until - position.start, 'epoch')}"
+        return f"was stopped after {done if whole else quantity(done, 'epoch')}{whole}: {position.stopped}"
+    if position.at_limit:
+        return f"has made its {quantity(position.max_steps or 0, 'update')}"
     return f"has finished its {quantity(done, 'epoch')}"
+
+
+def _longer(trainer: Trainer) -> str:
+    """Describe how a finished run is continued."""
+    position = trainer.position
+    option, counted, length = "--epochs", "length", position.until - position.start
+    if position.at_limit or position.open_ended:
+        option, counted, length = "--max-steps", "number of updates", position.max_steps or 0
+    return f"With --resume, {option} is the {counted} of the whole run: {option} {length + 1} continues it"
 
 
 def placed(texts: tuple[str, ...]) -> dict[str, int] | None:

@@ -64,6 +64,7 @@ class Table(Callback):
 
     def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
         epoch = int(numbers["epoch"])
+        self._until = max(self._until, trainer.position.until)  # --max-steps may need more epochs than expected
         each = (time.monotonic() - self._start) / max(epoch - self._first, 1)
         self._row = {"epoch": f"{epoch}/{self._until}"}
         self._row |= {name: f"{value:.4g}" for name, value in numbers.items() if name not in _OTHERS}
@@ -124,12 +125,17 @@ def report(
         "processes": store.num_workers,
         "history": history or [],
         "stopped": trainer.position.stopped,
+        "within_epoch": trainer.position.within,
     }
     if recorded is not None:
         result["operators"] = [asdict(operator) for operator in recorded.operators]
     if as_json:
         print_json("train", result)
         return
+    position = trainer.position
+    if history and position.at_limit and position.within:
+        line = ", ".join(f"{k} {v:.5g}" for k, v in history[-1].items())
+        _say(f"epoch {position.epoch + 1}, ended after {quantity(trainer.updates, 'update')} (--max-steps): {line}")
     if recorded is not None:
         print_table("time per operator", *recorded.table())
         log(f"wrote {trace}")

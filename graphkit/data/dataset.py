@@ -50,11 +50,13 @@ class Dataset:
         vocabulary: For text, the token that each number represents (see Sentences, TokenStream); else None.
         preprocess: For images, their preprocessing (see ImageDataset); else None.
         encoding: For tables, the encoding of their columns (see TableData); else None.
+        weight_name: The target that contains weights of samples, if one does (see `with_sample_weights`); else None.
     """
 
     vocabulary: Vocabulary | None = None
     preprocess: Preprocess | None = None
     encoding: Encoding | None = None
+    weight_name: str | None = None
     _single = True
 
     @typed("gk.data.Dataset")
@@ -109,7 +111,10 @@ class Dataset:
     @property
     def _labels(self) -> np.ndarray | None:
         """Integer targets; None if targets are not integers."""
-        return self.targets if isinstance(self.targets, np.ndarray) and self.targets.dtype.kind in "iu" else None
+        found = self.targets
+        if isinstance(found, dict) and self.weight_name in found and len(found) == 2:
+            found = next(array for name, array in found.items() if name != self.weight_name)
+        return found if isinstance(found, np.ndarray) and found.dtype.kind in "iu" else None
 
     def _axis(self, label: str) -> int | None:
         return self.axes.get(label, 0)
@@ -166,10 +171,12 @@ class Dataset:
             inputs, targets = self.take(index)
         except (IndexError, TypeError) as error:
             raise UsageError(f"{self.name}: an index must be a slice or integers below {len(self)}: {error}") from None
-        return Dataset(
+        part = Dataset(
             inputs, targets, self.names if self._single else None, classes=self.classes, name=name or self.name,
             axes=self.axes,
         )  # fmt: skip
+        part.weight_name = self.weight_name
+        return part
 
     def joined(self, other: Dataset, name: str) -> Dataset:
         """Return a data set with these samples, then those of `other`, which must have the same names and classes."""

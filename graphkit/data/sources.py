@@ -94,7 +94,7 @@ def load(
       last. Targets that are whole numbers become int64; texts become class numbers, with the classes in sorted order.
       The other columns are the input `x`, float32 [N, columns]. By default, text columns are one-hot encoded: each
       different text becomes a column of 0 and 1. Options: target, columns, drop, categorical, categories, missing,
-      indicator, scale, header, delimiter; see docs/tables.md.
+      indicator, scale, header, delimiter, weight; see docs/tables.md.
     - "ratings:FOLDER", or the folder: u.data, ratings.dat or ratings.csv of MovieLens; "ratings:FILE": such a file with
       any name; see Ratings. Option: held_out, "random" (default) or "last". With "last", the test part consists of the
       latest rating of each user.
@@ -141,6 +141,35 @@ def load(
     if not isinstance(parts, Splits):
         by = None if split == "name" and parts.sample_names() is None else split
         parts = parts.split(seed=seed, by=by, **given)
+    return Splits(*(_configured(part, choices) for part in parts))
+
+
+def split_training(
+    spec: str | os.PathLike[str], share: float, seed: int, *, axes: Axes | None = None, split: str | None = None,
+    **options: Any,
+) -> Splits:  # fmt: skip
+    """Divide the training samples of a data set: (train, validation). A test part of its own is left out.
+
+    Args:
+        spec: As for `load`.
+        share: Share of the samples in the second part.
+        seed: Chooses the samples.
+        axes: As for `load`.
+        split: As for `load`.
+        options: Options of the source.
+
+    Raises:
+        InputError: A part would be empty.
+    """
+    found, _ = _function(os.fspath(spec))
+    options, choices = _divided(options)
+    parts = _loader(os.fspath(spec), axes, options)(seed=seed, test_fraction=share, like=None)
+    divides = "test_fraction" in inspect.signature(found).parameters and not getattr(found, "has_parts", False)
+    if isinstance(parts, Splits) and not divides:
+        parts = parts.train
+    if not isinstance(parts, Splits):
+        by = None if split == "name" and parts.sample_names() is None else split
+        parts = parts.split(share, seed, by=by)
     return Splits(*(_configured(part, choices) for part in parts))
 
 
@@ -287,7 +316,7 @@ def _of_folder(folder: Path) -> Callable[..., Dataset | Splits]:
             return _imported(source.loader)
     for suffix, loader in _by_suffix().items():
         if (folder / f"train{suffix}").exists():
-            return _pair(_imported(loader), suffix)
+            return _pair(_imported(loader), suffix, (folder / f"test{suffix}").exists())
     held = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
     raise InputError(
         f"{folder}: {'the folder contains no data set' if held else 'the folder is empty'}; expected one folder of "
@@ -296,8 +325,11 @@ def _of_folder(folder: Path) -> Callable[..., Dataset | Splits]:
     )
 
 
-def _pair(loader: Callable[..., Any], suffix: str) -> Callable[..., Dataset | Splits]:
-    """Return a loader for a folder with a train and a test file. It calls `loader` for each, and has its signature."""
+def _pair(loader: Callable[..., Any], suffix: str, has_parts: bool) -> Callable[..., Dataset | Splits]:
+    """Return a loader for a folder with a train and a test file. It calls `loader` for each, and has its signature.
+
+    has_parts: whether the test file exists. The loader has an attribute of this name.
+    """
 
     @functools.wraps(loader)
     def load_pair(path: Path, **options: Any) -> Dataset | Splits:
@@ -313,6 +345,7 @@ def _pair(loader: Callable[..., Any], suffix: str) -> Callable[..., Dataset | Sp
         # Each file numbers its classes from 0, so the test part is renumbered by the classes of the training part.
         return Splits(whole, held_out if whole.classes is None else held_out.renumbered(whole.classes))
 
+    load_pair.has_parts = has_parts  # type: ignore[attr-defined]
     return load_pair
 
 

@@ -168,7 +168,7 @@ class TensorBoard(Callback):
             program = grad(Model.from_graph(graph, net.params.entries()), LOSS, trainer.trained, allow_unused=True)
             batch = next(map(trainer._prepared, self.samples.batches(self.count, shuffle=False)))
             state = RecurrentState(trainer.net, trainer._recurrent_state.names)
-            found = program.run(state.feeds(batch.inputs) | trainer._targets.fitted(batch.targets))
+            found = program.run(state.feeds(batch.inputs) | trainer._targets.fitted(batch.targets, False))
         except GraphkitError as error:
             file.text("gradients", f"No gradients: {escape(str(error))}", updates)
             return

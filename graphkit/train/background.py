@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
@@ -27,6 +28,27 @@ METRIC_SECONDS = 5e-3
 def length_of(data: object) -> int | None:
     """Return `len(data)`, or None if it has no length."""
     return len(data) if hasattr(data, "__len__") else None
+
+
+def first_batches(batches: Iterable[T], count: int | None) -> Iterable[T]:
+    """Return the first `count` batches, or all if it is None. The result has a length if `batches` has one."""
+    if count is None:
+        return batches
+    length = length_of(batches)
+    return _First(batches, count) if length is None else _SizedFirst(batches, min(count, length))
+
+
+class _First(Iterable[T]):
+    def __init__(self, batches: Iterable[T], count: int):
+        self._batches, self._count = batches, count
+
+    def __iter__(self) -> Iterator[T]:
+        return itertools.islice(self._batches, self._count)
+
+
+class _SizedFirst(_First[T]):
+    def __len__(self) -> int:
+        return self._count
 
 
 class BackgroundWork:

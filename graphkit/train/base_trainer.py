@@ -104,8 +104,7 @@ class BaseTrainer:
         # JSON values of the user, which checkpoints store. The command line stores its options here.
         self.notes: dict[str, Any] = {}
         # Whether a step was interrupted, so that some parameters are updated and some are not.
-        self.step_incomplete = False
-        self._resumed = False
+        self.step_incomplete = self._resumed = False
         self._fit: Loop | None = None
         # The argument of `stop`, or None.
         self.stop_reason: str | None = None
@@ -130,23 +129,29 @@ class BaseTrainer:
         self._interrupts = uninterrupted if self._alone else contextlib.nullcontext()
 
         self._criterion = criterion
-        spec = self._describe_step(selection, numerics, memory, parallel, regularisation, device, threads)
+        self._settings = selection, numerics, memory, parallel, regularisation, device, threads
+        self._shards = parallel.shard_optimizer
+        spec = self._describe_step(*self._settings)
         compared = _compared_options(criterion, numerics, memory, parallel, regularisation)
         compared |= {"carry": carry or None, "seed": self.seed if parallel.groups else None}
         compare_setup(kvstore, spec.rule, spec.trained, net.params, compared)
-        self._create_programs(spec, parallel.shard_optimizer)
+        self._create_programs(spec)
 
     def _describe_step(
         self, selection: ParameterSelection, numerics: Numerics, memory: Memory, parallel: Parallel,
-        regularisation: Regularisation, device: AnyDevice, threads: int | None,
+        regularisation: Regularisation, device: AnyDevice, threads: int | None, *, sample_weights: bool = False,
     ) -> StepSpec:  # fmt: skip
-        """Build the training graph, and return the description of a step."""
+        """Build the training graph, and return the description of a step.
+
+        sample_weights: whether the loss takes weights of samples. Other arguments: see the constructor.
+        """
         net, criterion = self.net, self._criterion
         graph, self._targets = training_graph(
             net, criterion, selection,
             mixed=bool(regularisation.mixes), straight_through=numerics.straight_through,
             batch_statistics=_uses_batch_statistics(regularisation, parallel),
             statistics_over=self.kvstore if parallel.sync_batch_norm else None,
+            sample_weights=sample_weights,
         )  # fmt: skip
         first = next(iter(criterion.loss)) if isinstance(criterion.loss, Mapping) else net.outputs[0]
         self._output = first if criterion.output is None else criterion.output
@@ -170,10 +175,10 @@ class BaseTrainer:
             accumulate=memory.accumulate, recompute=memory.recompute, swap_memory=memory.swap_memory,
         )  # fmt: skip
 
-    def _create_programs(self, spec: StepSpec, shard: bool) -> None:
+    def _create_programs(self, spec: StepSpec) -> None:
         """Create the programs for training and inference, and give all ranks the parameters of rank 0."""
         net, kvstore = self.net, self.kvstore
-        self._exchange = create_exchange(spec, kvstore, self._division, shard)
+        self._exchange = create_exchange(spec, kvstore, self._division, self._shards)
         self._stepper = Stepper(spec, self._exchange)
         if self._division is None:
             self._set_rng((self.seed, 0))
@@ -192,6 +197,34 @@ class BaseTrainer:
             self._averages.start()
         self._exchange.publish()
         self._agreement = agreement_of(kvstore, net.params, divided=self._division is not None)
+
+    def _use_sample_weights(self) -> None:
+        """Create the training programs again, with a loss that takes sample weights. All states are kept. Collective.
+
+        Raises UsageError if the loss has no weights, or if ranks train with parameter servers or parts of a model.
+        """
+        if self._targets.weighted:
+            return
+        if self._division is not None or (self.kvstore is not None and self.kvstore.is_remote):
+            raise UsageError(
+                "sample_weight= (--weight-column) does not work with groups= (--place) or parameter servers; use one "
+                "process, or several with dist_sync"
+            )
+        self._averages.check_not_swapped("sample_weight=")
+        if self.kvstore is not None:  # if only some ranks have weights, the error of the others names this comparison
+            self.kvstore.transport.compare("sample_weight=", {"updates": self.updates})
+        old, exchange, rng = self._stepper, self._exchange, self.executor.rng
+        spec = self._describe_step(*self._settings, sample_weights=True)
+        self._exchange = create_exchange(spec, self.kvstore, self._division, self._shards)
+        self._stepper = Stepper(spec, self._exchange)
+        with uninterrupted:
+            for name, array in old.slots.items():
+                self._stepper.store.commit(name, self._stepper.store.fitting(name, array))
+            self._stepper.continue_from(old)
+            self.executor.rng = rng
+        if exchange.compressing:
+            self._exchange.restore_residuals(exchange.residuals())
+        self._averages = Averages(self.net.params, self._exchange, self.ema is not None)
 
     @functools.cached_property
     def _inference(self) -> Inference:
@@ -345,7 +378,7 @@ class BaseTrainer:
         """
         self.stop_reason = reason
 
-    def step(self, inputs: Any, targets: Any) -> LazyScalar:
+    def step(self, inputs: Any, targets: Any, sample_weight: Any = None) -> LazyScalar:
         """Train on one batch and return its mean loss.
 
         With `accumulate=N`, the update happens at every N-th call. With a kvstore, every process calls `step`. With
@@ -354,6 +387,9 @@ class BaseTrainer:
         Args:
             inputs: An array, a tuple, or a dict by name.
             targets: An array, a tuple, or a dict by name.
+            sample_weight: One weight per sample, not negative: the loss is sum(w * l) / sum(w), and 0 if all weights
+                are 0. With several processes, both sums are over all of them. Every process must then give weights. If
+                a trainer has weights in some steps, samples of its other steps have the weight 1.
 
         Returns:
             The loss, which is read from the device when you convert it to float. It is NaN if the step was skipped.
@@ -364,6 +400,9 @@ class BaseTrainer:
             RanksDiffer: The processes differ in the learning rate, in the number of updates, or in parameters that your
                 code has set (`net.params["w"] = array`). All processes raise it, and nothing changes.
         """
+        if sample_weight is not None:
+            self._use_sample_weights()
+            targets = self._targets.with_weights(targets, sample_weight)
         with self._interrupts:
             self._exchange.return_outputs(False)
             return LazyScalar(self._step(inputs, targets)[0])

@@ -11,7 +11,7 @@ from graphkit.signatures import typed_constructor
 from graphkit.text import quantity, settings, short_repr
 from graphkit.train import defaults
 from graphkit.train.arguments import FRACTION, NOT_NEGATIVE, Range, integer, real
-from graphkit.train.run_folder import BEST
+from graphkit.train.run_folder import BEST, best_of_epoch, remove_model
 
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
@@ -287,17 +287,27 @@ class KeepBest(_Monitor):
     one is replaced only when the new one is complete. The model's metadata contains the epoch (`best_epoch`) and the
     monitored number (such as `best_valid_loss`).
 
+    With `keep` above 1, the folder also contains the models of that many best epochs, as `best-epoch-N.json`. A model
+    is removed after a better one is complete. Of epochs with equal numbers, the earlier ones are kept.
+
     Args:
         monitor: Key in the records of `fit`, such as "valid_loss", "valid_accuracy" or "loss".
         mode: "min" if smaller is better, "max" if larger is better. The default is "min" for loss, mse, rmse, mae,
             perplexity and skipped, also with the prefix valid_, and "max" for all other names.
+        keep: Number of models to keep.
 
     Raises:
         UsageError: From `fit`: it has no `folder`, or the records of epochs have no number called `monitor`.
     """
 
-    def __init__(self, monitor: str = defaults.MONITOR, mode: str | None = None):
+    def __init__(self, monitor: str = defaults.MONITOR, mode: str | None = None, keep: int = 1):
+        self.keep = integer("KeepBest", "keep", keep, 1)
         super().__init__(monitor, mode, 0.0)
+
+    def reset(self) -> None:
+        super().reset()
+        # (number, epoch) of the models of epochs that are kept, the best one first.
+        self.kept: list[tuple[float, int]] = []
 
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
         super().on_fit_begin(trainer, numbers)
@@ -305,7 +315,25 @@ class KeepBest(_Monitor):
             raise UsageError("KeepBest: fit has no folder for the best model; pass folder=")
 
     def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:
+        assert trainer.folder is not None, "checked in on_fit_begin"
+        epoch, value = int(numbers["epoch"]), self.value(numbers)
+        meta = {"best_epoch": str(epoch), f"best_{self.monitor}": repr(value)}
         if self.improves(numbers):
-            assert trainer.folder is not None, "checked in on_fit_begin"
-            meta = {"best_epoch": str(self.best_epoch), f"best_{self.monitor}": repr(self.best)}
             trainer.save_model(trainer.folder / BEST, meta)
+        if self.keep == 1 or not math.isfinite(value):
+            return
+        sign = 1.0 if self.mode == "min" else -1.0
+        ranked = sorted([*self.kept, (value, epoch)], key=lambda each: (sign * each[0], each[1]))
+        self.kept = ranked[: self.keep]
+        if (value, epoch) in self.kept:
+            trainer.save_model(trainer.folder / best_of_epoch(epoch), meta)
+        for _, other in ranked[self.keep :]:
+            if trainer.rank == 0:
+                remove_model(trainer.folder / best_of_epoch(other))
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), **({"kept": self.kept} if self.keep > 1 else {})}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self.kept = [(float(value), int(epoch)) for value, epoch in state.get("kept", [])]

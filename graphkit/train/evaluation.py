@@ -8,7 +8,7 @@ from typing import Any
 from graphkit.data import Dataset, IterableDataset
 from graphkit.errors import UsageError
 from graphkit.train import defaults, losses
-from graphkit.train.background import BackgroundWork, length_of
+from graphkit.train.background import BackgroundWork, first_batches, length_of
 from graphkit.train.base_trainer import BaseTrainer
 from graphkit.train.exchange.local import LocalInference
 from graphkit.train.metrics import LOSS, as_list
@@ -32,7 +32,8 @@ class Evaluation:
 
     def __init__(self, options: dict[str, Any]):
         self._options = options
-        self._with_loss: LocalInference | None = None
+        # With and without sample weights.
+        self._with_loss: dict[bool, LocalInference] = {}
 
     @staticmethod
     def has_loss(trainer: BaseTrainer) -> bool:
@@ -47,6 +48,9 @@ class Evaluation:
         batch_size: int,
         prefetch: int,
         bar: ProgressBar,
+        *,
+        limit: int | None = None,
+        weighted: bool = False,
     ) -> dict[str, float]:
         """Return the metrics of a data set by name: `loss` first, if `specs` contains it, then the others in order.
 
@@ -59,6 +63,8 @@ class Evaluation:
             batch_size: Samples per batch.
             prefetch: Number of batches that are loaded ahead.
             bar: The progress bar.
+            limit: Number of batches after which to stop; None for no limit.
+            weighted: Whether the data have sample weights. They count in the loss, but not in other metrics.
         """
         specs = as_list(specs)
         with_loss = any(isinstance(spec, str) and spec == LOSS for spec in specs)
@@ -67,16 +73,16 @@ class Evaluation:
                 "evaluate: a model with groups= computes its loss only in training: leave 'loss' out of metrics="
             )
         measured = trainer._metrics(specs)
-        program = self._loss_program(trainer) if with_loss else trainer._inference
+        program = self._loss_program(trainer, weighted) if with_loss else trainer._inference
         state = RecurrentState(trainer.net, trainer._recurrent_state.names)
         total = weight = 0.0
         with trainer._working(), trainer.averaged(), BackgroundWork(prefetch) as background, program.session():
-            batches = data.batches(batch_size, shuffle=False)
+            batches = first_batches(data.batches(batch_size, shuffle=False), limit)
             bar.start("validation", length_of(batches), transient=True)
             for batch in background.batches(map(trainer._prepared, batches)):
                 feeds = state.feeds(batch.inputs)
                 if with_loss:
-                    feeds |= trainer._targets.fitted(batch.targets)
+                    feeds |= trainer._targets.fitted(batch.targets, weighted)
                 results = program.run(feeds)
                 state.keep(results)
                 if with_loss:
@@ -92,8 +98,8 @@ class Evaluation:
         values = trainer._exchange.values(measured)
         return {LOSS: total / weight if weight else float("nan"), **values} if with_loss else values
 
-    def _loss_program(self, trainer: BaseTrainer) -> LocalInference:
-        if self._with_loss is None:
-            graph = losses.attach(trainer._inference_graph, *trainer._criterion, weighted=True)
-            self._with_loss = LocalInference(graph, trainer.net.params, self._options)
-        return self._with_loss
+    def _loss_program(self, trainer: BaseTrainer, weighted: bool) -> LocalInference:
+        if weighted not in self._with_loss:
+            graph = losses.attach(trainer._inference_graph, *trainer._criterion, weighted=True, sample_weights=weighted)
+            self._with_loss[weighted] = LocalInference(graph, trainer.net.params, self._options)
+        return self._with_loss[weighted]

@@ -77,7 +77,7 @@ class RateCurve:
 @typed("gk.find_lr")
 def find_lr(
     trainer: Trainer, data: Any, *, lowest: float = 1e-7, highest: float = 10.0, steps: int | None = None,
-    batch_size: int = defaults.BATCH_SIZE, workers: int | Workers | None = None,
+    batch_size: int = defaults.BATCH_SIZE, workers: int | Workers | None = None, sample_weight: Any = None,
 ) -> RateCurve:  # fmt: skip
     """Find a learning rate: train for some updates while the rate grows from `lowest` to `highest` (Smith, 2017).
 
@@ -96,6 +96,7 @@ def find_lr(
         batch_size: Samples per batch.
         workers: Number of worker processes, or a `gk.data.Workers`, that make samples of lazy data sets (default: the
             workers of the data set).
+        sample_weight: Weights of the samples, as for `Trainer.fit`.
 
     Returns:
         A RateCurve with the loss at each rate. Its `suggestion` is a learning rate to begin with.
@@ -111,7 +112,12 @@ def find_lr(
         raise UsageError("find_lr only works in one process: create the Trainer without kvstore=")
     if trainer.position.within or trainer._stepper.accumulated:
         raise UsageError(f"find_lr must start between two epochs, but training is {trainer.position}")
-    with employed(workers, trainer._data(data)) as (found,):
+    weighted = sample_weight is not None
+    name = sample_weight if isinstance(sample_weight, str) else None
+    given = trainer._weighted(trainer._data(data), sample_weight, name, "find_lr: sample_weight")
+    if weighted:
+        trainer._use_sample_weights()
+    with employed(workers, given) as (found,), trainer._targets.reading(sample_weight, required=weighted):
         if steps is None:
             count = length_of(found.batches(batch_size, seed=trainer.seed))
             steps = _MIN_STEPS if count is None else min(max(count, _MIN_STEPS), _MAX_STEPS)

@@ -17,7 +17,7 @@ from graphkit.data import Batch, Dataset, IterableDataset, LazyDataset
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.train import saving
-from graphkit.train.background import BackgroundWork, length_of
+from graphkit.train.background import BackgroundWork, first_batches, length_of
 from graphkit.train.base_trainer import BaseTrainer, States
 from graphkit.train.callback_runner import CallbackRunner
 from graphkit.train.callbacks import Callback
@@ -45,6 +45,8 @@ class Fit:
         folder: The run folder, the same on all ranks. Rank 0 writes.
         every: Number of updates between checkpoints within an epoch; None for no such checkpoints.
         log_every: Number of updates between log lines within an epoch; 0 for none.
+        batches: Number of batches after which an epoch and its validation end (`fast_dev_run`); None for all batches.
+        weighted_validation: Whether the validation data have sample weights.
     """
 
     trainer: BaseTrainer
@@ -60,12 +62,16 @@ class Fit:
     on_epoch: Callable[[int, dict[str, float]], None] | None = None
     callbacks: Callback | Sequence[Callback] = ()
     log_every: int = 0
+    batches: int | None = None
+    weighted_validation: bool = False
 
     def __post_init__(self) -> None:
         self._rank, self._ranks = self.trainer._place
         self._measured: list[Metric] | None = None
         # Throughput in the current epoch.
         self._throughput: Throughput | None = None
+        # The record of an epoch that `max_steps` ends.
+        self._partial: dict[str, float] = {}
         self._logged_throughput: dict[str, float] = {}
         skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"
         self._replaced = ReplacedSamples() if skips else None
@@ -82,19 +88,23 @@ class Fit:
         if trainer.kvstore is not None:
             facts = {
                 "seed": trainer.seed, "batch_size": self.batch_size, "epochs": position.until - position.start,
-                "epoch": position.epoch, "batch": position.batch,
+                "max_steps": position.max_steps, "fast_dev_run": self.batches,
+                "validation_split": position.validation_split, "epoch": position.epoch, "batch": position.batch,
             }  # fmt: skip
             trainer.kvstore.transport.compare("fit", facts)
 
     def run(self) -> list[dict[str, float]]:
-        """Train until the run is complete. Return the records of the epochs that end in this call."""
+        """Train until the run is complete. Return the records of the epochs that end in this call.
+
+        If `max_steps` ends the run within an epoch, the last record is that of the batches so far.
+        """
         position = self.trainer.position
         if self.trainer.step_incomplete:
             raise UsageError(
                 "the last step was interrupted: some parameters may be updated, others not; resume() from a "
                 "checkpoint, or set trainer.step_incomplete = False to continue with these values"
             )
-        self.log.begin(position.epoch, self.trainer.updates, position.seconds)
+        self.log.begin(position.epoch, self.trainer.updates, position.seconds, ended=position.finished)
         history = []
         ending: BaseException | None = None
         try:
@@ -142,16 +152,25 @@ class Fit:
     def _count_updates(self) -> int | None:
         """Return the number of updates of the whole run, or None if the schedule does not need it.
 
+        If only `max_steps` ends the run, also estimate its last epoch.
+
         Raises UsageError if the schedule needs it, but the data have no length.
         """
         trainer, position = self.trainer, self.trainer.position
         schedule = trainer.optimizer.schedule
-        if not schedule.is_open:
+        if not (schedule.is_open or position.open_ended):
             return None
-        count = length_of(self.train.batches(self.batch_size, seed=trainer.seed, rank=self._rank, ranks=self._ranks))
+        batches = self.train.batches(self.batch_size, seed=trainer.seed, rank=self._rank, ranks=self._ranks)
+        count = length_of(first_batches(batches, self.batches))
+        if position.open_ended:
+            if count:
+                epochs = math.ceil((position.max_steps or 0) / math.ceil(count / trainer.accumulate))
+                position.until = max(position.until, position.start + epochs)
+            return position.max_steps
         if count is None:
             raise UsageError(f"{self.train.name} has no length: pass steps= to the schedule, {schedule}")
-        return math.ceil(count / trainer.accumulate) * (position.until - position.start)
+        updates = math.ceil(count / trainer.accumulate) * (position.until - position.start)
+        return updates if position.max_steps is None else min(updates, position.max_steps)
 
     def _end(self, error: BaseException | None) -> None:
         trainer, position = self.trainer, self.trainer.position
@@ -170,28 +189,59 @@ class Fit:
             evaluation = self.evaluation
             specs = as_list(self.metrics)
             specs = [LOSS, *specs] if evaluation.has_loss(trainer) and LOSS not in specs else specs
-            scores = evaluation.scores(trainer, self.valid, specs, self.batch_size, self.prefetch, self.bar)
+            scores = evaluation.scores(
+                trainer, self.valid, specs, self.batch_size, self.prefetch, self.bar, limit=self.batches,
+                weighted=self.weighted_validation,
+            )  # fmt: skip
+        if position.trained is None:
+            return self._end_within(scores)
         with trainer._interrupts:
-            record = {**(position.trained or {}), **{f"valid_{name}": value for name, value in scores.items()}}
-            numbers = {
-                "epoch": position.epoch + 1,
-                "updates": trainer.updates,
-                "learning_rate": trainer.learning_rate,
-                "processes": self._ranks,
-                **self._logged_throughput,
-                **_peak_memory(),
-                **record,
-            }
-            self.runner.epoch(numbers)
-            position.end_epoch()
-            self.log.write("epoch", **numbers)
-            if position.stopped is not None:
-                self.log.write("stopped", epoch=position.epoch, reason=position.stopped)
-            self._save()
+            record = self._end_epoch(scores)
         if self.on_epoch is not None:
             with trainer._running_user_code("on_epoch"):
                 self.on_epoch(position.epoch, record)
         return record
+
+    def _end_epoch(self, scores: dict[str, float]) -> dict[str, float]:
+        """Log the epoch, call the callbacks, and write the checkpoint. Return the record. scores: of validation."""
+        trainer, position = self.trainer, self.trainer.position
+        record = {**(position.trained or {}), **_of_validation(scores)}
+        numbers = {
+            "epoch": position.epoch + 1,
+            "updates": trainer.updates,
+            "learning_rate": trainer.learning_rate,
+            "processes": self._ranks,
+            **self._logged_throughput,
+            **_peak_memory(),
+            **record,
+        }
+        self.runner.epoch(numbers)
+        position.at_limit = self._has_all_updates()
+        position.end_epoch()
+        self.log.write("epoch", **numbers)
+        if position.stopped is not None:
+            self.log.write("stopped", epoch=position.epoch, reason=position.stopped)
+        self._save()
+        return record
+
+    def _end_within(self, scores: dict[str, float]) -> dict[str, float]:
+        """End the run within an epoch, because it has made `max_steps` updates. Return the record so far.
+
+        The epoch stays incomplete, so that a longer run continues it: its callbacks are not called. The line of the log
+        is removed if the run continues.
+        """
+        trainer, position = self.trainer, self.trainer.position
+        record = {**self._partial, **_of_validation(scores)}
+        with trainer._interrupts:
+            position.at_limit = True
+            self.log.write("end", epoch=position.epoch + 1, batch=position.batch, updates=trainer.updates, **record)
+            self._save()
+        return record
+
+    def _has_all_updates(self) -> bool:
+        """Whether the run has made `max_steps` updates."""
+        trainer, position = self.trainer, self.trainer.position
+        return position.max_steps is not None and trainer.updates - position.first_update >= position.max_steps
 
     # --- the batches of an epoch --------------------------------------------------------------------
 
@@ -206,22 +256,30 @@ class Fit:
             measured.append(self._replaced)
         self._restore(measured)
         count = length_of(batches)
-        title = f"epoch {position.epoch + 1}/{position.until}"
+        title = f"epoch {position.epoch + 1}" + ("" if position.open_ended else f"/{position.until}")
         # If there is an `on_epoch`, it may print the record of the epoch, so the bar need not remain.
         self.bar.start(title, count, position.batch, transient=self.on_epoch is not None)
         self._throughput, self._logged_throughput = Throughput(lambda: trainer._exchange.waited_seconds), {}
+        ended = False
         with BackgroundWork(self.prefetch) as background:
             self._measured, self._background = measured, background
             try:
                 # A run that continues after the last batch has no batches left, only the last update and validation.
                 if position.stopped is None and (count is None or position.batch < count):
                     for batch in background.batches(map(trainer._prepared, batches)):
+                        if self._has_all_updates():  # and the epoch has more batches
+                            ended = True
+                            break
                         with trainer._interrupts:
                             self._step(batch, measured)
                         if position.stopped is not None:
                             break
-                with trainer._interrupts:
-                    self._end_of_batches(measured)
+                if ended:
+                    self._keep_metrics()
+                    self._partial = self._record_so_far(measured)
+                else:
+                    with trainer._interrupts:
+                        self._end_of_batches(measured)
             finally:
                 # If the epoch fails, its exception is more important than one that is raised here.
                 with contextlib.suppress(Exception):
@@ -248,10 +306,11 @@ class Fit:
                 position.resize(width)
         position.width, position.length = width, length
         further: dict[str, Any] = {"offset": position.offset} if position.offset else {}
-        return self.train.batches(
+        batches = self.train.batches(
             self.batch_size, seed=trainer.seed, epoch=position.epoch, start=position.batch, rank=self._rank,
             ranks=self._ranks, **further,
         )  # fmt: skip
+        return first_batches(batches, self.batches)
 
     def _step(self, batch: Batch, measured: list[Metric]) -> None:
         trainer, position = self.trainer, self.trainer.position
@@ -325,20 +384,24 @@ class Fit:
         with self._writing_parameters():
             trainer.flush()
         position.skipped += trainer.skipped - skipped
+        found = self._record_so_far(measured)
+        self._logged_throughput = self._throughput_of_ranks()
+        position.trained = found
+        position.metrics, self._measured = {}, None
+        if self.every and self.valid is not None:
+            self._save()
+
+    def _record_so_far(self, measured: list[Metric]) -> dict[str, float]:
+        """Return the mean loss and the metrics of the batches of this epoch so far, over all ranks. Collective."""
+        trainer, position = self.trainer, self.trainer.position
         self._background.wait_for_metrics()
         if trainer.kvstore is None or self._ranks == 1:
             values = trainer._exchange.values(measured)
         else:
             values = merged_values(trainer.kvstore, measured)
-        self._logged_throughput = self._throughput_of_ranks()
         # If the weight is 0, every step was skipped.
         loss = position.loss_sum / position.loss_weight if position.loss_weight else math.nan
-        position.trained = {"loss": loss, **values}
-        if position.skipped:
-            position.trained["skipped"] = position.skipped
-        position.metrics, self._measured = {}, None
-        if self.every and self.valid is not None:
-            self._save()
+        return {"loss": loss, **values, **({"skipped": position.skipped} if position.skipped else {})}
 
     def _throughput_of_ranks(self) -> dict[str, float]:
         """Return numbers for the log: samples per second, and the mean share of time that ranks spent waiting."""
@@ -358,6 +421,14 @@ class Fit:
             return self.trainer.position.metrics
         self._background.wait_for_metrics()
         return {m.name: dict(m.state()) for m in self._measured if hasattr(m, "state")}
+
+    def _keep_metrics(self) -> None:
+        """Copy the states of the metrics for a checkpoint, before `merged_values` adds those of other ranks."""
+        states = self.metric_states()
+        self.trainer.position.metrics = {
+            metric: {name: np.array(array) for name, array in state.items()} for metric, state in states.items()
+        }
+        self._measured = None
 
     def _restore(self, measured: list[Metric]) -> None:
         """Restore the states of metrics within an epoch. Warn if the checkpoint does not contain one."""
@@ -404,6 +475,11 @@ class Fit:
                 self._save()
             where += f"; {self.folder} contains a checkpoint of this position"
         interrupt.add_note(where)
+
+
+def _of_validation(scores: dict[str, float]) -> dict[str, float]:
+    """Return the scores of validation by their names in a record."""
+    return {f"valid_{name}": value for name, value in scores.items()}
 
 
 def _peak_memory() -> dict[str, int]:

@@ -1,14 +1,13 @@
-"""Losses by name. A loss is a scalar, computed from outputs and targets, and averaged over the batch."""
+"""Losses of a model: attach one to a graph. A loss is a scalar, computed from outputs and targets."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.ir import context
@@ -18,9 +17,9 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
-from graphkit.signatures import typed
-from graphkit.text import short_repr
-from graphkit.train.arguments import BELOW_ONE, FRACTION, NOT_NEGATIVE, integer, real
+from graphkit.train.alignment_loss import ctc
+from graphkit.train.arguments import NOT_NEGATIVE, real
+from graphkit.train.distance_losses import contrastive, triplet, triplet_margin
 from graphkit.train.loss_functions import (
     categorical_cross_entropy,
     dice,
@@ -32,16 +31,17 @@ from graphkit.train.loss_functions import (
     sigmoid_binary_cross_entropy,
     sigmoid_focal,
     softmax_cross_entropy,
-    target_weight,
+    weight_sum,
 )  # fmt: skip
+from graphkit.train.named_losses import SAMPLE_WEIGHT, Loss, balanced, get, names, scalar_of
 from graphkit.train.probabilities import logits_of
-from graphkit.train.programs.weights import BATCH_WEIGHT, Term, quotient, target_count
+from graphkit.train.programs.weights import BATCH_WEIGHT, Term, quotient
 from graphkit.train.programs.weights import mixed as mixed_terms
 
 __all__ = [
-    "BoundLoss", "Loss", "attach", "balanced", "bind_loss", "categorical_cross_entropy", "dice", "focal", "get",
-    "huber", "kl_divergence", "l1", "mse", "names", "sigmoid_binary_cross_entropy", "sigmoid_focal",
-    "softmax_cross_entropy", "with_loss",
+    "BoundLoss", "Loss", "attach", "balanced", "bind_loss", "categorical_cross_entropy", "contrastive", "ctc",
+    "dice", "focal", "get", "huber", "kl_divergence", "l1", "mse", "names", "sigmoid_binary_cross_entropy",
+    "sigmoid_focal", "softmax_cross_entropy", "triplet", "triplet_margin", "with_loss",
 ]  # fmt: skip
 
 # Returns the mean over the batch, or a sum and the weight that it is to be divided by.
@@ -51,226 +51,8 @@ LossFunction: TypeAlias = Callable[..., Value | tuple[Value, Value]]
 # samples.
 SECOND, MIX = "_second", "mix"
 
-
-@dataclass(frozen=True)
-class Loss:
-    """A named loss.
-
-    Attributes:
-        name: Name of the loss.
-        build: Function of (output, target) that returns a scalar.
-        target_type: Function that returns the type of the target for the type of the output.
-        of_logits: For a loss of logits: "Softmax" or "Sigmoid". If an output comes from this operator, the loss takes
-            the operator's input.
-        classes: Whether targets are class numbers.
-        probabilities: Whether targets are probabilities.
-        per_sample: Whether the loss is a mean over samples, not over all targets.
-        takes: Names of the possible options.
-        options: The options that are set.
-    """
-
-    name: str
-    build: Callable[..., Value]
-    target_type: Callable[[TensorType], TensorType]
-    of_logits: str = ""
-    classes: bool = False
-    probabilities: bool = False
-    per_sample: bool = False
-    takes: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def with_options(self, **options: Any) -> Loss:
-        """Return a copy of this loss with the options that are not None. Unknown options raise UsageError."""
-        given = {name: value for name, value in options.items() if value is not None}
-        for name in given:
-            if name not in self.takes:
-                others = " and ".join(loss.name for loss in _LOSSES.values() if name in loss.takes)
-                only = f": {_spelled(name)} only work with {others}" if others else ""
-                raise UsageError(f"loss {self.name!r} has no option {name!r}{only}")
-        if "label_smoothing" in given:
-            given["label_smoothing"] = real(self.name, "label_smoothing", given["label_smoothing"], BELOW_ONE)
-        if "class_weights" in given:
-            weights = [real(self.name, "each of class_weights", w, NOT_NEGATIVE) for w in given["class_weights"]]
-            given["class_weights"] = tuple(weights)
-        for name, limit in (("gamma", NOT_NEGATIVE), ("alpha", FRACTION)):
-            if name in given:
-                given[name] = real(self.name, name, given[name], limit)
-        if "ignore_index" in given:
-            given["ignore_index"] = integer(self.name, "ignore_index", given["ignore_index"], -(1 << 63))
-            if given["ignore_index"] >= 1 << 63:
-                raise UsageError(f"{self.name}: ignore_index={given['ignore_index']} is not an int64 number")
-        return replace(self, build=partial(self.build, **given), options={**self.options, **given}) if given else self
-
-    def __repr__(self) -> str:
-        return short_repr(self, lambda: [str(self)])
-
-    def __str__(self) -> str:
-        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
-        return f"{self.name}({options})" if options else self.name
-
-    def term(self, graph: Graph, output: Value, target: Value) -> Term:
-        """Return the loss of an output of `graph`, and the weight of the batch."""
-        mean = _scalar(self.build(output, target))
-        if self.per_sample:
-            return Term(mean, None)
-        weights = self.class_weights, self.ignore_index
-        return Term(mean, target_count(graph, target) if weights == (None, None) else target_weight(target, *weights))
-
-    @property
-    def class_weights(self) -> tuple[float, ...] | None:
-        """The weights of the classes, by which a loss of class numbers is divided; None if there are none."""
-        return self.options.get("class_weights") if self.classes else None
-
-    @property
-    def ignore_index(self) -> int | None:
-        """The class number of targets that do not count; None if all count."""
-        return self.options.get("ignore_index")
-
-    def largest_target(self, output: TensorType) -> int | None:
-        """Return the largest valid target: classes - 1, or 1 for probabilities.
-
-        None if targets can be any number, or if the number of classes is unknown.
-        """
-        if self.classes:
-            count = output.known_shape[-1]
-            return count - 1 if isinstance(count, int) else None
-        return 1 if self.probabilities else None
-
-    def describe_target(self, output: TensorType) -> str:
-        """Describe in words which targets an output needs."""
-        kind = self.target_type(output)
-        if self.classes:
-            largest = self.largest_target(output)
-            numbers = "class numbers" if largest is None else f"class numbers from 0 to {largest}"
-            if self.ignore_index is not None:
-                numbers += f", or {self.ignore_index} (ignored)"
-            return f"{numbers}, {kind}, for the output {output}"
-        return f"targets {'from 0 to 1, ' if self.probabilities else ''}of the shape of the output, {kind}"
-
-
 # A loss as a Trainer takes it.
 AnyLoss: TypeAlias = str | Loss | LossFunction | Mapping[str, str | Loss]
-
-
-def _classes(logits: TensorType) -> TensorType:
-    return TensorType(DType.INT64, logits.known_shape[:-1])
-
-
-def _same(output: TensorType) -> TensorType:
-    return TensorType(output.dtype, output.shape)
-
-
-@typed("gk.losses.balanced")
-def balanced(targets: Any, classes: int) -> tuple[float, ...]:
-    """Return class weights that give every class equal influence: samples / (classes * samples of the class).
-
-    Raises UsageError if targets are not class numbers, or if a class has no sample.
-    """
-    labels = np.asarray(targets).reshape(-1)
-    if labels.dtype.kind not in "biu":
-        raise UsageError(f"balanced class weights need class numbers as targets, not {labels.dtype}")
-    if labels.size and not 0 <= labels.min() <= labels.max() < classes:
-        raise UsageError(
-            f"balanced class weights: targets must be from 0 to {classes - 1}, but are from {labels.min()} to "
-            f"{labels.max()}"
-        )
-    counts = np.bincount(labels.astype(np.int64), minlength=classes)
-    if empty := [str(c) for c in np.flatnonzero(counts == 0)]:
-        few = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
-        raise UsageError(
-            f"balanced class weights need samples of every class, but the targets have none of class {few}; give the "
-            "weights as numbers (class_weights=, --class-weights)"
-        )
-    return tuple((labels.size / (classes * counts)).tolist())
-
-
-# Names in other libraries, for suggestions.
-_OTHER_NAMES = {
-    "mae": "l1",
-    "smooth_l1": "huber",
-    "cross_entropy": "softmax_cross_entropy",
-    "sparse_categorical_crossentropy": "softmax_cross_entropy",
-    "binary_crossentropy": "sigmoid_binary_cross_entropy",
-    "binary_cross_entropy": "sigmoid_binary_cross_entropy",
-    "bce_with_logits": "sigmoid_binary_cross_entropy",
-    "categorical_crossentropy": "categorical_cross_entropy",
-    "kl_div": "kl_divergence",
-    "kldiv": "kl_divergence",
-    "focal_loss": "focal",
-    "sigmoid_focal_loss": "sigmoid_focal",
-    "binary_focal_crossentropy": "sigmoid_focal",
-    "dice_loss": "dice",
-}
-
-_CLASS_OPTIONS = ("label_smoothing", "class_weights")
-
-
-def _spelled(option: str) -> str:
-    """Return an option as it is written in Python and on the command line."""
-    own = option in (*_CLASS_OPTIONS, "ignore_index")
-    return f"{option}= and --{option.replace('_', '-')}" if own else f"{option}= and --loss-option {option}=X"
-
-
-_LOSSES = {
-    loss.name: loss
-    for loss in (
-        Loss(
-            "softmax_cross_entropy",
-            softmax_cross_entropy,
-            _classes,
-            "Softmax",
-            classes=True,
-            takes=(*_CLASS_OPTIONS, "ignore_index"),
-        ),
-        Loss("mse", mse, _same),
-        Loss("l1", l1, _same),
-        Loss("huber", huber, _same),
-        Loss(
-            "sigmoid_binary_cross_entropy",
-            sigmoid_binary_cross_entropy,
-            _same,
-            "Sigmoid",
-            probabilities=True,
-            takes=_CLASS_OPTIONS,
-        ),
-        Loss("categorical_cross_entropy", categorical_cross_entropy, _same, "Softmax", probabilities=True),
-        Loss("kl_divergence", kl_divergence, _same, "Softmax", probabilities=True),
-        Loss("focal", focal, _classes, "Softmax", classes=True, takes=("gamma",)),
-        Loss("sigmoid_focal", sigmoid_focal, _same, "Sigmoid", probabilities=True, takes=("gamma", "alpha")),
-        Loss("dice", dice, _same, "Sigmoid", probabilities=True, per_sample=True),
-    )
-}
-
-
-def names() -> list[str]:
-    """Return the names of all losses."""
-    return list(_LOSSES)
-
-
-@typed("gk.losses.get")
-def get(
-    name: str | Loss,
-    *,
-    label_smoothing: float | None = None,
-    class_weights: Sequence[float] | None = None,
-    ignore_index: int | None = None,
-    gamma: float | None = None,
-    alpha: float | None = None,
-) -> Loss:
-    """Return a loss by its name, with options. The function of the same name in `gk.losses` explains them."""
-    if isinstance(name, Loss):
-        found = name
-    elif name in _LOSSES:
-        found = _LOSSES[name]
-    else:
-        raise UsageError(f"unknown loss {name!r}{did_you_mean(_OTHER_NAMES.get(name, name), _LOSSES)}")
-    return found.with_options(
-        label_smoothing=label_smoothing,
-        class_weights=class_weights,
-        ignore_index=ignore_index,
-        gamma=gamma,
-        alpha=alpha,
-    )
 
 
 def attach(
@@ -282,6 +64,7 @@ def attach(
     *,
     mixed: bool = False,
     weighted: bool = False,
+    sample_weights: bool = False,
 ) -> Graph:
     """Return the graph with target inputs, and with the loss as its first output, `loss`, before its own outputs.
 
@@ -304,17 +87,11 @@ def attach(
             (1 - MIX) * loss(second targets), as in mixup (Zhang et al., 2018).
         weighted: If the weight of a batch is not its number of samples, add the weight as the last output,
             BATCH_WEIGHT.
+        sample_weights: Add an input `SAMPLE_WEIGHT`, float32 [N], with the weights of the samples.
     """
     found = bind_loss(graph, loss, targets, output, weights)
-    names = target_inputs(graph, found.targets)
-    placeholders = [Value(t, names[n]) for n, t in found.targets.items()]
     with context.made_by(f"loss {described(loss)}"):
-        term = found.build(*placeholders)
-        if mixed:
-            second = [Value(t, f"{names[n]}{SECOND}") for n, t in found.targets.items()]
-            mix = Value(TensorType(DType.FLOAT32, ()), MIX)
-            term = mixed_terms(term, found.build(*second), mix)
-            placeholders += [*second, mix]
+        term, placeholders = _placed(graph, found, mixed, sample_weights)
     further = {BATCH_WEIGHT: term.weight} if weighted and term.weight is not None else {}
     position = 1 + max((i for i, v in enumerate(graph.inputs) if v.role == "data"), default=-1)
     inputs = [*graph.inputs[:position], *placeholders, *graph.inputs[position:]]
@@ -328,6 +105,23 @@ def attach(
     )
 
 
+def _placed(graph: Graph, bound: BoundLoss, mixed: bool, sample_weights: bool) -> tuple[Term, list[Value]]:
+    """Return the loss of a graph, and the inputs for its targets. Arguments: see `attach`."""
+    types, names = dict(bound.targets), target_inputs(graph, bound.targets)
+    if sample_weights:
+        types[SAMPLE_WEIGHT], names[SAMPLE_WEIGHT] = _weight_type(bound), weight_input(graph, bound.targets)
+    placeholders = [Value(t, names[n]) for n, t in types.items()]
+
+    def build(values: list[Value]) -> Term:
+        return bound.build(*values[:-1], sample_weight=values[-1]) if sample_weights else bound.build(*values)
+
+    if not mixed:
+        return build(placeholders), placeholders
+    second = [Value(t, f"{names[n]}{SECOND}") for n, t in types.items()]
+    mix = Value(TensorType(DType.FLOAT32, ()), MIX)
+    return mixed_terms(build(placeholders), build(second), mix), [*placeholders, *second, mix]
+
+
 def target_inputs(graph: Graph, targets: Iterable[str]) -> dict[str, str]:
     """Return the names of the inputs that `attach` adds, by the names of targets.
 
@@ -337,12 +131,26 @@ def target_inputs(graph: Graph, targets: Iterable[str]) -> dict[str, str]:
     return {target: names.take(target) for target in targets}
 
 
+def weight_input(graph: Graph, targets: Iterable[str]) -> str:
+    """Return the name of the input that `attach` adds for sample weights."""
+    return Names([*graph.input_names, *target_inputs(graph, targets).values()]).take(SAMPLE_WEIGHT)
+
+
+def _weight_type(bound: BoundLoss) -> TensorType:
+    """Return float32 [N], where N is the first dimension of the first target."""
+    shape = next((t.shape for t in bound.targets.values()), None)
+    if not shape:
+        raise UsageError("sample_weight= needs a target whose first axis counts samples")
+    return TensorType(DType.FLOAT32, shape[:1])
+
+
 @dataclass(frozen=True)
 class BoundLoss:
     """A loss for the outputs of one graph.
 
     Attributes:
-        build: Function that takes the targets as Values, in the order of `targets`, and returns the loss.
+        build: Function that takes the targets as Values, in the order of `targets`, and returns the loss. The keyword
+            `sample_weight` is a Value [N], or None.
         targets: Types of the targets by name.
         named: For targets of named losses: the loss and the name of the output that it compares with the target.
     """
@@ -415,8 +223,10 @@ def bind_loss(
         if targets is None:
             raise UsageError("a loss that is a function needs targets={name: TensorType, ...}")
 
-    def build(*given: Value) -> Term:
-        return _term(function(*compared, *given))
+    def build(*given: Value, sample_weight: Value | None = None) -> Term:
+        if sample_weight is None:
+            return _term(function(*compared, *given))
+        return _weighted_term(function, *compared, *given, sample_weight=sample_weight)
 
     return BoundLoss(build, targets, named)
 
@@ -442,10 +252,10 @@ def _of_outputs(
     types = {target_of(name): loss.target_type(outputs[name].tensor) for name, loss in losses.items()}
     named = {target_of(name): (loss, name) for name, loss in losses.items()}
 
-    def build(*values: Value) -> Term:
+    def build(*values: Value, sample_weight: Value | None = None) -> Term:
         terms, first = [], None
         for (name, loss), target in zip(losses.items(), values, strict=True):
-            found = loss.term(graph, logits_of(outputs[name], loss.of_logits), target)
+            found = loss.term(graph, logits_of(outputs[name], loss.of_logits), target, sample_weight)
             first = first or found
             factor, term = weights.get(name, 1.0), found.mean
             terms.append(term if factor == 1.0 else F.mul(scalar_like(factor, term), term))
@@ -453,7 +263,9 @@ def _of_outputs(
         for term in terms[1:]:
             total = F.add(total, F.cast(term, to=total.dtype) if term.dtype is not total.dtype else term)
         assert first is not None, "`given` is not empty"
-        return Term(total, first.weight if len(made.averaged_over) == 1 else None)
+        if len(made.averaged_over) == 1:
+            return Term(total, first.weight)
+        return Term(total, None if sample_weight is None else weight_sum(values[0], sample_weight, every_target=False))
 
     made = BoundLoss(build, types, named)
     return made
@@ -474,16 +286,27 @@ def described(loss: AnyLoss) -> str:
 def _term(found: Any) -> Term:
     """Return the result of a loss function as a Term."""
     if not isinstance(found, (tuple, list)):
-        return Term(_scalar(found), None)
+        return Term(scalar_of(found), None)
     if len(found) != 2:
         raise UsageError(f"a loss must be a float scalar, or a pair of a sum and its weight, not {len(found)} values")
-    return quotient(*map(_scalar, found))
+    return quotient(*map(scalar_of, found))
 
 
-def _scalar(value: Any) -> Value:
-    if not isinstance(value, Value) or not value.dtype.is_float or value.rank not in (0, None):
-        raise UsageError(f"a loss must be a float scalar, not {value}")
-    return value
+def _weighted_term(function: LossFunction, *values: Value, sample_weight: Value) -> Term:
+    """Return the result of a loss function of the user with sample weights as a Term."""
+    name = getattr(function, "__name__", "function")
+    if SAMPLE_WEIGHT not in inspect.signature(function).parameters:
+        raise UsageError(
+            f"sample_weight=: the loss {name} is a function without the parameter {SAMPLE_WEIGHT!r}. Add it, float32 "
+            "[N], and return the pair (sum of the weighted losses, sum of the weights)"
+        )
+    found = function(*values, sample_weight=sample_weight)
+    if not isinstance(found, (tuple, list)):
+        raise UsageError(
+            f"sample_weight=: the loss {name} must return the pair (sum of the weighted losses, sum of the weights), "
+            "so that means over several batches are correct"
+        )
+    return _term(found)
 
 
 def _check_floats(graph: Graph, chosen: Sequence[Value], every: bool = False) -> None:

@@ -6,19 +6,16 @@ import dataclasses
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.ir.graph import Value
-from graphkit.ir.types import TensorType
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
 from graphkit.signatures import typed_constructor
-from graphkit.train import states
-from graphkit.train.arguments import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Range, convert_fields, real
+from graphkit.train import nesterov
 from graphkit.train.average import EMA
+from graphkit.train.optimizer import OTHER_NAMES, Optimizer
 from graphkit.train.schedules import (
     Constant,
     Cosine,
@@ -26,110 +23,19 @@ from graphkit.train.schedules import (
     Linear,
     OneCycle,
     Polynomial,
+    Rate,
     Schedule,
     Step,
     Warmup,
     schedule,
 )  # fmt: skip
-from graphkit.train.updater import KeyedOptimizer, OptimizerUpdater
+from graphkit.train.updater import KeyedOptimizer
 
 __all__ = [
     "EMA", "LARS", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Constant", "Cosine", "Exponential", "Ftrl",
-    "KeyedOptimizer", "Lamb", "Linear", "Lion", "OneCycle", "Optimizer", "Polynomial", "RMSProp", "Schedule", "Step",
-    "Warmup", "get", "names", "schedule",
+    "KeyedOptimizer", "Lamb", "Linear", "Lion", "NAdam", "OneCycle", "Optimizer", "Polynomial", "RMSProp", "Schedule",
+    "Step", "Warmup", "get", "names", "schedule",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """Base class of optimizers. A subclass names its slots and builds the update of one parameter.
-
-    `lr` is a number or a Schedule.
-    """
-
-    lr: float | Schedule
-
-    kind: ClassVar[str] = ""
-    ranges: ClassVar[Mapping[str, Range]] = {
-        "momentum": FRACTION, "beta1": BELOW_ONE, "beta2": BELOW_ONE, "alpha": BELOW_ONE, "rho": BELOW_ONE,
-        "trust": POSITIVE,
-    }  # fmt: skip
-    # Whether the update of an element depends only on this element, so an update of some rows of a table is possible.
-    elementwise: ClassVar[bool] = True
-
-    def __new__(cls, *_: Any, **options: Any) -> Self:
-        _check_names(cls, options)
-        return super().__new__(cls)
-
-    def __post_init__(self) -> None:
-        owner = type(self).__name__
-        convert_fields(self, owner, self.ranges)
-        if not isinstance(self.lr, Schedule):
-            object.__setattr__(self, "lr", real(owner, "lr", self.lr, NOT_NEGATIVE))
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Names of the state arrays that each parameter gets, such as "momentum".
-
-        A state array has the shape and type of its parameter (float32 for float16 and bfloat16). Each element starts at
-        `start(name)`.
-        """
-        return ()
-
-    def start(self, slot: str) -> float:
-        """Return the initial value of every element of a slot."""
-        return 0.0
-
-    def update(
-        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
-    ) -> Sequence[Value]:
-        """Build the update of one parameter; return the new weight and the new slots.
-
-        `lr` and `step` are scalar Values: `lr` is float32; `step` is int64, and 1 at the first update. `decay` is the
-        factor on weight_decay for this parameter.
-        """
-        raise NotImplementedError
-
-    def initial_states(self, parameter: str, weight: TensorType) -> dict[str, np.ndarray]:
-        """Return the states of a parameter before the first update, named `<parameter>/<state>`.
-
-        They are the slots. For float16 and bfloat16 parameters, the slots are float32, and a float32 copy of the
-        parameter, `<parameter>/master`, comes first. weight: the type of the parameter, of fixed shape.
-        """
-        return states.initial_arrays(self, parameter, weight)
-
-    def apply(
-        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float = 1.0
-    ) -> tuple[Value, list[Value]]:
-        """Build one update of a parameter of any float type. Return the new parameter and its new states.
-
-        slots: The states of the parameter, in the order of `initial_states`. Other arguments are those of `update`.
-        """
-        updated = states.update(self, weight, grad, slots, lr, step, decay)
-        return updated.weight, updated.states
-
-    def ignores_zeros(self, decay: float) -> bool:
-        """Return whether an update with gradient 0 changes neither the weight nor the slots.
-
-        A step can then update only those rows of a table that it reads. decay: as for `update`.
-        """
-        return False
-
-    @property
-    def schedule(self) -> Schedule:
-        return schedule(self.lr)
-
-    def rate(self, step: int) -> float:
-        """Return the learning rate of an update. step: 0 for the first update."""
-        return self.lr(step) if isinstance(self.lr, Schedule) else self.lr
-
-    def updater(self) -> OptimizerUpdater:
-        """Return the updater, with its own slots, that a KVStore calls for each pushed gradient (`set_optimizer`)."""
-        return OptimizerUpdater(self)
-
-    def describe(self) -> dict[str, Any]:
-        """Return a dict for JSON, from which `get` creates the optimizer again."""
-        return {"type": self.kind, **vars(self), "lr": self.schedule.describe()}
 
 
 @typed_constructor("gk.optim")
@@ -141,7 +47,7 @@ class SGD(Optimizer):
     are the formulas of PyTorch (Sutskever et al., 2013).
 
     Args:
-        lr: Learning rate, or a Schedule.
+        lr: Learning rate, a Schedule, or a function of the number of earlier updates.
         momentum: Factor of the velocity v, from 0 to 1.
         nesterov: Use Nesterov's momentum; needs a momentum above 0.
         weight_decay: L2 penalty: weight_decay * w is added to the gradient.
@@ -180,14 +86,14 @@ class Adam(Optimizer):
     """Adam (Kingma and Ba, 2015), with bias correction.
 
     Args:
-        lr: Learning rate, or a Schedule.
+        lr: Learning rate, a Schedule, or a function of the number of earlier updates.
         beta1: Decay of the mean of the gradients.
         beta2: Decay of the mean of their squares.
         epsilon: Added to the root of the mean square.
         weight_decay: L2 penalty: weight_decay * w is added to the gradient.
     """
 
-    lr: float | Schedule = 1e-3
+    lr: Rate = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
@@ -218,7 +124,7 @@ class AdamW(Adam):
     """Adam with decoupled weight decay: w -= lr * weight_decay * w (Loshchilov and Hutter, 2019).
 
     Args:
-        lr: Learning rate, or a Schedule.
+        lr: Learning rate, a Schedule, or a function of the number of earlier updates.
         beta1: Decay of the mean of the gradients.
         beta2: Decay of the mean of their squares.
         epsilon: Added to the root of the mean square.
@@ -235,11 +141,54 @@ class AdamW(Adam):
 
 @typed_constructor("gk.optim")
 @dataclass(frozen=True)
+class NAdam(Adam):
+    """Adam with Nesterov's momentum (Dozat, 2016), with the formulas of PyTorch.
+
+    With m and v as in Adam, P[t] = mu[1] * ... * mu[t] and mu[t] = beta1 * (1 - 0.96^(t * momentum_decay) / 2), step t
+    is
+
+        w -= lr * (g * (1 - mu[t]) / (1 - P[t]) + m * mu[t + 1] / (1 - P[t + 1])) / (sqrt(v / (1 - beta2^t)) + epsilon)
+
+    Args:
+        lr: Learning rate, a Schedule, or a function of the number of earlier updates.
+        beta1: Decay of the mean of the gradients, m; also the limit of mu.
+        beta2: Decay of the mean of their squares, v.
+        epsilon: Added to the root of the mean square.
+        weight_decay: L2 penalty: weight_decay * w is added to the gradient.
+        momentum_decay: How fast mu rises from about beta1 / 2 to beta1.
+        decoupled_weight_decay: Use decoupled weight decay instead, as in AdamW: w -= lr * weight_decay * w.
+    """
+
+    lr: Rate = 2e-3
+    momentum_decay: float = 4e-3
+    decoupled_weight_decay: bool = False
+    kind = "nadam"
+
+    def update(
+        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
+    ) -> Sequence[Value]:
+        mean, variance = slots
+        rate = lr if lr.dtype is weight.dtype else F.cast(lr, to=weight.dtype)
+        weight_decay = self.weight_decay * decay
+        if weight_decay and not self.decoupled_weight_decay:
+            grad = F.add(grad, F.mul(scalar_like(weight_decay, weight), weight))
+        mean = _between(mean, grad, self.beta1)
+        variance = _between(variance, F.mul(grad, grad), self.beta2)
+        of_grad, of_mean, correction = nesterov.factors(self, step, weight.dtype)
+        root = F.add(F.sqrt(F.div(variance, correction)), scalar_like(self.epsilon, weight))
+        direction = F.div(F.add(F.mul(of_grad, grad), F.mul(of_mean, mean)), root)
+        if weight_decay and self.decoupled_weight_decay:
+            direction = F.add(direction, F.mul(scalar_like(weight_decay, weight), weight))
+        return F.sub(weight, F.mul(rate, direction)), mean, variance
+
+
+@typed_constructor("gk.optim")
+@dataclass(frozen=True)
 class RMSProp(Optimizer):
     """RMSProp (Hinton, 2012), with the formulas of PyTorch: w -= lr * g / (sqrt(mean of g^2) + epsilon).
 
     Args:
-        lr: Learning rate, or a Schedule.
+        lr: Learning rate, a Schedule, or a function of the number of earlier updates.
         alpha: Decay of the mean of g^2.
         epsilon: Added to the root.
         momentum: If above 0, w -= lr * v, where v = momentum * v + g / (sqrt(mean of g^2) + epsilon).
@@ -247,7 +196,7 @@ class RMSProp(Optimizer):
         weight_decay: L2 penalty: weight_decay * w is added to the gradient.
     """
 
-    lr: float | Schedule = 1e-2
+    lr: Rate = 1e-2
     alpha: float = 0.99
     epsilon: float = 1e-8
     momentum: float = 0.0
@@ -278,14 +227,14 @@ class Adagrad(Optimizer):
     s is the sum of g^2, and rate = lr / (1 + (step - 1) * lr_decay), where step is 1 at the first update.
 
     Args:
-        lr: Learning rate, or a Schedule.
+        lr: Learning rate, a Schedule, or a function of the number of earlier updates.
         lr_decay: Decay of the learning rate.
         initial: Initial value of s.
         epsilon: Added to the root.
         weight_decay: L2 penalty: weight_decay * w is added to the gradient.
     """
 
-    lr: float | Schedule = 1e-2
+    lr: Rate = 1e-2
     lr_decay: float = 0.0
     initial: float = 0.0
     epsilon: float = 1e-10
@@ -318,13 +267,13 @@ class Adadelta(Optimizer):
     """Adadelta (Zeiler, 2012), with the formulas of PyTorch.
 
     Args:
-        lr: Learning rate, or a Schedule.
+        lr: Learning rate, a Schedule, or a function of the number of earlier updates.
         rho: Decay of the means of squared gradients and squared changes.
         epsilon: Added to these means.
         weight_decay: L2 penalty: weight_decay * w is added to the gradient.
     """
 
-    lr: float | Schedule = 1.0
+    lr: Rate = 1.0
     rho: float = 0.9
     epsilon: float = 1e-6
     weight_decay: float = 0.0
@@ -350,13 +299,13 @@ class Ftrl(Optimizer):
     """FTRL-Proximal (McMahan et al., 2013, algorithm 1) for sparse linear models.
 
     Args:
-        lr: Learning rate, or a Schedule.
+        lr: Learning rate, a Schedule, or a function of the number of earlier updates.
         beta: Added to the root of the sum of squared gradients.
         l1: Strength of L1 regularisation, which makes weights exactly 0.
         l2: Strength of L2 regularisation. It is multiplied by the `wd_mult` of the parameter (0: no L2).
     """
 
-    lr: float | Schedule = 0.1
+    lr: Rate = 0.1
     beta: float = 1.0
     l1: float = 0.0
     l2: float = 0.0
@@ -381,7 +330,7 @@ class LARS(Optimizer):
     The rate is lr * trust * |w| / (|g| + weight_decay * |w| + epsilon), with the norms of whole parameters.
 
     Args:
-        lr: Learning rate, or a Schedule.
+        lr: Learning rate, a Schedule, or a function of the number of earlier updates.
         momentum: Factor of the velocity, from 0 to 1.
         trust: Factor of the quotient of norms (the trust coefficient).
         epsilon: Added to the denominator.
@@ -390,7 +339,7 @@ class LARS(Optimizer):
             weight decay.
     """
 
-    lr: float | Schedule = 1.0
+    lr: Rate = 1.0
     momentum: float = 0.9
     trust: float = 0.001
     epsilon: float = 0.0
@@ -422,7 +371,7 @@ class Lamb(Optimizer):
     """LAMB (You et al., 2020): Adam with steps scaled to the norm of each parameter, and decoupled weight decay.
 
     Args:
-        lr: Learning rate, or a Schedule.
+        lr: Learning rate, a Schedule, or a function of the number of earlier updates.
         beta1: Decay of the mean of the gradients.
         beta2: Decay of the mean of their squares.
         epsilon: Added to the root of the mean square.
@@ -431,7 +380,7 @@ class Lamb(Optimizer):
             weight decay.
     """
 
-    lr: float | Schedule = 1e-3
+    lr: Rate = 1e-3
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-6
@@ -463,13 +412,14 @@ class Lion(Optimizer):
     Then m = beta2 * m + (1 - beta2) * grad. It has one slot, so its states take half the memory of Adam's.
 
     Args:
-        lr: Learning rate, or a Schedule. It is usually three to ten times smaller than for Adam.
+        lr: Learning rate, a Schedule, or a function of the number of earlier updates. It is usually three to ten times
+            smaller than for Adam.
         beta1: Weight of m in the update.
         beta2: Decay of m.
         weight_decay: Decoupled weight decay, as in the formula.
     """
 
-    lr: float | Schedule = 1e-4
+    lr: Rate = 1e-4
     beta1: float = 0.9
     beta2: float = 0.99
     weight_decay: float = 0.0
@@ -496,7 +446,7 @@ def _between(old: Value, new: Value, share: float) -> Value:
     return result
 
 
-_KINDS = {cls.kind: cls for cls in (SGD, Adam, AdamW, RMSProp, Adagrad, Adadelta, Ftrl, LARS, Lamb, Lion)}
+_KINDS = {cls.kind: cls for cls in (SGD, Adam, AdamW, NAdam, RMSProp, Adagrad, Adadelta, Ftrl, LARS, Lamb, Lion)}
 
 
 def names() -> list[str]:
@@ -530,19 +480,6 @@ def get(spec: str | Optimizer | Mapping[str, Any], **options: Any) -> Optimizer:
     return _KINDS[kind](**chosen)
 
 
-# Names of options in other libraries, for suggestions.
-_OTHER_NAMES = {"decay": "weight_decay", "eps": "epsilon", "learning_rate": "lr", "lambda": "l2", "rate": "lr"}
-
-
-def _check_names(cls: type[Optimizer], options: Mapping[str, Any]) -> None:
-    known = [f.name for f in dataclasses.fields(cls)]
-    for name in options:
-        if name not in known:
-            raise UsageError(
-                f"optimizer {cls.kind} has no option {name!r}{did_you_mean(_OTHER_NAMES.get(name, name), known)}"
-            )
-
-
 def option_hint(name: str, arguments: Mapping[str, Any]) -> str:
     """Return advice for the error of a Trainer that got an option of an optimizer, such as `lr`: where to pass it.
 
@@ -556,8 +493,8 @@ def option_hint(name: str, arguments: Mapping[str, Any]) -> str:
     preferred = [_KINDS[chosen]] if isinstance(chosen, str) and chosen in _KINDS else []
     for cls in (*preferred, *_KINDS.values()):
         fields = [f.name for f in dataclasses.fields(cls)]
-        if _OTHER_NAMES.get(name, name) in fields:
-            given = {_OTHER_NAMES.get(n, n): value for n, value in arguments.items()}
+        if OTHER_NAMES.get(name, name) in fields:
+            given = {OTHER_NAMES.get(n, n): value for n, value in arguments.items()}
             rate = _number(given["lr"]) if "lr" in given else "lr=..."
             options = [f"{n}={_number(given[n])}" for n in fields if n != "lr" and n in given]
             call = f"gk.optim.{cls.__name__}({', '.join([rate, *options])})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from graphkit.train import defaults
 # The meaning of `epochs` for a continued run, in all messages and help texts.
 WHOLE_RUN = "epochs is the length of the whole run"
 _NOTHING = "epochs=0: this fit trains nothing; give at least epochs=1"
+# The same for `max_steps`.
+ALL_UPDATES = "max_steps counts the updates of the whole run"
 
 # The results of `Metric.state`, by the name of the metric.
 MetricStates = dict[str, dict[str, np.ndarray]]
@@ -43,6 +45,11 @@ class Position:
         seconds: Duration of the run so far.
         stopped: The reason given to `Trainer.stop`, or None. The run ends after the epoch in which it was stopped.
         first_update: Number of updates before the run.
+        max_steps: Number of updates after which the run ends, also within an epoch; None without such a limit.
+        open_ended: Whether only `max_steps` ends the run. `until` is then the epoch that is expected to be the last.
+        at_limit: Whether the run is complete because it has made `max_steps` updates.
+        validation_split: The share of the data that the run holds out for validation; None if it has other
+            validation data, or none.
         metrics: States of the metrics of the current epoch.
     """
 
@@ -61,6 +68,10 @@ class Position:
     seconds: float = 0.0
     stopped: str | None = None
     first_update: int = 0
+    max_steps: int | None = None
+    open_ended: bool = False
+    at_limit: bool = False
+    validation_split: float | None = None
     metrics: MetricStates = field(default_factory=dict)
 
     @property
@@ -71,49 +82,103 @@ class Position:
     @property
     def finished(self) -> bool:
         """Whether the run is complete, or was stopped."""
-        return not self.within and (self.epoch >= self.until or self.stopped is not None)
+        return self.at_limit or (not self.within and (self.epoch >= self.until or self.stopped is not None))
 
-    def plan(self, epochs: int | None, resumed: bool, updates: int = 0) -> None:
+    def plan(self, epochs: int | None, resumed: bool, updates: int = 0, max_steps: int | None = None) -> None:
         """Determine where the run of a `fit` begins and ends.
 
-        If the current run is finished and `resumed` is false, a new run of `epochs` epochs begins (None: the default
-        number). `updates` is the number of updates before it. Otherwise the current run continues, and `epochs` is the
-        length of the whole run, counted from its first epoch (None: its present length). A run that was stopped early
-        continues if it gets longer. Raises UsageError if `epochs` is smaller than the number of epochs already begun.
+        If the current run is finished and `resumed` is false, a new run begins. Its length is `epochs` epochs, or
+        `max_steps` updates, or whichever is reached first (None for both: the default number of epochs). Otherwise the
+        current run continues. `epochs` is then the length of the whole run, counted from its first epoch, and
+        `max_steps` the number of all its updates (None for both: its present length). A run that was stopped early
+        continues if it gets longer. Raises UsageError if more has already been trained.
 
-        resumed: whether `Trainer.resume` has restored a run since the last `fit`.
+        Args:
+            epochs: See above.
+            resumed: Whether `Trainer.resume` has restored a run since the last `fit`.
+            updates: Number of updates so far, in all runs.
+            max_steps: See above.
         """
         if self.finished and not resumed:
-            self.start, self.until = self.epoch, self.epoch + (defaults.EPOCHS if epochs is None else epochs)
-            self.stopped, self.first_update = None, updates
-            if epochs == 0:
-                warnings.warn(_NOTHING, stacklevel=3)
+            self._begin_run(epochs, max_steps, updates)
             return
-        until = self._end(epochs)
-        if until < self.epoch + self.within:
+        done = updates - self.first_update
+        if epochs is not None and self._end(epochs) < self.epoch + self.within:
             raise UsageError(
                 f"epochs={epochs} is too small: the run that this fit continues is {self}. After resume or an "
                 f"interrupted fit, {WHOLE_RUN}"
             )
-        if until > self.until:
-            self.stopped = None
-        self.until = until
+        if max_steps is not None and max_steps < done:
+            raise UsageError(
+                f"max_steps={max_steps} is too small: the run that this fit continues has {quantity(done, 'update')}. "
+                f"After resume or an interrupted fit, {ALL_UPDATES}"
+            )
+        self._continue_run(epochs, max_steps, done)
         if self.finished:
-            done = self.until - self.start
-            if not done:
-                warnings.warn(_NOTHING, stacklevel=3)
-                return
-            why = f"was ended {self}: {self.stopped}"
-            if self.stopped is None:
-                why = f"has finished its {quantity(done, 'epoch')}"
-            warnings.warn(
-                f"nothing is left to train: the run {why}. After resume, {WHOLE_RUN}: epochs={done + 1} continues it. "
-                "The next fit of this trainer starts another run, where epochs is the number of further epochs",
-                stacklevel=3,
+            self._warn_of_end(done)
+
+    def _continue_run(self, epochs: int | None, max_steps: int | None, done: int) -> None:
+        """Set the new length of the current run. done: its updates so far."""
+        until, limit = self._end(epochs), max_steps
+        if epochs is None and max_steps is None:
+            limit = self.max_steps
+        else:
+            self.open_ended = epochs is None
+        if until > self.until or (limit or 0) > (self.max_steps or 0):
+            self.stopped = None
+        self.until, self.max_steps = until, limit
+        # Within an epoch, the end of the run may still lack validation and the last checkpoint.
+        self.at_limit = limit is not None and done >= limit and (self.at_limit or not self.within)
+        if self.open_ended and self.stopped is None and not self.at_limit:
+            self.until = max(until, self.epoch + 1)  # `end_epoch` adds more if they are needed
+
+    def hold_out(self, share: float | None, resumed: bool) -> None:
+        """Set the share of the data that the run holds out. Call it before `plan`.
+
+        Raises UsageError if the current run continues and holds out another share, because training and validation
+        would mix. resumed: as for `plan`.
+        """
+        if self.finished and not resumed:
+            self.validation_split = share
+        elif self.validation_split != share:
+            raise UsageError(
+                f"validation_split={share}: the run that this fit continues has validation_split="
+                f"{self.validation_split}. Another share would mix training and validation data"
             )
 
+    def _begin_run(self, epochs: int | None, max_steps: int | None, updates: int) -> None:
+        if self.within:  # the last run ended within an epoch, by `max_steps`; the new one begins with the next epoch
+            self.end_epoch()
+        self.open_ended = epochs is None and max_steps is not None
+        self.start, self.until = self.epoch, self.epoch + (defaults.EPOCHS if epochs is None else epochs)
+        self.stopped, self.first_update = None, updates
+        self.max_steps, self.at_limit = max_steps, max_steps == 0
+        if epochs == 0:
+            warnings.warn(_NOTHING, stacklevel=4)
+
+    def _warn_of_end(self, updates: int) -> None:
+        """Warn that a continued run is already complete. updates: their number in this run."""
+        done = self.until - self.start
+        if not done:
+            warnings.warn(_NOTHING, stacklevel=4)
+            return
+        why, longer, rule = f"has finished its {quantity(done, 'epoch')}", f"epochs={done + 1}", WHOLE_RUN
+        if self.at_limit:
+            why, longer, rule = f"has made its {quantity(updates, 'update')}", f"max_steps={updates + 1}", ALL_UPDATES
+        elif self.stopped is not None:
+            why = f"was ended {self}: {self.stopped}"
+            if self.open_ended:
+                longer, rule = f"max_steps={(self.max_steps or 0) + 1}", ALL_UPDATES
+        name = longer.partition("=")[0]
+        warnings.warn(
+            f"nothing is left to train: the run {why}. After resume, {rule}: {longer} continues it. The next fit of "
+            f"this trainer starts another run, where {name} is the number of further "
+            f"{'epochs' if name == 'epochs' else 'updates'}",
+            stacklevel=4,
+        )
+
     def remaining_epochs(self, epochs: int | None, resumed: bool) -> int:
-        """Return the number of epochs that a `fit` would complete. Arguments as for `plan`."""
+        """Return the number of epochs that a `fit` would complete without `max_steps`. Arguments as for `plan`."""
         if self.finished and not resumed:
             return defaults.EPOCHS if epochs is None else epochs
         until = self._end(epochs)
@@ -121,13 +186,27 @@ class Position:
             return int(self.within)
         return max(until - self.epoch, 0)
 
+    def has_updates_left(self, epochs: int | None, resumed: bool, updates: int, max_steps: int | None) -> bool:
+        """Return whether a `fit` would train or complete an epoch. Arguments as for `plan`."""
+        if self.finished and not resumed:
+            return 0 not in (epochs, max_steps)
+        planned = replace(self)
+        planned._continue_run(epochs, max_steps, updates - self.first_update)
+        return not planned.finished
+
     def _end(self, epochs: int | None) -> int:
         """Return the number of complete epochs at the end of a continued run. epochs: its whole length, or None."""
         return self.until if epochs is None else self.start + epochs
 
     def end_epoch(self) -> None:
-        """Count the current epoch as complete, and reset its sums."""
+        """Count the current epoch as complete, and reset its sums.
+
+        If only `max_steps` ends the run, it gets another epoch, unless all steps of this one were skipped: then no
+        number of epochs would be enough.
+        """
         self.epoch += 1
+        if self.open_ended and self.epoch >= self.until and self.loss_weight and not self.at_limit:
+            self.until = self.epoch + 1
         self.batch = self.offset = self.seen = self.skipped = 0
         self.loss_sum, self.loss_weight, self.trained, self.metrics = 0.0, 0.0, None, {}
 
@@ -150,8 +229,9 @@ class Position:
         return cls(**{name: value for name, value in described.items() if name in known}, metrics=metrics)
 
     def __str__(self) -> str:
+        of = "" if self.open_ended else f" of {self.until}"
         if not self.within:
-            return f"after epoch {self.epoch} of {self.until}"
+            return f"after epoch {self.epoch}{of}"
         if self.trained is not None:
-            return f"after the last batch of epoch {self.epoch + 1} of {self.until}"
-        return f"in epoch {self.epoch + 1} of {self.until}, after batch {self.batch}"
+            return f"after the last batch of epoch {self.epoch + 1}{of}"
+        return f"in epoch {self.epoch + 1}{of}, after batch {self.batch}"

@@ -89,19 +89,20 @@ class JsonLog:
         self._path = None if folder is None else Path(folder) / "log.jsonl"
         self._start = time.monotonic()
 
-    def begin(self, epoch: int, updates: int, seconds: float) -> None:
+    def begin(self, epoch: int, updates: int, seconds: float, *, ended: bool = False) -> None:
         """Continue the log of a run at this position. Later lines and incomplete lines are removed.
 
         Args:
             epoch: Number of complete epochs.
             updates: Number of updates.
             seconds: Duration of the run so far.
+            ended: Keep the line of the end within an epoch, because the run does not continue.
         """
         self._start = time.monotonic() - seconds
         if self._path is None or not self._path.exists():
             return
         lines = self._read().splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and _is_before(line, epoch, updates)]
+        kept = [line for line in lines if line.endswith("\n") and _is_before(line, epoch, updates, ended)]
         if len(kept) < len(lines):
             write_whole(self._path, [line.encode() for line in kept])
 
@@ -133,14 +134,19 @@ class JsonLog:
         return short_repr(self, lambda: ["" if self._path is None else repr(str(self._path))])
 
 
-def _is_before(line: str, epoch: int, updates: int) -> bool:
-    """Whether a log line belongs to the first `epoch` epochs, or, for a line of a step, the first `updates` updates."""
+def _is_before(line: str, epoch: int, updates: int, ended: bool) -> bool:
+    """Whether a log line belongs to the first `epoch` epochs, or, for a line of a step, the first `updates` updates.
+
+    ended: whether the line of the end within an epoch belongs to the log.
+    """
     try:
         record = json.loads(line)
     except ValueError:
         return True
     if not isinstance(record, dict):
         return True
+    if record.get("event") == "end":
+        return ended
     field, limit = ("updates", updates) if record.get("event") == "step" else ("epoch", epoch)
     at = record.get(field, 0)
     return not isinstance(at, (int, float)) or at <= limit

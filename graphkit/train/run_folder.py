@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,12 +33,26 @@ FIRST_SAVE = ".first-save"
 # would refuse to replace such a file, because graphkit may not have written it.
 _FILES = (checkpoint.MANIFEST, MODEL, BEST, "log.jsonl", "vocabulary.json", CONFIG, RECORD)
 _WEIGHTS = ("state.*.safetensors", "model.*.safetensors", "best.*.safetensors")
+# Models of several good epochs, and their weights. best_of_epoch makes the name of a model.
+_BEST_OF_EPOCHS = re.compile(r"best-epoch-\d+(\.json|\.[0-9a-f]+\.safetensors)")
 
 
 # Names and suffixes of files that are read from a run folder, or overwritten in it. Unless the folder is trusted, none
 # may be a link to a place outside.
 _READ = frozenset({*_FILES, LOCK, FIRST_SAVE, "tensorboard"})
 _SUFFIXES = frozenset({".data", ".json", ".jsonl", ".npz", ".onnx", ".safetensors", ".toml"})
+
+
+def best_of_epoch(epoch: int) -> str:
+    """Return the name of the model of one of several good epochs. epoch: from 1."""
+    return f"best-epoch-{epoch}.json"
+
+
+def remove_model(path: Path) -> None:
+    """Remove a model and its weights. The model comes first, so that none remains without weights."""
+    path.unlink(missing_ok=True)
+    for weights in path.parent.glob(f"{path.stem}.*.safetensors"):
+        weights.unlink(missing_ok=True)
 
 
 def check_links(folder: str | Path) -> None:
@@ -190,6 +205,8 @@ class RunFolder:
     def _files_of_runs(self) -> Iterator[Path]:
         # Manifests come first, so that no incomplete checkpoint remains if this process is killed in between.
         yield from (self.path / name for name in _FILES)
+        of_epochs = [path for path in self.path.glob("best-epoch-*") if _BEST_OF_EPOCHS.fullmatch(path.name)]
+        yield from sorted(of_epochs, key=lambda path: path.suffix != ".json")
         for pattern in _WEIGHTS:
             yield from self.path.glob(pattern)
 

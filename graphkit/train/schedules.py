@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import numbers
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.train.arguments import POSITIVE, Range, convert_fields, real
+
+# A learning rate as an optimizer takes it. A function takes the number of earlier updates.
+Rate: TypeAlias = "float | Schedule | Callable[[int], float]"
 
 
 @dataclass(frozen=True)
@@ -213,6 +217,44 @@ class Warmup(Schedule):
         return replace(self, after=self.after.over(steps - self.steps))
 
 
+@dataclass(frozen=True)
+class RateFunction(Schedule):
+    """The rate is `function(step)`. A call raises UsageError if that is not a finite number of at least 0.
+
+    A checkpoint contains only the name of the function.
+    """
+
+    function: Callable[[int], float]
+    kind = "function"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.function, type):
+            name = self.function.__name__
+            raise UsageError(f"lr must be a number, a schedule or a function, not the class {name}; write {name}(...)")
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__qualname__", type(self.function).__name__)
+
+    def __call__(self, step: int) -> float:
+        try:
+            found: Any = self.function(step)
+        except Exception as error:
+            error.add_note(f"raised by the learning rate function {self.name} for update {step} (counted from 0)")
+            raise
+        given = found.item() if getattr(found, "shape", None) == () else found
+        is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
+        if not is_number or not math.isfinite(given) or given < 0:
+            raise UsageError(
+                f"the learning rate of update {step} (counted from 0) must be a finite number of at least 0, but the "
+                f"function {self.name} returned {found!r}"
+            )
+        return float(given)
+
+    def describe(self) -> dict[str, Any]:
+        return {"type": self.kind, "name": self.name}
+
+
 _KINDS = {cls.kind: cls for cls in (Constant, Step, Exponential, Cosine, Linear, Polynomial, OneCycle, Warmup)}
 
 
@@ -220,13 +262,18 @@ def names() -> list[str]:
     return list(_KINDS)
 
 
-def schedule(spec: float | Schedule | Mapping[str, Any]) -> Schedule:
-    """Return a Schedule from a number, a Schedule, or the dict of `describe`."""
+def schedule(spec: Rate | Mapping[str, Any]) -> Schedule:
+    """Return a Schedule from a number, a Schedule, a function of the number of updates, or the dict of `describe`."""
     if isinstance(spec, Schedule):
         return spec
     if isinstance(spec, Mapping):
         found = dict(spec)
         kind = found.pop("type", None)
+        if kind == RateFunction.kind:
+            raise UsageError(
+                f"the learning rate is the function {found.get('name')}, which a description does not contain: pass "
+                "the function, such as gk.optim.SGD(function)"
+            )
         if kind is None:
             raise UsageError(f"a dict that describes a schedule needs the key 'type': {', '.join(_KINDS)}")
         if kind not in _KINDS:
@@ -245,6 +292,8 @@ def schedule(spec: float | Schedule | Mapping[str, Any]) -> Schedule:
         if "after" in found:
             found["after"] = schedule(found["after"])
         return cls(**found)
+    if callable(spec):
+        return RateFunction(spec)
     return _constant(spec) if isinstance(spec, float) else Constant(spec)
 
 

@@ -12,7 +12,7 @@ from graphkit.train import optim
 if TYPE_CHECKING:
     from graphkit.dist.kvstore import KVStore
     from graphkit.train.optim import Optimizer
-    from graphkit.train.schedules import Schedule
+    from graphkit.train.schedules import Rate
 
 # Stores whose servers apply each gradient when it arrives.
 _STALE = ("dist_async", "dist_bounded")
@@ -48,8 +48,8 @@ def warn_of_staleness(store: KVStore | None, optimizer: Optimizer, rate: float) 
         )
 
 
-def _default_rate(optimizer: Optimizer) -> float | Schedule:
+def _default_rate(optimizer: Optimizer) -> Rate:
     """Return the default learning rate of the optimizer's class. SGD has none: it gets that of `optim.get("sgd")`."""
     (field,) = (f for f in dataclasses.fields(optimizer) if f.name == "lr")
-    default: float | Schedule = optim.get("sgd").lr if field.default is dataclasses.MISSING else field.default
+    default: Rate = optim.get("sgd").lr if field.default is dataclasses.MISSING else field.default
     return default

@@ -71,6 +71,11 @@ class Stepper:
         self._rule, self._accumulate = spec.rule, spec.accumulate
         self._loss = spec.graph.output_names[0]
 
+    def continue_from(self, other: Stepper) -> None:
+        """Take over the counts of another stepper of the same run."""
+        self.updates, self.skipped = other.updates, other.skipped
+        self.accumulated, self.accumulated_weight = other.accumulated, other.accumulated_weight
+
     def take(
         self, feeds: dict[str, Any], size: int | None, rate: float, position: Position | None
     ) -> tuple[np.ndarray, dict[str, Any]]:

@@ -6,7 +6,8 @@ size 1 are added or removed ([N] for an output [N, 1]). Anything else is an erro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -16,9 +17,12 @@ from graphkit.data.dataset import Dataset
 from graphkit.errors import InputError, UsageError
 from graphkit.ir.arrays import array_of
 from graphkit.ir.graph import Graph
+from graphkit.ir.names import Names
 from graphkit.ir.types import DType, TensorType, Type, dtype_of
+from graphkit.signatures import shown
 from graphkit.text import listed, quantity
-from graphkit.train.losses import BoundLoss, Loss, target_inputs
+from graphkit.train.losses import BoundLoss, target_inputs, weight_input
+from graphkit.train.named_losses import SAMPLE_WEIGHT, Loss
 
 # `dtype.kind` of numpy's real types. bfloat16 has another one, see `_is_float`.
 _NUMBERS = "biuf"
@@ -34,13 +38,23 @@ class Targets:
         outputs: A dict of target name to the name of the output that is compared with it. Users may also give a target
             by the name of its output.
         inputs: A dict of target name to the name of the program's input, for targets whose input has another name.
+        weight_input: The name of the program's input for sample weights, if it has one.
+        weighted: Whether the training program has it.
+
+    Attributes:
+        weight_name: Name of the sample weights among the targets of a batch.
+        needs_weights: Whether batches without sample weights are errors. Otherwise their weights are 1.
     """
 
     def __init__(
         self, types: Mapping[str, TensorType], compared: Mapping[str, tuple[Loss, Type]],
         outputs: Mapping[str, str] | None = None, inputs: Mapping[str, str] | None = None,
+        weight_input: str = SAMPLE_WEIGHT, weighted: bool = False,
     ):  # fmt: skip
         self.types = dict(types)
+        self.weighted, self._weight_input = weighted, weight_input
+        self.own_weight_name = self.weight_name = Names([*types, *(outputs or {}).values()]).take(SAMPLE_WEIGHT)
+        self.needs_weights = False
         self._inputs = dict(inputs or {})
         self.names = tuple(types)
         self._target_of_output = {output: name for name, output in (outputs or {}).items()}
@@ -114,29 +128,83 @@ class Targets:
             f"it with classes={classes}, or give it a new last layer (--head classes={classes})"
         )
 
-    def fitted(self, given: Any) -> dict[str, Any]:
+    def fitted(self, given: Any, weighted: bool | None = None) -> dict[str, Any]:
         """Return the targets of a batch by the names of inputs, in the types and shapes of the program.
 
-        Raises InputError if a conversion would lose information.
+        weighted: whether the program takes sample weights (default: that of the training program). Without such an
+        input, sample weights are left out if the training program takes them.
+
+        Raises:
+            InputError: A conversion would lose information, or sample weights are wrong or missing.
         """
         named = self.named(given)
-        return {
+        weights = named.pop(self.weight_name, None) if self.weighted or weighted else None
+        feeds = {
             self._inputs.get(n, n): self._targets[n].fitted(array) if n in self._targets else array
             for n, array in named.items()
         }
+        if weighted or (weighted is None and self.weighted):
+            if weights is None and self.needs_weights:
+                raise InputError(
+                    f"the data have no sample weights: there is no target {self.weight_name!r} among "
+                    f"{', '.join(map(repr, named))}"
+                )
+            count = next((len(array) for array in feeds.values() if np.ndim(array)), 1)
+            feeds[self._weight_input] = checked_weights(np.ones(count) if weights is None else weights, count)
+        return feeds
+
+    def name_weights(self, given: Any) -> None:
+        """Set the name of the sample weights in the data: `given` if it is a text, otherwise the default name."""
+        self.weight_name = given if isinstance(given, str) else self.own_weight_name
+
+    @contextlib.contextmanager
+    def reading(self, given: Any, *, required: bool) -> Iterator[None]:
+        """Context in which the data have sample weights of this name. required: a batch without them is an error."""
+        self.name_weights(given)
+        self.needs_weights = required
+        try:
+            yield
+        finally:
+            self.name_weights(None)
+            self.needs_weights = False
+
+    def with_weights(self, given: Any, weights: Any) -> dict[str, Any]:
+        """Return the targets of a batch by name, with sample weights."""
+        return {**self.named(given), self.weight_name: weights}
 
 
-def expected_targets(graph: Graph, bound: BoundLoss, outputs: Mapping[str, Type]) -> Targets:
+def checked_weights(given: Any, count: int, source: str = "sample_weight") -> np.ndarray:
+    """Return sample weights as float32 [count]. Raises InputError, which begins with `source`, if they are not."""
+    array = as_array(given)
+    if array is None or (array.dtype.kind not in _NUMBERS and not _is_float(array)):
+        raise InputError(f"{source}: expected one number per sample, not {shown(given)}")
+    if array.ndim > 1 and array.size == len(array):  # [N, 1], such as a column of a table
+        array = array.reshape(-1)
+    if array.shape != (count,):
+        raise InputError(f"{source}: expected one weight per sample, [{count}], not an array {list(array.shape)}")
+    with np.errstate(over="ignore"):
+        found = array.astype(np.float32)
+    if not (np.isfinite(found) & (found >= 0)).all():
+        odd = array[~(np.isfinite(found) & (found >= 0))][0]
+        raise InputError(f"{source}: weights must be finite float32 numbers of at least 0, but one is {odd}")
+    return found
+
+
+def expected_targets(
+    graph: Graph, bound: BoundLoss, outputs: Mapping[str, Type], sample_weights: bool = False
+) -> Targets:
     """Return the Targets of a model.
 
     Args:
         graph: The graph without the loss.
         bound: The loss.
         outputs: The types of the model's outputs by name.
+        sample_weights: Whether the training program takes weights of samples.
     """
     kinds = {name: (loss, outputs[output]) for name, (loss, output) in bound.named.items()}
     by_name = {n: output for n, (_, output) in bound.named.items()}
-    return Targets(bound.targets, kinds, by_name, target_inputs(graph, bound.targets))
+    weights = weight_input(graph, bound.targets)
+    return Targets(bound.targets, kinds, by_name, target_inputs(graph, bound.targets), weights, sample_weights)
 
 
 class _Target:

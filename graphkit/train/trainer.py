@@ -25,15 +25,17 @@ from graphkit.model import Model
 from graphkit.signatures import typed
 from graphkit.train import defaults, losses, saving
 from graphkit.train import optim as optimizers
-from graphkit.train.arguments import integer
+from graphkit.train.arguments import Range, integer, real
 from graphkit.train.average import EMA
 from graphkit.train.base_trainer import BaseTrainer
 from graphkit.train.callbacks import Callback
 from graphkit.train.evaluation import Evaluation, usual_metrics
 from graphkit.train.fit import Fit
+from graphkit.train.metrics import LOSS, as_list
 from graphkit.train.programs.recomputation import Recompute
 from graphkit.train.progress import ProgressBar
 from graphkit.train.run_folder import RunFolder
+from graphkit.train.sample_weights import is_sample, with_sample_weights
 from graphkit.train.selection import ParameterSelection
 from graphkit.train.settings import Memory, Numerics, Parallel, Regularisation, group_of
 from graphkit.train.training_graph import Criterion
@@ -209,6 +211,7 @@ class Trainer(BaseTrainer):
         valid: Any = None,
         *,
         epochs: int | None = None,
+        max_steps: int | None = None,
         batch_size: int = defaults.BATCH_SIZE,
         metrics: Any = (),
         folder: str | Path | RunFolder | None = None,
@@ -220,6 +223,9 @@ class Trainer(BaseTrainer):
         on_epoch: Callable[[int, dict[str, float]], None] | None = None,
         callbacks: Callback | Sequence[Callback] = (),
         log_every: int = defaults.LOG_EVERY,
+        fast_dev_run: bool | int = False,
+        validation_split: float | None = None,
+        sample_weight: Any = None,
     ) -> list[dict[str, float]]:
         """Train on a data set for a number of epochs.
 
@@ -238,9 +244,13 @@ class Trainer(BaseTrainer):
         Args:
             train: Training data: a Dataset, a pair (inputs, targets) in the forms that `step` takes, an object with a
                 length and items, or an iterable of samples or batches (see `gk.data.as_dataset`).
-            valid: Validation data, in the same forms.
+            valid: Validation data, in the same forms. With sample weights: a triple (inputs, targets, weights).
             epochs: In a new run: number of epochs to train (default: 1). If this call continues a run: the length of
                 the whole run, counted from its first epoch (default: the length that the run already has).
+            max_steps: Number of updates after which the run ends, also within an epoch. In a continued run, all updates
+                of the run count. Without `epochs`, the run has as many epochs as the updates need; with both, it ends
+                at whichever is reached first. If it ends within an epoch, `fit` validates and writes a checkpoint from
+                which a longer run continues with the next batch. Callbacks of the epoch are then not called.
             batch_size: Samples per batch in one process.
             metrics: Metrics by name, functions (output, target), or objects (see `gk.metrics.Metric`).
             folder: Folder for the files of this run. If it contains a model or checkpoint of another run, or if another
@@ -257,41 +267,113 @@ class Trainer(BaseTrainer):
                 counts from 1; the record is described below. With several processes, each rank calls its own function.
             callbacks: One callback or several. Checkpoints contain their states.
             log_every: Number of updates between lines of the log within an epoch. With 0, only epochs are logged.
+            validation_split: Instead of `valid`: the share of the training data that is held out for validation,
+                between 0 and 1. The seed of the trainer chooses the samples, as `Dataset.split` does: a share of each
+                class, if targets are one class number per sample. All processes, and a resumed run, choose the same
+                samples.
+            sample_weight: Weights of the samples of `train`, not negative: an array [N], or the name of the array or
+                target of the data that contains them. The loss of a batch is then sum(w * l) / sum(w), where l is the
+                loss of each sample, as with class weights (Keras divides by the number of samples instead). Means over
+                accumulated batches, processes and epochs are weighted by sum(w). Metrics do not use the weights. If it
+                is a name, the validation data must have weights of this name, too.
+            fast_dev_run: Try the run: train on this number of batches (True: 1), validate on as many, and end. The
+                number of epochs is 1. Callbacks are called, and parameters change. Files are written only if `folder`
+                or a callback says so.
 
         Returns:
             One record for each epoch that ended in this call: a dict with `loss`, the metrics by name, the same for
-            validation data with the prefix `valid_`, and `skipped` if steps were skipped.
+            validation data with the prefix `valid_`, and `skipped` if steps were skipped. If `max_steps` ends the run
+            within an epoch, the last record is about the batches of that epoch so far.
 
         Raises:
             NotFinite: A loss is NaN or infinite, and `on_nonfinite` is "raise".
             RanksDiffer: The processes do not train with the same batches and epochs.
+            InputError: The data do not fit the model, or `validation_split` would leave a part empty.
             UsageError: An argument is wrong, the folder belongs to another run, or an interrupt in the middle of a step
                 left parameters inconsistent.
         """
         epochs = None if epochs is None else integer("fit", "epochs", epochs, 0)
+        max_steps = None if max_steps is None else integer("fit", "max_steps", max_steps, 1)
         batch_size = integer("fit", "batch_size", batch_size, 1)
         checkpoint_every = None if checkpoint_every is None else integer("fit", "checkpoint_every", checkpoint_every, 1)
         log_every = integer("fit", "log_every", log_every, 0)
         held = folder if folder is None or isinstance(folder, RunFolder) else RunFolder(folder)
-        self.position.plan(epochs, self._resumed, self.updates)
+        batches = self._batches_to_try(fast_dev_run)
+        data, weighted = self._parts(train, valid, validation_split, sample_weight)
+        self.position.plan(epochs if batches is None else 1, self._resumed, self.updates, max_steps)
         self._resumed = False
         with contextlib.ExitStack() as stack:
             if held is not None and self._writes:
                 stack.enter_context(held).claim(self.run, overwrite=overwrite)
             bar = stack.enter_context(ProgressBar(progress if self._writes else False))
-            data = self._data(train, "train"), None if valid is None else self._data(valid, "valid")
             train_data, valid_data = stack.enter_context(employed(workers, *data))
             self._check_data(train_data, valid_data)
+            if self.kvstore is not None:
+                self.kvstore.transport.compare("fit", {"sample_weight": weighted[0]})
+            if weighted[0]:
+                self._use_sample_weights()
+            stack.enter_context(self._targets.reading(sample_weight, required=weighted[0]))
             self._fit = Fit(
                 self, self._evaluation, train_data, valid_data, metrics, batch_size,
-                None if held is None else held.path, checkpoint_every, prefetch, bar, on_epoch, callbacks, log_every,
+                None if held is None else held.path, checkpoint_every, prefetch, bar, on_epoch, callbacks,
+                log_every, batches, weighted[1],
             )  # fmt: skip
             stack.callback(setattr, self, "_fit", None)
             return self._fit.run()
 
+    def _parts(
+        self, train: Any, valid: Any, share: float | None, sample_weight: Any
+    ) -> tuple[tuple[Any, Any], tuple[bool, bool]]:
+        """Return the data of training and validation, and whether they have sample weights.
+
+        share: of the training data that is held out for validation, or None. Other arguments: of `fit`.
+        """
+        if share is not None:
+            share = real("fit", "validation_split", share, Range(0.0, 1.0, open_low=True, open_high=True))
+            if valid is not None:
+                raise UsageError("fit: give validation data with valid= or with validation_split=, not with both")
+        self.position.hold_out(share, self._resumed)
+        name = sample_weight if isinstance(sample_weight, str) else None
+        data = self._weighted(self._data(train, "train"), sample_weight, name, "fit: sample_weight")
+        has_weights = sample_weight is not None
+        if share is not None:
+            from graphkit.train.validation_split import split_off
+
+            return split_off(data, share, self.seed), (has_weights, has_weights)
+        if isinstance(valid, tuple) and len(valid) == 3 and not all(map(is_sample, valid)):
+            part = self._weighted(self._data(valid[:2], "valid"), valid[2], name, "fit: the weights of valid")
+            return (data, part), (has_weights, True)
+        if valid is None:
+            return (data, None), (has_weights, False)
+        part = self._weighted(self._data(valid, "valid"), name, name, "fit: sample_weight")
+        return (data, part), (has_weights, name is not None)
+
+    def _weighted(self, data: Any, weights: Any, name: str | None, argument: str) -> Any:
+        """Return the data with sample weights, if there are any. name: of the weights, if they are given by name."""
+        if weights is None:
+            return data
+        self._targets.name_weights(name)
+        return with_sample_weights(data, weights, self._targets, argument)
+
+    def _batches_to_try(self, fast_dev_run: bool | int) -> int | None:
+        """Return the number of batches of a `fast_dev_run`, or None. Raises UsageError if `fit` continues a run."""
+        if fast_dev_run is False or fast_dev_run == 0:
+            return None
+        count = 1 if fast_dev_run is True else integer("fit", "fast_dev_run", fast_dev_run, 1)
+        if self._resumed or not self.position.finished:
+            raise UsageError(
+                f"fit: fast_dev_run (--fast-dev-run) tries a new run, but this trainer continues one {self.position}; "
+                "use a Trainer that has neither resumed nor been interrupted"
+            )
+        return count
+
     def remaining_epochs(self, epochs: int | None = None) -> int:
-        """Return the number of epochs that `fit(epochs=epochs)` would complete."""
+        """Return the number of epochs that `fit(epochs=epochs)` would complete, if `max_steps` does not end it."""
         return self.position.remaining_epochs(epochs, self._resumed)
+
+    def has_updates_left(self, epochs: int | None = None, max_steps: int | None = None) -> bool:
+        """Return whether `fit(epochs=epochs, max_steps=max_steps)` would train anything or complete an epoch."""
+        return self.position.has_updates_left(epochs, self._resumed, self.updates, max_steps)
 
     @typed("Trainer.evaluate")
     def evaluate(
@@ -302,6 +384,7 @@ class Trainer(BaseTrainer):
         batch_size: int = 256,
         prefetch: int = 2,
         workers: int | Workers | None = None,
+        sample_weight: Any = None,
     ) -> dict[str, float]:
         """Compute metrics of the model in inference mode over a data set, with the moving averages if there are any.
 
@@ -314,14 +397,28 @@ class Trainer(BaseTrainer):
             prefetch: Number of batches that background threads load ahead. With 0, nothing runs in the background.
             workers: Number of worker processes, or a `gk.data.Workers`, that make samples of lazy data sets (default:
                 the workers of the data set).
+            sample_weight: Weights of the samples, in the forms that `fit` takes. They count in the loss only, so
+                `metrics` must contain "loss" (default: the loss and the usual metrics).
 
         Returns:
             The metrics by name.
         """
         chosen = usual_metrics(self.loss, self._output) if metrics is None else metrics
-        with employed(workers, self._data(data)) as (found,):
+        weighted = sample_weight is not None
+        if weighted and metrics is None:
+            chosen = [LOSS, *(name for name in chosen if name != LOSS)]
+        elif weighted and LOSS not in [spec for spec in as_list(chosen) if isinstance(spec, str)]:
+            raise UsageError(
+                "evaluate: sample_weight= has no effect, because only the loss uses weights; add 'loss' to metrics="
+            )
+        name = sample_weight if isinstance(sample_weight, str) else None
+        given = self._weighted(self._data(data), sample_weight, name, "evaluate: sample_weight")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._targets.reading(sample_weight, required=weighted))
+            (found,) = stack.enter_context(employed(workers, given))
             self._check_data(found)
-            return self._evaluation.scores(self, found, chosen, batch_size, prefetch, ProgressBar(False))
+            bar = ProgressBar(False)
+            return self._evaluation.scores(self, found, chosen, batch_size, prefetch, bar, weighted=weighted)
 
     # --- files -----------------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ def training_graph(
     straight_through: bool,
     batch_statistics: bool,
     statistics_over: KVStore | None,
+    sample_weights: bool = False,
 ) -> TrainingGraph:
     """Build the training graph of a model.
 
@@ -64,6 +65,7 @@ def training_graph(
         straight_through: Whether gradients pass through rounding.
         batch_statistics: Whether BatchNormalization uses the statistics of the batch.
         statistics_over: The store over whose processes these statistics are computed, or None.
+        sample_weights: Whether the loss takes weights of samples.
     """
     _check_names(net)
     parameters = {net.graph.name_of(v): v for v in net.graph.inputs if v.role == "parameter"}
@@ -72,9 +74,9 @@ def training_graph(
     graph = recognise(resolve_sequences(count_loops(to_training(net.graph, frozen, batch_statistics=batch_statistics))))
     bound = losses.bind_loss(graph, *criterion)
     bound.warn_of_weights()
-    targets = expected_targets(graph, bound, net.output_types)
+    targets = expected_targets(graph, bound, net.output_types, sample_weights)
     # Random nodes are bound before differentiation, so that the backward pass of a subgraph uses the same numbers.
-    graph = bind_rng(losses.attach(graph, *criterion, mixed=mixed, weighted=True))
+    graph = bind_rng(losses.attach(graph, *criterion, mixed=mixed, weighted=True, sample_weights=sample_weights))
     graph = fake_quantise(graph)
     if straight_through:
         graph = pass_through_rounding(graph)

@@ -129,7 +129,7 @@ def test_every_option_is_one_of_the_file(call, task, tmp_path):
         "allow-external-root": ".",
         "profile": "some/trace.json",
     }
-    of_a_call = ("resume", "overwrite", "find-lr", "print-config", "json", "help")
+    of_a_call = ("resume", "overwrite", "find-lr", "fast-dev-run", "print-config", "json", "help")
     values = {"bool": True, "integer": 7, "float": 0.5, "number": 0.5, "choice": None}
     lines, expected = [f'network = "{task / "net.json"}"'], {}
     for parameter in command.params:

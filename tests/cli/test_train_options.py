@@ -73,6 +73,18 @@ def test_training_ends_when_nothing_becomes_better(call, task, tmp_path):
     assert "has not improved for 3 epochs" in json.loads(out)["stopped"]
 
 
+def test_several_best_models_are_kept(call, task, tmp_path):
+    run = tmp_path / "run"
+    code, _, err = call(*options(task, "-o", run, "--epochs", 4, "--keep-best", "--keep-best-count", 2))
+    assert code == 0, err
+    losses = [line["valid_loss"] for line in log(run)]
+    best = sorted(range(4), key=lambda i: losses[i])[:2]
+    assert {p.name for p in run.glob("best-epoch-*.json")} == {f"best-epoch-{i + 1}.json" for i in best}
+    code, _, err = call(*options(task, "-o", tmp_path / "other", "--keep-best-count", 2))
+    assert code == USAGE
+    assert "--keep-best-count only works with --keep-best" in err
+
+
 def test_the_best_model_is_beside_the_last(call, task, tmp_path):
     run = tmp_path / "run"
     # The rate rises until the loss does: the best epoch is not the last.

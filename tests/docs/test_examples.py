@@ -92,7 +92,8 @@ def check_options(command, words):
         raise
     for parameter in given:
         if parameter.name in values and parameter.param_type_name == "option":
-            parameter.type_cast_value(context, values[parameter.name])
+            value, _ = parameter.consume_value(context, values)  # an option may have a value for the case of none given
+            parameter.type_cast_value(context, value)
 
 
 @pytest.mark.parametrize("path", [*FILES, *TUTORIAL], ids=lambda p: p.name)

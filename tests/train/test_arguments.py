@@ -13,7 +13,7 @@ from graphkit import cli
 from graphkit.errors import UsageError
 
 OPTIMIZERS = [gk.optim.SGD, gk.optim.Adam, gk.optim.AdamW, gk.optim.RMSProp, gk.optim.Adagrad, gk.optim.Adadelta,
-              gk.optim.Ftrl, gk.optim.LARS, gk.optim.Lamb, gk.optim.Lion]  # fmt: skip
+              gk.optim.Ftrl, gk.optim.LARS, gk.optim.Lamb, gk.optim.Lion, gk.optim.NAdam]  # fmt: skip
 WRONG = ["0.1", -1, -0.5, float("nan"), float("inf"), None, [0.1], True]
 
 

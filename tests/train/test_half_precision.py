@@ -24,6 +24,7 @@ OPTIMIZERS = {
     "lars": gk.optim.LARS(1.0, trust=0.01),
     "lamb": gk.optim.Lamb(1e-3),
     "lion": gk.optim.Lion(1e-3, weight_decay=0.01),
+    "nadam": gk.optim.NAdam(1e-3, weight_decay=0.01),
 }
 
 
@@ -54,6 +55,31 @@ def trained(dtype: str, gradient: float, steps: int, **options: Any) -> gk.Train
     for _ in range(steps):
         trainer.step(x, target)
     return trainer
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("optimizer", ["nadam", pytest.param("sgd", marks=pytest.mark.full)])
+def test_resume_within_epoch_of_weighted_run_is_bit_identical(tmp_path: Any, dtype: str, optimizer: str) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((11, 3)).astype(HALVES[dtype]), rng.integers(0, 2, 11)
+    fit = {"batch_size": 3, "sample_weight": rng.random(11), "validation_split": 0.2}
+
+    def make() -> gk.Trainer:
+        given = gk.input("x", ["N", 3], dtype)
+        net = gk.Model({"y": gk.mat_mul(given, gk.parameter("w", [3, 2], dtype=dtype))}, name="net", seed=0)
+        return gk.Trainer(net, "softmax_cross_entropy", OPTIMIZERS[optimizer], threads=1, seed=2, accumulate=2)
+
+    whole = make()
+    straight = whole.fit((x, y), epochs=3, **fit)
+    make().fit((x, y), max_steps=3, folder=tmp_path, **fit)
+    last = make()
+    last.resume(tmp_path)
+    assert last.position.within
+    done = last.epoch
+    assert last.fit((x, y), epochs=3, **fit) == straight[done:]
+    assert last.updates == whole.updates
+    for name, array in [*whole.net.params.items(), *whole._stepper.slots.items()]:
+        assert array.tobytes() == last._stepper.store[name].tobytes(), name
 
 
 def weights(trainer: gk.Trainer) -> np.ndarray:

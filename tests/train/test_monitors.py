@@ -172,6 +172,64 @@ def test_full_disk_at_best_model_repeats_epoch_end(tmp_path, monkeypatch):
     assert (tmp_path / "run" / BEST).exists()
 
 
+class Scored(gk.callbacks.KeepBest):
+    """Monitors given numbers instead of those of the epochs."""
+
+    scores = (3.0, 1.0, float("nan"), 2.0, 1.0, 0.5, 2.5)
+
+    def value(self, numbers):
+        return self.scores[numbers["epoch"] - 1]
+
+
+def kept_epochs(folder):
+    found = sorted(folder.glob("best-epoch-*.json"))
+    weights = sorted(path.name.split(".")[0] for path in folder.glob("best-epoch-*.safetensors"))
+    assert weights == [path.stem for path in found], "each model has its weights, and no other weights remain"
+    for path in found:
+        assert path.name == f"best-epoch-{gk.load(path).meta['best_epoch']}.json"
+    return {int(gk.load(path).meta["best_epoch"]) for path in found}
+
+
+@pytest.mark.parametrize("cuts", [(3,), *(pytest.param(cuts, marks=pytest.mark.full) for cuts in ((), (1, 4, 5)))])
+def test_several_best_models_are_those_of_the_best_epochs(tmp_path, cuts):
+    expected = {1: {1}, 2: {1, 2}, 3: {1, 2}, 4: {1, 2, 4}, 5: {2, 4, 5}, 6: {2, 5, 6}, 7: {2, 5, 6}}
+    (tmp_path / "best-epoch-notes.json").write_text("{}")  # of the user
+    for until in (*cuts, 7):
+        made = trainer()
+        if (tmp_path / "checkpoint.json").exists():
+            made.resume(tmp_path)
+        made.fit(data(), epochs=until, batch_size=8, folder=tmp_path, callbacks=[Scored(keep=3)])
+        (tmp_path / "best-epoch-notes.json").unlink(missing_ok=True)
+        assert kept_epochs(tmp_path) == expected[until]
+        (tmp_path / "best-epoch-notes.json").write_text("{}")
+    assert gk.load(tmp_path / BEST).meta["best_epoch"] == "6"
+    trainer().fit(data(), folder=tmp_path, overwrite=True)
+    assert [path.name for path in tmp_path.glob("best*")] == ["best-epoch-notes.json"]
+
+
+def test_fewer_models_are_kept_after_resume_with_a_smaller_number(tmp_path):
+    trainer().fit(data(), epochs=5, batch_size=8, folder=tmp_path, callbacks=[Scored(keep=3)])
+    made = trainer()
+    made.resume(tmp_path)
+    made.fit(data(), epochs=6, batch_size=8, folder=tmp_path, callbacks=[Scored(keep=2)])
+    assert kept_epochs(tmp_path) == {2, 6}
+
+
+def test_ranks_keep_several_best_models(on_ranks, tmp_path):
+    def work(store):
+        made = trainer(kvstore=store)
+        made.fit(data(), epochs=5, batch_size=8, folder=tmp_path, callbacks=[Scored(keep=2)])
+
+    on_ranks(work)
+    assert kept_epochs(tmp_path) == {2, 5}
+
+
+@pytest.mark.parametrize("keep", [0, -1, 1.5, "2"])
+def test_number_of_best_models_must_be_positive(keep):
+    with pytest.raises(UsageError, match="keep"):
+        gk.callbacks.KeepBest(keep=keep)
+
+
 def test_the_best_model_needs_a_folder():
     with pytest.raises(UsageError, match="no folder for the best model"):
         trainer().fit(data(), data(8), callbacks=[gk.callbacks.KeepBest()])

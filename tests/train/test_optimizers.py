@@ -125,7 +125,35 @@ def lion(lr: float, b1: float, b2: float, decay: float) -> Formula:
     return step
 
 
+def nadam(lr: float, b1: float, b2: float, eps: float, decay: float, psi: float, decoupled: bool) -> Formula:
+    """torch.optim.NAdam's documented loop."""
+
+    def step(w: np.ndarray, g: np.ndarray, s: dict[str, Any], t: int) -> np.ndarray:
+        if decoupled:
+            w = w - lr * decay * w
+        else:
+            g = g + decay * w
+        mu, following = (b1 * (1 - 0.5 * 0.96 ** (n * psi)) for n in (t, t + 1))
+        s["product"] = s.get("product", 1.0) * mu
+        s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
+        s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g**2
+        m = following * s["m"] / (1 - s["product"] * following) + (1 - mu) * g / (1 - s["product"])
+        return w - lr * m / (np.sqrt(s["v"] / (1 - b2**t)) + eps)
+
+    return step
+
+
 CASES = [
+    (gk.optim.NAdam(0.01), nadam(0.01, 0.9, 0.999, 1e-8, 0.0, 4e-3, False)),
+    (
+        gk.optim.NAdam(0.01, beta1=0.5, beta2=0.75, epsilon=0.01, weight_decay=0.1, momentum_decay=0.5),
+        nadam(0.01, 0.5, 0.75, 0.01, 0.1, 0.5, False),
+    ),
+    (
+        gk.optim.NAdam(0.01, weight_decay=0.1, decoupled_weight_decay=True, momentum_decay=0.0),
+        nadam(0.01, 0.9, 0.999, 1e-8, 0.1, 0.0, True),
+    ),
+    (gk.optim.NAdam(0.01, beta1=0.0, beta2=0.0), nadam(0.01, 0.0, 0.0, 1e-8, 0.0, 4e-3, False)),
     (gk.optim.RMSProp(0.01), rmsprop(0.01, 0.99, 1e-8, 0.0, False, 0.0)),
     (gk.optim.RMSProp(0.01, momentum=0.9, weight_decay=0.1), rmsprop(0.01, 0.99, 1e-8, 0.9, False, 0.1)),
     (gk.optim.RMSProp(0.01, alpha=0.8, epsilon=0.01, centered=True), rmsprop(0.01, 0.8, 0.01, 0.0, True, 0.0)),

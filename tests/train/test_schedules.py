@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.errors import UsageError
+from graphkit.errors import RanksDiffer, UsageError
 
 STEPS = 40
 
@@ -165,3 +165,94 @@ def test_invalid_schedules_are_rejected(make):
 def test_a_cycle_of_few_steps_is_finite(steps):
     cycle = gk.optim.OneCycle(0.1, steps)
     assert all(0 < cycle(n) <= 0.1 for n in range(steps + 2))
+
+
+# --- functions --------------------------------------------------------------------------------------
+
+
+def linear_rate(step):
+    return 0.1 / (1 + step)
+
+
+def small_trainer(lr, **options):
+    x = gk.input("x", ["N", 6])
+    h = gk.nn.dropout(gk.tanh(gk.nn.linear(x, 8, name="fc1")), 0.3)
+    net = gk.Model({"logits": gk.nn.linear(h, 3, name="fc2")}, name="small", seed=0)
+    return gk.Trainer(net, optimizer=gk.optim.SGD(lr, momentum=0.9), seed=3, threads=1, **options)
+
+
+def small_data():
+    rng = np.random.default_rng(5)
+    return rng.standard_normal((44, 6), np.float32), rng.integers(0, 3, 44)
+
+
+class Table:
+    """A callable object."""
+
+    def __call__(self, step):
+        return np.float64(linear_rate(step))
+
+
+@pytest.mark.parametrize("function", [linear_rate, Table(), lambda step: np.asarray(0.1 / (1 + step))])
+def test_function_is_a_learning_rate_across_resume(tmp_path, function):
+    rates = []
+
+    class Rates(gk.Callback):
+        def on_step_end(self, trainer, numbers):
+            rates.append(numbers["learning_rate"])
+
+    whole = small_trainer(function)
+    straight = whole.fit(small_data(), epochs=2, batch_size=8, callbacks=Rates())
+    assert rates == [linear_rate(n) for n in range(1, 13)]
+    small_trainer(function).fit(small_data(), max_steps=8, batch_size=8, folder=tmp_path)
+    last = small_trainer(function)
+    last.resume(tmp_path)
+    assert last.learning_rate == linear_rate(8)
+    assert last.fit(small_data(), epochs=2, batch_size=8) == straight[1:]
+    assert all(whole.net.params[n].tobytes() == last.net.params[n].tobytes() for n in whole.net.params)
+
+
+def test_function_may_follow_a_warmup_and_be_scaled():
+    schedule = gk.optim.Warmup(linear_rate, 4)
+    assert [schedule(n) for n in (0, 3, 4, 5)] == pytest.approx([0.025, 0.1, 0.1, 0.05])
+    made = small_trainer(linear_rate)
+    made.rate_scale = 0.5
+    assert made.learning_rate == 0.05
+    assert gk.optim.SGD(linear_rate).describe()["lr"] == {"type": "function", "name": "linear_rate"}
+    with pytest.raises(UsageError, match="the learning rate is the function linear_rate, which a description does not"):
+        gk.optim.get(gk.optim.SGD(linear_rate).describe())
+
+
+@pytest.mark.parametrize("value", [-1e-3, float("nan"), float("inf"), None, "0.1", True, np.ones(2)])
+def test_value_of_a_function_that_is_no_rate_is_an_error(value):
+    made = small_trainer(lambda step: 0.1 if step < 2 else value)
+    x, y = small_data()
+    for _ in range(2):
+        made.step(x, y)
+    before = {n: a.tobytes() for n, a in made.net.params.items()}
+    with pytest.raises(UsageError, match=r"rate of update 2 \(counted from 0\) must be a finite number.*lambda"):
+        made.step(x, y)
+    assert before == {n: a.tobytes() for n, a in made.net.params.items()}
+
+
+def test_error_of_a_function_names_the_update():
+    made = small_trainer(lambda step: [0.1][step])
+    x, y = small_data()
+    made.step(x, y)
+    with pytest.raises(IndexError) as caught:
+        made.step(x, y)
+    assert "learning rate function" in caught.value.__notes__[0]
+    assert "for update 1" in caught.value.__notes__[0]
+
+
+def test_class_is_not_a_function():
+    with pytest.raises(UsageError, match=r"not the class Cosine; write Cosine\(...\)"):
+        gk.optim.SGD(gk.optim.Cosine)
+
+
+def test_ranks_with_other_functions_differ(on_ranks):
+    def work(store):
+        made = small_trainer(linear_rate if store.rank else lambda step: 0.2, kvstore=store)
+        return made.step(*small_data())
+
+    assert on_ranks(work, ends=RanksDiffer)

@@ -11,7 +11,7 @@ import numpy as np
 from graphkit.data import order
 from graphkit.data.dataset import TARGETS, Dataset, Splits
 from graphkit.data.preprocessing.column import Texts
-from graphkit.data.preprocessing.encoding import NUMBERS, Encoding, names_of, targets_of
+from graphkit.data.preprocessing.encoding import CODES, NUMBERS, Encoding, names_of, targets_of
 from graphkit.data.preprocessing.table_reading import Choice, Table, read_table
 from graphkit.errors import InputError, UsageError, did_you_mean
 
@@ -33,7 +33,7 @@ def load(
     target: str | Collection[str] | None = None, columns: str | Collection[str] | None = None,
     drop: str | Collection[str] = (), categorical: str | Collection[str] = (), categories: str = "onehot",
     missing: str = "raise", indicator: bool | str = False, scale: str = "none", header: bool | str | None = None,
-    delimiter: str | None = None,
+    delimiter: str | None = None, weight: str | None = None,
 ) -> Splits | Dataset:  # fmt: skip
     """Load (train, test) of the rows of a table; with test_fraction None, one data set of all rows.
 
@@ -50,15 +50,18 @@ def load(
         like: Data of the same table, whose encoding is used.
         header: See read_table.
         delimiter: See read_table.
+        weight: A column with weights of the samples. It is an array of this name, for `fit(sample_weight=...)`.
 
     Raises:
         InputError: A cell cannot be used. The message names file, line and column.
     """
     named, taken = names_of(target), names_of(columns)
-    choice = Choice((*taken, *named) if taken and named else None, names_of(drop), names_of(categorical))
+    further = (weight,) if weight else ()
+    choice = Choice((*taken, *named, *further) if taken and named else None, names_of(drop), names_of(categorical))
     table = read_table(path, choice, header=_flag("header", header), delimiter=delimiter)
-    named = _targets(table, named)
-    inputs = _inputs(table, named, taken)
+    weights = {} if weight is None else {weight: _weights(table, weight, named)}
+    named = _targets(table, named, weight)
+    inputs = _inputs(table, (*named, *further), taken)
     found = {name: targets_of(table, name) for name in named}
     targets, classes = found[named[0]] if len(named) == 1 else ({n: t for n, (t, _) in found.items()}, None)
     everything = np.arange(table.rows)
@@ -75,7 +78,7 @@ def load(
         )  # fmt: skip
 
     def part(rows: np.ndarray, name: str) -> TableData:
-        arrays = encoding.inputs(table, rows)
+        arrays = {**encoding.inputs(table, rows), **{name: array[rows] for name, array in weights.items()}}
         chosen = {n: t[rows] for n, t in targets.items()} if isinstance(targets, dict) else targets[rows]
         return TableData(
             arrays[NUMBERS] if list(arrays) == [NUMBERS] else arrays, chosen, encoding, classes=classes, name=name
@@ -86,14 +89,29 @@ def load(
     return Splits(part(train, f"{path} (train)"), part(test, f"{path} (test)"))
 
 
-def _targets(table: Table, named: tuple[str, ...]) -> tuple[str, ...]:
+def _weights(table: Table, name: str, targets: tuple[str, ...]) -> np.ndarray:
+    """Return the column of sample weights. Raises InputError if it is not one of numbers, or has another purpose."""
+    where = f"{table.path}: the column of sample weights, {name!r} (--weight-column),"
+    if name not in table.columns:
+        raise InputError(f"{table.path}: there is no column {name!r}{did_you_mean(name, table.columns)}")
+    if isinstance(table.columns[name], Texts):
+        raise InputError(f"{where} contains texts")
+    if name in targets or name in (NUMBERS, CODES):
+        raise InputError(f"{where} {'is a target' if name in targets else 'has the name of an input: rename it'}")
+    return targets_of(table, name)[0]
+
+
+def _targets(table: Table, named: tuple[str, ...], weight: str | None) -> tuple[str, ...]:
     if named:
         for name in named:
             if name not in table.columns:
                 raise InputError(f"{table.path}: there is no column {name!r}{did_you_mean(name, table.columns)}")
         return named
-    lower = {name.lower(): name for name in table.columns}
-    return (next((lower[name] for name in TARGETS if name in lower), list(table.columns)[-1]),)
+    columns = [name for name in table.columns if name != weight]
+    if not columns:
+        raise InputError(f"{table.path}: the only column, {weight!r}, contains the weights of the samples")
+    lower = {name.lower(): name for name in columns}
+    return (next((lower[name] for name in TARGETS if name in lower), columns[-1]),)
 
 
 def _inputs(table: Table, targets: tuple[str, ...], taken: tuple[str, ...]) -> list[str]:

@@ -34,10 +34,14 @@ class Term(NamedTuple):
 
 
 def quotient(total: Value, weight: Value) -> Term:
-    """Return the mean `total / weight` as a Term; `total` if the weight is 0. No gradient flows through the weight."""
-    weight = F.stop_gradient(F.cast(weight, to="float32"))
-    mean = F.div(F.cast(total, to="float32"), divisor(weight))
-    return Term(F.cast(mean, to=total.dtype), weight)
+    """Return the mean `total / weight` as a Term; `total` if the weight is 0. No gradient flows through the weight.
+
+    The mean is computed in float32, or in float64 if `total` is float64.
+    """
+    weight = F.stop_gradient(weight)
+    wide = total.dtype if total.dtype is DType.FLOAT64 else DType.FLOAT32
+    mean = F.div(F.cast(total, to=wide), divisor(F.cast(weight, to=wide)))
+    return Term(F.cast(mean, to=total.dtype), F.cast(weight, to="float32"))
 
 
 def divisor(total: Value) -> Value:
