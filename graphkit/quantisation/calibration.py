@@ -44,6 +44,22 @@ class Samples(NamedTuple):
         """The number of samples."""
         return sum(feed.size for feed in self.feeds)
 
+    def first(self, model: Model) -> dict[str, np.ndarray]:
+        """Return the arrays of the first batch in the types and fixed sizes of the inputs of a model.
+
+        If a fixed batch size is larger than the batch, its last sample is repeated.
+        """
+        found = {}
+        for name, kind in model.input_types.items():
+            array, axis = np.asarray(self.feeds[0].arrays[name]), self.axes.get(name, 0)
+            if isinstance(kind, TensorType):
+                array = array.astype(kind.dtype.numpy)
+                size = None if axis is None or kind.shape is None else kind.shape[axis]
+                if axis is not None and isinstance(size, int) and size != array.shape[axis]:
+                    array = np.take(array, np.minimum(np.arange(size), array.shape[axis] - 1), axis)
+            found[name] = array
+        return found
+
 
 def read_samples(model: Model, data: Any, count: int, batch_size: int) -> Samples:
     """Return at most `count` samples for the inputs of a model. From a data set in memory, they are evenly spaced.
@@ -66,7 +82,7 @@ def read_samples(model: Model, data: Any, count: int, batch_size: int) -> Sample
         data = Dataset(data, None)
     elif isinstance(data, (str, os.PathLike)):
         spec = os.fspath(data)
-        if _is_for_predict(spec):
+        if is_for_predict(spec):
             return _unlabelled(model, spec, count, batch_size)
         labelled = read_labelled(model, spec)
         data = read_labelled(model, spec, part="train").data if labelled.part == "test" else labelled.data
@@ -75,7 +91,10 @@ def read_samples(model: Model, data: Any, count: int, batch_size: int) -> Sample
         found = found.subset(np.linspace(0, len(found) - 1, count).astype(np.int64))
     feeds, left = [], count
     for batch in found.batches(batch_size, shuffle=False):
-        feeds.append(Feed(by_name(batch.inputs, tuple(types), "input"), batch.size))
+        arrays = by_name(batch.inputs, tuple(types), "input")
+        if missing := [name for name in types if name not in arrays]:
+            raise InputError(f"{found.name}: there is no array for input {missing[0]!r}; it has {', '.join(arrays)}")
+        feeds.append(Feed({name: arrays[name] for name in types}, batch.size))
         left -= batch.size
         if left <= 0:
             break
@@ -84,8 +103,8 @@ def read_samples(model: Model, data: Any, count: int, batch_size: int) -> Sample
     return Samples(feeds, dict(getattr(found, "axes", None) or {}))
 
 
-def _is_for_predict(spec: str) -> bool:
-    """Whether samples without targets are in a form that only `gk.predict` reads."""
+def is_for_predict(spec: str) -> bool:
+    """Whether a file or folder contains samples without targets, in a form that only `gk.predict` reads."""
     path = Path(spec)
     if path.is_dir():
         entries = list(path.iterdir())

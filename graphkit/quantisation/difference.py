@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,8 +89,7 @@ def output_differences(
     sums = {name: _Sums() for name in names}
     for feed in samples.feeds:
         exact = first.run(feed.arrays, feed.size, names)
-        renamed: Mapping[str, Any] = dict(zip(quantised.inputs, map(feed.arrays.__getitem__, model.inputs), strict=True))
-        found = second.run(renamed, feed.size, [same[name] for name in names])
+        found = second.run(feed.arrays, feed.size, [same[name] for name in names])
         for name, total in sums.items():
             total.add(exact[name], found[same[name]])
     return tuple(total.result(name) for name, total in sums.items() if total.elements or total.nonfinite)

@@ -15,7 +15,7 @@ from graphkit.onnx_io.quantise.scales import GRIDS
 from graphkit.quantisation.ranges import METHODS, collectors
 from graphkit.signatures import typed
 from graphkit.text import listed
-from graphkit.transforms.rewritten import Rewritten, message_of
+from graphkit.transforms.rewritten import Rewritten, evaluate_constants, message_of
 
 if TYPE_CHECKING:
     from graphkit.onnx_io.editing.reading import Message
@@ -176,17 +176,13 @@ def quantize(
         progress,
     )  # fmt: skip
     settings.check(data)
-    choice = Choice(_patterns(include), _patterns(exclude))
+    choice = Choice(tuple(include), tuple(exclude))
     label = model.name if isinstance(model, Model) else os.fspath(model)
     original = message_of(model, external_root)
     with warnings.catch_warnings():
         # Reading the original has given these warnings already.
         warnings.simplefilter("ignore", GraphkitWarning)
         return _quantized(original, data, settings, choice, label)
-
-
-def _patterns(given: Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _quantized(original: Message, data: Any, settings: _Settings, choice: Choice, label: str) -> Quantized:
@@ -199,7 +195,12 @@ def _quantized(original: Message, data: Any, settings: _Settings, choice: Choice
         from graphkit.onnx_io.quantise.static import StaticQuantiser
 
         quantiser = StaticQuantiser(
-            source, choice, grid=GRIDS[settings.activations], per_channel=settings.per_channel, label=label
+            source,
+            evaluate_constants,
+            choice,
+            grid=GRIDS[settings.activations],
+            per_channel=settings.per_channel,
+            label=label,
         )
         _require_layers(quantiser, label)
         message = quantiser.write(_ranges(quantiser, load(source), data, settings))
@@ -207,13 +208,13 @@ def _quantized(original: Message, data: Any, settings: _Settings, choice: Choice
     elif settings.mode == "dynamic":
         from graphkit.onnx_io.quantise.dynamic import DynamicQuantiser
 
-        quantiser = DynamicQuantiser(source, choice, per_channel=settings.per_channel, label=label)
+        quantiser = DynamicQuantiser(source, evaluate_constants, choice, per_channel=settings.per_channel, label=label)
         message = quantiser.write()
     else:
         from graphkit.onnx_io.quantise.weights import WeightQuantiser
 
         quantiser = WeightQuantiser(
-            source, choice, bits=settings.bits, block=settings.block, standard=settings.standard,
+            source, evaluate_constants, choice, bits=settings.bits, block=settings.block, standard=settings.standard,
             per_channel=settings.per_channel, label=label,
         )  # fmt: skip
         message = quantiser.write()

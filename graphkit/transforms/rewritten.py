@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from graphkit.errors import GraphkitWarning, UsageError
 from graphkit.model import Model, load
@@ -78,3 +81,8 @@ def message_of(model: Model | str | os.PathLike[str], external_root: str | os.Pa
     from graphkit.onnx_io.editing.reading import read_message
 
     return read_message(model, external_root)
+
+
+def evaluate_constants(model: Message) -> Mapping[str, np.ndarray]:
+    """Compute the outputs of a model without inputs."""
+    return load(model).run({})

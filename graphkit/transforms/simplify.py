@@ -8,16 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from graphkit.config import memory_size
 from graphkit.errors import GraphkitWarning, UsageError
-from graphkit.model import Model, load
+from graphkit.model import Model
 from graphkit.signatures import typed
-from graphkit.transforms.rewritten import Rewritten, message_of
+from graphkit.transforms.rewritten import Rewritten, evaluate_constants, message_of
 
 if TYPE_CHECKING:
-    from graphkit.onnx_io.editing.reading import Message
+    pass
 
 # Bytes that constants may add to a file.
 FOLD_LIMIT = 1 << 20
@@ -78,13 +76,8 @@ def simplify_onnx(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GraphkitWarning)
         for allowed in dict.fromkeys((limit, 0)):
-            found = simplified(original, _evaluate, shapes=shapes or {}, limit=allowed, label=label)
+            found = simplified(original, evaluate_constants, shapes=shapes or {}, limit=allowed, label=label)
             after = contents(found)
             if after.node_count <= before.node_count and after.nbytes <= before.nbytes + limit:
                 return Simplified(original, found, before, after)
     return Simplified(original, original, before, before)
-
-
-def _evaluate(model: Message) -> Mapping[str, np.ndarray]:
-    """Compute the outputs of a model without inputs."""
-    return load(model).run({})

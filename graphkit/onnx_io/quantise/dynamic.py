@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, TensorProto
 
+from graphkit.onnx_io.editing.constants import Evaluate
 from graphkit.onnx_io.editing.document import Node
 from graphkit.onnx_io.quantise.editing import Editor, prepared, quantised_weight
 from graphkit.onnx_io.quantise.layers import Choice, Kept, Layer, Layers, find_layers, name_of
@@ -15,13 +16,14 @@ class DynamicQuantiser:
 
     Args:
         model: The model, of opset 11 or newer.
+        evaluate: Computes the outputs of a model without inputs.
         choice: Which layers to quantise.
         per_channel: Whether each output channel of a weight has a scale.
         label: Name of the file, for errors.
     """
 
-    def __init__(self, model: ModelProto, choice: Choice, *, per_channel: bool, label: str):
-        self.document, types = prepared(model, label)
+    def __init__(self, model: ModelProto, evaluate: Evaluate, choice: Choice, *, per_channel: bool, label: str):
+        self.document, types = prepared(model, evaluate, label)
         self._editor = Editor(self.document)
         self._per_channel = per_channel
         self.layers: Layers = find_layers(self.document, types, choice)
@@ -128,4 +130,3 @@ class DynamicQuantiser:
             return self.document.add(array.reshape(shape), f"{name}_column")
         beta = float(node.attribute("beta", 1.0))
         return name if beta == 1 else self.document.add((array * beta).astype(array.dtype), f"{name}_scaled")
-

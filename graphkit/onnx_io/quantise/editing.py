@@ -17,25 +17,38 @@ from graphkit.onnx_io.editing.rules import Round
 from graphkit.onnx_io.quantise.layers import Layer
 from graphkit.onnx_io.quantise.scales import INT8, integers, weight_scales
 
+# Bytes that computed constants may add to a file.
+_BUDGET = 1 << 20
 _FOLDED: tuple[Callable[[Round], None], ...] = (products.affine_products, products.biased_products)
 
 
-def prepared(model: ModelProto, label: str, *, folds: bool = True) -> tuple[Document, Mapping[str, Type]]:
+def prepared(
+    model: ModelProto, evaluate: constants.Evaluate, label: str, *, folds: bool = True
+) -> tuple[Document, Mapping[str, Type]]:
     """Return a model to edit, and the types of its values.
 
-    Constant nodes become initialisers. With `folds`, batch normalisation is folded into the convolution or matrix
-    product before it, and a bias after a matrix product becomes part of it. All other nodes stay.
+    Constant nodes become initialisers, and values that only depend on initialisers are computed. With `folds`, batch
+    normalisation is folded into the convolution or matrix product before it, and a bias after a matrix product becomes
+    part of it. All other nodes stay.
+
+    Args:
+        model: The model.
+        evaluate: Computes the outputs of a model without inputs.
+        label: Name of the file, for errors.
+        folds: See above.
     """
     document = Document(model)
     constants.constant_nodes(Round(document, {}))
-    types = observe(document, label)
+    round = Round(document, observe(document, label), _BUDGET)
+    constants.fold(round, evaluate)
+    document.sweep()
     if not folds:
-        return document, types
-    round = Round(document, types)
+        return document, observe(document, label) if round.changes else round.types
+    round = Round(document, observe(document, label) if round.changes else round.types)
     for rule in _FOLDED:
         rule(round)
     document.sweep()
-    return document, observe(document, label) if round.changes else types
+    return document, observe(document, label) if round.changes else round.types
 
 
 class Editor:
@@ -58,7 +71,13 @@ class Editor:
         return Node(proto, inputs, outputs, {})
 
     def dequantised(
-        self, name: str, numbers: np.ndarray, scale: np.ndarray, axis: int | None = None, *, zero: bool = True,
+        self,
+        name: str,
+        numbers: np.ndarray,
+        scale: np.ndarray,
+        axis: int | None = None,
+        *,
+        zero: bool = True,
         **attributes: Any,
     ) -> Node:
         """Add quantised numbers and their scale; return the node that dequantises them.
@@ -77,7 +96,9 @@ class Editor:
             operands.append(document.add(np.zeros(scale.shape, numbers.dtype), f"{name}_zero_point"))
         if scale.ndim:
             attributes["axis"] = axis
-        return self.node("DequantizeLinear", operands, [document.fresh(f"{name}_DequantizeLinear_Output")], **attributes)
+        return self.node(
+            "DequantizeLinear", operands, [document.fresh(f"{name}_DequantizeLinear_Output")], **attributes
+        )
 
 
 def quantised_weight(layer: Layer, per_channel: bool) -> tuple[np.ndarray, np.ndarray, int | None]:

@@ -1,4 +1,4 @@
-"""Scales, zero points and integers of quantised tensors. Zeros, types and formulas are those of ONNX Runtime's tools."""
+"""Scales, zero points and integers of quantised tensors, by the formulas of ONNX Runtime's tools."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def bias_integers(bias: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 class Blocks(NamedTuple):
     """A weight matrix [columns, terms] in blocks of terms: unsigned integers [columns, blocks, terms of a block], and
-    scales and zero points [columns, blocks]."""
+    scales and zero points [columns, blocks].
+    """
 
     numbers: np.ndarray
     scales: np.ndarray

@@ -8,6 +8,7 @@ import numpy as np
 from onnx import ModelProto, ValueInfoProto
 
 from graphkit.ir.types import TensorType
+from graphkit.onnx_io.editing.constants import Evaluate
 from graphkit.onnx_io.editing.document import Node
 from graphkit.onnx_io.quantise.editing import Editor, place_before, prepared
 from graphkit.onnx_io.quantise.layers import Choice, Kept, Layer, Layers, find_layers, name_of
@@ -33,6 +34,7 @@ class StaticQuantiser:
 
     Args:
         model: The model, of opset 13 or newer; 19 for float16.
+        evaluate: Computes the outputs of a model without inputs.
         choice: Which layers and nodes to quantise.
         grid: The integers of activations.
         per_channel: Whether each output channel of a weight has a scale.
@@ -43,8 +45,10 @@ class StaticQuantiser:
         observed: Names of the values whose ranges `write` needs.
     """
 
-    def __init__(self, model: ModelProto, choice: Choice, *, grid: Grid, per_channel: bool, label: str):
-        self.document, self._types = prepared(model, label)
+    def __init__(
+        self, model: ModelProto, evaluate: Evaluate, choice: Choice, *, grid: Grid, per_channel: bool, label: str
+    ):
+        self.document, self._types = prepared(model, evaluate, label)
         self._editor = Editor(self.document)
         self._grid, self._per_channel = grid, per_channel
         self.layers: Layers = self._top_level(find_layers(self.document, self._types, choice))

@@ -6,6 +6,8 @@ import ml_dtypes
 import numpy as np
 from onnx import ModelProto
 
+from graphkit.onnx_io.editing.constants import Evaluate
+from graphkit.onnx_io.editing.document import Node
 from graphkit.onnx_io.quantise.editing import Editor, place_before, prepared, quantised_weight, require_domain
 from graphkit.onnx_io.quantise.layers import Choice, Kept, Layer, Layers, find_layers, name_of
 from graphkit.onnx_io.quantise.scales import in_blocks, packed
@@ -18,6 +20,7 @@ class WeightQuantiser:
 
     Args:
         model: The model, of opset 13, or of opset 21 for blocks of standard operators.
+        evaluate: Computes the outputs of a model without inputs.
         choice: Which layers to quantise.
         bits: 4 or 8.
         block: Terms that share a scale: MatMul and Gemm become MatMulNBits of com.microsoft. None: one scale for each
@@ -28,17 +31,17 @@ class WeightQuantiser:
     """
 
     def __init__(
-        self, model: ModelProto, choice: Choice, *, bits: int, block: int | None, standard: bool, per_channel: bool,
-        label: str,
+        self, model: ModelProto, evaluate: Evaluate, choice: Choice, *, bits: int, block: int | None, standard: bool,
+        per_channel: bool, label: str,
     ):  # fmt: skip
-        self.document, types = prepared(model, label, folds=False)
+        self.document, types = prepared(model, evaluate, label, folds=False)
         self._editor = Editor(self.document)
         self._bits, self._block, self._standard, self._per_channel = bits, block, standard, per_channel
         self.layers: Layers = find_layers(self.document, types, choice)
         for node in self.layers.products:
             self.layers.kept.append(Kept(name_of(node), node.kind, "it multiplies two computed matrices"))
-        # Results of DequantizeLinear by scope, weight and axis; operands of MatMulNBits by weight and axis.
-        self._done: dict[tuple[int, str, int | None], str] = {}
+        # Results of DequantizeLinear, and operands of MatMulNBits, by weight and axis.
+        self._done: dict[tuple[str, int | None], str] = {}
         self._packed: dict[tuple[str, int | None], list[str]] = {}
 
     def write(self) -> ModelProto:
@@ -76,20 +79,27 @@ class WeightQuantiser:
 
     def _channels(self, layer: Layer) -> None:
         """Store int8 numbers, with a scale for each channel."""
-        key = (id(layer.scope), layer.name, layer.axis)
+        key = (layer.name, layer.axis)
         if key not in self._done:
             numbers, scale, axis = quantised_weight(layer, self._per_channel)
             node = self._editor.dequantised(layer.name, numbers, scale, axis)
-            place_before(layer.scope, layer.node, [node])
+            self._place(node)
             self._done[key] = node.outputs[0]
         layer.node.inputs[1] = self._done[key]
+
+    def _place(self, node: Node) -> None:
+        """Put the dequantisation of a weight at the beginning of the top-level graph.
+
+        ONNX Runtime 1.32 refuses a DequantizeLinear in a subgraph whose operands are initialisers of an outer graph.
+        """
+        self.document.top.nodes.insert(0, node)
 
     def _blocked(self, layer: Layer) -> None:
         """Store integers of 4 or 8 bits in blocks, which DequantizeLinear of opset 21 dequantises."""
         matrix, block = layer.matrix, self._block
         assert matrix is not None
         assert block is not None
-        key = (id(layer.scope), layer.name, layer.axis)
+        key = (layer.name, layer.axis)
         if key not in self._done:
             found = in_blocks(matrix, self._bits, block)
             kind = np.dtype(ml_dtypes.uint4) if self._bits == 4 else np.dtype(np.uint8)
@@ -103,7 +113,7 @@ class WeightQuantiser:
             result = self.document.fresh(f"{layer.name}_DequantizeLinear_Output")
             axis = 1 - (layer.axis or 0)
             node = self._editor.node("DequantizeLinear", operands, [result], axis=axis, block_size=block)
-            place_before(layer.scope, layer.node, [node])
+            self._place(node)
             self._done[key] = result
         layer.node.inputs[1] = self._done[key]
 
@@ -136,4 +146,3 @@ class WeightQuantiser:
             return
         made.proto.name = node.proto.name or made.proto.name
         layer.scope.nodes[layer.scope.nodes.index(node)] = made
-
