@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -118,6 +120,11 @@ _KEPT = 20
     "--max-drop", group=COMPARISON, type=FloatRange(0, 1), metavar="SHARE",
     help="Write nothing, with exit code 1, if the accuracy on DATA falls by more than this, such as 0.01.",
 )  # fmt: skip
+@option(
+    "--search", "searches", group=COMPARISON, is_flag=True,
+    help="If the accuracy falls by more than --max-drop, find the layers that must stay in float. Each layer is "
+    "quantised alone once, and the model is evaluated several times.",
+)  # fmt: skip
 @partial(verify_option, text="Run the result in graphkit and in ONNX Runtime, and compare the outputs.")
 @tolerance_options
 @image_options
@@ -129,8 +136,9 @@ def command(
     model: str, output: str, inputs: tuple[str, ...], fill: str, seed: int, spec: str | None, part: str | None,
     data_options: tuple[str, ...], batch_axes: tuple[str, ...], samples: int, batch_size: int, mode: str, method: str,
     percentile: float, activations: str, per_channel: bool, bits: str, block_size: int | None, standard: bool,
-    include: tuple[str, ...], exclude: tuple[str, ...], output_name: str | None, max_drop: float | None, check: bool,
-    rtol: float | None, atol: float | None, threads: int | None, external_root: str | None, as_json: bool, **image: Any,
+    include: tuple[str, ...], exclude: tuple[str, ...], output_name: str | None, max_drop: float | None, searches: bool,
+    check: bool, rtol: float | None, atol: float | None, threads: int | None, external_root: str | None, as_json: bool,
+    **image: Any,
 ) -> int:  # fmt: skip
     """Quantise MODEL (.onnx, .json or a run folder) after training, and write it to OUTPUT (.onnx or .json).
 
@@ -150,27 +158,43 @@ def command(
     """
     if not output.endswith((".onnx", ".json")):
         raise UsageError(f"{output}: the name of the output file must end in .onnx or .json")
+    if not Path(output).parent.is_dir():
+        raise UsageError(f"{output}: there is no folder {Path(output).parent}")
     if spec is None and (max_drop is not None or part is not None):
         raise UsageError("--max-drop and --part need labelled data (--data)")
     net = read_model(model, external_root, best=True)
     data = _Data.read(net, spec, part, data_options, batch_axes, samples, batch_size)
     if max_drop is not None and data.labelled is None:
         raise UsageError(f"--max-drop: {spec} has no targets, so there is no accuracy")
-    found = quantize(
-        model if model.endswith(".onnx") else net, data.samples if mode == "static" else None, mode=mode, method=method,
-        percentile=percentile, activations=activations, per_channel=per_channel, bits=int(bits), block_size=block_size,
-        standard=standard, include=include, exclude=exclude, threads=threads, external_root=external_root,
-        progress=None,
-    )  # fmt: skip
-    for note in found.notes:
+    if searches and max_drop is None:
+        raise UsageError("--search needs the largest drop of the accuracy that is allowed (--max-drop)")
+
+    def make(included: Sequence[str], excluded: Sequence[str]) -> Quantized:
+        return quantize(
+            model if model.endswith(".onnx") else net, data.samples if mode == "static" else None, mode=mode,
+            method=method, percentile=percentile, activations=activations, per_channel=per_channel, bits=int(bits),
+            block_size=block_size, standard=standard, include=included or include, exclude=[*exclude, *excluded],
+            threads=threads, external_root=external_root, progress=None,
+        )  # fmt: skip
+
+    results = _Results(net, make((), ()), data.compared(net, inputs, fill, seed, image), threads)
+    results.measure(data.labelled, output_name)
+    if searches and max_drop is not None and results.drop() > max_drop:
+        from graphkit.quantisation.search import search_layers
+
+        found = search_layers(
+            results.found, make, lambda each: results.like(each).sqnr(),
+            lambda each: results.like(each).evaluated(data.labelled, output_name).drop() <= max_drop, progress=None,
+        )  # fmt: skip
+        results = results.like(found)
+        results.measure(data.labelled, output_name)
+    for note in results.found.notes:
         log(f"{model}: {note}")
-    results = _Results(found, data.compared(net, inputs, fill, seed, image))
-    results.measure(net, data.labelled, output_name, threads)
     if check:
-        results.verify(rtol, atol, threads)
+        results.verify(rtol, atol)
     passed = results.passes(max_drop)
     if passed:
-        found.save(output)
+        results.found.save(output)
     if as_json:
         print_json("quantize", {"file": output if passed else None, **results.as_dict()})
     else:
@@ -228,45 +252,63 @@ class _Data:
 class _Results:
     """What is known of a quantised model: metrics, differences of outputs, and the comparison with ONNX Runtime."""
 
-    def __init__(self, found: Quantized, samples: Samples):
-        self.found, self.samples = found, samples
+    def __init__(self, net: Model, found: Quantized, samples: Samples, threads: int | None):
+        self.net, self.found, self.samples, self.threads = net, found, samples, threads
         self.before: Evaluation | None = None
         self.after: Evaluation | None = None
         self.differences: tuple[OutputDifference, ...] = ()
         self.verification: Any = None
         self.reason = ""
 
-    def measure(self, net: Model, labelled: Dataset | None, output: str | None, threads: int | None) -> None:
+    def like(self, found: Quantized) -> _Results:
+        """Return the same for another form of the model, which is not measured yet."""
+        made = _Results(self.net, found, self.samples, self.threads)
+        made.before = self.before
+        return made
+
+    def measure(self, labelled: Dataset | None, output: str | None) -> None:
         """Compare the outputs with those of the float model, and evaluate both on labelled data."""
-        from graphkit.inference.evaluate import evaluate
         from graphkit.quantisation.difference import output_differences
 
-        self.differences = output_differences(net, self.found.model, self.samples, threads=threads)
-        if labelled is not None:
-            self.before, self.after = (
-                evaluate(each, labelled, output=output, worst=0, threads=threads, progress=None)
-                for each in (net, self.found.model)
-            )
+        self.differences = output_differences(self.net, self.found.model, self.samples, threads=self.threads)
+        self.evaluated(labelled, output)
 
-    def verify(self, rtol: float | None, atol: float | None, threads: int | None) -> None:
+    def evaluated(self, labelled: Dataset | None, output: str | None) -> _Results:
+        """Evaluate the quantised model, and the float model if that was not done before."""
+        from graphkit.inference.evaluate import evaluate
+
+        if labelled is not None:
+            metrics = {"output": output, "worst": 0, "threads": self.threads, "progress": None}
+            self.before = self.before or evaluate(self.net, labelled, **metrics)
+            self.after = evaluate(self.found.model, labelled, **metrics)
+        return self
+
+    def sqnr(self) -> float:
+        """Return the lowest signal-to-noise ratio of an output."""
+        self.measure(None, None)
+        return min((d.sqnr for d in self.differences), default=math.inf)
+
+    def verify(self, rtol: float | None, atol: float | None) -> None:
         """Compare graphkit with ONNX Runtime on the first batch."""
         from graphkit.checks.verify import verify
 
         quantised = self.found.model
         self.verification = verify(
-            quantised, self.samples.first(quantised), source=self.found.message, rtol=rtol, atol=atol, threads=threads
-        )
+            quantised, self.samples.first(quantised), source=self.found.message, rtol=rtol, atol=atol,
+            threads=self.threads,
+        )  # fmt: skip
 
     def passes(self, max_drop: float | None) -> bool:
         """Return whether the file may be written; if not, `reason` says why."""
-        drop = self._drop() if max_drop is not None else None
+        drop = self.drop() if max_drop is not None else None
         if self.verification is not None and not self.verification.passed:
             self.reason = f"the comparison of graphkit and ONNX Runtime: {self.verification.verdict}"
         elif max_drop is not None and drop is not None and drop > max_drop:
             self.reason = f"the accuracy falls by {drop:.4f}, more than {max_drop:g} (--max-drop)"
         return not self.reason
 
-    def _drop(self) -> float:
+    def drop(self) -> float:
+        """Return by how much the accuracy falls."""
         assert self.before is not None
         assert self.after is not None
         if "accuracy" not in self.before.metrics:
@@ -291,6 +333,12 @@ class _Results:
             "verification": None if self.verification is None else self.verification.as_dict(),
         }
 
+    @property
+    def _compared(self) -> str:
+        """The samples on which outputs are compared."""
+        generated = all(axis is None for axis in self.samples.axes.values()) and self.samples.axes
+        return "one batch of inputs" if generated else quantity(self.samples.count, "sample")
+
     def print(self, model: str) -> None:
         """Print tables: size and metrics, differences of outputs, layers that stay in float."""
         found = self.found
@@ -304,7 +352,7 @@ class _Results:
         print_table(title, ["", "before", "after"], rows)
         if self.differences:
             print_table(
-                f"difference of the outputs, {quantity(self.samples.count, 'sample')}",
+                f"difference of the outputs, {self._compared}",
                 ["output", "SQNR", "largest difference", "largest output"],
                 [(d.name, _decibels(d.sqnr), f"{d.max_abs:.4g}", f"{d.largest:.4g}") for d in self.differences],
             )

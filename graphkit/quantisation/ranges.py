@@ -136,6 +136,8 @@ class Entropy:
         low, high = self.histogram.extremes
         counts = self.histogram.counts
         magnitudes = counts[_BINS:] + counts[:_BINS][::-1]
+        # Zeros are exact for every threshold, and would outweigh all other values.
+        magnitudes[0] = magnitudes[1]
         levels = _SIGNED if low < 0 < high else _UNSIGNED
         if np.count_nonzero(magnitudes) <= 1:
             return Range(low, high)

@@ -98,7 +98,7 @@ def test_blocks_are_stored_as_the_standard_defines_them(tmp_path):
     restored = (made["w_quantized"].astype(np.float32) - made["w_zero_point"].astype(np.float32)[each]) * made[
         "w_scale"
     ][each]
-    assert np.abs(restored - w).max() <= made["w_scale"].max() * 0.51
+    assert np.all(np.abs(restored - w) <= made["w_scale"][each] * 1.001)
     dequantise = next(n for n in found.message.graph.node if n.op_type == "DequantizeLinear")
     assert {a.name: a.i for a in dequantise.attribute} == {"axis": 0, "block_size": 32}
 
