@@ -178,6 +178,7 @@ def command(
         )  # fmt: skip
 
     results = _Results(net, make((), ()), data.compared(net, inputs, fill, seed, image), threads)
+    results.generated = data.samples is None
     results.measure(data.labelled, output_name)
     if searches and max_drop is not None and results.drop() > max_drop:
         from graphkit.quantisation.search import search_layers
@@ -254,6 +255,7 @@ class _Results:
 
     def __init__(self, net: Model, found: Quantized, samples: Samples, threads: int | None):
         self.net, self.found, self.samples, self.threads = net, found, samples, threads
+        self.generated = False
         self.before: Evaluation | None = None
         self.after: Evaluation | None = None
         self.differences: tuple[OutputDifference, ...] = ()
@@ -263,7 +265,7 @@ class _Results:
     def like(self, found: Quantized) -> _Results:
         """Return the same for another form of the model, which is not measured yet."""
         made = _Results(self.net, found, self.samples, self.threads)
-        made.before = self.before
+        made.before, made.generated = self.before, self.generated
         return made
 
     def measure(self, labelled: Dataset | None, output: str | None) -> None:
@@ -275,13 +277,15 @@ class _Results:
 
     def evaluated(self, labelled: Dataset | None, output: str | None) -> _Results:
         """Evaluate the quantised model, and the float model if that was not done before."""
+        if labelled is not None:
+            self.before = self.before or self._evaluate(self.net, labelled, output)
+            self.after = self._evaluate(self.found.model, labelled, output)
+        return self
+
+    def _evaluate(self, net: Model, labelled: Dataset, output: str | None) -> Evaluation:
         from graphkit.inference.evaluate import evaluate
 
-        if labelled is not None:
-            metrics = {"output": output, "worst": 0, "threads": self.threads, "progress": None}
-            self.before = self.before or evaluate(self.net, labelled, **metrics)
-            self.after = evaluate(self.found.model, labelled, **metrics)
-        return self
+        return evaluate(net, labelled, output=output, worst=0, threads=self.threads, progress=None)
 
     def sqnr(self) -> float:
         """Return the lowest signal-to-noise ratio of an output."""
@@ -327,7 +331,7 @@ class _Results:
         )  # fmt: skip
         return {
             **self.found.as_dict(),
-            "samples": self.samples.count,
+            "samples": None if self.generated else self.samples.count,
             "evaluation": evaluations,
             "differences": [difference.as_dict() for difference in self.differences],
             "verification": None if self.verification is None else self.verification.as_dict(),
@@ -336,8 +340,7 @@ class _Results:
     @property
     def _compared(self) -> str:
         """The samples on which outputs are compared."""
-        generated = all(axis is None for axis in self.samples.axes.values()) and self.samples.axes
-        return "one batch of inputs" if generated else quantity(self.samples.count, "sample")
+        return "one batch of inputs" if self.generated else quantity(self.samples.count, "sample")
 
     def print(self, model: str) -> None:
         """Print tables: size and metrics, differences of outputs, layers that stay in float."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ class Feed(NamedTuple):
     size: int
 
 
-class Samples(NamedTuple):
+@dataclass(frozen=True)
+class Samples:
     """Batches of samples, and the axis that counts samples by input name, where it is not the first."""
 
     feeds: Sequence[Feed]

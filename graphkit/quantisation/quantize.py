@@ -187,8 +187,11 @@ def quantize(
 
 def _quantized(original: Message, data: Any, settings: _Settings, choice: Choice, label: str) -> Quantized:
     from graphkit.onnx_io.editing.reading import contents
+    from graphkit.onnx_io.quantise.layers import functions_with_layers
 
     source, notes = _raised(original, settings)
+    if inside := functions_with_layers(source):
+        notes = (*notes, f"layers inside functions stay in float: {listed(inside, len(inside))}")
     quantiser: StaticQuantiser | DynamicQuantiser | WeightQuantiser
     between: Sequence[str] = ()
     if settings.mode == "static":

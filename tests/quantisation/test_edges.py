@@ -243,3 +243,21 @@ def test_differences_of_outputs(tmp_path):
     assert difference.sqnr == pytest.approx(decibels(exact, other))
     assert difference.max_abs == pytest.approx(np.abs(exact - other).max(), rel=1e-6)
     assert output_differences(net, net, samples)[0].sqnr == np.inf
+
+
+def test_layers_inside_functions_stay_in_float(tmp_path):
+    """A function of the file with a Conv, beside a Conv outside of it."""
+    proto = one_conv()
+    inner = helper.make_function(
+        "own", "Twice", ["a", "k"], ["b"], [node("Conv", ["a", "k"], ["b"])], [helper.make_opsetid("", 17)]
+    )
+    proto.functions.append(inner)
+    proto.opset_import.append(helper.make_opsetid("own", 1))
+    proto.graph.node.append(node("Twice", ["y", "v"], ["z"], domain="own"))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(floats(2, 3, 2, 2, seed=4), "v"))
+    proto.graph.output[0].name = "z"
+    x = floats(2, 2, 4, 4, seed=2)
+    found = gk.quantize(saved(proto, tmp_path), x)
+    assert found.notes == ("layers inside functions stay in float: Twice",)
+    assert found.layers == (("conv", "Conv"),)
+    assert decibels(run(proto, {"x": x})[0], run(found.message, {"x": x})[0]) > 28

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import numpy as np
+from onnx import ModelProto
 
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.ir.types import DType, TensorType, Type
@@ -128,6 +129,11 @@ def find_layers(document: Document, types: Mapping[str, Type], choice: Choice) -
             else:
                 result.kept.append(Kept(name_of(node), node.kind, found))
     return result
+
+
+def functions_with_layers(model: ModelProto) -> list[str]:
+    """Return the names of the functions of a file that contain layers. These stay in float."""
+    return [found.name for found in model.functions if any(node.op_type in PRODUCTS for node in found.node)]
 
 
 _COMPUTED = "its weight is not constant"

@@ -87,7 +87,8 @@ def integers(array: np.ndarray, scale: np.ndarray, grid: Grid, axis: int | None 
     if axis is not None and scale.ndim:
         scale = scale.reshape([-1 if i == axis else 1 for i in range(array.ndim)])
     rounded = np.rint(array.astype(wide) / scale.astype(wide))
-    return np.clip(rounded, grid.least, grid.most).astype(grid.dtype)
+    found: np.ndarray = np.clip(rounded, grid.least, grid.most).astype(grid.dtype)
+    return found
 
 
 def bias_integers(bias: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -130,4 +131,5 @@ def packed(numbers: np.ndarray, bits: int) -> np.ndarray:
         return numbers
     if numbers.shape[-1] % 2:
         numbers = np.concatenate([numbers, np.zeros_like(numbers[..., :1])], -1)
-    return (numbers[..., ::2] | (numbers[..., 1::2] << 4)).astype(np.uint8)
+    pairs: np.ndarray = (numbers[..., ::2] | (numbers[..., 1::2] << 4)).astype(np.uint8)
+    return pairs

@@ -77,13 +77,10 @@ class Selection:
         match node.kind:
             case "Resize":
                 tiling = node.attribute("coordinate_transformation_mode", b"half_pixel")
-                return node.attribute("mode", b"nearest") == b"nearest" and tiling != b"tf_crop_and_resize"
+                return bool(node.attribute("mode", b"nearest") == b"nearest" and tiling != b"tf_crop_and_resize")
             case "Pad":
                 fill = self._document.array(node.input(2)) if node.input(2) else np.zeros(1)
-                zeros = fill is not None and not fill.any()
-                return node.attribute("mode", b"constant") != b"constant" or (
-                    zeros and node.attribute("value", 0.0) == 0
-                )
+                return bool(node.attribute("mode", b"constant") != b"constant" or (fill is not None and not fill.any()))
             case "Add":
                 # The bias of a product of more than two axes is added to floats, which costs no precision.
                 return not self._constants(node) or all(
