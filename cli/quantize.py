@@ -26,7 +26,7 @@ from graphkit.cli._options import (
 )
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._ranges import FloatRange, IntRange
-from graphkit.errors import CheckFailed, UsageError
+from graphkit.errors import UsageError
 from graphkit.onnx_io.quantise.scales import GRIDS
 from graphkit.quantisation.quantize import BATCH_SIZE, BLOCK_SIZE, MODES, PERCENTILE, SAMPLES, Quantized, quantize
 from graphkit.quantisation.ranges import METHODS
@@ -34,6 +34,7 @@ from graphkit.text import human, quantity
 
 if TYPE_CHECKING:
     from graphkit.data import Dataset
+    from graphkit.data.images.feeding import Said
     from graphkit.inference.evaluation import Evaluation
     from graphkit.model import Model
     from graphkit.quantisation.calibration import Samples
@@ -163,21 +164,24 @@ def command(
     if spec is None and (max_drop is not None or part is not None):
         raise UsageError("--max-drop and --part need labelled data (--data)")
     net = read_model(model, external_root, best=True)
-    data = _Data.read(net, spec, part, data_options, batch_axes, samples, batch_size)
+    images = images_of(image)
+    data = _Data.read(net, spec, part, data_options, batch_axes, samples, batch_size, images)
     if max_drop is not None and data.labelled is None:
         raise UsageError(f"--max-drop: {spec} has no targets, so there is no accuracy")
     if searches and max_drop is None:
         raise UsageError("--search needs the largest drop of the accuracy that is allowed (--max-drop)")
 
+    compared = data.compared(net, inputs, fill, seed, images)
+
     def make(included: Sequence[str], excluded: Sequence[str]) -> Quantized:
         return quantize(
-            model if model.endswith(".onnx") else net, data.samples if mode == "static" else None, mode=mode,
+            model if model.endswith((".onnx", ".json")) else net, data.samples if mode == "static" else None, mode=mode,
             method=method, percentile=percentile, activations=activations, per_channel=per_channel, bits=int(bits),
             block_size=block_size, standard=standard, include=included or include, exclude=[*exclude, *excluded],
             threads=threads, external_root=external_root, progress=None,
         )  # fmt: skip
 
-    results = _Results(net, make((), ()), data.compared(net, inputs, fill, seed, image), threads)
+    results = _Results(net, make((), ()), compared, threads)
     results.generated = data.samples is None
     results.measure(data.labelled, output_name)
     if searches and max_drop is not None and results.drop() > max_drop:
@@ -216,17 +220,22 @@ class _Data:
     @classmethod
     def read(
         cls, net: Model, spec: str | None, part: str | None, options: tuple[str, ...], batch_axes: tuple[str, ...],
-        count: int, batch_size: int,
+        count: int, batch_size: int, images: Said,
     ) -> _Data:  # fmt: skip
         from graphkit.cli.train.data import axis_options
         from graphkit.data import LazyDataset
+        from graphkit.data.images.feeding import Said
         from graphkit.inference.labelled_data import read_labelled
         from graphkit.quantisation.calibration import is_for_predict, read_samples
 
         if spec is None:
             return cls(None, None)
         if is_for_predict(spec):
-            return cls(read_samples(net, spec, count, batch_size), None)
+            if part is not None or options or batch_axes:
+                raise UsageError(f"--part, --data-option and --batch-axis are for labelled data, but not for {spec}")
+            return cls(read_samples(net, spec, count, batch_size, images=images), None)
+        if images != Said():
+            raise UsageError(f"--image-scale and similar options are not for labelled data ({spec}): use --data-option")
         axes, choices = axis_options(batch_axes), source_options(options)
         found, chosen = read_labelled(net, spec, part=part, axes=axes, **choices)
         train = found
@@ -237,7 +246,7 @@ class _Data:
         log(f"{train.name}: {quantity(samples.count, 'sample')} of {len(train):,} for calibration")
         return cls(samples, found if has_targets else None)
 
-    def compared(self, net: Model, inputs: tuple[str, ...], fill: str, seed: int, image: dict[str, Any]) -> Samples:
+    def compared(self, net: Model, inputs: tuple[str, ...], fill: str, seed: int, images: Said) -> Samples:
         """Return the samples on which outputs are compared: those of the data, else one batch of the inputs."""
         from graphkit.cli._inputs import feeds_for
         from graphkit.quantisation.calibration import Feed, Samples
@@ -246,7 +255,7 @@ class _Data:
             if inputs:
                 raise UsageError(f"give either inputs ({inputs[0]}) or --data, not both")
             return self.samples
-        arrays = feeds_for(net, inputs, fill, seed, images_of(image)).arrays
+        arrays = feeds_for(net, inputs, fill, seed, images).arrays
         return Samples([Feed(arrays, 1)], dict.fromkeys(arrays))
 
 
@@ -316,7 +325,7 @@ class _Results:
         assert self.before is not None
         assert self.after is not None
         if "accuracy" not in self.before.metrics:
-            raise CheckFailed(f"--max-drop needs an accuracy, but the data are for a {self.before.task}")
+            raise UsageError(f"--max-drop needs an accuracy, but the data are for a {self.before.task}")
         return self.before.metrics["accuracy"] - self.after.metrics["accuracy"]
 
     def as_dict(self) -> dict[str, Any]:

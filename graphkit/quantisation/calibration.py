@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.data import Dataset, TokenStream, as_dataset
+from graphkit.data.images.feeding import Said
 from graphkit.data.preprocessing.decode import SUFFIXES
 from graphkit.errors import GraphkitWarning, InputError, UsageError
 from graphkit.inference.batch_runner import BatchRunner
@@ -63,7 +64,7 @@ class Samples:
         return found
 
 
-def read_samples(model: Model, data: Any, count: int, batch_size: int) -> Samples:
+def read_samples(model: Model, data: Any, count: int, batch_size: int, *, images: Said | None = None) -> Samples:
     """Return at most `count` samples for the inputs of a model. From a data set in memory, they are evenly spaced.
 
     Args:
@@ -73,6 +74,7 @@ def read_samples(model: Model, data: Any, count: int, batch_size: int) -> Sample
             it is taken.
         count: Largest number of samples.
         batch_size: Samples per batch.
+        images: Preprocessing of images without targets, instead of that in the model's metadata.
 
     Raises:
         InputError: The data are empty, or do not fit the inputs.
@@ -85,7 +87,7 @@ def read_samples(model: Model, data: Any, count: int, batch_size: int) -> Sample
     elif isinstance(data, (str, os.PathLike)):
         spec = os.fspath(data)
         if is_for_predict(spec):
-            return _unlabelled(model, spec, count, batch_size)
+            return _unlabelled(model, spec, count, batch_size, images)
         labelled = read_labelled(model, spec)
         data = read_labelled(model, spec, part="train").data if labelled.part == "test" else labelled.data
     found = as_dataset(data, {n: kind.rank if isinstance(kind, TensorType) else None for n, kind in types.items()})
@@ -114,8 +116,8 @@ def is_for_predict(spec: str) -> bool:
     return path.suffix.lower() in {".npy", *SUFFIXES}
 
 
-def _unlabelled(model: Model, spec: str, count: int, batch_size: int) -> Samples:
-    samples = open_samples(spec, model)
+def _unlabelled(model: Model, spec: str, count: int, batch_size: int, images: Said | None) -> Samples:
+    samples = open_samples(spec, model, images)
     feeds = []
     for start in range(0, min(len(samples), count), batch_size):
         numbers = range(start, min(start + batch_size, count, len(samples)))

@@ -20,7 +20,7 @@ from graphkit.transforms.rewritten import Rewritten, evaluate_constants, message
 if TYPE_CHECKING:
     from graphkit.onnx_io.editing.reading import Message
     from graphkit.onnx_io.quantise.dynamic import DynamicQuantiser
-    from graphkit.onnx_io.quantise.layers import Choice, Kept
+    from graphkit.onnx_io.quantise.layers import Choice, Kept, Layers
     from graphkit.onnx_io.quantise.static import StaticQuantiser
     from graphkit.onnx_io.quantise.weights import WeightQuantiser
 
@@ -205,7 +205,7 @@ def _quantized(original: Message, data: Any, settings: _Settings, choice: Choice
             per_channel=settings.per_channel,
             label=label,
         )
-        _require_layers(quantiser, label)
+        _require_layers(quantiser.layers, label)
         message = quantiser.write(_ranges(quantiser, load(source), data, settings))
         between = quantiser.names_between()
     elif settings.mode == "dynamic":
@@ -221,18 +221,17 @@ def _quantized(original: Message, data: Any, settings: _Settings, choice: Choice
             per_channel=settings.per_channel, label=label,
         )  # fmt: skip
         message = quantiser.write()
-    _require_layers(quantiser, label)
     found = quantiser.layers
+    _require_layers(found, label)
     return Quantized(
         original, message, contents(original), contents(message), settings.mode, tuple(found.names()),
         tuple(found.kept), tuple(between), notes,
     )  # fmt: skip
 
 
-def _require_layers(quantiser: StaticQuantiser | DynamicQuantiser | WeightQuantiser, label: str) -> None:
+def _require_layers(layers: Layers, label: str) -> None:
     """Raise UnsupportedError if no layer can be quantised."""
-    layers = quantiser.layers
-    if layers.found or (layers.products and hasattr(quantiser, "observed")):
+    if layers.found or layers.products:
         return
     if not layers.kept:
         raise UnsupportedError(
@@ -276,7 +275,7 @@ def _raised(model: Message, settings: _Settings) -> tuple[Message, tuple[str, ..
 
 
 def _has_float16(net: Model) -> bool:
-    """Whether a parameter or an input has the type float16."""
+    """Whether an input, a parameter or a result of a node has the type float16."""
     outputs = (value for node in net.graph.nodes for value in node.outputs)
     kinds = [value.type for value in (*net.graph.inputs, *outputs)]
     return any(isinstance(kind, TensorType) and kind.dtype is DType.FLOAT16 for kind in kinds)

@@ -265,6 +265,9 @@ def test_two_computed_matrices(tmp_path):
     x = floats(2, 5, 8, seed=2, scale=0.3)
     found = gk.quantize(proto_path(proto, tmp_path), x)
     assert [name for name, _ in found.layers] == ["q", "k", "scores"]
+    dynamic = gk.quantize(tmp_path / "net.onnx", mode="dynamic")
+    assert [name for name, _ in dynamic.layers] == ["q", "k"]
+    assert [tuple(kept) for kept in dynamic.kept] == [("scores", "MatMul", "it multiplies two computed matrices")]
     assert decibels(run(proto, {"x": x})[0], run(found.message, {"x": x})[0]) > 25
     np.testing.assert_allclose(found.model.run({"x": x})["y"], run(found.message, {"x": x})[0], rtol=1e-4, atol=1e-5)
 

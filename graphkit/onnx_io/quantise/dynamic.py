@@ -27,8 +27,7 @@ class DynamicQuantiser:
         self._editor = Editor(self.document)
         self._per_channel = per_channel
         self.layers: Layers = find_layers(self.document, types, choice)
-        for node in self.layers.products:
-            self.layers.kept.append(Kept(name_of(node), node.kind, "it multiplies two computed matrices"))
+        self.layers.keep_products()
         # Numbers, scale and zero point of each quantised activation, by scope and name.
         self._activations: dict[tuple[int, str], list[str]] = {}
         self._weights: dict[tuple[str, int | None, bool, float], tuple[str, str, str]] = {}

@@ -105,6 +105,12 @@ class Layers:
     # Products of two computed matrices: they have no weight.
     products: list[Node] = field(default_factory=list)
 
+    def keep_products(self) -> None:
+        """Leave products of two computed matrices in float."""
+        reason = "it multiplies two computed matrices"
+        self.kept += [Kept(name_of(node), node.kind, reason) for node in self.products]
+        self.products = []
+
     def names(self) -> list[tuple[str, str]]:
         """Return the name and the operator of each layer and product."""
         nodes = [*(layer.node for layer in self.found), *self.products]

@@ -24,8 +24,9 @@ _COMPUTED = frozenset(
     {"Add", "AveragePool", "Concat", "GlobalAveragePool", "HardSigmoid", "HardSwish", "LeakyRelu", "Mul", "Sigmoid"}
 )
 _BOUNDS = frozenset({"Clip", "Relu"})
-# How many leading operands are tensors to quantise; the others are shapes, axes and bounds.
+# All operands are tensors to quantise. Those of other operators after the first one are shapes, axes and bounds.
 _ALL_OPERANDS = frozenset({"Add", "Concat", "Mul"})
+# x * f(x) with such a function f is rounded once.
 _GATES = frozenset({"HardSigmoid", "Sigmoid"})
 
 
@@ -36,7 +37,7 @@ class Selection:
         tensors: Their names, in the order of the graph. Constants are not among them.
         constants: Initialisers that are operands of quantised sums and products.
         source: Results of data movement, and the tensor whose scale they have.
-        kept: The nodes between layers that run on integers.
+        between: The nodes between layers that run on integers.
         absorbed: Relu and Clip nodes whose bounds the range of their result implies, and the node before them.
     """
 
@@ -47,7 +48,7 @@ class Selection:
         self._makers = producers_of(document.top)
         self._layers = {layer.node for layer in layers.found} | set(layers.products)
         inside = self._propagated(layers)
-        self.kept = self._needed(inside)
+        self.between = self._needed(inside)
         self.absorbed = self._absorbed(folds)
         self.source: dict[str, str] = {}
         self.tensors: dict[str, None] = {}
@@ -128,8 +129,8 @@ class Selection:
             maker = self._makers.get(node.inputs[0])
             if maker is None or not self._is_private(node.inputs[0]) or _bounds(self._document, node) is None:
                 continue
-            if node in self.kept:
-                fits = maker in self._layers or (maker in self.kept and maker.kind in _COMPUTED)
+            if node in self.between:
+                fits = maker in self._layers or (maker in self.between and maker.kind in _COMPUTED)
             else:
                 fits = maker in self._layers and maker.kind in ("Conv", "ConvTranspose")
             if fits:
@@ -145,19 +146,19 @@ class Selection:
         read: dict[str, None] = {layer.node.inputs[0]: None for layer in layers.found}
         read.update(dict.fromkeys(name for node in layers.products for name in node.inputs[:2]))
         for node in self._nodes:
-            if node in self.kept:
+            if node in self.between:
                 read.update(dict.fromkeys(self._operands(node)))
                 self.constants.update(dict.fromkeys(self._constants(node)))
         inner = {node.inputs[0] for node in self.absorbed} | self._inner()
         every = {info.name: None for info in self._document.top.inputs if info.name in read}
         for node in self._nodes:
-            written = node in self.kept or node in self.absorbed
+            written = node in self.between or node in self.absorbed
             written = written or (node in self._layers and node.kind in ("Conv", "ConvTranspose"))
             for name in filter(None, node.outputs):
                 if name in inner or not (written or name in read) or not self._is_float(name):
                     continue
                 every[name] = None
-                if node in self.kept and node.kind in _MOVES:
+                if node in self.between and node.kind in _MOVES:
                     self.source[name] = node.inputs[0]
         constants = self._document.initializers
         self.tensors = {name: None for name in every if name not in constants}
@@ -165,11 +166,11 @@ class Selection:
     def _inner(self) -> set[str]:
         """Return results that stay floats between two operators that run as one: x * Sigmoid(x), a layer and Relu."""
         found = set()
-        for node in self.kept:
+        for node in self.between:
             if node.kind == "Mul":
                 for gate, other in (node.inputs, node.inputs[::-1]):
                     maker = self._makers.get(gate)
-                    if maker in self.kept and maker.kind in _GATES and maker.inputs[0] == other:
+                    if maker in self.between and maker.kind in _GATES and maker.inputs[0] == other:
                         found.update([gate] if self._is_private(gate) else [])
             elif node.kind in _BOUNDS and node not in self.absorbed:
                 maker = self._makers.get(node.inputs[0])
@@ -185,7 +186,7 @@ class Selection:
 
     def names_of_nodes(self) -> list[str]:
         """Return the names of the nodes between layers that run on integers."""
-        return [name_of(node) for node in self._nodes if node in self.kept]
+        return [name_of(node) for node in self._nodes if node in self.between]
 
 
 def _bounds(document: Document, node: Node) -> tuple[float, float] | None:

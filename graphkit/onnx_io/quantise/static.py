@@ -174,7 +174,7 @@ class StaticQuantiser:
         top = self.document.top
         names = self._selection.constants
         for node in list(top.nodes) if names else ():
-            if node not in self._selection.kept:
+            if node not in self._selection.between:
                 continue
             for place, name in enumerate(node.inputs):
                 array = self.document.array(name) if name in names else None

@@ -38,8 +38,7 @@ class WeightQuantiser:
         self._editor = Editor(self.document)
         self._bits, self._block, self._standard, self._per_channel = bits, block, standard, per_channel
         self.layers: Layers = find_layers(self.document, types, choice)
-        for node in self.layers.products:
-            self.layers.kept.append(Kept(name_of(node), node.kind, "it multiplies two computed matrices"))
+        self.layers.keep_products()
         # Results of DequantizeLinear, and operands of MatMulNBits, by weight and axis.
         self._done: dict[tuple[str, int | None], str] = {}
         self._packed: dict[tuple[str, int | None], list[str]] = {}
