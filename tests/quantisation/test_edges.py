@@ -100,6 +100,7 @@ def test_ranges_without_zero_and_constant_inputs(tmp_path, low, high, activation
     assert np.abs(exact - ours).max() <= 0.03 * np.abs(exact).max()
 
 
+@pytest.mark.full
 def test_a_channel_of_zeros(tmp_path):
     weight = floats(3, 2, 2, 2)
     weight[1] = 0
@@ -123,6 +124,7 @@ def test_a_large_bias_of_a_small_channel(tmp_path):
     np.testing.assert_allclose(ours[:, 0], exact[:, 0], rtol=0.02)
 
 
+@pytest.mark.full
 def test_old_opsets_are_raised(tmp_path):
     proto = conv_net(opset=11)
     x = floats(4, 3, 8, 8)

@@ -165,6 +165,7 @@ def test_outputs_keep_their_names_and_float_types(tmp_path):
         assert decibels(exact, other) > 25
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "attributes",
     [
