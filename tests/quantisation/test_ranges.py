@@ -22,6 +22,12 @@ from graphkit.quantisation.ranges import Entropy, Histogram, MinMax, Percentile,
 RNG = np.random.default_rng(0)
 
 
+@pytest.fixture(autouse=True)
+def same_numbers():
+    """Each test draws the same numbers, in any order of the tests."""
+    RNG.bit_generator.state = np.random.default_rng(0).bit_generator.state
+
+
 def fed(collector, *batches):
     for batch in batches:
         collector.add(np.asarray(batch, np.float32))
@@ -40,7 +46,8 @@ def test_histogram_counts_every_value(scale):
     values = np.concatenate(batches).astype(np.float32).astype(np.float64)
     assert found.counts.sum() == 600
     expected, _ = np.histogram(values, found.edges)
-    np.testing.assert_array_equal(found.counts, expected)
+    # A value that rounding puts on an edge may be in either bin.
+    assert np.abs(np.cumsum(found.counts - expected)).max() <= 1
     assert found.extremes == (values.min(), values.max())
 
 

@@ -306,3 +306,46 @@ def test_float16(tmp_path):
     exact = run(proto, {"x": x})[0]
     assert decibels(exact, run(found.message, {"x": x})[0]) > 28
     assert decibels(exact, found.model.run({"x": x})["y"]) > 28
+
+
+def test_pools_with_dilations_of_one_run_in_onnxruntime(tmp_path):
+    """QLinearAveragePool of ONNX Runtime refuses the attribute."""
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]), node("AveragePool", ["c"], ["p"], kernel_shape=[2, 2], dilations=[1, 1]),
+        node("Conv", ["p", "w"], ["y"]),
+    ]  # fmt: skip
+    proto = model(nodes, [("x", ["N", 2, 7, 7])], [info("y", None)], {"w": floats(2, 2, 2, 2)}, opset=21)
+    x = floats(3, 2, 7, 7, seed=1)
+    found = gk.quantize(proto_path(proto, tmp_path), x)
+    assert decibels(run(proto, {"x": x})[0], run(found.message, {"x": x})[0]) > 25
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("activations", ["uint8", "int8"])
+def test_nodes_after_the_last_layer_run_in_onnxruntime(tmp_path, activations):
+    """MaxPool after a layer, and a bias after a product of three axes, with opset 21."""
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]), node("MaxPool", ["c"], ["p"], kernel_shape=[2, 2]),
+        node("Reshape", ["p", "shape"], ["r"]), node("MatMul", ["r", "v"], ["m"]), node("Add", ["m", "b"], ["a"]),
+        node("Sin", ["a"], ["y"]), node("Sin", ["p"], ["z"]),
+    ]  # fmt: skip
+    arrays = {"w": floats(2, 2, 2, 2), "shape": np.array([0, 2, 25]), "v": floats(25, 4), "b": floats(4, seed=2)}
+    proto = model(nodes, [("x", ["N", 2, 7, 7])], [info("y", None), info("z", None)], arrays, opset=21)
+    x = floats(3, 2, 7, 7, seed=1)
+    found = gk.quantize(proto_path(proto, tmp_path), x, activations=activations)
+    for exact, theirs, ours in zip(
+        run(proto, {"x": x}), run(found.message, {"x": x}), found.model.run({"x": x}).values(), strict=True
+    ):
+        assert decibels(exact, theirs) > 12
+        assert decibels(exact, ours) > 12
+
+
+@pytest.mark.full
+def test_a_last_conv_transpose_is_not_quantised_again(tmp_path):
+    """No engine has a ConvTranspose of integers, so that a scale of the result would be of no use."""
+    proto = model(
+        [node("ConvTranspose", ["x", "w"], ["c"]), node("Relu", ["c"], ["y"])], [("x", ["N", 2, 5, 5])],
+        [info("y", ["N", 3, 6, 6])], {"w": floats(2, 3, 2, 2)},
+    )  # fmt: skip
+    found = gk.quantize(proto_path(proto, tmp_path), floats(2, 2, 5, 5))
+    assert kinds(found.message) == ["ConvTranspose", *["DequantizeLinear"] * 2, "QuantizeLinear", "Relu"]

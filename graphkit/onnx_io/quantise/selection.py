@@ -47,9 +47,11 @@ class Selection:
         self._uses: Counter[str] = document.uses
         self._makers = producers_of(document.top)
         self._layers = {layer.node for layer in layers.found} | set(layers.products)
+        self._folds = folds
         inside = self._propagated(layers)
         self.between = self._needed(inside)
-        self.absorbed = self._absorbed(folds)
+        self.absorbed = self._absorbed()
+        self._added = {name for node in self._nodes if node.kind == "Add" for name in node.inputs}
         self.source: dict[str, str] = {}
         self.tensors: dict[str, None] = {}
         self.constants: dict[str, None] = {}
@@ -76,6 +78,9 @@ class Selection:
         if not all(self._is_float(name) for name in (*self._tensors_of(node), node.outputs[0])):
             return False
         match node.kind:
+            case "AveragePool":
+                # ONNX Runtime has no AveragePool of integers with dilations.
+                return all(step == 1 for step in node.attribute("dilations", ()))
             case "Resize":
                 tiling = node.attribute("coordinate_transformation_mode", b"half_pixel")
                 return bool(node.attribute("mode", b"nearest") == b"nearest" and tiling != b"tf_crop_and_resize")
@@ -120,10 +125,10 @@ class Selection:
                 wanted.update(self._operands(node))
         return found
 
-    def _absorbed(self, folds: bool) -> dict[Node, Node]:
+    def _absorbed(self) -> dict[Node, Node]:
         """Return Relu and Clip nodes that quantisation of their result makes superfluous, and their producers."""
         found = {}
-        for node in self._nodes if folds else ():
+        for node in self._nodes if self._folds else ():
             if node.kind not in _BOUNDS or self._choice.excludes(node) or not self._is_float(node.outputs[0]):
                 continue
             maker = self._makers.get(node.inputs[0])
@@ -132,7 +137,7 @@ class Selection:
             if node in self.between:
                 fits = maker in self._layers or (maker in self.between and maker.kind in _COMPUTED)
             else:
-                fits = maker in self._layers and maker.kind in ("Conv", "ConvTranspose")
+                fits = maker in self._layers and maker.kind == "Conv"
             if fits:
                 found[node] = maker
         return found
@@ -152,8 +157,10 @@ class Selection:
         inner = {node.inputs[0] for node in self.absorbed} | self._inner()
         every = {info.name: None for info in self._document.top.inputs if info.name in read}
         for node in self._nodes:
-            written = node in self.between or node in self.absorbed
-            written = written or (node in self._layers and node.kind in ("Conv", "ConvTranspose"))
+            if node.kind in _MOVES and node.inputs[0] in every and self._may_follow(node):
+                # It moves integers in any case, and ONNX Runtime need not insert a second quantisation after it.
+                self.between.add(node)
+            written = node in self.between or node in self.absorbed or self._is_always_quantised(node)
             for name in filter(None, node.outputs):
                 if name in inner or not (written or name in read) or not self._is_float(name):
                     continue
@@ -162,6 +169,17 @@ class Selection:
                     self.source[name] = node.inputs[0]
         constants = self._document.initializers
         self.tensors = {name: None for name in every if name not in constants}
+
+    def _is_always_quantised(self, node: Node) -> bool:
+        """Return whether the result of a layer is quantised even if no quantised node reads it.
+
+        A Conv on integers needs the scale of its result. ONNX Runtime 1.32 turns a MatMul and a sum after it into
+        Reshape and Gemm, and then writes an invalid QuantizeLinear for int8, unless the result of the MatMul is
+        quantised.
+        """
+        if node not in self._layers or node.kind == "Conv":
+            return node in self._layers
+        return not self._folds and node.kind == "MatMul" and node.outputs[0] in self._added
 
     def _inner(self) -> set[str]:
         """Return results that stay floats between two operators that run as one: x * Sigmoid(x), a layer and Relu."""

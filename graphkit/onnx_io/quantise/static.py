@@ -100,6 +100,9 @@ class StaticQuantiser:
         for layer in self.layers.found:
             self._layer(layer)
         self._constants()
+        for node in self._selection.between:
+            if node.kind == "AveragePool":
+                node.set_attribute("dilations", None)  # all are 1; ONNX Runtime refuses the attribute
         for node, maker in self._selection.absorbed.items():
             maker.outputs[maker.outputs.index(node.inputs[0])] = node.outputs[0]
         absorbed = set(self._selection.absorbed)
