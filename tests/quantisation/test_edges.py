@@ -125,6 +125,20 @@ def test_a_large_bias_of_a_small_channel(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("size", [1e-30, 1e-38, 1e30])
+def test_inputs_of_extreme_sizes(tmp_path, size):
+    """The scale of the bias would underflow: the bias stays in float."""
+    proto = one_conv({"w": floats(3, 2, 2, 2) * np.float32(1e-6), "b": np.zeros(3, np.float32)})
+    x = floats(2, 2, 4, 4, seed=2) * np.float32(size)
+    found = gk.quantize(saved(proto, tmp_path), x)
+    exact, ours = run(proto, {"x": x})[0], found.model.run({"x": x})["y"]
+    assert np.isfinite(ours).all()
+    np.testing.assert_allclose(ours, run(found.message, {"x": x})[0], rtol=1e-4, atol=0.02 * np.abs(exact).max())
+    if size == 1e30:
+        assert decibels(exact / np.float32(size), ours / np.float32(size)) > 30
+
+
+@pytest.mark.full
 def test_old_opsets_are_raised(tmp_path):
     proto = conv_net(opset=11)
     x = floats(4, 3, 8, 8)

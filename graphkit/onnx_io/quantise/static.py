@@ -131,10 +131,13 @@ class StaticQuantiser:
         of_x = self._scales[self._selection.scale_of(node.inputs[0])][0].scale
         axis = layer.axis if self._per_channel else None
         scale = weight_scales(layer.weight, axis)
-        bias = self._bias(layer)
+        bias, factor = self._bias(layer), float(of_x) * self._alpha(layer)
         if bias is not None:
-            factor = float(of_x) * self._alpha(layer)
-            scale = fitting_bias(scale, bias, factor) if factor else scale
+            fitting = fitting_bias(scale, bias, factor)
+            if np.all(fitting * factor >= np.finfo(np.float32).tiny):
+                scale = fitting
+            else:
+                bias = None
         key = (layer.name, axis, scale.tobytes())
         if key not in self._weights:
             made = self._editor.dequantised(layer.name, integers(layer.weight, scale, INT8, axis), scale, axis)
@@ -156,7 +159,7 @@ class StaticQuantiser:
     def _bias(self, layer: Layer) -> np.ndarray | None:
         """Return the bias of a layer with one element for each channel; None if it stays in float.
 
-        A bias in float16 stays, because the product of two scales may underflow.
+        A bias in float16 stays, because the product of two scales may underflow. In float32, `_layer` tests this.
         """
         node = layer.node
         bias = self.document.array(node.input(2)) if node.input(2) else None
@@ -166,10 +169,8 @@ class StaticQuantiser:
             if bias.ndim == 2 and bias.shape[0] != 1:
                 return None
             bias = bias * np.float32(node.attribute("beta", 1.0))
-            if not self._alpha(layer):
+            if self._alpha(layer) <= 0:
                 return None
-        elif self._per_channel and layer.axis is None:
-            return None
         return np.broadcast_to(bias.reshape(-1), (layer.channels,))
 
     def _constants(self) -> None:
