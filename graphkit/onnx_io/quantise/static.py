@@ -100,9 +100,10 @@ class StaticQuantiser:
         for layer in self.layers.found:
             self._layer(layer)
         self._constants()
-        for node in self._selection.between:
-            if node.kind == "AveragePool":
-                node.set_attribute("dilations", None)  # all are 1; ONNX Runtime refuses the attribute
+        for node in document.top.nodes:
+            plain = all(step == 1 for step in node.attribute("dilations", ()))
+            if node.kind == "AveragePool" and plain and node.inputs[0] in self._selection.tensors:
+                node.set_attribute("dilations", None)  # ONNX Runtime refuses the attribute between integers
         for node, maker in self._selection.absorbed.items():
             maker.outputs[maker.outputs.index(node.inputs[0])] = node.outputs[0]
         absorbed = set(self._selection.absorbed)
