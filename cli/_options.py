@@ -42,11 +42,15 @@ def trace_file(ctx: click.Context, parameter: click.Parameter, path: str | None)
     return path
 
 
-def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    command = option(
+def threads_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return option(
         "--threads", group=PRECISION, type=IntRange(1), callback=_permitted,
         help="Number of CPU threads. Default: GRAPHKIT_NUM_THREADS, else one per core that the process may use.",
     )(command)  # fmt: skip
+
+
+def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    command = threads_option(command)
     return option(
         "--device", group=PRECISION, default="cpu", show_default=True, metavar="DEVICE | GROUP=DEVICE,...",
         help="Device: cpu, cuda (a GPU; each process of a host uses its own) or cuda:1 (the second GPU). "

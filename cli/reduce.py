@@ -25,7 +25,7 @@ from graphkit.errors import UsageError
 from graphkit.ir.atomic import scratch_folder, write_whole
 from graphkit.ir.npz import npz_bytes
 from graphkit.text import quantity
-from graphkit.transforms.simplify import message_of
+from graphkit.transforms.rewritten import message_of
 
 _FILE, _ARRAYS = "{}", "{npz}"
 

@@ -66,6 +66,7 @@ _PUBLIC = {
     "TensorBoard": "graphkit.report.tensorboard",
     "find_lr": "graphkit.train.find_lr",
     "evaluate": "graphkit.inference.evaluate",
+    "quantize": "graphkit.quantisation.quantize",
     "GraphkitError": "graphkit.errors",
     "GraphkitWarning": "graphkit.errors",
 }

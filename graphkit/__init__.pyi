@@ -384,6 +384,7 @@ from graphkit.ops._functions import where as where
 from graphkit.ops._functions import xor as xor
 from graphkit.ops._functions import zeros_like as zeros_like
 from graphkit.ops._functions import zip_map as zip_map
+from graphkit.quantisation.quantize import quantize as quantize
 from graphkit.report.tensorboard import TensorBoard as TensorBoard
 from graphkit.train import callbacks as callbacks
 from graphkit.train import losses as losses

@@ -16,7 +16,7 @@ from graphkit.errors import GraphkitError, GraphkitWarning, ReferenceEnded, Usag
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, TensorType
 from graphkit.model import Model, load
 from graphkit.signatures import typed
-from graphkit.transforms.simplify import message_of
+from graphkit.transforms.rewritten import message_of
 
 if TYPE_CHECKING:
     from graphkit.onnx_io.editing.reading import Message

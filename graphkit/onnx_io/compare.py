@@ -50,12 +50,15 @@ class OnnxRuntimeModel:
     """A model in ONNX Runtime on the CPU: `OnnxRuntimeModel("net.onnx").run({"x": array})`.
 
     `threads` is the size of its intra-op pool (None: its own choice); `optimize=False` turns graph optimisations off.
+    `exact=True` multiplies dequantised weights with floats, as the standard defines it. By default, ONNX Runtime rounds
+    these floats to 8 bits (MatMulNBits with accuracy level 4).
     Raises MissingDependency without onnxruntime, InvalidModel if ONNX Runtime rejects the model.
     """
 
     def __init__(
-        self, model: str | os.PathLike[str] | bytes | ModelProto, threads: int | None = None, *, optimize: bool = True
-    ):
+        self, model: str | os.PathLike[str] | bytes | ModelProto, threads: int | None = None, *, optimize: bool = True,
+        exact: bool = False,
+    ):  # fmt: skip
         ort = _onnxruntime()
         options = ort.SessionOptions()
         options.log_severity_level = 3
@@ -64,6 +67,8 @@ class OnnxRuntimeModel:
             options.inter_op_num_threads = 1
         if not optimize:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if exact:
+            options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         self._ort = ort
         try:
             self._session = self._open(model, options)

@@ -180,7 +180,7 @@ def main(descriptor: int) -> None:
             except EOFError:
                 return
             try:
-                answer: tuple[str, Any] = ("", OnnxRuntimeModel(model, threads=threads).run(feeds))
+                answer: tuple[str, Any] = ("", OnnxRuntimeModel(model, threads=threads, exact=True).run(feeds))
             except errors.GraphkitError as error:
                 answer = (type(error).__name__, str(error))
             connection.send_bytes(pickle.dumps(answer, protocol=5))

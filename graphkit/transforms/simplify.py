@@ -2,79 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from graphkit.config import memory_size
 from graphkit.errors import GraphkitWarning, UsageError
-from graphkit.model import Model, load
+from graphkit.model import Model
 from graphkit.signatures import typed
+from graphkit.transforms.rewritten import Rewritten, evaluate_constants, message_of
 
 if TYPE_CHECKING:
-    from graphkit.onnx_io.editing.reading import Contents, Message
+    pass
 
 # Bytes that constants may add to a file.
 FOLD_LIMIT = 1 << 20
 
 
 @dataclass(frozen=True)
-class Simplified:
-    """A simplified model.
-
-    Attributes:
-        original: The model before, as an ONNX message.
-        message: The simplified model, as an ONNX message of the same opset.
-        before: The content of the original: nodes by operator, initialisers, bytes.
-        after: The content of the simplified model.
-    """
-
-    original: Message
-    message: Message
-    before: Contents
-    after: Contents
-
-    @functools.cached_property
-    def model(self) -> Model:
-        """The simplified model as a Model."""
-        with warnings.catch_warnings():
-            # Reading the original has given these warnings already.
-            warnings.simplefilter("ignore", GraphkitWarning)
-            return load(self.message)
-
-    def save(self, path: str | os.PathLike[str]) -> list[Path]:
-        """Write the simplified model to an .onnx or .json file; return the files written.
-
-        An .onnx file has the opset of the original. Its weights are in a data file beside it if they take more than
-        1 GiB.
-        """
-        path = Path(path)
-        if path.suffix != ".onnx":
-            self.model.save(path)
-            return [path]
-        from graphkit.onnx_io.writing import EXTERNAL_ABOVE, write_proto
-
-        if path.is_dir():
-            raise UsageError(f"{path}: is a directory")
-        return write_proto(self.message, path, external=self.after.nbytes > EXTERNAL_ABOVE)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return nodes, initialisers and bytes before and after as plain data, for JSON."""
-        return {
-            name: {
-                "nodes": found.node_count,
-                "operators": dict(found.nodes),
-                "initializers": found.initializers,
-                "bytes": found.nbytes,
-            }
-            for name, found in (("before", self.before), ("after", self.after))
-        }
+class Simplified(Rewritten):
+    """A simplified model."""
 
 
 @typed("gk.simplify")
@@ -127,25 +76,8 @@ def simplify_onnx(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GraphkitWarning)
         for allowed in dict.fromkeys((limit, 0)):
-            found = simplified(original, _evaluate, shapes=shapes or {}, limit=allowed, label=label)
+            found = simplified(original, evaluate_constants, shapes=shapes or {}, limit=allowed, label=label)
             after = contents(found)
             if after.node_count <= before.node_count and after.nbytes <= before.nbytes + limit:
                 return Simplified(original, found, before, after)
     return Simplified(original, original, before, before)
-
-
-def message_of(model: Model | str | os.PathLike[str], external_root: str | os.PathLike[str] | None = None) -> Message:
-    """Return a model as an ONNX message: that of its file if it is an .onnx file, otherwise an export."""
-    if isinstance(model, Model):
-        return model.to_onnx()
-    net = load(model, external_root=None if external_root is None else os.fspath(external_root))
-    if os.path.splitext(os.fspath(model))[1] == ".json" or os.path.isdir(model):
-        return net.to_onnx()
-    from graphkit.onnx_io.editing.reading import read_message
-
-    return read_message(model, external_root)
-
-
-def _evaluate(model: Message) -> Mapping[str, np.ndarray]:
-    """Compute the outputs of a model without inputs."""
-    return load(model).run({})

@@ -1,0 +1,1 @@
+"""Quantise ONNX models after training: QDQ form, dynamic quantisation, or weights only."""

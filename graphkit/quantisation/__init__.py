@@ -1,0 +1,1 @@
+"""Quantisation after training: calibration, the public call, and what it changed."""

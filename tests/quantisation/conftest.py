@@ -1,0 +1,8 @@
+"""The networks of these tests: onnx_networks.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
