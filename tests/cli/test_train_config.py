@@ -16,14 +16,9 @@ USAGE = 2
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory):
+def task(write_task):
     """A small network, its data and a file of options beside them."""
-    folder = tmp_path_factory.mktemp("task")
-    x = gk.input("x", ["N", 6])
-    h = gk.nn.dropout(gk.tanh(gk.nn.linear(x, 8, name="fc1")), 0.3)
-    gk.Model({"logits": gk.nn.linear(h, 3, name="fc2")}, name="small", seed=0).save(folder / "net.json")
-    rng = np.random.default_rng(5)
-    np.savez(folder / "data.npz", x=rng.standard_normal((120, 6), np.float32), y=rng.integers(0, 3, 120))
+    folder = write_task()
     (folder / "config.toml").write_text(
         """
         network = "net.json"

@@ -10,18 +10,6 @@ import graphkit as gk
 USAGE = 2
 
 
-@pytest.fixture(scope="module")
-def task(tmp_path_factory):
-    """A network with dropout and its data: 96 training samples, 24 for validation."""
-    folder = tmp_path_factory.mktemp("task")
-    x = gk.input("x", ["N", 6])
-    h = gk.nn.dropout(gk.tanh(gk.nn.linear(x, 8, name="fc1")), 0.3)
-    gk.Model({"logits": gk.nn.linear(h, 3, name="fc2")}, name="small", seed=0).save(folder / "net.json")
-    rng = np.random.default_rng(5)
-    np.savez(folder / "data.npz", x=rng.standard_normal((120, 6), np.float32), y=rng.integers(0, 3, 120))
-    return folder
-
-
 def train(task, *more):
     return ("train", task / "net.json", "--data", task / "data.npz", "--batch-size", 16, *more)
 

@@ -10,8 +10,6 @@ import textwrap
 import numpy as np
 import pytest
 
-import graphkit as gk
-
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 # Sends itself signals within a step: `AT` steps pass before, and so many signals come.
@@ -38,16 +36,9 @@ SIGNALLED = """
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory):
+def task(write_task):
     """A network with dropout, and 96 training samples with weights."""
-    folder = tmp_path_factory.mktemp("task")
-    x = gk.input("x", ["N", 6])
-    h = gk.nn.dropout(gk.tanh(gk.nn.linear(x, 8, name="fc1")), 0.3)
-    gk.Model({"logits": gk.nn.linear(h, 3, name="fc2")}, name="small", seed=0).save(folder / "net.json")
-    rng = np.random.default_rng(5)
-    w = rng.random(120).astype(np.float32)
-    np.savez(folder / "data.npz", x=rng.standard_normal((120, 6), np.float32), y=rng.integers(0, 3, 120), w=w)
-    return folder
+    return write_task(w=np.random.default_rng(6).random(120).astype(np.float32))
 
 
 def options(task, run, *more):
