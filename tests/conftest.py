@@ -126,6 +126,14 @@ def steps() -> Callable[[Callable[[], Any]], int]:
     return count
 
 
+@pytest.fixture
+def unset_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters are zeros: graphs, types and sizes of large networks need no random numbers, and zeros no memory."""
+    monkeypatch.setattr(
+        "graphkit.frontend.initializers.initialize", lambda kind, *_: np.zeros(kind.static_shape, kind.dtype.numpy)
+    )
+
+
 class _Mailbox:
     """What is on its way from one rank to another under one tag, and what waits for it, in their order."""
 
