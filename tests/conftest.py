@@ -33,6 +33,9 @@ __all__ = ["pytest_runtest_teardown"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Threads that wait for work leave the cores to other workers. OpenMP reads this when the engine is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # Whatever a test compiles, passes prove what they ensure; processes that tests start do the same.
 os.environ.setdefault("GRAPHKIT_CHECK_PASSES", "1")
 
@@ -55,7 +58,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave comparisons with PyTorch to their own lane, so that no lane depends on whether PyTorch is installed."""
+    """Run long tests first. Leave comparisons with PyTorch to their own lane.
+
+    So no lane depends on whether PyTorch is installed.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     if "pytorch" in config.getoption("markexpr"):
         return
     chosen = [item for item in items if item.get_closest_marker("pytorch") is None]

@@ -84,7 +84,7 @@ def onnxruntime_session(case: Case, opset: int) -> list[Any]:
     """The outputs that ONNX Runtime gives."""
     from graphkit.onnx_io.compare import OnnxRuntimeModel
 
-    results = OnnxRuntimeModel(single_node_model(case, opset)).run(_feeds(case))
+    results = OnnxRuntimeModel(single_node_model(case, opset), threads=1).run(_feeds(case))
     return list(results.values())
 
 

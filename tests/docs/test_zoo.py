@@ -39,6 +39,7 @@ def test_a_page_is_up_to_date(zoo: ModuleType, name: str) -> None:
 @pytest.mark.usefixtures("unset_parameters")
 @pytest.mark.full
 @pytest.mark.parametrize("name", sorted(set(gk.models.names()) - set(CHECKED)))
+@pytest.mark.long
 def test_the_other_pages_are_up_to_date(zoo: ModuleType, name: str) -> None:
     assert zoo.stale([name]) == [], f"run python docs/zoo.py {name}"
 

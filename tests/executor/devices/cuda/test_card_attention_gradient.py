@@ -345,6 +345,7 @@ def tiles_of(kind: str) -> list[Source]:
 @together()
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "architecture"), registers.KINDS)
+@pytest.mark.long
 def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None) -> None:
     registers.check_kind(tiles_of, kind, architecture)
 

@@ -59,6 +59,7 @@ def run(emulator: Emulator, case: CardCase) -> list[Any]:
 @together(full=lambda cls, types: types != FIRST)
 @pytest.mark.parametrize("types", [FIRST, OTHERS], ids=["first type", "other types"])
 @pytest.mark.parametrize("cls", OPERATORS, ids=lambda c: c.name)
+@pytest.mark.long
 def test_every_sample(cls: type[Op], types: slice, emulator: Emulator, processor: Emulator) -> None:
     cases = list(cases_of(cls, types))
     emulator.compile(source for case in cases for source in case.kernel.sources)
@@ -131,6 +132,7 @@ def forms_of(cls: type[Op]) -> dict[Source, Source]:
 @together()
 @pytest.mark.full
 @pytest.mark.parametrize(("cls", "architecture"), COMPILED, ids=lambda of: getattr(of, "name", of))
+@pytest.mark.long
 def test_every_sample_compiles_for_cards(cls: type[Op], architecture: str, nvrtc: None) -> None:
     """And keeps its values in registers, as the compiled code itself says."""
     forms = forms_of(cls)
