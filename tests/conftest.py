@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import re
@@ -69,6 +70,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(chosen) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("pytorch")])
         items[:] = chosen
+
+
+def pytest_collection() -> None:
+    """Let sessions of ONNX Runtime have one thread unless a test chooses more.
+
+    By default they have one for each core, which wait for work in loops. Two workers on two cores then spend most of
+    their time on that: a graph of small nodes took 30 times as long.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        return
+    begin = onnxruntime.InferenceSession.__init__
+
+    @functools.wraps(begin)
+    def begin_quietly(self: Any, model: Any, sess_options: Any = None, *arguments: Any, **options: Any) -> None:
+        chosen = onnxruntime.SessionOptions() if sess_options is None else sess_options
+        chosen.intra_op_num_threads = chosen.intra_op_num_threads or 1
+        begin(self, model, chosen, *arguments, **options)
+
+    onnxruntime.InferenceSession.__init__ = begin_quietly
 
 
 def pytest_collection_finish() -> None:
