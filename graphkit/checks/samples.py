@@ -199,7 +199,8 @@ def make_case(cls: type[Op], number: int, dtype: Any = DType.FLOAT32, seed: int 
 
     Equal arguments return the same case, so its arrays are read-only.
     """
-    return _make_case(cls, number, dtype_of(dtype), seed)
+    key: Any = cls  # mypy looks for the hash of an instance
+    return _make_case(key, number, dtype_of(dtype), seed)
 
 
 @functools.lru_cache(maxsize=1 << 14)
