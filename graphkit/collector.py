@@ -43,7 +43,11 @@ def _promote_first() -> None:
     Not if the user has frozen objects (`gc.freeze`), because `gc.unfreeze` would release them, too.
     """
     global _promotions
-    if _promotions > 0 and gc.get_freeze_count() == 0:
-        _promotions -= 1
-        gc.freeze()
-        gc.unfreeze()
+    if _promotions == 0:
+        return
+    if gc.get_freeze_count():  # visits all frozen objects, so it is called once
+        _promotions = 0
+        return
+    _promotions -= 1
+    gc.freeze()
+    gc.unfreeze()

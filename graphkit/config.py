@@ -227,12 +227,12 @@ def num_threads(threads: int | None = None) -> int:
     thread, and for more than THREADS_PER_CORE threads per allowed core.
     """
     chosen, name = (threads, "threads") if threads is not None else (NUM_THREADS.get(), NUM_THREADS.name)
-    cores = allowed_cores()
     if chosen is None:
-        return cores if _share is None else _share
+        return allowed_cores() if _share is None else _share
     if isinstance(chosen, bool) or not hasattr(chosen, "__index__") or chosen < 1:
         raise UsageError(f"{name}={chosen}: expected a positive integer")
-    if chosen > THREADS_PER_CORE * cores:
+    # Reading the quotas of control groups takes time, and there is one core at least.
+    if chosen > THREADS_PER_CORE and chosen > THREADS_PER_CORE * (cores := allowed_cores()):
         raise UsageError(
             f"{name}={chosen}: at most {THREADS_PER_CORE * cores} threads, {THREADS_PER_CORE} for each of the {cores} "
             "cores that this process may use"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import re
@@ -33,6 +34,9 @@ __all__ = ["pytest_runtest_teardown"]
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Threads that wait for work leave the cores to other workers. OpenMP reads this when the engine is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # Whatever a test compiles, passes prove what they ensure; processes that tests start do the same.
 os.environ.setdefault("GRAPHKIT_CHECK_PASSES", "1")
 
@@ -55,13 +59,38 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave comparisons with PyTorch to their own lane, so that no lane depends on whether PyTorch is installed."""
+    """Run long tests first. Leave comparisons with PyTorch to their own lane.
+
+    So no lane depends on whether PyTorch is installed.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     if "pytorch" in config.getoption("markexpr"):
         return
     chosen = [item for item in items if item.get_closest_marker("pytorch") is None]
     if len(chosen) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("pytorch")])
         items[:] = chosen
+
+
+def pytest_collection() -> None:
+    """Let sessions of ONNX Runtime have one thread unless a test chooses more.
+
+    By default they have one for each core, which wait for work in loops. Two workers on two cores then spend most of
+    their time on that: a graph of small nodes took 30 times as long.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        return
+    begin = onnxruntime.InferenceSession.__init__
+
+    @functools.wraps(begin)
+    def begin_quietly(self: Any, model: Any, sess_options: Any = None, *arguments: Any, **options: Any) -> None:
+        chosen = onnxruntime.SessionOptions() if sess_options is None else sess_options
+        chosen.intra_op_num_threads = chosen.intra_op_num_threads or 1
+        begin(self, model, chosen, *arguments, **options)
+
+    onnxruntime.InferenceSession.__init__ = begin_quietly
 
 
 def pytest_collection_finish() -> None:
@@ -124,6 +153,14 @@ def steps() -> Callable[[Callable[[], Any]], int]:
         return total
 
     return count
+
+
+@pytest.fixture
+def unset_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters are zeros: graphs, types and sizes of large networks need no random numbers, and zeros no memory."""
+    monkeypatch.setattr(
+        "graphkit.frontend.initializers.initialize", lambda kind, *_: np.zeros(kind.static_shape, kind.dtype.numpy)
+    )
 
 
 class _Mailbox:

@@ -5,7 +5,6 @@ compared with the five-point central difference (Abramowitz and Stegun, table 25
 
     f'(x) ~ (8 (f(x+h) - f(x-h)) - (f(x+2h) - f(x-2h))) / (12 h)
 per element. For large inputs, it is compared along random directions, of one input or of all inputs together.
-per element, or, for large inputs, along random directions: of one input at a time, or of all of them together.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -194,8 +195,17 @@ def dtypes_of(cls: type[Op], sample: Sample) -> tuple[DType, ...]:
 
 
 def make_case(cls: type[Op], number: int, dtype: Any = DType.FLOAT32, seed: int = 0) -> Case:
-    """Draw the inputs of sample `number`. Literal float arrays are converted to `dtype`, if the operand allows it."""
-    sample, under_test = samples_of(cls)[number], dtype_of(dtype)
+    """Draw the inputs of sample `number`. Literal float arrays are converted to `dtype`, if the operand allows it.
+
+    Equal arguments return the same case, so its arrays are read-only.
+    """
+    key: Any = cls  # mypy looks for the hash of an instance
+    return _make_case(key, number, dtype_of(dtype), seed)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _make_case(cls: type[Op], number: int, under_test: DType, seed: int) -> Case:
+    sample = samples_of(cls)[number]
     # The seed uses the operator's first name, so that renaming it does not change the drawn numbers.
     rng = np.random.default_rng([seed, number, *(*cls.former_names, cls.name)[0].encode()])
 
@@ -222,7 +232,16 @@ def make_case(cls: type[Op], number: int, dtype: Any = DType.FLOAT32, seed: int 
     names = _formal_names(cls, len(sample.inputs))
     arrays = tuple(made(spec, _allowed(cls, name)) for name, spec in zip(names, sample.inputs, strict=True))
     types = tuple(_type_of(spec, array, under_test) for spec, array in zip(sample.inputs, arrays, strict=True))
+    _freeze(arrays)
     return Case(cls(**sample.attrs), sample, number, under_test, arrays, types)
+
+
+def _freeze(arrays: Iterable[Any]) -> None:
+    for array in arrays:
+        if isinstance(array, np.ndarray):
+            array.flags.writeable = False
+        elif isinstance(array, list):
+            _freeze(array)
 
 
 def tensor_within(kind: Type) -> TensorType:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -20,24 +20,79 @@ from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType
 from graphkit.signatures import typed_constructor
 
+# Changes float64 values in place.
+Adjust: TypeAlias = Callable[[np.ndarray], None]
+
+# Numbers that are computed at once, so that intermediate results stay in the cache of the processor.
+_BLOCK = 1 << 14
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    return (slice(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK))
+
 
 class Stream:
     """Source of random numbers for one parameter, from the seed and the name of the parameter."""
 
-    def __init__(self, seed: int, name: str):
+    def __init__(self, seed: int, name: str, dtype: Any = np.float64):
+        """dtype: what `rounded_uniform` and `rounded_normal` round to."""
+        self._dtype = np.dtype(dtype)
         digest = hashlib.sha256(f"{int(seed)}\0{name}".encode()).digest()
-        self._bits = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
+        self._key = int.from_bytes(digest[:16], "little")
+        self._position = 0
+
+    def _take(self, count: int) -> Iterator[np.ndarray]:
+        """Yield the next `count` values of the uniform distribution in [0, 1), block by block in one float64 array."""
+        bits = np.random.Philox(key=self._key)
+        bits.advance(self._position // 4)  # a step of its counter is four numbers
+        bits.random_raw(self._position % 4)
+        self._position += count
+        found = np.empty(min(count, _BLOCK))
+        for block in _blocks(count):
+            size = block.stop - block.start
+            raw = bits.random_raw(size)
+            raw >>= np.uint64(11)
+            yield np.multiply(raw, 2.0**-53, out=found[:size])
 
     def uniform(self, count: int) -> np.ndarray:
         """float64 values in [0, 1)."""
-        return (self._bits.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return self._uniform(count, np.dtype(np.float64), lambda values: None)
 
     def normal(self, count: int) -> np.ndarray:
         """float64 values of the standard normal distribution."""
+        return self._normal(count, np.dtype(np.float64), lambda values: None)
+
+    def rounded_uniform(self, count: int, adjust: Adjust) -> np.ndarray:
+        """Values in [0, 1) that `adjust` changes block by block in float64, then rounded to `dtype`."""
+        return self._uniform(count, self._dtype, adjust)
+
+    def rounded_normal(self, count: int, adjust: Adjust) -> np.ndarray:
+        """Standard normal values that `adjust` changes block by block in float64, then rounded to `dtype`."""
+        return self._normal(count, self._dtype, adjust)
+
+    def _uniform(self, count: int, dtype: np.dtype, adjust: Adjust) -> np.ndarray:
+        found = np.empty(count, dtype)
+        for block, values in zip(_blocks(count), self._take(count), strict=True):
+            adjust(values)
+            found[block] = values
+        return found
+
+    def _normal(self, count: int, dtype: np.dtype, adjust: Adjust) -> np.ndarray:
+        found = np.empty(count, dtype)
         half = (count + 1) // 2
-        radius = np.sqrt(-2.0 * np.log1p(-self.uniform(half)))
-        angle = 2.0 * math.pi * self.uniform(half)
-        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+        first, second = found[:half], found[half:]
+        for block, radius, angle in zip(_blocks(half), self._take(half), self._take(half), strict=True):
+            np.negative(radius, out=radius)
+            np.log1p(radius, out=radius)
+            radius *= -2.0
+            np.sqrt(radius, out=radius)
+            angle *= 2.0 * math.pi
+            for place, function in ((first[block], np.cos), (second[block], np.sin)):
+                values = function(angle)
+                values *= radius
+                adjust(values)
+                place[...] = values[: place.size]
+        return found
 
     def truncated_normal(self, count: int, low: float, high: float) -> np.ndarray:
         """float64 values of the standard normal distribution, redrawn until they lie in [low, high]."""
@@ -68,9 +123,10 @@ class Initializer:
             _registry[cls.type] = cls
 
     def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the values of a parameter of this shape, float64, with this shape or as a vector.
+        """Return the values of a parameter of this shape, with this shape or as a vector.
 
-        stream: source of random numbers, which depends on the seed and on the name of the parameter.
+        They are float64, or rounded as `stream` rounds. stream: source of random numbers, which depends on the seed and
+        on the name of the parameter.
         """
         raise NotImplementedError(f"{type(self).__name__}.sample")
 
@@ -148,7 +204,11 @@ class Uniform(Initializer):
         _require(self.low <= self.high, f"uniform: low={self.low} is above high={self.high}")
 
     def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
-        return self.low + (self.high - self.low) * stream.uniform(math.prod(shape))
+        def adjust(values: np.ndarray) -> None:
+            values *= self.high - self.low
+            values += self.low
+
+        return stream.rounded_uniform(math.prod(shape), adjust)
 
 
 @typed_constructor("gk.init")
@@ -164,7 +224,11 @@ class Normal(Initializer):
         _require(self.std >= 0, f"normal: std={self.std} is negative")
 
     def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
-        return self.mean + self.std * stream.normal(math.prod(shape))
+        def adjust(values: np.ndarray) -> None:
+            values *= self.std
+            values += self.mean
+
+        return stream.rounded_normal(math.prod(shape), adjust)
 
 
 @typed_constructor("gk.init")
@@ -215,11 +279,19 @@ class Orthogonal(Initializer):
 
 
 def _spread_uniform(stream: Stream, shape: tuple[int, ...], std: float) -> np.ndarray:
-    return std * math.sqrt(3.0) * (2.0 * stream.uniform(math.prod(shape)) - 1.0)
+    def adjust(values: np.ndarray) -> None:
+        values *= 2.0
+        values -= 1.0
+        values *= std * math.sqrt(3.0)
+
+    return stream.rounded_uniform(math.prod(shape), adjust)
 
 
 def _spread_normal(stream: Stream, shape: tuple[int, ...], std: float) -> np.ndarray:
-    return std * stream.normal(math.prod(shape))
+    def adjust(values: np.ndarray) -> None:
+        values *= std
+
+    return stream.rounded_normal(math.prod(shape), adjust)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -404,7 +476,7 @@ def initialize(target: TensorType | Value, spec: Any, seed: int, name: str) -> n
         )
     shape = wanted.static_shape
     try:
-        values = initializer.sample(Stream(seed, name), shape)
+        values = initializer.sample(Stream(seed, name, wanted.dtype.numpy), shape)
     except UsageError as error:
         raise UsageError(f"parameter {name!r}: {error}") from None
-    return np.ascontiguousarray(values.reshape(shape).astype(wanted.dtype.numpy)).reshape(shape)
+    return np.ascontiguousarray(values.reshape(shape).astype(wanted.dtype.numpy, copy=False)).reshape(shape)

@@ -320,6 +320,9 @@ class _Functions:
 
     def __getattr__(self, name: str) -> OpFunction:
         found = registry.function(name)
+        if found is None and name.startswith("_"):
+            # No operator begins like this. Tools such as pytest ask for many such names, and suggestions take time.
+            raise AttributeError(f"no operator {name!r}")
         if found is None:
             raise AttributeError(f"no operator {name!r}{did_you_mean(name, registry.function_names())}")
         return found

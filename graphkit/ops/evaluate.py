@@ -11,6 +11,7 @@ import numpy as np
 
 from graphkit.errors import BAD_VALUE, GraphkitError, LimitReached, OutOfMemory, RuntimeFailure, lacks_memory
 from graphkit.ir import limits
+from graphkit.ir.dims import DimExpr, size_bytes
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.origin import titled
 from graphkit.ir.types import HALVES, TensorType, Type, type_of_array
@@ -76,16 +77,7 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
     """
     op = operator(node, Op)
     admit(node, op, operands)
-    wide = (
-        op.reference_in_float32
-        and not op.subgraphs()
-        and any(
-            isinstance(v.type, TensorType) and v.type.dtype in HALVES
-            for v in (*node.inputs, *node.outputs)
-            if v is not None
-        )
-    )
-    if wide:
+    if op.reference_in_float32 and _has_halves(node) and not op.subgraphs():
         operands = [_widen(v, x) for v, x in zip(node.inputs, operands, strict=True)]
     try:
         with np.errstate(all="ignore"):
@@ -96,6 +88,14 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
     if len(outputs) != len(node.outputs):
         raise RuntimeFailure(f"{node.describe()}: {len(outputs)} results for {len(node.outputs)} outputs")
     return tuple(_typed(xp, v, x) for v, x in zip(node.outputs, outputs, strict=True))
+
+
+def _has_halves(node: Node) -> bool:
+    for values in (node.inputs, node.outputs):
+        for value in values:
+            if value is not None and isinstance(value.type, TensorType) and value.type.dtype in HALVES:
+                return True
+    return False
 
 
 def _computed(op: Op, xp: Namespace, operands: Sequence[Any]) -> Any:
@@ -139,10 +139,11 @@ def _static_bytes(kinds: Iterable[Type]) -> tuple[int, bool]:
     total, is_open = 0, False
     for kind in kinds:
         if isinstance(kind, TensorType):
-            if kind.is_static:
-                total += kind.nbytes
-            else:
+            shape = kind.shape
+            if shape is None or DimExpr in map(type, shape):
                 is_open = True
+            else:
+                total += size_bytes(shape, kind.dtype.itemsize)  # type: ignore[arg-type]
     return total, is_open
 
 

@@ -45,7 +45,7 @@ def _in_onnx_runtime(inputs: Sequence[Value], outputs: Sequence[Value], feeds: S
     graph = merge_control(Graph(inputs, outputs))
     expected = evaluate(Graph(inputs, outputs), feeds)
     named = {graph.name_of(v): np.asarray(a) for v, a in zip(graph.inputs, feeds, strict=True)}
-    got = OnnxRuntimeModel(export(graph, {})).run(named)
+    got = OnnxRuntimeModel(export(graph, {}), threads=1).run(named)
     values = list(got.values()) if isinstance(got, dict) else list(got)
     for ours, theirs in zip(expected, values, strict=True):
         np.testing.assert_allclose(theirs, ours, rtol=1e-9, atol=1e-11)

@@ -23,6 +23,7 @@ FEW = ("Conv", "Gather", "LSTM", "Loop", "MatMul", "ReduceSum", "Resize", "Slice
 @pytest.mark.parametrize(
     ("trials", "only"), [(200, FEW), pytest.param(5_000, (), marks=pytest.mark.full)], ids=["few", "all"]
 )
+@pytest.mark.long
 def test_no_findings(trials, only):
     said = []
     found = fuzz.search(1 << 40, trials, 3600, fuzz.Choice(only=only), show=said.append)

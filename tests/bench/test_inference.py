@@ -92,6 +92,7 @@ def test_usage_errors() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.long
 def test_the_command(tmp_path) -> None:
     options = ["--quick", "--only", "mlp-1", "--engines", "graphkit,onnxruntime", "--threads", "1"]
     places = ["--models", tmp_path / "models", "--output", tmp_path, "--name", "trial"]

@@ -48,6 +48,7 @@ def openmpi(tmp_path_factory):
 
 
 @pytest.mark.full
+@pytest.mark.long
 def test_jobs_of_open_mpi(openmpi):
     """In one run, so that jobs that run the code of many tests are started once."""
     pytest_ = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]

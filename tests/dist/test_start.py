@@ -382,6 +382,7 @@ def test_without_the_native_extension_a_traceback_says_where_it_waits():
 
 
 @pytest.mark.full
+@pytest.mark.long
 def test_processes_that_graphkit_starts_itself(tmp_path):
     """One of them is stopped before it makes its store, by a module that Python reads when it starts."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -30,17 +30,21 @@ def test_every_network_has_a_page_and_no_other_has(zoo: ModuleType) -> None:
     assert re.findall(r"\]\(models/(\w+)\.md\)", overview) == gk.models.names()
 
 
+@pytest.mark.usefixtures("unset_parameters")
 @pytest.mark.parametrize("name", CHECKED)
 def test_a_page_is_up_to_date(zoo: ModuleType, name: str) -> None:
     assert zoo.stale([name]) == [], f"run python docs/zoo.py {name}"
 
 
+@pytest.mark.usefixtures("unset_parameters")
 @pytest.mark.full
 @pytest.mark.parametrize("name", sorted(set(gk.models.names()) - set(CHECKED)))
+@pytest.mark.long
 def test_the_other_pages_are_up_to_date(zoo: ModuleType, name: str) -> None:
     assert zoo.stale([name]) == [], f"run python docs/zoo.py {name}"
 
 
+@pytest.mark.usefixtures("unset_parameters")
 @pytest.mark.parametrize("isa", ["baseline", "avx2"])
 def test_a_page_does_not_depend_on_the_processor(zoo: ModuleType, isa: str) -> None:
     try:

@@ -250,6 +250,7 @@ def test_a_search_goes_on_after_a_kill_as_if_there_had_been_none(example):
     assert [trial for trial in after if trial[0] != "FAIL"] == whole
 
 
+@pytest.mark.long
 def test_a_detector_finds_rectangles(example):
     out = example("detector", "--count", 200, "--test", 24, "--epochs", 6)
     losses = [loss for epoch in range(1, 7) for loss in found(rf"epoch {epoch}: loss (\S+)", out)]

@@ -110,6 +110,7 @@ def test_loss_gradients_and_statistics_agree(name, options, opset):
 
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "options"), WHOLE, ids=label)
+@pytest.mark.long
 def test_at_the_sizes_of_the_papers(name, options):
     net, graph = training_graph_of(name, options)
     feeds = feeds_of(name, net, 2)

@@ -20,6 +20,7 @@ def command(*arguments):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", gk.models.names())
+@pytest.mark.long
 def test_what_the_zoo_builds_passes_verification(name, tmp_path):
     file = tmp_path / "net.onnx"
     code, _, errors = command("build", name, "-o", file)

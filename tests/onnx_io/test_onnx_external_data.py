@@ -315,6 +315,7 @@ def test_embedded_data_are_those_of_the_message(tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.long
 def test_more_than_a_message_holds(tmp_path):
     """2.1 GiB of weights: protobuf neither serialises nor copies such a message."""
     x = Value(TensorType("float32", ("N", 1 << 14)), "x")

@@ -53,7 +53,9 @@ RUNTIME_REFUSES = {"Scan-4-float32": "it refuses to scan an empty axis"}
 def test_control_flow_in_onnx_runtime(case: Case) -> None:
     """Operators with subgraphs have no single-node oracle: the exporter writes them, ONNX Runtime runs them."""
     graph = case.graph()
-    results = OnnxRuntimeModel(export(graph, {})).run(dict(zip(graph.input_names, case.feeds(), strict=True)))
+    results = OnnxRuntimeModel(export(graph, {}), threads=1).run(
+        dict(zip(graph.input_names, case.feeds(), strict=True))
+    )
     for ours, theirs in zip(evaluate(graph, case.feeds()), results.values(), strict=True):
         report = compare(case.name, ours, theirs)
         assert report.passed, str(report)

@@ -225,14 +225,6 @@ def test_training_statistics_stay(apply: Any) -> None:
     apply(training.inputs, training.outputs, prepared, updates=training.updates, N=2, tolerance=1e-3)
 
 
-@pytest.fixture
-def unset_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parameters are zeros: the graphs of large networks need no random numbers, and zeros no memory."""
-    monkeypatch.setattr(
-        "graphkit.frontend.initializers.initialize", lambda kind, *_: np.zeros(kind.static_shape, kind.dtype.numpy)
-    )
-
-
 @pytest.mark.usefixtures("unset_parameters")
 @in_one_item()
 @pytest.mark.parametrize("name", gk.models.names())

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import graphkit as gk
@@ -41,14 +40,6 @@ class Records:
 @pytest.fixture
 def records() -> type[Records]:
     return Records
-
-
-@pytest.fixture
-def unset_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parameters are zeros: a picture of a network needs no random numbers."""
-    monkeypatch.setattr(
-        "graphkit.frontend.initializers.initialize", lambda kind, *_: np.zeros(kind.static_shape, kind.dtype.numpy)
-    )
 
 
 @pytest.fixture

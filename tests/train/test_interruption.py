@@ -24,6 +24,7 @@ WORKER = Path(__file__).with_name("interrupted_worker.py")
 @pytest.mark.parametrize(
     ("cases", "seed"), [(4, 1), pytest.param(120, 2, marks=pytest.mark.full)], ids=["four", "many"]
 )
+@pytest.mark.long
 def test_resume_after_random_sigkills_is_bit_identical(tmp_path, cases, seed):
     done = subprocess.run(
         [sys.executable, "-P", str(WORKER), str(tmp_path), str(cases), str(seed)], capture_output=True, text=True,

@@ -45,6 +45,7 @@ def compare(name, reference, found):
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.long
 def test_expanded_operators(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -52,7 +52,7 @@ class Node:
         self.proto = helper.make_model(graph, opset_imports=imports, ir_version=8)
 
     def reference(self) -> dict[str, Any]:
-        return OnnxRuntimeModel(self.proto, optimize=False).run(self.feeds)
+        return OnnxRuntimeModel(self.proto, threads=1, optimize=False).run(self.feeds)
 
     def interpreted(self) -> dict[str, Any]:
         found = import_model(self.proto)

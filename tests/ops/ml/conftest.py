@@ -56,7 +56,7 @@ def as_in_runtime() -> Callable[..., dict[str, Any]]:
     def check(op_type: str, inputs: Sequence[Any], rtol: float = 1e-4, **attributes: Any) -> dict[str, Any]:
         model = make_node_model(op_type, inputs, **attributes)
         feeds = {f"x{i}": given for i, given in enumerate(inputs)}
-        theirs = OnnxRuntimeModel(model).run(feeds)
+        theirs = OnnxRuntimeModel(model, threads=1).run(feeds)
         net = gk.load(model)
         interpreted = dict(zip(net.outputs, evaluate(net.graph, list(feeds.values())), strict=True))
         compiled = net.compile().run(feeds)

@@ -37,7 +37,7 @@ def both(function: Any, *arrays: np.ndarray, opset: int = 21, **attributes: Any)
     net = gk.Model({f"y{i}": y for i, y in enumerate(outputs)})
     feeds = {f"x{i}": a for i, a in enumerate(arrays)}
     ours = net.run(feeds)
-    theirs = OnnxRuntimeModel(net.to_onnx(opset=opset)).run(feeds)
+    theirs = OnnxRuntimeModel(net.to_onnx(opset=opset), threads=1).run(feeds)
     return [(ours[name], theirs[name]) for name in ours]
 
 

@@ -88,12 +88,12 @@ def _whole(kept: bytes | None) -> bytes | None:
     return kept[size:] if kept is not None and hashlib.sha256(kept[size:]).digest() == kept[:size] else None
 
 
-def compile_text(text: str, architecture: str) -> Compiled:
-    """Compile one translation unit for an architecture. Raises as `compiled` does."""
+def compile_text(text: str, architecture: str, more: Sequence[str] = ()) -> Compiled:
+    """Compile one translation unit for an architecture. more: further options. Raises as `compiled` does."""
     nvrtc = _nvrtc()
     program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(text.encode(), b"graphkit.cu", 0, [], []))
     try:
-        options = [option.encode() for option in (f"--gpu-architecture={architecture}", *_OPTIONS)]
+        options = [option.encode() for option in (f"--gpu-architecture={architecture}", *_OPTIONS, *more)]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         log = _filled(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:

@@ -52,6 +52,7 @@ def launches(graph: Graph) -> bool:
 
 @together(full=lambda sample: sample[1] > 0)
 @pytest.mark.parametrize("sample", CASES, ids=lambda s: f"{s[0].name}-{s[1]}-{s[2]}")
+@pytest.mark.long
 def test_every_operator(sample: tuple[type[Op], int, DType], card: Card) -> None:
     """What the reference computes; a type that the device has no arrays of is an error that says so."""
     case = make_case(*sample)

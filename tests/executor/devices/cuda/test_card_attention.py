@@ -13,6 +13,7 @@ from card_runs import run_own as run
 from emulator import Emulator
 from together import together
 
+from graphkit.executor.devices.cuda.launches import Source
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.evaluate import run_node
@@ -273,11 +274,8 @@ TILES += [(1, 2, 9, 4096, 37, 50), (64, 32, 1 << 17, 64, 64, 64), (64, 32, 4096,
 TILES += [(64, 32, 1 << 17, 64, 128, 128), (64, 32, 4096, 512, 200, 16), (64, 32, 4096, 512, 200, 200)]
 
 
-@together()
-@pytest.mark.full
-@pytest.mark.parametrize(("kind", "architecture"), registers.KINDS)
-def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None) -> None:
-    sources = []
+def tiles_of(kind: str) -> list[Source]:
+    sources: list[Source] = []
     for size in TILES:
         for attributes in ({}, {"causal": True}):
             for tf32 in (False, True) if kind == "float32" else (False,):
@@ -285,7 +283,15 @@ def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None
         q, k, v = node(size, kind).operands
         for mask in (Value(TensorType(stored, size[2:4])) for stored in ("bool", kind, "float32")):
             sources += kernel_of(Node(FusedAttention(causal=True), [q, k, v, mask])).sources
-    registers.check([*dict.fromkeys(sources)], architecture)
+    return sources
+
+
+@together()
+@pytest.mark.full
+@pytest.mark.parametrize(("kind", "architecture"), registers.KINDS)
+@pytest.mark.long
+def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None) -> None:
+    registers.check_kind(tiles_of, kind, architecture)
 
 
 @together(full=lambda kind: kind == "bfloat16")

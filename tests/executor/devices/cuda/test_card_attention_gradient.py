@@ -16,6 +16,7 @@ from emulator import Emulator
 from together import together
 
 from graphkit.autodiff import gradient
+from graphkit.executor.devices.cuda.launches import Source
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
 from graphkit.ir.graph import Graph, Node, Value
@@ -329,11 +330,8 @@ TILES += [(1, 2, 9, 4096, 37, 50), (64, 32, 1 << 17, 64, 64, 64), (64, 32, 4096,
 TILES += [(64, 32, 1 << 17, 64, 128, 128), (64, 32, 4096, 512, 200, 16), (64, 32, 4096, 512, 200, 200)]
 
 
-@together()
-@pytest.mark.full
-@pytest.mark.parametrize(("kind", "architecture"), registers.KINDS)
-def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None) -> None:
-    sources = []
+def tiles_of(kind: str) -> list[Source]:
+    sources: list[Source] = []
     for size in TILES[2:8]:
         for attributes in ({"mask": kind}, {"causal": True, "mask": "bool"}):
             made = node(size, kind, **attributes)
@@ -341,7 +339,15 @@ def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None
             forward = Node(FusedAttentionWithStatistics(**made.op.attributes()), operands)
             for tf32 in (False, True) if kind == "float32" else (False,):
                 sources += [*kernel_of(made, tf32=tf32).sources, *kernel_of(forward, tf32=tf32).sources]
-    registers.check([*dict.fromkeys(sources)], architecture)
+    return sources
+
+
+@together()
+@pytest.mark.full
+@pytest.mark.parametrize(("kind", "architecture"), registers.KINDS)
+@pytest.mark.long
+def test_every_tile_compiles_for_cards(kind: str, architecture: str, nvrtc: None) -> None:
+    registers.check_kind(tiles_of, kind, architecture)
 
 
 @together()

@@ -171,6 +171,7 @@ def test_inference(name: str, precision: str, layout: str, card: Card) -> None:
 
 
 @pytest.mark.parametrize(("name", "precision", "layout"), TRAINED, indirect=["layout"])
+@pytest.mark.long
 def test_training(name: str, precision: str, layout: str, card: Card) -> None:
     x, labels = images(built(name), 8), np.arange(8) % 4
     # Steps of deep networks are small: what is apart by a bit is far apart a few normalisations of few numbers on.
