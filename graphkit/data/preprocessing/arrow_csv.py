@@ -4,7 +4,7 @@ Both parsers agree on regular files only. Therefore this module checks each bloc
 In these cases it returns nothing, and the csv module reads the file:
 
 - A block has NUL bytes, invalid UTF-8, a carriage return without a line feed, quotes inside of a cell, line breaks
-  between quotes, or a line near the csv module's limit for the length of a cell.
+  between quotes, or a cell near the csv module's limit for its length.
 - A column has numbers and texts.
 - There is an error, for example rows of different lengths. The csv module finds it again, and names the line.
 
@@ -29,6 +29,11 @@ from graphkit.errors import InputError
 # the others.
 _FIRST = 1 << 16
 _BLOCK = 1 << 22
+
+# Blocks are longer if fewer rows like the last one fit into one, because each column of a block takes some time.
+# `_LONGEST` limits blocks and lines.
+_FEWEST_ROWS = 256
+_LONGEST = 1 << 26
 
 _BOM = b"\xef\xbb\xbf"
 _QUOTE, _LF, _CR = b'"\n\r'
@@ -97,9 +102,12 @@ def _blocks(file: BinaryIO, delimiter: str, replaced: str | None) -> Iterator[by
         end = rest.rfind(b"\n") + 1
         if end:
             yield _regular(rest[:end], delimiter, replaced, limit)
-            rest, size = rest[end:], _BLOCK
-        elif len(rest) > limit:
+            size = min(max(_BLOCK, _FEWEST_ROWS * (end - 1 - rest.rfind(b"\n", 0, end - 1))), _LONGEST)
+            rest = rest[end:]
+        elif len(rest) > _LONGEST:
             raise _Doubt
+        else:
+            size = _BLOCK
     if rest:
         yield _regular(rest + b"\n", delimiter, replaced, limit)
 
@@ -112,11 +120,13 @@ def _regular(block: bytes, delimiter: str, replaced: str | None, limit: int) -> 
         raise _Doubt
     if not block.isascii():
         block.decode()
-    # If there is a line feed in each window, no cell is longer than two windows.
+    has_quotes = b'"' in block
+    # If a cell ends in each window, no cell is longer than two windows.
+    ends = (b"\n",) if has_quotes else (b"\n", delimiter.encode())
     window = max(limit // 2, 1)
-    if any(block.find(b"\n", i, i + window) < 0 for i in range(0, len(block) - window, window)):
+    if any(all(block.find(end, i, i + window) < 0 for end in ends) for i in range(0, len(block) - window, window)):
         raise _Doubt
-    if b'"' in block and not _quotes_whole_cells(np.frombuffer(block, np.uint8), ord(delimiter)):
+    if has_quotes and not _quotes_whole_cells(np.frombuffer(block, np.uint8), ord(delimiter)):
         raise _Doubt
     return block
 
@@ -202,8 +212,8 @@ class _Filling:
         raw = encoded.dictionary.to_pylist()
         cells = [cell.strip() for cell in raw]
         indices = encoded.indices.fill_null(len(raw)).to_numpy(zero_copy_only=False)
-        numeric = [cell not in MISSING and is_number(cell) for cell in cells]
         if not self._categorical:
+            numeric = [cell not in MISSING and is_number(cell) for cell in cells]
             self._has_number = self._has_number or any(numeric)
             has_text = any(cell not in MISSING for cell, number in zip(cells, numeric, strict=True) if not number)
             if self._has_number and (has_text or self._places):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import csv
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,8 @@ class Choice(NamedTuple):
         found = [n for n in names if (self.columns is None or n in self.columns) and n not in self.drop]
         if not found:
             raise InputError(f"{path}: no column is left; the file has {', '.join(names)}")
-        if double := next((name for name in found if names.count(name) > 1), None):
+        counts = Counter(names)
+        if double := next((name for name in found if counts[name] > 1), None):
             raise InputError(f"{path}: two columns have the name {double!r}")
         return found
 
@@ -154,7 +156,8 @@ def _names(path: Path, first: list[str], choice: Choice, header: bool | None) ->
     if header is None:
         header = not any(is_number(cell) for cell in first)
     names = [cell.strip() or str(i) for i, cell in enumerate(first)] if header else list(map(str, range(len(first))))
-    return header, names, {name: names.index(name) for name in choice.of(path, names)}
+    place = {name: i for i, name in enumerate(names)}
+    return header, names, {name: place[name] for name in choice.of(path, names)}
 
 
 def _parts(

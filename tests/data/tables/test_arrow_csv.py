@@ -26,6 +26,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(reading, "_SMALL", 0)
     monkeypatch.setattr(arrow_csv, "_FIRST", 40)
     monkeypatch.setattr(arrow_csv, "_BLOCK", 70)
+    monkeypatch.setattr(arrow_csv, "_FEWEST_ROWS", 1)
 
 
 def contents(path, choice=ALL, **options):
@@ -44,6 +45,11 @@ def contents(path, choice=ALL, **options):
 
 def both(monkeypatch, path, choice=ALL, **options):
     """Return whether pyarrow read the table; both readers must return the same."""
+    return compared(monkeypatch, path, choice, **options)[0]
+
+
+def compared(monkeypatch, path, choice=ALL, **options):
+    """Return whether pyarrow read the table, and the contents that both readers return."""
     results = []
     original = arrow_csv.read
     with monkeypatch.context() as patch:
@@ -54,7 +60,7 @@ def both(monkeypatch, path, choice=ALL, **options):
         assert original(path, ",", None, None, ()) is None, "pyarrow.csv must be missing"
         assert found == contents(path, choice, **options)
     (result,) = results
-    return result is not None
+    return result is not None, found
 
 
 def test_a_plain_table_is_read_by_pyarrow_alone(tmp_path, monkeypatch):
@@ -69,6 +75,18 @@ def test_a_plain_table_is_read_by_pyarrow_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "_SMALL", len(PLAIN) + 1)
     with pytest.raises(TypeError):  # a small table is left to the csv module
         reading.read_table(path)
+
+
+def test_numbers_are_converted_by_pyarrow(tmp_path, monkeypatch):
+    path = tmp_path / "a.csv"
+    path.write_text("a,b,c\n" + "1.5,x,NA\n,y, 3\n" * 100)
+    kinds = []
+    original = arrow_csv._parse
+    monkeypatch.setattr(arrow_csv, "_parse", lambda *args: kinds.append(list(args[-1].values())) or original(*args))
+    assert reading.read_table(path).columns["c"].values[1] == 3
+    # Texts in the first block show the kinds of the columns. Then each block is read once.
+    assert kinds == [[True, True, True]] + [[False, True, False]] * (len(kinds) - 1)
+    assert 20 < len(kinds) < 40
 
 
 # (bytes, whether pyarrow reads them)
@@ -128,9 +146,13 @@ FILES = {
     "all empty": (b"a,b\n,1\n?,2\nnull,3\n", True),
     "nan that is no missing value": (b"a,b\n+nan,1\nNAN,2\n3,3\n", True),
     "nan and text": (b"a,b\n+nan,1\n" + b",2\n" * 30 + b"x,3\n", False),
+    "nan that is no missing value late": (b"a,b\n" + b"1,2\n" * 60 + b"-NAN,3\n", True),
+    "negative nan in capitals": (b"a,b\n-NAN,1\n2,-nAn\n", True),
+    "number between missing values, then text": (b"a\n" + b"?\n" * 60 + b"5\n" * 60 + b"?\n" * 90 + b"x\n", False),
     "negative nan": (b"a,b\n-nan,1\n-NaN,-nan\n3,nan\n", True),
     "infinities": (b"a,b\n1,inf\n2,-Infinity\n3,1e999\n4,-1e999\n" + b"5,INF\n" * 30, True),
     "arrow's nan": (b"a,b\nnan(1),1\n-nan(ind),2\n", True),
+    "arrow's nan late": (b"a,b\n" + b"1,2\n" * 60 + b"nan(1),3\n", False),
     "hexadecimal": (b"a,b\n0x10,1\n0X1p3,2\n", True),
     "hexadecimal and a number": (b"a,b\n0x10,1\n3,2\n", False),
     "underscore": (b"a,b\n1_000,1\n2_000,2\n", True),
@@ -152,7 +174,9 @@ FILES = {
     "line separators that are none": ("a,b\nx\u2028y\x0bz\x85,1\n".encode(), True),
     "spaces at names": (b" a , b\n1,2\n", True),
     "long cell": (b"a,b\n" + b"x" * 140_000 + b",1\n", False),
-    "long line of shorter cells": (b"a,b,c\n" + b",".join([b"x" * 50_000] * 3) + b"\n", False),
+    "long line of shorter cells": (b"a,b,c\n" + b",".join([b"x" * 50_000] * 3) + b"\n", True),
+    "long line of quoted cells": (b"a,b,c\n" + b",".join([b'"' + b"x" * 50_000 + b'"'] * 3) + b"\n", False),
+    "many columns": (b",".join(b"c%d" % i for i in range(900)) + b"\n" + (b",".join([b"2"] * 900) + b"\n") * 3, True),
     "backslash": (b"a,b\nx\\,1\n\\N,2\n", True),
     "comment": (b"a,b\n#x,1\n#N/A,2\n", True),
 }  # fmt: skip
@@ -282,7 +306,8 @@ def test_random_tables(tmp_path, monkeypatch, seed):
         path.write_bytes(text)
         monkeypatch.setattr(arrow_csv, "_BLOCK", int(rng.integers(20, 300)))
         choice = ALL if rng.random() < 0.7 else Choice(categorical=[rng.choice(["a", "0"])])
-        kinds[both(monkeypatch, path, choice), isinstance(contents(path, choice), str)] += 1
+        is_read, found = compared(monkeypatch, path, choice)
+        kinds[is_read, isinstance(found, str)] += 1
     # (read by pyarrow, error)
     assert kinds[True, False] > 25
     assert kinds[False, False] > 2
