@@ -135,4 +135,7 @@ def _numbers(cells: Sequence[str]) -> np.ndarray | None:
             found = np.array([np.nan if (c := cell.strip()) in MISSING else float(c) for cell in cells])
         except ValueError:
             return None
-    return None if any("_" in cell for cell in cells) else found
+    if any("_" in cell for cell in cells):
+        return None
+    found[np.isnan(found)] = np.nan  # "-nan" has the same bits as ""
+    return found
