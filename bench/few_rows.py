@@ -42,7 +42,7 @@ def cell(rows: int, shape: tuple[int, int], threads: int, rounds: int) -> str:
     executor, library = model.compile(threads=threads), model.compile(threads=threads)
     result = executor.run(feeds)
     # Kernels are made in the first run.
-    with patch("graphkit.executor.devices.cpu.matmul._FEW_ROWS", 0):
+    with patch("graphkit.executor.devices.cpu.matmul.native.PackedProductFactory", lambda **_: None):
         library.run(feeds)
     for name, expected in zip(result, session.run(None, feeds), strict=True):
         np.testing.assert_allclose(result[name], expected, rtol=1e-3, atol=1e-3)

@@ -24,10 +24,12 @@ constexpr std::int64_t kCachedBytes = 1 << 19;
 constexpr std::int64_t kApart = 512;
 constexpr std::int64_t kManyColumns = 256;
 
-// Parts of a panel are multiplied one after the other. Each prefetches its part of the next chain, so that memory is
-// read during all of them.
-template <int Vectors>
-constexpr int kPanelAhead = Vectors < kPanelVectors ? static_cast<int>(kPanelChain) : kAhead;
+// How many elements ahead a panel is prefetched. Up to kFewRows rows only wait for memory, and more rows up to
+// kWholeRows partly. With still more rows, parts of a panel are multiplied one after the other: each prefetches its
+// part of the next chain, so that memory is read during all of them.
+constexpr int kFewRows = 4;
+constexpr int kSomeAhead = 48;
+constexpr int kChainAhead = static_cast<int>(kPanelChain);
 
 constexpr std::int64_t stored_depth(std::int64_t depth) {
     return (depth + kDepthGrain - 1) / kDepthGrain * kDepthGrain;
@@ -141,13 +143,13 @@ struct Rows {
 };
 
 // Multiplies `Count` rows by the last chain of a panel, from one of its blocks on, and finishes the results.
-template <int Count, int Vectors>
+template <int Count, int Vectors, int Ahead>
 __attribute__((noinline)) void finish_rows(const float* rows, std::int64_t step, const float* columns,
                                            std::int64_t elements, const float* partial, const Finish* finishes,
                                            std::int64_t position) {
     constexpr int kEach = std::min(Vectors, kVectors);
     Lanes sums[Count][Vectors] = {};
-    add_products<kPanelVectors, kPanelAhead<Vectors>>(rows, step, columns, elements, sums);
+    add_products<kPanelVectors, Ahead>(rows, step, columns, elements, sums);
     if (partial != nullptr) {
 #pragma GCC unroll 16
         for (int r = 0; r < Count; ++r) {
@@ -172,15 +174,15 @@ __attribute__((noinline)) void finish_rows(const float* rows, std::int64_t step,
 using FinishRows = void (*)(const float*, std::int64_t, const float*, std::int64_t, const float*, const Finish*,
                             std::int64_t);
 
-template <int Vectors, int... Less>
+template <int Vectors, int Ahead, int... Less>
 constexpr FinishRows finish_some(std::int64_t rows, std::integer_sequence<int, Less...>) {
-    constexpr FinishRows all[] = {finish_rows<Less + 1, Vectors>...};
+    constexpr FinishRows all[] = {finish_rows<Less + 1, Vectors, Ahead>...};
     return all[rows - 1];
 }
 
 // Multiplies all rows by the elements from `first` on of some columns of a panel, at most `Most` rows at a time.
 // `products`: the sums over earlier elements.
-template <int Vectors, int Most>
+template <int Vectors, int Most, int Ahead>
 void multiply_chain(const TiledPart& p, const Rows& rows, const float* columns, std::int64_t first, float* products,
                     const Finish* finishes) {
     constexpr auto kCounts = std::make_integer_sequence<int, Most>();
@@ -193,11 +195,11 @@ void multiply_chain(const TiledPart& p, const Rows& rows, const float* columns, 
         const float* from = rows.first + begin * rows.step + first;
         float* const to = products + begin * kPanel;
         if (is_last) {
-            finish_some<Vectors>(some, kCounts)(from, rows.step, columns, elements, first == 0 ? nullptr : to, finishes,
-                                                rows.position + begin);
+            finish_some<Vectors, Ahead>(some, kCounts)(from, rows.step, columns, elements, first == 0 ? nullptr : to,
+                                                       finishes, rows.position + begin);
         } else {
-            multiply_some<Vectors, kPanelVectors, kPanelAhead<Vectors>>(some, kCounts)(from, rows.step, columns,
-                                                                                       elements, to, kPanel, first > 0);
+            multiply_some<Vectors, kPanelVectors, Ahead>(some, kCounts)(from, rows.step, columns, elements, to, kPanel,
+                                                                        first > 0);
         }
         begin += some;
     }
@@ -211,12 +213,14 @@ void multiply_panel(const TiledPart& p, const Rows& rows, std::int64_t panel) {
     for (std::int64_t first = 0; first < p.shape.channels; first += kPanelChain) {
         const float* const chain = from + first * kPanel;
         if (at_once) {
-            multiply_chain<kPanelVectors, kWholeRows>(p, rows, chain, first, rows.products, finishes);
+            const auto multiply = rows.count <= kFewRows ? multiply_chain<kPanelVectors, kFewRows, kAhead>
+                                                         : multiply_chain<kPanelVectors, kWholeRows, kSomeAhead>;
+            multiply(p, rows, chain, first, rows.products, finishes);
             continue;
         }
         for (std::int64_t column = 0; column < columns; column += kBlock) {
-            const auto multiply =
-                columns - column > kWide ? multiply_chain<kVectors, kRegisterRows> : multiply_chain<1, kRegisterRows>;
+            const auto multiply = columns - column > kWide ? multiply_chain<kVectors, kRegisterRows, kChainAhead>
+                                                           : multiply_chain<1, kRegisterRows, kChainAhead>;
             multiply(p, rows, chain + column, first, rows.products + column, finishes + column / kBlock);
         }
     }
