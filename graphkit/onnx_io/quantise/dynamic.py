@@ -7,48 +7,26 @@ from onnx import ModelProto, TensorProto
 
 from graphkit.onnx_io.editing.constants import Evaluate
 from graphkit.onnx_io.editing.document import Node
-from graphkit.onnx_io.quantise.editing import Editor, prepared, quantised_weight
-from graphkit.onnx_io.quantise.layers import Choice, Kept, Layer, Layers, find_layers, name_of
+from graphkit.onnx_io.quantise.editing import quantised_weight
+from graphkit.onnx_io.quantise.layers import Choice, Layer
+from graphkit.onnx_io.quantise.layerwise import LayerwiseQuantiser
 
 
-class DynamicQuantiser:
-    """Replaces MatMul, Gemm and Conv by MatMulInteger and ConvInteger, in all scopes.
-
-    Args:
-        model: The model, of opset 11 or newer.
-        evaluate: Computes the outputs of a model without inputs.
-        choice: Which layers to quantise.
-        per_channel: Whether each output channel of a weight has a scale.
-        label: Name of the file, for errors.
-    """
+class DynamicQuantiser(LayerwiseQuantiser):
+    """Replaces MatMul, Gemm and Conv by MatMulInteger and ConvInteger. The model must have opset 11 or newer."""
 
     def __init__(self, model: ModelProto, evaluate: Evaluate, choice: Choice, *, per_channel: bool, label: str):
-        self.document, types = prepared(model, evaluate, label)
-        self._editor = Editor(self.document)
-        self._per_channel = per_channel
-        self.layers: Layers = find_layers(self.document, types, choice)
-        self.layers.keep_products()
+        super().__init__(model, evaluate, choice, per_channel=per_channel, label=label)
         # Numbers, scale and zero point of each quantised activation, by scope and name.
         self._activations: dict[tuple[int, str], list[str]] = {}
         self._weights: dict[tuple[str, int | None, bool, float], tuple[str, str, str]] = {}
 
-    def write(self) -> ModelProto:
-        """Return the quantised model. `layers.found` are the layers that were quantised."""
-        found, self.layers.found = self.layers.found, []
-        for layer in found:
-            reason = self._reason(layer)
-            if reason:
-                self.layers.kept.append(Kept(name_of(layer.node), layer.node.kind, reason))
-                continue
-            self.layers.found.append(layer)
-            nodes = self._nodes(layer)
-            index = layer.scope.nodes.index(layer.node)
-            layer.scope.nodes[index : index + 1] = nodes
-        self.document.sweep()
-        return self.document.written()
+    def _quantise(self, layer: Layer) -> None:
+        nodes = self._nodes(layer)
+        index = layer.scope.nodes.index(layer.node)
+        layer.scope.nodes[index : index + 1] = nodes
 
     def _reason(self, layer: Layer) -> str:
-        """Return why a layer cannot be quantised; "" if it can."""
         node = layer.node
         if layer.weight.dtype != np.float32:
             return f"its element type is {layer.weight.dtype}; DynamicQuantizeLinear takes float32"

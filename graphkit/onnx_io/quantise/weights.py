@@ -8,60 +8,44 @@ from onnx import ModelProto
 
 from graphkit.onnx_io.editing.constants import Evaluate
 from graphkit.onnx_io.editing.document import Node
-from graphkit.onnx_io.quantise.editing import Editor, place_before, prepared, quantised_weight, require_domain
-from graphkit.onnx_io.quantise.layers import Choice, Kept, Layer, Layers, find_layers, name_of
+from graphkit.onnx_io.quantise.editing import place_before, quantised_weight, require_domain
+from graphkit.onnx_io.quantise.layers import Choice, Layer
+from graphkit.onnx_io.quantise.layerwise import LayerwiseQuantiser
 from graphkit.onnx_io.quantise.scales import in_blocks, packed
 
 MICROSOFT = "com.microsoft"
 
 
-class WeightQuantiser:
-    """Quantises the weights of layers.
+class WeightQuantiser(LayerwiseQuantiser):
+    """Quantises the weights of layers. Other arguments: as for LayerwiseQuantiser.
 
     Args:
         model: The model, of opset 13, or of opset 21 for blocks of standard operators.
-        evaluate: Computes the outputs of a model without inputs.
-        choice: Which layers to quantise.
         bits: 4 or 8.
         block: Terms that share a scale: MatMul and Gemm become MatMulNBits of com.microsoft. None: one scale for each
             channel or tensor, as int8, for all layers.
         standard: Whether blocks are dequantised by DequantizeLinear, and not by MatMulNBits.
         per_channel: Without blocks: whether each channel has a scale.
-        label: Name of the file, for errors.
     """
 
     def __init__(
         self, model: ModelProto, evaluate: Evaluate, choice: Choice, *, bits: int, block: int | None, standard: bool,
         per_channel: bool, label: str,
     ):  # fmt: skip
-        self.document, types = prepared(model, evaluate, label, folds=False)
-        self._editor = Editor(self.document)
-        self._bits, self._block, self._standard, self._per_channel = bits, block, standard, per_channel
-        self.layers: Layers = find_layers(self.document, types, choice)
-        self.layers.keep_products()
+        super().__init__(model, evaluate, choice, per_channel=per_channel, label=label, folds=False)
+        self._bits, self._block, self._standard = bits, block, standard
         # Results of DequantizeLinear, and operands of MatMulNBits, by weight and axis.
         self._done: dict[tuple[str, int | None], str] = {}
         self._packed: dict[tuple[str, int | None], list[str]] = {}
 
-    def write(self) -> ModelProto:
-        """Return the quantised model. `layers.found` are the layers that were quantised."""
-        found, self.layers.found = self.layers.found, []
-        for layer in found:
-            reason = self._reason(layer)
-            if reason:
-                self.layers.kept.append(Kept(name_of(layer.node), layer.node.kind, reason))
-                continue
-            self.layers.found.append(layer)
-            if self._block is None:
-                self._channels(layer)
-            elif self._standard:
-                self._blocked(layer)
-            else:
-                self._bits_product(layer)
-        self.document.sweep()
-        if self._block is not None and not self._standard and self.layers.found:
+    def _quantise(self, layer: Layer) -> None:
+        if self._block is None:
+            self._channels(layer)
+        elif self._standard:
+            self._blocked(layer)
+        else:
+            self._bits_product(layer)
             require_domain(self.document.model, MICROSOFT, 1)
-        return self.document.written()
 
     def _reason(self, layer: Layer) -> str:
         if self._block is None:
