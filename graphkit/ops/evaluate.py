@@ -11,7 +11,6 @@ import numpy as np
 
 from graphkit.errors import BAD_VALUE, GraphkitError, LimitReached, OutOfMemory, RuntimeFailure, lacks_memory
 from graphkit.ir import limits
-from graphkit.ir.dims import DimExpr, size_bytes
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.origin import titled
 from graphkit.ir.types import HALVES, TensorType, Type, type_of_array
@@ -139,11 +138,10 @@ def _static_bytes(kinds: Iterable[Type]) -> tuple[int, bool]:
     total, is_open = 0, False
     for kind in kinds:
         if isinstance(kind, TensorType):
-            shape = kind.shape
-            if shape is None or DimExpr in map(type, shape):
-                is_open = True
+            if kind.is_static:
+                total += kind.nbytes
             else:
-                total += size_bytes(shape, kind.dtype.itemsize)  # type: ignore[arg-type]
+                is_open = True
     return total, is_open
 
 

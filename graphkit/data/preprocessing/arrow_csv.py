@@ -113,7 +113,7 @@ def _blocks(file: BinaryIO, delimiter: str, replaced: str | None) -> Iterator[by
 
 
 def _regular(block: bytes, delimiter: str, replaced: str | None, limit: int) -> bytes:
-    """Return a block with the delimiter in the place of `replaced`. Raises _Doubt if parsers might disagree on it."""
+    """Return a block in which the delimiter replaces `replaced`. Raises _Doubt if parsers might disagree on it."""
     if replaced is not None:
         block = block.replace(replaced.encode(), delimiter.encode())
     if b"\0" in block or (b"\r" in block and block.count(b"\r") != block.count(b"\r\n")):
