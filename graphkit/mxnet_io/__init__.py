@@ -1,0 +1,1 @@
+"""MXNet's files: symbol.json (graphs) and .params (arrays) become graphkit models, and .params files are written."""

@@ -1,0 +1,353 @@
+"""Import of MXNet: a symbol.json and its parameters become a Graph, with one converter for each operator."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit import config
+from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, UnsupportedOperator, UsageError, did_you_mean
+from graphkit.ir import context
+from graphkit.ir.graph import Graph, Value, give_name, next_serial
+from graphkit.ir.names import unique_names
+from graphkit.ir.stored import StoredArray
+from graphkit.ir.types import TensorType, dtype_of
+from graphkit.mxnet_io import operators
+from graphkit.mxnet_io.arrays import read_arrays
+from graphkit.mxnet_io.attributes import Attributes
+from graphkit.mxnet_io.call import CONVERTERS, Call, ShapeNeeded
+from graphkit.mxnet_io.input_types import Readers, sizes
+from graphkit.mxnet_io.symbol import Symbol, SymbolNode, read_symbol
+from graphkit.named_tuples import NamedTuple
+from graphkit.ops import F, constant
+from graphkit.text import quantity
+
+assert operators.__all__  # imported for the converters that they register
+
+_SUFFIX = "-symbol.json"
+_AUXILIARY = "aux:"
+_PREFIXES = ("arg:", _AUXILIARY)
+# Endings of the names of parameters and running statistics.
+_PARAMETER_NAMES = re.compile(r"_(weight|bias|gamma|beta|mean|var|parameters|alpha)$")
+# Positions of running statistics among the inputs of an operator.
+_STATISTICS = {"BatchNorm": (3, 4), "BatchNorm_v1": (3, 4), "_contrib_SyncBatchNorm": (3, 4), "_npx_batch_norm": (3, 4)}
+_FLOATS = frozenset({"float16", "float32", "float64", "bfloat16"})
+
+
+class Imported(NamedTuple):
+    """An imported model: its graph, and arrays by the names of its parameters and states."""
+
+    graph: Graph
+    params: dict[str, np.ndarray | StoredArray]
+
+
+def import_model(
+    path: str | os.PathLike[str],
+    *,
+    params: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    epoch: int | None = None,
+    shapes: Mapping[str, Sequence[int | str | None]] | None = None,
+) -> Imported:
+    """Read a symbol.json file and its parameters.
+
+    Args:
+        path: The symbol file, NAME-symbol.json.
+        params: A .params file, or arrays by name. By default NAME-EPOCH.params beside the symbol.
+        epoch: The number in the name of the parameter file; by default the largest that there is.
+        shapes: Shapes of data inputs by name, for those that the operators do not determine, or to fix sizes. A text
+            names a size that differs from run to run.
+
+    Raises:
+        UsageError: A file does not exist, `shapes` names no data input, or the shape of an input must be given.
+        InvalidModel: A file is damaged, or a parameter is missing. The message names the file and the node.
+        UnsupportedOperator: The symbol contains operators that are not supported. The message lists all of them.
+    """
+    label = repr(os.fspath(path))
+    graph = read_symbol(path)
+    if params is None or isinstance(params, (str, os.PathLike)):
+        arrays = read_arrays(params if params is not None else find_params(path, epoch))
+    elif epoch is not None:
+        raise UsageError("give either params or epoch")
+    else:
+        arrays = {
+            name: value if isinstance(value, StoredArray) else np.asarray(value) for name, value in params.items()
+        }
+    _check_operators(graph, label)
+    with context.detached():
+        name = os.path.basename(path).removesuffix(_SUFFIX).removesuffix(".json")
+        return _Builder(graph, label, name, arrays, dict(shapes or {})).build()
+
+
+def find_params(path: str | os.PathLike[str], epoch: int | None = None) -> str:
+    """Return the parameter file of a symbol: NAME-EPOCH.params, with four or more digits.
+
+    Raises UsageError if there is none of this epoch, or none at all.
+    """
+    text = os.fspath(path)
+    prefix = text.removesuffix(_SUFFIX) if text.endswith(_SUFFIX) else os.path.splitext(text)[0]
+    if epoch is not None:
+        found = f"{prefix}-{epoch:04d}.params"
+        if not os.path.exists(found):
+            raise UsageError(f"{text!r}: there is no parameter file {found!r}")
+        return found
+    numbered = [
+        (int(match[1]), name)
+        for name in glob.glob(f"{glob.escape(prefix)}-*.params")
+        if (match := re.fullmatch(r"-(\d{4,})\.params", name[len(prefix) :]))
+    ]
+    plain = f"{prefix}.params"
+    if numbered:
+        return max(numbered)[1]
+    if os.path.exists(plain):
+        return plain
+    raise UsageError(f"{text!r}: there is no parameter file {prefix}-EPOCH.params; name one with params=")
+
+
+def _check_operators(graph: Symbol, label: str) -> None:
+    """Raise UnsupportedOperator, which lists every operator that has no converter, with its nodes."""
+    missing: dict[str, list[str]] = {}
+    pending = [graph]
+    while pending:
+        for node in pending.pop().nodes:
+            pending += node.subgraphs
+            if not node.is_variable and node.op not in CONVERTERS:
+                missing.setdefault(node.op, []).append(repr(node.name))
+    if missing:
+        lines = []
+        for op, nodes in sorted(missing.items()):
+            more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
+            lines.append(f"  {op}: {', '.join(nodes[:5])}{more}")
+        are = "is" if len(missing) == 1 else "are"
+        raise UnsupportedOperator(
+            f"{label}: {quantity(len(missing), 'operator')} of MXNet {are} not supported. Nodes:\n" + "\n".join(lines)
+        )
+
+
+class _Region:
+    """Builds the nodes of one symbol: the model's, or a subgraph's."""
+
+    def __init__(self, builder: _Builder, graph: Symbol, label: str) -> None:
+        self.builder = builder
+        self.graph = graph
+        self.label = label
+        self.results: dict[int, list[Value]] = {}
+
+    def outputs(self) -> list[Value]:
+        """Build all nodes that the outputs depend on."""
+        needed = self.needed()
+        for index, node in enumerate(self.graph.nodes):
+            if index in needed and not node.is_variable:
+                self.results[index] = self.convert(node)
+        return [self.result(index, output, f"{self.label}: an output") for index, output in self.graph.heads]
+
+    def needed(self) -> set[int]:
+        found: set[int] = set()
+        pending = [index for index, _ in self.graph.heads]
+        while pending:
+            index = pending.pop()
+            if index not in found:
+                found.add(index)
+                pending += [source for source, _ in self.graph.nodes[index].inputs]
+        return found
+
+    def convert(self, node: SymbolNode) -> list[Value]:
+        self.builder.check_size()
+        call = Call(node, self)
+        before = next_serial()
+        try:
+            with context.made_by(f"MXNet's {node.op}"):
+                made = CONVERTERS[node.op](call)
+        except GraphkitError as error:
+            if any(error is located for located in self.builder.located):
+                raise
+            hint = self.builder.shape_hint() if isinstance(error, ShapeNeeded) else ""
+            raise self.builder.located_error(type(error), f"{self.label}: node {node}: {error}{hint}") from None
+        except BAD_VALUE as error:
+            raise InvalidModel(f"{self.label}: node {node}: {type(error).__name__}: {error}") from error
+        unread = call.attributes.unread()
+        if unread:
+            listed = ", ".join(f"{name}={node.attributes[name]}" for name in unread)
+            raise InvalidModel(f"{self.label}: node {node} has unknown attributes: {listed}")
+        results = made if isinstance(made, list) else [made]
+        for number, value in enumerate(results):
+            if not value.name and value.serial > before:
+                give_name(value, f"{node.name}_output{number if len(results) > 1 else ''}")
+        return results
+
+    def operand(self, node: SymbolNode, position: int) -> Value:
+        source, output = node.inputs[position]
+        return self.result(source, output, f"{self.label}: node {node}")
+
+    def result(self, index: int, output: int, reader: str) -> Value:
+        if index not in self.results:
+            self.results[index] = [self.variable(index)]
+        results = self.results[index]
+        if output >= len(results):
+            source = self.graph.nodes[index]
+            raise InvalidModel(f"{reader} reads output {output} of {source}, which has {len(results)} here")
+        return results[output]
+
+    def variable(self, index: int) -> Value:
+        return self.builder.variable(index)
+
+    def body(self, node: SymbolNode, position: int, operands: Sequence[Value]) -> list[Value]:
+        if position >= len(node.subgraphs):
+            raise InvalidModel(f"it has {len(node.subgraphs)} subgraphs")
+        inner = node.subgraphs[position]
+        region = _Body(self.builder, inner, f"{self.label}: subgraph {position} of {node}", operands)
+        return region.outputs()
+
+
+class _Body(_Region):
+    """A subgraph, whose variables are given values."""
+
+    def __init__(self, builder: _Builder, graph: Symbol, label: str, operands: Sequence[Value]) -> None:
+        super().__init__(builder, graph, label)
+        variables = [i for i, node in enumerate(graph.nodes) if node.is_variable]
+        if len(variables) != len(operands):
+            raise InvalidModel(f"{label} has {len(variables)} variables; {len(operands)} values are given")
+        self.results.update({index: [value] for index, value in zip(variables, operands, strict=True)})
+
+
+class _Builder:
+    """Builds the graph of one model."""
+
+    def __init__(
+        self,
+        graph: Symbol,
+        label: str,
+        name: str,
+        arrays: Mapping[str, np.ndarray | StoredArray],
+        shapes: dict[str, Any],
+    ) -> None:
+        self.graph = graph
+        self.label = label
+        self.name = name
+        self.arrays: dict[str, np.ndarray | StoredArray] = {}
+        self.auxiliary: set[str] = set()
+        for name, array in arrays.items():
+            bare = next((name.removeprefix(p) for p in _PREFIXES if name.startswith(p)), name)
+            if bare in self.arrays:
+                raise InvalidModel(f"{label}: two arrays of the parameter file have the name {bare!r}")
+            self.arrays[bare] = array
+            if name.startswith(_AUXILIARY):
+                self.auxiliary.add(bare)
+        self.statistics = _statistics(graph)
+        self.shapes = shapes
+        self.readers = Readers(graph, {name: tuple(array.shape) for name, array in self.arrays.items()})
+        self.inputs: dict[str, Value] = {}
+        self.stored: dict[str, Value] = {}
+        self.built, self.most_nodes = 0, config.MAX_NODES.get()
+        # Errors whose message contains the file, and the node if there is one.
+        self.located: list[GraphkitError] = []
+
+    def build(self) -> Imported:
+        self.check_variables()
+        region = _Region(self, self.graph, self.label)
+        outputs = region.outputs()
+        unused = self.shapes.keys() - self.inputs.keys()
+        if unused:
+            name = min(unused)
+            raise UsageError(f"{self.label} has no data input {name!r}{did_you_mean(name, self.inputs)}")
+        outputs = [F.identity(v) if v.is_input else v for v in outputs]
+        names = unique_names(self.output_name(index, output) for index, output in self.graph.heads)
+        inputs = [*self.inputs.values(), *self.stored.values()]
+        graph = Graph(inputs, outputs, name=self.name, output_names=names)
+        return Imported(graph, {graph.name_of(value): self.arrays[key] for key, value in self.stored.items()})
+
+    def output_name(self, index: int, output: int) -> str:
+        """MXNet's name of an output: NODE_output, with a number if there are several."""
+        node = self.graph.nodes[index]
+        if node.is_variable:
+            return node.name
+        outputs = {o for i, o in self.graph.heads if i == index}
+        for other in self.graph.nodes:
+            outputs.update(o for i, o in other.inputs if i == index)
+        return f"{node.name}_output" + (str(output) if outputs != {0} else "")
+
+    def located_error(self, kind: type[GraphkitError], message: str) -> GraphkitError:
+        """Return an error whose message is complete, so that enclosing nodes do not add to it."""
+        self.located.append(kind(message))
+        return self.located[-1]
+
+    def shape_hint(self) -> str:
+        """Return advice that names the inputs whose shapes are unknown."""
+        unknown = {name: v for name, v in self.inputs.items() if v.rank is None}
+        listed = ", ".join(f"{name!r}: {_example(v)}" for name, v in (unknown or self.inputs).items())
+        return f"; pass shapes of the inputs, for example shapes={{{listed}}}"
+
+    def check_size(self) -> None:
+        self.built += 1
+        if self.built > self.most_nodes:
+            raise InvalidModel(
+                f"{self.label}: its subgraphs expand to more than {self.most_nodes} nodes (GRAPHKIT_MAX_NODES)"
+            )
+
+    def check_variables(self) -> None:
+        seen: set[str] = set()
+        for node in self.graph.nodes:
+            if node.is_variable and node.name in seen:
+                raise InvalidModel(f"{self.label}: two variables have the name {node.name!r}")
+            if node.is_variable:
+                seen.add(node.name)
+
+    def variable(self, index: int) -> Value:
+        """Return the value of a variable: a parameter, a running statistic, a constant, or a data input."""
+        node = self.graph.nodes[index]
+        if node.name in self.arrays:
+            return self.parameter(index, node)
+        if node.name not in self.shapes and _PARAMETER_NAMES.search(node.name):
+            raise self.located_error(InvalidModel, f"{self.label}: the parameter file has no array {node.name!r}")
+        shape = self.shapes.get(node.name) or _annotated(node) or self.readers.shape(index)
+        prefix = f"{node.name}_" if self.inputs and node.name not in self.shapes else ""
+        dims = None if shape is None else sizes(node.name, shape, prefix)
+        made = Value(TensorType(_dtype(node), dims), node.name)
+        self.inputs[node.name] = made
+        return made
+
+    def parameter(self, index: int, node: SymbolNode) -> Value:
+        array = self.arrays[node.name]
+        dtype = dtype_of(array.dtype)
+        if dtype.value not in _FLOATS:
+            return constant(np.asarray(array))
+        role = "state" if node.name in self.auxiliary or index in self.statistics else "parameter"
+        attrs: dict[str, Any] = {
+            key: _number(node, key) for key in ("lr_mult", "wd_mult") if key in node.annotations and role == "parameter"
+        }
+        made = Value(TensorType(dtype, array.shape), node.name, role=role, attrs=attrs)
+        self.stored[node.name] = made
+        return made
+
+
+def _example(value: Value) -> str:
+    """Return a shape to type, with numbers in place of unknown sizes."""
+    shape = value.tensor.shape
+    sizes_ = (1, 10) if shape is None else tuple(size if isinstance(size, int) else 1 for size in shape)
+    return str(sizes_)
+
+
+def _statistics(graph: Symbol) -> set[int]:
+    """Return the variables that a normalisation reads as running mean or variance."""
+    found: set[int] = set()
+    for node in graph.nodes:
+        found.update(node.inputs[i][0] for i in _STATISTICS.get(node.op, ()) if i < len(node.inputs))
+    return found
+
+
+def _annotated(node: SymbolNode) -> tuple[int | None, ...] | None:
+    """Return the shape that the symbol's author declared for a variable; a size 0 is unknown."""
+    shape = Attributes(node.annotations).integers("shape")
+    return tuple(size or None for size in shape) or None
+
+
+def _dtype(node: SymbolNode) -> Any:
+    return Attributes(node.annotations).dtype("dtype", "float32")
+
+
+def _number(node: SymbolNode, key: str) -> float:
+    return Attributes(node.annotations).number(key, 1.0)

@@ -1,0 +1,25 @@
+"""Converters of MXNet's operators, one file per family. The docstring of each states MXNet's rule where it differs."""
+
+from graphkit.mxnet_io.operators import (
+    attention,
+    control,
+    convolution,
+    creation,
+    detection,
+    elementwise,
+    heads,
+    image,
+    indexing,
+    normalization,
+    pooling,
+    product,
+    recurrent,
+    reduction,
+    sequence,
+    shape,
+)
+
+__all__ = [
+    "attention", "control", "convolution", "creation", "detection", "elementwise", "heads", "image", "indexing",
+    "normalization", "pooling", "product", "recurrent", "reduction", "sequence", "shape",
+]  # fmt: skip

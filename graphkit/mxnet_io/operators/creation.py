@@ -1,0 +1,71 @@
+"""Operators that make tensors: zeros, ones, ranges."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphkit.errors import UnsupportedError
+from graphkit.ir.graph import Value
+from graphkit.mxnet_io.call import Call, axis_of, converter, scalar, sizes_of
+from graphkit.ops import F, constant
+from graphkit.ops.axes import i64
+
+
+@converter("_zeros", "_ones", "_full", "_npi_zeros", "_npi_ones", "_npi_full", "_zeros_without_dtype")
+def filled(call: Call) -> Value:
+    """A constant. A size 0 in `shape`, which MXNet infers from the readers, becomes 1, which is broadcast there."""
+    attributes = call.attributes
+    attributes.ignore("ctx")
+    shape = [size or 1 for size in attributes.integers("shape")]
+    dtype = attributes.dtype("dtype", "float32")
+    number = attributes.number("value", 0.0) if call.op.endswith("full") else float(call.op.endswith("ones"))
+    return constant(np.full(shape, number, dtype.numpy))
+
+
+@converter("_arange", "_npi_arange")
+def arange(call: Call) -> Value:
+    attributes = call.attributes
+    attributes.ignore("ctx")
+    if attributes.flag("infer_range", False):
+        raise UnsupportedError("infer_range=True")
+    start, stop = attributes.number("start", 0.0), attributes.number("stop", float("inf"))
+    if stop == float("inf"):
+        start, stop = 0.0, start
+    numbers = np.arange(start, stop, attributes.number("step", 1.0))
+    repeated = np.repeat(numbers, attributes.integer("repeat", 1))
+    return constant(repeated.astype(attributes.dtype("dtype", "float32").numpy))
+
+
+@converter("_linspace", "_npi_linspace")
+def linspace(call: Call) -> Value:
+    attributes = call.attributes
+    attributes.ignore("ctx", "infer_range", "repeat")
+    start, stop = attributes.number("start", 0.0), attributes.number("stop", 0.0)
+    count = attributes.integer("num" if "num" in attributes else "step", 1)
+    numbers = np.linspace(start, stop, count, endpoint=attributes.flag("endpoint", True))
+    return constant(numbers.astype(attributes.dtype("dtype", "float32").numpy))
+
+
+@converter("_eye", "_npi_eye")
+def eye(call: Call) -> Value:
+    attributes = call.attributes
+    attributes.ignore("ctx")
+    rows = attributes.integer("N", 1)
+    columns = attributes.integer("M", 0) or rows
+    return constant(np.eye(rows, columns, attributes.integer("k", 0), attributes.dtype("dtype", "float32").numpy))
+
+
+@converter("_contrib_arange_like", "_npx_arange_like")
+def arange_like(call: Call) -> Value:
+    """start, start + step, ...: as many as the operand has along an axis; without an axis, in the operand's shape."""
+    attributes = call.attributes
+    attributes.ignore("ctx")
+    start, step = attributes.number("start", 0.0), attributes.number("step", 1.0)
+    if attributes.integer("repeat", 1) != 1:
+        raise UnsupportedError("repeat above 1")
+    x = call.x
+    axis = attributes.optional_integer("axis")
+    count = F.size(x) if axis is None else F.squeeze(sizes_of(x, axis_of(x, axis)), i64(0))
+    steps = F.cast(F.range(np.int64(0), count, np.int64(1)), to=x.dtype)
+    line: Value = F.add(F.mul(steps, scalar(step, x)), scalar(start, x))
+    return F.reshape(line, F.shape(x)) if axis is None else line

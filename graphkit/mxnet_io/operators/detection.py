@@ -1,0 +1,1 @@
+"""Anchors of detectors, and the choice of detections among overlapping boxes."""

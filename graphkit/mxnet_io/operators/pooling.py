@@ -1,0 +1,151 @@
+"""Pooling, Pooling_v1 and adaptive pooling.
+
+MXNet's convention "full" rounds the number of windows up. This equals "valid" after padding the end by stride - 1 more.
+The divisor of an average counts the positions of a window that are inside of the padded input, without those that were
+added for "full". Source: src/operator/nn/pool.h of MXNet 1.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import UnsupportedError
+from graphkit.ir.graph import Value
+from graphkit.mxnet_io.call import Call, converter, rank_of, scalar, static_sizes
+from graphkit.mxnet_io.operators.convolution import channels_last, to_back, to_front
+from graphkit.named_tuples import NamedTuple
+from graphkit.ops import F, constant
+from graphkit.ops.axes import i64
+
+
+class _Window(NamedTuple):
+    """A pooling window: kernel, stride, padding before and after, and what "full" adds after the padding."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    pad: tuple[int, ...]
+    surplus: tuple[int, ...]
+
+
+@converter("Pooling", "Pooling_v1", "_npx_pooling")
+def pooling(call: Call) -> Value:
+    attributes = call.attributes
+    kind = attributes.choice("pool_type", "max", "avg", "sum", "lp")
+    power = attributes.integer("p_value", 2)
+    # The first version of the operator divides by the size of the kernel always.
+    include = attributes.flag("count_include_pad", True)
+    last = channels_last(call)
+    x = to_front(call[0]) if last else call[0]
+    if attributes.flag("global_pool", False):
+        attributes.ignore("kernel", "stride", "pad", "pooling_convention")
+        y = _global(x, kind, power)
+    else:
+        y = _windowed(call, x, kind, power, include)
+    return to_back(y) if last else y
+
+
+def _global(x: Value, kind: str, power: int) -> Value:
+    if kind == "max":
+        result: Value = F.global_max_pool(x)
+    elif kind == "avg":
+        result = F.global_average_pool(x)
+    else:
+        axes = i64(*range(2, rank_of(x)))
+        added = F.reduce_sum(_powered(x, power) if kind == "lp" else x, axes, keepdims=True)
+        result = _root(added, power) if kind == "lp" else added
+    return result
+
+
+def _windowed(call: Call, x: Value, kind: str, power: int, include: bool) -> Value:
+    attributes = call.attributes
+    kernel = attributes.integers("kernel")
+    zeros = (0,) * len(kernel)
+    stride = attributes.integers("stride", (1,) * len(kernel)) or (1,) * len(kernel)
+    pad = attributes.integers("pad", zeros) or zeros
+    convention = attributes.choice("pooling_convention", "valid", "full", "same")
+    surplus = zeros if convention == "valid" else tuple(s - 1 for s in stride)
+    if convention == "same":
+        if len(kernel) != 1 or kind != "max":
+            raise UnsupportedError(f"pooling_convention same of {kind} pooling over {len(kernel)} axes")
+        # ceil(size / stride) windows from the first element on; the last ones may reach beyond the end.
+        surplus = (kernel[0] - 1,)
+    window = _Window(kernel, stride, pad, surplus)
+    if kind == "max":
+        pads = (*pad, *(p + s for p, s in zip(pad, surplus, strict=True)))
+        result: Value = F.max_pool(x, kernel_shape=kernel, strides=stride, pads=pads)[0]
+        return result
+    if kind == "avg" and call.op != "Pooling_v1":
+        return _average(x, window, include)
+    added = _sum(_powered(x, power) if kind == "lp" else x, window)
+    if kind == "avg":
+        return F.div(added, scalar(float(np.prod(kernel)), x))
+    return _root(added, power) if kind == "lp" else added
+
+
+def _average(x: Value, window: _Window, include: bool) -> Value:
+    plain: dict[str, Any] = {"kernel_shape": window.kernel, "strides": window.stride}
+    if not any(window.surplus):
+        pads = (*window.pad, *window.pad)
+        result: Value = F.average_pool(x, **plain, pads=pads, count_include_pad=include)
+    elif include:
+        # Padding that counts becomes part of the tensor; the surplus stays padding, which does not count.
+        inner = _padded(x, window.pad, window.pad)
+        after = (*(0 for _ in window.kernel), *window.surplus)
+        result = F.average_pool(inner, **plain, pads=after, count_include_pad=False)
+    else:
+        pads = (*window.pad, *(p + s for p, s in zip(window.pad, window.surplus, strict=True)))
+        result = F.average_pool(x, **plain, pads=pads, count_include_pad=False)
+    return result
+
+
+def _sum(x: Value, window: _Window) -> Value:
+    after = tuple(p + s for p, s in zip(window.pad, window.surplus, strict=True))
+    padded = _padded(x, window.pad, after)
+    mean = F.average_pool(padded, kernel_shape=window.kernel, strides=window.stride)
+    result: Value = F.mul(mean, scalar(float(np.prod(window.kernel)), x))
+    return result
+
+
+def _padded(x: Value, before: Sequence[int], after: Sequence[int]) -> Value:
+    if not any((*before, *after)):
+        return x
+    result: Value = F.pad(x, constant(i64(0, 0, *before, 0, 0, *after)))
+    return result
+
+
+def _powered(x: Value, power: int) -> Value:
+    result: Value = F.abs(x) if power == 1 else F.pow(F.abs(x), scalar(float(power), x))
+    return result
+
+
+def _root(x: Value, power: int) -> Value:
+    result: Value = x if power == 1 else F.pow(x, scalar(1.0 / power, x))
+    return result
+
+
+@converter("_contrib_AdaptiveAvgPooling2D", "_npx_adaptive_avg_pool2d")
+def adaptive_average_pooling(call: Call) -> Value:
+    """Output i is the mean of the elements floor(i n / m) to ceil((i + 1) n / m), for size n and output size m."""
+    sizes = call.attributes.integers("output_size", (1,))
+    x = call.x
+    height, width = sizes * 2 if len(sizes) == 1 else sizes
+    if (height, width) == (1, 1):
+        result: Value = F.global_average_pool(x)
+        return result
+    rows, columns = static_sizes(x, (2, 3))
+    left = constant(_means(rows, height).astype(x.dtype.numpy))
+    right = constant(_means(columns, width).T.astype(x.dtype.numpy))
+    result = F.mat_mul(F.mat_mul(left, x), right)
+    return result
+
+
+def _means(size: int, wanted: int) -> np.ndarray:
+    """Return the matrix [wanted, size] whose product with a vector contains the means of its windows."""
+    matrix = np.zeros((wanted, size))
+    for row in range(wanted):
+        begin, end = row * size // wanted, -(-(row + 1) * size // wanted)
+        matrix[row, begin:end] = 1.0 / (end - begin)
+    return matrix

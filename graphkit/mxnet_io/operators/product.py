@@ -1,0 +1,74 @@
+"""Matrix products and linear algebra."""
+
+from __future__ import annotations
+
+from graphkit.ir.graph import Value
+from graphkit.mxnet_io.call import Call, converter, rank_of, scalar, transpose
+from graphkit.ops import F
+from graphkit.ops.axes import i64
+
+
+def _swapped(x: Value) -> Value:
+    """Swap the last two axes."""
+    rank = rank_of(x)
+    return transpose(x, *range(rank - 2), rank - 1, rank - 2)
+
+
+@converter("dot")
+def dot(call: Call) -> Value:
+    """Sum over the last axis of a and the first of b. Transposing reverses all axes of an operand."""
+    attributes = call.attributes
+    attributes.ignore("forward_stype")
+    a, b = call[0], call[1]
+    if attributes.flag("transpose_a", False):
+        a = transpose(a, *range(rank_of(a))[::-1])
+    if attributes.flag("transpose_b", False):
+        b = transpose(b, *range(rank_of(b))[::-1])
+    if rank_of(a) == 1 and rank_of(b) == 1:
+        result: Value = F.reduce_sum(F.mul(a, b), i64(0), keepdims=True)
+    elif rank_of(b) <= 2:
+        result = F.mat_mul(a, b, name=call.name)
+    else:
+        letters = "abcdefghijklmnopqrstuvwxy"
+        left, right = letters[: rank_of(a) - 1], letters[rank_of(a) : rank_of(a) + rank_of(b) - 1]
+        result = F.einsum(a, b, equation=f"{left}z,z{right}->{left}{right}", name=call.name)
+    return result
+
+
+@converter("batch_dot", "linalg_gemm2", "_linalg_gemm2", "_npx_batch_dot")
+def batch_dot(call: Call) -> Value:
+    attributes = call.attributes
+    attributes.ignore("forward_stype", "axis")
+    a = _swapped(call[0]) if attributes.flag("transpose_a", False) else call[0]
+    b = _swapped(call[1]) if attributes.flag("transpose_b", False) else call[1]
+    product: Value = F.mat_mul(a, b, name=call.name)
+    alpha = attributes.number("alpha", 1.0)
+    return product if alpha == 1.0 else F.mul(product, scalar(alpha, product))
+
+
+@converter("linalg_gemm", "_linalg_gemm")
+def linalg_gemm(call: Call) -> Value:
+    """alpha op(a) op(b) + beta c."""
+    attributes = call.attributes
+    attributes.ignore("axis")
+    beta = attributes.number("beta", 1.0)
+    product = batch_dot(call)
+    c = call[2]
+    result: Value = F.add(product, c if beta == 1.0 else F.mul(c, scalar(beta, c)))
+    return result
+
+
+@converter("_npi_matmul", "_np_dot", "_npi_dot")
+def matmul(call: Call) -> Value:
+    result: Value = F.mat_mul(call[0], call[1], name=call.name)
+    return result
+
+
+@converter("khatri_rao")
+def khatri_rao(call: Call) -> Value:
+    """Column-wise Kronecker products of matrices with equally many columns."""
+    product, *others = call.operands()
+    for matrix in others:
+        outer = F.mul(F.unsqueeze(product, i64(1)), F.unsqueeze(matrix, i64(0)))
+        product = F.reshape(outer, F.concat(i64(-1), F.shape(matrix, start=1), axis=0))
+    return product
