@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from graphkit import config, models
-from graphkit.cli._groups import COMPARISON, DATA, INPUTS, LIMITS, OUTPUT, PRECISION, REPORTING, option
+from graphkit.cli._groups import COMPARISON, DATA, INPUTS, LIMITS, NETWORK, OUTPUT, PRECISION, REPORTING, option
 from graphkit.cli._output import log
 from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.errors import UsageError
@@ -20,6 +20,10 @@ from graphkit.model import Model, load
 
 # Engines, by the names that options and functions take.
 ENGINES = ("graphkit", "onnxruntime")
+
+# NAME:SIZES, with numbers; and with names for sizes that vary.
+_SHAPE = re.compile(r"(?P<name>.+):(?P<sizes>\d*(,\d+)*)", re.ASCII)
+_SYMBOLIC_SHAPE = re.compile(r"(?P<name>.+):(?P<sizes>\w*(,\w+)*)", re.ASCII)
 
 # In the context of a command, whether --trust-run-folder is given.
 _TRUSTED = "graphkit.trust_run_folder"
@@ -154,6 +158,30 @@ def engine_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)  # fmt: skip
 
 
+def shape_option(command: Callable[..., Any], *, text: str) -> Callable[..., Any]:
+    """--shape, as `shapes`. text: what the shape of an input is for."""
+    return option(
+        "--shape", "shapes", group=NETWORK, multiple=True, metavar="NAME:SIZES", help=f"{text} Repeatable."
+    )(command)  # fmt: skip
+
+
+def shapes_of(texts: Sequence[str], *, symbols: bool = False) -> dict[str, tuple[Any, ...]]:
+    """Parse `--shape`. Raises UsageError for a malformed text, and for a name that is given twice.
+
+    symbols: whether a size may be a name, for a size that varies.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        match = (_SYMBOLIC_SHAPE if symbols else _SHAPE).fullmatch(text)
+        if match is None:
+            raise UsageError(f"--shape {text!r}: expected NAME:SIZES, such as x:1,3,224,224")
+        if match["name"] in found:
+            raise UsageError(f"--shape {match['name']} is given twice; give it once")
+        sizes = [size for size in match["sizes"].split(",") if size]
+        found[match["name"]] = tuple(int(size) if size.isdecimal() else size for size in sizes)
+    return found
+
+
 def external_root_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(
         "--allow-external-root", "external_root", group=LIMITS, type=click.Path(exists=True, file_okay=False),
@@ -167,12 +195,15 @@ def model_file_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return external_root_option(trust_option(command, folder="given as MODEL", expose=False))
 
 
-def read_model(source: str, external_root: str | None = None, *, best: bool = False) -> Model:
+def read_model(
+    source: str, external_root: str | None = None, *, best: bool = False, shapes: Mapping[str, Any] | None = None
+) -> Model:
     """Load a model.
 
     Args:
         source: A path, or `-` for stdin.
         external_root: Another folder from which external data may be read.
+        shapes: Shapes of the inputs of an MXNet model.
         best: Load the best model (--keep-best) of a run folder that has one, and log this.
 
     Raises:
@@ -199,7 +230,7 @@ def read_model(source: str, external_root: str | None = None, *, best: bool = Fa
         epoch = found.meta.get("best_epoch", "unknown")
         log(f"{source}: using the best model, of epoch {epoch}. The last one is {path / MODEL}")
         return found
-    return load(path, external_root=external_root)
+    return load(path, external_root=external_root, shapes=shapes or None)
 
 
 def trust_option(

@@ -17,6 +17,8 @@ from graphkit.cli._options import (
     model_file_options,
     opset_option,
     read_model,
+    shape_option,
+    shapes_of,
     verify_option,
 )
 from graphkit.cli._output import log, print_json
@@ -36,6 +38,11 @@ from graphkit.passes.training.to_training import to_inference
     help="inference: switch BatchNormalization and Dropout to inference mode. Default: keep the mode that they have in "
     "MODEL.",
 )  # fmt: skip
+@partial(
+    shape_option,
+    text="For a model of MXNet: the shape of an input, such as data:N,3,224,224. A name stands for a size that varies. "
+    "Default: what the operators that read the input require.",
+)
 @partial(verify_option, text="Run the file in ONNX Runtime, and compare the outputs.")
 @image_options
 @model_file_options
@@ -43,9 +50,12 @@ from graphkit.passes.training.to_training import to_inference
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str, opset: int | None, purpose: str | None,
-    check: bool, external_root: str | None, as_json: bool, **image: Any,
+    shapes: tuple[str, ...], check: bool, external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
-    """Write MODEL (.json, .onnx or a run folder) as standard ONNX, and verify the file in ONNX Runtime.
+    """Write MODEL as standard ONNX, and verify the file in ONNX Runtime.
+
+    MODEL is a .json or .onnx file, a run folder, or a file of MXNet: net-symbol.json with its newest net-0010.params
+    beside it, or the .params file of an epoch.
 
     The inputs are used for this comparison; those that you do not give are generated (--fill). Exit code 1 if the
     outputs differ.
@@ -55,10 +65,11 @@ def command(
     graphkit export net.json -o net.onnx --opset 17
     graphkit export in_training.onnx -o net.onnx --for inference
     graphkit export run/ audio:1,576 rate=rate.npy -o net.onnx
+    graphkit export resnet-symbol.json -o resnet.onnx --shape data:N,3,224,224
     """
     if not output.endswith(".onnx"):
         raise UsageError(f"-o {output}: the name of the output file must end in .onnx")
-    net = read_model(model, external_root, best=True)
+    net = read_model(model, external_root, best=True, shapes=shapes_of(shapes, symbols=True))
     if purpose == "inference":
         net = Model.from_graph(to_inference(net.graph), net.params.entries())
     net.save(Path(output), opset=opset)

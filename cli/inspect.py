@@ -17,7 +17,7 @@ from graphkit.frontend.summary import frozen
 from graphkit.ir.context import GROUP
 from graphkit.ir.counts import counts, elements, parameters
 from graphkit.ir.graph import Graph, Value
-from graphkit.model import Model
+from graphkit.model import Model, is_onnx_file
 from graphkit.onnx_io.outline import Entry, outline
 from graphkit.passes.core.captures import captured
 from graphkit.passes.core.sweep import is_control
@@ -58,7 +58,7 @@ def command(model: str, shapes: tuple[str, ...], form: str, external_root: str |
     try:
         net = read_model(model, external_root)
     except UnsupportedError as error:
-        if form != "summary" or model == "-":
+        if form != "summary" or model == "-" or not is_onnx_file(model):
             raise
         _print_outline(model, error, as_json)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,8 @@ from graphkit.cli._options import (
     json_option,
     model_file_options,
     read_model,
+    shape_option,
+    shapes_of,
     tolerance_options,
     verify_option,
 )
@@ -23,8 +24,6 @@ from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.errors import UsageError
 from graphkit.text import human
 from graphkit.transforms.simplify import FOLD_LIMIT, Simplified, simplify_onnx
-
-_SHAPE = re.compile(r"(?P<name>.+):(?P<sizes>\d*(,\d+)*)", re.ASCII)
 
 
 class FoldLimit(Memory):
@@ -38,11 +37,10 @@ class FoldLimit(Memory):
 @click.argument("model")
 @click.argument("output")
 @input_options
-@option(
-    "--shape", "shapes", group=NETWORK, multiple=True, metavar="NAME:SIZES",
-    help="Fix the shape of an input, such as x:1,3,224,224. Shape arithmetic that depends on it becomes constant. "
-    "Repeatable.",
-)  # fmt: skip
+@partial(
+    shape_option,
+    text="Fix the shape of an input, such as x:1,3,224,224. Shape arithmetic that depends on it becomes constant.",
+)
 @option(
     "--fold-limit", group=NETWORK, type=FoldLimit(), default=FOLD_LIMIT, metavar="SIZE",
     help="Bytes that constants may add to the file. Values that would add more stay computed. Default: 1MB.",
@@ -75,7 +73,7 @@ def command(
         raise UsageError(f"{output}: the name of the output file must end in .onnx or .json")
     net = read_model(model, external_root)
     source = model if model.endswith(".onnx") else net
-    found = simplify_onnx(source, shapes=_sizes(shapes), fold_limit=fold_limit, external_root=external_root)
+    found = simplify_onnx(source, shapes=shapes_of(shapes), fold_limit=fold_limit, external_root=external_root)
     verification = _verified(found, inputs, fill, seed, rtol, atol, image) if check else None
     passed = verification is None or verification.passed
     if passed:
@@ -94,19 +92,6 @@ def command(
     else:
         log(f"{output} was not written: the outputs of the original and of the simplified model differ in ONNX Runtime")
     return 0 if passed else 1
-
-
-def _sizes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Parse `--shape`. Raises UsageError for a malformed text, and for a name that is given twice."""
-    found: dict[str, tuple[int, ...]] = {}
-    for text in texts:
-        match = _SHAPE.fullmatch(text)
-        if match is None:
-            raise UsageError(f"--shape {text!r}: expected NAME:SIZES, such as x:1,3,224,224")
-        if match["name"] in found:
-            raise UsageError(f"--shape {match['name']} is given twice; give it once")
-        found[match["name"]] = tuple(int(size) for size in match["sizes"].split(",") if size)
-    return found
 
 
 def _verified(

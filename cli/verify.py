@@ -14,7 +14,7 @@ from graphkit.cli._limits import limit_options
 from graphkit.cli._options import ENGINES, input_options, json_option, model_file_options, read_model, tolerance_options
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.errors import UsageError
-from graphkit.model import Model
+from graphkit.model import Model, is_onnx_file
 from graphkit.text import quantity
 
 if TYPE_CHECKING:
@@ -86,7 +86,6 @@ def command(
     graphkit verify net.onnx --against tuned/ --engine graphkit --against-engine graphkit
     graphkit verify net.onnx --bisect -o suspect.onnx
     """
-    from graphkit.checks.sides import is_onnx
     from graphkit.cli._inputs import feeds_for
 
     if output is not None and not bisects:
@@ -96,7 +95,7 @@ def command(
     net = read_model(model, external_root, best=True)
     other = None if against is None else read_model(against, external_root, best=True)
     feeds = feeds_for(net, inputs, fill, seed, images_of(image)).arrays
-    if against is not None and against_engine is None and is_onnx(against):
+    if against is not None and against_engine is None and is_onnx_file(against):
         against_engine = "onnxruntime"
     # ONNX Runtime runs the given files themselves, not new exports of them.
     settings: dict[str, Any] = dict(

@@ -82,6 +82,7 @@ _MODULES = {
     "kvstore": "graphkit.dist.kvstore",
     "models": "graphkit.models",
     "data": "graphkit.data",
+    "mxnet_io": "graphkit.mxnet_io",
     "errors": "graphkit.errors",
     "config": "graphkit.config",
 }
@@ -170,4 +171,5 @@ def _names_of(module: str) -> list[str]:
 def __dir__() -> list[str]:
     from graphkit.ops import registry
 
-    return sorted({*globals(), *_PUBLIC, *_MODULES, *registry.function_names(), "__version__"})
+    own = (name for name in globals() if name.startswith("__"))
+    return sorted({*own, *_PUBLIC, *_MODULES, *registry.function_names(), "__version__"})

@@ -517,6 +517,9 @@ def check_input_names(model: str, inputs: Iterable[Value]) -> None:
 def load(
     source: Any,
     *,
+    params: str | Path | Mapping[str, Any] | None = None,
+    epoch: int | None = None,
+    shapes: Mapping[str, Sequence[Any]] | None = None,
     external_root: str | Path | None = None,
     max_memory: int | str | None = None,
     timeout: float | None = None,
@@ -529,7 +532,12 @@ def load(
 
     Args:
         source: Path of a `.json` or `.onnx` file or of a folder that `Trainer.save` wrote; the bytes of an ONNX file;
-            or an onnx.ModelProto.
+            or an onnx.ModelProto. For a model of MXNet: `net-symbol.json`, `net-0010.params` or, with `epoch`, `net`.
+        params: The parameters of an MXNet symbol: a `.params` file, or arrays by name. By default the `.params` file
+            beside the symbol that has the largest number.
+        epoch: The number of that file.
+        shapes: Shapes of the data inputs of an MXNet symbol, by name, because its file does not contain them. By
+            default they follow from the operators that read the inputs. A text names a size that may vary.
         external_root: A second folder from which external data of an ONNX file may be read.
         max_memory: Memory limit for reading the file, and for each of its tensors: a number of bytes, or a text such as
             `"500MB"` (default: GRAPHKIT_MAX_MEMORY, else the memory that the machine has left).
@@ -549,7 +557,38 @@ def load(
     """
     bounds = limits.Bounds.of(memory=max_memory)
     with limits.limited(bounds and bounds.memory, timeout):
+        if params is not None or epoch is not None or shapes is not None or _is_mxnet(source):
+            return _read_mxnet(source, params, epoch, shapes)
         return _read(source, external_root)
+
+
+def _is_mxnet(source: Any) -> bool:
+    """Return whether a path names a file of MXNet."""
+    if not isinstance(source, (str, os.PathLike)):
+        return False
+    path = os.fspath(source)
+    if path.endswith(("-symbol.json", ".params")):
+        return True
+    return not os.path.exists(path) and os.path.exists(f"{path}-symbol.json")
+
+
+def is_onnx_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether `load` reads a path as an ONNX file: it is no folder, no .json file and no file of MXNet."""
+    return not os.path.isdir(path) and os.path.splitext(path)[1] != ".json" and not _is_mxnet(path)
+
+
+def _read_mxnet(
+    source: Any,
+    params: str | Path | Mapping[str, Any] | None,
+    epoch: int | None,
+    shapes: Mapping[str, Sequence[Any]] | None,
+) -> Model:
+    from graphkit.mxnet_io.importer import import_model
+
+    if not isinstance(source, (str, os.PathLike)):
+        raise UsageError("params, epoch and shapes belong to a model of MXNet: source must be a path")
+    imported = import_model(source, params=params, epoch=epoch, shapes=shapes)
+    return Model.from_graph(imported.graph, imported.params)
 
 
 def _read(source: Any, external_root: str | Path | None) -> Model:

@@ -15,7 +15,7 @@ import numpy as np
 from graphkit.checks.lower_precision import Precision, lower_of, precision_of
 from graphkit.errors import GraphkitError, UsageError, did_you_mean
 from graphkit.ir.types import FLOATS, TensorType, Type, dtype_of
-from graphkit.model import Model, load
+from graphkit.model import Model, is_onnx_file, load
 from graphkit.text import listed
 
 # Engines by the names of arguments and options, and their titles in reports.
@@ -58,7 +58,7 @@ class Side:
     @cached_property
     def file(self) -> Any:
         """What ONNX Runtime runs: the ONNX file or ModelProto, or an export."""
-        if self.source is None or (isinstance(self.source, (str, Path)) and not is_onnx(self.source)):
+        if self.source is None or (isinstance(self.source, (str, Path)) and not is_onnx_file(self.source)):
             return self.model.to_onnx(opset=self.opset)
         return self.source
 
@@ -97,11 +97,6 @@ class Side:
             yield pending.results
 
 
-def is_onnx(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is that of an ONNX file: it is not a folder, and does not end in .json."""
-    return not os.path.isdir(path) and Path(path).suffix != ".json"
-
-
 def sides_of(
     model: Model,
     against: Any,
@@ -127,7 +122,7 @@ def sides_of(
     else:
         found = against if isinstance(against, Model) else None
         file = against if found is None else against_source
-        is_json = isinstance(file, (str, os.PathLike)) and not is_onnx(file)
+        is_json = isinstance(file, (str, os.PathLike)) and not is_onnx_file(file)
         default = "graphkit" if file is None or is_json else "onnxruntime"
         second = Side(against_engine or default, file, found, opset, threads, device)
     first.label, second.label = first.title, second.title

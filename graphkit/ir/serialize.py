@@ -176,6 +176,11 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise InvalidModel(
             f"{str(path)!r} is damaged, or not a graphkit model: it is not valid JSON: {error}"
         ) from None
+    if isinstance(document, dict) and {"nodes", "arg_nodes", "heads"} <= document.keys():
+        raise InvalidModel(
+            f"{str(path)!r} is a symbol of MXNet: pass its file of parameters too (params=), or rename it to "
+            "NAME-symbol.json beside NAME-0000.params"
+        )
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InvalidModel(f'{str(path)!r} is JSON but not a graphkit model: it lacks "format": "{FORMAT}"')
     return document

@@ -53,10 +53,10 @@ def import_model(
     epoch: int | None = None,
     shapes: Mapping[str, Sequence[int | str | None]] | None = None,
 ) -> Imported:
-    """Read a symbol.json file and its parameters.
+    """Read a symbol and its parameters.
 
     Args:
-        path: The symbol file, NAME-symbol.json.
+        path: The symbol file, NAME-symbol.json; its parameter file, NAME-0010.params; or NAME alone.
         params: A .params file, or arrays by name. By default NAME-EPOCH.params beside the symbol.
         epoch: The number in the name of the parameter file; by default the largest that there is.
         shapes: Shapes of data inputs by name, for those that the operators do not determine, or to fix sizes. A text
@@ -67,20 +67,28 @@ def import_model(
         InvalidModel: A file is damaged, or a parameter is missing. The message names the file and the node.
         UnsupportedOperator: The symbol contains operators that are not supported. The message lists all of them.
     """
-    label = repr(os.fspath(path))
-    graph = read_symbol(path)
-    if params is None or isinstance(params, (str, os.PathLike)):
-        arrays = read_arrays(params if params is not None else find_params(path, epoch))
-    elif epoch is not None:
-        raise UsageError("give either params or epoch")
-    else:
-        arrays = {
-            name: value if isinstance(value, StoredArray) else np.asarray(value) for name, value in params.items()
-        }
+    symbol_file, given = _located(os.fspath(path), params)
+    if given is not None and epoch is not None:
+        raise UsageError("give either params or epoch, which selects a file of parameters")
+    label = repr(symbol_file)
+    graph = read_symbol(symbol_file)
     _check_operators(graph, label)
+    if isinstance(given, Mapping):
+        arrays = {name: value if isinstance(value, StoredArray) else np.asarray(value) for name, value in given.items()}
+    else:
+        arrays = read_arrays(find_params(symbol_file, epoch) if given is None else given)
+    name = os.path.basename(symbol_file).removesuffix(_SUFFIX).removesuffix(".json")
     with context.detached():
-        name = os.path.basename(path).removesuffix(_SUFFIX).removesuffix(".json")
         return _Builder(graph, label, name, arrays, dict(shapes or {})).build()
+
+
+def _located(path: str, params: Any) -> tuple[str, Any]:
+    """Return the symbol file, and the parameters if they are given, from a path that names one of them or the model."""
+    if path.endswith(".params"):
+        if params is not None:
+            raise UsageError(f"{path!r} is a file of parameters; name the symbol, or give no other params")
+        return re.sub(r"(-\d{4,})?\.params$", _SUFFIX, path), path
+    return path if path.endswith(".json") else path + _SUFFIX, params
 
 
 def find_params(path: str | os.PathLike[str], epoch: int | None = None) -> str:
@@ -175,8 +183,12 @@ class _Region:
             raise InvalidModel(f"{self.label}: node {node} has unknown attributes: {listed}")
         results = made if isinstance(made, list) else [made]
         for number, value in enumerate(results):
-            if not value.name and value.serial > before:
-                give_name(value, f"{node.name}_output{number if len(results) > 1 else ''}")
+            maker = value.node
+            if maker is not None and maker.serial > before:
+                # Nothing has read the node yet.
+                maker.name = maker.name or node.name
+                if not value.name:
+                    give_name(value, f"{node.name}_output{number if len(results) > 1 else ''}")
         return results
 
     def operand(self, node: SymbolNode, position: int) -> Value:
@@ -250,12 +262,10 @@ class _Builder:
         self.check_variables()
         region = _Region(self, self.graph, self.label)
         outputs = region.outputs()
-        unused = self.shapes.keys() - self.inputs.keys()
-        if unused:
-            name = min(unused)
-            raise UsageError(f"{self.label} has no data input {name!r}{did_you_mean(name, self.inputs)}")
         outputs = [F.identity(v) if v.is_input else v for v in outputs]
         names = unique_names(self.output_name(index, output) for index, output in self.graph.heads)
+        order = {node.name: index for index, node in enumerate(self.graph.nodes)}
+        self.stored = dict(sorted(self.stored.items(), key=lambda item: order[item[0]]))
         inputs = [*self.inputs.values(), *self.stored.values()]
         graph = Graph(inputs, outputs, name=self.name, output_names=names)
         return Imported(graph, {graph.name_of(value): self.arrays[key] for key, value in self.stored.items()})
@@ -278,8 +288,9 @@ class _Builder:
     def shape_hint(self) -> str:
         """Return advice that names the inputs whose shapes are unknown."""
         unknown = {name: v for name, v in self.inputs.items() if v.rank is None}
-        listed = ", ".join(f"{name!r}: {_example(v)}" for name, v in (unknown or self.inputs).items())
-        return f"; pass shapes of the inputs, for example shapes={{{listed}}}"
+        examples = {name: _example(v) for name, v in (unknown or self.inputs).items()}
+        words = " ".join(f"--shape {name}:{','.join(map(str, shape))}" for name, shape in examples.items())
+        return f"; pass shapes of the inputs, for example shapes={examples}, or {words} on the command line"
 
     def check_size(self) -> None:
         self.built += 1
@@ -295,6 +306,10 @@ class _Builder:
                 raise InvalidModel(f"{self.label}: two variables have the name {node.name!r}")
             if node.is_variable:
                 seen.add(node.name)
+        data = sorted(seen - self.arrays.keys())
+        for name in self.shapes:
+            if name not in data:
+                raise UsageError(f"{self.label} has no data input {name!r}{did_you_mean(name, data)}")
 
     def variable(self, index: int) -> Value:
         """Return the value of a variable: a parameter, a running statistic, a constant, or a data input."""
@@ -324,11 +339,10 @@ class _Builder:
         return made
 
 
-def _example(value: Value) -> str:
+def _example(value: Value) -> tuple[int, ...]:
     """Return a shape to type, with numbers in place of unknown sizes."""
     shape = value.tensor.shape
-    sizes_ = (1, 10) if shape is None else tuple(size if isinstance(size, int) else 1 for size in shape)
-    return str(sizes_)
+    return (1, 10) if shape is None else tuple(size if isinstance(size, int) else 1 for size in shape)
 
 
 def _statistics(graph: Symbol) -> set[int]:

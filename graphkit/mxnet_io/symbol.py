@@ -63,18 +63,6 @@ class Symbol(NamedTuple):
     heads: tuple[tuple[int, int], ...]
 
 
-def is_symbol(path: str | os.PathLike[str]) -> bool:
-    """Return whether a JSON file is one of MXNet: its name ends with -symbol.json, or its first key is nodes."""
-    if os.fspath(path).endswith("-symbol.json"):
-        return True
-    try:
-        file = StoredFile(path)
-        begin = file.read(0, min(file.size, 256)).tobytes()
-    except (OSError, RuntimeFailure):
-        return False  # the reader of the file reports it
-    return begin.lstrip()[:1] == b"{" and begin.lstrip()[1:].lstrip().startswith(b'"nodes"')
-
-
 def read_symbol(path: str | os.PathLike[str]) -> Symbol:
     """Read a symbol.json file.
 

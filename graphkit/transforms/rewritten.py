@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.errors import GraphkitWarning, UsageError
-from graphkit.model import Model, load
+from graphkit.model import Model, is_onnx_file, load
 
 if TYPE_CHECKING:
     from graphkit.onnx_io.editing.reading import Contents, Message
@@ -76,7 +76,7 @@ def message_of(model: Model | str | os.PathLike[str], external_root: str | os.Pa
     if isinstance(model, Model):
         return model.to_onnx()
     net = load(model, external_root=None if external_root is None else os.fspath(external_root))
-    if os.path.splitext(os.fspath(model))[1] == ".json" or os.path.isdir(model):
+    if not is_onnx_file(model):
         return net.to_onnx()
     from graphkit.onnx_io.editing.reading import read_message
 
