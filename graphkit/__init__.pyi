@@ -6,6 +6,7 @@ from graphkit import config as config
 from graphkit import data as data
 from graphkit import errors as errors
 from graphkit import models as models
+from graphkit import mxnet_io as mxnet_io
 from graphkit.autodiff.reverse_mode import gradient as gradient
 from graphkit.checks.bisect import bisect as bisect
 from graphkit.checks.diff import diff as diff
