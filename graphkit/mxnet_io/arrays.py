@@ -123,11 +123,12 @@ class _Reader:
         storage = self.integer("i")
         if storage not in _INDEX_ARRAYS:
             raise UnsupportedError(f"{self.label}: {self.what} has storage type {storage}; MXNet has 0, 1 and 2")
-        stored = self.shape("q") if _INDEX_ARRAYS[storage] else None
+        if _INDEX_ARRAYS[storage]:
+            self.shape("q")  # of the stored part: not always up to date, and given by the index arrays
         shape = self.shape("q", scalars=version == _V3)
-        if stored is None:
+        if not _INDEX_ARRAYS[storage]:
             return self.dense(shape, scalars=version == _V3)
-        return self.sparse(storage, stored, shape)
+        return self.sparse(storage, shape)
 
     def dense(self, shape: tuple[int, ...] | None, scalars: bool = False) -> np.ndarray | StoredArray:
         """Read the rest of a dense array. Without axes, an array is empty unless the format has scalars."""
@@ -135,15 +136,17 @@ class _Reader:
             return np.zeros(0, np.float32)
         return self.data(self.element_type(), shape)
 
-    def sparse(self, storage: int, stored: tuple[int, ...] | None, shape: tuple[int, ...] | None) -> np.ndarray:
+    def sparse(self, storage: int, shape: tuple[int, ...] | None) -> np.ndarray:
         """Read the rest of a sparse array; return it dense."""
-        if not shape or stored is None:
+        if not shape:
             return np.zeros(0, np.float32)
         dtype = self.element_type()
         kinds = []
         for _ in range(_INDEX_ARRAYS[storage]):
             index_type = self.type_numbered(self.integer("i"))
             kinds.append((index_type, self.shape("q") or ()))
+        rows = shape[1:] if storage == _ROW_SPARSE else ()
+        stored = (math.prod(kinds[-1][1]), *rows)
         require_memory(math.prod(shape) * dtype.numpy.itemsize, f"{self.label}: {self.what}, {list(shape)}")
         values = np.asarray(self.data(dtype, stored))
         indices = [np.asarray(self.data(index_type, sizes)) for index_type, sizes in kinds]
@@ -239,7 +242,9 @@ class _Reader:
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> None:
-    """Write arrays so that `mx.nd.load` and `read_arrays` read them: format V2; V3 for scalars and empty arrays.
+    """Write arrays so that `mx.nd.load` and `read_arrays` read them, in format V2.
+
+    If one of them is a scalar or empty, all are in format V3, which MXNet reads with `mx.util.np_shape(True)` only.
 
     Args:
         path: Name of the file, which is replaced.
@@ -252,11 +257,12 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> Non
     target = Path(path)
     held = {name: value if isinstance(value, StoredArray) else np.asarray(value) for name, value in arrays.items()}
     types = {name: _type_of(name, value.dtype) for name, value in held.items()}
+    version = _V2 if all(value.shape and math.prod(value.shape) for value in held.values()) else _V3
     try:
         with PendingFile(target.parent, target.name) as file:
             file.write(struct.pack("<QQQ", _LIST, 0, len(held)))
             for name, value in held.items():
-                file.write(_header(value.shape, types[name]))
+                file.write(_header(version, value.shape, types[name]))
                 for block in _blocks(value):
                     file.write(block)
             file.write(struct.pack("<Q", len(held)))
@@ -278,8 +284,7 @@ def _type_of(name: str, dtype: np.dtype) -> int:
     return number
 
 
-def _header(shape: tuple[int, ...], number: int) -> bytes:
-    version = _V3 if math.prod(shape) == 0 or not shape else _V2
+def _header(version: int, shape: tuple[int, ...], number: int) -> bytes:
     return struct.pack(f"<Iii{len(shape)}qiii", version, _DENSE, len(shape), *shape, *_CPU, number)
 
 

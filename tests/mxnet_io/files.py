@@ -25,12 +25,12 @@ def dense(array: np.ndarray, version: int = 2) -> bytes:
 
 
 def sparse(storage: int, shape: Sequence[int], values: np.ndarray, *indices: np.ndarray) -> bytes:
-    """A row-sparse (1) or CSR (2) array."""
+    """A row-sparse (1) or CSR (2) array. As in files of MXNet, the shape of the stored part of a CSR array is wrong."""
 
     def sized(sizes: Sequence[int]) -> bytes:
         return struct.pack(f"<i{len(sizes)}q", len(sizes), *sizes)
 
-    head = struct.pack("<Ii", 0xF993FAC9, storage) + sized(values.shape) + sized(shape)
+    head = struct.pack("<Ii", 0xF993FAC9, storage) + sized(values.shape if storage == 1 else (0,)) + sized(shape)
     kinds = b"".join(struct.pack("<i", TYPES[i.dtype.name]) + sized(i.shape) for i in indices)
     data = values.tobytes() + b"".join(i.tobytes() for i in indices)
     return head + struct.pack("<iii", 1, 0, TYPES[values.dtype.name]) + kinds + data

@@ -128,6 +128,14 @@ def test_written_bytes_are_those_of_format_v2(tmp_path):
     assert path.read_bytes() == listed([dense(MATRIX)], ["arg:a"])
 
 
+def test_with_an_empty_array_all_are_in_format_v3(tmp_path):
+    """MXNet reads a file with scalars or empty arrays only in a mode in which every array must have this format."""
+    path = tmp_path / "net.params"
+    arrays = {"a": MATRIX, "empty": np.zeros((0, 2), np.float32)}
+    write_arrays(path, arrays)
+    assert path.read_bytes() == listed([dense(a, 3) for a in arrays.values()], list(arrays))
+
+
 def test_types_that_mxnet_lacks_are_not_written(tmp_path):
     with pytest.raises(gk.errors.UnsupportedError, match="'a' is complex64"):
         write_arrays(tmp_path / "net.params", {"a": np.zeros(1, np.complex64)})
