@@ -267,6 +267,12 @@ class Model:
 
         Inputs are keywords: `infer_shapes(x=[32, None])`. A None in a shape keeps the declared dimension.
         """
+        bound = self._bound(shapes)
+        types = {bound.name_of(v): v.type for v in bound.values}
+        return types | {n: v.type for n, v in zip(bound.output_names, bound.outputs, strict=True)}
+
+    def _bound(self, shapes: Mapping[str, Sequence[Any]]) -> Graph:
+        """Return the graph with these shapes of inputs. A None in a shape keeps the declared dimension."""
         from graphkit.passes.core.bind import bind
 
         given = {}
@@ -280,9 +286,7 @@ class Model:
             if len(kept) != len(shape):
                 raise InputError(f"input {name!r} is {declared}, of rank {len(kept)}; the shape given is {list(shape)}")
             given[name] = TensorType(declared.dtype, [k if s is None else s for s, k in zip(shape, kept, strict=True)])
-        bound = bind(self.graph, given)
-        types = {bound.name_of(v): v.type for v in bound.values}
-        return types | {n: v.type for n, v in zip(bound.output_names, bound.outputs, strict=True)}
+        return bind(self.graph, given)
 
     # --- using it --------------------------------------------------------------------------------
 
@@ -420,6 +424,28 @@ class Model:
                 exporter.save(self.graph, params, path, name=self.name, meta=self.meta, **options)
             case suffix:
                 raise UsageError(f"cannot save {path}: unknown suffix {suffix!r}; use .json or .onnx")
+
+    @typed("Model.save_mxnet")
+    def save_mxnet(
+        self, prefix: str | Path, epoch: int = 0, *, shapes: Mapping[str, Sequence[int]] | None = None
+    ) -> None:
+        """Write the model as a checkpoint of MXNet 1.9: `PREFIX-symbol.json`, and `PREFIX-0000.params` for epoch 0.
+
+        Args:
+            prefix: The beginning of the names of both files.
+            epoch: The number in the name of the parameter file.
+            shapes: Shapes of inputs by name. The symbol then holds for these only. Some operators need them.
+
+        Raises:
+            UnsupportedOperator: MXNet has no counterpart of an operator. The message lists all such operators.
+            UnsupportedError: MXNet has no counterpart of an attribute, or needs a size that depends on the inputs.
+        """
+        from graphkit.mxnet_io import exporter
+        from graphkit.passes.cleanup import CLEANUP
+        from graphkit.passes.core.sweep import run_passes
+
+        graph = self._bound(shapes) if shapes else self.graph
+        exporter.save(run_passes(graph, CLEANUP), self.params.entries(), prefix, epoch)
 
     @typed("Model.to_onnx")
     def to_onnx(self, *, opset: int | None = None, **options: Any) -> ModelProto:

@@ -28,7 +28,7 @@ from graphkit.errors import InvalidModel, RuntimeFailure, UnsupportedError, Usag
 from graphkit.ir.atomic import PendingFile, sync_folder
 from graphkit.ir.limits import require_memory
 from graphkit.ir.stored import LARGE, StoredArray, StoredFile
-from graphkit.ir.types import DType
+from graphkit.ir.types import DType, dtype_of
 
 _LIST = 0x112
 _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
@@ -256,7 +256,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> Non
     """
     target = Path(path)
     held = {name: value if isinstance(value, StoredArray) else np.asarray(value) for name, value in arrays.items()}
-    types = {name: _type_of(name, value.dtype) for name, value in held.items()}
+    types = {name: type_number(name, value.dtype) for name, value in held.items()}
     version = _V2 if all(value.shape and math.prod(value.shape) for value in held.values()) else _V3
     try:
         with PendingFile(target.parent, target.name) as file:
@@ -275,9 +275,8 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> Non
         raise RuntimeFailure(f"cannot write {str(target)!r}: {error.strerror or error}") from error
 
 
-def _type_of(name: str, dtype: np.dtype) -> int:
-    from graphkit.ir.types import dtype_of
-
+def type_number(name: str, dtype: Any) -> int:
+    """Return MXNet's number of an element type. Raises UnsupportedError, which names the array, if there is none."""
     number = _NUMBERS.get(dtype_of(dtype))
     if number is None:
         raise UnsupportedError(f"array {name!r} is {dtype}: MXNet's files have no such element type")

@@ -283,7 +283,8 @@ def pad(call: Call) -> Value:
     widths = attributes.integers("pad_width")
     x = call.x
     pads = i64(*widths[0::2], *widths[1::2])
-    number = scalar(attributes.number("constant_value", 0.0), x) if mode == "constant" else None
+    filling = attributes.number("constant_value", 0.0)
+    number = scalar(filling, x) if mode == "constant" else None
     result: Value = F.pad(x, pads, number, mode=mode, name=call.name)
     return result
 
