@@ -239,3 +239,15 @@ def test_deleted_trainer_frees_memory_immediately():
         assert [reference() for reference in found] == [None] * len(found)
     finally:
         gc.enable()
+
+
+def test_stop_gradient_acts_in_a_graph_with_formulas() -> None:
+    """A Sigmoid makes the trainer look for formulas, which must not remove StopGradient."""
+    x = gk.input("x", ["N", 3])
+    s = gk.sigmoid(gk.nn.linear(x, 1, bias=False, name="fc"))
+    net = gk.Model({"y": gk.mul(s, gk.stop_gradient(s))}, seed=0)
+    w, data = np.array(net.params["fc_weight"]), np.arange(15, dtype=np.float32).reshape(5, 3) / 15
+    gk.Trainer(net, "mse", gk.optim.SGD(1.0), threads=1).step(data, np.zeros((5, 1), np.float32))
+    sigmoid = 1 / (1 + np.exp(-data @ w.T))
+    expected = np.mean(2 * sigmoid**2 * sigmoid * sigmoid * (1 - sigmoid) * data, axis=0)
+    np.testing.assert_allclose(w[0] - net.params["fc_weight"][0], expected, rtol=1e-5)

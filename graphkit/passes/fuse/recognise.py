@@ -10,8 +10,11 @@ from graphkit.passes.fuse.activation import fuse_activation
 from graphkit.passes.fuse.gelu import fuse_gelu
 from graphkit.passes.fuse.layer_norm import fuse_layer_norm
 from graphkit.passes.fuse.softmax import fuse_softmax
+from graphkit.passes.simplify.identities import identity_left, simplify
 
-_FORMULAS = pipeline(*CLEANUP, fuse_layer_norm, fuse_gelu, fuse_activation.with_options(bounds=False), fuse_softmax)
+# The graph is differentiated afterwards, so the markers for this must stay.
+_CLEANUP = [p.with_options(identity_left, keep_markers=True) if p.name == simplify.name else p for p in CLEANUP]
+_FORMULAS = pipeline(*_CLEANUP, fuse_layer_norm, fuse_gelu, fuse_activation.with_options(bounds=False), fuse_softmax)
 # Each formula contains at least one of these operators.
 _NEEDS = frozenset({"Clip", "Erf", "HardSigmoid", "Log", "ReduceMax", "ReduceMean", "Sigmoid", "Tanh"})
 

@@ -7,6 +7,7 @@ outputs, or None. A rule applies only if it is valid for all sizes: symbolic dim
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops import Op, operator
 from graphkit.ops._base import DOMAIN
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import RESHAPES, array_of, first, permutation
+from graphkit.passes.core.match import RESHAPES, array_of, first, is_op, permutation
 from graphkit.passes.core.sweep import rewrite
 from graphkit.passes.simplify.fold import map_branches
 
@@ -40,18 +41,31 @@ _rules: dict[tuple[str, str], Simplification] = {}
 _operators = {"If"}
 
 
+# Markers for differentiation: they change gradients, and otherwise return an operand.
+_MARKERS = {(DOMAIN, "StopGradient"), (DOMAIN, "StraightThrough")}
+
+
 def _identity_left(graph: Graph) -> Node | None:
-    kinds = {("", "Identity"), (DOMAIN, "StopGradient"), (DOMAIN, "StraightThrough")}
-    return next((node for node in graph.nodes if (node.op.domain, node.op.name) in kinds), None)
+    return next((node for node in graph.nodes if (node.op.domain, node.op.name) in {("", "Identity"), *_MARKERS}), None)
+
+
+def identity_left(graph: Graph) -> Node | None:
+    """Return an Identity of the graph, or None. It is the check of `simplify` with keep_markers."""
+    return next((node for node in graph.nodes if is_op(node, "Identity")), None)
 
 
 @graph_pass(ensures=[Property.SIMPLIFIED], check=_identity_left)
-def simplify(graph: Graph) -> Graph:
-    """Apply every rule in one sweep, in the branches of an If as well. Linear."""
+def simplify(graph: Graph, *, keep_markers: bool = False) -> Graph:
+    """Apply every rule in one sweep, in the branches of an If as well. Linear.
+
+    keep_markers: Keep StopGradient and StraightThrough, because the graph is differentiated later.
+    """
+    inner = partial(simplify, keep_markers=keep_markers)
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
-        rebuilt = map_branches(node, operands, simplify)
-        found = _rules.get((rebuilt.op.domain, rebuilt.op.name))
+        rebuilt = map_branches(node, operands, inner)
+        kind = (rebuilt.op.domain, rebuilt.op.name)
+        found = None if keep_markers and kind in _MARKERS else _rules.get(kind)
         return (found(rebuilt) if found else None) or rebuilt.outputs
 
     return rewrite(graph, rule, at=_operators)
@@ -73,7 +87,7 @@ def _identity(node: Node) -> Sequence[Value] | None:
 
 @_rule("StopGradient", "StraightThrough", domain=DOMAIN)
 def _gradient_marker(node: Node) -> Sequence[Value] | None:
-    """Remove markers for differentiation: graphs are differentiated before they are simplified."""
+    """Remove markers: graphs are differentiated before they are simplified, unless `keep_markers` is set."""
     value = node.inputs[-1]
     assert value is not None
     return (value,)

@@ -16,6 +16,7 @@ from graphkit.ops import F
 from graphkit.passes.fuse.activation import fuse_activation
 from graphkit.passes.fuse.gelu import fuse_gelu
 from graphkit.passes.fuse.layer_norm import fuse_layer_norm
+from graphkit.passes.fuse.recognise import recognise
 from graphkit.passes.fuse.softmax import fuse_softmax, fuse_softmax_grad
 
 
@@ -251,3 +252,22 @@ def test_bounds_that_are_to_stay_stay(apply: Any) -> None:
     assert apply([x], F.max(x, np.float32(0)), formulas, N=5) == {"Max": 1}
     assert apply([x], F.clip(x, np.float32(0)), formulas, N=5) == {"Clip": 1}
     assert apply([x], x * F.clip(x + 3.0, np.float32(0), np.float32(6)) / 6.0, formulas, N=5) == {"HardSwish": 1}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_recognition_keeps_markers_of_gradients(nested: bool) -> None:
+    """Graphs are recognised before they are differentiated, so the markers must still be there."""
+
+    def marked(x: Value) -> Value:
+        return F.straight_through(F.stop_gradient(F.sigmoid(F.identity(x))), F.round(x))
+
+    x, flag = data(3), Value(TensorType("bool", ()), "flag")
+    if nested:
+        inner = [Value(TensorType("float32", (3,))) for _ in range(2)]
+        y = F.if_(flag, x, then_branch=Graph(inner[:1], [marked(inner[0])]), else_branch=Graph(inner[1:], [inner[1]]))
+    else:
+        y = marked(x)
+    found = recognise(Graph([x, flag], [y]))
+    kept = found if not nested else next(iter(found.nodes[0].op.subgraphs().values()))
+    assert [node.op.name for node in kept.nodes if node.op.domain] == ["StopGradient", "StraightThrough"]
+    assert not any(node.op.name == "Identity" for node in kept.nodes)
