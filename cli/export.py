@@ -26,6 +26,7 @@ from graphkit.cli.verify import print_report
 from graphkit.errors import UsageError
 from graphkit.model import Model
 from graphkit.passes.training.to_training import to_inference
+from graphkit.train.adapters.marks import has_adapters
 
 
 @click.command(cls=GroupedCommand)
@@ -43,6 +44,14 @@ from graphkit.passes.training.to_training import to_inference
     text="For a model of MXNet: the shape of an input, such as data:N,3,224,224. A name stands for a size that varies. "
     "Default: what the operators that read the input require.",
 )
+@option(
+    "--adapter", group=OUTPUT, type=click.Path(exists=True, file_okay=False), default=None,
+    help="Folder with LoRA adapters for MODEL, of graphkit train --lora or of peft.",
+)  # fmt: skip
+@option(
+    "--merge-adapters/--keep-adapters", "merge", group=OUTPUT, default=True, show_default=True,
+    help="If the model has LoRA adapters: merge them into the weights, or write them as nodes of their own.",
+)  # fmt: skip
 @partial(verify_option, text="Run the file in ONNX Runtime, and compare the outputs.")
 @image_options
 @model_file_options
@@ -50,7 +59,8 @@ from graphkit.passes.training.to_training import to_inference
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str, opset: int | None, purpose: str | None,
-    shapes: tuple[str, ...], check: bool, external_root: str | None, as_json: bool, **image: Any,
+    shapes: tuple[str, ...], adapter: str | None, merge: bool, check: bool, external_root: str | None, as_json: bool,
+    **image: Any,
 ) -> int:  # fmt: skip
     """Write MODEL as standard ONNX, and verify the file in ONNX Runtime.
 
@@ -58,12 +68,13 @@ def command(
     beside it, or the .params file of an epoch.
 
     The inputs are used for this comparison; those that you do not give are generated (--fill). Exit code 1 if the
-    outputs differ.
+    outputs differ. Merged adapters are compared with the model before merging.
 
     \b
     graphkit export run/ -o net.onnx
     graphkit export net.json -o net.onnx --opset 17
     graphkit export in_training.onnx -o net.onnx --for inference
+    graphkit export base.onnx -o net.onnx --adapter run/
     graphkit export run/ audio:1,576 rate=rate.npy -o net.onnx
     graphkit export resnet-symbol.json -o resnet.onnx --shape data:N,3,224,224
     """
@@ -72,8 +83,18 @@ def command(
     net = read_model(model, external_root, best=True, shapes=shapes_of(shapes, symbols=True))
     if purpose == "inference":
         net = Model.from_graph(to_inference(net.graph), net.params.entries())
-    net.save(Path(output), opset=opset)
-    log(f"wrote {output}: {net!r}")
+    written = net
+    if adapter is not None:
+        from graphkit.train.adapters.files import load_adapter
+
+        written = net = load_adapter(net, adapter)
+    if merge and has_adapters(net.graph):
+        from graphkit.train.adapters.merge import merge_lora
+
+        written = merge_lora(net)
+        log("merged the adapters into the weights; --keep-adapters writes them as nodes of their own")
+    written.save(Path(output), opset=opset)
+    log(f"wrote {output}: {written!r}")
     if check:
         from graphkit.checks.verify import verify
         from graphkit.cli._inputs import feeds_for

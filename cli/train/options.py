@@ -92,10 +92,11 @@ _NETWORK = (
         help="Also train the weights that the file stores as Constant nodes.",
     ),
     option(
-        "--head", "head_options", group=NETWORK, multiple=True, metavar="classes=N | pool=POOL",
-        help="classes=N: replace the last layer by a new one for N classes. pool=POOL, with --head-at: how to pool the "
-        "value before the new layer. Sequences: mean, first (take the first token) or none (classify each token). "
-        "Images: mean (default) or none (classify each position). Repeatable.",
+        "--head", "head_options", group=NETWORK, multiple=True, metavar="auto | classes=N | pool=POOL",
+        help="classes=N: replace the last layer by a new one for N classes. auto: N is the number of classes in the "
+        "training data. pool=POOL, with --head-at: how to pool the value before the new layer. Sequences: mean, first "
+        "(take the first token) or none (classify each token). Images: mean (default) or none (classify each "
+        "position). Repeatable.",
     ),
     option(
         "--head-at", group=NETWORK, metavar="VALUE",
@@ -108,6 +109,17 @@ _NETWORK = (
     option(
         "--train", "train_only", group=NETWORK, multiple=True, metavar="PATTERN",
         help="Train only parameters whose names match this glob pattern. Repeatable.",
+    ),
+    option(
+        "--lora", "lora_options", group=NETWORK, multiple=True, metavar="NAME=VALUE",
+        help="LoRA: freeze the weights and train adapters of low rank. rank=8, alpha=16 (the scaling is alpha / rank), "
+        "dropout=0.1, dora=true (DoRA), rslora=true (the scaling is alpha / sqrt(rank)). --train lists parameters that "
+        "are trained as well; a new last layer (--head) always is. Repeatable.",
+    ),
+    option(
+        "--lora-layers", group=NETWORK, multiple=True, metavar="PATTERN",
+        help="With --lora: only layers whose names match this glob pattern get adapters. Default: all MatMul, Gemm and "
+        "Conv with weights. Repeatable.",
     ),
     option(
         "--recurrent-state", "--carry", "carries", group=NETWORK, multiple=True, metavar="INPUT=OUTPUT",

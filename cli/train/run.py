@@ -15,7 +15,7 @@ from graphkit.cli._options import check_run_folder, device_of, key_values, sourc
 from graphkit.cli._output import is_terminal, log
 from graphkit.cli.train import config_file, data, objective, record, telling
 from graphkit.cli.train.config_file import Network
-from graphkit.cli.train.network import network
+from graphkit.cli.train.network import head_of_data, load_network, prepare_network
 from graphkit.cli.train.resume import check_classes, kept, taken_over
 from graphkit.errors import UsageError
 from graphkit.frontend.summary import frozen
@@ -23,6 +23,7 @@ from graphkit.ir.counts import counts, elements, parameters
 from graphkit.passes.training.to_training import batch_norms
 from graphkit.text import listed, quantity
 from graphkit.train import defaults
+from graphkit.train.adapters.marks import has_adapters
 
 if TYPE_CHECKING:
     from graphkit.data import Splits
@@ -98,6 +99,10 @@ def _announce(trainer: Trainer, parts: Splits, o: Mapping[str, Any]) -> None:
     """Log the data, the parameters and the mode of BatchNormalization before training begins."""
     log(data.counted(*parts, divided=_divided(o)))
     log(_counted(trainer))
+    if has_adapters(trainer.net.graph):
+        from graphkit.train.adapters.files import described
+
+        log(described(trainer.net))
     if left := frozen(trainer.net.graph):
         shown = listed((f"{name} ({why})" for name, why in left.items()), len(left))
         log(f"not trained: {shown}. To train one of them: --train NAME")
@@ -147,20 +152,29 @@ def _made(source: Network, store: KVStore, o: Mapping[str, Any]) -> tuple[Traine
         o["validation_split"], seed, o["weight_column"],
     )  # fmt: skip
     parts = data.read_data(None, *given) if source.name is not None else None
-    net = network(source, None if parts is None else parts.train, axes, o)
+    net = load_network(source, None if parts is None else parts.train, o)
+    if parts is None and head_of_data(o["head_options"]):
+        parts = data.read_data(net, *given)
+    net, head = prepare_network(net, None if parts is None else parts.train, axes, o)
     parts = data.fitted(net, parts or data.read_data(net, *given), [] if isinstance(names, str) else list(names))
     net = sources.described(net, parts.train)
-    trainer = _trainer(net, objective.loss(net, parts.train, o), optimizer, store, o)
+    trainer = _trainer(net, head, objective.loss(net, parts.train, o), optimizer, store, o)
     return trainer, data.skipping(parts, o["on_damaged"])
 
 
-def _trainer(net: Any, loss: Any, optimizer: Any, store: KVStore, o: Mapping[str, Any]) -> Trainer:
+def _trainer(
+    net: Any, head: Sequence[str], loss: Any, optimizer: Any, store: KVStore, o: Mapping[str, Any]
+) -> Trainer:  # fmt: skip
+    """Return the trainer. head: the parameters of a new last layer, which are trained besides adapters."""
+    from graphkit.train.adapters.settings import from_options
     from graphkit.train.trainer import Trainer
 
+    lora = from_options(key_values(o["lora_options"], "--lora"), o["lora_layers"], "--lora", "--lora-layers")
     return Trainer(
         net, loss, optimizer, device=device_of(o["device"]), threads=o["threads"],
         kvstore=store if store.num_workers > 1 or store.is_remote else None,
-        output=o["output_name"], freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
+        output=o["output_name"], freeze=o["freeze"],
+        train=o["train_only"] if lora is None else (*o["train_only"], *head), lora=lora, lazy=o["lazy"], ema=o["ema"],
         lr_mult=objective.multipliers(o["lr_mults"], "--lr-mult"),
         wd_mult=objective.multipliers(o["wd_mults"], "--wd-mult"),
         loss_weights=objective.multipliers(o["loss_weights"], "--loss-weight", "OUTPUT=X"),

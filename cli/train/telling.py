@@ -15,7 +15,7 @@ from graphkit.cli._output import log, print_json, print_table
 from graphkit.text import quantity
 from graphkit.train.callbacks import Callback, Numbers
 from graphkit.train.checkpoint import MANIFEST
-from graphkit.train.run_folder import BEST, CONFIG, MODEL, RECORD
+from graphkit.train.run_folder import ADAPTER_FILES, BEST, CONFIG, MODEL, RECORD
 
 if TYPE_CHECKING:
     from graphkit.dist.kvstore import KVStore
@@ -142,8 +142,9 @@ def report(
     if history is not None and trainer.position.stopped is not None:
         log(f"stopped after epoch {trainer.epoch}: {trainer.position.stopped}")
     if history is not None and folder is not None:
-        names = (MODEL, BEST, MANIFEST, "log.jsonl", CONFIG, RECORD)
-        log(f"wrote {folder}: {', '.join(name for name in names if name != BEST or (folder / BEST).exists())}")
+        names = (MODEL, BEST, *ADAPTER_FILES, MANIFEST, "log.jsonl", CONFIG, RECORD)
+        optional = {name for name in (BEST, *ADAPTER_FILES) if not (folder / name).exists()}
+        log(f"wrote {folder}: {', '.join(name for name in names if name not in optional)}")
 
 
 def report_rate(curve: Any, file: Path | None, as_json: bool) -> None:

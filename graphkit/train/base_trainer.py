@@ -27,6 +27,7 @@ from graphkit.passes.training.to_training import is_in_training, to_inference
 from graphkit.signatures import typed
 from graphkit.text import quantity, short_repr
 from graphkit.train import losses, metrics
+from graphkit.train.adapters.marks import LORA
 from graphkit.train import optim as optimizers
 from graphkit.train.agreement import agreement_of, compare_setup
 from graphkit.train.arguments import NOT_NEGATIVE, integer, real
@@ -133,7 +134,7 @@ class BaseTrainer:
         self._shards = parallel.shard_optimizer
         spec = self._describe_step(*self._settings)
         compared = _compared_options(criterion, numerics, memory, parallel, regularisation)
-        compared |= {"carry": carry or None, "seed": self.seed if parallel.groups else None}
+        compared |= {"carry": carry or None, "seed": self.seed if parallel.groups else None, "lora": net.meta.get(LORA)}
         compare_setup(kvstore, spec.rule, spec.trained, net.params, compared)
         self._create_programs(spec)
 

@@ -18,10 +18,14 @@ from graphkit.errors import InvalidModel, RuntimeFailure, UnsafeModel, UsageErro
 from graphkit.ir.atomic import sync_folder, write_whole
 from graphkit.ir.locks import try_lock
 from graphkit.train import checkpoint
+from graphkit.train.adapters.marks import CONFIG as ADAPTER_CONFIG
+from graphkit.train.adapters.marks import WEIGHTS as ADAPTER_WEIGHTS
 
 LOCK = ".lock"
 MODEL = "model.json"
 BEST = "best.json"
+# Adapters, if the model has some.
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 # Files of the command line: the options, and the record of its calls.
 CONFIG, RECORD = "config.toml", "run.json"
 
@@ -31,7 +35,9 @@ FIRST_SAVE = ".first-save"
 # The files of a run besides `.lock` and `.first-save`, in the order in which they are removed. `run.json` is removed
 # after `config.toml`: if this process is killed in between, no `config.toml` remains without a `run.json`. A later run
 # would refuse to replace such a file, because graphkit may not have written it.
-_FILES = (checkpoint.MANIFEST, MODEL, BEST, "log.jsonl", "vocabulary.json", CONFIG, RECORD)
+_FILES = (
+    checkpoint.MANIFEST, MODEL, BEST, *ADAPTER_FILES, "log.jsonl", "vocabulary.json", CONFIG, RECORD,
+)  # fmt: skip
 _WEIGHTS = ("state.*.safetensors", "model.*.safetensors", "best.*.safetensors")
 # Models of several good epochs, and their weights. best_of_epoch makes the name of a model.
 _BEST_OF_EPOCHS = re.compile(r"best-epoch-\d+(\.json|\.[0-9a-f]+\.safetensors)")

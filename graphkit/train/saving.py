@@ -17,6 +17,7 @@ from graphkit.model import Model
 from graphkit.text import listed, quantity
 from graphkit.train import checkpoint as checkpoints
 from graphkit.train import losses
+from graphkit.train.adapters.marks import has_adapters
 from graphkit.train.base_trainer import BaseTrainer
 from graphkit.train.exchange import residuals
 from graphkit.train.exchange.exchange import Gathered
@@ -76,6 +77,10 @@ def write(trainer: BaseTrainer, folder: Path, parts: Sequence[Mapping[str, np.nd
     with model_then_checkpoint(folder) as before:
         with _inference_model(trainer) as net:
             net.save(folder / MODEL, before=before)
+            if has_adapters(net.graph):
+                from graphkit.train.adapters.files import save_adapter
+
+                save_adapter(net, folder)
         checkpoints.save(folder, _checkpoint(trainer, parts, gathered))
 
 

@@ -11,13 +11,14 @@ from graphkit.errors import UsageError
 from graphkit.executor.run.precision import check_known
 from graphkit.signatures import typed_constructor
 from graphkit.train import defaults
+from graphkit.train.adapters.settings import Lora
 from graphkit.train.arguments import POSITIVE, convert_fields
 from graphkit.train.average import EMA
 from graphkit.train.average import ema as moving_average
 from graphkit.train.programs import finite, recomputation
 from graphkit.train.programs.recomputation import Recompute
 
-__all__ = ["Memory", "Numerics", "Parallel", "Regularisation"]
+__all__ = ["Lora", "Memory", "Numerics", "Parallel", "Regularisation"]
 
 _OWNER = "Trainer"
 

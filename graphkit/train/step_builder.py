@@ -25,6 +25,7 @@ from graphkit.passes.training.fake_quantise import fake_quantise
 from graphkit.passes.training.to_training import to_training
 from graphkit.signatures import operands_by_name, typed
 from graphkit.text import quantity, short_repr
+from graphkit.train.adapters.marks import frozen_parameters
 from graphkit.train.optim import Optimizer
 from graphkit.train.programs.finite import zero_if_finite
 from graphkit.train.programs.step import LEARNING_RATE, STEP, guarded_updates
@@ -61,7 +62,9 @@ class StepNetwork:
     def __init__(self, model: Model, name: str, training: bool):
         self.model = model
         self.name = name
-        graph = to_training(model.graph) if training else model.graph.replace(updates=())
+        graph = (
+            to_training(model.graph, frozen_parameters(model.graph)) if training else model.graph.replace(updates=())
+        )
         self._graph = fake_quantise(recognise(resolve_sequences(count_loops(graph))))
         self._with_updates = Graph(self._graph.inputs, [*self._graph.outputs, *(new for _, new in self._graph.updates)])
         # For each parameter and state of the model: its current value in the step.

@@ -37,7 +37,7 @@ from graphkit.train.progress import ProgressBar
 from graphkit.train.run_folder import RunFolder
 from graphkit.train.sample_weights import is_sample, with_sample_weights
 from graphkit.train.selection import ParameterSelection
-from graphkit.train.settings import Memory, Numerics, Parallel, Regularisation, group_of
+from graphkit.train.settings import Lora, Memory, Numerics, Parallel, Regularisation, group_of
 from graphkit.train.training_graph import Criterion
 
 
@@ -142,6 +142,9 @@ class Trainer(BaseTrainer):
             `shard_optimizer` and `sync_batch_norm`.
         regularisation: A `gk.settings.Regularisation` instead of `clip_norm`, `ema`, `mixup`, `cutmix` and
             `batch_norm`.
+        lora: A `gk.settings.Lora`: train LoRA or DoRA adapters, and freeze all other parameters except those that
+            `train` lists. `trainer.net` is then a new model with the adapters (see `gk.lora` and docs/lora.md), and
+            `net` does not change.
     """
 
     @typed("gk.Trainer", _advice)
@@ -185,6 +188,7 @@ class Trainer(BaseTrainer):
         memory: Memory | None = None,
         parallel: Parallel | None = None,
         regularisation: Regularisation | None = None,
+        lora: Lora | None = None,
     ):
         keywords = dict(locals())
         known = isinstance(loss, (str, losses.Loss, Mapping)) or callable(loss)
@@ -193,6 +197,11 @@ class Trainer(BaseTrainer):
                 f"Trainer: loss must be a name or a function, not {loss!r}; pass an optimizer as optimizer="
             )
         freeze, train, lazy = (_patterns(p) for p in (freeze, train, lazy))
+        if lora is not None:
+            from graphkit.train.adapters.training import model_to_train
+
+            net = model_to_train(net, lora, train, seed)
+            train = net.trainable
         super().__init__(
             net, Criterion(loss, targets, output, loss_weights), optimizers.get(optimizer),
             ParameterSelection(freeze, train, lazy, lr_mult or {}, wd_mult or {}),

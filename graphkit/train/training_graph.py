@@ -19,6 +19,7 @@ from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
 from graphkit.passes.training.to_training import to_training
 from graphkit.train import losses
+from graphkit.train.adapters.marks import frozen_parameters
 from graphkit.train.programs.statistics import sync_statistics
 from graphkit.train.programs.step import RESERVED_NAMES
 from graphkit.train.selection import ParameterSelection
@@ -70,7 +71,7 @@ def training_graph(
     _check_names(net)
     parameters = {net.graph.name_of(v): v for v in net.graph.inputs if v.role == "parameter"}
     selected = selection.selected(parameters)
-    frozen = [v for n, v in parameters.items() if n not in selected]
+    frozen = {*(v for n, v in parameters.items() if n not in selected), *frozen_parameters(net.graph)}
     graph = recognise(resolve_sequences(count_loops(to_training(net.graph, frozen, batch_statistics=batch_statistics))))
     bound = losses.bind_loss(graph, *criterion)
     bound.warn_of_weights()

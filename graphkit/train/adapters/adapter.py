@@ -1,0 +1,152 @@
+"""The adapter of one layer: its parameters, and the nodes that add it to the layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import UsageError
+from graphkit.frontend import initializers
+from graphkit.frontend import layers as nn
+from graphkit.ir import context
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.names import Names
+from graphkit.ir.types import HALVES, DType, TensorType
+from graphkit.ops import F, operator
+from graphkit.ops.linalg.matmul import Gemm
+from graphkit.ops.nn.conv import Conv
+from graphkit.ops.pointwise import scalar_like
+from graphkit.train.adapters.layers import Layer
+from graphkit.train.adapters.marks import LORA
+from graphkit.train.adapters.settings import Lora
+
+# Names of the tensors of an adapter, after the name of the layer. They are peft's.
+A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
+# Metadata of a layer that the nodes of its adapter inherit: their placement, and how their values are kept.
+_INHERITED = (context.GROUP, "recompute", "swap_memory")
+
+
+class Adapter:
+    """The parameters of an adapter, and the nodes that add it to a layer.
+
+    Attributes:
+        layer: The layer.
+        scaling: The factor on B A.
+        dropout: The ratio of the dropout of the adapter's input.
+        a: A, [rank, inputs], or [rank, channels, *kernel] of a convolution.
+        b: B, [outputs, rank], or [outputs, rank, 1, ...] of a convolution.
+        magnitude: The length of each row, [outputs], or [1, outputs, 1, ...] of a convolution; None without DoRA.
+    """
+
+    def __init__(self, layer: Layer, settings: Lora, a: Value, b: Value, magnitude: Value | None):
+        self.layer = layer
+        self.scaling, self.dropout = settings.scaling, settings.dropout
+        self.a, self.b, self.magnitude = a, b, magnitude
+
+    @classmethod
+    def of(cls, layer: Layer, settings: Lora, names: Names) -> Adapter:
+        """Return the adapter of a layer, with new parameters. names: hands out their names."""
+        weight = layer.weight.dtype
+        dtype = DType.FLOAT32 if weight in HALVES else weight
+        ones = (1,) * (len(layer.input_shape) - 1)
+
+        def parameter(name: str, shape: tuple[int, ...], init: Any) -> Value:
+            label = f"{layer.name}.{name}"
+            if names.take(label) != label:
+                raise UsageError(f"gk.lora: the model already has a parameter {label!r}; rename it")
+            attrs = {"init": initializers.of(init).to_dict()}
+            return Value(TensorType(dtype, shape), label, role="parameter", attrs=attrs)
+
+        a = parameter(A, (settings.rank, *layer.input_shape), initializers.FanInUniform())
+        b = parameter(B, (layer.outputs, settings.rank, *ones), "zeros")
+        shape = (1, layer.outputs, *ones) if layer.is_conv else (layer.outputs,)
+        return cls(layer, settings, a, b, parameter(MAGNITUDE, shape, "ones") if settings.dora else None)
+
+    @property
+    def parameters(self) -> tuple[Value, ...]:
+        return (self.a, self.b) if self.magnitude is None else (self.a, self.b, self.magnitude)
+
+    def wide(self, value: Value) -> Value:
+        """Return a float16 or bfloat16 value in the type of the adapter."""
+        return value if value.dtype is self.a.dtype else F.cast(value, to=self.a.dtype)
+
+    def added_to(self, base: Node) -> Value:
+        """Return the result of a layer with the adapter. base: the node of the layer, on the operands of the graph.
+
+        The node of the result has the metadata LORA, and its first operand leads to `base`.
+        """
+        inherited = {key: base.meta[key] for key in _INHERITED if key in base.meta}
+        scope = context.current()
+        with context.entered(scope._replace(attrs={**scope.attrs, **inherited})):
+            data, weight = base.inputs[:2]
+            assert data is not None
+            assert weight is not None
+            x = self.wide(data)
+            if self.dropout:
+                x = nn.dropout(x, self.dropout, name=f"{self.layer.name}.lora_dropout")
+            change = self._change(base, x)
+            if self.magnitude is not None:
+                change = self._scaled(base, x, weight, change)
+            with context.entered(scope._replace(attrs={**scope.attrs, **inherited, LORA: self.layer.name})):
+                total = F.add(self.wide(base.output), change, name=f"{self.layer.name}.lora")
+                found: Value = F.cast(total, to=base.output.dtype) if total.dtype is not base.output.dtype else total
+            return found
+
+    def _change(self, base: Node, x: Value) -> Value:
+        """Return scaling * B A x."""
+        name = self.layer.name
+        if isinstance(base.op, Conv):
+            small = F.conv(x, self.a, **base.op.related(), name=f"{name}.lora_A")
+            return self._times(F.conv(small, self.b, name=f"{name}.lora_B"), self.scaling)
+        factor = operator(base, Gemm).alpha if isinstance(base.op, Gemm) else 1.0
+        small = F.mat_mul(x, F.transpose(self.a, perm=(1, 0)), name=f"{name}.lora_A")
+        small = self._times(small, self.scaling * factor)
+        return F.mat_mul(small, F.transpose(self.b, perm=(1, 0)), name=f"{name}.lora_B")
+
+    def _times(self, value: Value, factor: float) -> Value:
+        return value if factor == 1.0 else F.mul(value, scalar_like(factor, value))
+
+    def _scaled(self, base: Node, x: Value, weight: Value, change: Value) -> Value:
+        """Return what DoRA adds to the result of a layer: (g - 1) W x + g * scaling * B A x.
+
+        g is the magnitude divided by the length of each row of W + scaling * B A, a constant for gradients.
+        """
+        assert self.magnitude is not None
+        wide = self.wide(weight)
+        lengths = F.stop_gradient(self.lengths(F.add(wide, self.delta(self.a, self.b))))
+        gain = F.div(self.magnitude, F.reshape(lengths, self.magnitude.shape))
+        if self.dropout:
+            plain = self._without_bias(base, x, wide)
+        else:
+            plain = self.wide(base.output)
+            bias = base.inputs[2] if len(base.inputs) > 2 else None
+            if bias is not None:
+                plain = F.sub(plain, self._bias(base, self.wide(bias)))
+        less = F.sub(gain, scalar_like(1.0, gain))
+        return F.add(F.mul(less, plain), F.mul(gain, change))
+
+    def _bias(self, base: Node, bias: Value) -> Value:
+        """Return what the third operand of a layer adds to its result."""
+        if isinstance(base.op, Gemm):
+            return self._times(bias, base.op.beta)
+        return F.reshape(bias, (1, -1, *(1 for _ in self.layer.input_shape[1:])))
+
+    def _without_bias(self, base: Node, x: Value, weight: Value) -> Value:
+        """Return the product of a layer for other data."""
+        if isinstance(base.op, Gemm):
+            return F.gemm(x, weight, transB=base.op.transB, alpha=base.op.alpha)
+        return F.conv(x, weight, **base.op.related()) if isinstance(base.op, Conv) else F.mat_mul(x, weight)
+
+    def delta(self, a: Value, b: Value) -> Value:
+        """Return scaling * B A, in the shape of the weight."""
+        rows, rank = self.layer.outputs, a.tensor.static_shape[0]
+        product = F.mat_mul(F.reshape(b, (rows, rank)), F.reshape(a, (rank, -1)))
+        if not self.layer.outputs_first:
+            product = F.transpose(product, perm=(1, 0))
+        return self._times(F.reshape(product, self.layer.weight.tensor.static_shape), self.scaling)
+
+    def lengths(self, weight: Value) -> Value:
+        """Return the Euclidean length of the weights of each output."""
+        axes = [i for i in range(weight.rank or 0) if i != (0 if self.layer.outputs_first else 1)]
+        return F.reduce_l2(weight, np.array(axes), keepdims=False)

@@ -1,0 +1,139 @@
+"""gk.lora: add LoRA or DoRA adapters to the layers of a model, and freeze its other parameters."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from graphkit.errors import UsageError
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.names import Names
+from graphkit.ir.origin import titled
+from graphkit.model import Model, ordered_inputs
+from graphkit.ops import F
+from graphkit.passes.core.sweep import rewrite
+from graphkit.signatures import typed
+from graphkit.text import listed
+from graphkit.train.adapters.adapter import Adapter
+from graphkit.train.adapters.layers import Layer, select_layers
+from graphkit.train.adapters.marks import FROZEN_BY, LORA, has_adapters
+from graphkit.train.adapters.settings import Lora
+
+
+@typed("gk.lora")
+def lora(
+    model: Model,
+    *,
+    rank: int = 8,
+    alpha: float = 16.0,
+    layers: str | Sequence[str] = "*",
+    dropout: float = 0.0,
+    dora: bool = False,
+    rslora: bool = False,
+    train: str | Sequence[str] = (),
+    seed: int | None = None,
+) -> Model:
+    """Return a model with LoRA or DoRA adapters, whose other parameters are frozen.
+
+    The new model computes the same outputs, because B starts at 0. It shares the arrays of the other parameters with
+    `model`. Weights may be quantised: a layer may read the result of DequantizeLinear, or of any other operators on
+    parameters and constants. For float16 and bfloat16 layers, the adapter is float32.
+
+    If several nodes apply the same weight, they share one adapter. If something else reads the weight, too, such as
+    an embedding, it keeps the weight without the adapter.
+
+    Args:
+        model: Any model.
+        rank: The rank of the change, see `gk.settings.Lora`.
+        alpha: The scaling is alpha / rank.
+        layers: Names of layers or glob patterns (default: all MatMul, Gemm and Conv with weights).
+        dropout: Probability that the adapter's input is set to 0 in training.
+        dora: Also train the length of each row of the weight (DoRA).
+        rslora: Make the scaling alpha / sqrt(rank).
+        train: Names or glob patterns of parameters that are trained as well, such as those of a new last layer. Layers
+            whose weight is one of them get no adapter.
+        seed: Seed of A, which is uniform in +-1 / sqrt(inputs) (default: GRAPHKIT_SEED).
+
+    Raises:
+        UsageError: A pattern matches no layer that can have an adapter, for example because the layer is inside of a
+            loop; two layers have the same name; or the model has adapters already.
+    """
+    settings = Lora(rank=rank, alpha=alpha, layers=layers, dropout=dropout, dora=dora, rslora=rslora)
+    return adapted(model, settings, (train,) if isinstance(train, str) else train, seed=seed)
+
+
+def adapted(
+    model: Model,
+    settings: Lora,
+    train: Sequence[str] = (),
+    *,
+    arrays: Mapping[str, np.ndarray] | None = None,
+    seed: int | None = None,
+    owner: str = "gk.lora",
+) -> Model:
+    """Implement `gk.lora`. arrays: values of the new parameters by name. owner: the function, for errors."""
+    graph = model.graph
+    if has_adapters(graph):
+        raise UsageError(
+            f"{owner}: {titled(graph, 'model')} has adapters already; merge them into its weights (gk.merge_lora), or "
+            "use the model without adapters"
+        )
+    trained = _trained(graph, train, owner)
+    selected = [x for x in select_layers(graph, settings.layers, owner) if x.weight not in trained]
+    if not selected:
+        raise UsageError(f"{owner}: the weights of all layers that match layers= are trained (train=); choose others")
+    names = Names(graph.input_names)
+    adapters = {layer.name: Adapter.of(layer, settings, names) for layer in selected}
+    frozen = {
+        v: v.like(name=graph.name_of(v), attrs={**v.attrs, "trainable": False, FROZEN_BY: LORA})
+        for v in graph.inputs
+        if v.role == "parameter" and v not in trained and v.attrs.get("trainable", True)
+    }
+    parts = {node: adapters[layer.name] for layer in selected for node in layer.nodes}
+
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
+        adapter = parts.get(node)
+        return None if adapter is None else (adapter.added_to(node.rebuilt(operands)),)
+
+    new = [v for adapter in adapters.values() for v in adapter.parameters]
+    result = rewrite(graph, rule, inputs=frozen, extra_inputs=new).replace(
+        meta={**graph.meta, LORA: settings.to_text()}, output_names=graph.output_names
+    )
+    given = {**_magnitudes(model, selected, adapters), **(arrays or {})}
+    found = Model.from_graph(result, {**model.params.entries(), **given}, seed=seed)
+    found._declared = model._declared
+    return found
+
+
+def _trained(graph: Graph, patterns: Sequence[str], owner: str) -> set[Value]:
+    """Return the float parameters that match one of the patterns. Raises UsageError if a pattern matches none."""
+    names = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter" and v.dtype.is_float}
+    found: set[Value] = set()
+    for pattern in patterns:
+        matching = [pattern] if pattern in names else [n for n in names if fnmatch.fnmatchcase(n, pattern)]
+        if not matching:
+            raise UsageError(
+                f"{owner}: train pattern {pattern!r} matches no parameter; there are {listed(names, len(names), 20)}"
+            )
+        found.update(names[n] for n in matching)
+    return found
+
+
+def _magnitudes(model: Model, layers: Sequence[Layer], adapters: Mapping[str, Adapter]) -> dict[str, np.ndarray]:
+    """Return the initial magnitudes of DoRA by name: the length of each row of the weight."""
+    found = {}
+    for layer in layers:
+        adapter = adapters[layer.name]
+        if adapter.magnitude is not None:
+            lengths = adapter.lengths(adapter.wide(layer.weight))
+            (found[adapter.magnitude.name],) = evaluated(model, [F.reshape(lengths, adapter.magnitude.shape)])
+    return found
+
+
+def evaluated(model: Model, values: Sequence[Value]) -> list[np.ndarray]:
+    """Return the arrays of values that depend only on parameters and constants of a model."""
+    graph = Graph(ordered_inputs(values), values, output_names=[str(i) for i in range(len(values))])
+    params = {graph.name_of(v): model.params.entry(model.graph.name_of(v)) for v in graph.inputs}
+    return list(Model.from_graph(graph, params).run({}).values())

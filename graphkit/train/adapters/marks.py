@@ -1,0 +1,22 @@
+"""The marks of models with adapters, and the names of the files of adapters."""
+
+from __future__ import annotations
+
+from graphkit.ir.graph import Graph, Value
+
+# Metadata key of models with adapters (a JSON object), and of the nodes that add an adapter to a layer (its name).
+LORA = "lora"
+# Attribute of parameters that are frozen because the model has adapters.
+FROZEN_BY = "frozen_by"
+# The files of adapters, as peft names them.
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def has_adapters(graph: Graph) -> bool:
+    """Return whether `gk.lora` added adapters to the model of this graph."""
+    return LORA in graph.meta
+
+
+def frozen_parameters(graph: Graph) -> set[Value]:
+    """Return the parameters that are frozen because the model has adapters."""
+    return {v for v in graph.inputs if v.attrs.get(FROZEN_BY) == LORA}

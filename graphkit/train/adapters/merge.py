@@ -1,0 +1,186 @@
+"""gk.merge_lora, and the adapters that a model has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from graphkit.errors import InvalidModel, UsageError
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.names import Names
+from graphkit.ir.origin import titled
+from graphkit.ir.types import TensorType
+from graphkit.model import Model
+from graphkit.named_tuples import NamedTuple
+from graphkit.passes.core.match import first, is_op, permutation, producer
+from graphkit.passes.core.sweep import rewrite
+from graphkit.signatures import typed
+from graphkit.train.adapters.adapter import MAGNITUDE, A, Adapter, B
+from graphkit.train.adapters.layers import KINDS, Layer
+from graphkit.train.adapters.lora import evaluated
+from graphkit.train.adapters.marks import FROZEN_BY, LORA, frozen_parameters, has_adapters
+from graphkit.train.adapters.settings import Lora
+
+
+def settings_of(model: Model, owner: str) -> Lora:
+    """Return the settings of the adapters of a model. Raises UsageError if it has none."""
+    if not has_adapters(model.graph):
+        raise UsageError(f"{owner}: {titled(model.graph, 'model')} has no adapters; gk.lora adds them")
+    return Lora.from_text(model.meta[LORA])
+
+
+def adapters_of(graph: Graph, settings: Lora) -> dict[Node, Adapter]:
+    """Return the nodes that add an adapter to a layer, with the adapter.
+
+    Raises InvalidModel if the graph was changed, so that a node or a parameter of an adapter is missing.
+    """
+    values = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter"}
+    found: dict[Node, Adapter] = {}
+    for node in graph.nodes:
+        name = node.meta.get(LORA)
+        if name is None:
+            continue
+        base = _base(node)
+        parts = [values.get(f"{name}.{part}") for part in ((A, B, MAGNITUDE) if settings.dora else (A, B))]
+        if base is None or None in parts or base.inputs[1] is None:
+            raise InvalidModel(
+                f"{titled(graph, 'model')}: the adapter of layer {name!r} is not complete, because the graph was "
+                "changed after gk.lora; use the model as gk.lora made it"
+            )
+        a, b, *rest = (v for v in parts if v is not None)
+        layer = Layer(name, (base,), base.inputs[1], ())
+        found[node] = Adapter(layer, settings, a, b, rest[0] if rest else None)
+    return found
+
+
+def _base(node: Node | None) -> Node | None:
+    """Return the node of the layer, to which the first operands lead."""
+    current = node
+    while current is not None and not is_op(current, *KINDS):
+        operand = current.inputs[0] if current.inputs else None
+        current = None if operand is None else operand.node
+    return current
+
+
+@typed("gk.merge_lora")
+def merge_lora(model: Model) -> Model:
+    """Return a model without adapters whose weights contain them: W + scaling * B A.
+
+    The result has the nodes that the model had before `gk.lora`. Parameters that `gk.lora` froze can be trained again.
+    A quantised weight becomes a float weight. If something else reads a weight, too, such as an embedding, it keeps the
+    old weight, and the layer gets a weight of its own.
+
+    With float16 and bfloat16 weights, the sum is rounded to their type, so outputs differ by this rounding.
+
+    Args:
+        model: A model with adapters, from `gk.lora`, `gk.load_adapter` or `trainer.net`.
+
+    Raises:
+        UsageError: The model has no adapters.
+        InvalidModel: The graph was changed after `gk.lora`, so that a part of an adapter is missing.
+    """
+    graph = model.graph
+    adapters = adapters_of(graph, settings_of(model, "gk.merge_lora"))
+    weights: dict[str, _Merged] = {}
+    for adapter in adapters.values():
+        if adapter.layer.name not in weights:
+            weights[adapter.layer.name] = _merged(model, adapter)
+
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
+        if node not in adapters:
+            return None
+        assert operands[0] is not None
+        base = _base(operands[0].node)
+        assert base is not None
+        return base.rebuilt([base.inputs[0], weights[adapters[node].layer.name].operand, *base.inputs[2:]]).outputs
+
+    made = rewrite(graph, rule, extra_inputs=[w.parameter for w in weights.values()])
+    read = {v for node in made.nodes for v in node.operands} | {*made.outputs, *(v for u in made.updates for v in u)}
+    inputs = [v for v in graph.inputs if v.role == "data" or v in read]
+    table = {
+        v: v.like(name=graph.name_of(v), attrs=_unfrozen(v)) for v in frozen_parameters(graph).intersection(inputs)
+    }
+    table |= _named(graph, inputs, weights)
+    meta = {key: text for key, text in graph.meta.items() if key != LORA}
+    made = made.replace(inputs=_in_order(graph, inputs, weights), meta=meta)
+    result = rewrite(made.replace(output_names=graph.output_names), lambda node, operands: None, inputs=table)
+    params = {
+        graph.name_of(v): model.params.entry(graph.name_of(v)) for v in inputs if v.role in ("parameter", "state")
+    }
+    return Model.from_graph(result, params | {table[w.parameter].name: w.array for w in weights.values()})
+
+
+class _Merged(NamedTuple):
+    """The merged weight of a layer.
+
+    Attributes:
+        parameter: A new parameter without a name.
+        operand: The parameter as the layer reads it.
+        array: Its array.
+        origin: The parameter that it replaces; None if the weight was computed, for example dequantised.
+    """
+
+    parameter: Value
+    operand: Value
+    array: np.ndarray
+    origin: Value | None
+
+
+def _merged(model: Model, adapter: Adapter) -> _Merged:
+    weight = adapter.layer.weight
+    turned = None if weight.node is None else producer(weight, "Transpose")
+    origin = weight if turned is None or weight.rank != 2 else first(turned)
+    if origin.node is not None or origin.role != "parameter":
+        origin = turned = None
+    array = _merged_array(model, adapter)
+    if turned is not None and permutation(turned) == (1, 0):
+        array = np.ascontiguousarray(array.T)
+    elif turned is not None:
+        turned = None
+    attrs = {} if origin is None else _unfrozen(origin)
+    parameter = Value(TensorType(weight.dtype, array.shape), role="parameter", attrs=attrs)
+    return _Merged(parameter, parameter if turned is None else turned.rebuilt([parameter]).output, array, origin)
+
+
+def _merged_array(model: Model, adapter: Adapter) -> np.ndarray:
+    """Return the weight with the adapter, as the layer reads it."""
+    layer = adapter.layer
+    (weight,) = evaluated(model, [layer.weight])
+    a, b, *magnitude = (model.params[model.graph.name_of(v)] for v in adapter.parameters)
+    change = adapter.scaling * (b.reshape(layer.outputs, -1) @ a.reshape(a.shape[0], -1))
+    rows = change.reshape(weight.shape) if layer.outputs_first else change.T
+    total = weight.astype(a.dtype) + rows
+    if magnitude:
+        by_output = (-1, *(1 for _ in weight.shape[1:])) if layer.outputs_first else (1, -1)
+        axes = tuple(i for i in range(weight.ndim) if i != (0 if layer.outputs_first else 1))
+        total *= magnitude[0].reshape(by_output) / np.sqrt((total * total).sum(axes)).reshape(by_output)
+    return total.astype(weight.dtype)
+
+
+def _unfrozen(value: Value) -> dict[str, object]:
+    """Return the attributes of a parameter before `gk.lora`."""
+    frozen = value.attrs.get(FROZEN_BY) == LORA
+    return {k: x for k, x in value.attrs.items() if not frozen or k not in ("trainable", FROZEN_BY)}
+
+
+def _in_order(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged]) -> list[Value]:
+    """Return the inputs of the merged graph: a merged weight follows the weight that it replaces, or takes its place.
+
+    Weights that replace no parameter are the last.
+    """
+    found: list[Value] = []
+    for value in graph.inputs:
+        found += [value] if value in set(kept) else []
+        found += [w.parameter for w in weights.values() if w.origin is value]
+    return [*found, *(w.parameter for w in weights.values() if w.origin is None)]
+
+
+def _named(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged]) -> dict[Value, Value]:
+    """Return the parameters of merged weights with their names: that of the weight that is replaced, if it is free."""
+    names = Names(graph.name_of(v) for v in kept)
+    found = {}
+    for layer, weight in weights.items():
+        label = f"{layer}.weight" if weight.origin is None else graph.name_of(weight.origin)
+        found[weight.parameter] = weight.parameter.like(name=names.take(label))
+    return found
