@@ -69,6 +69,7 @@ _PUBLIC = {
     "merge_lora": "graphkit.train.adapters.merge",
     "save_adapter": "graphkit.train.adapters.files",
     "load_adapter": "graphkit.train.adapters.files",
+    "adapter_parameters": "graphkit.train.adapters.files",
     "set_adapter": "graphkit.train.adapters.files",
     "evaluate": "graphkit.inference.evaluate",
     "quantize": "graphkit.quantisation.quantize",

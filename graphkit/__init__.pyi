@@ -392,6 +392,12 @@ from graphkit.train import losses as losses
 from graphkit.train import metrics as metrics
 from graphkit.train import optim as optim
 from graphkit.train import settings as settings
+from graphkit.train.adapters.files import adapter_parameters as adapter_parameters
+from graphkit.train.adapters.files import load_adapter as load_adapter
+from graphkit.train.adapters.files import save_adapter as save_adapter
+from graphkit.train.adapters.files import set_adapter as set_adapter
+from graphkit.train.adapters.lora import lora as lora
+from graphkit.train.adapters.merge import merge_lora as merge_lora
 from graphkit.train.callbacks import Callback as Callback
 from graphkit.train.custom_trainer import CustomTrainer as CustomTrainer
 from graphkit.train.find_lr import find_lr as find_lr

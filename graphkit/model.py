@@ -454,7 +454,8 @@ class Model:
         Args:
             opset: Version of the operators, 13 to 28 (default: 21, or the first later one that has all operators of the
                 model).
-            options: as_inputs=True lists the parameters as graph inputs, too, with their values as defaults.
+            options: as_inputs=True lists the parameters as graph inputs, too, with their values as defaults. A list of
+                names does so only for these parameters.
                 with_updates=True adds an output `<state>_updated` for each state that a run of the graph updates.
 
         Raises:

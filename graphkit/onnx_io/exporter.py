@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +60,15 @@ def export(
     opset: int | None = None,
     name: str = "",
     meta: Mapping[str, str] | None = None,
-    as_inputs: bool = False,
+    as_inputs: bool | Collection[str] = False,
     with_updates: bool = False,
 ) -> ModelProto:
     """Convert `graph` to ONNX at `opset` (13 to 28; None: 21, or the first later one that has all operators).
 
     Args:
         params: An array for every input of role parameter or state. They become initialisers.
-        as_inputs: Make parameters graph inputs, too. An initialiser is then a default, and may be missing.
+        as_inputs: Make parameters graph inputs, too, all of them or those of these names. An initialiser is then a
+            default. If all are inputs, it may be missing.
         with_updates: Add one output for each update of a state: `<state>_updated`.
 
     Raises:
@@ -87,7 +88,7 @@ def save(
     opset: int | None = None,
     name: str = "",
     meta: Mapping[str, str] | None = None,
-    as_inputs: bool = False,
+    as_inputs: bool | Collection[str] = False,
     with_updates: bool = False,
 ) -> list[Path]:
     """Write `graph` to an ONNX file; return the files written, the model last. See `export` and `writing.write`."""
@@ -103,7 +104,7 @@ def _convert(
     opset: int | None,
     name: str,
     meta: Mapping[str, str] | None,
-    as_inputs: bool,
+    as_inputs: bool | Collection[str],
     with_updates: bool,
 ) -> ModelProto:
     """See `export`. larger: list that receives all initialisers instead of the model, larger ones without a copy."""
@@ -117,7 +118,7 @@ def _convert(
             outputs[f"{names[state]}_updated"] = new
     flat = known_ranks(Graph(graph.inputs, outputs.values(), name=graph.name, output_names=outputs, meta=graph.meta))
 
-    def written(target: int, values: Mapping[str, Any], as_inputs: bool) -> ModelProto:
+    def written(target: int, values: Mapping[str, Any], as_inputs: bool | Collection[str]) -> ModelProto:
         writer = _Writer(lower(flat, target), names, values, target, as_inputs, detaches=larger is not None)
         found = writer.model(name or graph.name, meta or graph.meta)
         if larger is not None:
@@ -149,7 +150,7 @@ class _Writer:
         input_names: Mapping[Value, str],
         params: Mapping[str, Any],
         target: int,
-        as_inputs: bool,
+        as_inputs: bool | Collection[str],
         detaches: bool,
     ):
         self.graph = graph
@@ -157,6 +158,8 @@ class _Writer:
         self.params = params
         self.target = target
         self.as_inputs = as_inputs
+        # The names of the parameters that become inputs, if not all of them do.
+        self.own_inputs = frozenset(() if isinstance(as_inputs, bool) else as_inputs)
         self.names = Names()
         self.node_names = Names()
         self.domains: dict[str, set[str]] = {"": set()}
@@ -167,7 +170,7 @@ class _Writer:
 
     def model(self, name: str, meta: Mapping[str, str]) -> ModelProto:
         known = {self.input_names[v] for v in self.graph.inputs if v.role in ("parameter", "state")}
-        unknown = next((key for key in self.params if key not in known), None)
+        unknown = next((key for key in (*self.params, *sorted(self.own_inputs)) if key not in known), None)
         if unknown is not None:
             raise UsageError(f"the graph has no parameter {unknown!r}{did_you_mean(unknown, known)}")
         proto = ModelProto(producer_name="graphkit", producer_version=_own_version())
@@ -210,7 +213,7 @@ class _Writer:
                     self.roles[table[value]] = value.role
                     if attrs := initializers.written_attributes(value.attrs):
                         self.attributes[table[value]] = attrs
-                if not self.as_inputs:
+                if self.as_inputs is not True and self.input_names[value] not in self.own_inputs:
                     continue
             proto.input.add(name=table[value], type=type_to_proto(value.type))
         self.body(proto, graph, graph.output_names, table, top=True)
@@ -242,7 +245,7 @@ class _Writer:
         """The array of a parameter input, checked against its type."""
         name = self.input_names[value]
         if name not in self.params:
-            if self.as_inputs:
+            if self.as_inputs is True:
                 return None
             raise UsageError(f"parameter {name!r} has no value")
         given = self.params[name]

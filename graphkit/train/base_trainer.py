@@ -27,8 +27,8 @@ from graphkit.passes.training.to_training import is_in_training, to_inference
 from graphkit.signatures import typed
 from graphkit.text import quantity, short_repr
 from graphkit.train import losses, metrics
-from graphkit.train.adapters.marks import LORA
 from graphkit.train import optim as optimizers
+from graphkit.train.adapters.marks import LORA
 from graphkit.train.agreement import agreement_of, compare_setup
 from graphkit.train.arguments import NOT_NEGATIVE, integer, real
 from graphkit.train.average import Averages

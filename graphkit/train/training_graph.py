@@ -20,6 +20,7 @@ from graphkit.passes.training.straight_through import pass_through_rounding
 from graphkit.passes.training.to_training import to_training
 from graphkit.train import losses
 from graphkit.train.adapters.marks import frozen_parameters
+from graphkit.train.adapters.settings import check_differentiable
 from graphkit.train.programs.statistics import sync_statistics
 from graphkit.train.programs.step import RESERVED_NAMES
 from graphkit.train.selection import ParameterSelection
@@ -69,6 +70,7 @@ def training_graph(
         sample_weights: Whether the loss takes weights of samples.
     """
     _check_names(net)
+    check_differentiable(net.graph)
     parameters = {net.graph.name_of(v): v for v in net.graph.inputs if v.role == "parameter"}
     selected = selection.selected(parameters)
     frozen = {*(v for n, v in parameters.items() if n not in selected), *frozen_parameters(net.graph)}

@@ -23,6 +23,8 @@ from graphkit.train.adapters.settings import Lora
 
 # Names of the tensors of an adapter, after the name of the layer. They are peft's.
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
+# A row of zeros has this length, so that its gain is 0 and not NaN.
+SHORTEST = 1e-30
 # Metadata of a layer that the nodes of its adapter inherit: their placement, and how their values are kept.
 _INHERITED = (context.GROUP, "recompute", "swap_memory")
 
@@ -60,8 +62,8 @@ class Adapter:
 
         a = parameter(A, (settings.rank, *layer.input_shape), initializers.FanInUniform())
         b = parameter(B, (layer.outputs, settings.rank, *ones), "zeros")
-        shape = (1, layer.outputs, *ones) if layer.is_conv else (layer.outputs,)
-        return cls(layer, settings, a, b, parameter(MAGNITUDE, shape, "ones") if settings.dora else None)
+        magnitude = parameter(MAGNITUDE, cls._magnitude_shape(layer), "ones") if settings.dora else None
+        return cls(layer, settings, a, b, magnitude)
 
     @property
     def parameters(self) -> tuple[Value, ...]:
@@ -115,7 +117,10 @@ class Adapter:
         assert self.magnitude is not None
         wide = self.wide(weight)
         lengths = F.stop_gradient(self.lengths(F.add(wide, self.delta(self.a, self.b))))
-        gain = F.div(self.magnitude, F.reshape(lengths, self.magnitude.shape))
+        gain = F.div(
+            self.magnitude,
+            F.max(F.reshape(lengths, self.magnitude.tensor.static_shape), scalar_like(SHORTEST, lengths)),
+        )
         if self.dropout:
             plain = self._without_bias(base, x, wide)
         else:
@@ -147,6 +152,11 @@ class Adapter:
         return self._times(F.reshape(product, self.layer.weight.tensor.static_shape), self.scaling)
 
     def lengths(self, weight: Value) -> Value:
-        """Return the Euclidean length of the weights of each output."""
+        """Return the Euclidean length of the weights of each output, in the shape of the magnitudes."""
         axes = [i for i in range(weight.rank or 0) if i != (0 if self.layer.outputs_first else 1)]
-        return F.reduce_l2(weight, np.array(axes), keepdims=False)
+        found = F.reduce_l2(weight, np.array(axes), keepdims=False)
+        return F.reshape(found, self._magnitude_shape(self.layer)) if self.layer.is_conv else found
+
+    @staticmethod
+    def _magnitude_shape(layer: Layer) -> tuple[int, ...]:
+        return (1, layer.outputs, *(1 for _ in layer.input_shape[1:])) if layer.is_conv else (layer.outputs,)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import InvalidModel, UsageError, did_you_mean
-from graphkit.ir.atomic import write_whole
+from graphkit.ir.atomic import write_whole, writing_of
 from graphkit.ir.origin import titled
 from graphkit.ir.weights import read_arrays, write_arrays
 from graphkit.model import Model
@@ -22,8 +22,8 @@ from graphkit.text import listed, quantity
 from graphkit.train.adapters.adapter import MAGNITUDE, A, B
 from graphkit.train.adapters.layers import find_layers
 from graphkit.train.adapters.lora import adapted
-from graphkit.train.adapters.merge import adapters_of, settings_of
 from graphkit.train.adapters.marks import CONFIG, WEIGHTS, has_adapters
+from graphkit.train.adapters.merge import adapters_of, settings_of
 from graphkit.train.adapters.settings import Lora
 
 # The beginning of each name in peft's files.
@@ -44,27 +44,48 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
 
 
 @typed("gk.save_adapter")
-def save_adapter(model: Model, folder: str | Path) -> None:
-    """Write the adapters of a model to a folder, without the frozen weights.
+def save_adapter(model: Model, path: str | Path) -> None:
+    """Write the adapters of a model without the frozen weights, to a folder or to an `.onnx_adapter` file.
 
-    The folder gets `adapter_config.json` and `adapter_model.safetensors`, with the names and shapes of Hugging Face's
+    A folder gets `adapter_config.json` and `adapter_model.safetensors`, with the names and shapes of Hugging Face's
     peft. Each file is replaced as a whole. The files also contain the parameters that are trained besides the adapters
     (`train=` of `gk.lora`).
 
+    An `.onnx_adapter` file is for ONNX Runtime. It replaces the defaults of the inputs that
+    `model.save(file, as_inputs=gk.adapter_parameters(model))` writes.
+
     Args:
         model: A model with adapters, from `gk.lora`, `gk.load_adapter` or `trainer.net`.
-        folder: The folder, which is created if there is none.
+        path: The folder, which is created if there is none; or a file whose name ends in `.onnx_adapter`.
 
     Raises:
         UsageError: The model has no adapters.
+        RuntimeFailure: A file cannot be written.
+        MissingDependency: An `.onnx_adapter` file is asked for, and onnxruntime is not installed.
     """
     settings = settings_of(model, "gk.save_adapter")
     names, others = parameters_of(model, settings)
-    path = Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
+    path = Path(path)
+    if path.suffix == ".onnx_adapter":
+        from graphkit.onnx_io.runtime_adapter import write_adapter
+
+        write_adapter(path, {name: model.params[name] for name in (*names, *others)})
+        return
+    with writing_of(path):
+        path.mkdir(parents=True, exist_ok=True)
     write_arrays(path / WEIGHTS, {f"{_PREFIX}{name}": model.params[name] for name in (*names, *others)})
     layers = [adapter.layer.name for adapter in adapters_of(model.graph, settings).values()]
     write_whole(path / CONFIG, [json.dumps(_config(settings, layers, others), indent=2).encode()])
+
+
+@typed("gk.adapter_parameters")
+def adapter_parameters(model: Model) -> tuple[str, ...]:
+    """Return the names of the parameters that `gk.save_adapter` writes: of adapters, and of others that are trained.
+
+    Raises UsageError if the model has no adapters.
+    """
+    names, others = parameters_of(model, settings_of(model, "gk.adapter_parameters"))
+    return (*names, *others)
 
 
 def parameters_of(model: Model, settings: Lora) -> tuple[list[str], list[str]]:
@@ -183,7 +204,7 @@ def _read(folder: Path) -> _Saved:
     arrays: dict[str, np.ndarray] = {}
     layers: dict[str, None] = {}
     others = []
-    for key, array in read_arrays(folder / WEIGHTS).items():
+    for key, array in sorted(read_arrays(folder / WEIGHTS).items()):
         name = key.removeprefix(_PREFIX)
         if "lora_embedding" in name:
             raise InvalidModel(f"{folder / WEIGHTS}: {key}: adapters of embeddings are not supported")
@@ -226,7 +247,7 @@ def _check_layers(model: Model, saved: _Saved, folder: Path) -> None:
         if name not in layers and not has_adapters(model.graph):
             raise UsageError(
                 f"gk.load_adapter: {folder} contains an adapter of layer {name!r}, but {titled(model.graph, 'model')} "
-                f"has no such layer{did_you_mean(name, layers)}; there are {listed(layers, len(layers), 20)}"
+                f"has no such layer{did_you_mean(name, layers)}"
             )
     for name in saved.others:
         if name not in model.params:

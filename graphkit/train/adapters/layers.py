@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,8 +23,10 @@ from graphkit.text import listed
 
 # Operators of layers that can have adapters.
 KINDS = ("MatMul", "Gemm", "Conv")
-# Endings of the names of weights; the rest is the name of the layer.
-_ENDINGS = (".weight", "_weight", "/weight")
+# The ending of the name of a weight, or of the scales of a quantised weight; the rest is the name of the layer.
+_ENDING = re.compile(r"(?<=.)[._/]weight([._](Q[48]_)?scales?)?$")
+# The ending of the name of a result, where an exporter makes it from that of the node.
+_RESULT = re.compile(r"[/_]output_\d+$")
 # Metadata of nodes in files of PyTorch's exporter: the module paths of the layer and those around it.
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
@@ -127,10 +130,7 @@ def _unmatched(graph: Graph, pattern: str, layers: Sequence[Layer], others: Sequ
     names = [layer.name for layer in layers]
     if not names:
         return f"{titled(graph, 'model')} has no MatMul, Gemm or Conv with weights"
-    return (
-        f"layers pattern {pattern!r} matches no layer of {titled(graph, 'model')}{did_you_mean(pattern, names)}; there "
-        f"are {listed(names, len(names), 20)}"
-    )
+    return f"layers pattern {pattern!r} matches no layer of {titled(graph, 'model')}{did_you_mean(pattern, names)}"
 
 
 def find_layers(graph: Graph) -> tuple[list[Layer], list[Refused]]:
@@ -253,10 +253,14 @@ def _layer_name(graph: Graph, node: Node, weight: Value, uses: dict[Value, set[A
     parameters = [v for v in _leaves(weight) if v.role == "parameter"]
     if len(parameters) == 1 and len(uses[parameters[0]]) == 1:
         name = graph.name_of(parameters[0])
-        ending = next((e for e in _ENDINGS if name.endswith(e) and name != e), None)
-        if ending is not None:
-            return name[: -len(ending)].replace("/", ".")
-    return _path(node) or _dotted(graph.node_name(node))
+        if (found := _ENDING.search(name)) is not None:
+            return name[: found.start()].replace("/", ".")
+    return _path(node) or _dotted(_label(node) or graph.node_name(node))
+
+
+def _label(node: Node) -> str:
+    """Return the name of a node; if an upgrade to newer operators has lost it, the part of it in the result's name."""
+    return node.name or _RESULT.sub("", node.output.name)
 
 
 def _dotted(name: str) -> str:
@@ -271,13 +275,14 @@ def _path(node: Node) -> str:
             return str(scopes[-2])
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         pass  # the node is not from such a file
-    parts = node.name.strip("/").split("/")
-    return ".".join(parts[:-1]) if node.name.startswith("/") else ""
+    name = _label(node)
+    parts = name.strip("/").split("/")
+    return ".".join(parts[:-1]) if name.startswith("/") else ""
 
 
 def _names(graph: Graph, node: Node, weight: Value) -> tuple[str, ...]:
     """Return the names of a node, and of the parameters in its weight."""
-    own = [node.name] if node.name else []
+    own = [name] if (name := _label(node)) else []
     return (*own, *sorted(graph.name_of(v) for v in _leaves(weight) if v.role == "parameter"))
 
 
@@ -285,6 +290,8 @@ def _distinct(graph: Graph, layers: list[Layer]) -> list[Layer]:
     """Return the layers; those whose names would be equal have the names of their nodes."""
     counts = Counter(layer.name for layer in layers)
     return [
-        layer._replace(name=_dotted(graph.node_name(layer.nodes[0]))) if counts[layer.name] > 1 else layer
+        layer._replace(name=_dotted(_label(layer.nodes[0]) or graph.node_name(layer.nodes[0])))
+        if counts[layer.name] > 1
+        else layer
         for layer in layers
     ]

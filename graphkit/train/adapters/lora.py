@@ -128,7 +128,9 @@ def _magnitudes(model: Model, layers: Sequence[Layer], adapters: Mapping[str, Ad
         adapter = adapters[layer.name]
         if adapter.magnitude is not None:
             lengths = adapter.lengths(adapter.wide(layer.weight))
-            (found[adapter.magnitude.name],) = evaluated(model, [F.reshape(lengths, adapter.magnitude.shape)])
+            (found[adapter.magnitude.name],) = evaluated(
+                model, [F.reshape(lengths, adapter.magnitude.tensor.static_shape)]
+            )
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from graphkit.ir.graph import Graph, Value
 
 # Metadata key of models with adapters (a JSON object), and of the nodes that add an adapter to a layer (its name).
-LORA = "lora"
+LORA = "graphkit.lora"
 # Attribute of parameters that are frozen because the model has adapters.
 FROZEN_BY = "frozen_by"
 # The files of adapters, as peft names them.

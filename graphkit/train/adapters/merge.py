@@ -16,7 +16,7 @@ from graphkit.named_tuples import NamedTuple
 from graphkit.passes.core.match import first, is_op, permutation, producer
 from graphkit.passes.core.sweep import rewrite
 from graphkit.signatures import typed
-from graphkit.train.adapters.adapter import MAGNITUDE, A, Adapter, B
+from graphkit.train.adapters.adapter import MAGNITUDE, SHORTEST, A, Adapter, B
 from graphkit.train.adapters.layers import KINDS, Layer
 from graphkit.train.adapters.lora import evaluated
 from graphkit.train.adapters.marks import FROZEN_BY, LORA, frozen_parameters, has_adapters
@@ -33,7 +33,7 @@ def settings_of(model: Model, owner: str) -> Lora:
 def adapters_of(graph: Graph, settings: Lora) -> dict[Node, Adapter]:
     """Return the nodes that add an adapter to a layer, with the adapter.
 
-    Raises InvalidModel if the graph was changed, so that a node or a parameter of an adapter is missing.
+    Raises InvalidModel if the graph was changed, so that a part of an adapter is missing or does not fit.
     """
     values = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter"}
     found: dict[Node, Adapter] = {}
@@ -41,17 +41,34 @@ def adapters_of(graph: Graph, settings: Lora) -> dict[Node, Adapter]:
         name = node.meta.get(LORA)
         if name is None:
             continue
-        base = _base(node)
-        parts = [values.get(f"{name}.{part}") for part in ((A, B, MAGNITUDE) if settings.dora else (A, B))]
-        if base is None or None in parts or base.inputs[1] is None:
+        adapter = _adapter(_base(node), name, values, settings)
+        if adapter is None:
             raise InvalidModel(
                 f"{titled(graph, 'model')}: the adapter of layer {name!r} is not complete, because the graph was "
                 "changed after gk.lora; use the model as gk.lora made it"
             )
-        a, b, *rest = (v for v in parts if v is not None)
-        layer = Layer(name, (base,), base.inputs[1], ())
-        found[node] = Adapter(layer, settings, a, b, rest[0] if rest else None)
+        found[node] = adapter
     return found
+
+
+def _adapter(base: Node | None, name: str, values: Mapping[str, Value], settings: Lora) -> Adapter | None:
+    """Return the adapter of a layer; None if a part is missing or has another shape than the layer needs."""
+    parts = [values.get(f"{name}.{part}") for part in ((A, B, MAGNITUDE) if settings.dora else (A, B))]
+    present = [v for v in parts if v is not None]
+    weight = None if base is None else base.inputs[1]
+    if (
+        base is None
+        or weight is None
+        or weight.rank is None
+        or not weight.tensor.is_static
+        or len(present) < len(parts)
+    ):
+        return None
+    layer = Layer(name, (base,), weight, ())
+    wanted = Adapter.of(layer, settings, Names()).parameters
+    if [v.type for v in present] != [v.type for v in wanted]:
+        return None
+    return Adapter(layer, settings, present[0], present[1], present[2] if settings.dora else None)
 
 
 def _base(node: Node | None) -> Node | None:
@@ -128,19 +145,21 @@ class _Merged(NamedTuple):
 
 
 def _merged(model: Model, adapter: Adapter) -> _Merged:
-    weight = adapter.layer.weight
-    turned = None if weight.node is None else producer(weight, "Transpose")
-    origin = weight if turned is None or weight.rank != 2 else first(turned)
-    if origin.node is not None or origin.role != "parameter":
-        origin = turned = None
-    array = _merged_array(model, adapter)
-    if turned is not None and permutation(turned) == (1, 0):
+    weight, array = adapter.layer.weight, _merged_array(model, adapter)
+    turned = producer(weight, "Transpose")
+    if turned is not None and permutation(turned) == (1, 0) and _is_parameter(first(turned)):
+        # The new weight has the layout of the old one.
+        origin: Value | None = first(turned)
         array = np.ascontiguousarray(array.T)
-    elif turned is not None:
-        turned = None
+    else:
+        origin, turned = weight if _is_parameter(weight) else None, None
     attrs = {} if origin is None else _unfrozen(origin)
     parameter = Value(TensorType(weight.dtype, array.shape), role="parameter", attrs=attrs)
     return _Merged(parameter, parameter if turned is None else turned.rebuilt([parameter]).output, array, origin)
+
+
+def _is_parameter(value: Value) -> bool:
+    return value.node is None and value.role == "parameter"
 
 
 def _merged_array(model: Model, adapter: Adapter) -> np.ndarray:
@@ -154,8 +173,10 @@ def _merged_array(model: Model, adapter: Adapter) -> np.ndarray:
     if magnitude:
         by_output = (-1, *(1 for _ in weight.shape[1:])) if layer.outputs_first else (1, -1)
         axes = tuple(i for i in range(weight.ndim) if i != (0 if layer.outputs_first else 1))
-        total *= magnitude[0].reshape(by_output) / np.sqrt((total * total).sum(axes)).reshape(by_output)
-    return total.astype(weight.dtype)
+        lengths = np.maximum(np.sqrt((total * total).sum(axes)), SHORTEST)
+        total *= magnitude[0].reshape(by_output) / lengths.reshape(by_output)
+    merged: np.ndarray = total.astype(weight.dtype)
+    return merged
 
 
 def _unfrozen(value: Value) -> dict[str, object]:
@@ -177,10 +198,11 @@ def _in_order(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged
 
 
 def _named(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged]) -> dict[Value, Value]:
-    """Return the parameters of merged weights with their names: that of the weight that is replaced, if it is free."""
+    """Return the parameters of merged weights with their names: that of the replaced weight, or one of the layer."""
     names = Names(graph.name_of(v) for v in kept)
     found = {}
     for layer, weight in weights.items():
-        label = f"{layer}.weight" if weight.origin is None else graph.name_of(weight.origin)
+        replaces = weight.origin is not None and weight.origin not in kept
+        label = graph.name_of(weight.origin) if replaces and weight.origin is not None else f"{layer}.weight"
         found[weight.parameter] = weight.parameter.like(name=names.take(label))
     return found

@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from graphkit.errors import InvalidModel, UsageError, did_you_mean
+from graphkit.ir.graph import Graph
+from graphkit.ir.origin import titled
 from graphkit.signatures import typed_constructor
-from graphkit.train.adapters.marks import LORA
+from graphkit.train.adapters.marks import LORA, has_adapters
 from graphkit.train.arguments import BELOW_ONE, POSITIVE, convert_fields
 
 
@@ -67,7 +69,18 @@ class Lora:
             raise InvalidModel(f"the metadata {LORA!r} of the model are damaged: {error}") from None
 
 
-# Settings that `from_options` takes, with the form of their values.
+def check_differentiable(graph: Graph) -> None:
+    """Raise UsageError if a model with DoRA has lost its StopGradient, so that gradients would be wrong.
+
+    ONNX has no such operator: a file contains Identity instead.
+    """
+    if has_adapters(graph) and Lora.from_text(graph.meta[LORA]).dora and "StopGradient" not in graph.operators:
+        raise UsageError(
+            f"{titled(graph, 'model')} has DoRA adapters and was read from an .onnx file, which does not say where "
+            "gradients stop. To train it, read the .json file, or load the adapters again (gk.load_adapter)"
+        )
+
+
 _BOOLEANS = {"true": True, "false": False}
 
 
