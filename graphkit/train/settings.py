@@ -1,4 +1,7 @@
-"""Groups of settings of a Trainer. Each setting is also a keyword of `Trainer`, whose docstring describes it."""
+"""Groups of settings of a Trainer.
+
+Each setting is also a keyword of `Trainer`, whose docstring describes it; except for those of `Lora`.
+"""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ def test_a_new_last_layer_is_trained_beside_adapters(call, task, tmp_path):
     rng = np.random.default_rng(0)
     np.savez("five.npz", x=rng.standard_normal((60, 6)).astype(np.float32), y=np.arange(60) % 5)
     code, _, err = call(
-        "train", task / "net.json", "--data", "five.npz", "--head", "auto", "--lora", "rank=2", "--epochs", 1, "-o", "run",
+        "train", task / "net.json", "--data", "five.npz", "--head", "auto", "--lora", "rank=2", "--epochs", 1,
+        "-o", "run",
     )  # fmt: skip
     assert code == 0, err
     assert "2 layers" not in err

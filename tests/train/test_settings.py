@@ -53,7 +53,7 @@ def test_settings_equal_keywords_and_their_defaults():
     from dataclasses import fields
 
     parameters = inspect.signature(gk.Trainer.__init__).parameters
-    for name in settings.__all__:
+    for name in set(settings.__all__) - {"Lora"}:  # whose fields have no keywords
         for field in fields(getattr(settings, name)):
             assert parameters[field.name].default == field.default, field.name
 

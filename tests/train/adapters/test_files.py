@@ -157,15 +157,15 @@ def change(folder, tensors=None, **config) -> None:
 
 def test_missing_and_damaged_files_are_errors(saved) -> None:
     (saved / "adapter_model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(InvalidModel, match="adapter_model.safetensors is truncated or damaged"):
+    with pytest.raises(InvalidModel, match=r"adapter_model\.safetensors is truncated or damaged"):
         gk.load_adapter(base(), saved)
     (saved / "adapter_config.json").write_text("{")
-    with pytest.raises(InvalidModel, match="adapter_config.json is damaged"):
+    with pytest.raises(InvalidModel, match=r"adapter_config\.json is damaged"):
         gk.load_adapter(base(), saved)
     (saved / "adapter_model.safetensors").unlink()
-    with pytest.raises(UsageError, match="contains no adapter: adapter_model.safetensors is missing"):
+    with pytest.raises(UsageError, match=r"contains no adapter: adapter_model\.safetensors is missing"):
         gk.load_adapter(base(), saved)
-    with pytest.raises(UsageError, match="contains no adapter: adapter_config.json is missing"):
+    with pytest.raises(UsageError, match=r"contains no adapter: adapter_config\.json is missing"):
         gk.load_adapter(base(), saved / "none")
 
 
@@ -203,11 +203,11 @@ def test_tensors_that_do_not_fit_are_errors(saved) -> None:
         with pytest.raises(error, match=message):
             gk.load_adapter(base(), saved)
     change(saved, {"other": a})
-    with pytest.raises(InvalidModel, match="contains no tensor with a name such as LAYER.lora_A.weight"):
+    with pytest.raises(InvalidModel, match=r"contains no tensor with a name such as LAYER\.lora_A\.weight"):
         gk.load_adapter(base(), saved)
     del tensors["base_model.model.body.lora_A.weight"]
     change(saved, tensors)
-    with pytest.raises(InvalidModel, match="lacks base_model.model.body.lora_A.weight"):
+    with pytest.raises(InvalidModel, match=r"lacks base_model\.model\.body\.lora_A\.weight"):
         gk.load_adapter(base(), saved)
 
 

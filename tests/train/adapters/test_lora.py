@@ -383,7 +383,7 @@ def test_a_saved_model_keeps_its_adapters(tmp_path, suffix: str) -> None:
 def test_dora_of_an_onnx_file_is_not_trained(tmp_path) -> None:
     """The file has lost the place where gradients stop."""
     gk.lora(linear(), rank=2, dora=True).save(tmp_path / "net.onnx")
-    with pytest.raises(UsageError, match="was read from an .onnx file, which does not say where gradients stop"):
+    with pytest.raises(UsageError, match=r"was read from an \.onnx file, which does not say where gradients stop"):
         gk.Trainer(gk.load(tmp_path / "net.onnx"), "mse")
 
 

@@ -69,7 +69,7 @@ def test_a_run_continues_from_the_model_in_its_folder(tmp_path) -> None:
     assert float(again.step(X[:8], Y[:8])) == float(run.step(X[:8], Y[:8]))
     with pytest.raises(UsageError, match=r"has adapters with Lora\(rank=2.*but lora= \(--lora\) is Lora\(rank=8"):
         trainer(net, lora=gk.settings.Lora())
-    with pytest.raises(UsageError, match="train pattern 'head_weight' matches only parameters that .* froze"):
+    with pytest.raises(UsageError, match=r"train pattern 'head_weight' matches only parameters that .* froze"):
         trainer(net, train="head_weight")
 
 
