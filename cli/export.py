@@ -45,7 +45,7 @@ from graphkit.train.adapters.marks import has_adapters
     "Default: what the operators that read the input require.",
 )
 @option(
-    "--adapter", group=OUTPUT, type=click.Path(exists=True, file_okay=False), default=None,
+    "--adapter", group=OUTPUT, type=click.Path(file_okay=False), default=None,
     help="Folder with LoRA adapters for MODEL, of graphkit train --lora or of peft.",
 )  # fmt: skip
 @option(

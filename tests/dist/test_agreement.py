@@ -56,6 +56,7 @@ def test_an_optimizer_of_ones_own_is_known_by_its_class():
 
 WARMUP = gk.optim.Warmup(gk.optim.Constant(0.1), 5)
 SETUPS = {
+    "lora": ({"lora": gk.settings.Lora(rank=2)}, "rank 0 has lora none, rank 1 has .*rank.: 2"),
     "learning rate": ({"optimizer": gk.optim.SGD(0.2)}, "rank 0 has learning rate 0.1, rank 1 has 0.2"),
     "schedule": ({"optimizer": gk.optim.SGD(WARMUP)}, r"learning rate 0.1, rank 1 has warmup\(after=0.1, steps=5\)"),
     "optimizer": ({"optimizer": gk.optim.Adam(0.1)}, "rank 0 has optimizer sgd, rank 1 has adam"),

@@ -100,14 +100,11 @@ class Adapter:
         name = self.layer.name
         if isinstance(base.op, Conv):
             small = F.conv(x, self.a, **base.op.related(), name=f"{name}.lora_A")
-            return self._times(F.conv(small, self.b, name=f"{name}.lora_B"), self.scaling)
+            return _times(F.conv(small, self.b, name=f"{name}.lora_B"), self.scaling)
         factor = operator(base, Gemm).alpha if isinstance(base.op, Gemm) else 1.0
         small = F.mat_mul(x, F.transpose(self.a, perm=(1, 0)), name=f"{name}.lora_A")
-        small = self._times(small, self.scaling * factor)
+        small = _times(small, self.scaling * factor)
         return F.mat_mul(small, F.transpose(self.b, perm=(1, 0)), name=f"{name}.lora_B")
-
-    def _times(self, value: Value, factor: float) -> Value:
-        return value if factor == 1.0 else F.mul(value, scalar_like(factor, value))
 
     def _scaled(self, base: Node, x: Value, weight: Value, change: Value) -> Value:
         """Return what DoRA adds to the result of a layer: (g - 1) W x + g * scaling * B A x.
@@ -117,10 +114,7 @@ class Adapter:
         assert self.magnitude is not None
         wide = self.wide(weight)
         lengths = F.stop_gradient(self.lengths(F.add(wide, self.delta(self.a, self.b))))
-        gain = F.div(
-            self.magnitude,
-            F.max(F.reshape(lengths, self.magnitude.tensor.static_shape), scalar_like(SHORTEST, lengths)),
-        )
+        gain = F.div(self.magnitude, F.max(lengths, scalar_like(SHORTEST, lengths)))
         if self.dropout:
             plain = self._without_bias(base, x, wide)
         else:
@@ -134,7 +128,7 @@ class Adapter:
     def _bias(self, base: Node, bias: Value) -> Value:
         """Return what the third operand of a layer adds to its result."""
         if isinstance(base.op, Gemm):
-            return self._times(bias, base.op.beta)
+            return _times(bias, base.op.beta)
         return F.reshape(bias, (1, -1, *(1 for _ in self.layer.input_shape[1:])))
 
     def _without_bias(self, base: Node, x: Value, weight: Value) -> Value:
@@ -149,7 +143,7 @@ class Adapter:
         product = F.mat_mul(F.reshape(b, (rows, rank)), F.reshape(a, (rank, -1)))
         if not self.layer.outputs_first:
             product = F.transpose(product, perm=(1, 0))
-        return self._times(F.reshape(product, self.layer.weight.tensor.static_shape), self.scaling)
+        return _times(F.reshape(product, self.layer.weight.tensor.static_shape), self.scaling)
 
     def lengths(self, weight: Value) -> Value:
         """Return the Euclidean length of the weights of each output, in the shape of the magnitudes."""
@@ -160,3 +154,7 @@ class Adapter:
     @staticmethod
     def _magnitude_shape(layer: Layer) -> tuple[int, ...]:
         return (1, layer.outputs, *(1 for _ in layer.input_shape[1:])) if layer.is_conv else (layer.outputs,)
+
+
+def _times(value: Value, factor: float) -> Value:
+    return value if factor == 1.0 else F.mul(value, scalar_like(factor, value))

@@ -13,6 +13,7 @@ from graphkit.ir.origin import titled
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.named_tuples import NamedTuple
+from graphkit.ops.nn.conv import Conv
 from graphkit.passes.core.match import first, is_op, permutation, producer
 from graphkit.passes.core.sweep import rewrite
 from graphkit.signatures import typed
@@ -53,20 +54,15 @@ def adapters_of(graph: Graph, settings: Lora) -> dict[Node, Adapter]:
 
 def _adapter(base: Node | None, name: str, values: Mapping[str, Value], settings: Lora) -> Adapter | None:
     """Return the adapter of a layer; None if a part is missing or has another shape than the layer needs."""
-    parts = [values.get(f"{name}.{part}") for part in ((A, B, MAGNITUDE) if settings.dora else (A, B))]
-    present = [v for v in parts if v is not None]
     weight = None if base is None else base.inputs[1]
-    if (
-        base is None
-        or weight is None
-        or weight.rank is None
-        or not weight.tensor.is_static
-        or len(present) < len(parts)
-    ):
+    if base is None or weight is None or not weight.tensor.is_static:
+        return None
+    if weight.rank != 2 and not isinstance(base.op, Conv):
         return None
     layer = Layer(name, (base,), weight, ())
-    wanted = Adapter.of(layer, settings, Names()).parameters
-    if [v.type for v in present] != [v.type for v in wanted]:
+    parts = [values.get(f"{name}.{part}") for part in ((A, B, MAGNITUDE) if settings.dora else (A, B))]
+    present = [v for v in parts if v is not None]
+    if [v.type for v in present] != [v.type for v in Adapter.of(layer, settings, Names()).parameters]:
         return None
     return Adapter(layer, settings, present[0], present[1], present[2] if settings.dora else None)
 
@@ -191,8 +187,9 @@ def _in_order(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged
     Weights that replace no parameter are the last.
     """
     found: list[Value] = []
+    still_read = set(kept)
     for value in graph.inputs:
-        found += [value] if value in set(kept) else []
+        found += [value] if value in still_read else []
         found += [w.parameter for w in weights.values() if w.origin is value]
     return [*found, *(w.parameter for w in weights.values() if w.origin is None)]
 
