@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkit.cli._options import key_values
+from graphkit.cli._options import key_values, read_model
 from graphkit.cli._training import make_optimizer
 from graphkit.errors import InputError, UsageError
 from graphkit.train import defaults
@@ -81,7 +81,26 @@ def loss(net: Model, train: Dataset, o: Mapping[str, Any]) -> Loss | dict[str, L
                 value = class_weights(value, made[output], net.output_types.get(output), target)
             options[output][option] = value
     found = {output: each.with_options(**options[output]) for output, each in made.items()}
-    return next(iter(found.values())) if isinstance(names, str) else found
+    if isinstance(names, str):
+        return _with_teacher(next(iter(found.values())), o)
+    if o["teacher"] is not None:
+        raise UsageError("--teacher works with one loss; leave out --loss OUTPUT=NAME")
+    return found
+
+
+def _with_teacher(loss: Loss, o: Mapping[str, Any]) -> Loss:
+    """Return the loss with the teacher of --teacher, if there is one."""
+    from graphkit.train.losses import distillation
+
+    options = _numbers(o["distill_options"], "--distill")
+    if o["teacher"] is None:
+        if options:
+            raise UsageError("--distill is an option of --teacher: also give --teacher FILE")
+        return loss
+    for name in options:
+        if name not in ("weight", "temperature"):
+            raise UsageError(f"--distill {name}: there is no such option; expected weight or temperature")
+    return distillation(read_model(o["teacher"], o["external_root"]), loss, **options)
 
 
 def class_weights(text: str, loss: Loss, output: Any, targets: Any) -> tuple[float, ...]:

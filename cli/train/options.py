@@ -158,6 +158,16 @@ _LOSS = (
         "triplet) or blank (ctc: the class number of the blank). Repeatable.",
     ),
     option(
+        "--teacher", group=LOSS, type=click.Path(), metavar="FILE",
+        help="Knowledge distillation: also compare the logits with those of this model, a .json or .onnx file or a run "
+        "folder with the same inputs and classes. It is not trained.",
+    ),
+    option(
+        "--distill", "distill_options", group=LOSS, multiple=True, metavar="NAME=X",
+        help="Option of --teacher: weight (share of the comparison with the teacher, default 0.5), temperature (default "
+        "2). Repeatable.",
+    ),
+    option(
         "--class-weights", group=LOSS, metavar="balanced | FILE | A,B,C",
         help="Weights of the classes in the loss: balanced (inversely proportional to the number of samples), a .json "
         "or .npy file with one number per class, or the numbers themselves.",

@@ -20,6 +20,7 @@ from graphkit.ops.pointwise import scalar_like
 from graphkit.train.alignment_loss import ctc
 from graphkit.train.arguments import NOT_NEGATIVE, real
 from graphkit.train.distance_losses import contrastive, triplet, triplet_margin
+from graphkit.train.distillation import distillation
 from graphkit.train.loss_functions import (
     categorical_cross_entropy,
     dice,
@@ -40,7 +41,7 @@ from graphkit.train.programs.weights import mixed as mixed_terms
 
 __all__ = [
     "BoundLoss", "Loss", "attach", "balanced", "bind_loss", "categorical_cross_entropy", "contrastive", "ctc",
-    "dice", "focal", "get", "huber", "kl_divergence", "l1", "mse", "names", "sigmoid_binary_cross_entropy",
+    "dice", "distillation", "focal", "get", "huber", "kl_divergence", "l1", "mse", "names", "sigmoid_binary_cross_entropy",
     "sigmoid_focal", "softmax_cross_entropy", "triplet", "triplet_margin", "with_loss",
 ]  # fmt: skip
 
