@@ -100,7 +100,8 @@ def _with_teacher(loss: Loss, o: Mapping[str, Any]) -> Loss:
     for name in options:
         if name not in ("weight", "temperature"):
             raise UsageError(f"--distill {name}: there is no such option; expected weight or temperature")
-    return distillation(read_model(o["teacher"], o["external_root"]), loss, **options)
+    weight, temperature = (options.get(name, default) for name, default in (("weight", 0.5), ("temperature", 2.0)))
+    return distillation(read_model(o["teacher"], o["external_root"]), loss, weight=weight, temperature=temperature)
 
 
 def class_weights(text: str, loss: Loss, output: Any, targets: Any) -> tuple[float, ...]:

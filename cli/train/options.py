@@ -164,7 +164,7 @@ _LOSS = (
     ),
     option(
         "--distill", "distill_options", group=LOSS, multiple=True, metavar="NAME=X",
-        help="Option of --teacher: weight (share of the comparison with the teacher, default 0.5), temperature (default "
+        help="Option of --teacher: weight (the share of the comparison, default 0.5) or temperature (default "
         "2). Repeatable.",
     ),
     option(

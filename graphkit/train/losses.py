@@ -41,8 +41,8 @@ from graphkit.train.programs.weights import mixed as mixed_terms
 
 __all__ = [
     "BoundLoss", "Loss", "attach", "balanced", "bind_loss", "categorical_cross_entropy", "contrastive", "ctc",
-    "dice", "distillation", "focal", "get", "huber", "kl_divergence", "l1", "mse", "names", "sigmoid_binary_cross_entropy",
-    "sigmoid_focal", "softmax_cross_entropy", "triplet", "triplet_margin", "with_loss",
+    "dice", "distillation", "focal", "get", "huber", "kl_divergence", "l1", "mse", "names",
+    "sigmoid_binary_cross_entropy", "sigmoid_focal", "softmax_cross_entropy", "triplet", "triplet_margin", "with_loss",
 ]  # fmt: skip
 
 # Returns the mean over the batch, or a sum and the weight that it is to be divided by.

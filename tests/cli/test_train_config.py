@@ -154,7 +154,7 @@ def test_every_option_is_one_of_the_file(call, task, tmp_path):
         read = found[name]
         if isinstance(read, dict):
             read = [f"{k}={v}" for k, v in read.items()]
-        if name in ("data", "valid", "output", "profile", "allow-external-root", "class-weights"):
+        if name in ("data", "valid", "output", "profile", "allow-external-root", "class-weights", "teacher"):
             value = str(tmp_path / value)
         assert read == value, name
 
