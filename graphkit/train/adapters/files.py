@@ -147,7 +147,7 @@ def load_adapter(model: Model, folder: str | Path) -> Model:
     path = Path(folder)
     saved = _read(path)
     _check_layers(model, saved, path)
-    new = adapted(model, saved.settings, tuple(saved.others), arrays=None, seed=0, owner="gk.load_adapter")
+    new = adapted(model, saved.settings, saved.others, seed=0, owner="gk.load_adapter")
     _assign(new, saved, path)
     return new
 

@@ -216,7 +216,7 @@ class _Keys:
         return self._known.get(value, value)
 
 
-def _leaves(value: Value) -> set[Value]:
+def leaves_of(value: Value) -> set[Value]:
     """Return the graph inputs that a value depends on."""
     found, pending = set(), [value]
     while pending:
@@ -237,10 +237,10 @@ def _uses(graph: Graph, fixed: FixedValues, weights: set[Value], keys: _Keys) ->
         for position, value in enumerate(node.inputs):
             if value is not None and value in fixed:
                 is_weight = value in weights and position == 1 and is_op(node, *KINDS)
-                for leaf in _leaves(value):
+                for leaf in leaves_of(value):
                     uses.setdefault(leaf, set()).add(keys.of(value) if is_weight else None)
     for value in graph.outputs:
-        for leaf in _leaves(value) if value in fixed else ():
+        for leaf in leaves_of(value) if value in fixed else ():
             uses.setdefault(leaf, set()).add(None)
     return uses
 
@@ -250,7 +250,7 @@ def _layer_name(graph: Graph, node: Node, weight: Value, uses: dict[Value, set[A
 
     The name of the weight counts only if nothing else uses the weight: an embedding may share it.
     """
-    parameters = [v for v in _leaves(weight) if v.role == "parameter"]
+    parameters = [v for v in leaves_of(weight) if v.role == "parameter"]
     if len(parameters) == 1 and len(uses[parameters[0]]) == 1:
         name = graph.name_of(parameters[0])
         if (found := _ENDING.search(name)) is not None:
@@ -283,7 +283,7 @@ def _path(node: Node) -> str:
 def _names(graph: Graph, node: Node, weight: Value) -> tuple[str, ...]:
     """Return the names of a node, and of the parameters in its weight."""
     own = [name] if (name := _label(node)) else []
-    return (*own, *sorted(graph.name_of(v) for v in _leaves(weight) if v.role == "parameter"))
+    return (*own, *sorted(graph.name_of(v) for v in leaves_of(weight) if v.role == "parameter"))
 
 
 def _distinct(graph: Graph, layers: list[Layer]) -> list[Layer]:

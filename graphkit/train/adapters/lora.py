@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,14 +11,14 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.names import Names
 from graphkit.ir.origin import titled
 from graphkit.model import Model, ordered_inputs
-from graphkit.ops import F
 from graphkit.passes.core.sweep import rewrite
 from graphkit.signatures import typed
 from graphkit.text import listed
 from graphkit.train.adapters.adapter import Adapter
-from graphkit.train.adapters.layers import Layer, select_layers
+from graphkit.train.adapters.layers import Layer, leaves_of, select_layers
 from graphkit.train.adapters.marks import FROZEN_BY, LORA, has_adapters
 from graphkit.train.adapters.settings import Lora
+from graphkit.train.selection import ParameterSelection
 
 
 @typed("gk.lora")
@@ -69,11 +68,10 @@ def adapted(
     settings: Lora,
     train: Sequence[str] = (),
     *,
-    arrays: Mapping[str, np.ndarray] | None = None,
     seed: int | None = None,
     owner: str = "gk.lora",
 ) -> Model:
-    """Implement `gk.lora`. arrays: values of the new parameters by name. owner: the function, for errors."""
+    """Implement `gk.lora`. owner: the function, for errors."""
     graph = model.graph
     if has_adapters(graph):
         raise UsageError(
@@ -81,7 +79,7 @@ def adapted(
             "use the model without adapters"
         )
     trained = _trained(graph, train, owner)
-    selected = [x for x in select_layers(graph, settings.layers, owner) if x.weight not in trained]
+    selected = [x for x in select_layers(graph, settings.layers, owner) if trained.isdisjoint(leaves_of(x.weight))]
     if not selected:
         raise UsageError(f"{owner}: the weights of all layers that match layers= are trained (train=); choose others")
     names = Names(graph.input_names)
@@ -101,10 +99,8 @@ def adapted(
     result = rewrite(graph, rule, inputs=frozen, extra_inputs=new).replace(
         meta={**graph.meta, LORA: settings.to_text()}, output_names=graph.output_names
     )
-    given = {**_magnitudes(model, selected, adapters), **(arrays or {})}
-    found = Model.from_graph(result, {**model.params.entries(), **given}, seed=seed)
-    found._declared = model._declared
-    return found
+    params = {**model.params.entries(), **_magnitudes(model, selected, adapters)}
+    return Model.from_graph(result, params, seed=seed)
 
 
 def _trained(graph: Graph, patterns: Sequence[str], owner: str) -> set[Value]:
@@ -112,7 +108,7 @@ def _trained(graph: Graph, patterns: Sequence[str], owner: str) -> set[Value]:
     names = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter" and v.dtype.is_float}
     found: set[Value] = set()
     for pattern in patterns:
-        matching = [pattern] if pattern in names else [n for n in names if fnmatch.fnmatchcase(n, pattern)]
+        matching = ParameterSelection(train=[pattern]).selected(names)
         if not matching:
             raise UsageError(
                 f"{owner}: train pattern {pattern!r} matches no parameter; there are {listed(names, len(names), 20)}"
@@ -128,9 +124,7 @@ def _magnitudes(model: Model, layers: Sequence[Layer], adapters: Mapping[str, Ad
         adapter = adapters[layer.name]
         if adapter.magnitude is not None:
             lengths = adapter.lengths(adapter.wide(layer.weight))
-            (found[adapter.magnitude.name],) = evaluated(
-                model, [F.reshape(lengths, adapter.magnitude.tensor.static_shape)]
-            )
+            (found[adapter.magnitude.name],) = evaluated(model, [lengths])
     return found
 
 

@@ -81,6 +81,7 @@ def check_differentiable(graph: Graph) -> None:
         )
 
 
+# The texts of booleans in options.
 _BOOLEANS = {"true": True, "false": False}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 from graphkit.errors import UsageError
 from graphkit.ir.origin import titled
@@ -12,6 +11,7 @@ from graphkit.train.adapters.lora import adapted
 from graphkit.train.adapters.marks import has_adapters
 from graphkit.train.adapters.merge import settings_of
 from graphkit.train.adapters.settings import Lora
+from graphkit.train.selection import ParameterSelection
 
 
 def model_to_train(net: Model, settings: Lora, train: Sequence[str], seed: int | None) -> Model:
@@ -35,7 +35,7 @@ def model_to_train(net: Model, settings: Lora, train: Sequence[str], seed: int |
             "out lora= to train these adapters, or merge them into the weights first (gk.merge_lora)"
         )
     for pattern in train:
-        if not any(name == pattern or fnmatchcase(name, pattern) for name in net.trainable):
+        if not ParameterSelection(train=[pattern]).selected(net.trainable):
             raise UsageError(
                 f"Trainer: train pattern {pattern!r} matches only parameters that {titled(net.graph, 'model')} froze "
                 "when it got its adapters; give train= when you add them"

@@ -200,8 +200,9 @@ def test_statistics_of_frozen_normalisations_do_not_change() -> None:
     assert changed == {"a.lora_B.weight", "b.lora_B.weight"}  # the gradients of A are 0 while B is 0
 
 
-def test_layers_whose_weight_is_trained_get_no_adapter() -> None:
-    x = gk.input("x", ["N", 6])
+@pytest.mark.parametrize("shape", [["N", 6], ["N", 3, 6]])  # a sequence reads the transposed weight
+def test_layers_whose_weight_is_trained_get_no_adapter(shape: list) -> None:
+    x = gk.input("x", shape)
     net = gk.Model({"y": gk.nn.linear(gk.nn.linear(x, 5, name="body"), 2, name="head")}, seed=0)
     adapted = gk.lora(net, rank=2, train="head*")
     assert set(adapted.trainable) == {"head_weight", "head_bias", "body.lora_A.weight", "body.lora_B.weight"}
