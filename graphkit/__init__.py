@@ -73,6 +73,7 @@ _PUBLIC = {
     "set_adapter": "graphkit.train.adapters.files",
     "evaluate": "graphkit.inference.evaluate",
     "quantize": "graphkit.quantisation.quantize",
+    "quantization_aware": "graphkit.quantisation.aware",
     "GraphkitError": "graphkit.errors",
     "GraphkitWarning": "graphkit.errors",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import GraphkitWarning, UnsupportedError, UsageError, did_you_mean
@@ -20,7 +20,7 @@ from graphkit.transforms.rewritten import Rewritten, evaluate_constants, message
 if TYPE_CHECKING:
     from graphkit.onnx_io.editing.reading import Message
     from graphkit.onnx_io.quantise.dynamic import DynamicQuantiser
-    from graphkit.onnx_io.quantise.layers import Choice, Kept, Layers
+    from graphkit.onnx_io.quantise.layers import Choice, FloatWeight, Kept, Layers
     from graphkit.onnx_io.quantise.static import StaticQuantiser
     from graphkit.onnx_io.quantise.weights import WeightQuantiser
 
@@ -41,6 +41,8 @@ class Quantized(Rewritten):
         kept: Convolutions and matrix products that stay in float: name, operator and reason.
         between: In static mode, names of the nodes between layers that are quantised, too.
         notes: Sentences about the model, for example that its opset was raised.
+        floats: Float weights by the name of the initialiser that contains their integers. `quantization_aware` starts
+            from them.
     """
 
     mode: str = "static"
@@ -48,6 +50,7 @@ class Quantized(Rewritten):
     kept: tuple[Kept, ...] = ()
     between: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    floats: Mapping[str, FloatWeight] = field(default_factory=dict, repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the layers, and the content before and after, as plain data, for JSON."""
@@ -225,7 +228,7 @@ def _quantized(original: Message, data: Any, settings: _Settings, choice: Choice
     _require_layers(found, label)
     return Quantized(
         original, message, contents(original), contents(message), settings.mode, tuple(found.names()),
-        tuple(found.kept), tuple(between), notes,
+        tuple(found.kept), tuple(between), notes, quantiser.floats,
     )  # fmt: skip
 
 

@@ -66,7 +66,8 @@ def _describe_training(parameter: TrainedParameter | None) -> str:
     if parameter is None:
         return "not trained"
     rows = ", lazy" if parameter.lazy else ""
-    return f"trained, lr_mult {parameter.lr_mult:g}, wd_mult {parameter.decay_mult:g}{rows}"
+    mask = "" if parameter.mask is None else f", mask {checksum(parameter.mask.array)}"
+    return f"trained, lr_mult {parameter.lr_mult:g}, wd_mult {parameter.decay_mult:g}{rows}{mask}"
 
 
 class Counts(Protocol):

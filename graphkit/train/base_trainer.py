@@ -44,7 +44,7 @@ from graphkit.train.programs import loss_scale, sparse
 from graphkit.train.programs import step as steps
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.schedules import RunRate
-from graphkit.train.selection import ParameterSelection, select_parameters
+from graphkit.train.selection import ParameterSelection, TrainedParameter, select_parameters
 from graphkit.train.settings import Memory, Numerics, Parallel, Regularisation
 from graphkit.train.stepper import LazyScalar, Stepper, create_exchange
 from graphkit.train.training_graph import Criterion, training_graph
@@ -157,6 +157,8 @@ class BaseTrainer:
         first = next(iter(criterion.loss)) if isinstance(criterion.loss, Mapping) else net.outputs[0]
         self._output = first if criterion.output is None else criterion.output
         trained = select_parameters(graph, selection)
+        self._check_masks(trained, parallel)
+        graph = steps.with_masked_reads(graph, trained)
         scale = loss_scale.state() if numerics.precision == "f16" else None
         rule = steps.UpdateRule(self.optimizer, regularisation.clip_norm, self.ema, numerics.on_nonfinite, scale)
         self._options: dict[str, Any] = {
@@ -175,6 +177,18 @@ class BaseTrainer:
             graph, trained, rule, net.params, self._output, self._options,
             accumulate=memory.accumulate, recompute=memory.recompute, swap_memory=memory.swap_memory,
         )  # fmt: skip
+
+    def _check_masks(self, trained: Sequence[TrainedParameter], parallel: Parallel) -> None:
+        """Raise UsageError if a masked element is not 0, or if parameter servers update."""
+        masks = {t.name: t.mask for t in trained if t.mask is not None}
+        if masks and parallel.kvstore is not None and parallel.kvstore.is_remote:
+            raise UsageError("masks= does not work with parameter servers; use one process, or several with dist_sync")
+        for name, mask in masks.items():
+            if np.any(np.asarray(self.net.params[name])[~mask.array]):
+                raise UsageError(
+                    f"masks: parameter {name!r} is not 0 everywhere where its mask is False. Set these elements to 0, "
+                    "as gk.prune does"
+                )
 
     def _create_programs(self, spec: StepSpec) -> None:
         """Create the programs for training and inference, and give all ranks the parameters of rank 0."""
@@ -536,6 +550,7 @@ def _settings_conflicting_with_groups(
         "accumulate= (--accumulate)": memory.accumulate > 1,
         "carry= (--recurrent-state)": bool(carry),
         "lazy= (--sparse-update)": bool(selection.lazy),
+        "masks= (--keep-zeros)": bool(selection.masks),
         "recompute= (--recompute)": memory.recompute is not None,
         "swap_memory= (--swap-memory)": memory.swap_memory,
         "shard_optimizer= (--shard-optimizer)": parallel.shard_optimizer,

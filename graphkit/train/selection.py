@@ -6,11 +6,29 @@ import fnmatch
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from graphkit.autodiff.reverse_mode import reached
 from graphkit.errors import UsageError
 from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType, TensorType
 from graphkit.ops.tensor.constants import Constant
 from graphkit.train.arguments import NOT_NEGATIVE, real
+
+MASK = "mask"
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """Which elements of a parameter are trained: True. The others are always 0.
+
+    Attributes:
+        array: The initial mask, bool, in the shape of the parameter.
+        value: The state of the training programs that contains the mask.
+    """
+
+    array: np.ndarray
+    value: Value
 
 
 @dataclass(frozen=True)
@@ -23,6 +41,7 @@ class TrainedParameter:
         lr_mult: Factor on the learning rate.
         decay_mult: Factor on the weight decay.
         lazy: Whether it is a table with row-sparse updates: a step updates only the rows that it reads.
+        mask: Which of its elements are trained; None: all.
     """
 
     value: Value
@@ -30,6 +49,7 @@ class TrainedParameter:
     lr_mult: float = 1.0
     decay_mult: float = 1.0
     lazy: bool = False
+    mask: Mask | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +66,7 @@ class ParameterSelection:
         lr_mult: Factors on the learning rate. They override the attributes `lr_mult` of parameters. If several patterns
             match, the last one counts.
         wd_mult: The same for the weight decay and the attributes `wd_mult`.
+        masks: Masks by the exact names of parameters.
     """
 
     freeze: Sequence[str] = ()
@@ -53,6 +74,7 @@ class ParameterSelection:
     lazy: Sequence[str] = ()
     lr_mult: Mapping[str, float] = field(default_factory=dict)
     wd_mult: Mapping[str, float] = field(default_factory=dict)
+    masks: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def selected(self, names: Collection[str]) -> set[str]:
         """Return the names that `train` selects and `freeze` does not. names: all parameters."""
@@ -86,7 +108,7 @@ def select_parameters(
     chosen = [
         TrainedParameter(
             v, n, _multiplier(n, v, "lr_mult", rates), _multiplier(n, v, "wd_mult", decays),
-            n in lazy or str(v.attrs.get("lazy", "")).lower() in ("1", "true"),
+            n in lazy or str(v.attrs.get("lazy", "")).lower() in ("1", "true"), _mask(n, v, selection.masks),
         )
         for n, v in names.items()
         if v in found and (v.attrs.get("trainable", True) or n in selection.train) and n in selected
@@ -98,6 +120,20 @@ def select_parameters(
             + ("" if names else "; constants_to_parameters (--constants) makes parameters of the Constant nodes")
         )
     return chosen
+
+
+def _mask(name: str, value: Value, masks: Mapping[str, np.ndarray]) -> Mask | None:
+    """Return the mask of a parameter. Raises UsageError if it has another shape, or other values than 0 and 1."""
+    if name not in masks:
+        return None
+    array = np.asarray(masks[name])
+    shape = value.tensor.static_shape
+    if array.shape != shape:
+        raise UsageError(f"masks: the mask of {name!r} has shape {list(array.shape)}, the parameter {list(shape)}")
+    kept = array.astype(bool)
+    if array.dtype != bool and not (array.dtype.kind in "iuf" and np.array_equal(kept, array)):
+        raise UsageError(f"masks: the mask of {name!r} must contain booleans, or only 0 and 1")
+    return Mask(kept, Value(TensorType(DType.BOOL, shape), f"{name}/{MASK}", role="state"))
 
 
 def _some(names: Collection[str]) -> str:

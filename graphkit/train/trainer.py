@@ -87,6 +87,9 @@ class Trainer(BaseTrainer):
         wd_mult: Factors on the weight decay: a dict of parameter name or glob pattern to number.
         lazy: Embedding tables with row-sparse updates: a step updates only the rows that it reads, and their optimizer
             state. The model must read these parameters only by Gather along axis 0 (see docs/training.md).
+        masks: A dict of parameter name to an array of booleans (or 0 and 1) in the shape of the parameter. Where it is
+            False, the parameter must be 0, and stays exactly 0. `gk.prune` makes masks. Checkpoints contain the masks.
+            They cannot be combined with `groups` and parameter servers.
         ema: The decay of a moving average of the parameters, or a `gk.optim.EMA`. Evaluation and the saved model use
             the averages.
         clip_norm: Upper limit of the global gradient norm.
@@ -162,6 +165,7 @@ class Trainer(BaseTrainer):
         lr_mult: Mapping[str, float] | None = None,
         wd_mult: Mapping[str, float] | None = None,
         lazy: str | Sequence[str] = (),
+        masks: Mapping[str, Any] | None = None,
         ema: float | EMA | None = None,
         clip_norm: float | None = None,
         accumulate: int = 1,
@@ -204,7 +208,7 @@ class Trainer(BaseTrainer):
             train = net.trainable
         super().__init__(
             net, Criterion(loss, targets, output, loss_weights), optimizers.get(optimizer),
-            ParameterSelection(freeze, train, lazy, lr_mult or {}, wd_mult or {}),
+            ParameterSelection(freeze, train, lazy, lr_mult or {}, wd_mult or {}, masks or {}),
             numerics=group_of(Numerics, numerics, keywords), memory=group_of(Memory, memory, keywords),
             parallel=group_of(Parallel, parallel, keywords),
             regularisation=group_of(Regularisation, regularisation, keywords),

@@ -26,6 +26,13 @@ class Kept(NamedTuple):
     reason: str
 
 
+class FloatWeight(NamedTuple):
+    """A weight before it was quantised, and its name."""
+
+    name: str
+    array: np.ndarray
+
+
 @dataclass(frozen=True)
 class Choice:
     """Patterns of node names or operators. include: the layers to quantise (empty: all). exclude: nodes that stay."""

@@ -8,7 +8,7 @@ from onnx import ModelProto
 
 from graphkit.onnx_io.editing.constants import Evaluate
 from graphkit.onnx_io.quantise.editing import Editor, prepared
-from graphkit.onnx_io.quantise.layers import Choice, Kept, Layer, Layers, find_layers, name_of
+from graphkit.onnx_io.quantise.layers import Choice, FloatWeight, Kept, Layer, Layers, find_layers, name_of
 
 
 class LayerwiseQuantiser(ABC):
@@ -24,6 +24,8 @@ class LayerwiseQuantiser(ABC):
 
     Attributes:
         layers: The layers that are quantised, and those that are not.
+        floats: After `write`: the float weight of each initialiser of quantised weights, by the initialiser's name.
+            Weights of MatMulNBits are not included.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class LayerwiseQuantiser(ABC):
         self._per_channel = per_channel
         self.layers: Layers = find_layers(self.document, types, choice)
         self.layers.keep_products()
+        self.floats: dict[str, FloatWeight] = {}
 
     def write(self) -> ModelProto:
         """Return the quantised model. `layers.found` are the layers that were quantised."""

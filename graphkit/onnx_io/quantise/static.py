@@ -11,7 +11,7 @@ from graphkit.ir.types import TensorType
 from graphkit.onnx_io.editing.constants import Evaluate
 from graphkit.onnx_io.editing.document import Node
 from graphkit.onnx_io.quantise.editing import Editor, place_before, prepared
-from graphkit.onnx_io.quantise.layers import Choice, Kept, Layer, Layers, find_layers, name_of
+from graphkit.onnx_io.quantise.layers import Choice, FloatWeight, Kept, Layer, Layers, find_layers, name_of
 from graphkit.onnx_io.quantise.scales import (
     INT8,
     Grid,
@@ -43,6 +43,7 @@ class StaticQuantiser:
     Attributes:
         layers: The layers that are quantised, and those that are not.
         observed: Names of the values whose ranges `write` needs.
+        floats: After `write`: the float weight of each initialiser of quantised weights, by the initialiser's name.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class StaticQuantiser:
         self.observed = tuple(dict.fromkeys(self._selection.scale_of(name) for name in tensors))
         self._scales: dict[str, tuple[Parameters, list[str]]] = {}
         self._weights: dict[tuple[str, int | None, bytes], str] = {}
+        self.floats: dict[str, FloatWeight] = {}
 
     def _top_level(self, found: Layers) -> Layers:
         """Return the layers of the top-level graph."""
@@ -144,6 +146,7 @@ class StaticQuantiser:
             made = self._editor.dequantised(layer.name, integers(layer.weight, scale, INT8, axis), scale, axis)
             place_before(layer.scope, node, [made])
             self._weights[key] = made.outputs[0]
+            self.floats[made.inputs[0]] = FloatWeight(layer.name, layer.weight)
         node.inputs[1] = self._weights[key]
         if bias is not None:
             of_bias = (of_x * scale * np.float32(self._alpha(layer))).astype(np.float32)

@@ -9,7 +9,7 @@ from onnx import ModelProto
 from graphkit.onnx_io.editing.constants import Evaluate
 from graphkit.onnx_io.editing.document import Node
 from graphkit.onnx_io.quantise.editing import place_before, quantised_weight, require_domain
-from graphkit.onnx_io.quantise.layers import Choice, Layer
+from graphkit.onnx_io.quantise.layers import Choice, FloatWeight, Layer
 from graphkit.onnx_io.quantise.layerwise import LayerwiseQuantiser
 from graphkit.onnx_io.quantise.scales import in_blocks, packed
 
@@ -68,6 +68,7 @@ class WeightQuantiser(LayerwiseQuantiser):
             node = self._editor.dequantised(layer.name, numbers, scale, axis)
             self._place(node)
             self._done[key] = node.outputs[0]
+            self.floats[node.inputs[0]] = FloatWeight(layer.name, layer.weight)
         layer.node.inputs[1] = self._done[key]
 
     def _place(self, node: Node) -> None:
@@ -98,6 +99,7 @@ class WeightQuantiser(LayerwiseQuantiser):
             node = self._editor.node("DequantizeLinear", operands, [result], axis=axis, block_size=block)
             self._place(node)
             self._done[key] = result
+            self.floats[operands[0]] = FloatWeight(layer.name, layer.weight)
         layer.node.inputs[1] = self._done[key]
 
     def _bits_product(self, layer: Layer) -> None:

@@ -17,8 +17,8 @@ from graphkit.train.programs import loss_scale
 def initial_slots(spec: StepSpec, types: Mapping[str, TensorType], own: Mapping[str, TensorType]) -> ParamStore:
     """Return the store of the slots, before the first step.
 
-    Optimizer slots start at the optimizer's initial values, averages at the values of the parameters, and the loss
-    scale at `loss_scale.start()`. All other states start at 0.
+    Optimizer slots start at the optimizer's initial values, averages at the values of the parameters, masks at those of
+    the parameters, and the loss scale at `loss_scale.start()`. All other states start at 0.
 
     Args:
         spec: The training step.
@@ -37,6 +37,9 @@ def initial_slots(spec: StepSpec, types: Mapping[str, TensorType], own: Mapping[
     averages = {f"{t.name}/{AVERAGE}": t.name for t in spec.trained} if spec.rule.ema is not None else {}
     for key in averages.keys() & own.keys():
         arrays[key] = np.asarray(spec.params[averages[key]], own[key].dtype.numpy)
+    for t in spec.trained:
+        if t.mask is not None and t.mask.value.name in own:
+            arrays[t.mask.value.name] = t.mask.array
     if loss_scale.NAME in own:
         arrays[loss_scale.NAME] = loss_scale.start()
     return ParamStore(types, arrays)

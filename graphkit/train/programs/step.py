@@ -18,11 +18,12 @@ import numpy as np
 from graphkit.autodiff.reverse_mode import gradient
 from graphkit.errors import UsageError
 from graphkit.ir import context
-from graphkit.ir.graph import Graph, Value, topological
+from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops.internal.moments import AllReduceMoments
 from graphkit.ops.pointwise import scalar_like
+from graphkit.passes.core.sweep import rewrite
 from graphkit.passes.training.sync_batch_norm import chained
 from graphkit.train import states
 from graphkit.train.average import AVERAGE, EMA
@@ -33,7 +34,7 @@ from graphkit.train.programs.expressions import after, cast_like, sum_of
 from graphkit.train.programs.sparse import Rows, lookups
 from graphkit.train.programs.statistics import IdleStatistics, idle_statistics
 from graphkit.train.programs.weights import BATCH_WEIGHT, TOTAL_WEIGHT, divisor, weight_of
-from graphkit.train.selection import TrainedParameter
+from graphkit.train.selection import Mask, TrainedParameter
 
 LEARNING_RATE = "learning_rate"
 STEP = "optimizer_step"
@@ -107,6 +108,7 @@ def _updates(
     for parameter, found, grad in zip(trained, gradients, dense, strict=True):
         weight = parameter.value
         slots = states.inputs(optimizer, parameter.name, weight.tensor)
+        mask = parameter.mask
         lr = rate if parameter.lr_mult == 1.0 else F.mul(rate, scalar_like(parameter.lr_mult, rate))
         kept = [weight, *slots]
         with context.made_by(f"{optimizer.kind}'s update of {parameter.name!r}"):
@@ -119,8 +121,8 @@ def _updates(
                 unrounded = states.widened(new[0])
             else:
                 made = states.update(optimizer, weight, grad, slots, lr, step, parameter.decay_mult)
-                new, unrounded = [made.weight, *made.states], made.unrounded
-        inputs += slots
+                new, unrounded = [masked(made.weight, mask), *made.states], masked(made.unrounded, mask)
+        inputs += slots if mask is None else [*slots, mask.value]
         updates += list(zip(kept, new, strict=True))
         if rule.ema is not None:
             state, update = _average_update(parameter, unrounded, rule.ema, step)
@@ -130,6 +132,35 @@ def _updates(
         inputs.append(rule.scale)
         updates.append((rule.scale, finite.guarded(loss_scale.next_state(rule.scale), guard)))
     return inputs, updates
+
+
+def masked(value: Value, mask: Mask | None) -> Value:
+    """Return a value with 0 where the mask of a parameter is False."""
+    return value if mask is None else F.where(mask.value, value, scalar_like(0.0, value))
+
+
+def with_masked_reads(graph: Graph, trained: Sequence[TrainedParameter]) -> Graph:
+    """Return a training graph that reads 0 where masks are False. So gradients are 0 there, too.
+
+    The masks are added to the inputs. Lazy tables must have no mask.
+    """
+    table = {t.value: masked(t.value, t.mask) for t in trained if t.mask is not None}
+    if not table:
+        return graph
+    if lazy := [t.name for t in trained if t.lazy and t.mask is not None]:
+        raise UsageError(f"masks= cannot be combined with row-sparse updates (lazy=, --sparse-update) of {lazy[0]!r}")
+
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
+        if table.keys().isdisjoint(node.operands):
+            return None
+        return node.rebuilt([v if v is None else table.get(v, v) for v in operands]).outputs
+
+    return rewrite(graph, rule, extra_inputs=[t.mask.value for t in trained if t.mask is not None])
+
+
+def _joined(*parts: Sequence[Value]) -> list[Value]:
+    """Return the values of all parts. A value that several parts contain is included once."""
+    return list(dict.fromkeys(value for part in parts for value in part))
 
 
 def _average_update(parameter: TrainedParameter, new: Value, ema: EMA, step: Value) -> tuple[Value, Value]:
@@ -180,7 +211,7 @@ def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRu
     guard = guard_of(graph.outputs[0], gradients, rule)
     inputs, updates = _updates(trained, gradients, rule, guard)
     statistics = guarded_updates(graph.updates, guard)
-    return graph.replace(inputs=[*graph.inputs, *inputs], updates=[*statistics, *updates])
+    return graph.replace(inputs=_joined(graph.inputs, inputs), updates=[*statistics, *updates])
 
 
 def whole_gradients(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
@@ -362,7 +393,7 @@ def shared_step(
     gradients = gradients_of(graph, weighted, trained, rule)
     inputs, updates, guard = _shared_updates(trained, rule, gradients, loss, total, buckets)
     step = graph.replace(
-        inputs=[*graph.inputs, *fed, *inputs], outputs=[loss, *graph.outputs[1:], total],
+        inputs=_joined(graph.inputs, fed, inputs), outputs=[loss, *graph.outputs[1:], total],
         output_names=[*graph.output_names, TOTAL_WEIGHT], updates=[*guarded_updates(graph.updates, guard), *updates],
     )  # fmt: skip
     step = chained(step, total)
@@ -380,7 +411,7 @@ def _idle_step(
     updated = [t.value for t in trained]
     others = [v for v in idle.states if v not in set(updated)]
     return Graph(
-        [loss_sum, *fed, *idle.inputs, *inputs, *updated, *others], [loss, total],
+        _joined([loss_sum, *fed], idle.inputs, inputs, updated, others), [loss, total],
         [*guarded_updates(idle.updates, guard), *updates], f"{graph.name}_idle",
         output_names=[graph.output_names[0], TOTAL_WEIGHT],
     )  # fmt: skip
@@ -483,13 +514,15 @@ def _sharded_updates(
         if rule.clip_norm is not None:
             means = _clipped(means, F.sqrt(squares), rule.clip_norm)
     guard = _guard_after(guard, loss, total, done)
-    slices = [replace(trained[piece.position], value=piece.weight) for piece in own]
+    slices = [replace(trained[piece.position], value=piece.weight, mask=None) for piece in own]
     inputs, found = _updates(slices, means, replace(rule, clip_norm=None, ema=None), guard)
     weights = {piece.weight for piece in own}
     new = [result for state, result in found if state in weights]
     updates = [(state, result) for state, result in found if state not in weights]
     step = updates[0][1]
-    for parameter, whole in zip(trained, sharded.all_gather(values, own, new, guard, done, buckets), strict=True):
+    for parameter, found in zip(trained, sharded.all_gather(values, own, new, guard, done, buckets), strict=True):
+        whole = masked(found, parameter.mask)
+        inputs += [] if parameter.mask is None else [parameter.mask.value]
         updates.append((parameter.value, whole))
         if rule.ema is not None:
             average, update = _average_update(parameter, states.widened(whole), rule.ema, step)

@@ -1,0 +1,127 @@
+"""The options of fine-tuning, which `graphkit quantize` and `graphkit prune` share, and the training itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+from click.core import ParameterSource
+
+from graphkit.cli._groups import OPTIMISATION, option
+from graphkit.cli._output import log
+from graphkit.cli._ranges import FloatRange, IntRange
+from graphkit.cli._training import make_optimizer
+from graphkit.errors import UsageError
+from graphkit.text import quantity
+from graphkit.train import defaults
+
+if TYPE_CHECKING:
+    from graphkit.data import Dataset
+    from graphkit.inference.evaluation import Evaluation
+    from graphkit.model import Model
+
+_RATE = 1e-4
+# Losses by task of the evaluation.
+_LOSSES = {
+    "classification": "softmax_cross_entropy",
+    "binary classification": "sigmoid_binary_cross_entropy",
+    "multi-label": "sigmoid_binary_cross_entropy",
+    "regression": "mse",
+}
+_OPTIONS = {
+    "finetune_loss": "--finetune-loss",
+    "finetune_optimizer": "--finetune-optimizer",
+    "finetune_lr": "--finetune-lr",
+    "finetune_batch_size": "--finetune-batch-size",
+    "finetune_seed": "--finetune-seed",
+}
+
+
+def finetuning_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--finetune and its options."""
+    command = option(
+        "--finetune-seed",
+        group=OPTIMISATION,
+        type=IntRange(0),
+        help="Seed of the order of the samples, and of dropout.",
+    )(command)
+    command = option(
+        "--finetune-batch-size", group=OPTIMISATION, type=IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
+        help="Samples per batch of --finetune.",
+    )(command)  # fmt: skip
+    command = option(
+        "--finetune-lr", group=OPTIMISATION, type=FloatRange(0, min_open=True), default=_RATE, show_default=True,
+        help="Learning rate of --finetune.",
+    )(command)  # fmt: skip
+    command = option(
+        "--finetune-optimizer", group=OPTIMISATION, metavar="NAME", default="adam", show_default=True,
+        help="Optimizer of --finetune.",
+    )(command)  # fmt: skip
+    command = option(
+        "--finetune-loss", group=OPTIMISATION, metavar="NAME",
+        help="Loss of --finetune. Default: softmax_cross_entropy, sigmoid_binary_cross_entropy or mse, by the task of "
+        "the evaluation.",
+    )(command)  # fmt: skip
+    return option(
+        "--finetune", group=OPTIMISATION, type=IntRange(1), metavar="EPOCHS",
+        help="Train the result for this number of epochs on the training part of DATA. The evaluation then uses the "
+        "test part.",
+    )(command)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """How a model is fine-tuned."""
+
+    epochs: int
+    loss: str | None
+    optimizer: str
+    lr: float
+    batch_size: int
+    seed: int | None
+
+    @classmethod
+    def of(cls, options: dict[str, Any], epochs: int | None) -> Finetuning | None:
+        """Take the options of fine-tuning out of `options`; return None without --finetune.
+
+        Raises UsageError for an option that needs --finetune.
+        """
+        context = click.get_current_context()
+        given = {name: options.pop(name) for name in _OPTIONS}
+        if epochs is None:
+            for name, flag in _OPTIONS.items():
+                if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                    raise UsageError(f"{flag} only works with --finetune")
+            return None
+        return cls(epochs, *given.values())
+
+    def train(
+        self, net: Model, data: Dataset, evaluation: Evaluation, *, threads: int | None,
+        masks: Mapping[str, np.ndarray] | None = None,
+    ) -> None:  # fmt: skip
+        """Train a model in place.
+
+        Args:
+            net: The model.
+            data: Labelled data.
+            evaluation: An evaluation of the model, which determines the loss and the output.
+            threads: Number of CPU threads.
+            masks: See `gk.Trainer`.
+        """
+        from graphkit.inference.labelled_data import with_classes_of
+        from graphkit.train.trainer import Trainer
+
+        data, _ = with_classes_of(net, data)
+        trainer = Trainer(
+            net, self.loss or _LOSSES[evaluation.task], make_optimizer(self.optimizer, self.lr, None, {}),
+            output=evaluation.output, threads=threads, seed=self.seed, masks=masks,
+        )  # fmt: skip
+        records = trainer.fit(data, epochs=self.epochs, batch_size=self.batch_size)
+        first, last = records[0]["loss"], records[-1]["loss"]
+        log(
+            f"fine-tuning: {quantity(self.epochs, 'epoch')} on {quantity(len(data), 'sample')} of {data.name}; loss "
+            f"{first:.4g} in the first epoch, {last:.4g} in the last"
+        )
