@@ -44,9 +44,6 @@ class CompressionData:
         train: Labelled data for fine-tuning; None if the command does not fine-tune.
     """
 
-    # What samples are for, in the log.
-    purpose = "calibration"
-
     def __init__(self, samples: Samples | None, labelled: Dataset | None, train: Dataset | None = None):
         self.samples, self.labelled, self.train = samples, labelled, train
 
@@ -54,11 +51,12 @@ class CompressionData:
     def read(
         cls, net: Model, spec: str | None, part: str | None, options: tuple[str, ...], batch_axes: tuple[str, ...],
         count: int, batch_size: int, images: Said, *, finetunes: bool, max_drop: float | None,
+        purpose: str,
     ) -> CompressionData:  # fmt: skip
         """Read --data.
 
-        finetunes: whether the model is trained. Then the test part is only for the evaluation. Other arguments: options
-        of the command line.
+        finetunes: whether the model is trained. Then the test part is only for the evaluation. purpose: of the samples,
+        for the log. Other arguments: options of the command line.
         """
         from graphkit.cli.train.data import axis_options
         from graphkit.data import LazyDataset
@@ -91,7 +89,7 @@ class CompressionData:
         has_targets = found.targets is not None or isinstance(found, LazyDataset)
         if not has_targets and (finetunes or max_drop is not None):
             raise UsageError(f"{'--finetune' if finetunes else '--max-drop'}: {spec} has no targets")
-        log(f"{train.name}: {quantity(samples.count, 'sample')} of {len(train):,} for {cls.purpose}")
+        log(f"{train.name}: {quantity(samples.count, 'sample')} of {len(train):,} for {purpose}")
         return cls(samples, found if has_targets else None, train if finetunes else None)
 
     def compared(self, net: Model, inputs: tuple[str, ...], fill: str, seed: int, images: Said) -> Samples:

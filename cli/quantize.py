@@ -171,7 +171,7 @@ def command(
     images = images_of(image)
     data = CompressionData.read(
         net, spec, part, data_options, batch_axes, samples, batch_size, images, finetunes=finetuning is not None,
-        max_drop=max_drop,
+        max_drop=max_drop, purpose="calibration",
     )  # fmt: skip
     compared = data.compared(net, inputs, fill, seed, images)
 

@@ -22,6 +22,7 @@ _PUBLIC = {
     "block_loops": "graphkit.transforms.blocked_loops",
     "extract": "graphkit.transforms.extract",
     "simplify": "graphkit.transforms.simplify",
+    "prune": "graphkit.transforms.prune",
     "input": "graphkit.frontend.layers",
     "parameter": "graphkit.frontend.layers",
     "constant": "graphkit.ops",

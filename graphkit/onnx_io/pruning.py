@@ -1,0 +1,192 @@
+"""Which weights of an ONNX model are pruned, and which of their elements become 0."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import ModelProto
+
+from graphkit.named_tuples import NamedTuple
+from graphkit.onnx_io.editing import constants
+from graphkit.onnx_io.editing.document import Document
+from graphkit.onnx_io.editing.observed import observe
+from graphkit.onnx_io.editing.rules import Round
+from graphkit.onnx_io.quantise.layers import Choice, Kept, Layer, find_layers, name_of
+
+
+class Pattern(NamedTuple):
+    """N:M sparsity: in each group of `group` consecutive weights, at most `kept` are not 0."""
+
+    kept: int
+    group: int
+
+    def __str__(self) -> str:
+        return f"{self.kept}:{self.group}"
+
+
+@dataclass(frozen=True)
+class PrunedWeight:
+    """A weight that was pruned.
+
+    Attributes:
+        name: Name of the weight.
+        layers: Names of the nodes that read it.
+        operator: The operator of these nodes.
+        size: Number of elements.
+        zeros_before: Number of zeros before pruning.
+        zeros: Number of zeros after pruning.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    operator: str
+    size: int
+    zeros_before: int
+    zeros: int
+
+
+class Pruner:
+    """Prunes the weights of Conv, ConvTranspose, Gemm and MatMul.
+
+    Args:
+        model: The model. It is not changed.
+        choice: Which layers to prune.
+        label: Name of the file, for errors.
+
+    Attributes:
+        weights: The weights that can be pruned, by name.
+        kept: Layers that are not pruned: name, operator and reason.
+    """
+
+    def __init__(self, model: ModelProto, choice: Choice, label: str):
+        self._document = Document(model)
+        constants.constant_nodes(Round(self._document, {}))
+        found = find_layers(self._document, observe(self._document, label), choice)
+        found.keep_products()
+        self.kept: list[Kept] = found.kept
+        self.weights: dict[str, list[Layer]] = {}
+        for layer in found.found:
+            self.weights.setdefault(layer.name, []).append(layer)
+        uses = self._document.uses
+        self._leave_out(lambda layers: "" if uses[layers[0].name] == len(layers) else self._other_reader(layers))
+
+    def _leave_out(self, reason: Callable[[list[Layer]], str]) -> None:
+        """Keep the weights for which `reason`, called with their layers, returns a text."""
+        for name, layers in list(self.weights.items()):
+            if text := reason(layers):
+                del self.weights[name]
+                self.kept += [Kept(name_of(layer.node), layer.node.kind, text) for layer in layers]
+
+    def _other_reader(self, layers: list[Layer]) -> str:
+        name, own = layers[0].name, Counter(layer.node for layer in layers)
+        for scope in self._document.scopes:
+            for node in scope.nodes:
+                if node.inputs.count(name) > own[node]:
+                    return f"its weight {name!r} is also read by {name_of(node)!r} ({node.kind})"
+        return f"its weight {name!r} is also an output"
+
+    def masks(self, sparsity: float, *, globally: bool) -> dict[str, np.ndarray]:
+        """Return masks by weight: False for the weights of the smallest magnitudes.
+
+        sparsity: their share. globally: whether this is a share of all weights together, or of each weight.
+        """
+        arrays = {name: np.abs(_wide(layers[0].weight)) for name, layers in self.weights.items()}
+        groups = [list(arrays)] if globally else [[name] for name in arrays]
+        found: dict[str, np.ndarray] = {}
+        for names in groups:
+            flat = np.concatenate([arrays[name].reshape(-1) for name in names]) if names else np.zeros(0, np.float32)
+            mask, start = without_smallest(flat, round(sparsity * flat.size)), 0
+            for name in names:
+                size = arrays[name].size
+                found[name] = mask[start : start + size].reshape(arrays[name].shape)
+                start += size
+        return found
+
+    def pattern_masks(self, pattern: Pattern) -> dict[str, np.ndarray]:
+        """Return masks by weight for N:M sparsity. Groups are consecutive along the axis that the layer sums over.
+
+        Weights without whole groups become `kept`.
+        """
+        self._leave_out(lambda layers: _pattern_reason(layers, pattern))
+        return {
+            name: in_groups(_wide(layers[0].weight), pattern, _summed_axis(layers[0]))
+            for name, layers in self.weights.items()
+        }
+
+    def write(self, masks: Mapping[str, np.ndarray]) -> tuple[ModelProto, tuple[PrunedWeight, ...]]:
+        """Return the model with zeros where masks are False, and the zeros of each weight."""
+        found = []
+        for name, mask in masks.items():
+            layers = self.weights[name]
+            before = layers[0].weight
+            new = np.where(mask, before, before.dtype.type(0))
+            self._document.put(new, name)
+            nodes = tuple(name_of(layer.node) for layer in layers)
+            zeros = [int(a.size - np.count_nonzero(a)) for a in (before, new)]
+            found.append(PrunedWeight(name, nodes, layers[0].node.kind, before.size, *zeros))
+        return self._document.written(), tuple(found)
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array if array.dtype == np.float64 else array.astype(np.float32)
+
+
+def without_smallest(magnitudes: np.ndarray, count: int) -> np.ndarray:
+    """Return a mask that is False for the `count` smallest numbers of a vector. Of equal ones, the first are False."""
+    mask = np.ones(magnitudes.size, bool)
+    if not count:
+        return mask
+    limit = np.partition(magnitudes, count - 1)[count - 1]
+    mask[magnitudes < limit] = False
+    equal = np.flatnonzero(magnitudes == limit)
+    mask[equal[: count - int(mask.size - np.count_nonzero(mask))]] = False
+    return mask
+
+
+def in_groups(array: np.ndarray, pattern: Pattern, axis: int) -> np.ndarray:
+    """Return a mask that is True for the elements of largest magnitude in each group along `axis`.
+
+    Of equal ones, the first are True. The size of the axis must be a multiple of the group.
+    """
+    moved = np.moveaxis(np.abs(array), axis, -1)
+    order = np.argsort(-moved.reshape(-1, pattern.group), axis=1, kind="stable")
+    mask = np.zeros(order.shape, bool)
+    np.put_along_axis(mask, order[:, : pattern.kept], True, axis=1)
+    return np.moveaxis(mask.reshape(moved.shape), -1, axis)
+
+
+def _summed_axis(layer: Layer) -> int:
+    """Return the axis of a weight that the layer sums over: the input channels of a convolution."""
+    match layer.node.kind:
+        case "Conv":
+            return 1
+        case "ConvTranspose":
+            return 0
+        case "Gemm":
+            return 1 if layer.node.attribute("transB", 0) else 0
+    return max(layer.weight.ndim - 2, 0)
+
+
+def _pattern_reason(layers: Sequence[Layer], pattern: Pattern) -> str:
+    axes = {_summed_axis(layer) for layer in layers}
+    if len(axes) > 1:
+        return f"its weight {layers[0].name!r} is summed over other axes in another layer"
+    for layer in layers:
+        size = int(layer.weight.shape[axes.copy().pop()])
+        if layer.node.kind == "ConvTranspose":
+            size //= int(layer.node.attribute("group", 1))
+        if size % pattern.group:
+            return f"it sums over {size} inputs, which is not a multiple of {pattern.group}"
+    return ""
+
+
+def with_arrays(model: ModelProto, arrays: Mapping[str, np.ndarray]) -> ModelProto:
+    """Return a model with new arrays for initialisers of the top-level graph. Other names are ignored."""
+    document = Document(model)
+    for name, array in arrays.items():
+        if name in document.initializers:
+            document.put(array, name)
+    return document.written()
