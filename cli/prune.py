@@ -167,7 +167,7 @@ class _Pruning(Comparison):
         print_table(
             "zeros of each weight", ["weight", "layers", "elements", "before", "after"],
             [
-                (w.name, ", ".join(w.layers), f"{w.size:,}", f"{w.zeros_before / w.size:.1%}", f"{w.zeros / w.size:.1%}")
+                (w.name, ", ".join(w.layers), f"{w.size:,}", *(f"{n / w.size:.1%}" for n in (w.zeros_before, w.zeros)))
                 for w in found.weights[:_ROWS]
             ],
         )  # fmt: skip

@@ -130,6 +130,10 @@ _KEPT = 20
     "--scales", group=OPTIMISATION, type=click.Choice(SCALES), default="fixed", show_default=True,
     help="For --finetune: keep all scales, or train them with the weights.",
 )  # fmt: skip
+@option(
+    "--keep-zeros", group=OPTIMISATION, is_flag=True,
+    help="For --finetune: weights that are 0 stay 0, as after graphkit prune.",
+)  # fmt: skip
 @partial(verify_option, text="Run the result in graphkit and in ONNX Runtime, and compare the outputs.")
 @tolerance_options
 @image_options
@@ -142,8 +146,8 @@ def command(
     data_options: tuple[str, ...], batch_axes: tuple[str, ...], samples: int, batch_size: int, mode: str, method: str,
     percentile: float, activations: str, per_channel: bool, bits: str, block_size: int | None, standard: bool,
     include: tuple[str, ...], exclude: tuple[str, ...], output_name: str | None, max_drop: float | None, searches: bool,
-    times: bool, finetune: int | None, scales: str, check: bool, rtol: float | None, atol: float | None,
-    threads: int | None, external_root: str | None, as_json: bool, **image: Any,
+    times: bool, finetune: int | None, scales: str, keep_zeros: bool, check: bool, rtol: float | None,
+    atol: float | None, threads: int | None, external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Quantise MODEL (.onnx, .json or a run folder) after training, and write it to OUTPUT (.onnx or .json).
 
@@ -162,6 +166,8 @@ def command(
     graphkit quantize gpt.onnx small.onnx --mode weights --bits 4
     """
     finetuning = Finetuning.of(image, finetune)
+    if finetuning is None and (keep_zeros or scales != SCALES[0]):
+        raise UsageError("--keep-zeros and --scales only work with --finetune")
     check_output(output)
     if searches and (finetuning is not None or max_drop is None):
         raise UsageError(
@@ -193,7 +199,7 @@ def command(
     results.generated = data.samples is None
     results.measure(data.labelled, output_name)
     if finetuning is not None:
-        results = _finetuned(results, finetuning, data, output_name, scales)
+        results = _finetuned(results, finetuning, data, output_name, scales, keep_zeros)
     elif searches and max_drop is not None and results.drop() > max_drop:
         results = _searched(results, make, data, output_name, max_drop)
     for note in results.found.notes:
@@ -240,15 +246,18 @@ def _searched(
 
 
 def _finetuned(
-    results: _Quantisation, finetuning: Finetuning, data: CompressionData, output: str | None, scales: str
-) -> _Quantisation:
+    results: _Quantisation, finetuning: Finetuning, data: CompressionData, output: str | None, scales: str,
+    keep_zeros: bool,
+) -> _Quantisation:  # fmt: skip
     """Return the fine-tuned model."""
     from graphkit.quantisation.aware import quantization_aware
+    from graphkit.train.masks import zero_masks
 
     assert data.train is not None
     assert results.before is not None
     aware = quantization_aware(results.found, scales=scales)
-    finetuning.train(aware.model, data.train, results.before, threads=results.threads)
+    masks = zero_masks(aware.model) if keep_zeros else None
+    finetuning.train(aware.model, data.train, results.before, threads=results.threads, masks=masks)
     tuned = results.tuned(aware.quantized())
     tuned.measure(data.labelled, output)
     return tuned

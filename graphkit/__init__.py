@@ -60,6 +60,7 @@ _PUBLIC = {
     "reduce_model": "graphkit.checks.reduction",
     "predict": "graphkit.inference.predict",
     "Trainer": "graphkit.train.trainer",
+    "zero_masks": "graphkit.train.masks",
     "StepBuilder": "graphkit.train.step_builder",
     "TrainingStep": "graphkit.train.step_builder",
     "CustomTrainer": "graphkit.train.custom_trainer",

@@ -103,6 +103,11 @@ _NETWORK = (
         help="Put the new last layer (--head) on this internal value, and remove everything after it.",
     ),
     option(
+        "--keep-zeros", group=NETWORK, multiple=True, metavar="PATTERN",
+        help="Weights of these parameters that are 0 stay 0, as after graphkit prune. Parameters with fewer than two "
+        "axes need their exact name. Repeatable.",
+    ),
+    option(
         "--freeze", group=NETWORK, multiple=True, metavar="PATTERN",
         help="Do not train parameters whose names match this glob pattern. Repeatable.",
     ),

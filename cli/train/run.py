@@ -167,6 +167,7 @@ def _trainer(
 ) -> Trainer:  # fmt: skip
     """Return the trainer. head: the parameters of a new last layer, which are trained besides adapters."""
     from graphkit.train.adapters.settings import from_options
+    from graphkit.train.masks import zero_masks
     from graphkit.train.trainer import Trainer
 
     lora = from_options(key_values(o["lora_options"], "--lora"), o["lora_layers"], "--lora", "--lora-layers")
@@ -175,6 +176,7 @@ def _trainer(
         kvstore=store if store.num_workers > 1 or store.is_remote else None,
         output=o["output_name"], freeze=o["freeze"],
         train=o["train_only"] if lora is None else (*o["train_only"], *head), lora=lora, lazy=o["lazy"], ema=o["ema"],
+        masks=zero_masks(net, o["keep_zeros"]) if o["keep_zeros"] else None,
         lr_mult=objective.multipliers(o["lr_mults"], "--lr-mult"),
         wd_mult=objective.multipliers(o["wd_mults"], "--wd-mult"),
         loss_weights=objective.multipliers(o["loss_weights"], "--loss-weight", "OUTPUT=X"),

@@ -93,17 +93,8 @@ class Pruner:
 
         sparsity: their share. globally: whether this is a share of all weights together, or of each weight.
         """
-        arrays = {name: np.abs(_wide(layers[0].weight)) for name, layers in self.weights.items()}
-        groups = [list(arrays)] if globally else [[name] for name in arrays]
-        found: dict[str, np.ndarray] = {}
-        for names in groups:
-            flat = np.concatenate([arrays[name].reshape(-1) for name in names]) if names else np.zeros(0, np.float32)
-            mask, start = without_smallest(flat, round(sparsity * flat.size)), 0
-            for name in names:
-                size = arrays[name].size
-                found[name] = mask[start : start + size].reshape(arrays[name].shape)
-                start += size
-        return found
+        arrays = {name: layers[0].weight for name, layers in self.weights.items()}
+        return magnitude_masks(arrays, sparsity, globally=globally)
 
     def pattern_masks(self, pattern: Pattern) -> dict[str, np.ndarray]:
         """Return masks by weight for N:M sparsity. Groups are consecutive along the axis that the layer sums over.
@@ -132,6 +123,23 @@ class Pruner:
 
 def _wide(array: np.ndarray) -> np.ndarray:
     return array if array.dtype == np.float64 else array.astype(np.float32)
+
+
+def magnitude_masks(arrays: Mapping[str, np.ndarray], sparsity: float, *, globally: bool) -> dict[str, np.ndarray]:
+    """Return a mask for each array: False for the elements of the smallest magnitudes.
+
+    sparsity: their share. globally: whether this is a share of all arrays together, or of each one.
+    """
+    magnitudes = {name: np.abs(_wide(array)) for name, array in arrays.items()}
+    found: dict[str, np.ndarray] = {}
+    for names in [list(arrays)] if globally and arrays else [[name] for name in arrays]:
+        flat = np.concatenate([magnitudes[name].reshape(-1) for name in names])
+        mask, start = without_smallest(flat, round(sparsity * flat.size)), 0
+        for name in names:
+            size = arrays[name].size
+            found[name] = mask[start : start + size].reshape(arrays[name].shape)
+            start += size
+    return found
 
 
 def without_smallest(magnitudes: np.ndarray, count: int) -> np.ndarray:

@@ -27,6 +27,7 @@ from graphkit.passes.training.to_training import is_in_training, to_inference
 from graphkit.signatures import typed
 from graphkit.text import quantity, short_repr
 from graphkit.train import losses, metrics
+from graphkit.train import masks as masks_of_training
 from graphkit.train import optim as optimizers
 from graphkit.train.adapters.marks import LORA
 from graphkit.train.agreement import agreement_of, compare_setup
@@ -42,9 +43,10 @@ from graphkit.train.position import MetricStates, Position
 from graphkit.train.probabilities import are_probabilities
 from graphkit.train.programs import loss_scale, sparse
 from graphkit.train.programs import step as steps
+from graphkit.train.programs.masks import with_masked_reads
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.schedules import RunRate
-from graphkit.train.selection import ParameterSelection, TrainedParameter, select_parameters
+from graphkit.train.selection import MASK, ParameterSelection, select_parameters
 from graphkit.train.settings import Memory, Numerics, Parallel, Regularisation
 from graphkit.train.stepper import LazyScalar, Stepper, create_exchange
 from graphkit.train.training_graph import Criterion, training_graph
@@ -157,8 +159,8 @@ class BaseTrainer:
         first = next(iter(criterion.loss)) if isinstance(criterion.loss, Mapping) else net.outputs[0]
         self._output = first if criterion.output is None else criterion.output
         trained = select_parameters(graph, selection)
-        self._check_masks(trained, parallel)
-        graph = steps.with_masked_reads(graph, trained)
+        self._masked = masks_of_training.check(trained, net.params, parallel.kvstore)
+        graph = with_masked_reads(graph, trained)
         scale = loss_scale.state() if numerics.precision == "f16" else None
         rule = steps.UpdateRule(self.optimizer, regularisation.clip_norm, self.ema, numerics.on_nonfinite, scale)
         self._options: dict[str, Any] = {
@@ -177,18 +179,6 @@ class BaseTrainer:
             graph, trained, rule, net.params, self._output, self._options,
             accumulate=memory.accumulate, recompute=memory.recompute, swap_memory=memory.swap_memory,
         )  # fmt: skip
-
-    def _check_masks(self, trained: Sequence[TrainedParameter], parallel: Parallel) -> None:
-        """Raise UsageError if a masked element is not 0, or if parameter servers update."""
-        masks = {t.name: t.mask for t in trained if t.mask is not None}
-        if masks and parallel.kvstore is not None and parallel.kvstore.is_remote:
-            raise UsageError("masks= does not work with parameter servers; use one process, or several with dist_sync")
-        for name, mask in masks.items():
-            if np.any(np.asarray(self.net.params[name])[~mask.array]):
-                raise UsageError(
-                    f"masks: parameter {name!r} is not 0 everywhere where its mask is False. Set these elements to 0, "
-                    "as gk.prune does"
-                )
 
     def _create_programs(self, spec: StepSpec) -> None:
         """Create the programs for training and inference, and give all ranks the parameters of rank 0."""
@@ -250,6 +240,28 @@ class BaseTrainer:
             "a Trainer holds memory and native code of this process and cannot be copied or pickled: call save(folder) "
             "and resume(folder) in an equal Trainer; or copy trainer.net, the Model"
         )
+
+    # --- masks ---
+
+    def masks(self) -> dict[str, np.ndarray]:
+        """Return the masks by parameter name: booleans, False where the parameter stays 0."""
+        return {name: np.asarray(self._stepper.slots[f"{name}/{MASK}"]) for name in self._masked}
+
+    @typed("Trainer.set_masks")
+    def set_masks(self, masks: Mapping[str, Any]) -> None:
+        """Replace masks, and set the parameters and their moving averages to 0 where the new masks are False.
+
+        Every rank must call it with the same masks. An element that becomes trained again starts at its present value,
+        which is usually 0.
+
+        Args:
+            masks: Booleans by parameter name. The Trainer must have masks for these parameters.
+
+        Raises:
+            UsageError: The Trainer has no mask for a parameter, or a mask has another shape.
+        """
+        self._averages.check_not_swapped("set_masks()")
+        masks_of_training.replace_masks(masks, self._masked, self.net.params, self._stepper.slots)
 
     # --- moving average --------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.signatures import typed_constructor
 from graphkit.text import quantity, settings, short_repr
@@ -337,3 +339,51 @@ class KeepBest(_Monitor):
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         self.kept = [(float(value), int(epoch)) for value, epoch in state.get("kept", [])]
+
+
+class GradualPruning(Callback):
+    """Prunes weights of the smallest magnitude during training, more of them with every call.
+
+    The Trainer must have masks for the parameters that are pruned. At the beginning, these may be True everywhere.
+    After update u, the share of zeros is sparsity * (1 - (1 - t)^3), where t = (u - start) / (end - start) (Zhu and
+    Gupta 2017). A weight that was pruned is 0, so it stays pruned.
+
+    Args:
+        sparsity: Share of zeros after update `end`, above 0 and below 1.
+        end: Number of the update after which the sparsity is reached. Afterwards, masks do not change.
+        start: Number of the update after which pruning begins.
+        every: Number of updates between two changes of the masks.
+        scope: "global": `sparsity` is the share of all masked parameters together. "layer": of each parameter.
+    """
+
+    def __init__(self, sparsity: float, end: int, *, start: int = 0, every: int = 100, scope: str = "global"):
+        self.sparsity = real("GradualPruning", "sparsity", sparsity, Range(0.0, 1.0, open_low=True, open_high=True))
+        self.start = integer("GradualPruning", "start", start, 0)
+        self.end = integer("GradualPruning", "end", end, self.start + 1)
+        self.every = integer("GradualPruning", "every", every, 1)
+        if scope not in ("global", "layer"):
+            raise UsageError(f"GradualPruning: scope must be 'global' or 'layer', not {scope!r}")
+        self.scope = scope
+
+    def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
+        if not trainer.masks():
+            raise UsageError("GradualPruning: the Trainer has no masks (masks=), so nothing would be pruned")
+        self._last = numbers["updates"]
+
+    def on_step_end(self, trainer: Trainer, numbers: Numbers) -> None:
+        updates = numbers["updates"]
+        is_new, self._last = updates > self._last, updates
+        due = updates == self.end or (updates - self.start) % self.every == 0
+        if is_new and due and self.start < updates <= self.end:
+            trainer.set_masks(self._masks(trainer, self.sparsity_after(updates)))
+
+    def sparsity_after(self, updates: int) -> float:
+        """Return the share of zeros after a number of updates."""
+        t = min(max((updates - self.start) / (self.end - self.start), 0.0), 1.0)
+        return self.sparsity * (1 - (1 - t) ** 3)
+
+    def _masks(self, trainer: Trainer, sparsity: float) -> dict[str, Any]:
+        from graphkit.onnx_io.pruning import magnitude_masks
+
+        arrays = {name: np.asarray(trainer.net.params[name]) for name in trainer.masks()}
+        return magnitude_masks(arrays, sparsity, globally=self.scope == "global")

@@ -78,7 +78,7 @@ class ParameterSelection:
 
     def selected(self, names: Collection[str]) -> set[str]:
         """Return the names that `train` selects and `freeze` does not. names: all parameters."""
-        return (_matching(self.train, names) if self.train else set(names)) - _matching(self.freeze, names)
+        return (matching(self.train, names) if self.train else set(names)) - matching(self.freeze, names)
 
 
 def select_parameters(
@@ -95,7 +95,7 @@ def select_parameters(
     names = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter" and v.dtype.is_float}
     for option, patterns in vars(selection).items():
         for pattern in patterns:
-            if not _matching([pattern], names):
+            if not matching([pattern], names):
                 hint = ""
                 if any(isinstance(n.op, Constant) and graph.name_of(n.outputs[0]) == pattern for n in graph.nodes):
                     hint = (
@@ -103,7 +103,7 @@ def select_parameters(
                     )
                 raise UsageError(f"{option} pattern {pattern!r} matches no parameter; there are {_some(names)}{hint}")
     found, selected = reached(losses or [graph.outputs[0]]), selection.selected(names)
-    lazy = _matching(selection.lazy, names)
+    lazy = matching(selection.lazy, names)
     rates, decays = (_by_name(given, names) for given in (selection.lr_mult, selection.wd_mult))
     chosen = [
         TrainedParameter(
@@ -142,8 +142,8 @@ def _some(names: Collection[str]) -> str:
     return shown + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
-def _matching(patterns: Iterable[str], names: Collection[str]) -> set[str]:
-    """Return the names that equal one of the patterns, or match it."""
+def matching(patterns: Iterable[str], names: Collection[str]) -> set[str]:
+    """Return the names that equal one of the patterns, or match it as a glob pattern."""
     found: set[str] = set()
     for pattern in patterns:
         found.update([pattern] if pattern in names else (n for n in names if fnmatch.fnmatchcase(n, pattern)))
@@ -152,7 +152,7 @@ def _matching(patterns: Iterable[str], names: Collection[str]) -> set[str]:
 
 def _by_name(given: Mapping[str, float], names: Collection[str]) -> dict[str, float]:
     """Return numbers by name from numbers by pattern. If several patterns match, the last one counts."""
-    return {name: number for pattern, number in given.items() for name in _matching([pattern], names)}
+    return {name: number for pattern, number in given.items() for name in matching([pattern], names)}
 
 
 def _multiplier(name: str, value: Value, key: str, given: Mapping[str, float]) -> float:

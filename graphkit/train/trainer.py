@@ -88,7 +88,8 @@ class Trainer(BaseTrainer):
         lazy: Embedding tables with row-sparse updates: a step updates only the rows that it reads, and their optimizer
             state. The model must read these parameters only by Gather along axis 0 (see docs/training.md).
         masks: A dict of parameter name to an array of booleans (or 0 and 1) in the shape of the parameter. Where it is
-            False, the parameter must be 0, and stays exactly 0. `gk.prune` makes masks. Checkpoints contain the masks.
+            False, the parameter must be 0, and stays exactly 0. `gk.prune` and `gk.zero_masks` make masks. Checkpoints
+            contain the masks, and a resumed run takes them from there.
             They cannot be combined with `groups` and parameter servers.
         ema: The decay of a moving average of the parameters, or a `gk.optim.EMA`. Evaluation and the saved model use
             the averages.

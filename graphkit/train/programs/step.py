@@ -18,12 +18,11 @@ import numpy as np
 from graphkit.autodiff.reverse_mode import gradient
 from graphkit.errors import UsageError
 from graphkit.ir import context
-from graphkit.ir.graph import Graph, Node, Value, topological
+from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops.internal.moments import AllReduceMoments
 from graphkit.ops.pointwise import scalar_like
-from graphkit.passes.core.sweep import rewrite
 from graphkit.passes.training.sync_batch_norm import chained
 from graphkit.train import states
 from graphkit.train.average import AVERAGE, EMA
@@ -31,10 +30,11 @@ from graphkit.train.optim import Optimizer
 from graphkit.train.programs import all_reduce, finite, loss_scale, sharded
 from graphkit.train.programs.all_reduce import Buckets
 from graphkit.train.programs.expressions import after, cast_like, sum_of
+from graphkit.train.programs.masks import masked
 from graphkit.train.programs.sparse import Rows, lookups
 from graphkit.train.programs.statistics import IdleStatistics, idle_statistics
 from graphkit.train.programs.weights import BATCH_WEIGHT, TOTAL_WEIGHT, divisor, weight_of
-from graphkit.train.selection import Mask, TrainedParameter
+from graphkit.train.selection import TrainedParameter
 
 LEARNING_RATE = "learning_rate"
 STEP = "optimizer_step"
@@ -132,30 +132,6 @@ def _updates(
         inputs.append(rule.scale)
         updates.append((rule.scale, finite.guarded(loss_scale.next_state(rule.scale), guard)))
     return inputs, updates
-
-
-def masked(value: Value, mask: Mask | None) -> Value:
-    """Return a value with 0 where the mask of a parameter is False."""
-    return value if mask is None else F.where(mask.value, value, scalar_like(0.0, value))
-
-
-def with_masked_reads(graph: Graph, trained: Sequence[TrainedParameter]) -> Graph:
-    """Return a training graph that reads 0 where masks are False. So gradients are 0 there, too.
-
-    The masks are added to the inputs. Lazy tables must have no mask.
-    """
-    table = {t.value: masked(t.value, t.mask) for t in trained if t.mask is not None}
-    if not table:
-        return graph
-    if lazy := [t.name for t in trained if t.lazy and t.mask is not None]:
-        raise UsageError(f"masks= cannot be combined with row-sparse updates (lazy=, --sparse-update) of {lazy[0]!r}")
-
-    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
-        if table.keys().isdisjoint(node.operands):
-            return None
-        return node.rebuilt([v if v is None else table.get(v, v) for v in operands]).outputs
-
-    return rewrite(graph, rule, extra_inputs=[t.mask.value for t in trained if t.mask is not None])
 
 
 def _joined(*parts: Sequence[Value]) -> list[Value]:

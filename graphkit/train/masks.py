@@ -1,0 +1,88 @@
+"""Masks of parameters that are trained: made from the zeros of a pruned model, checked, and replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.dist.kvstore import KVStore
+from graphkit.errors import UsageError, did_you_mean
+from graphkit.executor.run.interruption import uninterrupted
+from graphkit.executor.run.params import ParamStore
+from graphkit.model import Model
+from graphkit.signatures import typed
+from graphkit.train.average import AVERAGE
+from graphkit.train.selection import MASK, TrainedParameter, matching
+
+
+@typed("gk.zero_masks")
+def zero_masks(model: Model, patterns: str | Sequence[str] = "*") -> dict[str, np.ndarray]:
+    """Return masks with which the zeros of a pruned model stay 0: `gk.Trainer(net, masks=gk.zero_masks(net))`.
+
+    Args:
+        model: A model with zeros among its weights, such as a file that `graphkit prune` has written.
+        patterns: Names or glob patterns of parameters. Parameters with fewer than two axes (biases, scales of
+            normalisations) are selected only by their exact names.
+
+    Returns:
+        Booleans by name of the selected parameters that contain zeros: False where they are 0.
+
+    Raises:
+        UsageError: A pattern matches no parameter, or no selected parameter contains a zero.
+    """
+    given = [patterns] if isinstance(patterns, str) else list(patterns)
+    types = {model.graph.name_of(v): v.tensor for v in model.graph.inputs if v.role == "parameter" and v.dtype.is_float}
+    for pattern in given:
+        if not matching([pattern], types):
+            raise UsageError(
+                f"zero_masks (--keep-zeros): pattern {pattern!r} matches no parameter{did_you_mean(pattern, types)}"
+            )
+    chosen = {n for n in matching(given, types) if (types[n].rank or 0) > 1 or n in given}
+    arrays = {name: np.asarray(model.params[name]) for name in types if name in chosen}
+    found = {name: array != 0 for name, array in arrays.items() if array.size and not array.all()}
+    if not found:
+        raise UsageError(
+            f"zero_masks (--keep-zeros): no parameter that fits {', '.join(given)} contains a zero. Prune the model "
+            "first (graphkit prune)"
+        )
+    return found
+
+
+def check(trained: Sequence[TrainedParameter], params: ParamStore, store: KVStore | None) -> tuple[str, ...]:
+    """Return the names of the parameters with masks.
+
+    Raises UsageError if an element is not 0 where its mask is False, or if parameter servers update.
+    """
+    masks = {t.name: t.mask for t in trained if t.mask is not None}
+    if masks and store is not None and store.is_remote:
+        raise UsageError("masks= does not work with parameter servers; use one process, or several with dist_sync")
+    for name, mask in masks.items():
+        if np.any(np.asarray(params[name])[~mask.array]):
+            raise UsageError(
+                f"masks: parameter {name!r} is not 0 everywhere where its mask is False. Set these elements to 0, as "
+                "gk.prune does"
+            )
+    return tuple(masks)
+
+
+def replace_masks(masks: Mapping[str, Any], known: Collection[str], params: ParamStore, slots: ParamStore) -> None:
+    """Implement `Trainer.set_masks`. known: names of the parameters with masks."""
+    for name, mask in masks.items():
+        if name not in known:
+            raise UsageError(
+                f"set_masks: the Trainer has no mask for {name!r}{did_you_mean(name, known)}. Create it with masks="
+            )
+        if np.shape(mask) != np.shape(params[name]):
+            raise UsageError(
+                f"set_masks: the mask of {name!r} has shape {list(np.shape(mask))}, the parameter "
+                f"{list(np.shape(params[name]))}"
+            )
+    with uninterrupted:
+        for name, mask in masks.items():
+            kept = np.asarray(mask, bool)
+            slots[f"{name}/{MASK}"] = kept
+            for store, key in ((params, name), (slots, f"{name}/{AVERAGE}")):
+                if key in store:
+                    store[key] = np.where(kept, store[key], np.asarray(store[key]).dtype.type(0))
