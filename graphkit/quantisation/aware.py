@@ -23,7 +23,7 @@ from graphkit.passes.core.match import array_of, is_op
 from graphkit.passes.core.sweep import rewrite
 from graphkit.quantisation.quantize import Quantized
 from graphkit.signatures import typed
-from graphkit.transforms.rewritten import message_of
+from graphkit.transforms.rewritten import evaluate_constants, message_of
 
 if TYPE_CHECKING:
     from graphkit.onnx_io.editing.reading import Message
@@ -68,7 +68,7 @@ def quantization_aware(
         raise UsageError(f"scales must be {' or '.join(SCALES)}, not {scales!r}{did_you_mean(scales, SCALES)}")
     label = model.name if isinstance(model, Model) else "model" if isinstance(model, Quantized) else os.fspath(model)
     source = model if isinstance(model, Quantized) else as_quantized(model, external_root)
-    message = with_initializers(source.message)
+    message = with_initializers(source.message, evaluate_constants, label)
     with warnings.catch_warnings():
         # Reading the original has given these warnings already.
         warnings.simplefilter("ignore", GraphkitWarning)

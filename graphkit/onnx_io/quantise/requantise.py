@@ -13,6 +13,7 @@ from graphkit.ir.types import DType
 from graphkit.onnx_io.editing import constants
 from graphkit.onnx_io.editing.document import Document
 from graphkit.onnx_io.editing.rules import Round, producers_of
+from graphkit.onnx_io.quantise.editing import prepared
 from graphkit.onnx_io.quantise.layers import PRODUCTS, name_of
 from graphkit.onnx_io.quantise.scales import bias_integers, fitting_bias
 from graphkit.ops.quant.rounding import bounds
@@ -37,10 +38,12 @@ class StoredWeight:
     block: int
 
 
-def with_initializers(model: ModelProto) -> ModelProto:
-    """Return the model with initialisers instead of Constant nodes. Every initialiser is in the top-level graph."""
-    document = Document(model)
-    constants.constant_nodes(Round(document, {}))
+def with_initializers(model: ModelProto, evaluate: constants.Evaluate, label: str) -> ModelProto:
+    """Return the model with initialisers for Constant nodes and for what depends only on constants.
+
+    Every initialiser is in the top-level graph. Dequantised weights are not computed.
+    """
+    document, _ = prepared(model, evaluate, label, folds=False)
     return document.written()
 
 
@@ -75,13 +78,17 @@ class Requantiser:
         self._scales = {name: np.asarray(array) for name, array in scales.items()}
         layers = self._layers_of_biases()
         for name, (x, weight, alpha) in layers.items():
-            factor = float(self._scale(x)) * alpha
+            factor = float(self._scale(x).reshape(())) * alpha
             scale = self._scale(weight.scale)
-            if scale.ndim == 0 or scale.shape == floats[name].shape:
-                self._scales[weight.scale] = fitting_bias(scale, floats[name].reshape(-1), factor)
+            if scale.size == 1:
+                fitting = fitting_bias(scale.reshape(()), floats[name].reshape(-1), factor)
+                self._scales[weight.scale] = fitting.reshape(scale.shape)
+            elif scale.shape == floats[name].shape:
+                self._scales[weight.scale] = fitting_bias(scale, floats[name], factor)
         for name, (x, weight, alpha) in layers.items():
-            new = (self._scale(x) * self._scale(weight.scale) * np.float32(alpha)).astype(np.float32)
-            self._scales[self._biases[name].scale] = new
+            product = self._scale(x).reshape(()) * self._scale(weight.scale) * np.float32(alpha)
+            old = self._biases[name].scale
+            self._scales[old] = product.astype(np.float32).reshape(self._scale(old).shape)
         for name, weight in self._weights.items():
             document.put(self._integers(weight, floats[name]), name)
         for name, bias in self._biases.items():
@@ -111,7 +118,11 @@ class Requantiser:
             operands = [makers.get(name) for name in node.inputs[:2]]
             given, weight = (o if o is not None and o.kind == "DequantizeLinear" else None for o in operands)
             stored = None if weight is None else self._weights.get(weight.inputs[0])
-            if given is None or stored is None or self._document.array(given.inputs[1]) is None:
+            if given is None or stored is None:
+                continue
+            of_x = self._document.array(given.inputs[1])
+            sizes = [self._scale(found.scale).size for found in (stored, self._biases[maker.inputs[0]])]
+            if of_x is None or of_x.size != 1 or sizes[0] != sizes[1]:
                 continue
             alpha = float(node.attribute("alpha", 1.0)) if node.kind == "Gemm" else 1.0
             entry = (given.inputs[1], stored, alpha)
