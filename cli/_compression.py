@@ -194,7 +194,7 @@ class Comparison(ABC):
         """Return whether the file may be written; if not, `reason` says why."""
         drop = self.drop() if max_drop is not None else None
         if self.verification is not None and not self.verification.passed:
-            self.reason = f"the comparison of graphkit and ONNX Runtime: {self.verification.verdict}"
+            self.reason = f"the comparison of the outputs: {self.verification.verdict}"
         elif max_drop is not None and drop is not None and drop > max_drop:
             self.reason = f"the accuracy falls by {drop:.4f}, more than {max_drop:g} (--max-drop)"
         return not self.reason

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from graphkit.cli._groups import OUTPUT, GroupedCommand, option
+from graphkit.cli._groups import DATA, OUTPUT, PRECISION, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
@@ -22,10 +22,13 @@ from graphkit.cli._options import (
     verify_option,
 )
 from graphkit.cli._output import log, print_json
+from graphkit.cli._ranges import IntRange
+from graphkit.cli._reduced_precision import check_options, export
 from graphkit.cli.verify import print_report
 from graphkit.errors import UsageError
 from graphkit.model import Model
 from graphkit.passes.training.to_training import to_inference
+from graphkit.quantisation.reduced_precision import PRECISIONS, SAMPLES
 from graphkit.train.adapters.marks import has_adapters
 
 
@@ -52,6 +55,25 @@ from graphkit.train.adapters.marks import has_adapters
     "--merge-adapters/--keep-adapters", "merge", group=OUTPUT, default=True, show_default=True,
     help="If the model has LoRA adapters: merge them into the weights, or write them as nodes of their own.",
 )  # fmt: skip
+@option(
+    "--precision", group=PRECISION, type=click.Choice(list(PRECISIONS)),
+    help="Let most nodes compute in float16 or bfloat16, and store weights in 2 bytes. Inputs, outputs, sums, "
+    "normalisations, loops and branches stay float32; with fp16, also nodes whose values on DATA, or on the inputs, are "
+    "too large or too small for float16.",
+)  # fmt: skip
+@option(
+    "--keep-float32", group=PRECISION, multiple=True, metavar="PATTERN",
+    help="With --precision: nodes whose name or operator fits stay in float32. Repeatable.",
+)  # fmt: skip
+@option(
+    "--data", "spec", group=DATA, metavar="DATA",
+    help="With --precision: samples on which values are measured, in any form that graphkit evaluate or graphkit "
+    "predict takes. If they have targets, the command also evaluates the model before and after.",
+)  # fmt: skip
+@option(
+    "--samples", group=DATA, type=IntRange(1), default=SAMPLES, show_default=True,
+    help="Largest number of samples for measuring. They are evenly spaced.",
+)  # fmt: skip
 @partial(verify_option, text="Run the file in ONNX Runtime, and compare the outputs.")
 @image_options
 @model_file_options
@@ -59,8 +81,8 @@ from graphkit.train.adapters.marks import has_adapters
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str, opset: int | None, purpose: str | None,
-    shapes: tuple[str, ...], adapter: str | None, merge: bool, check: bool, external_root: str | None, as_json: bool,
-    **image: Any,
+    shapes: tuple[str, ...], adapter: str | None, merge: bool, precision: str | None, keep_float32: tuple[str, ...],
+    spec: str | None, samples: int, check: bool, external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Write MODEL as standard ONNX, and verify the file in ONNX Runtime.
 
@@ -68,19 +90,23 @@ def command(
     beside it, or the .params file of an epoch.
 
     The inputs are used for this comparison; those that you do not give are generated (--fill). Exit code 1 if the
-    outputs differ. Merged adapters are compared with the model before merging.
+    outputs differ. Merged adapters are compared with the model before merging. With --precision, a file whose outputs
+    differ is not written.
 
     \b
     graphkit export run/ -o net.onnx
     graphkit export net.json -o net.onnx --opset 17
     graphkit export in_training.onnx -o net.onnx --for inference
     graphkit export base.onnx -o net.onnx --adapter run/
+    graphkit export net.onnx -o half.onnx --precision fp16 --data photos/ --keep-float32 head
     graphkit export run/ audio:1,576 rate=rate.npy -o net.onnx
     graphkit export resnet-symbol.json -o resnet.onnx --shape data:N,3,224,224
     """
     if not output.endswith(".onnx"):
         raise UsageError(f"-o {output}: the name of the output file must end in .onnx")
-    net = read_model(model, external_root, best=True, shapes=shapes_of(shapes, symbols=True))
+    options = dict(click.get_current_context().params)
+    check_options(precision)
+    original = net = read_model(model, external_root, best=True, shapes=shapes_of(shapes, symbols=True))
     if purpose == "inference":
         net = Model.from_graph(to_inference(net.graph), net.params.entries())
     written = net
@@ -93,6 +119,9 @@ def command(
 
         written = merge_lora(net)
         log("merged the adapters into the weights; --keep-adapters writes them as nodes of their own")
+    if precision is not None:
+        is_file = written is original and opset is None and not shapes and model.endswith((".onnx", ".json"))
+        return export(written, model if is_file else written, images_of(image), options)
     written.save(Path(output), opset=opset)
     log(f"wrote {output}: {written!r}")
     if check:

@@ -75,6 +75,7 @@ _PUBLIC = {
     "set_adapter": "graphkit.train.adapters.files",
     "evaluate": "graphkit.inference.evaluate",
     "quantize": "graphkit.quantisation.quantize",
+    "reduce_precision": "graphkit.quantisation.reduced_precision",
     "quantization_aware": "graphkit.quantisation.aware",
     "GraphkitError": "graphkit.errors",
     "GraphkitWarning": "graphkit.errors",

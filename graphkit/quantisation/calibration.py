@@ -48,13 +48,17 @@ class Samples:
         return sum(feed.size for feed in self.feeds)
 
     def first(self, model: Model) -> dict[str, np.ndarray]:
-        """Return the arrays of the first batch in the types and fixed sizes of the inputs of a model.
+        """Return the arrays of the first batch; see `batch`."""
+        return self.batch(model, 0)
+
+    def batch(self, model: Model, index: int) -> dict[str, np.ndarray]:
+        """Return the arrays of a batch in the types and fixed sizes of the inputs of a model.
 
         If a fixed batch size is larger than the batch, its last sample is repeated.
         """
         found = {}
         for name, kind in model.input_types.items():
-            array, axis = np.asarray(self.feeds[0].arrays[name]), self.axes.get(name, 0)
+            array, axis = np.asarray(self.feeds[index].arrays[name]), self.axes.get(name, 0)
             if isinstance(kind, TensorType):
                 array = array.astype(kind.dtype.numpy)
                 size = None if axis is None or kind.shape is None else kind.shape[axis]

@@ -39,6 +39,8 @@ class Choice:
 
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
+    # The argument and the option of `exclude`, for messages.
+    title: str = "exclude (--exclude)"
 
     def excludes(self, node: Node) -> bool:
         return _matches(node, self.exclude)
@@ -52,13 +54,12 @@ class Choice:
     def check(self, document: Document) -> None:
         """Raise UsageError for a pattern that fits no node."""
         nodes = [node for scope in document.scopes for node in scope.nodes]
-        for option, patterns in (("include", self.include), ("exclude", self.exclude)):
+        for title, patterns in (("include (--include)", self.include), (self.title, self.exclude)):
             for pattern in patterns:
                 if not any(_matches(node, [pattern]) for node in nodes):
                     names = {*map(name_of, nodes), *(node.kind for node in nodes)}
                     raise UsageError(
-                        f"{option} (--{option}) {pattern!r}: no node has such a name or "
-                        f"operator{did_you_mean(pattern, names)}"
+                        f"{title} {pattern!r}: no node has such a name or operator{did_you_mean(pattern, names)}"
                     )
 
 
