@@ -58,8 +58,8 @@ from graphkit.train.adapters.marks import has_adapters
 @option(
     "--precision", group=PRECISION, type=click.Choice(list(PRECISIONS)),
     help="Let most nodes compute in float16 or bfloat16, and store weights in 2 bytes. Inputs, outputs, sums, "
-    "normalisations, loops and branches stay float32; with fp16, also nodes whose values on DATA, or on the inputs, are "
-    "too large or too small for float16.",
+    "normalisations, loops and branches stay float32; with fp16, also nodes whose values on DATA or the inputs are too "
+    "large or too small for float16.",
 )  # fmt: skip
 @option(
     "--keep-float32", group=PRECISION, multiple=True, metavar="PATTERN",

@@ -10,6 +10,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from graphkit.ir.types import DType, TensorType
 from graphkit.named_tuples import NamedTuple
+from graphkit.onnx_io.editing import products
 from graphkit.onnx_io.editing.constants import Evaluate
 from graphkit.onnx_io.editing.document import Document, Node, Scope
 from graphkit.onnx_io.quantise.editing import Editor, prepared
@@ -88,7 +89,7 @@ class PrecisionReducer:
 
     def __init__(self, model: ModelProto, evaluate: Evaluate, dtype: DType, choice: Choice, label: str):
         choice.check(Document(model))
-        self._document, self._types = prepared(model, evaluate, label)
+        self._document, self._types = prepared(model, evaluate, label, folds=[products.affine_products])
         self._editor, self._dtype, self._choice = Editor(self._document), dtype, choice
         self._top = self._document.top
         self._values = self._collect()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,23 +19,23 @@ from graphkit.onnx_io.quantise.scales import INT8, integers, weight_scales
 
 # Bytes that computed constants may add to a file.
 _BUDGET = 1 << 20
-_FOLDED: tuple[Callable[[Round], None], ...] = (products.affine_products, products.biased_products)
+FOLDS: tuple[Callable[[Round], None], ...] = (products.affine_products, products.biased_products)
 
 
 def prepared(
-    model: ModelProto, evaluate: constants.Evaluate, label: str, *, folds: bool = True
+    model: ModelProto, evaluate: constants.Evaluate, label: str, *, folds: Sequence[Callable[[Round], None]] = FOLDS
 ) -> tuple[Document, Mapping[str, Type]]:
     """Return a model to edit, and the types of its values.
 
-    Constant nodes become initialisers, and values that only depend on initialisers are computed. With `folds`, batch
-    normalisation is folded into the convolution or matrix product before it, and a bias after a matrix product becomes
-    part of it. All other nodes stay.
+    Constant nodes become initialisers, and values that only depend on initialisers are computed. Then
+    the rules `folds` are applied: by default, batch normalisation is folded into the convolution or matrix product
+    before it, and a bias after a matrix product becomes part of it. All other nodes stay.
 
     Args:
         model: The model.
         evaluate: Computes the outputs of a model without inputs.
         label: Name of the file, for errors.
-        folds: See above.
+        folds: See above. Empty: nothing is folded.
     """
     document = Document(model)
     constants.constant_nodes(Round(document, {}))
@@ -45,7 +45,7 @@ def prepared(
     if not folds:
         return document, observe(document, label) if round.changes else round.types
     round = Round(document, observe(document, label) if round.changes else round.types)
-    for rule in _FOLDED:
+    for rule in folds:
         rule(round)
     document.sweep()
     return document, observe(document, label) if round.changes else round.types

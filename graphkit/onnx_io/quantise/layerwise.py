@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from onnx import ModelProto
 
 from graphkit.onnx_io.editing.constants import Evaluate
-from graphkit.onnx_io.quantise.editing import Editor, prepared
+from graphkit.onnx_io.quantise.editing import FOLDS, Editor, prepared
 from graphkit.onnx_io.quantise.layers import Choice, FloatWeight, Kept, Layer, Layers, find_layers, name_of
 
 
@@ -38,7 +38,7 @@ class LayerwiseQuantiser(ABC):
         label: str,
         folds: bool = True,
     ):
-        self.document, types = prepared(model, evaluate, label, folds=folds)
+        self.document, types = prepared(model, evaluate, label, folds=FOLDS if folds else ())
         self._editor = Editor(self.document)
         self._per_channel = per_channel
         self.layers: Layers = find_layers(self.document, types, choice)

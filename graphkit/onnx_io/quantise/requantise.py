@@ -43,7 +43,7 @@ def with_initializers(model: ModelProto, evaluate: constants.Evaluate, label: st
 
     Every initialiser is in the top-level graph. Dequantised weights are not computed.
     """
-    document, _ = prepared(model, evaluate, label, folds=False)
+    document, _ = prepared(model, evaluate, label, folds=())
     return document.written()
 
 
