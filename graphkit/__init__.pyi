@@ -385,7 +385,9 @@ from graphkit.ops._functions import where as where
 from graphkit.ops._functions import xor as xor
 from graphkit.ops._functions import zeros_like as zeros_like
 from graphkit.ops._functions import zip_map as zip_map
+from graphkit.quantisation.aware import quantization_aware as quantization_aware
 from graphkit.quantisation.quantize import quantize as quantize
+from graphkit.quantisation.reduced_precision import reduce_precision as reduce_precision
 from graphkit.report.tensorboard import TensorBoard as TensorBoard
 from graphkit.train import callbacks as callbacks
 from graphkit.train import losses as losses
@@ -401,6 +403,7 @@ from graphkit.train.adapters.merge import merge_lora as merge_lora
 from graphkit.train.callbacks import Callback as Callback
 from graphkit.train.custom_trainer import CustomTrainer as CustomTrainer
 from graphkit.train.find_lr import find_lr as find_lr
+from graphkit.train.masks import zero_masks as zero_masks
 from graphkit.train.step_builder import StepBuilder as StepBuilder
 from graphkit.train.step_builder import TrainingStep as TrainingStep
 from graphkit.train.trainer import Trainer as Trainer
@@ -411,6 +414,7 @@ from graphkit.transforms.derivatives import jvp as jvp
 from graphkit.transforms.derivatives import vjp as vjp
 from graphkit.transforms.extract import extract as extract
 from graphkit.transforms.gradients import grad as grad
+from graphkit.transforms.prune import prune as prune
 from graphkit.transforms.simplify import simplify as simplify
 from graphkit.transforms.vmap import vmap as vmap
 

@@ -20,6 +20,7 @@ from graphkit.transforms.rewritten import Rewritten, evaluate_constants, message
 
 if TYPE_CHECKING:
     from graphkit.onnx_io.editing.reading import Message
+    from graphkit.onnx_io.quantise.layers import Choice
     from graphkit.onnx_io.reduced_precision import KeptNode, PrecisionReducer
     from graphkit.quantisation.calibration import Samples
 
@@ -104,36 +105,50 @@ def reduce_precision(
         InputError: The data do not fit the model.
         UsageError: An argument is wrong, or a pattern fits no node.
     """
-    from graphkit.onnx_io.editing.reading import contents
     from graphkit.onnx_io.quantise.layers import Choice
-    from graphkit.onnx_io.reduced_precision import PrecisionReducer
 
+    _check(precision, data, opset)
+    label = model.name if isinstance(model, Model) else os.fspath(model)
+    original = _original(model, opset, external_root)
+    choice = Choice((), tuple(keep_float32), "keep_float32 (--keep-float32)")
+    with warnings.catch_warnings():
+        # Reading the original has given these warnings already.
+        warnings.simplefilter("ignore", GraphkitWarning)
+        return _reduced(original, precision, data, choice, samples, threads, label)
+
+
+def _check(precision: str, data: Any, opset: int | None) -> None:
+    """Raise UsageError for a precision that is unknown, needs data, or needs a newer opset."""
     if precision not in PRECISIONS:
         raise UsageError(f"precision must be fp16 or bf16, not {precision!r}{did_you_mean(precision, PRECISIONS)}")
     if precision == "fp16" and data is None:
         raise UsageError('precision "fp16" needs data, on which the range of values is measured')
     if precision == "bf16" and opset is not None and opset < _BFLOAT16_OPSET:
         raise UsageError(f"bf16 needs opset {_BFLOAT16_OPSET} or newer, not {opset} (--opset)")
-    label = model.name if isinstance(model, Model) else os.fspath(model)
-    if isinstance(model, Model) and opset is not None:
-        original = model.to_onnx(opset=opset)
-    elif opset is not None:
+
+
+def _original(
+    model: Model | str | os.PathLike[str], opset: int | None, external_root: str | os.PathLike[str] | None
+) -> Message:
+    """Return the model as an ONNX message."""
+    if opset is None:
+        return message_of(model, external_root)
+    if not isinstance(model, Model):
         raise UsageError("opset only works with a Model; load the file first")
-    else:
-        original = message_of(model, external_root)
-    with warnings.catch_warnings():
-        # Reading the original has given these warnings already.
-        warnings.simplefilter("ignore", GraphkitWarning)
-        source, notes = _raised(original, precision)
-        reducer = PrecisionReducer(
-            source,
-            evaluate_constants,
-            PRECISIONS[precision],
-            Choice((), tuple(keep_float32), "keep_float32 (--keep-float32)"),
-            label,
-        )
-        largest = {} if precision == "bf16" else _measured(reducer, load(source), data, samples, threads)
-        message = reducer.write(largest)
+    return model.to_onnx(opset=opset)
+
+
+def _reduced(
+    original: Message, precision: str, data: Any, choice: Choice, samples: int, threads: int | None, label: str
+) -> ReducedPrecision:
+    """Return the model in the lower precision."""
+    from graphkit.onnx_io.editing.reading import contents
+    from graphkit.onnx_io.reduced_precision import PrecisionReducer
+
+    source, notes = _raised(original, precision)
+    reducer = PrecisionReducer(source, evaluate_constants, PRECISIONS[precision], choice, label)
+    largest = {} if precision == "bf16" else _measured(reducer, load(source), data, samples, threads)
+    message = reducer.write(largest)
     if not reducer.lowered:
         reasons = dict.fromkeys(f"{kept.name} ({kept.operator}): {kept.reason}" for kept in reducer.kept)
         why = listed(reasons, len(reasons)) if reasons else "the model has no layers in float32"

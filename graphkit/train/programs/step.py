@@ -496,8 +496,8 @@ def _sharded_updates(
     new = [result for state, result in found if state in weights]
     updates = [(state, result) for state, result in found if state not in weights]
     step = updates[0][1]
-    for parameter, found in zip(trained, sharded.all_gather(values, own, new, guard, done, buckets), strict=True):
-        whole = masked(found, parameter.mask)
+    for parameter, joined in zip(trained, sharded.all_gather(values, own, new, guard, done, buckets), strict=True):
+        whole = masked(joined, parameter.mask)
         inputs += [] if parameter.mask is None else [parameter.mask.value]
         updates.append((parameter.value, whole))
         if rule.ema is not None:
