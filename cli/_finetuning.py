@@ -15,6 +15,7 @@ from graphkit.cli._output import log
 from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.cli._training import make_optimizer
 from graphkit.errors import UsageError
+from graphkit.ir.types import TensorType
 from graphkit.text import quantity
 from graphkit.train import defaults
 
@@ -102,7 +103,7 @@ class Finetuning:
         self, net: Model, data: Dataset, evaluation: Evaluation, *, threads: int | None,
         masks: Mapping[str, np.ndarray] | None = None,
     ) -> None:  # fmt: skip
-        """Train a model in place.
+        """Train a model in place. A model with the fixed batch size 1 is trained with any batch size.
 
         Args:
             net: The model.
@@ -112,16 +113,29 @@ class Finetuning:
             masks: See `gk.Trainer`.
         """
         from graphkit.inference.labelled_data import with_classes_of
+        from graphkit.train.imported import free_batch
         from graphkit.train.trainer import Trainer
 
         data, _ = with_classes_of(net, data)
+        trained = net
+        if self.batch_size > 1 and _has_batch_of_one(net):
+            trained = free_batch(net)
         trainer = Trainer(
-            net, self.loss or _LOSSES[evaluation.task], make_optimizer(self.optimizer, self.lr, None, {}),
+            trained, self.loss or _LOSSES[evaluation.task], make_optimizer(self.optimizer, self.lr, None, {}),
             output=evaluation.output, threads=threads, seed=self.seed, masks=masks,
         )  # fmt: skip
         records = trainer.fit(data, epochs=self.epochs, batch_size=self.batch_size)
+        if trained is not net:
+            for name in net.params:
+                net.params[name] = trained.params[name]
         first, last = records[0]["loss"], records[-1]["loss"]
         log(
             f"fine-tuning: {quantity(self.epochs, 'epoch')} on {quantity(len(data), 'sample')} of {data.name}; loss "
             f"{first:.4g} in the first epoch, {last:.4g} in the last"
         )
+
+
+def _has_batch_of_one(net: Model) -> bool:
+    """Whether the first dimension of every input is 1."""
+    shapes = [kind.shape if isinstance(kind, TensorType) else None for kind in net.input_types.values()]
+    return all(shape and shape[0] == 1 for shape in shapes)

@@ -198,6 +198,8 @@ class _Opened:
         steps, shift = array_of(scale), None if zero is None else array_of(zero)
         if steps is None or (zero is not None and (shift is None or zero.name not in self._initializers)):
             return
+        if is_bias and shift is not None and shift.any():
+            return
         stored = StoredWeight(name, scale.name or "", None if zero is None else zero.name, op.axis, op.block_size)
         known = None if is_bias else self._floats.get(name)
         if known is not None and known.array.shape == numbers.shape:

@@ -236,3 +236,22 @@ def test_wrong_usage_of_precision(call, net, tmp_path, options, text):
     assert code == USAGE
     assert text in err
     assert not (tmp_path / "h.onnx").exists()
+
+
+@pytest.mark.parametrize("command", ["prune", "quantize"])
+def test_models_with_a_fixed_batch_of_one_are_finetuned(call, net, command):
+    proto = onnx.load(net)
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(proto, "one.onnx")
+    options = ("--data", "data.npz", "--finetune", 4, "--finetune-lr", 0.01, "--json")
+    own = (
+        ("-o", "p.onnx", "--sparsity", 0.7)
+        if command == "prune"
+        else ("p.onnx", "--method", "percentile", "--percentile", 70)
+    )
+    code, out, err = call(command, "one.onnx", *own, *options)
+    assert code == 0, err
+    metrics = json.loads(out)["evaluation"]
+    assert metrics["after"]["loss"] < metrics["before_finetuning"]["loss"]
+    assert onnx.load("p.onnx").graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_shared_step import assert_same, net, trained
+from test_shared_step import assert_same, net, samples, trained
 
 import graphkit as gk
 from graphkit.errors import RanksDiffer, UsageError
@@ -20,9 +20,9 @@ def pruned(seed=1):
     "options",
     [
         {},
-        {"accumulate": 2},
-        {"ema": 0.9},
-        {"shard_optimizer": True},
+        pytest.param({"accumulate": 2}, marks=pytest.mark.full),
+        pytest.param({"ema": 0.9}, marks=pytest.mark.full),
+        pytest.param({"shard_optimizer": True}, marks=pytest.mark.full),
         {"shard_optimizer": True, "clip_norm": 0.05, "ema": 0.9},
         {"shard_optimizer": True, "accumulate": 3},
     ],
@@ -62,6 +62,17 @@ def test_different_masks_are_an_error_on_all_ranks(on_ranks):
         masks = {"a_weight": MASK} if store.rank == 0 else None
         with pytest.raises(RanksDiffer, match="mask"):
             gk.Trainer(pruned(), "mse", "adam", kvstore=store, masks=masks)
+
+    on_ranks(work)
+
+
+def test_masks_that_one_rank_replaces_are_an_error_on_all_ranks(on_ranks):
+    def work(store):
+        made, _ = trained(store, model=pruned, masks={"a_weight": MASK}, steps=1)
+        if store.rank == 1:
+            made.set_masks({"a_weight": np.zeros_like(MASK)})
+        with pytest.raises(RanksDiffer):
+            made.step(*samples(8))
 
     on_ranks(work)
 

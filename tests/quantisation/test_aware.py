@@ -225,3 +225,26 @@ def test_layers_in_subgraphs_keep_their_integers():
     for c in (True, False):
         feeds = {"x": x, "c": np.array(c)}
         np.testing.assert_allclose(run(tuned.message, feeds)[0], aware.model.run(feeds)["y"], rtol=1e-5, atol=1e-5)
+
+
+def test_a_scale_of_two_biases_cannot_be_learned():
+    nodes = [
+        node("DequantizeLinear", ["q", "s"], ["w"]), node("DequantizeLinear", ["b1", "bs"], ["b"]),
+        node("DequantizeLinear", ["b2", "bs"], ["c"]),
+        node("QuantizeLinear", ["x", "xs", "xz"], ["xq"]), node("DequantizeLinear", ["xq", "xs", "xz"], ["xf"]),
+        node("Gemm", ["xf", "w", "b"], ["h"], "one", transB=1),
+        node("QuantizeLinear", ["h", "hs", "xz"], ["hq"]), node("DequantizeLinear", ["hq", "hs", "xz"], ["hf"]),
+        node("Gemm", ["hf", "w", "c"], ["y"], "two", transB=1),
+    ]  # fmt: skip
+    arrays = {
+        "q": np.arange(-18, 18, dtype=np.int8).reshape(6, 6), "s": np.array(0.1, np.float32),
+        "b1": np.arange(6, dtype=np.int32), "b2": np.arange(6, dtype=np.int32), "bs": np.array(0.002, np.float32),
+        "xs": np.array(0.02, np.float32), "hs": np.array(0.03, np.float32), "xz": np.array(128, np.uint8),
+    }  # fmt: skip
+    proto = model(nodes, [("x", ["N", 6])], [("y", ["N", 6])], arrays, opset=13)
+    fixed = gk.quantization_aware(gk.load(proto))
+    np.testing.assert_array_equal(initializers(fixed.quantized().message)["bs"], arrays["bs"])
+    learned = gk.quantization_aware(gk.load(proto), scales="learned")
+    learned.model.params["xs_log"] = learned.model.params["xs_log"] + np.float32(0.1)
+    with pytest.raises(UnsupportedError, match="the scale 'bs' belongs to several biases"):
+        learned.quantized()

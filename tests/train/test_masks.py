@@ -147,7 +147,7 @@ def zeros(model, names=("fc1_weight", "fc2_weight")):
     return sum(a.size - np.count_nonzero(a) for a in arrays) / sum(a.size for a in arrays)
 
 
-@pytest.mark.parametrize("scope", ["global", "layer"])
+@pytest.mark.parametrize("scope", ["global", pytest.param("layer", marks=pytest.mark.full)])
 def test_gradual_pruning_follows_its_schedule_and_resumes(tmp_path, scope):
     def start():
         model = gk.models.build("mlp", inputs=8, hidden=(16,), classes=3)

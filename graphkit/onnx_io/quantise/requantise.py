@@ -66,8 +66,8 @@ class Requantiser:
     ) -> ModelProto:
         """Return the model with new initialisers.
 
-        The scale of a bias becomes the product of the scales of its operands. If the integers of a bias would not fit
-        into int32, the scale of the weight is raised.
+        If the scale of an operand of a layer changes, the scale of its bias becomes the product of both scales. If the
+        integers of a bias would not fit into int32, the scale of the weight is raised.
 
         Args:
             floats: Weights and biases by the name of their integers.
@@ -77,6 +77,7 @@ class Requantiser:
         document = self._document
         self._scales = {name: np.asarray(array) for name, array in scales.items()}
         layers = self._layers_of_biases()
+        before = {weight.scale: self._scale(weight.scale) for _, weight, _ in layers.values()}
         for name, (x, weight, alpha) in layers.items():
             factor = float(self._scale(x).reshape(())) * alpha
             scale = self._scale(weight.scale)
@@ -85,10 +86,19 @@ class Requantiser:
                 self._scales[weight.scale] = fitting.reshape(scale.shape)
             elif scale.shape == floats[name].shape:
                 self._scales[weight.scale] = fitting_bias(scale, floats[name], factor)
+        new: dict[str, np.ndarray] = {}
         for name, (x, weight, alpha) in layers.items():
-            product = self._scale(x).reshape(()) * self._scale(weight.scale) * np.float32(alpha)
-            old = self._biases[name].scale
-            self._scales[old] = product.astype(np.float32).reshape(self._scale(old).shape)
+            scale, old = self._scale(weight.scale), self._biases[name].scale
+            if x not in scales and weight.scale not in scales and np.array_equal(scale, before[weight.scale]):
+                product = self._scale(old)
+            else:
+                product = (self._scale(x).reshape(()) * scale * np.float32(alpha)).astype(np.float32)
+                product = product.reshape(self._scale(old).shape)
+            if not np.array_equal(new.setdefault(old, product), product):
+                raise UnsupportedError(
+                    f"the scale {old!r} belongs to several biases, so it cannot be computed anew; use fixed scales"
+                )
+        self._scales |= new
         for name, weight in self._weights.items():
             document.put(self._integers(weight, floats[name]), name)
         for name, bias in self._biases.items():
