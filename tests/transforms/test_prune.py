@@ -271,3 +271,39 @@ def test_trained_returns_the_trained_file():
 def test_data_errors_name_the_model():
     with pytest.raises((InputError, UsageError)):
         gk.prune("absent.onnx", 0.5)
+
+
+@pytest.mark.pytorch
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_pruned_training_equals_pytorch(scope):
+    torch = pytest.importorskip("torch")
+    from torch.nn.utils import prune as peer
+
+    net = gk.models.build("mlp", inputs=64, hidden=(50,), classes=10)
+    layers = []
+    for name in ("fc1", "fc2"):
+        weight, bias = (torch.tensor(np.array(net.params[f"{name}_{kind}"])) for kind in ("weight", "bias"))
+        layer = torch.nn.Linear(weight.shape[1], weight.shape[0])
+        layer.weight.data, layer.bias.data = weight, bias
+        layers.append(layer)
+    if scope == "global":
+        both = [(layer, "weight") for layer in layers]
+        peer.global_unstructured(both, pruning_method=peer.L1Unstructured, amount=0.7)
+    else:
+        for layer in layers:
+            peer.l1_unstructured(layer, "weight", 0.7)
+    found = gk.prune(net, 0.7, scope=scope)
+    for name, layer in zip(("fc1_weight", "fc2_weight"), layers, strict=True):
+        np.testing.assert_array_equal(found.masks[name], layer.weight_mask.numpy() != 0)
+    x, y = floats(32, 64), np.arange(32) % 10
+    trainer = gk.Trainer(found.model, optimizer=gk.optim.Adam(1e-2), masks=found.masks)
+    other = torch.optim.Adam([p for layer in layers for p in layer.parameters()], 1e-2)
+    for _ in range(5):
+        trainer.step(x, y)
+        other.zero_grad()
+        logits = layers[1](torch.relu(layers[0](torch.tensor(x))))
+        torch.nn.functional.cross_entropy(logits, torch.tensor(y)).backward()
+        other.step()
+    for name, layer in zip(("fc1_weight", "fc2_weight"), layers, strict=True):
+        wanted = (layer.weight_orig * layer.weight_mask).detach().numpy()
+        np.testing.assert_allclose(found.model.params[name], wanted, atol=1e-5)
