@@ -33,13 +33,14 @@ PRECISION = "Device, precision and memory"
 OUTPUT = "Checkpoints and output"
 PROCESSES = "Several processes"
 REPORTING = "Progress and reports"
+GENERATION = "Choice of tokens"
 LIMITS = "Limits and safety"
 OTHER = "Other options"
 
 # The order in which `--help` shows the groups.
 _ORDER = (
-    INPUTS, IMAGES, DATA, NETWORK, LOSS, OPTIMISATION, EPOCHS, GRADIENT, COMPARISON, TRAINING_STEP, PRECISION, OUTPUT,
-    PROCESSES, REPORTING, LIMITS, OTHER,
+    INPUTS, GENERATION, IMAGES, DATA, NETWORK, LOSS, OPTIMISATION, EPOCHS, GRADIENT, COMPARISON, TRAINING_STEP,
+    PRECISION, OUTPUT, PROCESSES, REPORTING, LIMITS, OTHER,
 )  # fmt: skip
 
 

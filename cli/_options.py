@@ -182,6 +182,14 @@ def shapes_of(texts: Sequence[str], *, symbols: bool = False) -> dict[str, tuple
     return found
 
 
+# --tokenizer, a path or None: see `with_tokenizer`.
+tokenizer_option = option(
+    "--tokenizer", group=DATA, type=click.Path(dir_okay=False), metavar="FILE",
+    help="How texts become numbers of tokens: a Hugging Face tokenizer.json (needs the package tokenizers), or the "
+    "vocabulary.json of a run folder. Default: the vocabulary in the model's metadata.",
+)  # fmt: skip
+
+
 def external_root_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(
         "--allow-external-root", "external_root", group=LIMITS, type=click.Path(exists=True, file_okay=False),
@@ -281,6 +289,20 @@ def data_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def source_options(pairs: tuple[str, ...]) -> dict[str, Any]:
     """Return `--data-option` texts as keywords of `data.load`; whole numbers become int, decimal fractions float."""
     return {name: _number(text) for name, text in key_values(pairs, "--data-option").items()}
+
+
+def with_tokenizer(options: dict[str, Any], spec: str, tokenizer: str | None) -> dict[str, Any]:
+    """Return the options of a data set with the file of --tokenizer. Raises UsageError if the data are no text."""
+    if tokenizer is None:
+        return options
+    from graphkit.data.preprocessing.tokenizer import read_vocabulary
+    from graphkit.data.sources import takes
+
+    if not takes(spec, "vocabulary"):
+        raise UsageError(f"--tokenizer is for texts (sentences:FOLDER, text:FILE), and {spec} is none: leave it out")
+    if given := [name for name in ("level", "min_count", "size") if name in options]:
+        raise UsageError(f"--tokenizer determines the tokens: leave out --data-option {given[0]}")
+    return options | {"vocabulary": read_vocabulary(tokenizer)}
 
 
 def _number(text: str) -> int | float | str:

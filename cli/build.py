@@ -16,7 +16,16 @@ import numpy as np
 from graphkit import config, data, models
 from graphkit.cli._groups import option
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import data_option, json_option, key_values, read_model, source_options, trust_option
+from graphkit.cli._options import (
+    data_option,
+    json_option,
+    key_values,
+    read_model,
+    source_options,
+    tokenizer_option,
+    trust_option,
+    with_tokenizer,
+)
 from graphkit.cli._output import log, print_json
 from graphkit.data.preprocessing.encoding import CODES, NUMBERS
 from graphkit.errors import InputError, UsageError, did_you_mean
@@ -63,6 +72,7 @@ def _shown(option: models.Option) -> str:
     "classes, vocabulary, columns of a table, users and items.",
 )
 @data_option
+@tokenizer_option
 @partial(trust_option, folder="given as --weights", expose=False)
 @click.option(
     "--weights", metavar="MODEL",
@@ -73,6 +83,7 @@ def _shown(option: models.Option) -> str:
 @json_option
 def command(
     model: str, output: str, options: tuple[str, ...], dataset: str | None, data_options: tuple[str, ...],
+    tokenizer: str | None,
     weights: str | None, seed: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Build MODEL and write it to a file. MODEL is the name of a network of the zoo, or FILE.py:FUNCTION, a function
@@ -83,10 +94,15 @@ def command(
     graphkit build lenet --data photos/ --data-option size=64 -o net.json
     graphkit build resnet -p layers=50 -p classes=10 -o net.onnx
     graphkit build text_classifier --data sentences:reviews/ --data-option min_count=2 -o net.json
+    graphkit build transformer_lm --data text:book.txt --tokenizer tokenizer.json -o net.json
     graphkit build seq2seq -p decode=20 --weights run/ -o translate.onnx
     graphkit build mynet.py:make -p width=64 -o net.json
     """
-    train = None if dataset is None else data.load(dataset, **source_options(data_options)).train
+    if dataset is None and tokenizer is not None:
+        raise UsageError("--tokenizer determines the vocabulary of texts: also give them (--data)")
+    train = None
+    if dataset is not None:
+        train = data.load(dataset, **with_tokenizer(source_options(data_options), dataset, tokenizer)).train
     built = build_model(model, key_values(options, "--option"), train, seed)
     if weights is not None:
         built = with_weights(built, read_model(weights), weights)

@@ -20,6 +20,8 @@ from graphkit.cli._options import (
     model_file_options,
     read_model,
     source_options,
+    tokenizer_option,
+    with_tokenizer,
 )
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._ranges import IntRange
@@ -51,6 +53,7 @@ _PAIRS = 10
     "Default: the test part if the data have one, otherwise all samples.",
 )  # fmt: skip
 @data_option
+@tokenizer_option
 @option(
     "--batch-size", group=DATA, type=IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
     help="Samples per batch. If the model has a fixed batch size, batches are split and padded; padding is not "
@@ -103,7 +106,7 @@ _PAIRS = 10
 @limit_options
 @json_option
 def command(
-    model: str, spec: str, part: str | None, data_options: tuple[str, ...], batch_size: int,
+    model: str, spec: str, part: str | None, data_options: tuple[str, ...], tokenizer: str | None, batch_size: int,
     batch_axes: tuple[str, ...], workers: int | None, carries: tuple[str, ...], output: str | None, loss: str | None,
     metric_names: tuple[str, ...], probabilities: bool | None, engine: str, worst: int, html: str | None, device: str,
     threads: int | None, external_root: str | None, as_json: bool,
@@ -115,7 +118,8 @@ def command(
     output: a regression.
 
     The model's metadata determine the preprocessing of images, the vocabulary of texts and the encoding of table
-    columns; --data-option replaces them. If the model and the data have class names, classes are matched by name.
+    columns; --data-option and --tokenizer replace them. If the model and the data have class names, classes are matched
+    by name.
 
     \b
     graphkit evaluate run/ --data digits --part test
@@ -131,7 +135,8 @@ def command(
     if html is not None and not Path(html).parent.is_dir():
         raise UsageError(f"--html {html}: there is no folder {Path(html).parent}")
     net = read_model(model, external_root, best=True)
-    data = _read(net, spec, part, source_options(data_options), train_data.axis_options(batch_axes))
+    options = with_tokenizer(source_options(data_options), spec, tokenizer)
+    data = _read(net, spec, part, options, train_data.axis_options(batch_axes))
     found = evaluate(
         net, data, loss=loss, metrics=metric_names or None, output=output, probabilities=probabilities,
         batch_size=batch_size, worst=worst, engine=engine, file=model if model.endswith(".onnx") else None,

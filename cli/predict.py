@@ -12,7 +12,15 @@ import click
 from graphkit.cli._groups import INPUTS, OUTPUT, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import device_of, device_options, engine_option, json_option, model_file_options, read_model
+from graphkit.cli._options import (
+    device_of,
+    device_options,
+    engine_option,
+    json_option,
+    model_file_options,
+    read_model,
+    tokenizer_option,
+)
 from graphkit.cli._output import log, print_json
 from graphkit.cli._ranges import IntRange
 from graphkit.errors import UsageError
@@ -47,6 +55,7 @@ if TYPE_CHECKING:
     help="If an image cannot be read, write a row with the error, and continue. The exit code is then 1. Default: "
     "stop, and write no file.",
 )  # fmt: skip
+@tokenizer_option
 @engine_option
 @image_options
 @device_options
@@ -55,8 +64,8 @@ if TYPE_CHECKING:
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], output: str, batch_size: int, top: int | None, names: tuple[str, ...],
-    skip_errors: bool, engine: str, device: str, threads: int | None, external_root: str | None, as_json: bool,
-    **image: Any,
+    skip_errors: bool, tokenizer: str | None, engine: str, device: str, threads: int | None,
+    external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Apply MODEL (.json, .onnx or a run folder) to many samples, and write the predictions to a file.
 
@@ -65,7 +74,7 @@ def command(
     whose first axis counts samples), a text (.txt, one sample per line) or records (.rec).
 
     Images, columns of tables and words become inputs as the model's metadata say, as in training. A line on stderr says
-    how.
+    how. --tokenizer replaces the vocabulary of texts.
 
     A row has the file, or the number of the row (from 0), and the most probable classes with their probabilities. If no
     output scores classes, it has the values of the outputs.
@@ -77,6 +86,7 @@ def command(
     graphkit predict net.onnx "photos/**/*.jpg" --top 3 -o classes.jsonl
     find photos -name "*.jpg" | graphkit predict net.onnx - -o classes.csv --skip-errors
     graphkit predict net.onnx customers.csv -o scores.csv
+    graphkit predict bert.onnx reviews.txt --tokenizer tokenizer.json -o classes.csv
     graphkit predict net.onnx samples.npy --batch-size 256 -o outputs.npz
     """
     from graphkit.inference.predict import predict
@@ -89,7 +99,7 @@ def command(
     net = read_model(model, external_root, best=True)
     stream = predict(
         net, _named(inputs), batch_size=batch_size, engine=engine, device=device_of(device), threads=threads, top=top,
-        outputs=names or None, skip_errors=skip_errors, images=images_of(image),
+        outputs=names or None, skip_errors=skip_errors, images=images_of(image), tokenizer=tokenizer,
     )  # fmt: skip
     if stream.preprocessing is not None:
         log(stream.preprocessing)

@@ -59,6 +59,7 @@ _PUBLIC = {
     "find_nonfinite": "graphkit.checks.nonfinite",
     "reduce_model": "graphkit.checks.reduction",
     "predict": "graphkit.inference.predict",
+    "generate": "graphkit.inference.generation.generate",
     "Trainer": "graphkit.train.trainer",
     "zero_masks": "graphkit.train.masks",
     "StepBuilder": "graphkit.train.step_builder",

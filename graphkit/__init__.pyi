@@ -34,6 +34,7 @@ from graphkit.frontend.scopes import attr_scope as attr_scope
 from graphkit.frontend.scopes import name_scope as name_scope
 from graphkit.frontend.tensor_array import TensorArray as TensorArray
 from graphkit.inference.evaluate import evaluate as evaluate
+from graphkit.inference.generation.generate import generate as generate
 from graphkit.inference.predict import predict as predict
 from graphkit.ir.graph import Graph as Graph
 from graphkit.ir.graph import Node as Node

@@ -20,7 +20,7 @@ from graphkit.cli._groups import (
     REPORTING,
     option,
 )
-from graphkit.cli._options import trace_file, trust_option
+from graphkit.cli._options import tokenizer_option, trace_file, trust_option
 from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.executor.run.precision import PRECISIONS
 from graphkit.train import defaults
@@ -51,6 +51,7 @@ _DATA = (
         help="Column of a table, or array of an .npz file, with one weight per sample, not negative. The loss is the "
         "weighted mean: sum(weight * loss) / sum(weight), in training and validation. Metrics do not use the weights.",
     ),
+    tokenizer_option,
     option(
         "--batch-size", group=DATA, type=IntRange(1), default=defaults.BATCH_SIZE, show_default=True,
         help="Samples per batch in each process.",

@@ -11,7 +11,7 @@ import click
 
 from graphkit import config
 from graphkit.cli._meta import ARGUMENTS
-from graphkit.cli._options import check_run_folder, device_of, key_values, source_options
+from graphkit.cli._options import check_run_folder, device_of, key_values, source_options, with_tokenizer
 from graphkit.cli._output import is_terminal, log
 from graphkit.cli.train import config_file, data, objective, record, telling
 from graphkit.cli.train.config_file import Network
@@ -148,7 +148,8 @@ def _made(source: Network, store: KVStore, o: Mapping[str, Any]) -> tuple[Traine
     names = objective.loss_names(o["loss_specs"])
     seed = config.SEED.get() if o["seed"] is None else o["seed"]
     given = (
-        o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes, o.get("split"),
+        o["data_spec"], o["valid_spec"],
+        with_tokenizer(source_options(o["data_options"]), o["data_spec"], o["tokenizer"]), axes, o.get("split"),
         o["validation_split"], seed, o["weight_column"],
     )  # fmt: skip
     parts = data.read_data(None, *given) if source.name is not None else None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from graphkit.data.lazy import LazyDataset
     from graphkit.data.prefetching import prefetch
     from graphkit.data.preprocessing.image import Preprocess
+    from graphkit.data.preprocessing.tokenizer import Tokenizer
     from graphkit.data.preprocessing.vocabulary import Vocabulary
     from graphkit.data.sources import TEXT_SOURCES, load, names, read
     from graphkit.data.tables.dataset import TableData
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TEXT_SOURCES", "Augment", "Batch", "Batches", "Dataset", "ImageDataset", "IterableDataset", "LazyDataset",
-    "MapDataset", "Preprocess", "Ratings", "Sentences", "Splits", "TableData", "TokenStream", "Vocabulary", "Workers",
-    "as_dataset", "described", "load", "names", "prefetch", "read",
+    "MapDataset", "Preprocess", "Ratings", "Sentences", "Splits", "TableData", "TokenStream", "Tokenizer", "Vocabulary",
+    "Workers", "as_dataset", "described", "load", "names", "prefetch", "read",
 ]  # fmt: skip
 
 # Public names -> the modules that define them. A module must not have the name of a public object.
@@ -45,6 +46,7 @@ _HOMES = {
     "lazy": ("LazyDataset",),
     "prefetching": ("prefetch",),
     "preprocessing.image": ("Preprocess",),
+    "preprocessing.tokenizer": ("Tokenizer",),
     "preprocessing.vocabulary": ("Vocabulary",),
     "sources": ("TEXT_SOURCES", "load", "names", "read"),
     "tables.dataset": ("TableData",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphkit.data.dataset import Dataset
 from graphkit.data.preprocessing.encoding import Encoding
@@ -13,6 +13,9 @@ from graphkit.ir.types import TensorType
 from graphkit.model import CLASSES, COLUMNS, PREPROCESSING, VOCABULARY, Model
 from graphkit.signatures import typed
 from graphkit.transforms.metadata import scores_classes
+
+if TYPE_CHECKING:
+    from graphkit.data.preprocessing.vocabulary import Vocabulary
 
 
 @typed("gk.data.described")
@@ -50,14 +53,23 @@ def encoding_of(meta: Mapping[str, str]) -> Encoding | None:
     return Encoding.from_json(meta[COLUMNS]) if COLUMNS in meta else None
 
 
+def vocabulary_of(meta: Mapping[str, str]) -> Vocabulary | None:
+    """Return the vocabulary, or the tokenizer, from the metadata of a model; None if there is none.
+
+    Raises InputError if the metadata is damaged, MissingDependency without the package `tokenizers`.
+    """
+    from graphkit.data.preprocessing.tokenizer import vocabulary_from_json
+
+    return vocabulary_from_json(meta[VOCABULARY], "the model's metadata") if VOCABULARY in meta else None
+
+
 def options_of_model(model: Model, spec: str) -> dict[str, Any]:
     """Return options for reading the data `spec` that a model determines: vocabulary, preprocessing or image size."""
     from graphkit.data.images.feeding import options_for
-    from graphkit.data.preprocessing.vocabulary import Vocabulary
     from graphkit.data.sources import takes
 
-    if VOCABULARY in model.meta and takes(spec, "vocabulary"):
-        return {"vocabulary": Vocabulary.from_json(model.meta[VOCABULARY])}
+    if takes(spec, "vocabulary") and (vocabulary := vocabulary_of(model.meta)) is not None:
+        return {"vocabulary": vocabulary}
     if not takes(spec, "preprocess"):
         return {}
     known = preprocessing_of(model.meta)

@@ -14,7 +14,7 @@ from graphkit.ir.types import MapType, SequenceType, TensorType, Type
 from graphkit.model import Model
 
 # Names of a symbolic batch size. If a later axis has one of them, that axis is the batch.
-_BATCH = frozenset({"n", "batch", "batch_size", "batchsize", "bs"})
+BATCH_NAMES = frozenset({"n", "batch", "batch_size", "batchsize", "bs"})
 
 
 def fixed_batch_size(model: Model) -> int | None:
@@ -30,7 +30,7 @@ def fixed_batch_size(model: Model) -> int | None:
         if kind.shape is None:
             continue
         first, *others = kind.shape
-        if str(first).lower() not in _BATCH and any(str(size).lower() in _BATCH for size in others):
+        if str(first).lower() not in BATCH_NAMES and any(str(size).lower() in BATCH_NAMES for size in others):
             _refuse(model, "input", name, kind)
         if isinstance(first, int):
             fixed[name] = first

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphkit import config
 from graphkit.data.prefetching import prefetch
+from graphkit.data.preprocessing.tokenizer import read_vocabulary
 from graphkit.errors import UsageError
 from graphkit.inference.batch_runner import BatchRunner
 from graphkit.inference.batching import SampleRunner, fixed_batch_size
@@ -24,6 +25,7 @@ from graphkit.signatures import typed
 
 if TYPE_CHECKING:
     from graphkit.data.images.feeding import Said
+    from graphkit.data.preprocessing.vocabulary import Vocabulary
     from graphkit.executor.devices.groups import AnyDevice
 
 
@@ -198,6 +200,7 @@ def predict(
     outputs: Sequence[str] | None = None,
     skip_errors: bool = False,
     images: Said | None = None,
+    tokenizer: Vocabulary | str | Path | None = None,
 ) -> PredictionStream:
     """Apply a model to many samples, in batches. Predictions come in the order of the samples.
 
@@ -219,6 +222,8 @@ def predict(
         outputs: Names of the outputs to compute (default: all).
         skip_errors: Return a Prediction with an error for each image that cannot be read, instead of raising.
         images: Preprocessing of images, instead of that in the model's metadata.
+        tokenizer: How the texts of a .txt file become numbers, instead of the vocabulary in the model's metadata: a
+            Hugging Face tokenizer.json, a vocabulary.json of a run folder, or an object of `gk.data`.
 
     Returns:
         An iterator of `Prediction`; its length is the number of samples.
@@ -232,7 +237,8 @@ def predict(
     net = model if isinstance(model, Model) else load(model)
     net = net.select(*outputs) if outputs else net
     fixed = fixed_batch_size(net)
-    samples = open_samples(inputs, net, images)
+    tokens = read_vocabulary(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer
+    samples = open_samples(inputs, net, images, tokens)
     size = batch_size if fixed is None else -(-batch_size // fixed) * fixed
     # ONNX Runtime runs the given file itself, unless only some outputs are wanted.
     file = model if not isinstance(model, Model) and not outputs and str(model).endswith(".onnx") else None

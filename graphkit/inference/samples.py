@@ -13,6 +13,7 @@ from graphkit.data.files.npz import mapped_array, read_arrays
 from graphkit.data.images.dataset import Files, Store
 from graphkit.data.images.feeding import Conversion, Said, conversion, picture_input
 from graphkit.data.preprocessing.table_reading import TABLES
+from graphkit.data.preprocessing.vocabulary import Vocabulary
 from graphkit.data.records.dataset import RecordImages
 from graphkit.data.records.reading import RecordFile
 from graphkit.errors import InputError, UsageError
@@ -140,9 +141,9 @@ class TextSamples:
     names: Sequence[str] | None = None
     is_slow = False
 
-    def __init__(self, path: Path, model: Model):
+    def __init__(self, path: Path, model: Model, tokenizer: Vocabulary | None = None):
         self.files: Sequence[Path] = (path,)
-        self._texts, self._encoder = encoder_for(path, model)
+        self._texts, self._encoder = encoder_for(path, model, tokenizer)
         self.description: str | None = f"{quantity(len(self._texts), 'text')}: {self._encoder}"
 
     def __len__(self) -> int:
@@ -152,19 +153,22 @@ class TextSamples:
         return Chunk([Part(numbers, self._encoder.inputs(self._texts[numbers.start : numbers.stop]))], {})
 
 
-def open_samples(inputs: Any, model: Model, images: Said | None = None) -> Samples:
+def open_samples(inputs: Any, model: Model, images: Said | None = None, tokenizer: Vocabulary | None = None) -> Samples:
     """Return the samples that `inputs` stands for.
 
     Args:
         inputs: An array, a dict of arrays by input name, a path, or several names of image files (see `files_of`).
         model: The model. Its metadata describe how images, columns of tables and texts become inputs.
         images: Preprocessing of images, instead of that in the metadata.
+        tokenizer: Vocabulary or tokenizer of texts, instead of that in the metadata.
 
     Raises:
         InputError: A file cannot be read, or does not match the model.
-        UsageError: `inputs` is something else.
+        UsageError: `inputs` is something else, or a tokenizer is given for samples that are no text.
     """
     types = model.input_types
+    if tokenizer is not None:
+        return TextSamples(_text_file(inputs), model, tokenizer)
     if isinstance(inputs, Mapping):
         return ArraySamples(inputs, types, "the arrays given")
     if isinstance(inputs, np.ndarray):
@@ -173,7 +177,7 @@ def open_samples(inputs: Any, model: Model, images: Said | None = None) -> Sampl
     if not given or not all(isinstance(name, (str, Path)) for name in given):
         raise UsageError("gk.predict: give an array, a dict of arrays by input name, or at least one name of a file")
     files = files_of(map(str, given))
-    others = [path for path in files if path.suffix.lower() in _READERS]
+    others = [path for path in files if path.suffix.lower() in (".txt", *_READERS)]
     if not others:
         return _images(files, model, images)
     if len(files) > 1:
@@ -181,7 +185,19 @@ def open_samples(inputs: Any, model: Model, images: Said | None = None) -> Sampl
             f"{others[0]}: a table, an array, a text or a record file must be the only input, but there are "
             f"{len(files)} files"
         )
+    if files[0].suffix.lower() == ".txt":
+        return TextSamples(files[0], model)
     return _READERS[files[0].suffix.lower()](files[0], model, images)
+
+
+def _text_file(inputs: Any) -> Path:
+    """Return the only file that is given. Raises UsageError if it is no .txt file, or not alone."""
+    names = [inputs] if isinstance(inputs, (str, Path)) else inputs if isinstance(inputs, (list, tuple)) else []
+    if len(names) != 1 or not isinstance(names[0], (str, Path)) or Path(names[0]).suffix.lower() != ".txt":
+        raise UsageError(
+            "a tokenizer (tokenizer=, --tokenizer) is for texts: give one .txt file, with one text per line"
+        )
+    return Path(names[0])
 
 
 def _images(files: Sequence[Path], model: Model, images: Said | None) -> Samples:
@@ -225,12 +241,8 @@ def _table(path: Path, model: Model, images: Said | None) -> Samples:
     return ArraySamples(arrays, model.input_types, str(path), [path], description)
 
 
-def _text(path: Path, model: Model, images: Said | None) -> Samples:
-    return TextSamples(path, model)
-
-
 _READERS: dict[str, Callable[[Path, Model, Said | None], Samples]] = {
-    ".npy": _array, ".npz": _archive, ".rec": _records, ".txt": _text, **dict.fromkeys(TABLES, _table),
+    ".npy": _array, ".npz": _archive, ".rec": _records, **dict.fromkeys(TABLES, _table),
 }  # fmt: skip
 
 

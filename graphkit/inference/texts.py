@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from graphkit.data.preprocessing.vocabulary import PADDING, Vocabulary, read_text
+from graphkit.data.description import vocabulary_of
+from graphkit.data.preprocessing.vocabulary import Vocabulary, read_text
 from graphkit.errors import InputError
 from graphkit.ir.types import DType, TensorType, Type
-from graphkit.model import VOCABULARY, Model
+from graphkit.model import Model
 
 # Lengths are rounded up to a multiple of this number, as `gk.data.Sentences` does in training by default.
 _BUCKET = 8
+
+# Names of inputs that say which tokens are no padding, and which segment a token belongs to.
+MASKS = frozenset({"attention_mask", "decoder_attention_mask", "mask"})
+SEGMENTS = frozenset({"token_type_ids", "segment_ids", "segments"})
 
 
 class Encoder(Protocol):
@@ -41,28 +46,37 @@ class Strings:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Numbers of tokens are an input of integers [N, T], padded with 0. If there is another input, it is the lengths.
+    """Numbers of tokens are an input of integers [N, T] with padding.
 
-    With a fixed T, longer texts are cut off.
+    Other inputs of integers may be the lengths [N], the attention mask [N, T] (1 at tokens, 0 at padding) and the
+    segments [N, T] (all 0). With a fixed T, longer texts are cut off.
     """
 
     vocabulary: Vocabulary
+    origin: str
     name: str
     kind: TensorType
     lengths: tuple[str, TensorType] | None
+    mask: tuple[str, TensorType] | None
+    segments: tuple[str, TensorType] | None
 
     def inputs(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
-        rows = [self.vocabulary.encode(text) for text in texts]
-        longest = max(map(len, rows))
         fixed = self._size
+        rows = [self.vocabulary.encode(text, fixed) for text in texts]
+        longest = max(map(len, rows))
         size = max(-(-longest // _BUCKET), 1) * _BUCKET if fixed is None else fixed
-        tokens = np.full((len(rows), size), PADDING, self.kind.dtype.numpy)
+        lengths = np.array([len(row) for row in rows])
+        tokens = np.full((len(rows), size), self.vocabulary.padding, self.kind.dtype.numpy)
         for padded, row in zip(tokens, rows, strict=True):
-            padded[: len(row)] = row[:size]
-        if self.lengths is None:
-            return {self.name: tokens}
-        name, kind = self.lengths
-        return {self.name: tokens, name: np.array([min(len(row), size) for row in rows], kind.dtype.numpy)}
+            padded[: len(row)] = row
+        given = {self.name: tokens}
+        if self.lengths is not None:
+            given[self.lengths[0]] = lengths.astype(self.lengths[1].dtype.numpy)
+        if self.mask is not None:
+            given[self.mask[0]] = (np.arange(size) < lengths[:, None]).astype(self.mask[1].dtype.numpy)
+        if self.segments is not None:
+            given[self.segments[0]] = np.zeros(tokens.shape, self.segments[1].dtype.numpy)
+        return given
 
     @property
     def _size(self) -> int | None:
@@ -70,13 +84,17 @@ class Tokens:
         return size if isinstance(size, int) else None
 
     def __str__(self) -> str:
-        kind = "characters" if self.vocabulary.level == "char" else "words"
         cut = "" if self._size is None else f", of which the first {self._size} are used"
-        return f"each line is numbered {kind} of the vocabulary in the model's metadata{cut}"
+        return f"each line is numbered {self.vocabulary.description} of {self.origin}{cut}"
 
 
-def encoder_for(path: Path, model: Model) -> tuple[list[str], Encoder]:
+def encoder_for(path: Path, model: Model, tokenizer: Vocabulary | None = None) -> tuple[list[str], Encoder]:
     """Return the lines of a text file, and how they become inputs.
+
+    Args:
+        path: The file.
+        model: The model.
+        tokenizer: A vocabulary or tokenizer instead of that in the model's metadata.
 
     Raises:
         InputError: The file cannot be read or is empty, or the model does not take text.
@@ -85,25 +103,37 @@ def encoder_for(path: Path, model: Model) -> tuple[list[str], Encoder]:
     if not any(lines):
         raise InputError(f"{path}: the file contains no text; expected one text per line")
     types = model.input_types
-    if VOCABULARY in model.meta:
-        return lines, _tokens(path, Vocabulary.from_json(model.meta[VOCABULARY]), types)
+    if tokenizer is not None:
+        return lines, _tokens(path, tokenizer, "the tokenizer given", types)
+    if (vocabulary := vocabulary_of(model.meta)) is not None:
+        return lines, _tokens(path, vocabulary, "the vocabulary in the model's metadata", types)
     strings = [(n, k) for n, k in types.items() if isinstance(k, TensorType) and k.dtype is DType.STRING]
     if len(types) == len(strings) == 1 and strings[0][1].rank in (1, 2):
         return lines, Strings(*strings[0])
     raise InputError(
         f"{path}: the model does not take text: its metadata contain no vocabulary, and its inputs are "
-        f"{', '.join(f'{n} {k}' for n, k in types.items())}. If the file is a list of images, write @{path}"
+        f"{', '.join(f'{n} {k}' for n, k in types.items())}. If they are numbers of tokens, give a tokenizer.json "
+        f"(tokenizer=, --tokenizer). If the file is a list of images, write @{path}"
     )
 
 
-def _tokens(path: Path, vocabulary: Vocabulary, types: Mapping[str, Type]) -> Tokens:
-    integers = {n: k for n, k in types.items() if isinstance(k, TensorType) and np.dtype(k.dtype.numpy).kind in "iu"}
-    tokens = [(n, k) for n, k in integers.items() if k.rank == 2]
-    lengths = [(n, k) for n, k in integers.items() if k.rank == 1]
-    if len(tokens) != 1 or len(lengths) > 1 or len(types) != 1 + len(lengths):
+def _tokens(path: Path, vocabulary: Vocabulary, origin: str, types: Mapping[str, Type]) -> Tokens:
+    integers = {n: k for n, k in types.items() if isinstance(k, TensorType) and np.dtype(k.dtype.numpy).kind in "biu"}
+    rows = [(n, k) for n, k in integers.items() if k.rank == 2]
+    lengths = [(n, k) for n, k in integers.items() if k.rank == 1 and k.dtype.is_integer]
+    mask, segments = _only(rows, MASKS), _only(rows, SEGMENTS)
+    tokens = [item for item in rows if item not in (mask, segments)]
+    used = len(tokens) + len(lengths) + (mask is not None) + (segments is not None)
+    if len(tokens) != 1 or len(lengths) > 1 or len(types) != used:
         listed = ", ".join(f"{n} {k}" for n, k in types.items())
         raise InputError(
-            f"{path}: a text needs one input of integers [N, T], and perhaps one of lengths [N], but the inputs are "
-            f"{listed}"
+            f"{path}: a text needs one input of integers [N, T], and perhaps one of lengths [N], an attention_mask and "
+            f"token_type_ids [N, T], but the inputs are {listed}"
         )
-    return Tokens(vocabulary, *tokens[0], lengths[0] if lengths else None)
+    return Tokens(vocabulary, origin, *tokens[0], lengths[0] if lengths else None, mask, segments)
+
+
+def _only(inputs: Sequence[tuple[str, TensorType]], names: Collection[str]) -> tuple[str, TensorType] | None:
+    """Return the input with one of these names; None if there is none, or more than one."""
+    found = [item for item in inputs if item[0] in names]
+    return found[0] if len(found) == 1 else None

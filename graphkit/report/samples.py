@@ -173,7 +173,7 @@ def _running_text(found: Predictions, data: TokenStream, places: Sequence[int] |
 
 
 def _piece(found: Predictions, data: TokenStream, of_token: dict[int, int], start: int) -> str:
-    space = "" if data.vocabulary.level == "char" else " "
+    space = " " if data.vocabulary.level == "word" else ""
     tokens = data.vocabulary.tokens
     parts = []
     for at in range(start, min(start + _TOKENS, len(data))):

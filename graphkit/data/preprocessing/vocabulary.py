@@ -29,7 +29,16 @@ class Vocabulary:
 
     level: with "word", tokens are lower-case words and single punctuation marks; with "char", characters. `tokens` must
     begin with "<pad>" and "<unk>", and contain each token once.
+
+    Attributes:
+        padding: The number of padding.
+        unwritten: Numbers of tokens that have no text, so `gk.generate` never chooses them.
+        ends: Numbers of tokens that end a text.
     """
+
+    padding: int = PADDING
+    unwritten: tuple[int, ...] = (PADDING, UNKNOWN)
+    ends: tuple[int, ...] = ()
 
     def __init__(self, tokens: Sequence[str], level: str = "word"):
         if level not in LEVELS:
@@ -76,10 +85,27 @@ class Vocabulary:
         return len(self.tokens)
 
     @typed("Vocabulary.encode")
-    def encode(self, text: str) -> np.ndarray:
-        """Return the numbers of a text's tokens, int64 [tokens]."""
+    def encode(self, text: str, length: int | None = None) -> np.ndarray:
+        """Return the numbers of a text's tokens, int64 [tokens]. length: the first tokens to keep; None for all."""
         numbers = self._numbers
-        return np.array([numbers.get(token, UNKNOWN) for token in tokens_of(text, self.level)], np.int64)
+        return np.array([numbers.get(token, UNKNOWN) for token in tokens_of(text, self.level)][:length], np.int64)
+
+    def encode_part(self, text: str) -> np.ndarray:
+        """Return the numbers of a part of a longer text, int64 [tokens]: no tokens for its begin and end are added."""
+        return self.encode(text)
+
+    def encode_beginning(self, text: str) -> np.ndarray:
+        """Return the numbers of a text that will be continued, int64 [tokens]: no token for its end is added."""
+        return self.encode(text)
+
+    def token_number(self, token: str) -> int | None:
+        """Return the number of a token, or None if the vocabulary does not contain it."""
+        return self._numbers.get(token)
+
+    @property
+    def description(self) -> str:
+        """The kind of the tokens, in words: "words", "characters" or "tokens"."""
+        return "characters" if self.level == "char" else "words"
 
     @typed("Vocabulary.decode")
     def decode(self, numbers: Iterable[int]) -> str:

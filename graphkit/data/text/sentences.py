@@ -10,7 +10,7 @@ import numpy as np
 
 from graphkit.data import order
 from graphkit.data.dataset import Dataset, Splits
-from graphkit.data.preprocessing.vocabulary import PADDING, Vocabulary, read_text
+from graphkit.data.preprocessing.vocabulary import Vocabulary, read_text
 from graphkit.errors import InputError, UsageError
 from graphkit.signatures import typed_constructor
 
@@ -23,7 +23,7 @@ _POOL = 32
 class Sentences(Dataset):
     """Sentences with labels.
 
-    Inputs are x int64 [N, T], numbers of tokens padded with 0, and lengths int64 [N]. Targets are int64 [N].
+    Inputs are x int64 [N, T], numbers of tokens with padding, and lengths int64 [N]. Targets are int64 [N].
 
     T is the length of the longest sentence in the batch, rounded up to a multiple of `bucket`, so that batches have
     only a few different lengths. Shuffled batches contain sentences of similar length. Sentences longer than `length`
@@ -48,7 +48,7 @@ class Sentences(Dataset):
         if length < 1 or bucket < 1:
             raise UsageError(f"{name}: length and bucket must be positive, not {length} and {bucket}")
         lengths = np.array([min(len(row), length) for row in rows], np.int64)
-        x = np.full((len(rows), _rounded_up(lengths, bucket)), PADDING, np.int64)
+        x = np.full((len(rows), _rounded_up(lengths, bucket)), vocabulary.padding, np.int64)
         for padded, row, size in zip(x, rows, lengths, strict=True):
             padded[:size] = row[:size]
         super().__init__({"x": x, "lengths": lengths}, targets, classes=classes, name=name)
@@ -100,7 +100,7 @@ def load(
         train, test = order.hold_out(str(path), len(texts), test_fraction, seed, targets)
     if vocabulary is None:
         vocabulary = Vocabulary.build((texts[i] for i in train), level, min_count=min_count, size=size)
-    rows = [vocabulary.encode(text) for text in texts]
+    rows = [vocabulary.encode(text, length) for text in texts]
 
     def part(index: np.ndarray, name: str) -> Sentences:
         return Sentences(

@@ -93,7 +93,7 @@ def load(
     names = (str(path),) if test_fraction is None else (f"{path} (train)", f"{path} (test)")
     parts = []
     for name, part in zip(names, (text[:cut], text[cut:]), strict=False):
-        tokens = vocabulary.encode(part)
+        tokens = vocabulary.encode_part(part)
         if len(tokens) < 2:
             raise InputError(f"{name}: {len(tokens)} tokens; a language model needs at least two")
         parts.append(TokenStream(tokens, vocabulary, length=length, name=name))

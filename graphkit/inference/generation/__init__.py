@@ -1,0 +1,1 @@
+"""Text generation: the roles of inputs, a kept cache, the choice of tokens, beam search."""

@@ -1,0 +1,250 @@
+"""Generate: continue texts with a decoder, token by token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphkit.data.description import vocabulary_of
+from graphkit.data.preprocessing.tokenizer import read_vocabulary
+from graphkit.data.preprocessing.vocabulary import Vocabulary
+from graphkit.errors import UsageError
+from graphkit.inference.engines import open_engine
+from graphkit.inference.generation.choosing import Choice
+from graphkit.inference.generation.decoder import Decoder, Run
+from graphkit.inference.generation.generator import Settings, generate_beams, generate_together
+from graphkit.inference.generation.positions import position_table
+from graphkit.inference.generation.prompts import batches, check_prompts, encoded_prompts
+from graphkit.inference.generation.results import Generation, Generations, Token
+from graphkit.inference.generation.roles import Roles, find_roles
+from graphkit.ir.types import TensorType
+from graphkit.model import Model, load
+from graphkit.signatures import typed
+from graphkit.text import listed
+
+if TYPE_CHECKING:
+    from graphkit.executor.devices.groups import AnyDevice
+
+
+@typed("gk.generate")
+def generate(
+    model: Model | str | Path,
+    prompt: Any,
+    *,
+    max_tokens: int = 64,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    beams: int = 1,
+    length_penalty: float = 0.0,
+    seed: int = 0,
+    stop: str | Sequence[str] = (),
+    end: int | str | Sequence[int | str] | None = None,
+    tokenizer: Vocabulary | str | Path | None = None,
+    batch_size: int = 8,
+    max_positions: int | None = None,
+    probabilities: bool = False,
+    on_token: Callable[[Token], object] | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    carry: Mapping[str, str] | None = None,
+    output: str | None = None,
+    engine: str = "graphkit",
+    device: AnyDevice = "cpu",
+    threads: int | None = None,
+) -> Generations:
+    """Continue texts with a decoder: a language model, with a cache of earlier tokens or without.
+
+    The most probable token is chosen at each step. With `temperature`, `top_k` or `top_p`, tokens are drawn at random.
+
+    Inputs and outputs are found by their names: `input_ids`, `attention_mask`, `position_ids`, and pairs such as
+    `past_key_values.0.key` and `present.0.key`, or `h` and `last_h`. A decoder without a cache runs on all tokens at
+    each step.
+
+    Args:
+        model: The model, or its file or run folder.
+        prompt: A text, the numbers of its tokens, or a list of such prompts.
+        max_tokens: Maximum number of tokens after each prompt.
+        temperature: Scores are divided by it before a token is drawn. 0: the most probable token. Default: 1 with
+            `top_k` or `top_p`, else 0.
+        top_k: Draw only from the `top_k` most probable tokens.
+        top_p: Draw only from the most probable tokens whose probabilities sum up to `top_p`.
+        beams: Number of hypotheses of a beam search. 1: no beam search.
+        length_penalty: Beam search compares log p / ((5 + length) / 6)^length_penalty.
+        seed: Seed of random tokens. The tokens after a prompt do not depend on the other prompts of a batch.
+        stop: Texts that end generation. They are not part of the result.
+        end: Tokens that end generation, as numbers or names. Default: those with usual names in a tokenizer, such as
+            </s> and <|endoftext|>. An empty list: none.
+        tokenizer: A Hugging Face tokenizer.json, a vocabulary.json of a run folder, or an object of `gk.data`. Default:
+            the vocabulary in the model's metadata.
+        batch_size: Maximum number of prompts that run together. Prompts of different lengths run together if the model
+            has an attention mask and computes positions from it, or gets them as an input.
+        max_positions: Maximum number of tokens of prompt and result that the model may read. Default: the rows of its
+            table of positions, if it has one.
+        probabilities: Return the probability of each token.
+        on_token: Function that is called with each `Token` when it is generated. Not for a beam search.
+        inputs: Arrays for further inputs, by name, such as the states of an encoder. They stay the same. If the first
+            axis of an input is the batch, the array has one row per prompt, or one row for all.
+        carry: Pairs of a cache, {input: output}, if the names do not tell.
+        output: The output that scores the next token. Default: `logits`, or the only one that can.
+        engine: "graphkit" or "onnxruntime".
+        device: Device of graphkit's engine.
+        threads: Number of CPU threads.
+
+    Returns:
+        A sequence with one Generation per prompt. With one prompt, its `text` and `ids` are those of the result.
+
+    Raises:
+        UsageError: The role of an input or output is ambiguous or unknown, or arguments contradict each other.
+        InputError: A prompt is empty or too long, or cannot be encoded.
+        NotFinite: The model computes NaN. The message names the step.
+    """
+    carry, given = carry or {}, dict(inputs or {})
+    choice = Choice.of(temperature, top_k, top_p)
+    _check(max_tokens, beams, batch_size, max_positions, on_token, choice)
+    net = model if isinstance(model, Model) else load(model)
+    vocabulary = _vocabulary(net, tokenizer)
+    prompts = encoded_prompts(prompt, vocabulary)
+    roles = find_roles(net, given, carry, output)
+    table = position_table(net, roles.positions, roles.mask)
+    limit = _limit(roles, max_positions, None if table is None else table.rows)
+    scored = _scored(net, roles)
+    check_prompts(prompts, None if vocabulary is None else len(vocabulary), limit)
+    settings = Settings(
+        max_tokens, choice, beams, length_penalty, seed, _stops(stop, vocabulary), _ends(end, vocabulary), limit,
+        probabilities, vocabulary, on_token,
+    )  # fmt: skip
+    pads = roles.mask is not None and (roles.positions is not None or (table is not None and table.counts_mask))
+    file = model if not isinstance(model, Model) and str(model).endswith(".onnx") else None
+    run = _run(net, roles, engine, file, device, threads)
+    types = net.input_types
+    padding = 0 if vocabulary is None else vocabulary.padding
+    decoder = Decoder(run, roles, types, _arrays(types, given, len(prompts)), padding, net.name)
+    groups = batches(prompts, 1 if beams > 1 else batch_size, pads and roles.batch is None)
+    begin = time.perf_counter()
+    items = _generated(decoder, prompts, groups, settings)
+    seconds = time.perf_counter() - begin
+    return Generations(items, seconds, tuple(_notes(roles, vocabulary, scored, settings, items)))
+
+
+def _generated(
+    decoder: Decoder, prompts: Sequence[np.ndarray], groups: Sequence[Sequence[int]], settings: Settings
+) -> tuple[Generation, ...]:
+    """Return the results in the order of the prompts. groups: the numbers of the prompts that run together."""
+    found: dict[int, Generation] = {}
+    for group in groups:
+        chosen = [prompts[number] for number in group]
+        if settings.beams > 1:
+            found[group[0]] = generate_beams(decoder, chosen[0], group[0], settings)
+        else:
+            found.update(zip(group, generate_together(decoder, chosen, group, settings), strict=True))
+    return tuple(found[number] for number in range(len(prompts)))
+
+
+def _check(
+    max_tokens: int, beams: int, batch_size: int, max_positions: int | None, on_token: Any, choice: Choice
+) -> None:
+    """Raise UsageError if arguments are out of range or contradict each other."""
+    if max_tokens < 0 or beams < 1 or batch_size < 1 or (max_positions is not None and max_positions < 1):
+        raise UsageError(
+            f"gk.generate: max_tokens={max_tokens} must be at least 0; beams={beams}, batch_size={batch_size} and "
+            f"max_positions={max_positions} at least 1"
+        )
+    if beams > 1 and choice.random:
+        raise UsageError("gk.generate: beam search (beams) draws no tokens: leave out temperature, top_k and top_p")
+    if beams > 1 and on_token is not None:
+        raise UsageError("gk.generate: beam search (beams) knows its tokens only at the end: leave out on_token")
+
+
+def _vocabulary(net: Model, tokenizer: Vocabulary | str | Path | None) -> Vocabulary | None:
+    if tokenizer is None:
+        return vocabulary_of(net.meta)
+    return tokenizer if isinstance(tokenizer, Vocabulary) else read_vocabulary(tokenizer)
+
+
+def _stops(stop: str | Sequence[str], vocabulary: Vocabulary | None) -> Sequence[str]:
+    """Return the stop texts. Raises UsageError if one is empty, or if there is no vocabulary."""
+    stops = [stop] if isinstance(stop, str) else list(stop)
+    if vocabulary is None and stops:
+        raise UsageError("gk.generate: stop texts (stop=, --stop) need a vocabulary or a tokenizer (tokenizer=)")
+    if "" in stops:
+        raise UsageError("gk.generate: a stop text (stop=, --stop) is empty")
+    return stops
+
+
+def _limit(roles: Roles, given: int | None, rows: int | None) -> int | None:
+    """Return the number of tokens that the model may read."""
+    fixed = None if roles.caches else roles.length
+    return min((n for n in (given, rows, fixed) if n is not None), default=None)
+
+
+def _scored(net: Model, roles: Roles) -> int | None:
+    """Return the number of tokens that the model scores; None if its file does not say."""
+    kind = net.output_types[roles.scores]
+    size = kind.shape[-1] if isinstance(kind, TensorType) and kind.shape else None
+    return size if isinstance(size, int) else None
+
+
+def _ends(end: Any, vocabulary: Vocabulary | None) -> frozenset[int]:
+    """Return the tokens that end a text. Raises UsageError for a name that the vocabulary does not contain."""
+    if end is None:
+        return frozenset(() if vocabulary is None else vocabulary.ends)
+    found = set()
+    for each in [end] if isinstance(end, (int, str)) else end:
+        number = each if isinstance(each, int) else None if vocabulary is None else vocabulary.token_number(each)
+        if number is None:
+            raise UsageError(
+                f"gk.generate: there is no token {each!r} (end=, --end)"
+                + ("; without a vocabulary, give its number" if vocabulary is None else " in the vocabulary")
+            )
+        found.add(number)
+    return frozenset(found)
+
+
+def _arrays(types: Mapping[str, Any], given: Mapping[str, Any], prompts: int) -> dict[str, np.ndarray]:
+    """Return the arrays that the caller gave. Raises UsageError if an array has neither one row nor one per prompt."""
+    arrays = {name: np.asarray(array) for name, array in given.items()}
+    for name, array in arrays.items():
+        kind = types[name]
+        by_row = isinstance(kind, TensorType) and kind.shape and not isinstance(kind.shape[0], int)
+        if by_row and (not array.ndim or len(array) not in (1, prompts)):
+            raise UsageError(
+                f"gk.generate: input {name!r} is {kind}, and its array has the shape {list(array.shape)}; the first "
+                f"axis must have size 1 or {prompts}, the number of prompts"
+            )
+    return arrays
+
+
+def _run(net: Model, roles: Roles, engine: str, file: Any, device: AnyDevice, threads: int | None) -> Run:
+    """Return a function that computes the outputs of a step."""
+    if engine == "graphkit":
+        # A program for all outputs is found faster than one for some of them.
+        chosen = net if set(net.outputs) == set(roles.outputs) else net.select(*roles.outputs)
+        return chosen.compile(device, threads=threads).run
+    run = open_engine(net, engine, file=file, device=device, threads=threads)
+    return lambda feeds: run(feeds, roles.outputs)
+
+
+def _notes(
+    roles: Roles, vocabulary: Vocabulary | None, scored: int | None, settings: Settings, items: Sequence[Generation]
+) -> list[str]:
+    """Return sentences about how the model was run."""
+    notes = []
+    if not roles.caches:
+        notes.append("the model has no cache: each step runs it on all tokens")
+    if roles.scores != "logits":
+        notes.append(f"output {roles.scores!r} is read as the scores of the next token")
+    if vocabulary is not None and scored is not None and len(vocabulary) < scored:
+        notes.append(
+            f"the model scores {scored:,} tokens and the vocabulary has {len(vocabulary):,}: the others are not chosen"
+        )
+    short = [number for number, item in enumerate(items) if item.stopped == "positions"]
+    if short:
+        notes.append(
+            f"stopped at {settings.limit:,} tokens, the number of positions of the model, after prompt "
+            f"{listed(short, len(short))}"
+        )
+    return notes
