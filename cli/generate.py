@@ -99,9 +99,10 @@ _STOPPED = {
 )  # fmt: skip
 @option(
     "--end", "ends", group=GENERATION, multiple=True, metavar="TOKEN",
-    help="Token that ends generation, by name or number; none: no token does. Default: usual names of a tokenizer, "
-    "such as </s> and <|endoftext|>. Repeatable.",
+    help="Token that ends generation, by its name, or by its number if no token has this name. Default: usual names of "
+    "a tokenizer, such as </s> and <|endoftext|>. Repeatable.",
 )  # fmt: skip
+@option("--no-end", group=GENERATION, is_flag=True, help="No token ends generation.")
 @option(
     "--probabilities", group=OUTPUT, is_flag=True, help="Also print each token with its probability by the model."
 )  # fmt: skip
@@ -112,7 +113,7 @@ _STOPPED = {
 @json_option
 def command(
     model: str, prompts: tuple[str, ...], numbers: tuple[str, ...], tokenizer: str | None,
-    arrays: tuple[str, ...], carries: tuple[str, ...], stops: tuple[str, ...], ends: tuple[str, ...],
+    arrays: tuple[str, ...], carries: tuple[str, ...], stops: tuple[str, ...], ends: tuple[str, ...], no_end: bool,
     probabilities: bool, beams: int, device: str, external_root: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Continue each TEXT with the decoder MODEL (.json, .onnx or a run folder), token by token.
@@ -148,7 +149,8 @@ def command(
         if printer is None and beams == 1:
             bar.start("generating", len(given) * options["max_tokens"], transient=True)
         found = generate(
-            net, given, tokenizer=vocabulary, inputs=_arrays(arrays), beams=beams, stop=stops, end=_ends(ends),
+            net, given, tokenizer=vocabulary, inputs=_arrays(arrays), beams=beams, stop=stops,
+            end=_ends(ends, no_end, vocabulary),
             carry=key_values(carries, "--recurrent-state", "INPUT=OUTPUT"), probabilities=probabilities,
             on_token=printer or (None if beams > 1 else lambda token: None if token.last else bar.advance()),
             device=device_of(device), **options,
@@ -211,10 +213,14 @@ def _numbers(text: str) -> list[int]:
         raise UsageError(f"--ids {text}: expected numbers of tokens, as in 1,15,7") from None
 
 
-def _ends(ends: tuple[str, ...]) -> list[int | str] | None:
-    if ends == ("none",):
+def _ends(ends: tuple[str, ...], none: bool, vocabulary: Vocabulary | None) -> list[int | str] | None:
+    """Return the tokens of --end, as names or numbers; None for the default."""
+    if none:
+        if ends:
+            raise UsageError("--no-end and --end contradict each other: leave out one of them")
         return []
-    return [int(end) if end.isdecimal() else end for end in ends] or None
+    named = [end for end in ends if vocabulary is not None and vocabulary.token_number(end) is not None]
+    return [int(end) if end.isdecimal() and end not in named else end for end in ends] or None
 
 
 def _arrays(pairs: tuple[str, ...]) -> dict[str, Any]:

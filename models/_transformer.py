@@ -44,6 +44,35 @@ def attention(x: Value, heads: int, visible: Value | None = None, *, init: Any, 
     return nn.linear(joined, width, init=project_init, bias_init="zeros", name="project")
 
 
+def cached_attention(
+    x: Value, heads: int, visible: Value, past: tuple[Value, Value], *, init: Any, project_init: Any
+) -> tuple[Value, tuple[Value, Value]]:
+    """Self-attention with the keys and values of earlier tokens. The parameters are those of `attention`.
+
+    Args:
+        x: [N, T, width].
+        heads: Number of heads.
+        visible: bool [T, P + T], False where a query must not look.
+        past: Keys and values of P earlier tokens, [N, heads, P, d].
+        init: Initialiser of the first layer.
+        project_init: Initialiser of the last layer.
+
+    Returns:
+        The result [N, T, width], and the keys and values of all tokens, [N, heads, P + T, d].
+    """
+    width = x.tensor.known_shape[-1]
+    assert isinstance(width, int)
+    joint = nn.linear(x, 3 * width, init=init, bias_init="zeros", name="qkv")
+    parts = F.split(joint, np.array([width] * 3), axis=-1)
+    queries, k, v = (F.transpose(_split_heads(part, heads), perm=(0, 2, 1, 3)) for part in parts)
+    keys, values = (F.concat(before, new, axis=2) for before, new in zip(past, (k, v), strict=True))
+    scores = F.mul(F.mat_mul(queries, F.transpose(keys, perm=(0, 1, 3, 2))), 1.0 / math.sqrt(width // heads))
+    weights = F.softmax(F.where(visible, scores, np.float32(_MASKED)), axis=-1)
+    mixed = F.transpose(F.mat_mul(weights, values), perm=(0, 2, 1, 3))
+    joined = F.reshape(mixed, np.array([0, 0, width]))
+    return nn.linear(joined, width, init=project_init, bias_init="zeros", name="project"), (keys, values)
+
+
 def _split_heads(x: Value, heads: int) -> Value:
     return F.reshape(x, np.array([0, 0, heads, -1]))
 

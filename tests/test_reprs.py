@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from combinations import full
 
 import graphkit as gk
@@ -76,6 +77,11 @@ def _records(folder: Path) -> Path:
     with RecordWriter(path) as writer:
         writer.write(b"abc")
     return path
+
+
+def _tokenizer() -> data.Tokenizer:
+    words = {"[UNK]": 0, "a": 1}
+    return data.Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]")).to_str())
 
 
 def _vocabulary() -> data.Vocabulary:
@@ -179,6 +185,7 @@ MADE: dict[str, Callable[[Path], Any]] = {
     "RecordWriter": lambda folder: RecordWriter(folder / "b.rec"),
     "RecordFile": lambda folder: RecordFile(_records(folder)),
     "RecordStream": lambda folder: RecordStream(_records(folder)),
+    "Tokenizer": lambda _: _tokenizer(),
     "Vocabulary": lambda _: _vocabulary(),
     "Loss": lambda _: losses.get("softmax_cross_entropy", label_smoothing=0.1),
     "StoredFile": _stored_file,

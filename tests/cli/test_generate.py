@@ -116,7 +116,7 @@ def test_tokenizer(call, files):
     assert record["results"][0]["prompt_ids"] == library.encode("the fox").ids[:-1]
     assert any("the vocabulary has" in note for note in record["notes"])
     code, out, _ = call(
-        "generate", files / "plain.onnx", "x", "--tokenizer", files / "tokenizer.json", "--end", "none", "--stop",
+        "generate", files / "plain.onnx", "x", "--tokenizer", files / "tokenizer.json", "--no-end", "--stop",
         "zzz", "--max-tokens", 5,
     )  # fmt: skip
     assert code == 0
@@ -138,6 +138,8 @@ def test_tokenizer(call, files):
         (["plain.onnx", "--ids", "1", "--input", "y=none.npz"], 2, "none.npz"),
         (["plain.onnx", "--ids", "999"], 5, "index 999"),
         (["letters.onnx", "a", "--end", "zz"], 2, "no token 'zz'"),
+        (["letters.onnx", "a", "--end", "999"], 2, "no token 999 (end=, --end): it is not in <Vocabulary of"),
+        (["letters.onnx", "a", "--end", "b", "--no-end"], 2, "contradict"),
         (["letters.onnx", "x" * 41], 2, "41 tokens, but the model has 40 positions"),
     ],
 )

@@ -103,16 +103,50 @@ def rerun_without_special(runtime, prompt, count):
     return tuple(ids[len(prompt) :])
 
 
+def test_transformer_with_a_cache_equals_the_one_without(language_model):
+    cached = gk.models.build(
+        "transformer_lm", vocab=len(Vocabulary.from_json(language_model.meta["vocabulary"])), width=16, heads=2,
+        layers=1, length=24, cache=True,
+    )  # fmt: skip
+    cached = gk.Model.from_graph(cached.graph, dict(language_model.params))
+    runtime = session(language_model)
+    found = gk.generate(cached, [[4, 5], [6], [3, 3, 3]], max_tokens=30)
+    assert [len(item.ids) for item in found] == [23, 24, 22]  # 24 positions
+    for item in found:
+        assert item.ids == rerun(runtime, item.prompt_ids, len(item.ids))
+    assert not any("no cache" in note for note in found.notes)
+    assert gk.verify(cached).passed
+
+
+def test_programs_are_kept_with_the_model(net, monkeypatch):
+    made = []
+    compiled = gk.Model.compile
+    monkeypatch.setattr(gk.Model, "compile", lambda *a, **o: made.append(o) or compiled(*a, **o))
+    model = gk.Model.from_graph(net.graph, dict(net.params))
+    first = gk.generate(model, [3, 1], max_tokens=4).ids
+    assert gk.generate(model, [3, 1], max_tokens=4).ids == first
+    model.params["logits_bias"] = np.eye(23, dtype=np.float32)[11] * 1e4
+    assert gk.generate(model, [3, 1], max_tokens=4).ids == (11, 11, 11, 11)
+    assert len(made) == 1
+
+
 @pytest.mark.parametrize("stateful", [True, False])
 def test_recurrent_model_equals_onnxruntime(stateful):
     model = spread(gk.models.build("lstm_lm", vocab=13, hidden=8, layers=2, stateful=stateful))
-    whole = gk.models.build("lstm_lm", vocab=13, hidden=8, layers=2)
-    runtime = session(gk.Model.from_graph(whole.graph, dict(model.params)))
+    runtime = session(runtime_model(model))
     found = gk.generate(model, [[3, 1], [7], [2, 5]], max_tokens=10)
     assert [item.ids for item in found] == [
         rerun(runtime, prompt, 10, time_major=True) for prompt in ([3, 1], [7], [2, 5])
     ]
     assert len({token for item in found for token in item.ids}) >= 3
+    beams = gk.generate(model, [3, 1], max_tokens=4, beams=3)
+    assert beams.ids == gk.generate(runtime_model(model), [3, 1], max_tokens=4, beams=3, engine="onnxruntime").ids
+
+
+def runtime_model(model):
+    """Return the model without a state, of the same parameters."""
+    whole = gk.models.build("lstm_lm", vocab=13, hidden=8, layers=2)
+    return gk.Model.from_graph(whole.graph, dict(model.params))
 
 
 def test_prompt_is_fed_token_by_token_if_the_length_is_one(net, runtime):
@@ -170,6 +204,42 @@ def test_half_precision_cache_and_logits(net):
         kept = (kept * np.float16(0.5) + model.params["table"][ids[-1]].astype(np.float16)).astype(np.float16)
         ids.append(int((kept.astype(np.float32) @ weight.astype(np.float32)).argmax()))
     assert found.ids == tuple(ids[1:])
+
+
+def test_decoder_with_mask_and_positions_but_no_cache(net, runtime):
+    """The past is given as empty arrays, so the model has no cache, and shorter prompts are padded."""
+    empty = {name: np.zeros((1, 2, 0, 8), np.float32) for name in net.inputs if name.startswith("past")}
+    found = gk.generate(net, list(PROMPTS), max_tokens=7, inputs=empty)
+    assert "no cache" in found.notes[0]
+    assert [item.ids for item in found] == [greedy(runtime, prompt, 7) for prompt in PROMPTS]
+
+
+def test_inputs_of_merged_exports():
+    """The flag is False in the first run, one position is scored, and the keys of the encoder stay the first ones."""
+    ids, kinds = gk.input("input_ids", ["N", "T"], "int64"), gk.input("token_type_ids", ["N", "T"], "int64")
+    places, kept = gk.input("cache_position", ["T"], "int64"), gk.input("num_logits_to_keep", [], "int64")
+    flag = gk.input("use_cache_branch", [1], "bool")
+    past = gk.input("past_key_values.0.encoder.key", ["N", "S", 11])
+    rng = np.random.default_rng(0)
+    first = rng.standard_normal((1, 3, 11)).astype(np.float32) / 3
+    keys = gk.where(flag, np.float32(0), gk.expand(gk.constant(first), gk.concat(gk.shape(ids)[:1], [1, 1], axis=0)))
+    used = gk.add(gk.reduce_sum(past, np.array([1])), gk.mul(gk.reduce_sum(keys, np.array([1])), np.float32(0.5)))
+    h = gk.add(gk.nn.embedding(ids, 11, 11, name="token"), gk.nn.embedding(places, 40, 11, name="place"))
+    h = gk.add(gk.add(h, gk.cast(gk.unsqueeze(kinds, np.array([2])), to="float32")), used)
+    last = gk.slice(h, gk.neg(gk.unsqueeze(kept, np.array([0]))), np.array([99]), np.array([1]))
+    model = gk.Model({"logits": last, "present.0.encoder.key": keys}, seed=0)
+    params = {n: rng.standard_normal(a.shape).astype(a.dtype) for n, a in model.params.items()}
+    model = gk.Model.from_graph(model.graph, params)
+    found = gk.generate(model, [[3, 1, 4], [2]], max_tokens=8)
+    total = first.sum(axis=1)[0]
+    for item in found:
+        ids, written = list(item.prompt_ids), []
+        for step in range(8):
+            scores = params["token_weight"][ids[-1]] + params["place_weight"][len(ids) - 1]
+            written.append(int((scores + total * (1 if step else 0.5)).argmax()))
+            ids.append(written[-1])
+        assert item.ids == tuple(written)
+    assert len({token for item in found for token in item.ids}) >= 3
 
 
 # --- results ----------------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ class Vocabulary:
         return cls.from_json(read_text(Path(path)))
 
     def __repr__(self) -> str:
-        return f"<Vocabulary of {len(self)} {self.level}s>"
+        return f"<{type(self).__name__} of {len(self)} {self.level}s>"
 
 
 def tokens_of(text: str, level: str) -> list[str]:

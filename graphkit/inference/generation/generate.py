@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ from graphkit.text import listed
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.groups import AnyDevice
+
+# For each model, what runs it with certain outputs, device and threads: packed weights and programs are made once.
+_kept: weakref.WeakKeyDictionary[Model, dict[Any, Run]] = weakref.WeakKeyDictionary()
 
 
 @typed("gk.generate")
@@ -65,7 +69,7 @@ def generate(
     each step.
 
     Args:
-        model: The model, or its file or run folder.
+        model: The model, or its file or run folder. Programs are kept from call to call if you pass the same Model.
         prompt: A text, the numbers of its tokens, or a list of such prompts.
         max_tokens: Maximum number of tokens after each prompt.
         temperature: Scores are divided by it before a token is drawn. 0: the most probable token. Default: 1 with
@@ -193,12 +197,13 @@ def _ends(end: Any, vocabulary: Vocabulary | None) -> frozenset[int]:
     if end is None:
         return frozenset(() if vocabulary is None else vocabulary.ends)
     found = set()
-    for each in [end] if isinstance(end, (int, str)) else end:
-        number = each if isinstance(each, int) else None if vocabulary is None else vocabulary.token_number(each)
-        if number is None:
+    for each in [end] if isinstance(end, (int, np.integer, str)) else end:
+        named = None if vocabulary is None or not isinstance(each, str) else vocabulary.token_number(each)
+        number = named if isinstance(each, str) else int(each)
+        if number is None or number < 0 or (vocabulary is not None and number >= len(vocabulary)):
             raise UsageError(
-                f"gk.generate: there is no token {each!r} (end=, --end)"
-                + ("; without a vocabulary, give its number" if vocabulary is None else " in the vocabulary")
+                f"gk.generate: there is no token {each!r} (end=, --end): "
+                + ("without a vocabulary, give its number" if vocabulary is None else f"it is not in {vocabulary!r}")
             )
         found.add(number)
     return frozenset(found)
@@ -220,12 +225,16 @@ def _arrays(types: Mapping[str, Any], given: Mapping[str, Any], prompts: int) ->
 
 def _run(net: Model, roles: Roles, engine: str, file: Any, device: AnyDevice, threads: int | None) -> Run:
     """Return a function that computes the outputs of a step."""
-    if engine == "graphkit":
+    if engine != "graphkit":
+        run = open_engine(net, engine, file=file, device=device, threads=threads)
+        return lambda feeds: run(feeds, roles.outputs)
+    kept = _kept.setdefault(net, {})
+    key = (roles.outputs, repr(device), threads)
+    if key not in kept:
         # A program for all outputs is found faster than one for some of them.
         chosen = net if set(net.outputs) == set(roles.outputs) else net.select(*roles.outputs)
-        return chosen.compile(device, threads=threads).run
-    run = open_engine(net, engine, file=file, device=device, threads=threads)
-    return lambda feeds: run(feeds, roles.outputs)
+        kept[key] = chosen.compile(device, threads=threads).run
+    return kept[key]
 
 
 def _notes(

@@ -30,7 +30,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Generation:
-    """What was generated after one prompt.
+    """The tokens and the text that were generated after one prompt.
 
     Attributes:
         prompt_ids: The tokens of the prompt.
@@ -54,7 +54,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Generations(Sequence[Generation]):
-    """What was generated after each prompt, in the order of the prompts. `gk.generate` returns one.
+    """The results of all prompts, in their order. `gk.generate` returns one.
 
     Attributes:
         items: One Generation per prompt.
