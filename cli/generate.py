@@ -145,7 +145,7 @@ def command(
     vocabulary = vocabulary_of(net.meta) if tokenizer is None else read_vocabulary(tokenizer)
     printed = len(given) == 1 and beams == 1 and not as_json
     printer = _Printer(given[0], vocabulary) if printed else None
-    with ProgressBar() as bar:
+    with ProgressBar(None if printer is None else False) as bar:  # the bar would erase printed tokens
         if printer is None and beams == 1:
             bar.start("generating", len(given) * options["max_tokens"], transient=True)
         found = generate(

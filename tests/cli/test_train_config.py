@@ -14,6 +14,9 @@ import graphkit as gk
 
 USAGE = 2
 
+# Options whose values are paths. Relative ones count from the folder of the configuration file.
+_PATHS = ("data", "valid", "output", "profile", "allow-external-root", "class-weights", "teacher", "tokenizer")
+
 
 @pytest.fixture(scope="module")
 def task(write_task):
@@ -154,7 +157,7 @@ def test_every_option_is_one_of_the_file(call, task, tmp_path):
         read = found[name]
         if isinstance(read, dict):
             read = [f"{k}={v}" for k, v in read.items()]
-        if name in ("data", "valid", "output", "profile", "allow-external-root", "class-weights", "teacher"):
+        if name in _PATHS:
             value = str(tmp_path / value)
         assert read == value, name
 

@@ -438,6 +438,8 @@ def test_not_finite_scores_name_the_step(net):
         ({"temperature": 0.0, "top_k": 3}, "leave out top_k"),
         ({"beams": 2, "top_k": 3}, "draws no tokens"),
         ({"beams": 2, "on_token": print}, "leave out on_token"),
+        ({"seed": -1}, "seed=-1"),
+        ({"length_penalty": float("inf")}, "length_penalty=inf"),
         ({"stop": "x"}, "need a vocabulary"),
         ({"end": "</s>"}, "no token '</s>'"),
         ({"engine": "tensorflow"}, "engine must be"),

@@ -66,6 +66,7 @@ def test_very_low_temperature_is_greedy():
     scores = np.random.default_rng(0).standard_normal(50).astype(np.float32)
     rng = np.random.default_rng(0)
     assert {Choice.of(1e-6, None, None).pick(scores, rng) for _ in range(50)} == {int(scores.argmax())}
+    assert Choice.of(1e-320, None, None).pick(scores, rng) == int(scores.argmax())
 
 
 def test_default_is_greedy_and_limits_draw():

@@ -86,7 +86,8 @@ def _largest(scores: np.ndarray, count: int) -> np.ndarray:
 def softmax(scores: np.ndarray, temperature: float = 1.0) -> np.ndarray:
     """Return probabilities of scores along the last axis, float64. Minus infinity has probability 0."""
     scores = scores.astype(np.float64)
-    powers = np.exp((scores - scores.max(axis=-1, keepdims=True)) / temperature)
+    with np.errstate(over="ignore"):  # a quotient may be minus infinity
+        powers = np.exp((scores - scores.max(axis=-1, keepdims=True)) / temperature)
     found: np.ndarray = powers / powers.sum(axis=-1, keepdims=True)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -108,7 +109,7 @@ def generate(
     """
     carry, given = carry or {}, dict(inputs or {})
     choice = Choice.of(temperature, top_k, top_p)
-    _check(max_tokens, beams, batch_size, max_positions, on_token, choice)
+    _check(max_tokens, beams, length_penalty, seed, batch_size, max_positions, on_token, choice)
     net = model if isinstance(model, Model) else load(model)
     vocabulary = _vocabulary(net, tokenizer)
     prompts = encoded_prompts(prompt, vocabulary)
@@ -149,13 +150,18 @@ def _generated(
 
 
 def _check(
-    max_tokens: int, beams: int, batch_size: int, max_positions: int | None, on_token: Any, choice: Choice
-) -> None:
+    max_tokens: int, beams: int, length_penalty: float, seed: int, batch_size: int, max_positions: int | None,
+    on_token: Any, choice: Choice,
+) -> None:  # fmt: skip
     """Raise UsageError if arguments are out of range or contradict each other."""
     if max_tokens < 0 or beams < 1 or batch_size < 1 or (max_positions is not None and max_positions < 1):
         raise UsageError(
             f"gk.generate: max_tokens={max_tokens} must be at least 0; beams={beams}, batch_size={batch_size} and "
             f"max_positions={max_positions} at least 1"
+        )
+    if seed < 0 or not math.isfinite(length_penalty):
+        raise UsageError(
+            f"gk.generate: seed={seed} must be at least 0, and length_penalty={length_penalty} a finite number"
         )
     if beams > 1 and choice.random:
         raise UsageError("gk.generate: beam search (beams) draws no tokens: leave out temperature, top_k and top_p")
