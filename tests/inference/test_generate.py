@@ -440,6 +440,8 @@ def test_not_finite_scores_name_the_step(net):
         ({"beams": 2, "on_token": print}, "leave out on_token"),
         ({"seed": -1}, "seed=-1"),
         ({"length_penalty": float("inf")}, "length_penalty=inf"),
+        ({"length_penalty": 1.0}, "also give beams"),
+        ({"beams": 2, "probabilities": True}, "leave out probabilities"),
         ({"stop": "x"}, "need a vocabulary"),
         ({"end": "</s>"}, "no token '</s>'"),
         ({"engine": "tensorflow"}, "engine must be"),
@@ -472,6 +474,42 @@ def test_wrong_prompts(net, prompt, message):
 def test_token_outside_of_the_table_names_node_and_length(net):
     with pytest.raises(RuntimeFailure, match=r"at a length of 2 tokens: token: Gather.*index 25"):
         gk.generate(net, [1, 25])
+
+
+def test_scores_of_all_tokens_in_one_axis_are_an_error():
+    x = gk.input("input_ids", ["N", "T"], "int64")
+    flat = gk.reshape(gk.nn.embedding(x, 5, 5, name="token"), np.array([-1, 5]))
+    with pytest.raises(UsageError, match=r"output 'logits' has the shape \[2, 5\]"):
+        gk.generate(gk.Model({"logits": flat}), [1, 2])
+
+
+def test_only_tokens_without_text_have_a_score():
+    x = gk.input("input_ids", ["N", "T"], "int64")
+    model = gk.Model({"logits": gk.nn.embedding(x, 3, 3, name="token")})
+    model.params["token_weight"] = np.array([[1, 1, -np.inf]] * 3, np.float32)
+    with pytest.raises(NotFinite, match="only minus infinity"):
+        gk.generate(model, "a", tokenizer=Vocabulary(["<pad>", "<unk>", "a"], "char"))
+
+
+def test_states_of_a_fixed_size_prevent_padding():
+    """Padding would change the state, so prompts of different lengths run apart."""
+    x, mask = gk.input("input_ids", ["N", "T"], "int64"), gk.input("attention_mask", ["N", "P"], "int64")
+    places, state = gk.input("position_ids", ["N", "T"], "int64"), gk.input("state", ["N", 9])
+    h = gk.nn.embedding(x, 9, 9, name="token")
+    total = gk.add(gk.mul(state, np.float32(0.5)), gk.reduce_sum(h, np.array([1]), keepdims=False))
+    zero = gk.mul(gk.cast(gk.add(gk.reduce_sum(mask), gk.reduce_sum(places)), to="float32"), np.float32(0))
+    model = spread(gk.Model({"logits": gk.add(total, zero), "last_state": total}))
+    found = gk.generate(model, [[1, 2, 3], [4]], max_tokens=6)
+    assert [item.ids for item in found] == [gk.generate(model, prompt, max_tokens=6).ids for prompt in ([1, 2, 3], [4])]
+    assert len({token for item in found for token in item.ids}) >= 3
+
+
+def test_model_with_separate_roles_is_compiled_again(net):
+    model = gk.Model.from_graph(net.graph, dict(net.params))
+    before = gk.generate(model, [3, 1], max_tokens=4).ids
+    other = cached_decoder(seed=5)
+    model._adopt(other.graph, dict(other.params), 0)  # as Model.separate_roles does
+    assert gk.generate(model, [3, 1], max_tokens=4).ids == gk.generate(other, [3, 1], max_tokens=4).ids != before
 
 
 def test_empty_text_is_an_error(language_model):

@@ -204,7 +204,7 @@ def _last(decoder: Decoder, scores: np.ndarray, rows: int, place: int) -> np.nda
     """Return the scores of the next token, float32 or float64 [rows, V], from an output of the decoder."""
     if scores.ndim == 3:
         scores = scores[place] if decoder.roles.time_major else scores[:, place]
-    if scores.ndim != 2 or len(scores) < rows:
+    if scores.ndim != 2 or len(scores) != (rows if decoder.roles.batch is None else decoder.roles.batch):
         raise UsageError(
             f"model {decoder.name!r}: for {rows} sequences, output {decoder.roles.scores!r} has the shape "
             f"{list(scores.shape)}; expected [N, T, V] or [N, V]"
@@ -227,5 +227,5 @@ def check_scores(scores: np.ndarray, step: int, prompts: Sequence[int], padded: 
         return
     row = int(np.flatnonzero(~np.isfinite(highest))[0])
     what = "NaN" if np.isnan(highest[row]) else "infinity" if highest[row] > 0 else "only minus infinity"
-    hint = ". The prompts were padded to one length: try batch_size=1 (--batch-size 1)" if padded else ""
+    hint = ". Prompts were padded to one length: try batch_size=1 (--batch-size 1)" if padded else ""
     raise NotFinite(f"the scores of token {step} after prompt {prompts[row]} contain {what}{hint}")

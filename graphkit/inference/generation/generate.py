@@ -19,10 +19,11 @@ from graphkit.inference.engines import open_engine
 from graphkit.inference.generation.choosing import Choice
 from graphkit.inference.generation.decoder import Decoder, Run
 from graphkit.inference.generation.generator import Settings, generate_beams, generate_together
-from graphkit.inference.generation.positions import position_table
+from graphkit.inference.generation.positions import PositionTable, position_table
 from graphkit.inference.generation.prompts import batches, check_prompts, encoded_prompts
 from graphkit.inference.generation.results import Generation, Generations, Token
 from graphkit.inference.generation.roles import Roles, find_roles
+from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.model import Model, load
 from graphkit.signatures import typed
@@ -31,8 +32,8 @@ from graphkit.text import listed
 if TYPE_CHECKING:
     from graphkit.executor.devices.groups import AnyDevice
 
-# For each model, what runs it with certain outputs, device and threads: packed weights and programs are made once.
-_kept: weakref.WeakKeyDictionary[Model, dict[Any, Run]] = weakref.WeakKeyDictionary()
+# For each model its graph, and what runs it by outputs, device and threads: packed weights and programs are made once.
+_kept: weakref.WeakKeyDictionary[Model, tuple[Graph, dict[Any, Run]]] = weakref.WeakKeyDictionary()
 
 
 @typed("gk.generate")
@@ -109,7 +110,8 @@ def generate(
     """
     carry, given = carry or {}, dict(inputs or {})
     choice = Choice.of(temperature, top_k, top_p)
-    _check(max_tokens, beams, length_penalty, seed, batch_size, max_positions, on_token, choice)
+    _check(max_tokens, seed, batch_size, max_positions)
+    _check_beams(beams, length_penalty, choice, probabilities, on_token)
     net = model if isinstance(model, Model) else load(model)
     vocabulary = _vocabulary(net, tokenizer)
     prompts = encoded_prompts(prompt, vocabulary)
@@ -122,13 +124,12 @@ def generate(
         max_tokens, choice, beams, length_penalty, seed, _stops(stop, vocabulary), _ends(end, vocabulary), limit,
         probabilities, vocabulary, on_token,
     )  # fmt: skip
-    pads = roles.mask is not None and (roles.positions is not None or (table is not None and table.counts_mask))
     file = model if not isinstance(model, Model) and str(model).endswith(".onnx") else None
     run = _run(net, roles, engine, file, device, threads)
     types = net.input_types
     padding = 0 if vocabulary is None else vocabulary.padding
     decoder = Decoder(run, roles, types, _arrays(types, given, len(prompts)), padding, net.name)
-    groups = batches(prompts, 1 if beams > 1 else batch_size, pads and roles.batch is None)
+    groups = batches(prompts, 1 if beams > 1 else batch_size, _pads(roles, table))
     begin = time.perf_counter()
     items = _generated(decoder, prompts, groups, settings)
     seconds = time.perf_counter() - begin
@@ -149,24 +150,41 @@ def _generated(
     return tuple(found[number] for number in range(len(prompts)))
 
 
-def _check(
-    max_tokens: int, beams: int, length_penalty: float, seed: int, batch_size: int, max_positions: int | None,
-    on_token: Any, choice: Choice,
-) -> None:  # fmt: skip
-    """Raise UsageError if arguments are out of range or contradict each other."""
-    if max_tokens < 0 or beams < 1 or batch_size < 1 or (max_positions is not None and max_positions < 1):
+def _check(max_tokens: int, seed: int, batch_size: int, max_positions: int | None) -> None:
+    """Raise UsageError if an argument is out of range."""
+    if max_tokens < 0 or seed < 0 or batch_size < 1 or (max_positions is not None and max_positions < 1):
         raise UsageError(
-            f"gk.generate: max_tokens={max_tokens} must be at least 0; beams={beams}, batch_size={batch_size} and "
+            f"gk.generate: max_tokens={max_tokens} and seed={seed} must be at least 0, batch_size={batch_size} and "
             f"max_positions={max_positions} at least 1"
         )
-    if seed < 0 or not math.isfinite(length_penalty):
-        raise UsageError(
-            f"gk.generate: seed={seed} must be at least 0, and length_penalty={length_penalty} a finite number"
-        )
-    if beams > 1 and choice.random:
+
+
+def _check_beams(beams: int, penalty: float, choice: Choice, probabilities: bool, on_token: Any) -> None:
+    """Raise UsageError if other arguments contradict the number of beams."""
+    if beams < 1 or not math.isfinite(penalty):
+        raise UsageError(f"gk.generate: beams={beams} must be at least 1, length_penalty={penalty} a finite number")
+    if beams == 1 and penalty:
+        raise UsageError("gk.generate: length_penalty is for a beam search: also give beams (--beams)")
+    if beams == 1:
+        return
+    if choice.random:
         raise UsageError("gk.generate: beam search (beams) draws no tokens: leave out temperature, top_k and top_p")
-    if beams > 1 and on_token is not None:
+    if probabilities:
+        raise UsageError(
+            "gk.generate: beam search (beams) returns the log probability of each hypothesis: leave out probabilities"
+        )
+    if on_token is not None:
         raise UsageError("gk.generate: beam search (beams) knows its tokens only at the end: leave out on_token")
+
+
+def _pads(roles: Roles, table: PositionTable | None) -> bool:
+    """Return whether shorter prompts of a batch can be padded on the left without a change of their results.
+
+    The mask must hide padding, positions must not count it, and there must be no state that padding changes.
+    """
+    if roles.mask is None or roles.batch is not None or any(cache.grows is None for cache in roles.caches):
+        return False
+    return roles.positions is not None or (table is not None and table.counts_mask)
 
 
 def _vocabulary(net: Model, tokenizer: Vocabulary | str | Path | None) -> Vocabulary | None:
@@ -234,7 +252,10 @@ def _run(net: Model, roles: Roles, engine: str, file: Any, device: AnyDevice, th
     if engine != "graphkit":
         run = open_engine(net, engine, file=file, device=device, threads=threads)
         return lambda feeds: run(feeds, roles.outputs)
-    kept = _kept.setdefault(net, {})
+    graph, kept = _kept.setdefault(net, (net.graph, {}))
+    if graph is not net.graph:  # Model.separate_roles replaces graph and parameters
+        kept = {}
+        _kept[net] = (net.graph, kept)
     key = (roles.outputs, repr(device), threads)
     if key not in kept:
         # A program for all outputs is found faster than one for some of them.

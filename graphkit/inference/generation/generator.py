@@ -110,6 +110,7 @@ def generate_together(
         scores = sequences.feed(tokens)
         check_scores(scores, len(active[0].ids) + 1, [row.number for row in active], padded)
         usable = settings.usable(scores)
+        check_scores(usable, len(active[0].ids) + 1, [row.number for row in active], padded)
         chosen = [row.choose(s, u) for row, s, u in zip(active, scores, usable, strict=True)]
         going = [place for place, row in enumerate(active) if not row.stopped]
         if not going:
@@ -142,7 +143,9 @@ def generate_beams(decoder: Decoder, prompt: np.ndarray, number: int, settings: 
 
     def checked(scores: np.ndarray, step: int) -> np.ndarray:
         check_scores(scores, step, [number] * len(scores), padded=False)
-        return settings.usable(scores)
+        usable = settings.usable(scores)
+        check_scores(usable, step, [number] * len(scores), padded=False)
+        return usable
 
     if settings.max_tokens == 0:
         return _Row(number, prompt, settings).result()
