@@ -227,6 +227,22 @@ def test_prediction_with_a_tokenizer(call, files, tmp_path):
     assert "give one .txt file" in err
 
 
+def test_prediction_cuts_texts_and_keeps_special_tokens(call, files, tmp_path):
+    ids = gk.input("input_ids", ["N", 4], "int64")
+    gk.Model({"same": gk.cast(ids, to="float32")}).save(tmp_path / "net.onnx")
+    lines = ["the fox", "a lazy dog jumps over the fox", "x"]
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    options = ["--tokenizer", files / "tokenizer.json", "-o", tmp_path / "out.npz"]
+    code, _, err = call("predict", tmp_path / "net.onnx", tmp_path / "lines.txt", *options)
+    assert code == 0, err
+    library = Library.from_file(str(files / "tokenizer.json"))
+    library.enable_truncation(4)
+    library.enable_padding(length=4)
+    expected = [library.encode(line).ids for line in lines]
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npz")["same"], expected)
+    assert expected[1][-1] == library.token_to_id("</s>")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

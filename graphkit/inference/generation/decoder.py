@@ -209,8 +209,8 @@ def _last(decoder: Decoder, scores: np.ndarray, rows: int, place: int) -> np.nda
             f"model {decoder.name!r}: for {rows} sequences, output {decoder.roles.scores!r} has the shape "
             f"{list(scores.shape)}; expected [N, T, V] or [N, V]"
         )
-    found = scores[:rows]
-    return found if found.dtype == np.float64 else found.astype(np.float32, copy=False)
+    # A copy releases the array of the run, so that the next run uses its memory again.
+    return scores[:rows].astype(np.float64 if scores.dtype == np.float64 else np.float32)
 
 
 def check_scores(scores: np.ndarray, step: int, prompts: Sequence[int], padded: bool) -> None:

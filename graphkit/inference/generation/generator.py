@@ -110,7 +110,8 @@ def generate_together(
         scores = sequences.feed(tokens)
         check_scores(scores, len(active[0].ids) + 1, [row.number for row in active], padded)
         usable = settings.usable(scores)
-        check_scores(usable, len(active[0].ids) + 1, [row.number for row in active], padded)
+        if usable is not scores:
+            check_scores(usable, len(active[0].ids) + 1, [row.number for row in active], padded)
         chosen = [row.choose(s, u) for row, s, u in zip(active, scores, usable, strict=True)]
         going = [place for place, row in enumerate(active) if not row.stopped]
         if not going:
@@ -144,7 +145,8 @@ def generate_beams(decoder: Decoder, prompt: np.ndarray, number: int, settings: 
     def checked(scores: np.ndarray, step: int) -> np.ndarray:
         check_scores(scores, step, [number] * len(scores), padded=False)
         usable = settings.usable(scores)
-        check_scores(usable, step, [number] * len(scores), padded=False)
+        if usable is not scores:
+            check_scores(usable, step, [number] * len(scores), padded=False)
         return usable
 
     if settings.max_tokens == 0:

@@ -167,10 +167,10 @@ def _scores(model: Model, others: Collection[str]) -> str:
     if _SCORES in found:
         return _SCORES
     if len(found) != 1:
-        every = ", ".join(f"{name} {kind}" for name, kind in model.output_types.items())
+        every = ", ".join(f"{name} {kind}" for name, kind in model.output_types.items() if name not in others)
         which = f"{len(found)} could be: {', '.join(found)}" if found else "there is none"
         raise UsageError(
             f"model {model.name!r}: a decoder needs one output of floats [N, T, V] that scores the next token, but "
-            f"{which}. The outputs are {every}. Name it (output=, --output-name)"
+            f"{which}. Apart from caches, the outputs are {every}. Name it (output=, --output-name)"
         )
     return found[0]
