@@ -24,6 +24,7 @@ from graphkit.cli._options import (
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.errors import InputError, UsageError
+from graphkit.model import is_onnx_file
 from graphkit.text import printable, quantity
 
 if TYPE_CHECKING:
@@ -142,6 +143,8 @@ def command(
     if model == "-":
         raise UsageError("graphkit generate cannot read MODEL from stdin; give its file")
     net = read_model(model, external_root, best=True)
+    # ONNX Runtime runs the file itself.
+    source = model if options["engine"] == "onnxruntime" and is_onnx_file(model) else net
     vocabulary = vocabulary_of(net.meta) if tokenizer is None else read_vocabulary(tokenizer)
     printed = len(given) == 1 and beams == 1 and not as_json
     printer = _Printer(given[0], vocabulary) if printed else None
@@ -149,7 +152,7 @@ def command(
         if printer is None and beams == 1:
             bar.start("generating", len(given) * options["max_tokens"], transient=True)
         found = generate(
-            net, given, tokenizer=vocabulary, inputs=_arrays(arrays), beams=beams, stop=stops,
+            source, given, tokenizer=vocabulary, inputs=_arrays(arrays), beams=beams, stop=stops,
             end=_ends(ends, no_end, vocabulary),
             carry=key_values(carries, "--recurrent-state", "INPUT=OUTPUT"), probabilities=probabilities,
             on_token=printer or (None if beams > 1 else lambda token: None if token.last else bar.advance()),

@@ -94,6 +94,12 @@ def test_numbers_as_prompts(call, files):
     )
 
 
+def test_onnxruntime_runs_the_file_itself(call, files, monkeypatch):
+    monkeypatch.delattr(gk.Model, "to_onnx")
+    code, _, err = call("generate", files / "plain.onnx", "--ids", "3", "--max-tokens", 1, "--engine", "onnxruntime")
+    assert code == 0, err
+
+
 def test_prompt_from_stdin(call, files, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the fox\n")))
     code, out, _ = call("generate", files / "letters.onnx", "-", "--max-tokens", 2)
