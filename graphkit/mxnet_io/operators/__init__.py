@@ -2,6 +2,7 @@
 
 from graphkit.mxnet_io.operators import (
     attention,
+    boxes,
     control,
     convolution,
     creation,
@@ -15,11 +16,12 @@ from graphkit.mxnet_io.operators import (
     product,
     recurrent,
     reduction,
+    regions,
     sequence,
     shape,
 )
 
 __all__ = [
-    "attention", "control", "convolution", "creation", "detection", "elementwise", "heads", "image", "indexing",
-    "normalization", "pooling", "product", "recurrent", "reduction", "sequence", "shape",
+    "attention", "boxes", "control", "convolution", "creation", "detection", "elementwise", "heads", "image",
+    "indexing", "normalization", "pooling", "product", "recurrent", "reduction", "regions", "sequence", "shape",
 ]  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Value
 from graphkit.mxnet_io.call import (
     Call,
@@ -162,22 +161,31 @@ def roi_pooling(call: Call) -> Value:
 
 @converter("_contrib_ROIAlign")
 def roi_align(call: Call) -> Value:
-    """The mean of interpolated samples in each bin of a region [batch index, x1, y1, x2, y2]."""
+    """The mean of interpolated samples in each bin of a region [batch index, x1, y1, x2, y2].
+
+    With position_sensitive, each bin is pooled from channels of its own: those of an output are one after another.
+    """
     attributes = call.attributes
-    if attributes.flag("position_sensitive", False):
-        raise UnsupportedError("position_sensitive=True")
+    by_position = attributes.flag("position_sensitive", False)
     height, width = attributes.integers("pooled_size")
     regions = call[1]
     corners = F.slice(regions, i64(1), i64(5), i64(1))
     batch = as_indices(F.squeeze(F.slice(regions, i64(0), i64(1), i64(1)), i64(1)))
     aligned = attributes.flag("aligned", False)
     result: Value = F.roi_align(
-        call[0], corners, batch, output_height=height, output_width=width, name=call.name,
+        call[0], corners, batch, output_height=height, output_width=width, name="" if by_position else call.name,
         sampling_ratio=max(attributes.integer("sample_ratio", -1), 0),
         spatial_scale=attributes.number("spatial_scale", 1.0),
         coordinate_transformation_mode="half_pixel" if aligned else "output_half_pixel",
     )  # fmt: skip
-    return result
+    if not by_position:
+        return result
+    # Bin i of the channels i, i + bins, i + 2 * bins, ...
+    bins = height * width
+    own = constant(i64(*range(0, bins * bins, bins + 1)))
+    (channels,) = static_sizes(call[0], [1])
+    chosen = F.gather(reshape(result, [0, channels // bins, bins * bins]), own, axis=2)
+    return reshape(chosen, [0, 0, height, width])
 
 
 @converter("_image_normalize")

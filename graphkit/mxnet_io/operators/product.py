@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from graphkit.ir.graph import Value
-from graphkit.mxnet_io.call import Call, converter, rank_of, scalar, transpose
+from graphkit.mxnet_io.call import Call, as_indices, converter, rank_of, scalar, sizes_of, transpose
 from graphkit.ops import F
 from graphkit.ops.axes import i64
 
@@ -72,3 +74,18 @@ def khatri_rao(call: Call) -> Value:
         outer = F.mul(F.unsqueeze(product, i64(1)), F.unsqueeze(matrix, i64(0)))
         product = F.reshape(outer, F.concat(i64(-1), F.shape(matrix, start=1), axis=0))
     return product
+
+
+@converter("_contrib_count_sketch")
+def count_sketch(call: Call) -> Value:
+    """Add element j of each row, times s[j], to element h[j] of the result. Operands: data, h [1, n], s [1, n]."""
+    attributes = call.attributes
+    size = attributes.integer("out_dim", 1)
+    attributes.ignore("processing_batch_size")
+    x = call[0]
+    signed = F.mul(x, F.reshape(call[2], i64(-1)))
+    places = F.expand(as_indices(F.reshape(call[1], i64(-1))), F.shape(x))
+    shape = F.concat(*(sizes_of(x, axis) for axis in range(rank_of(x) - 1)), i64(size), axis=0)
+    zeros = F.constant_of_shape(shape, value=np.zeros(1, x.dtype.numpy))
+    result: Value = F.scatter_elements(zeros, places, signed, axis=rank_of(x) - 1, reduction="add", name=call.name)
+    return result
