@@ -103,6 +103,14 @@ def rank_of(x: Value) -> int:
     return x.rank
 
 
+def ranked_operands(call: Call, *positions: int) -> list[Value]:
+    """Return the operands at these positions. Raises ShapeNeeded if the rank of one is unknown."""
+    operands = [call[i] for i in positions]
+    for x in operands:
+        rank_of(x)
+    return operands
+
+
 def shape_of(x: Value) -> tuple[Dim, ...]:
     """Return the shape of a tensor of known rank; sizes may be symbolic."""
     rank_of(x)

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
-from symbols import compare
+from symbols import compare, imported
 from test_detection import area, corners, iou, shared
+
+from graphkit.errors import InvalidModel
 
 f32 = np.float32
 
@@ -87,6 +89,17 @@ def test_box_nms_of_symbolic_sizes(tmp_path):
     wanted = nms(data, id_index=0, topk=6)
     compare(tmp_path, "_contrib_box_non_maximum_suppression", {"data": data}, {"id_index": 0, "topk": 6}, wanted,
             shapes=shapes)  # fmt: skip
+
+
+def test_box_nms_keeps_an_overlap_equal_to_the_threshold(tmp_path):
+    data = np.asarray([[0, 0.8, 0, 0, 1, 1], [0, 0.7, 0, 0, 0.5, 1]], f32)
+    compare(tmp_path, "_contrib_box_nms", {"data": data}, {"overlap_thresh": 0.5}, data)
+
+
+@pytest.mark.parametrize("attributes", [{"coord_start": 3}, {"score_index": 2}, {"id_index": 1}])
+def test_box_nms_refuses_columns_that_do_not_fit(tmp_path, attributes):
+    with pytest.raises(InvalidModel, match="do not fit 6 columns"):
+        imported(tmp_path, "_contrib_box_nms", {"data": rows(2, 4)}, attributes)
 
 
 @pytest.mark.parametrize("format_", ["corner", "center"])

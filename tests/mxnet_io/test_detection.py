@@ -73,9 +73,13 @@ def test_multibox_prior_refuses_three_steps(tmp_path):
         imported(tmp_path, "MultiBoxPrior", {"data": np.zeros((1, 3, 4, 2))}, {"steps": (1, 1, 1)})
 
 
-def test_multibox_prior_needs_the_rank(tmp_path):
+@pytest.mark.parametrize(
+    ("op", "operands"),
+    [("MultiBoxPrior", 1), ("_contrib_MultiBoxTarget", 3), ("_contrib_box_decode", 2), ("Correlation", 2)],
+)
+def test_unknown_rank_asks_for_shapes(tmp_path, op, operands):
     with pytest.raises(UsageError, match="pass shapes"):
-        imported(tmp_path, "MultiBoxPrior", {"data": np.zeros((1, 3, 4, 2))}, shapes={})
+        imported(tmp_path, op, {f"x{i}": np.zeros((1, 3, 4)) for i in range(operands)}, shapes={})
 
 
 # --- SSD's detections -----------------------------------------------------------------------------------------
@@ -149,6 +153,14 @@ IDENTICAL[1][:], IDENTICAL[2][:] = 0, IDENTICAL[2][:, :1]
 def test_multibox_detection(tmp_path, operands, attributes):
     inputs = dict(zip(("cls", "loc", "anchors"), operands, strict=True))
     compare(tmp_path, "_contrib_MultiBoxDetection", inputs, attributes, detections(*operands, **attributes))
+
+
+def test_multibox_detection_removes_an_overlap_equal_to_the_threshold(tmp_path):
+    anchors = np.asarray([[[0, 0, 1, 1], [0, 0, 0.5, 1]]], f32)
+    probabilities = np.asarray([[[0.2, 0.3], [0.8, 0.7]]], f32)
+    inputs = {"cls": probabilities, "loc": np.zeros((1, 8)), "anchors": anchors}
+    wanted = [[[0, 0.8, 0, 0, 1, 1], [-1, 0.7, 0, 0, 0.5, 1]]]
+    compare(tmp_path, "_contrib_MultiBoxDetection", inputs, {"nms_threshold": 0.5}, wanted)
 
 
 # --- SSD's targets --------------------------------------------------------------------------------------------
@@ -289,3 +301,9 @@ def test_proposal(tmp_path, op, batch, attributes):
     compare(tmp_path, op, inputs, attributes, regions, tolerance=1e-5)
     scored = {**attributes, "output_score": True}
     compare(tmp_path, op, inputs, scored, regions, found, tolerance=1e-5, shapes=shapes)
+
+
+def test_proposal_refuses_another_count_of_anchors(tmp_path):
+    inputs = {"scores": np.zeros((1, 18, 3, 4)), "codes": np.zeros((1, 36, 3, 4)), "info": np.zeros((1, 3))}
+    with pytest.raises(InvalidModel, match="must have 24 and 48 channels"):
+        imported(tmp_path, "_contrib_Proposal", inputs)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from symbols import compare, imported
 
-from graphkit.errors import UnsupportedError
+from graphkit.errors import InvalidModel, UnsupportedError
 
 f32 = np.float32
 
@@ -77,7 +77,12 @@ def test_deformable_convolution(tmp_path, modulated, stride, pad, dilate, group,
         faded if modulated else clipped, x, offset, mask, weight, bias, stride, pad, dilate, group, parts
     )
     op = "_contrib_ModulatedDeformableConvolution" if modulated else "_contrib_DeformableConvolution"
-    compare(tmp_path, op, {k: v for k, v in inputs.items() if v is not None}, attributes, wanted, tolerance=1e-5)
+    inputs = {name: array for name, array in inputs.items() if array is not None}
+    symbolic = {"x": ("N", 4, "H", "W"), "offset": ("N", offset.shape[1], "P", "Q"), "w": weight.shape, "b": (4,)}
+    if modulated:
+        symbolic["mask"] = ("N", mask.shape[1], "P", "Q")
+    shapes = {name: symbolic[name] for name in inputs} if group == 2 else None
+    compare(tmp_path, op, inputs, attributes, wanted, tolerance=1e-5, shapes=shapes)
 
 
 def test_deformable_convolution_at_the_border(tmp_path):
@@ -124,7 +129,15 @@ def test_psroi_pooling(tmp_path, size, group, scale):
         found = x[int(REGIONS[n, 0]), channel, slice(*rows), slice(*columns)]
         wanted[n, c, i, j] = found.mean(dtype=np.float64) if found.size else 0
     attributes = {"spatial_scale": scale, "output_dim": outputs, "pooled_size": size, "group_size": group}
-    compare(tmp_path, "_contrib_PSROIPooling", {"x": x, "regions": REGIONS}, attributes, wanted, tolerance=1e-5)
+    shapes = {"x": ("N", x.shape[1], "H", "W"), "regions": ("regions", 5)} if group else None
+    inputs = {"x": x, "regions": REGIONS}
+    compare(tmp_path, "_contrib_PSROIPooling", inputs, attributes, wanted, tolerance=1e-5, shapes=shapes)
+
+
+def test_psroi_pooling_refuses_another_count_of_channels(tmp_path):
+    attributes = {"spatial_scale": 1, "output_dim": 2, "pooled_size": 3}
+    with pytest.raises(InvalidModel, match="need 18 channels"):
+        imported(tmp_path, "_contrib_PSROIPooling", {"x": floats(1, 17, 4, 4), "regions": REGIONS}, attributes)
 
 
 @pytest.mark.parametrize(("classes", "parts"), [(0, 0), (1, 3), (2, 2)])
@@ -221,7 +234,8 @@ def test_correlation(tmp_path, kernel, most, stride1, stride2, pad, multiplied):
         wanted[n, d, i, j] = np.mean(p * q if multiplied else abs(p - q))
     attributes = {"kernel_size": kernel, "max_displacement": most, "stride1": stride1, "stride2": stride2,
                   "pad_size": pad, "is_multiply": multiplied}  # fmt: skip
-    compare(tmp_path, "Correlation", {"a": a, "b": b}, attributes, wanted)
+    shapes = dict.fromkeys("ab", ("N", "C", "H", "W")) if kernel == 3 else None
+    compare(tmp_path, "Correlation", {"a": a, "b": b}, attributes, wanted, shapes=shapes)
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (1, 2, 3, 8)])

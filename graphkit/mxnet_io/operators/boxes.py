@@ -10,10 +10,22 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from graphkit.errors import InvalidModel
 from graphkit.frontend.control import while_loop
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
-from graphkit.mxnet_io.call import Call, as_floats, as_indices, converter, rank_of, scalar, sizes_of, transpose
+from graphkit.mxnet_io.call import (
+    Call,
+    as_floats,
+    as_indices,
+    converter,
+    rank_of,
+    ranked_operands,
+    scalar,
+    sizes_of,
+    static_sizes,
+    transpose,
+)
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64, reshape_like
 
@@ -138,6 +150,7 @@ def box_nms(call: Call) -> Value:
     if most == 0:
         result: Value = F.identity(x, name=call.name)
         return result
+    _check_columns(x, start, score_column, class_column)
     rows = _as_batch(x)
     valid = rows[..., score_column] > threshold
     if class_column >= 0:
@@ -167,6 +180,14 @@ def box_nms(call: Call) -> Value:
     if given != wanted:
         rows = _reformatted(rows, start, wanted)
     return rows if x.rank == 3 else reshape_like(rows, x)
+
+
+def _check_columns(x: Value, start: int, score: int, label: int) -> None:
+    """Raise InvalidModel if coordinates, score and class are not different columns of x."""
+    (width,) = static_sizes(x, [rank_of(x) - 1])
+    used = [*range(start, start + 4), score, *([label] if label >= 0 else [])]
+    if min(used) < 0 or max(used) >= width or len(set(used)) < len(used):
+        raise InvalidModel(f"coord_start {start}, score_index {score} and id_index {label} do not fit {width} columns")
 
 
 def _as_batch(x: Value) -> Value:
@@ -212,7 +233,7 @@ def box_decode(call: Call) -> Value:
     format_ = attributes.choice("format", "center", "corner")
     clip = attributes.number("clip", -1.0)
     factors = [attributes.number(f"std{i}", 1.0) for i in range(4)]
-    x, anchors = call[0], call[1]
+    x, anchors = ranked_operands(call, 0, 1)
     centre, size = _centres_and_sizes(anchors) if format_ == "corner" else (anchors[..., :2], anchors[..., 2:])
     scaled = x * constant(np.asarray(factors, x.dtype.numpy))
     exponent = scaled[..., 2:]
@@ -229,7 +250,7 @@ def box_encode(call: Call) -> list[Value]:
 
     Operands: samples and matches [batch, n], anchors [batch, n, 4], references [batch, m, 4], means and deviations [4].
     """
-    samples, matches, anchors, references, means, deviations = (call[i] for i in range(6))
+    samples, matches, anchors, references, means, deviations = ranked_operands(call, *range(6))
     last = F.squeeze(sizes_of(references, 1), i64(0)) - 1
     places = F.clip(as_indices(matches), np.int64(0), last)  # a match of -1 belongs to an anchor that is not sampled
     (centre, size), (wanted, extent) = (_centres_and_sizes(v) for v in (anchors, rows_at(references, places)))

@@ -13,7 +13,18 @@ from graphkit.errors import InvalidModel
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
 from graphkit.mxnet_io.attributes import Attributes
-from graphkit.mxnet_io.call import Call, along_axis, as_floats, as_indices, converter, reshape, scalar, sizes_of
+from graphkit.mxnet_io.call import (
+    Call,
+    along_axis,
+    as_floats,
+    as_indices,
+    converter,
+    ranked_operands,
+    reshape,
+    scalar,
+    sizes_of,
+    static_sizes,
+)
 from graphkit.mxnet_io.operators.boxes import (
     chosen_greedily,
     columns,
@@ -83,12 +94,12 @@ def multibox_detection(call: Call) -> Value:
     forced = attributes.flag("force_suppress", False)
     variances = _four(attributes, "variances", 0.1, 0.1, 0.2, 0.2)
     attributes.ignore("background_id")  # MXNet always takes 0
-    probabilities = call[0]
+    probabilities, codes, anchors = ranked_operands(call, 0, 1, 2)
     foreground = along_axis(positions(probabilities, 1) > 0, 1, 3)
     scores = F.where(foreground & (probabilities > -1.0), probabilities, scalar(-1.0, probabilities))
     score, label = F.reduce_max(scores, i64(1), keepdims=False), F.arg_max(scores, axis=1, keepdims=False)
     valid = (label > 0) & ~(score < threshold)
-    boxes = _decoded(reshape(call[1], [0, -1, 4]), call[2], variances, clip)
+    boxes = _decoded(reshape(codes, [0, -1, 4]), anchors, variances, clip)
     identity = as_floats(label, score) - 1
     rows = F.concat(F.unsqueeze(identity, i64(-1)), F.unsqueeze(score, i64(-1)), boxes, axis=-1)
     places, real = first_true(valid)
@@ -110,6 +121,7 @@ def multibox_detection(call: Call) -> Value:
 
 
 def _centres_and_sizes(boxes: Value) -> tuple[Value, Value]:
+    """Return centres and sizes of boxes in corner format, rounded as MultiBox operators do."""
     begin, end = boxes[..., :2], boxes[..., 2:]
     return (begin + end) / 2, end - begin
 
@@ -166,7 +178,7 @@ def multibox_target(call: Call) -> list[Value]:
     ratio, mined = attributes.number("negative_mining_ratio", -1.0), attributes.number("negative_mining_thresh", 0.5)
     variances = _four(attributes, "variances", 0.1, 0.1, 0.2, 0.2)
     attributes.ignore("minimum_negative_samples")  # has no effect in MXNet
-    anchors, labels = call[0], call[1]
+    anchors, labels = ranked_operands(call, 0, 1)
     ends = F.equal(labels[..., 0], scalar(-1.0, labels))
     real = F.unsqueeze(F.cum_sum(F.cast(ends, to=DType.INT32), np.int64(1)) < 1, i64(1))
     overlaps = F.where(real, _overlaps(anchors, labels[..., 1:5]), scalar(-1.0, labels))
@@ -177,7 +189,8 @@ def multibox_target(call: Call) -> list[Value]:
     positive = single | (most > threshold) if threshold > 0 else single
     target = F.where(single, as_indices(match), closest)
     if ratio > 0:
-        negative = _hard_negatives(call[2], positive, ~positive & (most < mined), ratio)
+        (predictions,) = ranked_operands(call, 2)
+        negative = _hard_negatives(predictions, positive, ~positive & (most < mined), ratio)
     else:
         negative = ~positive & real[..., 0]  # whether there is an object
     objects = rows_at(labels, target)
@@ -268,7 +281,9 @@ def proposal(call: Call) -> Value | list[Value]:
     everything = F.constant_of_shape(F.shape(scores), value=np.ones(1, np.bool_))
     kept = chosen_greedily(everything, suppressed, limit=after)
     number = F.reduce_sum(F.cast(kept, to=DType.INT64), i64(1), keepdims=True)
-    places = F.gather_elements(first_true(kept)[0], F.mod(constant(i64(*range(after))), number), axis=1)
+    places = F.gather_elements(
+        first_true(kept)[0], F.mod(F.range(np.int64(0), np.int64(after), np.int64(1)), number), axis=1
+    )
     batch = F.expand(along_axis(as_floats(positions(scores, 0), boxes), 0, 3), i64(1, after, 1))
     regions = reshape(F.concat(batch, rows_at(boxes, places), axis=-1), [-1, 5])
     if not attributes.flag("output_score", False):
@@ -280,8 +295,11 @@ def _candidate_regions(call: Call, anchors: np.ndarray, stride: int) -> tuple[Va
     """Return scores [batch, n] and boxes [batch, n, 4] of all anchors, which are ordered by row, column and kind."""
     smallest = call.attributes.integer("rpn_min_size", 16)
     added = call.attributes.flag("iou_loss", False)
-    probabilities, codes, images = call[0], call[1], call[2]
+    probabilities, codes, images = ranked_operands(call, 0, 1, 2)
     kinds = len(anchors)
+    if [static_sizes(v, [1])[0] for v in (probabilities, codes)] != [2 * kinds, 4 * kinds]:
+        raise InvalidModel(f"with {kinds} anchors at a position, {probabilities} and {codes} must have {2 * kinds} and "
+                           f"{4 * kinds} channels")  # fmt: skip
     scores = F.transpose(reshape(probabilities[:, kinds:], [0, kinds, -1]), perm=(0, 2, 1))
     codes = F.transpose(reshape(codes, [0, kinds, 4, -1]), perm=(0, 3, 1, 2))
     grid = sizes_of(probabilities, 2, 3)

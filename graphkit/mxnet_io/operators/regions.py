@@ -14,6 +14,7 @@ import numpy as np
 from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.frontend.control import foreach
 from graphkit.ir.graph import Value
+from graphkit.ir.limits import require_memory
 from graphkit.ir.types import DType
 from graphkit.mxnet_io.call import (
     Call,
@@ -22,6 +23,7 @@ from graphkit.mxnet_io.call import (
     as_indices,
     converter,
     rank_of,
+    ranked_operands,
     reshape,
     scalar,
     sizes_of,
@@ -64,7 +66,7 @@ def _deformable(call: Call, modulated: bool) -> Value:
     attributes.integer("num_filter", 0)
     attributes.choice("layout", "NCHW")
     group, parts = attributes.integer("num_group", 1), attributes.integer("num_deformable_group", 1)
-    x, offsets = call[0], call[1]
+    x, offsets = ranked_operands(call, 0, 1)
     if modulated:
         mask, position = call[2], 3
     else:
@@ -143,7 +145,7 @@ def rotated_roi_align(call: Call) -> Value:
     scale, samples = attributes.number("spatial_scale", 1.0), attributes.integer("sampling_ratio", -1)
     if samples <= 0:
         raise UnsupportedError("sampling_ratio must be above 0: otherwise, the number of samples depends on the region")
-    x, regions = call[0], call[1]
+    x, regions = ranked_operands(call, 0, 1)
     centre_x, centre_y, wide, high = (along_axis(regions[:, i] * scale, 0, 3) for i in range(1, 5))
     angle = along_axis(regions[:, 5] * (math.pi / 180), 0, 3)
     lines = []
@@ -174,8 +176,14 @@ def _rounded(x: Value) -> Value:
     return result
 
 
-def _channels_by_position(outputs: int, group: int, size: int) -> np.ndarray:
-    """Return the channel that each element of the result is pooled from, [outputs, size, size]."""
+def _channels_by_position(x: Value, outputs: int, group: int, size: int) -> np.ndarray:
+    """Return the channel of x that each element of the result is pooled from, [outputs, size, size]."""
+    (channels,) = static_sizes(x, [1])
+    if channels != outputs * group * group:
+        raise InvalidModel(
+            f"output_dim {outputs} and group_size {group} need {outputs * group * group} channels, not {x}"
+        )
+    require_memory(8 * outputs * size * size, f"bins of pooled_size {size}")
     part = np.clip(np.arange(size) * group // size, 0, group - 1)
     return (np.arange(outputs)[:, None, None] * group + part[:, None]) * group + part
 
@@ -201,7 +209,7 @@ def psroi_pooling(call: Call) -> Value:
     attributes = call.attributes
     size, outputs = attributes.integer("pooled_size", 0), attributes.integer("output_dim", 0)
     group = attributes.integer("group_size", 0) or size
-    x, regions = call[0], call[1]
+    x, regions = ranked_operands(call, 0, 1)
     bounds = _bounds(regions, attributes.number("spatial_scale", 1.0))
     edges = []
     for axis, (begin, extent) in enumerate(bounds):
@@ -214,7 +222,7 @@ def psroi_pooling(call: Call) -> Value:
     sums = F.cum_sum(F.cum_sum(F.cast(x, to=DType.FLOAT64), np.int64(2)), np.int64(3))
     sums = F.pad(sums, i64(0, 0, 1, 1, 0, 0, 0, 0))
     flat, (channels, width) = reshape(sums, [-1]), (F.squeeze(sizes_of(sums, axis), i64(0)) for axis in (1, 3))
-    channel = along_axis(as_indices(regions[:, 0]), 0, 4) * channels + _channels_by_position(outputs, group, size)
+    channel = along_axis(as_indices(regions[:, 0]), 0, 4) * channels + _channels_by_position(x, outputs, group, size)
 
     def total(row: Value, column: Value) -> Value:
         result: Value = F.gather(flat, channel * _area(sums) + row * width + column, axis=0)
@@ -238,9 +246,9 @@ def deformable_psroi_pooling(call: Call) -> Value:
     group, parts = attributes.integer("group_size", 0), attributes.integer("part_size", 0) or size
     samples, factor = attributes.integer("sample_per_part", 1), attributes.number("trans_std", 0.0)
     shifted = not attributes.flag("no_trans", False)
-    x, regions = call[0], call[1]
+    x, regions = ranked_operands(call, 0, 1)
     bounds = _bounds(regions, attributes.number("spatial_scale", 1.0))
-    shifts = _shifts(call[2], outputs, size, parts, factor) if shifted else [None, None]
+    shifts = _shifts(ranked_operands(call, 2)[0], outputs, size, parts, factor) if shifted else [None, None]
     lines, inside = [], None
     for axis, (begin, extent) in enumerate(bounds):
         begin, extent = (along_axis(v, 0, 6) for v in (begin, extent))
@@ -256,7 +264,7 @@ def deformable_psroi_pooling(call: Call) -> Value:
         lines.append(line)
     assert inside is not None
     channels = F.squeeze(sizes_of(x, 1), i64(0))
-    channel = along_axis(as_indices(regions[:, 0]), 0, 4) * channels + _channels_by_position(outputs, group, size)
+    channel = along_axis(as_indices(regions[:, 0]), 0, 4) * channels + _channels_by_position(x, outputs, group, size)
     found = _interpolated(reshape(x, [-1]), lines[0], lines[1], x, F.unsqueeze(channel * _area(x), i64(4, 5)))
     total = F.reduce_sum(F.where(inside, found, scalar(0.0, x)), i64(4, 5), keepdims=False)
     number = F.reduce_sum(as_floats(inside, x), i64(4, 5), keepdims=False)
@@ -291,9 +299,10 @@ def correlation(call: Call) -> Value:
     if kernel % 2 == 0:
         raise InvalidModel(f"kernel_size {kernel} must be odd")
     pads = i64(0, 0, pad, pad, 0, 0, pad, pad)
-    first, second = F.pad(call[0], pads), F.pad(call[1], pads)
+    first, second = (F.pad(x, pads) for x in ranked_operands(call, 0, 1))
     rows, columns = (positions(first, axis)[most : -most or None] for axis in (2, 3))
     centre = F.gather(F.gather(first, rows, axis=2), columns, axis=3)
+    require_memory(16 * (2 * (most // step) + 1) ** 2, f"displacements up to {most}")
     shifts = np.arange(-(most // step), most // step + 1) * step
     displacements = np.stack(np.meshgrid(shifts, shifts, indexing="ij"), axis=-1).reshape(-1, 2)
 
