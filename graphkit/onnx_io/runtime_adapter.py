@@ -22,7 +22,7 @@ def write_adapter(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         import onnxruntime
     except ImportError as error:
         raise MissingDependency(
-            f"writing an .onnx_adapter file needs the package onnxruntime ({error}): pip install onnxruntime"
+            f"writing an .onnx_adapter file needs the package onnxruntime, which cannot be imported: {error}"
         ) from None
     adapter = onnxruntime.AdapterFormat()
     adapter.set_adapter_version(1)
