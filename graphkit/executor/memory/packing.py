@@ -14,6 +14,10 @@ from graphkit.executor.devices.kernel import NativeKernel, VersionedArray
 from graphkit.executor.memory.planner import ALIGNMENT
 from graphkit.named_tuples import NamedTuple
 
+_PAGE = 4096
+# Memory of at least this many bytes begins with a page.
+_LARGE = 1 << 16
+
 
 class PackedOperand(NamedTuple):
     """External memory with a parameter or constant: unchanged if `kernel` is None, else packed by it for `position`.
@@ -123,7 +127,11 @@ class _PackedCopy(NamedTuple):
 
 
 def aligned_bytes(size: int) -> np.ndarray:
-    """Return `size` bytes (at least 1) of uninitialised memory, aligned to ALIGNMENT."""
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
+    """Return `size` bytes (at least 1) of uninitialised memory, aligned to ALIGNMENT, or to a page if it is large."""
+    # Processors take a load for one of a recent store if the last 12 bits of the addresses are equal. Large arrays of
+    # callers begin 16 bytes behind a page. If a result began less than 256 bytes later, each load would wait for a
+    # store.
+    alignment = _PAGE if size >= _LARGE else ALIGNMENT
+    raw = np.empty(size + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
     return raw[start : start + max(size, 1)]

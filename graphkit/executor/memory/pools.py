@@ -108,12 +108,12 @@ class RecycledResults:
         memory = None
         for _ in range(len(queue)):
             try:
-                memory = queue.popleft()
+                memory = queue.pop()  # the latest first, because more of it is still in the caches
             except IndexError:  # taken by another thread
                 break
             if nbytes <= memory.nbytes <= _MAX_OVERSIZE * nbytes and not memory.is_referenced:
                 break
-            queue.append(memory)
+            queue.appendleft(memory)
             memory = None
         if memory is None:
             # Rounded up, so that somewhat larger results can reuse it. Pages that are never written take no memory.

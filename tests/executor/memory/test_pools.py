@@ -10,6 +10,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.executor.memory import pools
+from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.executor.memory.pools import Arenas, RecycledResults
 
 FLOATS = np.dtype(np.float32)
@@ -122,3 +123,26 @@ def test_no_memory_for_more_than_the_arena_is_no_failure(monkeypatch: pytest.Mon
     assert made == [640, 80]
     with pytest.raises(MemoryError):
         Arenas().take(101)
+
+
+def test_large_memory_begins_with_a_page() -> None:
+    for size in (1 << 16, (1 << 16) + 1, 1 << 22):
+        memory = aligned_bytes(size)
+        assert memory.nbytes == size
+        assert memory.ctypes.data % 4096 == 0
+    assert aligned_bytes(100).ctypes.data % 64 == 0
+
+
+def test_the_latest_released_memory_is_reused_first() -> None:
+    pool = RecycledResults()
+    shape, nbytes = (1 << 14,), 1 << 16
+
+    def result() -> np.ndarray:
+        return pool.array(0, shape, FLOATS, nbytes)
+
+    first, second = result(), result()
+    latest = second.ctypes.data
+    assert first.ctypes.data != latest
+    del first, second
+    for _ in range(3):
+        assert result().ctypes.data == latest
