@@ -79,12 +79,19 @@ double slowness() {
 }  // namespace
 
 PointwiseCode::PointwiseCode(PointwiseSource source)
-    : source_(std::move(source)), table_(pointwise_table()), constants_(source_.constants.size() * kSingleBytes) {
+    : source_(std::move(source)),
+      table_(pointwise_table()),
+      constants_(source_.constants.size() * kSingleBytes),
+      rows_(BroadcastRows::function_of(source_, table_)) {
     for (std::size_t i = 0; i < source_.constants.size(); ++i) {
         const std::string& bytes = source_.constants[i].bytes;
         table_.splat(constants_.data() + i * kSingleBytes, reinterpret_cast<const std::byte*>(bytes.data()),
                      bytes.size());
     }
+}
+
+std::optional<BroadcastRows> PointwiseCode::rows(const Loops& loops) const {
+    return BroadcastRows::of(rows_, source_, loops, constants_.data(), kSingleBytes);
 }
 
 std::shared_ptr<const BlockSteps> PointwiseCode::steps(const Loops& loops, const std::vector<bool>& whole,
@@ -123,6 +130,9 @@ Pointwise::Pointwise(std::shared_ptr<const PointwiseCode> code, const Dims& shap
       steps_(code_->steps(loops_, whole_inputs(shape, inputs), stream_)) {
     const PointwiseSource& source = code_->source();
     const BlockSteps& steps = *steps_;
+    if (!stream_) {
+        rows_ = code_->rows(loops_);
+    }
     inputs_.reserve(inputs.size());
     for (std::size_t i = 0; i < inputs.size(); ++i) {
         const PointwiseInput& input = source.inputs[i];
@@ -397,6 +407,11 @@ class Pointwise::Walk {
 };
 
 bool Pointwise::run_part(const void* const* inputs, void* const* outputs, std::byte* scratch, int part) const {
+    if (rows_) {
+        const std::int64_t rows = loops_.count / loops_.row();
+        rows_->run(inputs, outputs, loops_, rows * part / parts_, rows * (part + 1) / parts_);
+        return true;
+    }
     const std::int64_t grains = round_up(loops_.count, granule_) / granule_;
     const std::int64_t begin = grains * part / parts_ * granule_;
     const std::int64_t end = std::min(loops_.count, grains * (part + 1) / parts_ * granule_);

@@ -9,9 +9,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "kernels/pointwise/broadcast_rows.h"
 #include "kernels/pointwise/pointwise_layout.h"
 #include "kernels/pointwise/pointwise_steps.h"
 #include "kernels/pointwise/pointwise_table.h"
@@ -29,6 +31,8 @@ class PointwiseCode {
     const PointwiseTable& table() const { return table_; }
     // The constants. Each is repeated to fill the widest vector.
     const std::vector<std::byte>& constants() const { return constants_; }
+    // Computes the rows of the loops, if that is faster than blocks.
+    std::optional<BroadcastRows> rows(const Loops& loops) const;
     // See make_steps. The steps depend only on how the inputs are accessed, and are cached.
     std::shared_ptr<const BlockSteps> steps(const Loops& loops, const std::vector<bool>& whole, bool stream) const;
 
@@ -36,6 +40,7 @@ class PointwiseCode {
     PointwiseSource source_;
     const PointwiseTable& table_;
     std::vector<std::byte> constants_;
+    RowsFunction rows_;
     mutable std::mutex mutex_;
     mutable std::map<std::vector<std::int64_t>, std::shared_ptr<const BlockSteps>> steps_;
 };
@@ -72,6 +77,7 @@ class Pointwise final : public Kernel {
     Loops loops_;
     bool stream_;
     std::shared_ptr<const BlockSteps> steps_;
+    std::optional<BroadcastRows> rows_;  // if present, no blocks are computed
     std::int64_t granule_ = 1;          // blocks are multiples of this many elements: whole vectors of every type
     std::int64_t block_ = 1;
     int parts_ = 1;                     // parts of the output, one for each thread
