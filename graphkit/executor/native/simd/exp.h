@@ -1,5 +1,5 @@
-// exp of vectors, without branches. The error is at most 1 ulp (1.2 ulp without fused multiply-add), also for subnormal
-// and infinite results; NaN stays NaN.
+// exp of vectors, without branches. The error is at most 1 ulp for double and 1.1 ulp for float (1.2 ulp without fused
+// multiply-add), also for subnormal and infinite results; NaN stays NaN.
 #pragma once
 
 #include "simd/vector.h"
@@ -41,10 +41,41 @@ struct ExpConstants<double> {
                                              1.0 / 120,        1.0 / 24,        1.0 / 6,        0.5};
 };
 
+#if defined(__AVX512F__)
+
+// exp of numbers in [kLow, kHigh] and of NaN: exp(x) = 2^n * exp(r), where n is the multiple of 1/16 nearest to x /
+// ln(2). The fraction of n selects a power of 2 from a table, and so few terms of the series of exp(r) suffice.
+template <bool Halved>
+inline Vector<float> exp_of_sixteenths(Vector<float> x) {
+    using C = ExpConstants<float>;
+    // 2^(i / 16)
+    static constexpr float kPowers[] = {0x1p+0F,        0x1.0b5586p+0F, 0x1.172b84p+0F, 0x1.2387a6p+0F,
+                                        0x1.306fep+0F,  0x1.3dea64p+0F, 0x1.4bfdaep+0F, 0x1.5ab07ep+0F,
+                                        0x1.6a09e6p+0F, 0x1.7a1148p+0F, 0x1.8ace54p+0F, 0x1.9c4918p+0F,
+                                        0x1.ae89fap+0F, 0x1.c199bep+0F, 0x1.d5818ep+0F, 0x1.ea4afap+0F};
+    constexpr float kRound = C::kRound / 16;  // after adding it, the low bits are 16 n
+    const Vector<float> shifted = x * C::kLog2e + kRound;
+    const Vector<float> n = shifted - kRound;
+    const Vector<float> r = (x - n * C::kLn2High) - n * C::kLn2Low;
+    const Vector<float> p = (r * (1.0F / 6) + 0.5F) * (r * r) + r;
+    const auto power =
+        bit_cast<Vector<float>>(_mm512_permutexvar_ps(bit_cast<__m512i>(shifted), _mm512_loadu_ps(kPowers)));
+    // Multiplies by 2 to the integer below the exponent.
+    const Vector<float> exponent = Halved ? n - 1.0F : n;
+    return bit_cast<Vector<float>>(_mm512_scalef_ps(bit_cast<__m512>(power * p + power), bit_cast<__m512>(exponent)));
+}
+
+#endif
+
 // exp of numbers in [kLow, kHigh] and of NaN: exp(x) = 2^n * exp(r), where n is the integer nearest to x / ln(2).
 // `Halved`: exp(x) / 2, which may be finite where exp(x) is not.
 template <typename T, bool Halved = false>
 inline Vector<T> exp_inside(Vector<T> x) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) {
+        return exp_of_sixteenths<Halved>(x);
+    }
+#endif
     using C = ExpConstants<T>;
     const Vector<T> shifted = x * C::kLog2e + C::kRound;
     const Vector<T> n = shifted - C::kRound;
@@ -58,11 +89,7 @@ inline Vector<T> exp_inside(Vector<T> x) {
     p = (p * r + T{1}) * r + T{1};
 #if defined(__AVX512F__)
     const Vector<T> exponent = Halved ? n - T{1} : n;
-    if constexpr (sizeof(T) == 4) {
-        return bit_cast<Vector<T>>(_mm512_scalef_ps(bit_cast<__m512>(p), bit_cast<__m512>(exponent)));
-    } else {
-        return bit_cast<Vector<T>>(_mm512_scalef_pd(bit_cast<__m512d>(p), bit_cast<__m512d>(exponent)));
-    }
+    return bit_cast<Vector<T>>(_mm512_scalef_pd(bit_cast<__m512d>(p), bit_cast<__m512d>(exponent)));
 #else
     using Bits = typename BitsOf<T>::type;
     // 2^n as a product of two factors: by itself it may be subnormal or too large.

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "simd/exp.h"
+#include "simd/piecewise.h"
 #include "simd/vector.h"
 
 namespace graphkit {
@@ -30,6 +31,12 @@ template <typename T>
 inline Vector<T> with_sign(Vector<T> x, Vector<T> sign) {
     return bit_cast<Vector<T>>((bit_cast<BitsVector<T>>(x) & ~kSignBit<T>) |
                                (bit_cast<BitsVector<T>>(sign) & kSignBit<T>));
+}
+
+// y >= 0 with the sign of `sign`.
+template <typename T>
+inline Vector<T> with_sign_of(Vector<T> sign, Vector<T> y) {
+    return bit_cast<Vector<T>>(bit_cast<BitsVector<T>>(y) | (bit_cast<BitsVector<T>>(sign) & kSignBit<T>));
 }
 
 // Applies a function lane by lane, where the C library's version is good enough.
@@ -122,6 +129,12 @@ inline Vector<T> exp_minus_one(Vector<T> x) {
 // tanh = e / (e + 2) for e = exp(2x) - 1. Error: at most 3 ulp.
 template <typename T>
 inline Vector<T> tanh(Vector<T> x) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) {
+        const Vector<float> y = at_most<float>(magnitude<float>(x), 9.125F);  // larger y give 1 to the last bit
+        return with_sign_of<float>(x, piecewise(y, kTanhPieces));
+    }
+#endif
     constexpr T kHigh = sizeof(T) == 4 ? T(20) : T(44);  // larger x give 1 to the last bit
     const Vector<T> twice = magnitude<T>(x) * T{2};
     const Vector<T> e = exp_minus_one<T>(at_most<T>(twice, kHigh));
@@ -256,8 +269,21 @@ inline Vector<float> scaled_erfc(Vector<float> y) {
     return polynomial(t, kTerms) * t;
 }
 
+// exp(y^2 / 2) times the normal distribution function of -y, for 0 <= y <= 14.4.
+inline Vector<float> scaled_tail(Vector<float> y) {
+#if defined(__AVX512F__)
+    return piecewise(y, kNormalTailPieces);
+#else
+    return scaled_erfc(y * 0x1.6a09e6p-1F) * 0.5F;
+#endif
+}
+
 // The error function. Error: at most 3 ulp.
 inline Vector<float> erf(Vector<float> x) {
+#if defined(__AVX512F__)
+    const Vector<float> y = at_most<float>(magnitude<float>(x), 3.96875F);  // larger y give 1 to the last bit
+    return with_sign_of<float>(x, piecewise(y, kErfPieces));
+#else
     // The minimax polynomial of erf(x) / x in x^2 for |x| <= 1.
     constexpr float kTerms[] = {0x1.496a1cp-14F, -0x1.a3f6f8p-11F, 0x1.5405b0p-8F, -0x1.b7f90cp-6F,
                                 0x1.ce2cf8p-4F,  -0x1.81273ep-2F,  0x1.20dd74p+0F};
@@ -266,20 +292,21 @@ inline Vector<float> erf(Vector<float> x) {
     const Vector<float> bounded = at_most<float>(y, 4.0F);  // larger y give 1 to the last bit
     const Vector<float> far = 1.0F - exp_of_negative<float>(-bounded * bounded) * scaled_erfc(bounded);
     return y <= 1.0F ? near : with_sign<float>(x != x ? x : far, x);
+#endif
 }
 
 // x times the normal distribution function: x erfc(-x / sqrt(2)) / 2. Error: at most 8 ulp for x >= -4, 12 ulp for x >=
 // -12. The exponential is computed of the exact square; otherwise its error would grow with the square.
 inline Vector<float> gelu(Vector<float> x) {
-    constexpr float kRootHalf = 0x1.6a09e6p-1F;
+    constexpr float kLast = 14.4F;  // smaller -y give 0
     const Vector<float> y = magnitude<float>(x);
-    // Where the tail does not change 1, or is too small for a float, y is bounded so that the tail does not become
-    // subnormal, which would be slow.
-    const Vector<float> bounded = (x < 0.0F) & (y <= 14.4F) ? y : at_most<float>(y, 6.0F);
+    // From 6 on, the tail does not change 1. So y is bounded there, lest the tail become subnormal, which would be
+    // slow.
+    const Vector<float> bounded = min_of<float>(y, x < 0.0F ? splat(kLast) : splat(6.0F));
     const Square square = exact_square(bounded);
-    const Vector<float> density = exp_of_negative<float>(square.high * -0.5F) * (1.0F - square.low * 0.5F);
-    const Vector<float> tail = density * scaled_erfc(bounded * kRootHalf) * 0.5F;
-    return x * (x < 0.0F ? (y > 14.4F ? Vector<float>{} : tail) : 1.0F - tail);
+    const Vector<float> density = exp_inside<float>(square.high * -0.5F) * (1.0F - square.low * 0.5F);
+    const Vector<float> tail = density * scaled_tail(bounded);
+    return x * (x < 0.0F ? (x < -kLast ? Vector<float>{} : tail) : 1.0F - tail);
 }
 
 // --- functions of float computed in double ----------------------------------------------------------------------

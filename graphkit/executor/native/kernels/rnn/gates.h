@@ -3,6 +3,7 @@
 
 #include "kernels/rnn/recurrent_table.h"
 #include "simd/exp.h"
+#include "simd/piecewise.h"
 
 namespace graphkit {
 namespace {
@@ -22,6 +23,15 @@ inline Floats sigmoid(Floats x) {
     return 1.0F / (1.0F + exp<float>(-x));
 }
 
+#if defined(__AVX512F__)
+
+inline Floats tanh(Floats x) {
+    constexpr float kLast = 9.125F;  // larger x give 1
+    return with_sign_of(piecewise(at_most<float>(absolute(x), kLast), kTanhPieces), x);
+}
+
+#else
+
 inline Floats tanh(Floats x) {
     const Floats a = absolute(x);
     const Floats far = with_sign_of(1.0F - 2.0F / (exp<float>(a + a) + 1.0F), x);
@@ -36,6 +46,8 @@ inline Floats tanh(Floats x) {
     const Floats near = (p * z) * x + x;
     return a < 0.625F ? near : far;
 }
+
+#endif
 
 // log(1 + u) for u in [0, 1], as 2 atanh(u / (2 + u)), by the first terms of its series.
 inline Floats log1p_of_fraction(Floats u) {
