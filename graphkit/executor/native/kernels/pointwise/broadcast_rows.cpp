@@ -16,7 +16,7 @@ std::size_t index(ElementType type) {
 
 }  // namespace
 
-RowsFunction BroadcastRows::function_of(const PointwiseSource& source, const PointwiseTable& table) {
+RowsFunction BroadcastRows::function_of(const PointwiseSource& source) {
     const std::size_t values = source.inputs.size() + source.constants.size();
     if (source.instructions.size() != 1 || source.outputs.size() != 1 ||
         source.outputs[0].value != static_cast<int>(values)) {
@@ -35,7 +35,8 @@ RowsFunction BroadcastRows::function_of(const PointwiseSource& source, const Poi
     const bool is_whole = found != std::end(kOpcodes) &&
                           static_cast<int>(instruction.operands.size()) == found->operands &&
                           std::all_of(instruction.operands.begin(), instruction.operands.end(), fits);
-    return !is_whole ? nullptr : table.rows[static_cast<std::size_t>(found - kOpcodes)][index(type)];
+    return !is_whole ? nullptr
+                     : broadcast_rows_table().functions[static_cast<std::size_t>(found - kOpcodes)][index(type)];
 }
 
 std::optional<BroadcastRows> BroadcastRows::of(RowsFunction function, const PointwiseSource& source, const Loops& loops,

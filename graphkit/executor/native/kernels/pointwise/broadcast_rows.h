@@ -7,16 +7,16 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/pointwise/broadcast_rows_table.h"
 #include "kernels/pointwise/pointwise_layout.h"
 #include "kernels/pointwise/pointwise_steps.h"
-#include "kernels/pointwise/pointwise_table.h"
 
 namespace graphkit {
 
 class BroadcastRows {
   public:
     // Returns null if the source is not one operation with a function on rows.
-    static RowsFunction function_of(const PointwiseSource& source, const PointwiseTable& table);
+    static RowsFunction function_of(const PointwiseSource& source);
 
     // Returns nothing if `function` is null, if there is only one row, or if blocks are faster. `source` and
     // `constants` (each repeated to fill `constant_bytes`) must outlive the object.

@@ -82,7 +82,7 @@ PointwiseCode::PointwiseCode(PointwiseSource source)
     : source_(std::move(source)),
       table_(pointwise_table()),
       constants_(source_.constants.size() * kSingleBytes),
-      rows_(BroadcastRows::function_of(source_, table_)) {
+      rows_(BroadcastRows::function_of(source_)) {
     for (std::size_t i = 0; i < source_.constants.size(); ++i) {
         const std::string& bytes = source_.constants[i].bytes;
         table_.splat(constants_.data() + i * kSingleBytes, reinterpret_cast<const std::byte*>(bytes.data()),

@@ -1,6 +1,4 @@
 // The block functions of pointwise kernels (see pointwise_table.h), for the instruction set of this translation unit.
-#include <tuple>
-
 #include "kernels/pointwise/pointwise_functions.h"
 #include "kernels/pointwise/pointwise_table.h"
 #include "simd/bytes.h"
@@ -99,90 +97,6 @@ void ternary(std::byte* y, const BlockOperand* x, std::int64_t count) {
     for (std::int64_t i = 0; i < count; i += kLanes<T>) {
         store(data<T>(y) + i,
               F::template apply<T>(load(a + (i & mask_a)), load(b + (i & mask_b)), load(c + (i & mask_c))));
-    }
-}
-
-// A row of elements that are loaded vector by vector.
-template <typename T>
-struct LoadedRow {
-    const T* at;
-
-    explicit LoadedRow(const std::byte* data) : at(reinterpret_cast<const T*>(data)) {}
-    Vector<T> whole(std::int64_t i) const { return load(at + i); }
-    Vector<T> part(std::int64_t i, std::int64_t count) const { return load_part(at + i, count, T{}); }
-    void prefetch(std::int64_t i) const { prefetch_page(at + i); }
-};
-
-// A row of equal elements.
-template <typename T>
-struct EqualRow {
-    Vector<T> value;
-
-    explicit EqualRow(const std::byte* data) : value(splat(*reinterpret_cast<const T*>(data))) {}
-    Vector<T> whole(std::int64_t) const { return value; }
-    Vector<T> part(std::int64_t, std::int64_t) const { return value; }
-    void prefetch(std::int64_t) const {}
-};
-
-template <typename F, typename T, typename... Rows>
-inline void compute_row(T* y, std::int64_t size, Rows... x) {
-    const bool is_long = size >= kPiece<T> / 2;
-    std::int64_t i = 0;
-    while (i + kLanes<T> <= size) {
-        const std::int64_t end = std::min(size, i + kPiece<T>);
-        if (is_long) {
-            prefetch_page(y + i);
-            (x.prefetch(i), ...);
-        }
-        for (; i + 2 * kLanes<T> <= end; i += 2 * kLanes<T>) {
-            const Vector<T> first = F::template apply<T>(x.whole(i)...);
-            const Vector<T> second = F::template apply<T>(x.whole(i + kLanes<T>)...);
-            store(y + i, first);
-            store(y + i + kLanes<T>, second);
-        }
-        for (; i + kLanes<T> <= end; i += kLanes<T>) {
-            store(y + i, F::template apply<T>(x.whole(i)...));
-        }
-    }
-    if (i < size) {
-        store_part(y + i, F::template apply<T>(x.part(i, size - i)...), size - i);
-    }
-}
-
-template <typename F, typename T, template <typename> typename... Row>
-inline void compute_rows(std::byte* y, const RowOperand* x, std::int64_t rows, std::int64_t size) {
-    for (std::int64_t row = 0; row < rows; ++row) {
-        const RowOperand* next = x;
-        const auto at = [&] {
-            const RowOperand& operand = *next++;
-            return operand.data + row * operand.stride;
-        };
-        // The braces evaluate the operands in order.
-        const std::tuple<Row<T>...> operands{Row<T>(at())...};
-        std::apply([&](auto... each) { compute_row<F>(data<T>(y) + row * size, size, each...); }, operands);
-    }
-}
-
-template <typename F, typename T>
-void binary_rows(std::byte* y, const RowOperand* x, std::int64_t rows, std::int64_t size) {
-    if (x[0].equal) {
-        compute_rows<F, T, EqualRow, LoadedRow>(y, x, rows, size);
-    } else if (x[1].equal) {
-        compute_rows<F, T, LoadedRow, EqualRow>(y, x, rows, size);
-    } else {
-        compute_rows<F, T, LoadedRow, LoadedRow>(y, x, rows, size);
-    }
-}
-
-// As in a batch normalisation: the last operand, and at most one other, may have equal elements.
-template <typename F, typename T>
-void ternary_rows(std::byte* y, const RowOperand* x, std::int64_t rows, std::int64_t size) {
-    if (!x[2].equal) {
-        compute_rows<F, T, LoadedRow, LoadedRow, LoadedRow>(y, x, rows, size);
-    } else if (x[0].equal) {
-        compute_rows<F, T, EqualRow, LoadedRow, EqualRow>(y, x, rows, size);
-    } else {
-        compute_rows<F, T, LoadedRow, EqualRow, EqualRow>(y, x, rows, size);
     }
 }
 
@@ -469,32 +383,10 @@ struct TableBuilder {
     }
 
     template <typename T>
-    constexpr RowsFunction& rows_at(Opcode opcode) {
-        return table.rows[static_cast<std::size_t>(opcode)][index(kTypeOf<T>)];
-    }
-
-    // Operations whose operands are often broadcast.
-    template <typename T, typename U>
-    constexpr void rows() {
-        rows_at<T>(Opcode::add) = &binary_rows<functions::Add, U>;
-        rows_at<T>(Opcode::sub) = &binary_rows<functions::Sub, U>;
-        rows_at<T>(Opcode::mul) = &binary_rows<functions::Mul, U>;
-        if constexpr (std::is_floating_point_v<T>) {
-            rows_at<T>(Opcode::mul_add) = &ternary_rows<functions::MulAdd, T>;
-            rows_at<T>(Opcode::div) = &binary_rows<functions::Div, T>;
-            rows_at<T>(Opcode::minimum) = &binary_rows<functions::Minimum, T>;
-            rows_at<T>(Opcode::maximum) = &binary_rows<functions::Maximum, T>;
-        }
-    }
-
-    template <typename T>
     constexpr void numbers() {
         // Integers wrap around: unsigned arithmetic is correct for signed and unsigned types.
         using U = typename UnsignedOf<T>::type;
         moves<T, typename UnsignedBitsOf<T>::type>();
-        if constexpr (sizeof(T) >= 4) {
-            rows<T, U>();
-        }
         at<T>(Opcode::add) = &binary<functions::Add, U>;
         at<T>(Opcode::sub) = &binary<functions::Sub, U>;
         at<T>(Opcode::mul) = &binary<functions::Mul, U>;

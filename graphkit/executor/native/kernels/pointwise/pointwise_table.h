@@ -86,23 +86,10 @@ struct BlockOperand {
 // an operand whose elements are at least as large.
 using BlockFunction = void (*)(std::byte* y, const BlockOperand* operands, std::int64_t count);
 
-// An operand of a function on rows. Row r begins at data + r * stride; `equal`: all of its elements are that one.
-struct RowOperand {
-    const std::byte* data;
-    std::int64_t stride;  // in bytes
-    bool equal;
-};
-
-// Computes `rows` contiguous rows y of `size` elements each, and touches no elements beyond them. y may be an operand
-// of the same shape. Of two operands, one may have equal elements. Of three, the last and one other may, together.
-using RowsFunction = void (*)(std::byte* y, const RowOperand* operands, std::int64_t rows, std::int64_t size);
-
 // Null if an opcode is not defined for a type. float16 and bfloat16 only occur in conversions to and from float.
 struct PointwiseTable {
     std::array<std::array<BlockFunction, kElementTypes>, kOpcodeCount> functions{};
     std::array<std::array<BlockFunction, kElementTypes>, kElementTypes> casts{};  // [from][to]
-    // Only for operations whose operands are often broadcast.
-    std::array<std::array<RowsFunction, kElementTypes>, kOpcodeCount> rows{};
     // Double to float, rounded to odd: lost bits set the last bit, so that rounding again to 16 bits gives the same
     // result as rounding once.
     BlockFunction narrow_to_odd = nullptr;
