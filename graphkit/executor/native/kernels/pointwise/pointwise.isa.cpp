@@ -39,23 +39,27 @@ inline void store_lanes(T* to, V v) {
 template <typename T>
 constexpr std::int64_t kPiece = kPrefetchStep / static_cast<std::int64_t>(sizeof(T));
 
-// Calls body(i) for the first element i of each vector of T.
-template <typename T, int Operands, typename Body>
-inline void for_each_vector(const std::byte* y, const BlockOperand* x, std::int64_t count, Body&& body) {
+// y[i] = compute(i) for the first element i of each vector of T. Two vectors are loaded before any is stored: a load
+// after a store waits for it if the last 12 bits of the addresses are equal.
+template <typename T, int Operands, typename Compute>
+inline void store_vectors(T* y, const BlockOperand* x, std::int64_t count, Compute&& compute) {
     std::int64_t i = 0;
     while (count - i > kPiece<T>) {
-        prefetch_page(y + i * static_cast<std::int64_t>(sizeof(T)));
+        prefetch_page(y + i);
         for (int operand = 0; operand < Operands; ++operand) {
             if (x[operand].mask != 0) {
                 prefetch_page(data<T>(x[operand]) + i);
             }
         }
-        for (const std::int64_t end = i + kPiece<T>; i < end; i += kLanes<T>) {
-            body(i);
+        for (const std::int64_t end = i + kPiece<T>; i < end; i += 2 * kLanes<T>) {
+            const Vector<T> first = compute(i);
+            const Vector<T> second = compute(i + kLanes<T>);
+            store(y + i, first);
+            store(y + i + kLanes<T>, second);
         }
     }
     for (; i < count; i += kLanes<T>) {
-        body(i);
+        store(y + i, compute(i));
     }
 }
 
@@ -63,8 +67,8 @@ template <typename F, typename T>
 void unary(std::byte* y, const BlockOperand* x, std::int64_t count) {
     const T* a = data<T>(x[0]);
     const std::int64_t mask = x[0].mask;
-    for_each_vector<T, 1>(y, x, count,
-                          [&](std::int64_t i) { store(data<T>(y) + i, F::template apply<T>(load(a + (i & mask)))); });
+    store_vectors<T, 1>(data<T>(y), x, count,
+                        [&](std::int64_t i) { return F::template apply<T>(load(a + (i & mask))); });
 }
 
 template <typename F, typename T>
@@ -73,8 +77,8 @@ void binary(std::byte* y, const BlockOperand* x, std::int64_t count) {
     const T* b = data<T>(x[1]);
     const std::int64_t mask_a = x[0].mask;
     const std::int64_t mask_b = x[1].mask;
-    for_each_vector<T, 2>(y, x, count, [&](std::int64_t i) {
-        store(data<T>(y) + i, F::template apply<T>(load(a + (i & mask_a)), load(b + (i & mask_b))));
+    store_vectors<T, 2>(data<T>(y), x, count, [&](std::int64_t i) {
+        return F::template apply<T>(load(a + (i & mask_a)), load(b + (i & mask_b)));
     });
 }
 
