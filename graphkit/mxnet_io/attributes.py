@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import operator
 from collections.abc import Mapping
 
 from graphkit.errors import InvalidModel, UsageError
@@ -16,7 +17,10 @@ _WITHOUT_EFFECT = frozenset({
 })  # fmt: skip
 _TRUE, _FALSE = ("True", "true", "1"), ("False", "false", "0")
 # MXNet's numbers of element types, which attributes may contain in place of names.
-_DTYPES = {"0": "float32", "1": "float64", "2": "float16", "3": "uint8", "4": "int32", "5": "int8", "6": "int64"}
+_DTYPES = {
+    "0": "float32", "1": "float64", "2": "float16", "3": "uint8", "4": "int32", "5": "int8", "6": "int64", "7": "bool",
+    "8": "int16", "9": "uint16", "10": "uint32", "11": "uint64", "12": "bfloat16",
+}  # fmt: skip
 
 
 class Attributes:
@@ -81,6 +85,10 @@ class Attributes:
                 raise InvalidModel(f"attribute {name} must be an integer, not {found!r}") from None
             return int(number)
 
+    def axis(self, default: int | None) -> int | None:
+        """Return the attribute axis, where "None" differs from an absent attribute: it means the flat tensor."""
+        return self.optional_integer("axis") if "axis" in self._texts else default
+
     def number(self, name: str, default: float) -> float:
         found = self._text(name)
         return default if found is None else self._number(name, found)
@@ -112,6 +120,14 @@ class Attributes:
         if any(part is not None and (type(part) is not int) for part in parts):
             raise InvalidModel(f"attribute {name} must contain integers, not {self._texts[name]!r}")
         return tuple(parts)
+
+    def pairs(self, name: str) -> tuple[tuple[int, int], ...]:
+        """Return a tuple of pairs of integers; () if it is absent."""
+        found = self._parsed(name) or ()
+        try:
+            return tuple((operator.index(first), operator.index(second)) for first, second in found)  # type: ignore[attr-defined]
+        except (TypeError, ValueError):
+            raise InvalidModel(f"attribute {name} must contain pairs of integers, not {self._texts[name]!r}") from None
 
     def numbers(self, name: str, default: tuple[float, ...] = ()) -> tuple[float, ...]:
         found = self._parsed(name)

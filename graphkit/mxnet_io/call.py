@@ -192,3 +192,12 @@ def as_indices(x: Value) -> Value:
     """Return indices, which MXNet often holds in floating point, as int64."""
     result: Value = x if x.dtype is DType.INT64 else F.cast(x, to=DType.INT64)
     return result
+
+
+def in_range(indices: Value, size: Value, mode: str) -> Value:
+    """Bring indices into 0 to size - 1: clip them, or take them modulo the size (mode "wrap"). size: int64 [1]."""
+    if mode == "wrap":
+        result: Value = F.mod(indices, size)
+    else:
+        result = F.clip(indices, np.int64(0), F.sub(F.squeeze(size, i64(0)), np.int64(1)))
+    return result

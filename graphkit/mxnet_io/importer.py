@@ -35,7 +35,17 @@ _PREFIXES = ("arg:", _AUXILIARY)
 # Endings of the names of parameters and running statistics.
 _PARAMETER_NAMES = re.compile(r"_(weight|bias|gamma|beta|mean|var|parameters|alpha)$")
 # Positions of running statistics among the inputs of an operator.
-_STATISTICS = {"BatchNorm": (3, 4), "BatchNorm_v1": (3, 4), "_contrib_SyncBatchNorm": (3, 4), "_npx_batch_norm": (3, 4)}
+_STATISTICS = dict.fromkeys(
+    (
+        "BatchNorm",
+        "BatchNorm_v1",
+        "CuDNNBatchNorm",
+        "_contrib_BatchNormWithReLU",
+        "_contrib_SyncBatchNorm",
+        "_npx_batch_norm",
+    ),
+    (3, 4),
+)
 _FLOATS = frozenset({"float16", "float32", "float64", "bfloat16"})
 
 
@@ -318,7 +328,8 @@ class _Builder:
             return self.parameter(index, node)
         if node.name not in self.shapes and _PARAMETER_NAMES.search(node.name):
             raise self.located_error(InvalidModel, f"{self.label}: the parameter file has no array {node.name!r}")
-        shape = self.shapes.get(node.name) or _annotated(node) or self.readers.shape(index)
+        given = self.shapes.get(node.name)
+        shape = (_annotated(node) or self.readers.shape(index)) if given is None else given
         prefix = f"{node.name}_" if self.inputs and node.name not in self.shapes else ""
         dims = None if shape is None else sizes(node.name, shape, prefix)
         made = Value(TensorType(_dtype(node), dims), node.name)

@@ -11,17 +11,24 @@ from graphkit.mxnet_io.operators import (
     heads,
     image,
     indexing,
+    joining,
+    linear_algebra,
     normalization,
+    numpy_forms,
     pooling,
     product,
     recurrent,
     reduction,
     regions,
+    repeating,
     sequence,
     shape,
+    slices,
+    special,
 )
 
 __all__ = [
     "attention", "boxes", "control", "convolution", "creation", "detection", "elementwise", "heads", "image",
-    "indexing", "normalization", "pooling", "product", "recurrent", "reduction", "regions", "sequence", "shape",
+    "indexing", "joining", "linear_algebra", "normalization", "numpy_forms", "pooling", "product", "recurrent",
+    "reduction", "regions", "repeating", "sequence", "shape", "slices", "special",
 ]  # fmt: skip

@@ -6,7 +6,17 @@ from typing import Any
 
 from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.ir.graph import Value
-from graphkit.mxnet_io.call import Call, as_indices, converter, flattened, rank_of, static_sizes, transpose
+from graphkit.mxnet_io.call import (
+    Call,
+    as_indices,
+    converter,
+    flattened,
+    in_range,
+    rank_of,
+    sizes_of,
+    static_sizes,
+    transpose,
+)
 from graphkit.ops import F
 
 _CHANNELS_LAST = {"NWC": "NCW", "NHWC": "NCHW", "NDHWC": "NCDHW"}
@@ -110,7 +120,8 @@ def fully_connected(call: Call) -> Value:
 
 @converter("Embedding", "_contrib_SparseEmbedding", "_npx_embedding")
 def embedding(call: Call) -> Value:
-    """Rows of a table. Indices may be floating point. An index outside of the table, which MXNet clips, is an error."""
+    """Rows of a table. Indices may be floating point; those outside of the table are clipped."""
     call.attributes.ignore("input_dim", "output_dim", "dtype", "deterministic")
-    result: Value = F.gather(call[1], as_indices(call[0]), axis=0, name=call.name)
+    table = call[1]
+    result: Value = F.gather(table, in_range(as_indices(call[0]), sizes_of(table, 0), "clip"), axis=0, name=call.name)
     return result

@@ -20,15 +20,16 @@ from graphkit.ops import F, constant
 _SAME = {
     "abs": "abs", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan",
     "arctanh": "atanh", "ceil": "ceil", "cos": "cos", "cosh": "cosh", "erf": "erf", "exp": "exp", "floor": "floor",
-    "log": "log", "negative": "neg", "reciprocal": "reciprocal", "relu": "relu", "rint": "round", "sigmoid": "sigmoid",
+    "log": "log", "negative": "neg", "reciprocal": "reciprocal", "relu": "relu", "sigmoid": "sigmoid",
     "sign": "sign", "sin": "sin", "sinh": "sinh", "softsign": "softsign", "sqrt": "sqrt", "tan": "tan", "tanh": "tanh",
-    "identity": "identity", "_copy": "identity", "_copyto": "identity", "_np_copy": "identity",
-    "_identity_with_attr_like_rhs": "identity", "make_loss": "identity", "BlockGrad": "stop_gradient",
+    "identity": "identity", "_copy": "identity", "_copyto": "identity", "_npi_copyto": "identity",
+    "_np_copy": "identity", "_identity_with_attr_like_rhs": "identity", "make_loss": "identity",
+    "BlockGrad": "stop_gradient",
     "stop_gradient": "stop_gradient",
 }  # fmt: skip
 _NUMPY_FORMS = (
     "abs", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh", "ceil", "cos", "cosh", "exp", "floor", "log",
-    "negative", "reciprocal", "rint", "sign", "sin", "sinh", "sqrt", "tan", "tanh",
+    "negative", "reciprocal", "sign", "sin", "sinh", "sqrt", "tan", "tanh",
 )  # fmt: skip
 
 
@@ -63,6 +64,34 @@ def _truncated(x: Value) -> Value:
     return result
 
 
+def _rounded(x: Value) -> Value:
+    """Round halves away from zero. Adding 0.5 instead would round 0.49999997 up."""
+    inner = _truncated(x)
+    half = F.greater_or_equal(F.abs(F.sub(x, inner)), scalar(0.5, x))
+    result: Value = F.where(half, F.add(inner, F.sign(x)), inner)
+    return result
+
+
+def _rint(x: Value) -> Value:
+    """Round halves down, as MXNet does."""
+    below, above = F.floor(x), F.ceil(x)
+    result: Value = F.where(F.less_or_equal(F.sub(x, below), F.sub(above, x)), below, above)
+    return result
+
+
+def _log1p(x: Value) -> Value:
+    """log(1 + x) without loss of digits for small x: 2 artanh(x / (x + 2))."""
+    small = _scaled(F.atanh(F.div(x, F.add(x, scalar(2.0, x)))), 2.0)
+    result: Value = F.where(F.less(x, scalar(1.0, x)), small, F.log(F.add(x, scalar(1.0, x))))
+    return result
+
+
+def _expm1(x: Value) -> Value:
+    """exp(x) - 1 without loss of digits for small x: tanh(x / 2) (exp(x) + 1)."""
+    result: Value = F.mul(F.tanh(_scaled(x, 0.5)), F.add(F.exp(x), scalar(1.0, x)))
+    return result
+
+
 def _cube_root(x: Value) -> Value:
     result: Value = F.mul(F.sign(x), F.pow(F.abs(x), scalar(1.0 / 3.0, x)))
     return result
@@ -78,22 +107,20 @@ _FORMULAS: dict[str, Callable[[Value], Value]] = {
     "rsqrt": lambda x: F.reciprocal(F.sqrt(x)),
     "cbrt": _cube_root,
     "rcbrt": lambda x: F.reciprocal(_cube_root(x)),
-    # Halves are rounded away from zero; `rint` rounds them to even.
-    "round": lambda x: F.mul(F.sign(x), F.floor(F.add(F.abs(x), scalar(0.5, x)))),
+    "round": _rounded,
+    "rint": _rint,
     "trunc": _truncated,
     "fix": _truncated,
     "log2": lambda x: _scaled(F.log(x), 1.0 / math.log(2.0)),
     "log10": lambda x: _scaled(F.log(x), 1.0 / math.log(10.0)),
-    "log1p": lambda x: F.log(F.add(x, scalar(1.0, x))),
-    "expm1": lambda x: F.sub(F.exp(x), scalar(1.0, x)),
+    "log1p": _log1p,
+    "expm1": _expm1,
     "degrees": lambda x: _scaled(x, 180.0 / math.pi),
     "radians": lambda x: _scaled(x, math.pi / 180.0),
     "logical_not": _is_zero,
     "zeros_like": lambda x: _filled_like(x, 0.0),
     "ones_like": lambda x: _filled_like(x, 1.0),
     "_contrib_div_sqrt_dim": lambda x: F.div(x, F.sqrt(F.cast(F.gather(F.shape(x), np.int64(-1)), to=x.dtype))),
-    "isnan": lambda x: as_floats(F.is_nan(x), x),
-    "isinf": lambda x: as_floats(F.is_inf(x), x),
     "_contrib_gradientmultiplier": lambda x: x,
 }
 
@@ -110,7 +137,7 @@ def _formula(build: Callable[[Value], Value], call: Call) -> Value:
 
 for _name, _build in _FORMULAS.items():
     converter(_name)(partial(_formula, _build))
-for _name in ("square", "cbrt", "trunc", "fix", "log2", "log10", "log1p", "expm1", "degrees", "radians"):
+for _name in ("square", "cbrt", "rint", "trunc", "fix", "log2", "log10", "log1p", "expm1", "degrees", "radians"):
     converter(f"_npi_{_name}")(partial(_formula, _FORMULAS[_name]))
 
 
@@ -126,6 +153,7 @@ _BINARY_NAMES = {
     "max": ("broadcast_maximum", "_maximum", "_Maximum", "_npi_maximum"),
     "min": ("broadcast_minimum", "_minimum", "_Minimum", "_npi_minimum"),
 }
+_FLOATS = frozenset({"float16", "float32", "float64", "bfloat16"})
 _COMPARISONS = {
     "equal": "equal", "greater": "greater", "greater_equal": "greater_or_equal", "lesser": "less",
     "lesser_equal": "less_or_equal",
@@ -154,13 +182,23 @@ def _logical(function: str, a: Value, b: Value) -> Value:
 
 def _remainder(a: Value, b: Value) -> Value:
     """The remainder with the sign of the divisor; 0 for a divisor 0, as MXNet has it."""
-    quotient = F.floor(F.div(a, b))
-    found: Value = F.where(F.equal(b, scalar(0.0, b)), scalar(0.0, a), F.sub(a, F.mul(quotient, b)))
-    return found
+    divisor = F.where(F.equal(b, scalar(0.0, b)), scalar(1.0, b), b)
+    if a.dtype.value not in _FLOATS:
+        found: Value = F.mod(a, divisor)
+    else:
+        rest = F.mod(a, divisor, fmod=True)
+        zero = scalar(0.0, a)
+        opposite = F.less(F.mul(F.sign(rest), F.sign(divisor)), zero)
+        found = F.where(opposite, F.add(rest, divisor), rest)
+    return F.where(F.equal(b, scalar(0.0, b)), scalar(0.0, a), found)
 
 
 def _hypotenuse(a: Value, b: Value) -> Value:
-    result: Value = F.sqrt(F.add(F.mul(a, a), F.mul(b, b)))
+    """sqrt(a^2 + b^2), computed without overflow: m sqrt((a / m)^2 + (b / m)^2) for the larger magnitude m."""
+    first, second = F.abs(a), F.abs(b)
+    most, least = F.max(first, second), F.min(first, second)
+    ratio = F.div(least, F.where(F.equal(most, scalar(0.0, most)), scalar(1.0, most), most))
+    result: Value = F.mul(most, F.sqrt(F.add(F.mul(ratio, ratio), scalar(1.0, ratio))))
     return result
 
 
@@ -171,12 +209,14 @@ def _of_two(build: Callable[[Value, Value], Value], call: Call) -> Value:
 for _function, _names in _BINARY_NAMES.items():
     converter(*_names)(partial(_binary, _function))
 for _name, _function in _COMPARISONS.items():
-    converter(f"broadcast_{_name}", f"_{_name}")(partial(_of_two, partial(_compared, _function)))
-converter("broadcast_not_equal", "_not_equal")(partial(_of_two, _unequal))
+    _names = (f"broadcast_{_name}", f"_{_name}", f"_{_name.title()}")
+    converter(*_names)(partial(_of_two, partial(_compared, _function)))
+converter("broadcast_not_equal", "_not_equal", "_Not_Equal")(partial(_of_two, _unequal))
 for _name, _function in {"and": "and_", "or": "or_", "xor": "xor"}.items():
-    converter(f"broadcast_logical_{_name}", f"_logical_{_name}")(partial(_of_two, partial(_logical, _function)))
-converter("broadcast_mod", "_mod", "_npi_mod")(partial(_of_two, _remainder))
-converter("broadcast_hypot", "_hypot", "_npi_hypot")(partial(_of_two, _hypotenuse))
+    _names = (f"broadcast_logical_{_name}", f"_logical_{_name}", f"_Logical_{_name.title()}")
+    converter(*_names)(partial(_of_two, partial(_logical, _function)))
+converter("broadcast_mod", "_mod", "_Mod", "_npi_mod")(partial(_of_two, _remainder))
+converter("broadcast_hypot", "_hypot", "_Hypot", "_npi_hypot")(partial(_of_two, _hypotenuse))
 
 
 # --- an operand and a number ----------------------------------------------------------------------------
@@ -203,21 +243,19 @@ _SCALAR_FORMS: dict[str, tuple[Callable[[Value, Value], Value], bool]] = {
     **{name: (partial(_compared, function), False) for name, function in _COMPARISONS.items()},
     **{f"logical_{n}": (partial(_logical, f), False) for n, f in {"and": "and_", "or": "or_", "xor": "xor"}.items()},
 }  # fmt: skip
-_OLD_NAMES = {
-    "plus": "_PlusScalar", "minus": "_MinusScalar", "rminus": "_RMinusScalar", "mul": "_MulScalar",
-    "div": "_DivScalar", "rdiv": "_RDivScalar", "power": "_PowerScalar", "rpower": "_RPowerScalar",
-    "maximum": "_MaximumScalar", "minimum": "_MinimumScalar",
-}  # fmt: skip
+_OLD_NAMES = {"rminus": "_RMinusScalar", "rdiv": "_RDivScalar", "rpower": "_RPowerScalar", "rmod": "_RModScalar"}
 _NUMPY_SCALARS = {
     "plus": "_npi_add_scalar", "minus": "_npi_subtract_scalar", "rminus": "_npi_rsubtract_scalar",
     "mul": "_npi_multiply_scalar", "div": "_npi_true_divide_scalar", "rdiv": "_npi_rtrue_divide_scalar",
     "power": "_npi_power_scalar", "rpower": "_npi_rpower_scalar", "maximum": "_npi_maximum_scalar",
-    "minimum": "_npi_minimum_scalar",
+    "minimum": "_npi_minimum_scalar", "mod": "_npi_mod_scalar", "rmod": "_npi_rmod_scalar",
+    "hypot": "_npi_hypot_scalar",
 }  # fmt: skip
 
 for _name, (_operation, _reverse) in _SCALAR_FORMS.items():
-    _forms = [table[_name] for table in (_OLD_NAMES, _NUMPY_SCALARS) if _name in table]
-    converter(f"_{_name}_scalar", *_forms)(partial(_with_number, _operation, _reverse))
+    _old = _OLD_NAMES.get(_name, f"_{_name.title().replace('_', '')}Scalar")
+    _forms = [_NUMPY_SCALARS[_name]] if _name in _NUMPY_SCALARS else []
+    converter(f"_{_name}_scalar", _old, *_forms)(partial(_with_number, _operation, _reverse))
 
 
 # --- others ---------------------------------------------------------------------------------------------
@@ -243,7 +281,7 @@ def clip(call: Call) -> Value:
     return result
 
 
-@converter("Cast", "cast", "amp_cast", "_npx_cast")
+@converter("Cast", "cast", "amp_cast", "_npi_cast", "_npx_cast")
 def cast(call: Call) -> Value:
     result: Value = F.cast(call.x, to=call.attributes.dtype("dtype", "float32"), name=call.name)
     return result
@@ -271,7 +309,7 @@ def where(call: Call) -> Value:
     return result
 
 
-@converter("smooth_l1")
+@converter("smooth_l1", "_npx_smooth_l1")
 def smooth_l1(call: Call) -> Value:
     """0.5 (s x)^2 if |x| < 1 / s^2, else |x| - 0.5 / s^2, for the number s."""
     x = call.x
@@ -280,6 +318,15 @@ def smooth_l1(call: Call) -> Value:
     inner = F.mul(scalar(0.5 * squared, x), F.mul(x, x))
     outer = F.sub(size, scalar(0.5 / squared, x))
     result: Value = F.where(F.less(size, scalar(1.0 / squared, x)), inner, outer)
+    return result
+
+
+@converter("_contrib_quadratic")
+def quadratic(call: Call) -> Value:
+    """a x^2 + b x + c."""
+    x = call.x
+    a, b, c = (scalar(call.attributes.number(name, 0.0), x) for name in "abc")
+    result: Value = F.add(F.mul(F.add(F.mul(a, x), b), x), c)
     return result
 
 

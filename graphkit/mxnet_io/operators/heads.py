@@ -32,14 +32,9 @@ def softmax_output(call: Call) -> Value:
 
 @converter("SoftmaxActivation")
 def softmax_activation(call: Call) -> Value:
+    """Over the last axis, or over axis 1 in mode channel."""
     mode = call.attributes.choice("mode", "instance", "channel")
-    x = call.x
-    if mode == "channel":
-        result: Value = F.softmax(x, axis=1, name=call.name)
-    elif x.rank == 2:
-        result = F.softmax(x, axis=-1, name=call.name)
-    else:
-        result = reshape_like(F.softmax(flattened(x), axis=-1, name=call.name), x)
+    result: Value = F.softmax(call.x, axis=1 if mode == "channel" else -1, name=call.name)
     return result
 
 
@@ -75,10 +70,11 @@ def softmin(call: Call) -> Value:
 
 
 def _scaled(call: Call, x: Value) -> tuple[Value, int]:
-    """Return x divided by the temperature, and the axis."""
+    """Return x, cast to dtype and divided by the temperature, and the axis."""
     attributes = call.attributes
-    attributes.ignore("dtype")
     temperature = attributes.number("temperature", 1.0)
+    dtype = attributes.dtype("dtype", x.dtype.value)
+    x = x if dtype is x.dtype else F.cast(x, to=dtype)
     scaled: Value = x if temperature == 1.0 else F.div(x, scalar(temperature, x))
     return scaled, attributes.integer("axis", -1)
 

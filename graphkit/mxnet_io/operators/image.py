@@ -16,6 +16,7 @@ from graphkit.mxnet_io.call import (
     sizes_of,
     static_sizes,
 )
+from graphkit.mxnet_io.operators.convolution import window
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64
 
@@ -60,13 +61,18 @@ def _repeated(x: Value, scale: int) -> Value:
 def bilinear_resize(call: Call) -> Value:
     """Bilinear interpolation; with align_corners, the default, the corners of both images coincide."""
     attributes = call.attributes
-    mode = attributes.choice("mode", "size", "like", "to_even_down", "to_even_up", "to_odd_down", "to_odd_up")
+    mode = attributes.choice(
+        "mode", "size", "like", "odd_scale", "to_even_down", "to_even_up", "to_odd_down", "to_odd_up"
+    )
     corners = attributes.flag("align_corners", True)
     height, width = attributes.integer("height", 1), attributes.integer("width", 1)
     factors = attributes.number("scale_height", 0.0), attributes.number("scale_width", 0.0)
     x = call[0]
     if mode == "like":
         sizes = sizes_of(call[1], 2, 3)
+    elif mode == "odd_scale":
+        both = zip(static_sizes(x, (2, 3)), factors, strict=True)
+        sizes = constant(i64(*(int(s * f) if s % 2 == 0 else int((s - 1) * f) + 1 for s, f in both)))
     elif mode != "size":
         sizes = constant(i64(*(_rounded(size, mode) for size in static_sizes(x, (2, 3)))))
     elif all(factors):
@@ -188,7 +194,7 @@ def roi_align(call: Call) -> Value:
     return reshape(chosen, [0, 0, height, width])
 
 
-@converter("_image_normalize")
+@converter("_image_normalize", "_npx__image_normalize")
 def normalize(call: Call) -> Value:
     """(x - mean) / std for each channel of images [..., channels, height, width]."""
     x = call.x
@@ -203,11 +209,48 @@ def _per_channel(call: Call, name: str, default: float, x: Value, rank: int) -> 
     return along_axis(constant(np.asarray(numbers, x.dtype.numpy)), rank - 3, rank)
 
 
-@converter("_image_to_tensor")
+@converter("_image_to_tensor", "_npx__image_to_tensor")
 def to_tensor(call: Call) -> Value:
     """Images [..., height, width, channels] of 0 to 255 to [..., channels, height, width] of 0 to 1."""
     x = F.cast(call.x, to="float32")
     rank = rank_of(x)
     moved = F.transpose(x, perm=(*range(rank - 3), rank - 1, rank - 3, rank - 2))
     result: Value = F.div(moved, np.float32(255.0))
+    return result
+
+
+@converter("_image_crop", "_npx__image_crop")
+def crop_image(call: Call) -> Value:
+    """Cut images [..., height, width, channels] at column x and row y."""
+    attributes = call.attributes
+    left, top = attributes.integer("x", 0), attributes.integer("y", 0)
+    right, bottom = left + attributes.integer("width", 0), top + attributes.integer("height", 0)
+    result: Value = F.slice(call.x, i64(top, left), i64(bottom, right), i64(-3, -2), name=call.name)
+    return result
+
+
+@converter(
+    "_image_flip_left_right", "_npx__image_flip_left_right", "_image_flip_top_bottom", "_npx__image_flip_top_bottom"
+)
+def flip_image(call: Call) -> Value:
+    """Mirror images [..., height, width, channels]."""
+    axis = -2 if call.op.endswith("left_right") else -3
+    end = -np.iinfo(np.int64).max
+    result: Value = F.slice(call.x, i64(-1), i64(end), i64(axis), i64(-1), name=call.name)
+    return result
+
+
+@converter("im2col")
+def image_to_columns(call: Call) -> Value:
+    """The block of elements under a kernel at each position, as columns [batch, channels * kernel, positions]."""
+    kernel = call.attributes.integers("kernel")
+    result: Value = F.im2_col(call.x, i64(*kernel), **window(call, kernel), name=call.name)
+    return result
+
+
+@converter("col2im")
+def columns_to_image(call: Call) -> Value:
+    """Add columns to an image of the size output_size: the adjoint of im2col."""
+    kernel, size = call.attributes.integers("kernel"), call.attributes.integers("output_size")
+    result: Value = F.col2_im(call.x, i64(*size), i64(*kernel), **window(call, kernel), name=call.name)
     return result

@@ -12,6 +12,7 @@ from graphkit.mxnet_io.call import (
     as_indices,
     axis_of,
     converter,
+    in_range,
     rank_of,
     reshape,
     scalar,
@@ -19,15 +20,6 @@ from graphkit.mxnet_io.call import (
 )
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64
-
-
-def _in_range(indices: Value, size: Value, mode: str) -> Value:
-    """Bring indices into 0 to size - 1: clip them, or count them modulo the size."""
-    if mode == "wrap":
-        result: Value = F.mod(indices, size)
-    else:
-        result = F.clip(indices, np.int64(0), F.sub(F.squeeze(size, i64(0)), np.int64(1)))
-    return result
 
 
 @converter("take", "_npi_take")
@@ -38,7 +30,7 @@ def take(call: Call) -> Value:
     x, indices = call[0], as_indices(call[1])
     axis = axis_of(x, attributes.integer("axis", 0))
     if mode != "raise":
-        indices = _in_range(indices, sizes_of(x, axis), mode)
+        indices = in_range(indices, sizes_of(x, axis), mode)
     result: Value = F.gather(x, indices, axis=axis, name=call.name)
     return result
 
@@ -47,7 +39,7 @@ def take(call: Call) -> Value:
 def batch_take(call: Call) -> Value:
     """Element indices[i] of each row i."""
     x, indices = call[0], as_indices(call[1])
-    found = F.gather_elements(x, F.unsqueeze(_in_range(indices, sizes_of(x, 1), "clip"), i64(1)), axis=1)
+    found = F.gather_elements(x, F.unsqueeze(in_range(indices, sizes_of(x, 1), "clip"), i64(1)), axis=1)
     result: Value = F.squeeze(found, i64(1))
     return result
 
@@ -62,12 +54,12 @@ def pick(call: Call) -> Value:
     axis = axis_of(x, attributes.integer("axis", -1))
     if indices.rank != x.rank:
         indices = F.unsqueeze(indices, i64(axis))
-    found = F.gather_elements(x, _in_range(indices, sizes_of(x, axis), mode), axis=axis)
+    found = F.gather_elements(x, in_range(indices, sizes_of(x, axis), mode), axis=axis)
     result: Value = found if kept else F.squeeze(found, i64(axis))
     return result
 
 
-@converter("gather_nd", "_npx_gather_nd")
+@converter("gather_nd", "_npi_gather_nd", "_npx_gather_nd")
 def gather_nd(call: Call) -> Value:
     """Indices [m, ...]: their first axis contains the positions along the first m axes."""
     indices = as_indices(call[1])
@@ -112,10 +104,8 @@ def _ordered(call: Call, x: Value, axis: int, count: Value, ascending: bool) -> 
 
 
 def _with_axis(call: Call) -> tuple[Value, int]:
-    """Return the operand and the axis; without an axis, the flat operand."""
-    axis = call.attributes.optional_integer("axis") if call.attributes.text("axis", "-1") != "None" else None
-    if axis is None and "axis" not in call.attributes:
-        axis = -1
+    """Return the operand and the axis, which is the last by default; with axis None, the flat operand."""
+    axis = call.attributes.axis(-1)
     return (reshape(call.x, [-1]), 0) if axis is None else (call.x, axis_of(call.x, axis))
 
 
@@ -141,14 +131,14 @@ def topk(call: Call) -> Value | list[Value]:
     return values if kind == "value" else indices
 
 
-@converter("sort")
+@converter("sort", "_npi_sort")
 def sort(call: Call) -> Value:
     ascending = call.attributes.flag("is_ascend", True)
     x, axis = _with_axis(call)
     return _ordered(call, x, axis, sizes_of(x, axis), ascending)[0]
 
 
-@converter("argsort")
+@converter("argsort", "_npi_argsort")
 def argsort(call: Call) -> Value:
     ascending, dtype = call.attributes.flag("is_ascend", True), call.attributes.dtype("dtype", "float32")
     x, axis = _with_axis(call)
@@ -157,7 +147,7 @@ def argsort(call: Call) -> Value:
     return result
 
 
-@converter("_contrib_boolean_mask")
+@converter("_contrib_boolean_mask", "_npi_boolean_mask")
 def boolean_mask(call: Call) -> Value:
     axis = call.attributes.integer("axis", 0)
     mask = call[1]

@@ -53,6 +53,12 @@ def batch_norm(call: Call) -> Value:
     return with_channels_second(x, axis, normalised)
 
 
+@converter("_contrib_BatchNormWithReLU")
+def batch_norm_with_relu(call: Call) -> Value:
+    result: Value = F.relu(batch_norm(call))
+    return result
+
+
 def _ones_like(vector: Value) -> Value:
     (size,) = shape_of(vector)
     if not is_static(size):
@@ -88,7 +94,7 @@ def instance_norm(call: Call) -> Value:
 
 @converter("GroupNorm", "_npx_group_norm")
 def group_norm(call: Call) -> Value:
-    """Scale and shift have one element per channel; in files of MXNet 1.6, one per group."""
+    """Scale and shift have one element per group up to MXNet 1.9, one per channel in MXNet 2."""
     attributes = call.attributes
     if attributes.flag("output_mean_var", False):
         raise UnsupportedError("output_mean_var=True")

@@ -35,7 +35,6 @@ def pooling(call: Call) -> Value:
     attributes = call.attributes
     kind = attributes.choice("pool_type", "max", "avg", "sum", "lp")
     power = attributes.integer("p_value", 2)
-    # The first version of the operator divides by the size of the kernel always.
     include = attributes.flag("count_include_pad", True)
     last = channels_last(call)
     x = to_front(call[0]) if last else call[0]
@@ -73,14 +72,19 @@ def _windowed(call: Call, x: Value, kind: str, power: int, include: bool) -> Val
         # ceil(size / stride) windows from the first element on; the last ones may reach beyond the end.
         surplus = (kernel[0] - 1,)
     window = _Window(kernel, stride, pad, surplus)
+    if kind == "max" and call.op == "Pooling_v1" and any(pad):
+        # The first version pads with zeros, which may be the maximum; beyond the padding is nothing.
+        inner = _padded(x, pad, pad)
+        result: Value = F.max_pool(inner, kernel_shape=kernel, strides=stride, pads=(*zeros, *surplus))[0]
+        return result
     if kind == "max":
         pads = (*pad, *(p + s for p, s in zip(pad, surplus, strict=True)))
-        result: Value = F.max_pool(x, kernel_shape=kernel, strides=stride, pads=pads)[0]
+        result = F.max_pool(x, kernel_shape=kernel, strides=stride, pads=pads)[0]
         return result
     if kind == "avg" and call.op != "Pooling_v1":
         return _average(x, window, include)
     added = _sum(_powered(x, power) if kind == "lp" else x, window)
-    if kind == "avg":
+    if kind == "avg":  # the first version divides by the size of the kernel, also at the border
         return F.div(added, scalar(float(np.prod(kernel)), x))
     return _root(added, power) if kind == "lp" else added
 
@@ -117,12 +121,20 @@ def _padded(x: Value, before: Sequence[int], after: Sequence[int]) -> Value:
 
 
 def _powered(x: Value, power: int) -> Value:
-    result: Value = F.abs(x) if power == 1 else F.pow(F.abs(x), scalar(float(power), x))
+    """x^power. Odd powers keep the sign, as in MXNet."""
+    if power not in (1, 2, 3):
+        raise UnsupportedError(f"p_value {power}: MXNet has 1, 2 and 3")
+    result = x
+    for _ in range(power - 1):
+        result = F.mul(result, x)
     return result
 
 
 def _root(x: Value, power: int) -> Value:
-    result: Value = x if power == 1 else F.pow(x, scalar(1.0 / power, x))
+    if power == 3:
+        result: Value = F.mul(F.sign(x), F.pow(F.abs(x), scalar(1.0 / 3.0, x)))
+    else:
+        result = x if power == 1 else F.sqrt(x)
     return result
 
 

@@ -1,9 +1,10 @@
-"""Matrix products and linear algebra."""
+"""Matrix products."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Value
 from graphkit.mxnet_io.call import Call, as_indices, converter, rank_of, scalar, sizes_of, transpose
 from graphkit.ops import F
@@ -31,16 +32,24 @@ def dot(call: Call) -> Value:
     elif rank_of(b) <= 2:
         result = F.mat_mul(a, b, name=call.name)
     else:
-        letters = "abcdefghijklmnopqrstuvwxy"
-        left, right = letters[: rank_of(a) - 1], letters[rank_of(a) : rank_of(a) + rank_of(b) - 1]
-        result = F.einsum(a, b, equation=f"{left}z,z{right}->{left}{right}", name=call.name)
+        result = _contracted(call, a, b)
+    return result
+
+
+def _contracted(call: Call, a: Value, b: Value) -> Value:
+    """Sum over the last axis of a and the first of b."""
+    letters = "abcdefghijklmnopqrstuvwxy"
+    left, right = letters[: rank_of(a) - 1], letters[rank_of(a) : rank_of(a) + rank_of(b) - 1]
+    result: Value = F.einsum(a, b, equation=f"{left}z,z{right}->{left}{right}", name=call.name)
     return result
 
 
 @converter("batch_dot", "linalg_gemm2", "_linalg_gemm2", "_npx_batch_dot")
 def batch_dot(call: Call) -> Value:
     attributes = call.attributes
-    attributes.ignore("forward_stype", "axis")
+    attributes.ignore("forward_stype")
+    if attributes.integer("axis", -2) != -2:
+        raise UnsupportedError("axis: matrices whose rows are not the last axis but one")
     a = _swapped(call[0]) if attributes.flag("transpose_a", False) else call[0]
     b = _swapped(call[1]) if attributes.flag("transpose_b", False) else call[1]
     product: Value = F.mat_mul(a, b, name=call.name)
@@ -52,7 +61,6 @@ def batch_dot(call: Call) -> Value:
 def linalg_gemm(call: Call) -> Value:
     """alpha op(a) op(b) + beta c."""
     attributes = call.attributes
-    attributes.ignore("axis")
     beta = attributes.number("beta", 1.0)
     product = batch_dot(call)
     c = call[2]
@@ -60,9 +68,23 @@ def linalg_gemm(call: Call) -> Value:
     return result
 
 
-@converter("_npi_matmul", "_np_dot", "_npi_dot")
+@converter("_npi_matmul")
 def matmul(call: Call) -> Value:
     result: Value = F.mat_mul(call[0], call[1], name=call.name)
+    return result
+
+
+@converter("_np_dot", "_npi_dot")
+def numpy_dot(call: Call) -> Value:
+    """Sum over the last axis of a and the last but one of b; of a scalar and a tensor, the product."""
+    a, b = call[0], call[1]
+    if not a.rank or not b.rank:
+        result: Value = F.mul(a, b, name=call.name)
+    elif rank_of(b) <= 2:
+        result = F.mat_mul(a, b, name=call.name)
+    else:
+        rank = rank_of(b)
+        result = _contracted(call, a, transpose(b, rank - 2, *range(rank - 2), rank - 1))
     return result
 
 

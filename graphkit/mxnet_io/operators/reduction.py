@@ -15,9 +15,9 @@ from graphkit.ops.axes import i64
 _FUNCTIONS = {
     "sum": ("reduce_sum", ("sum", "sum_axis", "_np_sum", "_npi_sum")),
     "mean": ("reduce_mean", ("mean", "_npi_mean", "_np_mean")),
-    "max": ("reduce_max", ("max", "max_axis", "_np_max", "_npi_max")),
-    "min": ("reduce_min", ("min", "min_axis", "_np_min", "_npi_min")),
-    "prod": ("reduce_prod", ("prod", "_np_prod", "_npi_prod")),
+    "max": ("reduce_max", ("max", "max_axis", "_np_max", "_np_amax", "_npi_max")),
+    "min": ("reduce_min", ("min", "min_axis", "_np_min", "_np_amin", "_npi_min")),
+    "prod": ("reduce_prod", ("prod", "_np_prod", "_np_product", "_npi_prod")),
 }
 
 
@@ -36,8 +36,13 @@ def _axes(call: Call, x: Value) -> tuple[list[int], bool]:
 
 def _reduced(function: str, call: Call) -> Value:
     """Reduce. Without an axis, MXNet's operators return one element of shape [1], numpy's a scalar."""
-    call.attributes.ignore("dtype", "initial")
+    attributes = call.attributes
+    if "initial" in attributes:
+        raise UnsupportedError("initial: a reduction that begins with a given number")
+    attributes.ignore("initial")
     x = call.x
+    dtype = attributes.dtype("dtype", x.dtype.value)
+    x = x if dtype is x.dtype else F.cast(x, to=dtype)
     axes, kept = _axes(call, x)
     if not axes:
         return x
@@ -85,13 +90,13 @@ def extreme(call: Call) -> Value:
     axis, kept = attributes.optional_integer("axis"), attributes.flag("keepdims", False)
     function = F.arg_max if call.op.endswith("max") else F.arg_min
     x = call.x
+    plain = call.op.startswith("_np")
     if axis is None:
-        found = function(reshape(x, [-1]), axis=0, keepdims=True)
+        found = function(reshape(x, [-1]), axis=0, keepdims=not plain)
         found = reshape(found, [1] * rank_of(x)) if kept else found
     else:
         found = function(x, axis=axis, keepdims=kept)
-        found = reshape(found, [1]) if found.rank == 0 else found
-    return found if call.op.startswith("_np") else as_floats(found, x)
+    return found if plain else as_floats(_never_scalar(call, found), x)
 
 
 @converter("argmax_channel")
@@ -115,8 +120,10 @@ def moments(call: Call) -> list[Value]:
 
 @converter("cumsum", "_np_cumsum", "_npi_cumsum")
 def cumulative_sum(call: Call) -> Value:
-    call.attributes.ignore("dtype")
-    axis = call.attributes.optional_integer("axis")
+    attributes = call.attributes
+    axis = attributes.optional_integer("axis")
     x = reshape(call.x, [-1]) if axis is None else call.x
+    dtype = attributes.dtype("dtype", x.dtype.value)
+    x = x if dtype is x.dtype else F.cast(x, to=dtype)
     result: Value = F.cum_sum(x, np.int64(0 if axis is None else axis), name=call.name)
     return result

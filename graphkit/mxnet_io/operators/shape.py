@@ -1,4 +1,4 @@
-"""Operators that move elements: Reshape, transpose, Concat, slices, Pad, tile and others."""
+"""Operators that move elements: Reshape, transpose, flip and others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from graphkit.mxnet_io.call import (
     flattened,
     rank_of,
     reshape,
-    scalar,
     shape_of,
     sizes_of,
     static_sizes,
@@ -32,16 +31,13 @@ _END = np.iinfo(np.int64).max
 # --- reshaping ------------------------------------------------------------------------------------------
 
 
-@converter("Reshape", "reshape", "_npx_reshape", "_np_reshape", "_npi_reshape")
+@converter("Reshape", "reshape")
 def reshaped(call: Call) -> Value:
     """0 copies a size, -1 is inferred, -2 copies all that remain, -3 joins two, -4 splits one into the two that follow.
 
     With reverse, the codes apply from the last axis on.
     """
     attributes = call.attributes
-    attributes.ignore("order")
-    if call.op not in ("Reshape", "reshape"):
-        return reshape(call.x, attributes.integers("newshape" if "newshape" in attributes else "shape"))
     codes = attributes.integers("shape") or attributes.integers("target_shape")
     reverse = attributes.flag("reverse", False)
     attributes.ignore("target_shape")
@@ -53,11 +49,51 @@ def reshaped(call: Call) -> Value:
     return joined_sizes(x, target_sizes(codes, rank_of(x), reverse))
 
 
+@converter("_np_reshape", "_npi_reshape")
+def numpy_reshaped(call: Call) -> Value:
+    attributes = call.attributes
+    if attributes.text("order", "C") != "C":
+        raise UnsupportedError("order: only row-major order (C) is supported")
+    result: Value = F.reshape(call.x, i64(*attributes.integers("newshape")), allowzero=True)
+    return result
+
+
+# The codes of _npx_reshape, except -3, in those of Reshape.
+_NPX_CODES = {-1: -1, -2: 0, -4: -2, -5: -3, -6: -4}
+
+
+@converter("_npx_reshape")
+def npx_reshaped(call: Call) -> Value:
+    """As Reshape with other codes: -2 copies a size, -3 drops an axis of size 1, -4 copies all that remain, -5 joins
+    two, -6 splits one into the two that follow.
+    """
+    attributes = call.attributes
+    codes, reverse = attributes.integers("newshape"), attributes.flag("reverse", False)
+    attributes.ignore("order")
+    x = call.x
+    if -3 in codes:
+        x, codes = _without_dropped(x, codes, reverse)
+    bad = [code for code in codes if code < 0 and code not in _NPX_CODES]
+    if bad or 0 in codes:
+        raise UnsupportedError(f"newshape {codes}")
+    return joined_sizes(x, target_sizes([_NPX_CODES.get(code, code) for code in codes], rank_of(x), reverse))
+
+
+def _without_dropped(x: Value, codes: tuple[int, ...], reverse: bool) -> tuple[Value, tuple[int, ...]]:
+    """Remove the axes that the codes -3 drop, and these codes. Other codes before a -3 must each use one axis."""
+    ordered = codes[::-1] if reverse else codes
+    last = len(ordered) - ordered[::-1].index(-3)
+    if any(code not in (-2, -3) and code < 1 for code in ordered[:last]):
+        raise UnsupportedError(f"newshape {codes}: -3 after a code that uses several axes, or an unknown number")
+    rank = rank_of(x)
+    axes = [rank - 1 - i if reverse else i for i, code in enumerate(ordered) if code == -3]
+    return F.squeeze(x, i64(*axes)), tuple(code for code in codes if code != -3)
+
+
 def target_sizes(codes: Sequence[int], rank: int, reverse: bool = False) -> list[int | tuple[int, ...]]:
     """Return the sizes of a result: a number, -1 for the size to infer, or the axes whose sizes are multiplied."""
     if reverse:
-        # From the last axis on: a code -4 is followed by its two sizes in the given order.
-        mirrored = target_sizes(_mirrored(codes), rank)
+        mirrored = target_sizes(codes[::-1], rank)
         flipped = [size if isinstance(size, int) else tuple(rank - 1 - axis for axis in size) for size in mirrored]
         return flipped[::-1]
     sizes: list[int | tuple[int, ...]] = []
@@ -84,18 +120,6 @@ def target_sizes(codes: Sequence[int], rank: int, reverse: bool = False) -> list
     if any(axis >= rank for size in sizes if not isinstance(size, int) for axis in size):
         raise InvalidModel(f"shape {tuple(codes)} refers to an axis that a tensor of rank {rank} does not have")
     return sizes
-
-
-def _mirrored(codes: Sequence[int]) -> list[int]:
-    """Reverse codes, keeping each -4 before its two sizes."""
-    found: list[list[int]] = []
-    position = 0
-    while position < len(codes):
-        width = 3 if codes[position] == -4 else 1
-        part = list(codes[position : position + width])
-        found.append([part[0], *part[:0:-1]] if width == 3 else part)
-        position += width
-    return [code for part in reversed(found) for code in part]
 
 
 def joined_sizes(x: Value, sizes: Sequence[int | tuple[int, ...]]) -> Value:
@@ -136,10 +160,22 @@ def flatten(call: Call) -> Value:
 
 @converter("reshape_like", "_npx_reshape_like")
 def reshaped_like(call: Call) -> Value:
-    for name in ("lhs_begin", "lhs_end", "rhs_begin", "rhs_end"):
-        if call.attributes.optional_integer(name) is not None:
-            raise UnsupportedError(f"{name}: reshape_like of some axes")
-    result: Value = reshape_like(call[0], call[1])
+    """Replace the axes lhs_begin to lhs_end by the axes rhs_begin to rhs_end of the second operand (default: all)."""
+    attributes = call.attributes
+    x, like = call[0], call[1]
+    begins, ends = [], []
+    for value, prefix in ((x, "lhs"), (like, "rhs")):
+        rank = rank_of(value)
+        begin, end = attributes.integer(f"{prefix}_begin", 0), attributes.integer(f"{prefix}_end", rank)
+        begins.append(begin + rank if begin < 0 else begin)
+        ends.append(end + rank if end < 0 else end)
+    if begins == [0, 0] and ends == [rank_of(x), rank_of(like)]:
+        result: Value = reshape_like(x, like)
+        return result
+    before, after = range(begins[0]), range(ends[0], rank_of(x))
+    parts = [(x, before), (like, range(begins[1], ends[1])), (x, after)]
+    sizes = [sizes_of(value, *axes) for value, axes in parts if axes]
+    result = F.reshape(x, F.concat(*sizes, axis=0), name=call.name)
     return result
 
 
@@ -151,9 +187,10 @@ def expand_dims(call: Call) -> Value:
 
 @converter("squeeze", "_npi_squeeze", "_np_squeeze")
 def squeeze(call: Call) -> Value:
+    """Remove axes of size 1. If all axes would go, MXNet's operator keeps one; numpy's does not."""
     axes = call.attributes.integers("axis")
     result: Value = F.squeeze(call.x, i64(*axes) if axes else None, name=call.name)
-    return result
+    return reshape(result, [1]) if result.rank == 0 and not call.op.startswith("_np") else result
 
 
 @converter("transpose", "_np_transpose", "_npi_transpose")
@@ -172,191 +209,58 @@ def swap_axes(call: Call) -> Value:
     return transpose(x, *order)
 
 
-# --- joining and splitting -------------------------------------------------------------------------------
-
-
-@converter("Concat", "concat", "_npi_concatenate", "_rnn_param_concat")
-def concat(call: Call) -> Value:
-    axis = call.attributes.integer("axis" if "axis" in call.attributes else "dim", 1)
-    result: Value = F.concat(*call.operands(), axis=axis, name=call.name)
-    return result
-
-
-@converter("stack", "_npi_stack")
-def stack(call: Call) -> Value:
-    axis = call.attributes.integer("axis", 0)
-    operands = call.operands()
-    axis += rank_of(operands[0]) + 1 if axis < 0 else 0
-    result: Value = F.concat(*(F.unsqueeze(v, i64(axis)) for v in operands), axis=axis, name=call.name)
-    return result
-
-
-@converter("SliceChannel", "split")
-def slice_channel(call: Call) -> list[Value]:
-    attributes = call.attributes
-    count, axis = attributes.integer("num_outputs", 1), attributes.integer("axis", 1)
-    return _split(call, [], count, axis, attributes.flag("squeeze_axis", False))
-
-
-@converter("_split_v2", "_npi_split", "_npi_array_split")
-def split_v2(call: Call) -> list[Value]:
-    """Split into `sections` equal parts, or before each of `indices`; the first index, 0, begins the first part."""
-    attributes = call.attributes
-    axis, squeezed = attributes.integer("axis", 0), attributes.flag("squeeze_axis", False)
-    return _split(call, attributes.integers("indices"), attributes.integer("sections", 0), axis, squeezed)
-
-
-def _split(call: Call, starts: Sequence[int], count: int, axis: int, squeezed: bool) -> list[Value]:
+@converter("_np_moveaxis")
+def move_axes(call: Call) -> Value:
     x = call.x
-    if count:
-        parts = F.split(x, axis=axis, num_outputs=count, name=call.name)
-        parts = list(parts) if isinstance(parts, tuple) else [parts]
-    else:
-        begins = list(starts) if starts[:1] == (0,) else [0, *starts]
-        (size,) = static_sizes(x, [axis_of(x, axis)])
-        parts = [_sliced(x, axis, a, b) for a, b in zip(begins, [*begins[1:], size], strict=True)]
-    return [F.squeeze(part, i64(axis)) for part in parts] if squeezed else parts
-
-
-def _sliced(x: Value, axis: int, begin: int, end: int) -> Value:
-    result: Value = F.slice(x, i64(begin), i64(end), i64(axis))
-    return result
-
-
-# --- slices -----------------------------------------------------------------------------------------------
-
-
-@converter("slice_axis")
-def slice_axis(call: Call) -> Value:
-    attributes = call.attributes
-    begin, end = attributes.integer("begin", 0), attributes.optional_integer("end")
-    return _sliced(call.x, attributes.integer("axis", 0), begin, _END if end is None else end)
-
-
-@converter("slice", "crop", "_npi_slice")
-def slice_(call: Call) -> Value:
-    """Numpy's slices of the first axes. A step that is None is 1; with a negative step, None means from the end."""
-    attributes = call.attributes
-    begin, end = attributes.optional_integers("begin"), attributes.optional_integers("end")
-    steps = attributes.optional_integers("step") or (None,) * len(begin)
-    step = [1 if s is None else s for s in steps]
-    first = [(0 if s > 0 else _END) if b is None else b for b, s in zip(begin, step, strict=True)]
-    last = [(_END if s > 0 else -_END) if e is None else e for e, s in zip(end, step, strict=True)]
-    result: Value = F.slice(call.x, i64(*first), i64(*last), i64(*range(len(begin))), i64(*step), name=call.name)
-    return result
-
-
-@converter("slice_like")
-def slice_like(call: Call) -> Value:
-    """Cut x to the sizes of the second operand along some axes (default: all)."""
-    x, like = call[0], call[1]
-    axes = tuple(axis_of(x, axis) for axis in call.attributes.integers("axes")) or tuple(range(rank_of(x)))
-    result: Value = F.slice(x, i64(*(0 for _ in axes)), sizes_of(like, *axes), i64(*axes), name=call.name)
-    return result
-
-
-@converter("Crop")
-def crop(call: Call) -> Value:
-    """Cut images to h_w, or to the size of the second operand: at an offset, or in the centre."""
-    attributes = call.attributes
-    offset = attributes.integers("offset", (0, 0))
-    size = attributes.integers("h_w", (0, 0))
-    centred = attributes.flag("center_crop", False)
-    x = call[0]
-    wanted = sizes_of(call[1], 2, 3) if len(call) == 2 else constant(i64(*size))
-    if centred:
-        begin: Value = F.div(F.sub(sizes_of(x, 2, 3), wanted), constant(i64(2)))
-    else:
-        begin = constant(i64(*offset))
-    result: Value = F.slice(x, begin, F.add(begin, wanted), i64(2, 3), name=call.name)
-    return result
-
-
-# --- repeating and padding ----------------------------------------------------------------------------------
-
-
-@converter("Pad", "pad")
-def pad(call: Call) -> Value:
-    """pad_width has (before, after) of each axis; its four first numbers are 0."""
-    attributes = call.attributes
-    mode = attributes.choice("mode", "constant", "edge", "reflect")
-    widths = attributes.integers("pad_width")
-    x = call.x
-    pads = i64(*widths[0::2], *widths[1::2])
-    filling = attributes.number("constant_value", 0.0)
-    number = scalar(filling, x) if mode == "constant" else None
-    result: Value = F.pad(x, pads, number, mode=mode, name=call.name)
-    return result
-
-
-@converter("tile", "_npi_tile")
-def tile(call: Call) -> Value:
-    """Numpy's tile: the shorter of the shape and reps gets leading ones."""
-    x = call.x
-    reps = call.attributes.integers("reps")
-    rank = max(len(reps), rank_of(x))
-    if rank > rank_of(x):
-        x = F.unsqueeze(x, i64(*range(rank - rank_of(x))))
-    result: Value = F.tile(x, i64(*(1,) * (rank - len(reps)), *reps), name=call.name)
-    return result
-
-
-@converter("repeat", "_np_repeat", "_npi_repeats")
-def repeat(call: Call) -> Value:
-    """Repeat each element along an axis; without an axis, of the flat tensor."""
-    count, axis = call.attributes.integer("repeats", 1), call.attributes.optional_integer("axis")
-    x = reshape(call.x, [-1]) if axis is None else call.x
-    axis = 0 if axis is None else axis_of(x, axis)
-    wide = F.unsqueeze(x, i64(axis + 1))
-    counts = [1] * (rank_of(x) + 1)
-    counts[axis + 1] = count
-    sizes: list[int | tuple[int, ...]] = [(i,) for i in range(rank_of(x) + 1)]
-    sizes[axis : axis + 2] = [(axis, axis + 1)]
-    return joined_sizes(F.tile(wide, i64(*counts)), sizes)
+    rank = rank_of(x)
+    sources, targets = ([axis_of(x, a) for a in call.attributes.integers(n)] for n in ("source", "destination"))
+    order = [axis for axis in range(rank) if axis not in sources]
+    for target, source in sorted(zip(targets, sources, strict=True)):
+        order.insert(target, source)
+    return transpose(x, *order)
 
 
 @converter("reverse", "flip", "_npi_flip")
 def reverse(call: Call) -> Value:
     x = call.x
     axes = call.attributes.integers("axis") or tuple(range(rank_of(x)))
+    return _reversed(x, *axes)
+
+
+def _reversed(x: Value, *axes: int) -> Value:
     minus = [-1] * len(axes)
-    result: Value = F.slice(x, i64(*minus), i64(*(-_END for _ in axes)), i64(*axes), i64(*minus), name=call.name)
+    result: Value = F.slice(x, i64(*minus), i64(*(-_END for _ in axes)), i64(*axes), i64(*minus))
     return result
 
 
-@converter("broadcast_axis", "broadcast_axes")
-def broadcast_axis(call: Call) -> Value:
-    """Repeat axes of size 1."""
+@converter("_npi_rot90")
+def rotated(call: Call) -> Value:
+    """Rotate by k times 90 degrees from the first of the axes to the second."""
     x = call.x
-    axes, sizes = call.attributes.integers("axis"), call.attributes.integers("size")
-    wanted = [1] * rank_of(x)
-    for axis, size in zip(axes, sizes, strict=True):
-        wanted[axis_of(x, axis)] = size
-    result: Value = F.expand(x, i64(*wanted), name=call.name)
-    return result
+    turns = call.attributes.integer("k", 1) % 4
+    first, second = (axis_of(x, axis) for axis in call.attributes.integers("axes", (0, 1)))
+    order = list(range(rank_of(x)))
+    order[first], order[second] = second, first
+    if turns == 0:
+        return x
+    if turns == 2:
+        return _reversed(x, first, second)
+    return _reversed(transpose(x, *order), first) if turns == 1 else transpose(_reversed(x, first), *order)
 
 
-@converter("broadcast_to", "_npi_broadcast_to")
-def broadcast_to(call: Call) -> Value:
-    """A size 0 keeps the operand's size."""
+@converter("_np_roll")
+def roll(call: Call) -> Value:
+    """Shift the elements along axes; what leaves at one end enters at the other. Without axes, the flat tensor."""
+    shifts, axes = call.attributes.integers("shift"), call.attributes.integers("axis")
     x = call.x
-    sizes = [max(size, 1) for size in call.attributes.integers("shape")]
-    result: Value = F.expand(x, i64(*sizes), name=call.name)
-    return result
-
-
-@converter("broadcast_like", "_npx_broadcast_like")
-def broadcast_like(call: Call) -> Value:
-    attributes = call.attributes
-    x, like = call[0], call[1]
-    axes, others = attributes.integers("lhs_axes"), attributes.integers("rhs_axes")
-    if not axes:
-        result: Value = F.expand(x, F.shape(like), name=call.name)
-        return result
-    sizes = [constant(i64(1))] * rank_of(x)
-    for axis, other in zip(axes, others, strict=True):
-        sizes[axis_of(x, axis)] = sizes_of(like, axis_of(like, other))
-    result = F.expand(x, F.concat(*sizes, axis=0), name=call.name)
+    y = x if axes else reshape(x, [-1])
+    axes = axes or (0,)
+    for shift, axis in zip(shifts * len(axes) if len(shifts) == 1 else shifts, axes, strict=True):
+        (size,) = static_sizes(y, [axis_of(y, axis)])
+        cut = -shift % size if size else 0
+        places = i64(axis)
+        y = F.concat(F.slice(y, i64(cut), i64(_END), places), F.slice(y, i64(0), i64(cut), places), axis=axis)
+    result: Value = y if call.attributes.integers("axis") else reshape_like(y, x)
     return result
 
 

@@ -1,0 +1,96 @@
+"""Operators linalg_*: products, factorisations, triangular systems, and parts of matrices. All work on batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from graphkit.frontend import linalg
+from graphkit.ir.graph import Value
+from graphkit.mxnet_io.call import Call, converter
+from graphkit.ops import F
+
+
+def _of_one(function: Callable[[Value], Any], call: Call) -> Value | list[Value]:
+    found = function(call.x)
+    return list(found) if isinstance(found, tuple) else found
+
+
+# MXNet's name, without the beginning linalg_ -> graphkit's function.
+_FUNCTIONS: dict[str, Callable[[Value], Any]] = {
+    "det": linalg.det, "gelqf": linalg.gelqf, "inverse": linalg.inverse, "potri": linalg.potri,
+    "slogdet": linalg.slogdet, "sumlogdiag": linalg.sumlogdiag, "syevd": linalg.syevd,
+}  # fmt: skip
+for _name, _function in _FUNCTIONS.items():
+    converter(f"linalg_{_name}", f"_linalg_{_name}")(partial(_of_one, _function))
+converter("_npi_det")(partial(_of_one, linalg.det))
+converter("_npi_slogdet")(partial(_of_one, linalg.slogdet))
+converter("_npi_inv")(partial(_of_one, linalg.inverse))
+
+
+@converter("linalg_potrf", "_linalg_potrf", "_npi_cholesky")
+def cholesky(call: Call) -> Value:
+    """The lower triangular Cholesky factor."""
+    result: Value = F.potrf(call.x, lower=call.attributes.flag("lower", True), name=call.name)
+    return result
+
+
+@converter("linalg_trmm", "_linalg_trmm", "linalg_trsm", "_linalg_trsm")
+def triangular(call: Call) -> Value:
+    """Multiply by a triangular matrix, or solve a triangular system."""
+    attributes = call.attributes
+    function = F.trmm if call.op.endswith("trmm") else F.trsm
+    result: Value = function(
+        call[0], call[1], transpose=attributes.flag("transpose", False), lower=attributes.flag("lower", True),
+        rightside=attributes.flag("rightside", False), alpha=attributes.number("alpha", 1.0), name=call.name,
+    )  # fmt: skip
+    return result
+
+
+@converter("linalg_syrk", "_linalg_syrk")
+def syrk(call: Call) -> Value:
+    """alpha a a^T, or alpha a^T a with transpose."""
+    attributes = call.attributes
+    transpose, alpha = attributes.flag("transpose", False), attributes.number("alpha", 1.0)
+    result: Value = F.syrk(call.x, transpose=transpose, alpha=alpha, name=call.name)
+    return result
+
+
+@converter("linalg_extractdiag", "_linalg_extractdiag")
+def extractdiag(call: Call) -> Value:
+    return linalg.extractdiag(call.x, call.attributes.integer("offset", 0))
+
+
+@converter("linalg_makediag", "_linalg_makediag")
+def makediag(call: Call) -> Value:
+    return linalg.makediag(call.x, call.attributes.integer("offset", 0))
+
+
+@converter("linalg_extracttrian", "_linalg_extracttrian")
+def extracttrian(call: Call) -> Value:
+    offset, lower = _triangle(call)
+    return linalg.extracttrian(call.x, offset, lower)
+
+
+@converter("linalg_maketrian", "_linalg_maketrian")
+def maketrian(call: Call) -> Value:
+    offset, lower = _triangle(call)
+    return linalg.maketrian(call.x, offset, lower)
+
+
+def _triangle(call: Call) -> tuple[int, bool]:
+    """Return the offset and whether the triangle is the lower one, which an offset other than 0 decides."""
+    offset, lower = call.attributes.integer("offset", 0), call.attributes.flag("lower", True)
+    return offset, lower if offset == 0 else offset < 0
+
+
+@converter("_npi_solve")
+def solve(call: Call) -> Value:
+    """The solution x of a x = b for one vector b, or for several as the columns of a matrix."""
+    a, b = call[0], call[1]
+    if b.rank == 1:
+        result: Value = F.squeeze(F.solve(a, F.unsqueeze(b, [1])), [1])
+    else:
+        result = F.solve(a, b, name=call.name)
+    return result
