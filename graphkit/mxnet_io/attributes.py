@@ -48,7 +48,7 @@ class Attributes:
         self._read.update(names)
 
     def __contains__(self, name: str) -> bool:
-        return self._texts.get(name) not in (None, "None")
+        return self._text(name) is not None
 
     def text(self, name: str, default: str) -> str:
         found = self._text(name)

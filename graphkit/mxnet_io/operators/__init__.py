@@ -17,6 +17,7 @@ from graphkit.mxnet_io.operators import (
     numpy_forms,
     pooling,
     product,
+    random,
     recurrent,
     reduction,
     regions,
@@ -26,9 +27,10 @@ from graphkit.mxnet_io.operators import (
     slices,
     special,
 )
+from graphkit.mxnet_io.operators import aliases  # isort: skip - the last one: it refers to the other converters
 
 __all__ = [
-    "attention", "boxes", "control", "convolution", "creation", "detection", "elementwise", "heads", "image",
-    "indexing", "joining", "linear_algebra", "normalization", "numpy_forms", "pooling", "product", "recurrent",
-    "reduction", "regions", "repeating", "sequence", "shape", "slices", "special",
+    "aliases", "attention", "boxes", "control", "convolution", "creation", "detection", "elementwise", "heads",
+    "image", "indexing", "joining", "linear_algebra", "normalization", "numpy_forms", "pooling", "product", "random",
+    "recurrent", "reduction", "regions", "repeating", "sequence", "shape", "slices", "special",
 ]  # fmt: skip

@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
-from graphkit.mxnet_io.call import Call, along_axis, as_floats, converter, rank_of, scalar
+from graphkit.mxnet_io.call import Call, along_axis, as_floats, axis_of, converter, rank_of, scalar, sizes_of
 from graphkit.ops import F, constant
+from graphkit.ops.axes import i64
 
 # --- one operand --------------------------------------------------------------------------------------
 
@@ -22,7 +22,8 @@ _SAME = {
     "arctanh": "atanh", "ceil": "ceil", "cos": "cos", "cosh": "cosh", "erf": "erf", "exp": "exp", "floor": "floor",
     "log": "log", "negative": "neg", "reciprocal": "reciprocal", "relu": "relu", "sigmoid": "sigmoid",
     "sign": "sign", "sin": "sin", "sinh": "sinh", "softsign": "softsign", "sqrt": "sqrt", "tan": "tan", "tanh": "tanh",
-    "identity": "identity", "_copy": "identity", "_copyto": "identity", "_npi_copyto": "identity",
+    "identity": "identity", "_CrossDeviceCopy": "identity",
+    "_copy": "identity", "_copyto": "identity", "_npi_copyto": "identity",
     "_np_copy": "identity", "_identity_with_attr_like_rhs": "identity", "make_loss": "identity",
     "BlockGrad": "stop_gradient",
     "stop_gradient": "stop_gradient",
@@ -337,6 +338,22 @@ def hard_sigmoid(call: Call) -> Value:
     return result
 
 
+@converter("_contrib_round_ste", "_contrib_sign_ste")
+def straight_through(call: Call) -> Value:
+    """Round, or take the sign; the gradient passes unchanged."""
+    x = call.x
+    result: Value = F.straight_through(x, _rounded(x) if call.op.endswith("round_ste") else F.sign(x))
+    return result
+
+
+@converter("cast_storage")
+def cast_storage(call: Call) -> Value:
+    """The operand itself: sparse tensors are read as dense."""
+    call.attributes.ignore("stype")
+    result: Value = F.identity(call.x, name=call.name)
+    return result
+
+
 # --- activations ------------------------------------------------------------------------------------------
 
 
@@ -387,15 +404,19 @@ def leaky_relu(call: Call) -> Value:
 
 @converter("Dropout", "_npx_dropout")
 def dropout(call: Call) -> Value:
-    """The identity in inference. In training, elements are dropped, each by itself."""
+    """The identity in inference, unless mode is always. Along `axes`, elements are dropped together."""
     attributes = call.attributes
     attributes.ignore("seed")
-    if attributes.integers("axes"):
-        raise UnsupportedError("axes: Dropout with a mask that is shared along axes")
-    ratio = attributes.number("p", 0.5)
-    mode = attributes.choice("mode", "training", "always")
+    ratio = constant(np.float32(attributes.number("p", 0.5)))
+    always = attributes.choice("mode", "training", "always") == "always"
+    shared = attributes.integers("axes")
     x = call.x
-    if mode == "always":
-        raise UnsupportedError("mode always: Dropout in inference")
-    result: Value = F.dropout(x, constant(np.float32(ratio)), name=call.name)[0]
-    return result
+    if shared:
+        axes = [axis_of(x, axis) for axis in shared]
+        sizes = [constant(i64(1)) if i in axes else sizes_of(x, i) for i in range(rank_of(x))]
+        dropped = F.constant_of_shape(F.concat(*sizes, axis=0), value=np.ones(1, x.dtype.numpy))
+    else:
+        dropped = x
+    mode = constant(np.bool_(True)) if always else None
+    result: Value = F.dropout(dropped, ratio, mode, name=call.name)[0]
+    return F.mul(x, result) if shared else result

@@ -1,0 +1,271 @@
+"""Random numbers. Their distributions are those of MXNet; the numbers themselves are not.
+
+Distributions are transformed from uniform and normal numbers: an exponential one is -log(1 - u), for example.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from graphkit.errors import UnsupportedError
+from graphkit.ir.graph import Value
+from graphkit.ir.types import DType
+from graphkit.mxnet_io.call import Call, converter, rank_of, scalar, sizes_of
+from graphkit.named_tuples import NamedTuple
+from graphkit.ops import F, constant
+from graphkit.ops.axes import i64
+
+# The smallest uniform number that is not 0 in float32, to keep logarithms finite.
+_LEAST = 2.0**-24
+
+_Parameters = Sequence[Value]
+
+
+class _Source(NamedTuple):
+    """Draws numbers of a given shape: `uniform()` on [0, 1), `normal()` with mean 0 and standard deviation 1."""
+
+    uniform: Callable[[], Value]
+    normal: Callable[[], Value]
+
+
+def _of_shape(shape: Sequence[int], dtype: DType) -> _Source:
+    return _Source(
+        partial(F.random_uniform, shape=tuple(shape), dtype=dtype),
+        partial(F.random_normal, shape=tuple(shape), dtype=dtype),
+    )
+
+
+def _like(x: Value) -> _Source:
+    return _Source(partial(F.random_uniform_like, x), partial(F.random_normal_like, x))
+
+
+# --- distributions: of a source and the parameters ---------------------------------------------------------
+
+
+def _uniform(source: _Source, p: _Parameters) -> Value:
+    low, high = p
+    result: Value = F.add(low, F.mul(F.sub(high, low), source.uniform()))
+    return result
+
+
+def _normal(source: _Source, p: _Parameters) -> Value:
+    mean, deviation = p
+    result: Value = F.add(mean, F.mul(deviation, source.normal()))
+    return result
+
+
+def _waiting(source: _Source) -> Value:
+    """Exponential numbers of mean 1."""
+    u = source.uniform()
+    result: Value = F.neg(F.log(F.sub(scalar(1.0, u), u)))
+    return result
+
+
+def _exponential_of_rate(source: _Source, p: _Parameters) -> Value:
+    result: Value = F.div(_waiting(source), p[0])
+    return result
+
+
+def _exponential_of_scale(source: _Source, p: _Parameters) -> Value:
+    result: Value = F.mul(_waiting(source), p[0])
+    return result
+
+
+def _gumbel(source: _Source, p: _Parameters) -> Value:
+    location, scale = p
+    waiting = _waiting(source)
+    result: Value = F.sub(location, F.mul(scale, F.log(F.max(waiting, scalar(_LEAST, waiting)))))
+    return result
+
+
+def _logistic(source: _Source, p: _Parameters) -> Value:
+    location, scale = p
+    u = source.uniform()
+    u = F.max(u, scalar(_LEAST, u))
+    result: Value = F.add(location, F.mul(scale, F.sub(F.log(u), F.log(F.sub(scalar(1.0, u), u)))))
+    return result
+
+
+def _rayleigh(source: _Source, p: _Parameters) -> Value:
+    waiting = _waiting(source)
+    result: Value = F.mul(p[0], F.sqrt(F.mul(waiting, scalar(2.0, waiting))))
+    return result
+
+
+def _weibull(source: _Source, p: _Parameters) -> Value:
+    result: Value = F.pow(_waiting(source), F.reciprocal(p[0]))
+    return result
+
+
+def _pareto(source: _Source, p: _Parameters) -> Value:
+    grown = F.exp(F.div(_waiting(source), p[0]))
+    result: Value = F.sub(grown, scalar(1.0, grown))
+    return result
+
+
+def _power(source: _Source, p: _Parameters) -> Value:
+    result: Value = F.pow(source.uniform(), F.reciprocal(p[0]))
+    return result
+
+
+_Distribution = Callable[[_Source, _Parameters], Value]
+# MXNet's name -> the distribution, the names of its parameters and their defaults.
+_OF_MXNET: dict[str, tuple[_Distribution, dict[str, float]]] = {
+    "uniform": (_uniform, {"low": 0.0, "high": 1.0}),
+    "normal": (_normal, {"loc": 0.0, "scale": 1.0}),
+    "exponential": (_exponential_of_rate, {"lam": 1.0}),
+}
+_OF_NUMPY: dict[str, tuple[_Distribution, dict[str, float]]] = {
+    "uniform": (_uniform, {"low": 0.0, "high": 1.0}), "normal": (_normal, {"loc": 0.0, "scale": 1.0}),
+    "exponential": (_exponential_of_scale, {"scale": 1.0}), "gumbel": (_gumbel, {"loc": 0.0, "scale": 1.0}),
+    "logistic": (_logistic, {"loc": 0.0, "scale": 1.0}), "rayleigh": (_rayleigh, {"scale": 1.0}),
+    "weibull": (_weibull, {"a": 1.0}), "pareto": (_pareto, {"a": 1.0}), "powerd": (_power, {"a": 1.0}),
+}  # fmt: skip
+
+
+# --- forms of the operators -------------------------------------------------------------------------------
+
+
+def _shape(call: Call, name: str = "shape") -> tuple[int, ...]:
+    shape = call.attributes.integers(name)
+    if any(size < 1 for size in shape):
+        raise UnsupportedError(f"{name} {shape}: sizes that are inferred from readers")
+    return shape
+
+
+def _of_numbers(distribution: _Distribution, defaults: dict[str, float], call: Call) -> Value:
+    """The parameters are numbers. Without a shape, the result has the shape [1]."""
+    attributes = call.attributes
+    attributes.ignore("ctx")
+    dtype = attributes.dtype("dtype", "float32")
+    numbers = [_constant(attributes.number(name, default), dtype) for name, default in defaults.items()]
+    return distribution(_of_shape(_shape(call) or (1,), dtype), numbers)
+
+
+def _constant(number: float, dtype: DType) -> Value:
+    return constant(np.asarray(number, dtype.numpy))
+
+
+def _like_operand(distribution: _Distribution, defaults: dict[str, float], call: Call) -> Value:
+    """The parameters are numbers; the result has the operand's shape and element type."""
+    x = call.x
+    return distribution(_like(x), [scalar(call.attributes.number(n, d), x) for n, d in defaults.items()])
+
+
+def _of_tensors(distribution: _Distribution, call: Call) -> Value:
+    """For each element of the parameters, a block of numbers: the result is [*parameter, *shape]."""
+    shape = _shape(call)
+    operands = call.operands()
+    dtype = call.attributes.dtype("dtype", operands[0].dtype.value)
+    spread = []
+    for operand in operands:
+        rank = rank_of(operand)
+        wide = F.unsqueeze(operand, i64(*range(rank, rank + len(shape)))) if shape else operand
+        sizes = F.concat(F.shape(operand), i64(*shape), axis=0)
+        spread.append(F.cast(F.expand(wide, sizes) if shape else wide, to=dtype))
+    return distribution(_like(spread[0]), spread)
+
+
+def _of_numpy(distribution: _Distribution, defaults: dict[str, float], call: Call) -> Value:
+    """A parameter is an attribute, or an operand if the attribute is None. `size` is the shape of the result.
+
+    In the operators that end with _n, the shape of the operands follows `size`.
+    """
+    attributes = call.attributes
+    attributes.ignore("ctx")
+    dtype = attributes.dtype("dtype", "float32")
+    operands = iter(call.operands())
+    given = [name in attributes for name in defaults]
+    parameters = [
+        _constant(attributes.number(name, default), dtype) if there else F.cast(next(operands), to=dtype)
+        for (name, default), there in zip(defaults.items(), given, strict=True)
+    ]
+    tensors = [p for p, there in zip(parameters, given, strict=True) if not there]
+    size = _shape(call, "size")
+    if not tensors:
+        return distribution(_of_shape(size, dtype), parameters)
+    shape = tensors[0] if len(tensors) == 1 else F.add(*tensors)
+    if size:
+        sizes = F.concat(i64(*size), F.shape(shape), axis=0) if call.op.endswith("_n") else i64(*size)
+        shape = F.expand(shape, sizes)
+    return distribution(_like(shape), parameters)
+
+
+for _name, (_draw, _defaults) in _OF_MXNET.items():
+    _short = (_name,) if _name in ("uniform", "normal") else ()
+    converter(f"_random_{_name}", f"random_{_name}", *_short)(partial(_of_numbers, _draw, _defaults))
+    converter(f"_random_{_name}_like")(partial(_like_operand, _draw, _defaults))
+    converter(f"_sample_{_name}", f"sample_{_name}")(partial(_of_tensors, _draw))
+for _name, (_draw, _defaults) in _OF_NUMPY.items():
+    converter(f"_npi_{_name}")(partial(_of_numpy, _draw, _defaults))
+for _name in ("uniform", "normal"):
+    converter(f"_npi_{_name}_n")(partial(_of_numpy, *_OF_NUMPY[_name]))
+
+
+@converter("_random_randint", "random_randint", "_npi_random_randint")
+def random_integers(call: Call) -> Value:
+    """Integers from low to high - 1. They are drawn in float64, so ranges beyond 2^53 are refused."""
+    attributes = call.attributes
+    attributes.ignore("ctx")
+    low, high = attributes.integer("low", 0), attributes.integer("high", 1)
+    if not low < high or max(abs(low), abs(high)) > 2**53:
+        raise UnsupportedError(f"low {low}, high {high}")
+    shape = _shape(call) or (1,)
+    u = F.random_uniform(shape=shape, dtype=DType.FLOAT64)
+    drawn = F.add(F.floor(F.mul(u, scalar(float(high - low), u))), scalar(float(low), u))
+    result: Value = F.cast(drawn, to=attributes.dtype("dtype", "int32"))
+    return result
+
+
+@converter("_npi_bernoulli")
+def bernoulli(call: Call) -> Value:
+    """1 with a probability, or with the probability sigmoid(logit)."""
+    attributes = call.attributes
+    attributes.ignore("ctx")
+    logits = attributes.flag("is_logit", False)
+    name, other = ("logit", "prob") if logits else ("prob", "logit")
+    attributes.ignore(other)
+    size = _shape(call, "size")
+    if name in attributes:
+        chance = _constant(attributes.number(name, 0.0), DType.FLOAT32)
+    else:
+        chance = call.x
+    chance = F.sigmoid(chance) if logits else chance
+    chance = F.expand(chance, i64(*size)) if size else chance
+    drawn = F.less(F.random_uniform_like(chance), chance)
+    result: Value = F.cast(drawn, to=attributes.dtype("dtype", "float32"))
+    return result
+
+
+@converter("_sample_multinomial", "sample_multinomial")
+def multinomial(call: Call) -> Value | list[Value]:
+    """Classes drawn with the probabilities of a vector, or of each row; with get_prob, also their log-probabilities."""
+    attributes = call.attributes
+    dtype, shape = attributes.dtype("dtype", "int32"), _shape(call)
+    x = call.x
+    if rank_of(x) > 2:
+        raise UnsupportedError(f"probabilities of rank {x.rank}")
+    rows = F.unsqueeze(x, i64(0)) if x.rank == 1 else x
+    logits = F.log(rows)
+    drawn = F.multinomial(logits, sample_size=math.prod(shape), dtype=DType.INT64)
+    sizes = F.concat(*([sizes_of(x, 0)] if x.rank == 2 else []), i64(*shape), axis=0)
+    classes = F.cast(F.reshape(drawn, sizes), to=dtype)
+    if not attributes.flag("get_prob", False):
+        result: Value = classes
+        return result
+    return [classes, F.reshape(F.gather_elements(logits, drawn, axis=1), sizes)]
+
+
+@converter("_shuffle", "shuffle", "_npi_shuffle")
+def shuffle(call: Call) -> Value:
+    """The slices along axis 0 in random order."""
+    x = call.x
+    count = sizes_of(x, 0)
+    keys = F.random_uniform_like(F.constant_of_shape(count, value=np.zeros(1, np.float32)))
+    order = F.top_k(keys, count, axis=0)[1]
+    result: Value = F.gather(x, order, axis=0, name=call.name)
+    return result

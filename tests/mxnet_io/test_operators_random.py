@@ -1,0 +1,117 @@
+"""Random numbers: their distributions, by means, deviations and bounds of many numbers."""
+
+import math
+
+import numpy as np
+import pytest
+from operator_cases import case
+from operator_checks import imported
+
+COUNT = 20000
+EULER = 0.5772156649
+ROOT3 = math.sqrt(3.0)
+LOWS, HIGHS = np.float32([0, 10]), np.float32([1, 14])
+X = np.zeros((100, 200), np.float32)
+ANY = np.zeros(0, np.float32)
+
+# A case, the mean and the deviation of the numbers, and their bounds.
+NUMBERS = [
+    (case("_random_uniform", gives=ANY, low=-1.0, high=3.0, shape=(COUNT,)), 1, 2 / ROOT3, -1, 3),
+    (case("uniform", gives=ANY, shape=(100, 200), dtype="None"), 0.5, 0.5 / ROOT3, 0, 1),
+    (case("_random_normal", gives=ANY, loc=2.0, scale=0.5, shape=(COUNT,), ctx="cpu(0)"), 2, 0.5, -1, 5),
+    (case("_random_exponential", gives=ANY, lam=4.0, shape=(COUNT,)), 0.25, 0.25, 0, 5),
+    (case("_random_uniform_like", X, gives=ANY, low=1.0, high=2.0), 1.5, 0.5 / ROOT3, 1, 2),
+    (case("_random_normal_like", X, gives=ANY, loc=1.0), 1, 1, -5, 7),
+    (case("_random_exponential_like", X, gives=ANY, lam=0.5), 2, 2, 0, 40),
+    (case("_random_randint", gives=ANY, low=-2, high=3, shape=(COUNT,)), 0, math.sqrt(2), -2, 2),
+    (case("_npi_uniform", gives=ANY, low=0.0, high=2.0, size=(COUNT,)), 1, 1 / ROOT3, 0, 2),
+    (case("_npi_normal", X[0] + 3, gives=ANY, loc="None", scale=0.5, size=(100, 200)), 3, 0.5, 0, 6),
+    (case("_npi_normal_n", X[0] + 3, gives=ANY, loc="None", scale=0.5, size=(100,)), 3, 0.5, 0, 6),
+    (case("_npi_exponential", gives=ANY, scale=2.0, size=(COUNT,)), 2, 2, 0, 40),
+    (case("_npi_gumbel", gives=ANY, loc=1.0, scale=2.0, size=(COUNT,)), 1 + 2 * EULER, math.pi * 2 / math.sqrt(6), -6, 40),
+    (case("_npi_logistic", gives=ANY, loc=1.0, scale=2.0, size=(COUNT,)), 1, 2 * math.pi / ROOT3, -40, 40),
+    (case("_npi_rayleigh", gives=ANY, scale=2.0, size=(COUNT,)), 2 * math.sqrt(math.pi / 2), 2 * math.sqrt(2 - math.pi / 2), 0, 15),
+    (case("_npi_weibull", gives=ANY, a=2.0, size=(COUNT,)), math.gamma(1.5), math.sqrt(1 - math.gamma(1.5) ** 2), 0, 6),
+    (case("_npi_pareto", gives=ANY, a=5.0, size=(COUNT,)), 0.25, math.sqrt(5 / 48), 0, 40),
+    (case("_npi_powerd", gives=ANY, a=3.0, size=(COUNT,)), 0.75, math.sqrt(3 / 80), 0, 1),
+    (case("_npi_bernoulli", gives=ANY, prob=0.3, logit="None", size=(COUNT,), is_logit=False), 0.3, math.sqrt(0.21), 0, 1),
+    (case("_npi_bernoulli", X, gives=ANY, prob="None", logit="None", size="None", is_logit=True), 0.5, 0.5, 0, 1),
+    # Elements are dropped, and the others are divided by 1 - p.
+    (case("Dropout", X + 1, gives=ANY, p=0.2, mode="always"), 1, 0.5, 0, 1.25),
+]  # fmt: skip
+
+
+def drawn(cases, folder):
+    model, feeds = imported(cases, folder)
+    return list(model.run(feeds).values())
+
+
+def test_moments(tmp_path):
+    found = drawn([item for item, *_ in NUMBERS], tmp_path)
+    for (item, mean, deviation, least, most), numbers in zip(NUMBERS, found, strict=True):
+        assert numbers.size == COUNT, item
+        error = 5 * deviation / math.sqrt(COUNT)
+        assert abs(numbers.mean() - mean) < error, item
+        assert abs(numbers.std() / deviation - 1) < 0.06, item
+        assert least <= numbers.min(), item
+        assert numbers.max() <= most, item
+
+
+def test_a_block_of_numbers_for_each_parameter(tmp_path):
+    uniform, normal, exponential = drawn(
+        [
+            case("_sample_uniform", LOWS, HIGHS, gives=ANY, shape=(5000,)),
+            case("_sample_normal", LOWS, HIGHS, gives=ANY, shape=(50, 100)),
+            case("_sample_exponential", HIGHS, gives=ANY, shape=(5000,)),
+        ],
+        tmp_path,
+    )
+    assert (uniform.shape, normal.shape, exponential.shape) == ((2, 5000), (2, 50, 100), (2, 5000))
+    np.testing.assert_allclose(uniform.mean(1), [0.5, 12], rtol=0.05)
+    assert uniform[1].min() >= 10
+    np.testing.assert_allclose(normal.std((1, 2)), HIGHS, rtol=0.1)
+    np.testing.assert_allclose(exponential.mean(1), 1 / HIGHS, rtol=0.1)
+
+
+def test_without_a_shape(tmp_path):
+    number, block = drawn([case("_random_uniform", gives=ANY), case("_sample_uniform", LOWS, HIGHS, gives=ANY)], tmp_path)
+    assert (number.shape, block.shape) == ((1,), (2,))
+
+
+def test_multinomial(tmp_path):
+    rows = np.float32([[0.2, 0.8, 0], [0.5, 0, 0.5]])
+    classes, logs, single = drawn(
+        [
+            case("_sample_multinomial", rows, gives=[ANY, ANY], shape=(5000,), get_prob=True),
+            case("_sample_multinomial", rows[0], gives=ANY, dtype="float32"),
+        ],
+        tmp_path,
+    )
+    assert classes.dtype == np.int32
+    np.testing.assert_allclose([(row == i).mean() for row in classes for i in range(3)], rows.ravel(), atol=0.03)
+    np.testing.assert_allclose(logs, np.log(np.take_along_axis(rows, classes, 1)), rtol=1e-5)
+    assert single.shape == ()
+    assert single in (0, 1)
+
+
+def test_shuffle_keeps_slices(tmp_path):
+    rows = np.arange(300, dtype=np.float32).reshape(100, 3)
+    (found,) = drawn([case("_shuffle", rows, gives=ANY)], tmp_path)
+    np.testing.assert_array_equal(np.sort(found[:, 0]), rows[:, 0])
+    np.testing.assert_array_equal(found[:, 1], found[:, 0] + 1)
+    assert (found != rows).any()
+
+
+def test_dropout_along_axes_is_the_identity_in_inference(tmp_path):
+    (found,) = drawn([case("Dropout", X + 1, gives=ANY, p=0.5, axes=(1,))], tmp_path)
+    np.testing.assert_array_equal(found, X + 1)
+
+
+@pytest.mark.full
+def test_onnx_runtime_draws_from_the_same_distributions(tmp_path):
+    from graphkit.onnx_io.compare import OnnxRuntimeModel
+
+    model, feeds = imported([item for item, *_ in NUMBERS], tmp_path)
+    found = OnnxRuntimeModel(model.to_onnx()).run(feeds).values()
+    for (item, mean, deviation, *_), numbers in zip(NUMBERS, found, strict=True):
+        assert abs(numbers.mean() - mean) < 5 * deviation / math.sqrt(COUNT), item
