@@ -101,6 +101,11 @@ ONE_OPERAND = [
     case("clip", X, gives=np.clip(X, -0.5, 0.25), a_min=-0.5, a_max=0.25),
     case("smooth_l1", X, gives=np.where(np.abs(X) < 0.25, 2 * X**2, np.abs(X) - 0.125), scalar=2.0),
     case("smooth_l1", X, gives=np.where(np.abs(X) < 1, X**2 / 2, np.abs(X) - 0.5)),
+    case("_contrib_round_ste", HALVES, gives=np.sign(HALVES) * np.floor(np.abs(HALVES) + 0.5)),
+    case("_contrib_sign_ste", HALVES, gives=np.sign(HALVES)),
+    case("cast_storage", X, gives=X, stype="default"),
+    case("_scatter_plus_scalar", X, gives=X + 2, scalar=2.0),
+    case("_identity_with_attr_like_rhs", X, Y, gives=X, labels=[1]),
     case("_contrib_quadratic", X, gives=2 * X**2 - X + 3, a=2.0, b=-1.0, c=3.0),
     case("_contrib_gradientmultiplier", X, gives=X, scalar=0.5),
 ]

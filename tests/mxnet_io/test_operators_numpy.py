@@ -35,6 +35,32 @@ BOOLS = [
     case("_np_any", COARSE, gives=(COARSE != 0).any(0, keepdims=True), axis=0, keepdims=True),
     case("_np_sometrue", COARSE, gives=(COARSE != 0).any(1), axis=(1,)),
 ]
+UNARY = {
+    "abs": np.abs, "arcsinh": np.arcsinh, "arctan": np.arctan, "cbrt": np.cbrt, "ceil": np.ceil, "cos": np.cos,
+    "cosh": np.cosh, "degrees": np.degrees, "expm1": np.expm1, "fix": np.fix, "floor": np.floor,
+         "negative": np.negative,
+    "radians": np.radians, "reciprocal": np.reciprocal, "sign": np.sign, "sin": np.sin, "sinh": np.sinh, "tan": np.tan,
+    "trunc": np.trunc,
+}  # fmt: skip
+ABOVE = positive(3, 4) + np.float32(0.6)
+INSIDE = np.tanh(A)
+NUMBER_FORMS = {
+    "subtract": lambda x: x - 1.5, "multiply": lambda x: x * 1.5, "true_divide": lambda x: x / 1.5,
+    "power": lambda x: x**1.5, "rpower": lambda x: 1.5**x, "maximum": lambda x: np.maximum(x, 1.5),
+    "minimum": lambda x: np.minimum(x, 1.5), "rmod": lambda x: 1.5 % x, "hypot": lambda x: np.hypot(x, 1.5),
+}  # fmt: skip
+ELEMENTS = [
+    *(case(f"_npi_{name}", A, gives=function(A.astype(np.float64))) for name, function in UNARY.items()),
+    *(case(f"_npi_{n}", INSIDE, gives=getattr(np, n)(INSIDE.astype(float))) for n in ("arccos", "arcsin", "arctanh")),
+    *(
+        case(f"_npi_{n}", ABOVE, gives=getattr(np, n)(ABOVE.astype(float)))
+        for n in ("arccosh", "log10", "log1p", "log2")
+    ),
+    *(case(f"_npi_{name}_scalar", ABOVE, gives=function(ABOVE), scalar=1.5) for name, function in NUMBER_FORMS.items()),
+    case("_np_copy", A, gives=A),
+    case("_npx_sigmoid", A, gives=1 / (1 + np.exp(-A))),
+    case("_np_diagflat", A[:2, :2], gives=np.diagflat(A[:2, :2], 1), k=1),
+]
 ARITHMETIC = [
     case("_npi_arctan2", floats(50), floats(50, seed=1), gives=np.arctan2(floats(50), floats(50, seed=1))),
     case(
@@ -158,6 +184,6 @@ SPECIAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("cases", [BOOLS, ARITHMETIC, STATISTICS, CREATION, SPECIAL])
+@pytest.mark.parametrize("cases", [BOOLS, ELEMENTS, ARITHMETIC, STATISTICS, CREATION, SPECIAL])
 def test_values(cases, tmp_path):
     check(cases, tmp_path)

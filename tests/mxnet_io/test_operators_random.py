@@ -28,13 +28,16 @@ NUMBERS = [
     (case("_npi_normal", X[0] + 3, gives=ANY, loc="None", scale=0.5, size=(100, 200)), 3, 0.5, 0, 6),
     (case("_npi_normal_n", X[0] + 3, gives=ANY, loc="None", scale=0.5, size=(100,)), 3, 0.5, 0, 6),
     (case("_npi_exponential", gives=ANY, scale=2.0, size=(COUNT,)), 2, 2, 0, 40),
-    (case("_npi_gumbel", gives=ANY, loc=1.0, scale=2.0, size=(COUNT,)), 1 + 2 * EULER, math.pi * 2 / math.sqrt(6), -6, 40),
+    (case("_npi_gumbel", gives=ANY, loc=1.0, scale=2.0, size=(COUNT,)), 1 + 2 * EULER, math.pi * 2 / math.sqrt(6),
+         -6, 40),
     (case("_npi_logistic", gives=ANY, loc=1.0, scale=2.0, size=(COUNT,)), 1, 2 * math.pi / ROOT3, -40, 40),
-    (case("_npi_rayleigh", gives=ANY, scale=2.0, size=(COUNT,)), 2 * math.sqrt(math.pi / 2), 2 * math.sqrt(2 - math.pi / 2), 0, 15),
+    (case("_npi_rayleigh", gives=ANY, scale=2.0, size=(COUNT,)), 2 * math.sqrt(math.pi / 2),
+         2 * math.sqrt(2 - math.pi / 2), 0, 15),
     (case("_npi_weibull", gives=ANY, a=2.0, size=(COUNT,)), math.gamma(1.5), math.sqrt(1 - math.gamma(1.5) ** 2), 0, 6),
     (case("_npi_pareto", gives=ANY, a=5.0, size=(COUNT,)), 0.25, math.sqrt(5 / 48), 0, 40),
     (case("_npi_powerd", gives=ANY, a=3.0, size=(COUNT,)), 0.75, math.sqrt(3 / 80), 0, 1),
-    (case("_npi_bernoulli", gives=ANY, prob=0.3, logit="None", size=(COUNT,), is_logit=False), 0.3, math.sqrt(0.21), 0, 1),
+    (case("_npi_bernoulli", gives=ANY, prob=0.3, logit="None", size=(COUNT,), is_logit=False), 0.3, math.sqrt(0.21),
+         0, 1),
     (case("_npi_bernoulli", X, gives=ANY, prob="None", logit="None", size="None", is_logit=True), 0.5, 0.5, 0, 1),
     # Elements are dropped, and the others are divided by 1 - p.
     (case("Dropout", X + 1, gives=ANY, p=0.2, mode="always"), 1, 0.5, 0, 1.25),
@@ -74,7 +77,9 @@ def test_a_block_of_numbers_for_each_parameter(tmp_path):
 
 
 def test_without_a_shape(tmp_path):
-    number, block = drawn([case("_random_uniform", gives=ANY), case("_sample_uniform", LOWS, HIGHS, gives=ANY)], tmp_path)
+    number, block = drawn(
+        [case("_random_uniform", gives=ANY), case("_sample_uniform", LOWS, HIGHS, gives=ANY)], tmp_path
+    )
     assert (number.shape, block.shape) == ((1,), (2,))
 
 

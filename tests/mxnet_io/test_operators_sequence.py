@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from operator_cases import case, floats
-from operator_checks import check
+from operator_checks import check, imported
 
 X = floats(2, 3, 4)
 MATRIX = floats(3, 5)
@@ -214,9 +214,25 @@ PRODUCTS = [
     case("linalg_det", POSITIVE, gives=np.linalg.det(POSITIVE.astype(np.float64)), tolerance=1e-4),
     case("linalg_slogdet", POSITIVE, gives=[np.float32([1, 1]), np.linalg.slogdet(POSITIVE.astype(np.float64))[1]],
          tolerance=1e-4),
+    case("_npi_solve", POSITIVE[0], BATCH_A[0, :, 0], gives=np.linalg.solve(POSITIVE[0].astype(np.float64),
+         BATCH_A[0, :, 0]),
+         tolerance=1e-3),
     case("_npi_solve", POSITIVE, BATCH_A, gives=np.linalg.solve(POSITIVE.astype(np.float64), BATCH_A), tolerance=1e-3),
     case("_npi_cholesky", POSITIVE, gives=FACTOR),
 ]  # fmt: skip
+
+
+def test_factorisations(tmp_path):
+    """Rows of q and u may have either sign, so products are compared."""
+    model, feeds = imported(
+        [case("linalg_gelqf", A, gives=[A, A]), case("linalg_syevd", POSITIVE, gives=[POSITIVE, POSITIVE])], tmp_path
+    )
+    q, low, u, w = model.run(feeds).values()
+    np.testing.assert_allclose(low @ q, A, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(q @ q.T, np.eye(3), atol=1e-5)
+    np.testing.assert_allclose(np.tril(low), low)
+    np.testing.assert_allclose(w, np.linalg.eigvalsh(POSITIVE.astype(np.float64)), rtol=1e-4)
+    np.testing.assert_allclose(u.swapaxes(1, 2) * w[:, None] @ u, POSITIVE, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("cases", [HEADS, SEQUENCES + ATTENTION, PRODUCTS])

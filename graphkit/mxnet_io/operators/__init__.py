@@ -17,6 +17,7 @@ from graphkit.mxnet_io.operators import (
     numpy_forms,
     pooling,
     product,
+    quantised,
     random,
     recurrent,
     reduction,
@@ -25,12 +26,12 @@ from graphkit.mxnet_io.operators import (
     sequence,
     shape,
     slices,
+    sparse,
     special,
 )
-from graphkit.mxnet_io.operators import aliases  # isort: skip - the last one: it refers to the other converters
 
 __all__ = [
-    "aliases", "attention", "boxes", "control", "convolution", "creation", "detection", "elementwise", "heads",
-    "image", "indexing", "joining", "linear_algebra", "normalization", "numpy_forms", "pooling", "product", "random",
-    "recurrent", "reduction", "regions", "repeating", "sequence", "shape", "slices", "special",
+    "attention", "boxes", "control", "convolution", "creation", "detection", "elementwise", "heads", "image",
+    "indexing", "joining", "linear_algebra", "normalization", "numpy_forms", "pooling", "product", "quantised",
+    "random", "recurrent", "reduction", "regions", "repeating", "sequence", "shape", "slices", "sparse", "special",
 ]  # fmt: skip

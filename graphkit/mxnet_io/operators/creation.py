@@ -39,9 +39,9 @@ def arange(call: Call) -> Value:
 @converter("_linspace", "_npi_linspace")
 def linspace(call: Call) -> Value:
     attributes = call.attributes
-    attributes.ignore("ctx", "infer_range", "repeat")
+    attributes.ignore("ctx", "infer_range", "repeat", "step")
     start, stop = attributes.number("start", 0.0), attributes.number("stop", 0.0)
-    count = attributes.integer("num" if "num" in attributes else "step", 1)
+    count = attributes.integer("num", 50)
     numbers = np.linspace(start, stop, count, endpoint=attributes.flag("endpoint", True))
     return constant(numbers.astype(attributes.dtype("dtype", "float32").numpy))
 

@@ -132,7 +132,7 @@ def _filled_like(x: Value, number: float) -> Value:
 
 
 def _formula(build: Callable[[Value], Value], call: Call) -> Value:
-    call.attributes.ignore("scalar") if call.op == "_contrib_gradientmultiplier" else None
+    call.attributes.ignore("scalar", "is_int") if call.op == "_contrib_gradientmultiplier" else None
     return build(call.x)
 
 

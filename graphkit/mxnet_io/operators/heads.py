@@ -65,6 +65,8 @@ def log_softmax(call: Call) -> Value:
 @converter("softmin")
 def softmin(call: Call) -> Value:
     x, axis = _scaled(call, call.x)
+    if call.attributes.flag("use_length", False):
+        raise UnsupportedError("use_length: softmin over sequences of different lengths")
     result: Value = F.softmax(F.neg(x), axis=axis, name=call.name)
     return result
 

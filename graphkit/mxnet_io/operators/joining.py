@@ -19,6 +19,7 @@ def concat(call: Call) -> Value:
 @converter("_npi_concatenate")
 def concatenate(call: Call) -> Value:
     """With axis None, the operands are flattened."""
+    call.attributes.ignore("dim")
     axis = call.attributes.axis(0)
     if axis is None:
         return _joined(call, [reshape(v, [-1]) for v in call.operands()], 0)
@@ -44,12 +45,14 @@ def vstack(call: Call) -> Value:
 
 @converter("_npi_hstack")
 def hstack(call: Call) -> Value:
+    call.attributes.ignore("dim")
     operands = [_at_least(v, 1) for v in call.operands()]
     return _joined(call, operands, min(1, rank_of(operands[0]) - 1))
 
 
 @converter("_npi_dstack")
 def dstack(call: Call) -> Value:
+    call.attributes.ignore("dim")
     matrices = [_at_least(v, 2) for v in call.operands()]
     return _joined(call, [F.unsqueeze(v, i64(2)) if v.rank == 2 else v for v in matrices], 2)
 

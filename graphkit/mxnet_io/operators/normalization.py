@@ -9,6 +9,7 @@ from graphkit.ir.dims import is_static
 from graphkit.ir.graph import Value
 from graphkit.mxnet_io.call import (
     Call,
+    ShapeNeeded,
     along_axis,
     axis_of,
     converter,
@@ -28,7 +29,7 @@ def batch_norm(call: Call) -> Value:
     With use_global_stats, training normalises by the running statistics, and does not update them.
     """
     attributes = call.attributes
-    attributes.ignore("ndev", "key")
+    attributes.ignore("ndev", "key", "min_calib_range", "max_calib_range")
     if attributes.flag("output_mean_var", False):
         raise UnsupportedError("output_mean_var=True")
     epsilon = attributes.number("eps", 1e-3)
@@ -107,8 +108,10 @@ def group_norm(call: Call) -> Value:
 
 
 def _per_channel(vector: Value, channels: object, groups: int) -> Value:
-    if not isinstance(channels, int) or shape_of(vector) != (groups,) or channels == groups:
+    if shape_of(vector) != (groups,) or channels == groups:
         return vector
+    if not isinstance(channels, int):
+        raise ShapeNeeded(f"the number of channels is not known, but {vector} may be for channels or for groups")
     positions = np.repeat(np.arange(groups), channels // groups)
     result: Value = F.gather(vector, i64(*positions.tolist()), axis=0)
     return result

@@ -310,7 +310,7 @@ def at_least(call: Call) -> list[Value]:
     return results
 
 
-@converter("_npx_nonzero")
+@converter("_npx_nonzero", "_npi_nonzero")
 def nonzero(call: Call) -> Value:
     """The positions of the elements that are not 0, int64 [count, rank]."""
     result: Value = F.transpose(F.non_zero(F.not_(_is_zero(call.x))), perm=(1, 0), name=call.name)

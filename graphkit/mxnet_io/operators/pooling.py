@@ -141,7 +141,7 @@ def _root(x: Value, power: int) -> Value:
 @converter("_contrib_AdaptiveAvgPooling2D", "_npx_adaptive_avg_pool2d")
 def adaptive_average_pooling(call: Call) -> Value:
     """Output i is the mean of the elements floor(i n / m) to ceil((i + 1) n / m), for size n and output size m."""
-    sizes = call.attributes.integers("output_size", (1,))
+    sizes = call.attributes.integers("output_size") or (1,)
     x = call.x
     height, width = sizes * 2 if len(sizes) == 1 else sizes
     if (height, width) == (1, 1):

@@ -230,10 +230,8 @@ def bernoulli(call: Call) -> Value:
     name, other = ("logit", "prob") if logits else ("prob", "logit")
     attributes.ignore(other)
     size = _shape(call, "size")
-    if name in attributes:
-        chance = _constant(attributes.number(name, 0.0), DType.FLOAT32)
-    else:
-        chance = call.x
+    given = name in attributes
+    chance = _constant(attributes.number(name, 0.0), DType.FLOAT32) if given else call.x
     chance = F.sigmoid(chance) if logits else chance
     chance = F.expand(chance, i64(*size)) if size else chance
     drawn = F.less(F.random_uniform_like(chance), chance)

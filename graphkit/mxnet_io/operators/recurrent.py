@@ -46,7 +46,7 @@ def rnn(call: Call) -> Value | list[Value]:
             raise UnsupportedError(f"{name} {attributes.text(name, '')}")
         attributes.ignore(name)
     x = call[0]
-    (features,) = static_sizes(x, [2])
+    features = _features(x, call[1], hidden, layers, directions, len(_GATES[mode]))
     cells = _cells(call[1], features, hidden, layers, directions, len(_GATES[mode]))
     states = [_state(call[i], hidden) for i in ((2, 3) if mode == "lstm" else (2,))]
     lengths = None
@@ -62,6 +62,19 @@ def rnn(call: Call) -> Value | list[Value]:
     if not attributes.flag("state_outputs", False):
         return x
     return [x, *(ends[0] if layers == 1 else F.concat(*ends, axis=0) for ends in last)]
+
+
+def _features(x: Value, packed: Value, hidden: int, layers: int, directions: int, gates: int) -> int:
+    """Return the number of features of x. If it is not known, the size of the vector of parameters determines it."""
+    (total,) = shape_of(packed)
+    if is_static(shape_of(x)[2]) or not is_static(total):
+        return static_sizes(x, [2])[0]
+    rows = directions * gates * hidden
+    others = layers * (hidden + 2) + (layers - 1) * hidden * directions
+    features, rest = divmod(int(total) - rows * others, rows)
+    if rest or features < 1:
+        raise InvalidModel(f"the vector of parameters has {total} elements, which fits no number of features")
+    return features
 
 
 def _cells(packed: Value, features: int, hidden: int, layers: int, directions: int, gates: int) -> list[_Cell]:

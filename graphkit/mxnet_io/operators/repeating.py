@@ -18,7 +18,8 @@ def pad(call: Call) -> Value:
     widths = attributes.integers("pad_width")
     x = call.x
     pads = i64(*widths[0::2], *widths[1::2])
-    number = scalar(attributes.number("constant_value", 0.0), x) if mode == "constant" else None
+    value = attributes.number("constant_value", 0.0)
+    number = scalar(value, x) if mode == "constant" else None
     result: Value = F.pad(x, pads, number, mode=mode, name=call.name)
     return result
 
@@ -39,7 +40,8 @@ def numpy_pad(call: Call) -> Value:
     x = call.x
     if len(widths) != rank_of(x):
         raise InvalidModel(f"pad_width has {len(widths)} pairs; the operand has {rank_of(x)} axes")
-    number = scalar(attributes.number("constant_value", 0.0), x) if mode == "constant" else None
+    value = attributes.number("constant_value", 0.0)
+    number = scalar(value, x) if mode == "constant" else None
     pads = i64(*(before for before, _ in widths), *(after for _, after in widths))
     result: Value = F.pad(x, pads, number, mode=mode, name=call.name)
     return result

@@ -49,7 +49,7 @@ def reshaped(call: Call) -> Value:
     return joined_sizes(x, target_sizes(codes, rank_of(x), reverse))
 
 
-@converter("_np_reshape", "_npi_reshape")
+@converter("_np_reshape")
 def numpy_reshaped(call: Call) -> Value:
     attributes = call.attributes
     if attributes.text("order", "C") != "C":
@@ -62,7 +62,7 @@ def numpy_reshaped(call: Call) -> Value:
 _NPX_CODES = {-1: -1, -2: 0, -4: -2, -5: -3, -6: -4}
 
 
-@converter("_npx_reshape")
+@converter("_npx_reshape", "_npi_reshape")
 def npx_reshaped(call: Call) -> Value:
     """As Reshape with other codes: -2 copies a size, -3 drops an axis of size 1, -4 copies all that remain, -5 joins
     two, -6 splits one into the two that follow.
@@ -188,8 +188,11 @@ def expand_dims(call: Call) -> Value:
 @converter("squeeze", "_npi_squeeze", "_np_squeeze")
 def squeeze(call: Call) -> Value:
     """Remove axes of size 1. If all axes would go, MXNet's operator keeps one; numpy's does not."""
+    x = call.x
     axes = call.attributes.integers("axis")
-    result: Value = F.squeeze(call.x, i64(*axes) if axes else None, name=call.name)
+    if not axes:
+        axes = tuple(i for i, size in enumerate(static_sizes(x, range(rank_of(x)))) if size == 1)
+    result: Value = F.squeeze(x, i64(*axes), name=call.name) if axes else x
     return reshape(result, [1]) if result.rank == 0 and not call.op.startswith("_np") else result
 
 
@@ -276,7 +279,7 @@ def space_to_depth(call: Call) -> Value:
     return result
 
 
-@converter("shape_array")
+@converter("shape_array", "_npx_shape_array")
 def shape_array(call: Call) -> Value:
     result: Value = F.shape(call.x, name=call.name)
     return result

@@ -1,0 +1,132 @@
+"""Write docs/mxnet_operators.md: all operators of MXNet 1.9.1, and which of them graphkit reads.
+
+python docs/mxnet_operators.py
+
+mxnet_names.txt has the operators that MXNet 1.9.1 registers, without those of gradients: one a line, with its other
+names. Whether an operator is read follows from the converters of graphkit.mxnet_io.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from markup import code, prose, table
+
+from graphkit.mxnet_io import importer
+from graphkit.mxnet_io.call import CONVERTERS
+
+FOLDER = Path(__file__).resolve().parent
+PAGE = FOLDER / "mxnet_operators.md"
+NAMES = FOLDER / "mxnet_names.txt"
+assert importer.import_model  # its import registers the converters
+
+_HEAD = """\
+# Operators of MXNet
+
+graphkit reads {read} of the {count} operators that MXNet 1.9.1 registers for computations (those of gradients are left
+out): {names_read} of {names_count} names. If a symbol has an operator that is not read, you get an error that lists all
+such operators with their nodes. This page is written by `python docs/mxnet_operators.py`; a test checks that it is up
+to date.
+
+- **read**: `yes`; `partly`, with the limit in the last column; or `no`. A node beyond a limit is rejected with an error
+  that names the node and the attribute, except where the column says that the result differs.
+- Operators that update weights (`sgd_update`, ...) are not read: graphkit's own optimizers train a model.
+"""
+_CALIBRATED = (
+    "MXNet's CPU kernel writes the range of int8 for uint8 data, and adds the bias without its level; "
+    "here both are right"
+)
+_RANDOM = "sizes must be given; the numbers have the same distribution, but are others"
+_KNOWN_SIZES = "the sizes of the operand must be known"
+# Operator -> what is not read, or differs.
+LIMITS = {
+    "BatchNorm": "not `output_mean_var`",
+    "Deconvolution": "not channels last",
+    "GroupNorm": "not `output_mean_var`",
+    "IdentityAttachKLSparseReg": "only inference",
+    "LayerNorm": "not `output_mean_var`",
+    "LinearRegressionOutput": "only inference",
+    "LogisticRegressionOutput": "only inference",
+    "MAERegressionOutput": "only inference",
+    "Pooling": "`pooling_convention` same for max pooling over one axis",
+    "RNN": "not `projection_size`, not `lstm_state_clip_min` and `lstm_state_clip_max`",
+    "SVMOutput": "only inference",
+    "SoftmaxOutput": "only inference",
+    "_arange": "not `infer_range`",
+    "_contrib_ROIAlign": "not `position_sensitive`",
+    "_contrib_SyncBatchNorm": "not `output_mean_var`",
+    "_contrib_quantized_act": "only relu",
+    "_contrib_quantized_batch_norm": "only with a calibrated range; integers may differ by 1",
+    "_contrib_quantized_conv": _CALIBRATED,
+    "_image_flip_left_right": "MXNet 1.9 fills the middle column of an odd width with other numbers; here it stays",
+    "_linalg_extractdiag": _KNOWN_SIZES,
+    "_linalg_extracttrian": _KNOWN_SIZES,
+    "_linalg_gemm": "not `axis`",
+    "_linalg_gemm2": "not `axis`",
+    "_linalg_makediag": _KNOWN_SIZES,
+    "_linalg_maketrian": _KNOWN_SIZES,
+    "_np_diag": _KNOWN_SIZES,
+    "_np_diagflat": _KNOWN_SIZES,
+    "_np_diagonal": _KNOWN_SIZES,
+    "_np_roll": _KNOWN_SIZES,
+    "_np_trace": _KNOWN_SIZES,
+    "_npi_arctan2": "a negative zero counts as zero",
+    "_npi_copysign": "a negative zero counts as zero",
+    "_npi_pad": "only constant, edge and reflect; not `reflect_type` odd",
+    "_npx_reshape": "not a code -3 after -4, -5, -6 or -1",
+    "_random_exponential": _RANDOM,
+    "_random_normal": _RANDOM,
+    "_random_uniform": _RANDOM,
+    "_random_randint": _RANDOM,
+    "_sample_multinomial": "probabilities are a vector or a matrix; the numbers are others",
+    "_slice_assign": _KNOWN_SIZES,
+    "_slice_assign_scalar": _KNOWN_SIZES,
+    "_unravel_index": "no unknown size but the first",
+    "_while_loop": "rows of iterations that do not run are 0; MXNet leaves them undefined",
+    "diag": _KNOWN_SIZES,
+    "log_softmax": "not `use_length`",
+    "softmin": "not `use_length`",
+}  # fmt: skip
+
+
+def groups() -> list[list[str]]:
+    """Return the operators of MXNet 1.9.1: each is a list of its names, the first one being the main one."""
+    return [line.split() for line in NAMES.read_text("utf-8").splitlines()]
+
+
+def is_read(names: Iterable[str]) -> bool:
+    return any(name in CONVERTERS for name in names)
+
+
+def _row(names: list[str]) -> list[str]:
+    limit = LIMITS.get(names[0], "")
+    read = is_read(names)
+    others = ", ".join(map(code, names[1:]))
+    return [code(names[0]), others, ("partly" if limit else "yes") if read else "no", prose(limit) if read else ""]
+
+
+def page() -> str:
+    found = groups()
+    names = [name for group in found for name in group]
+    head = _HEAD.format(
+        read=sum(map(is_read, found)), count=len(found), names_read=sum(name in CONVERTERS for name in names),
+        names_count=len(names),
+    )  # fmt: skip
+    columns = ["operator", "other names", "read", "limit"]
+    plain = [_row(group) for group in found if not group[0].startswith("_np")]
+    numpy = [_row(group) for group in found if group[0].startswith("_np")]
+    other = ", ".join(code(name) for name in sorted(CONVERTERS.keys() - set(names)))
+    return "\n\n".join([
+        head.rstrip(),
+        "## Operators of mx.nd and mx.sym",
+        table(columns, plain),
+        "## Operators of mx.np and mx.npx",
+        table(columns, numpy),
+        "## Names of other versions",
+        f"Older versions of MXNet and MXNet 2 have these further names: {other}.",
+    ]) + "\n"  # fmt: skip
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

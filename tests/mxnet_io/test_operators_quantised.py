@@ -1,0 +1,260 @@
+"""Quantised operators. The expected integers are those of MXNet 1.9.1 on the CPU, unless a comment says otherwise."""
+
+import numpy as np
+import pytest
+from operator_cases import case, floats
+from operator_checks import check
+
+X = np.float32([[-1.0, -0.5, 0.02, 0.5, 1.0, 2.0]])
+WIDE = np.int32([[0, 1 << 30, -(1 << 30), 1 << 28, -(1 << 20)]])
+I8 = np.int8
+U8 = np.uint8
+
+
+def one(*numbers):
+    return [np.float32([number]) for number in numbers]
+
+
+def quantised(x, magnitude, dtype=I8):
+    steps, least, most = (127.5, -128, 127) if dtype is I8 else (255.5, 0, 255)
+    return np.clip(np.round(x * (steps / magnitude)), least, most).astype(dtype)
+
+
+CONVERSIONS = [
+    case("_contrib_quantize_v2", X, gives=[I8([[-64, -32, 1, 32, 64, 127]]), *one(-2, 2)]),
+    case(
+        "_contrib_quantize_v2",
+        X,
+        gives=[I8([[-85, -42, 2, 42, 85, 127]]), *one(-1.5, 1.5)],
+        min_calib_range=-1.5,
+        max_calib_range=1.0,
+    ),
+    case("_contrib_quantize_v2", np.abs(X), gives=[U8([[128, 64, 3, 64, 128, 255]]), *one(0.02, 2)], out_type="uint8"),
+    case(
+        "_contrib_quantize_v2",
+        X,
+        gives=[U8([[0, 0, 5, 128, 255, 255]]), *one(0.5, 1)],
+        out_type="uint8",
+        min_calib_range=0.5,
+        max_calib_range=1.0,
+    ),
+    case(
+        "_contrib_quantize_v2",
+        X,
+        gives=[U8([[0, 0, 5, 128, 255, 255]]), *one(0, 1)],
+        out_type="auto",
+        min_calib_range=0.0,
+        max_calib_range=1.0,
+    ),
+    case(
+        "_contrib_quantize_v2",
+        X,
+        gives=[I8([[-128, -64, 3, 64, 127, 127]]), *one(-1, 1)],
+        out_type="auto",
+        min_calib_range=-0.1,
+        max_calib_range=1.0,
+    ),
+    case("_contrib_quantize", np.abs(X), *one(0, 2), gives=[U8([[128, 64, 3, 64, 128, 255]]), *one(0, 2)]),
+    case(
+        "_contrib_quantize",
+        X,
+        *one(-1, 1.5),
+        gives=[I8([[-85, -42, 2, 42, 85, 127]]), *one(-1.5, 1.5)],
+        out_type="int8",
+    ),
+    case("_contrib_dequantize", I8([[-127, 0, 64]]), *one(-1, 2), gives=np.float32([[-127, 0, 64]]) * 2 / 127.5),
+    case("_contrib_dequantize", U8([[0, 64, 255]]), *one(0, 2), gives=np.float32([[0, 64, 255]]) * 2 / 255.5),
+    case(
+        "_contrib_requantize",
+        WIDE,
+        *one(-4, 4),
+        gives=[I8([[0, 127, -128, 42, 0]]), *one(-1.5, 1.5)],
+        min_calib_range=-1.0,
+        max_calib_range=1.5,
+    ),
+    case("_contrib_requantize", WIDE, *one(-4, 4), gives=[I8([[0, 127, -127, 32, 0]]), *one(-2, 2)]),
+    case(
+        "_contrib_requantize",
+        WIDE,
+        *one(-4, 4),
+        gives=[U8([[0, 170, 0, 42, 0]]), *one(0, 3)],
+        out_type="auto",
+        min_calib_range=0.0,
+        max_calib_range=3.0,
+    ),
+]
+
+DATA, WEIGHT, BIAS = np.array([[10, 20, 30], [1, 2, 3]]), I8([[1, -2, 3], [4, 5, -6]]), I8([50, -100])
+RANGES, BIAS_RANGE = one(-1, 1, -2, 2), one(-0.5, 0.5)
+SIGNED, UNSIGNED = 2 / 127**2 * (2**31 - 1), 2 / 127 / 255 * (2**31 - 1)
+IMAGE = np.random.default_rng(0).integers(0, 127, (2, 2, 5, 6))
+KERNELS = np.random.default_rng(1).integers(-127, 127, (3, 2, 3, 2)).astype(I8)
+
+
+def convolved(x, w):
+    x, rows, columns = x.astype(np.int64), x.shape[2] - w.shape[2] + 1, x.shape[3] - w.shape[3] + 1
+    y = np.zeros((len(x), len(w), rows, columns), np.int64)
+    for i, j in np.ndindex(w.shape[2:]):
+        y += np.einsum("nchw,fc->nfhw", x[..., i : i + rows, j : j + columns], w[..., i, j].astype(np.int64))
+    return y.astype(np.int32)
+
+
+PRODUCTS = [
+    case(
+        "_contrib_quantized_fully_connected",
+        DATA.astype(I8),
+        WEIGHT,
+        BIAS,
+        *RANGES,
+        *BIAS_RANGE,
+        num_hidden=2,
+        gives=[np.int32([[1653, -3227], [1599, -3191]]), *one(-SIGNED, SIGNED)],
+        weights=[1, 2],
+    ),
+    case(
+        "_contrib_quantized_fully_connected",
+        DATA.astype(U8),
+        WEIGHT,
+        BIAS,
+        *RANGES,
+        *BIAS_RANGE,
+        num_hidden=2,
+        gives=[np.int32([[3253, -6427], [3199, -6391]]), *one(-UNSIGNED, UNSIGNED)],
+    ),
+    case(
+        "_contrib_quantized_fully_connected",
+        DATA.astype(U8),
+        WEIGHT,
+        *RANGES,
+        num_hidden=2,
+        no_bias=True,
+        gives=[np.int32([[60, -40], [6, -4]]), *one(-UNSIGNED, UNSIGNED)],
+    ),
+    case(
+        "_contrib_quantized_embedding",
+        np.float32([1, 0]),
+        WEIGHT,
+        *one(-1, 1),
+        gives=[WEIGHT[[1, 0]], *one(-1, 1)],
+        input_dim=2,
+        output_dim=3,
+    ),
+]
+# MXNet's CPU kernel writes the range of signed data, and adds the bias of int8 as it is.
+CONVOLUTIONS = [
+    case(
+        "_contrib_quantized_conv",
+        IMAGE.astype(U8),
+        KERNELS,
+        *RANGES,
+        kernel=(3, 2),
+        num_filter=3,
+        no_bias=True,
+        gives=[convolved(IMAGE, KERNELS), *one(-UNSIGNED, UNSIGNED)],
+    ),
+    case(
+        "_contrib_quantized_conv",
+        IMAGE.astype(U8),
+        KERNELS,
+        I8([50, -100, 3]),
+        *RANGES,
+        *BIAS_RANGE,
+        kernel=(3, 2),
+        num_filter=3,
+        gives=[convolved(IMAGE, KERNELS) + np.int32([3193, -6387, 191]).reshape(3, 1, 1), *one(-UNSIGNED, UNSIGNED)],
+    ),
+]
+# ONNX Runtime has no ConvInteger of int8 data.
+SIGNED_CONVOLUTION = [
+    case(
+        "_contrib_quantized_conv",
+        IMAGE.astype(I8),
+        KERNELS,
+        *RANGES,
+        kernel=(3, 2),
+        num_filter=3,
+        no_bias=True,
+        gives=[convolved(IMAGE, KERNELS), *one(-SIGNED, SIGNED)],
+    ),
+]
+
+SMALL = np.array([[10, 20]])
+SQUARE = np.arange(16).reshape(1, 1, 4, 4)
+OTHERS = [
+    case("_contrib_quantized_flatten", SQUARE.astype(I8), *one(-1, 2), gives=[SQUARE.astype(I8).reshape(1, 16),
+         *one(-1, 2)]),
+    case("_contrib_quantized_act", I8([[-5, 0, 7]]), *one(-1, 2), gives=[I8([[0, 0, 7]]), *one(-1, 2)],
+         act_type="relu"),
+    case("_contrib_quantized_pooling", SQUARE.astype(U8), *one(-1, 2), gives=[U8([[[[5, 7], [13, 15]]]]), *one(-1, 2)],
+         kernel=(2, 2), stride=(2, 2), pool_type="max"),
+    case("_contrib_quantized_pooling", SQUARE.astype(I8) * 8, *one(-1, 2), gives=[I8([[[[20, 36], [84, 100]]]]),
+         *one(-1, 2)],
+         kernel=(2, 2), stride=(2, 2), pool_type="avg"),
+    case("_contrib_quantized_pooling", SQUARE.astype(I8), *one(-1, 2), gives=[I8([[[[8]]]]), *one(-1, 2)], kernel=(2,
+         2),
+         pool_type="avg", global_pool=True),
+    case("_contrib_quantized_concat", SMALL.astype(I8), I8([[30, 40]]), *one(-1, 1, -2, 2), gives=[I8([[5, 10, 30,
+         40]]), *one(-2, 2)],
+         num_args=2, dim=1),
+    case("_contrib_quantized_concat", SMALL.astype(I8), U8([[30, 200]]), *one(-1, 0, 0, 2), gives=[I8([[5, 10, 15,
+         100]]), *one(-1, 2)],
+         num_args=2, dim=1),
+    case("_contrib_quantized_elemwise_add", SMALL.astype(I8), I8([[30, 100]]), *RANGES, gives=[I8([[28, 88]]),
+         *one(-2.5, 2)],
+         min_calib_range=-2.5, max_calib_range=2.0),
+    case("_contrib_quantized_elemwise_add", SMALL.astype(U8), U8([[30, 100]]), *RANGES, gives=[U8([[28, 88]]),
+         *one(-2.5, 2)],
+         min_calib_range=-2.5, max_calib_range=2.0),
+    # MXNet gives 30 and -6: it rounds the scale and the shift, too.
+    case("_contrib_quantized_batch_norm", I8([[10, 20]]), np.float32([1, 2]), np.float32([0.5, 0]), np.float32([0.1,
+         0.2]),
+         *[np.ones(2, np.float32)], *one(-1, 1), gives=[I8([[31, -5]]), *one(-2, 2)], min_calib_range=-2.0,
+              max_calib_range=2.0,
+         fix_gamma=False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cases", [CONVERSIONS, PRODUCTS, CONVOLUTIONS, OTHERS])
+def test_values(cases, tmp_path):
+    check(cases, tmp_path)
+
+
+def test_convolution_of_signed_data(tmp_path):
+    check(SIGNED_CONVOLUTION, tmp_path, exported=False)
+
+
+def test_a_sum_without_calibration_is_int32(tmp_path):
+    item = case("_contrib_quantized_elemwise_add", SMALL.astype(I8), I8([[30, 40]]), *RANGES, gives=[
+        np.float64([[70, 100]]) / 127.5 / 3 * (2**31 - 1), *one(-3, 3)])  # fmt: skip
+    item.gives[0] = np.round(np.float64([[70, 100]]) / 127.5 / 3 * (2**31 - 1)).astype(np.int32)
+    item.tolerance = 1e-6
+    check([item], tmp_path)
+
+
+def test_a_quantised_network_is_near_the_real_one(tmp_path):
+    """Quantise, multiply, requantise and dequantise as MXNet's quantize_model arranges it."""
+    import json
+
+    from operator_cases import node, symbol, variable
+
+    import graphkit as gk
+    from graphkit.mxnet_io.importer import import_model
+
+    x, w, b = floats(5, 8), floats(4, 8, seed=1), floats(4, seed=2)
+    params = {"w": quantised(w, np.abs(w).max()), "b": quantised(b, np.abs(b).max())}
+    for name, array in (("w", w), ("b", b)):
+        params |= {f"{name}_min": -np.abs(array).max()[None], f"{name}_max": np.abs(array).max()[None]}
+    names = ["w", "b", "w_min", "w_max", "b_min", "b_max"]
+    kinds = [np.int8, np.int8, *[np.float32] * 4]
+    nodes = [variable("data"), *(variable(n, k) for n, k in zip(names, kinds, strict=True))]
+    nodes += [
+        node("_contrib_quantize_v2", "q", [0], out_type="auto", min_calib_range=-3.0, max_calib_range=3.0),
+        node("_contrib_quantized_fully_connected", "fc", [7, 1, 2, (7, 1), (7, 2), 3, 4, 5, 6], num_hidden=4),
+        node("_contrib_requantize", "r", [8, (8, 1), (8, 2)], min_calib_range=-8.0, max_calib_range=8.0),
+        node("_contrib_dequantize", "d", [9, (9, 1), (9, 2)]),
+    ]
+    path = tmp_path / "net-symbol.json"
+    path.write_text(json.dumps(symbol(nodes, [10])))
+    found = import_model(path, params=params)
+    (y,) = gk.Model.from_graph(found.graph, found.params).run({"data": x}).values()
+    np.testing.assert_allclose(y, x @ w.T + b, atol=0.12)
