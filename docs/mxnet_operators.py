@@ -80,6 +80,8 @@ LIMITS = {
     "_random_uniform": _RANDOM,
     "_random_randint": _RANDOM,
     "_sample_multinomial": "probabilities are a vector or a matrix; the numbers are others",
+    "_sg_mkldnn_conv": "quantised, weights are not rounded to 8 bits; a calibrated range is needed",
+    "_sg_mkldnn_fully_connected": "quantised, a calibrated range or a real result is needed",
     "_slice_assign": _KNOWN_SIZES,
     "_slice_assign_scalar": _KNOWN_SIZES,
     "_unravel_index": "no unknown size but the first",

@@ -1,9 +1,14 @@
 """Quantised operators. The expected integers are those of MXNet 1.9.1 on the CPU, unless a comment says otherwise."""
 
+import json
+
 import numpy as np
 import pytest
-from operator_cases import case, floats
+from operator_cases import case, floats, node, symbol, variable
 from operator_checks import check
+
+import graphkit as gk
+from graphkit.mxnet_io.importer import import_model
 
 X = np.float32([[-1.0, -0.5, 0.02, 0.5, 1.0, 2.0]])
 WIDE = np.int32([[0, 1 << 30, -(1 << 30), 1 << 28, -(1 << 20)]])
@@ -214,7 +219,79 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("cases", [CONVERSIONS, PRODUCTS, CONVOLUTIONS, OTHERS])
+# Fused operators, whose subgraphs compute on real numbers.
+DENSE = symbol(
+    [variable("x"), variable("w"), variable("b"), node("FullyConnected", "fc", [0, 1, 2], num_hidden=2),
+     node("Activation", "relu", [3], act_type="relu")],
+    [4],
+)  # fmt: skip
+CONVOLVED = symbol(
+    [variable("x"), variable("w"), node("Convolution", "conv", [0, 1], kernel=(3, 2), num_filter=3, no_bias=True),
+     variable("sum"), node("elemwise_add", "added", [2, 3]), node("Activation", "relu", [4], act_type="relu")],
+    [5],
+)  # fmt: skip
+REAL = (DATA / 255.5) @ (WEIGHT * (2 / 127.5)).T + BIAS * (0.5 / 127.5)
+# Weights that 8 bits contain exactly, so that MXNet's rounding of weights changes nothing.
+EXACT = KERNELS.astype(np.float32)
+EXACT[:, 0, 0, 0] = 127
+ADDED = np.random.default_rng(2).integers(0, 255, (2, 3, 3, 5)).astype(U8)
+SUM = convolved(IMAGE, EXACT) * (1 / 255.5) + ADDED * (400 / 255.5)
+FUSED = [
+    case(
+        "_sg_mkldnn_fully_connected",
+        np.float32(DATA / 9),
+        np.float32(WEIGHT / 9),
+        np.float32(BIAS / 9),
+        subgraphs=[DENSE],
+        gives=np.maximum(DATA @ WEIGHT.T / 81 + BIAS / 9, 0),
+        with_eltwise=True,
+    ),
+    case(
+        "_sg_mkldnn_fully_connected",
+        DATA.astype(U8),
+        WEIGHT,
+        BIAS,
+        *one(0, 1, -2, 2),
+        *BIAS_RANGE,
+        subgraphs=[DENSE],
+        gives=[quantised(np.maximum(REAL, 0), 1.5, U8), *one(0, 1.5)],
+        quantized=True,
+        with_eltwise=True,
+        min_calib_range=0.0,
+        max_calib_range=1.5,
+    ),
+    case(
+        "_sg_mkldnn_fully_connected",
+        DATA.astype(U8),
+        WEIGHT,
+        BIAS,
+        *one(0, 1, -2, 2),
+        *BIAS_RANGE,
+        subgraphs=[DENSE],
+        gives=np.maximum(REAL, 0).astype(np.float32),
+        quantized=True,
+        with_eltwise=True,
+        enable_float_output=True,
+        tolerance=5e-3,
+    ),
+    case(
+        "_sg_mkldnn_conv",
+        IMAGE.astype(U8),
+        EXACT,
+        ADDED,
+        *one(0, 1, 0, 400),
+        subgraphs=[CONVOLVED],
+        gives=[quantised(np.maximum(SUM, 0), 600, U8), *one(0, 600)],
+        quantized="true",
+        with_sum="true",
+        with_postsum_act="true",
+        min_calib_range=0.0,
+        max_calib_range=600.0,
+    ),
+]
+
+
+@pytest.mark.parametrize("cases", [CONVERSIONS, PRODUCTS, CONVOLUTIONS, OTHERS, FUSED])
 def test_values(cases, tmp_path):
     check(cases, tmp_path)
 
@@ -233,13 +310,6 @@ def test_a_sum_without_calibration_is_int32(tmp_path):
 
 def test_a_quantised_network_is_near_the_real_one(tmp_path):
     """Quantise, multiply, requantise and dequantise as MXNet's quantize_model arranges it."""
-    import json
-
-    from operator_cases import node, symbol, variable
-
-    import graphkit as gk
-    from graphkit.mxnet_io.importer import import_model
-
     x, w, b = floats(5, 8), floats(4, 8, seed=1), floats(4, seed=2)
     params = {"w": quantised(w, np.abs(w).max()), "b": quantised(b, np.abs(b).max())}
     for name, array in (("w", w), ("b", b)):

@@ -8,6 +8,7 @@ from graphkit.mxnet_io.operators import (
     creation,
     detection,
     elementwise,
+    fused,
     heads,
     image,
     indexing,
@@ -31,7 +32,7 @@ from graphkit.mxnet_io.operators import (
 )
 
 __all__ = [
-    "attention", "boxes", "control", "convolution", "creation", "detection", "elementwise", "heads", "image",
+    "attention", "boxes", "control", "convolution", "creation", "detection", "elementwise", "fused", "heads", "image",
     "indexing", "joining", "linear_algebra", "normalization", "numpy_forms", "pooling", "product", "quantised",
     "random", "recurrent", "reduction", "regions", "repeating", "sequence", "shape", "slices", "sparse", "special",
 ]  # fmt: skip

@@ -29,7 +29,7 @@ _WHOLE_STEPS = {DType.INT8: 127.0, DType.UINT8: 255.0}
 _LARGEST = 2.0**31 - 1
 
 
-class _Range(NamedTuple):
+class Range(NamedTuple):
     """Least and largest real number, float32 [1] each."""
 
     least: Value
@@ -47,21 +47,22 @@ def _one(number: float) -> Value:
     return constant(np.full(1, number, np.float32))
 
 
-def _calibrated(call: Call) -> _Range | None:
-    """Return the range of the attributes, if they have one."""
+def calibrated(call: Call) -> Range | None:
+    """Return the range of the attributes min_calib_range and max_calib_range, if the node has them."""
     attributes = call.attributes
     least, most = "min_calib_range" in attributes, "max_calib_range" in attributes
     if not (least and most):
         return None
-    return _Range(_one(attributes.number("min_calib_range", 0.0)), _one(attributes.number("max_calib_range", 0.0)))
+    return Range(_one(attributes.number("min_calib_range", 0.0)), _one(attributes.number("max_calib_range", 0.0)))
 
 
-def _level(range_: _Range, dtype: DType) -> Value:
+def _level(range_: Range, dtype: DType) -> Value:
     result: Value = F.div(range_.magnitude, np.float32(_STEPS[dtype]))
     return result
 
 
-def _real(q: Value, range_: _Range) -> Value:
+def real(q: Value, range_: Range) -> Value:
+    """Return the real numbers of integers."""
     result: Value = F.mul(F.cast(q, to="float32"), _level(range_, q.dtype))
     return result
 
@@ -73,7 +74,7 @@ def _integers(x: Value, magnitude: Value, dtype: DType, steps: float) -> Value:
     return result
 
 
-def _quantised(x: Value, range_: _Range, dtype: DType, steps: dict[DType, float] = _STEPS) -> list[Value]:
+def quantised(x: Value, range_: Range, dtype: DType, steps: dict[DType, float] = _STEPS) -> list[Value]:
     """Quantise real numbers. The range of int8 becomes symmetric, that of uint8 stays."""
     magnitude = range_.magnitude
     q = _integers(x, magnitude, dtype, steps[dtype])
@@ -92,55 +93,55 @@ def _out_type(call: Call, default: str, calibrated: bool) -> DType:
     return DType(kind)
 
 
-def _extremes(x: Value) -> _Range:
-    return _Range(F.reshape(F.reduce_min(x), i64(1)), F.reshape(F.reduce_max(x), i64(1)))
+def _extremes(x: Value) -> Range:
+    return Range(F.reshape(F.reduce_min(x), i64(1)), F.reshape(F.reduce_max(x), i64(1)))
 
 
 @converter("_contrib_quantize_v2")
 def quantize_v2(call: Call) -> list[Value]:
     """Quantise with the calibrated range, or the range of the operand."""
-    range_ = _calibrated(call)
+    range_ = calibrated(call)
     dtype = _out_type(call, "int8", range_ is not None)
-    return _quantised(call.x, range_ or _extremes(call.x), dtype)
+    return quantised(call.x, range_ or _extremes(call.x), dtype)
 
 
 @converter("_contrib_quantize")
 def quantize(call: Call) -> list[Value]:
     """Quantise with the range of the operands 1 and 2."""
-    return _quantised(call[0], _Range(call[1], call[2]), _out_type(call, "uint8", False))
+    return quantised(call[0], Range(call[1], call[2]), _out_type(call, "uint8", False))
 
 
 @converter("_contrib_dequantize")
 def dequantize(call: Call) -> Value:
     call.attributes.choice("out_type", "float32")
-    return _real(call[0], _Range(call[1], call[2]))
+    return real(call[0], Range(call[1], call[2]))
 
 
 @converter("_contrib_requantize")
 def requantize(call: Call) -> list[Value]:
     """Quantise int32 to 8 bits with the calibrated range, or the range of the operand."""
-    range_ = _calibrated(call)
+    range_ = calibrated(call)
     dtype = _out_type(call, "int8", range_ is not None)
-    x = _real(call[0], _Range(call[1], call[2]))
-    return _quantised(x, range_ or _extremes(x), dtype, _WHOLE_STEPS)
+    x = real(call[0], Range(call[1], call[2]))
+    return quantised(x, range_ or _extremes(x), dtype, _WHOLE_STEPS)
 
 
 # --- products ---------------------------------------------------------------------------------------------
 
 
-def _products(call: Call, biased: bool) -> tuple[_Range, Value | None]:
+def _products(call: Call, biased: bool) -> tuple[Range, Value | None]:
     """Return the range of the products of data and weights, and the bias in int32 at their level."""
     first = 3 if biased else 2
-    data, weight = _Range(call[first], call[first + 1]), _Range(call[first + 2], call[first + 3])
+    data, weight = Range(call[first], call[first + 1]), Range(call[first + 2], call[first + 3])
     steps = _WHOLE_STEPS[call[0].dtype] * _WHOLE_STEPS[call[1].dtype]
     written = F.mul(F.mul(data.magnitude, weight.magnitude), np.float32(_LARGEST / steps))
     most = F.reshape(written, i64(1))
-    range_ = _Range(F.neg(most), most)
+    range_ = Range(F.neg(most), most)
     if not biased:
         return range_, None
     q = call[2]
     level = F.mul(_level(data, call[0].dtype), _level(weight, call[1].dtype))
-    ratio = F.div(_level(_Range(call[first + 4], call[first + 5]), q.dtype), level)
+    ratio = F.div(_level(Range(call[first + 4], call[first + 5]), q.dtype), level)
     # Cast rounds towards zero.
     return range_, F.cast(F.mul(F.cast(q, to="float32"), ratio), to="int32")
 
@@ -225,13 +226,13 @@ def quantized_concat(call: Call) -> list[Value]:
     """Join tensors, brought to one range. Operands: the tensors, then least and largest number of each."""
     axis, count = call.attributes.integer("dim", 1), len(call) // 3
     tensors = [call[i] for i in range(count)]
-    ranges = [_Range(call[count + 2 * i], call[count + 2 * i + 1]) for i in range(count)]
+    ranges = [Range(call[count + 2 * i], call[count + 2 * i + 1]) for i in range(count)]
     least = F.min(*(r.least for r in ranges))
     most = F.max(*(r.most for r in ranges))
     kinds = {q.dtype for q in tensors}
     dtype = kinds.pop() if len(kinds) == 1 else DType.INT8
-    magnitude = _Range(least, most).magnitude
-    parts = [_integers(_real(q, r), magnitude, dtype, _STEPS[dtype]) for q, r in zip(tensors, ranges, strict=True)]
+    magnitude = Range(least, most).magnitude
+    parts = [_integers(real(q, r), magnitude, dtype, _STEPS[dtype]) for q, r in zip(tensors, ranges, strict=True)]
     return [F.concat(*parts, axis=axis, name=call.name), least, most]
 
 
@@ -239,13 +240,13 @@ def quantized_concat(call: Call) -> list[Value]:
 def quantized_add(call: Call) -> list[Value]:
     """Add. The result has 8 bits with a calibrated range, else int32 with the sum of both ranges."""
     a, b = call[0], call[1]
-    ranges = _Range(call[2], call[3]), _Range(call[4], call[5])
-    total = F.add(_real(a, ranges[0]), _real(b, ranges[1]))
-    range_ = _calibrated(call)
+    ranges = Range(call[2], call[3]), Range(call[4], call[5])
+    total = F.add(real(a, ranges[0]), real(b, ranges[1]))
+    range_ = calibrated(call)
     if range_ is None:
         most = F.reshape(F.add(ranges[0].magnitude, ranges[1].magnitude), i64(1))
         # In float64, because float32 cannot hold 2^31 - 1.
-        steps = F.div(F.cast(total, to="float64"), F.cast(_level(_Range(most, most), DType.INT32), to="float64"))
+        steps = F.div(F.cast(total, to="float64"), F.cast(_level(Range(most, most), DType.INT32), to="float64"))
         return [F.cast(F.round(steps), to="int32"), F.neg(most), most]
     dtype = DType.UINT8 if a.dtype is b.dtype is DType.UINT8 else DType.INT8
     return [_integers(total, range_.magnitude, dtype, _STEPS[dtype]), range_.least, range_.most]
@@ -254,8 +255,8 @@ def quantized_add(call: Call) -> list[Value]:
 @converter("_contrib_quantized_batch_norm")
 def quantized_batch_norm(call: Call) -> list[Value]:
     """Normalise by the running statistics; the result is int8 with the calibrated range."""
-    range_ = _calibrated(call)
+    range_ = calibrated(call)
     if range_ is None:
         raise UnsupportedError("a quantised BatchNorm without a calibrated range")
-    y = batch_norm(_Replaced(call, _real(call[0], _Range(call[5], call[6]))))
-    return _quantised(y, range_, DType.INT8)
+    y = batch_norm(_Replaced(call, real(call[0], Range(call[5], call[6]))))
+    return quantised(y, range_, DType.INT8)
