@@ -241,7 +241,14 @@ REGION_POOLING = [
 PHOTO = np.random.default_rng(0).integers(0, 256, (4, 5, 3)).astype(np.uint8)
 PHOTOS = np.stack([PHOTO, PHOTO[::-1]])
 TENSOR = positive(3, 4, 5)
+PLAIN = floats(4, 5, 3)
+ENLARGED = resized(PLAIN.transpose(2, 0, 1)[None], 6, 7, corners=False)[0].transpose(1, 2, 0)
+KEPT = resized(PLAIN.transpose(2, 0, 1)[None], 8, 10, corners=False)[0].transpose(1, 2, 0)
 TRANSFORMS = [
+    case("_image_resize", PLAIN, gives=ENLARGED, size=(7, 6)),
+    case("_image_resize", np.stack([PLAIN, -PLAIN]), gives=np.stack([ENLARGED, -ENLARGED]), size=(7, 6)),
+    case("_image_resize", PLAIN, gives=KEPT, size=8, keep_ratio=True),
+    case("_image_resize", PHOTO, gives=PHOTO[[0, 0, 1, 2, 2, 3]][:, [0, 0, 1, 2, 2, 3, 4]], size=(7, 6), interp=0),
     case("_image_to_tensor", PHOTO, gives=np.float32(PHOTO.transpose(2, 0, 1) / 255)),
     case("_image_to_tensor", PHOTOS, gives=np.float32(PHOTOS.transpose(0, 3, 1, 2) / 255)),
     case("_image_normalize", TENSOR, gives=(TENSOR - 0.5) / 2, mean=(0.5,), std=(2.0,)),

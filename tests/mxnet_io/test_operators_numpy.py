@@ -125,6 +125,15 @@ STATISTICS = [
     case(
         "_npi_average", X, positive(3), gives=[np.average(X, 1, positive(3)), positive(3).sum()], axis=1, returned=True
     ),
+    case("_npi_unique", np.float32([3, 1, 3, 2]), gives=np.float32([1, 2, 3])),
+    case(
+        "_npi_unique",
+        np.float32([[3, 1], [3, 2]]),
+        return_index=True,
+        return_inverse=True,
+        return_counts=True,
+        gives=list(np.unique([3.0, 1, 3, 2], True, True, True)),
+    ),
     case("_npi_diff", X, gives=np.diff(X, 2), n=2),
     case("_npi_diff", X, gives=np.diff(X, axis=0), axis=0),
     case("_npi_einsum", A, B, gives=np.einsum("ij,kj->ik", A, B), subscripts="ij,kj->ik", num_args=2),

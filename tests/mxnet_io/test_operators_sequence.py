@@ -218,16 +218,33 @@ PRODUCTS = [
          BATCH_A[0, :, 0]),
          tolerance=1e-3),
     case("_npi_solve", POSITIVE, BATCH_A, gives=np.linalg.solve(POSITIVE.astype(np.float64), BATCH_A), tolerance=1e-3),
+    case("_npi_eigvalsh", POSITIVE, gives=np.linalg.eigvalsh(POSITIVE.astype(np.float64)), tolerance=1e-4),
     case("_npi_cholesky", POSITIVE, gives=FACTOR),
 ]  # fmt: skip
+
+
+# MXNet 1.9 has these on a GPU only. The inverse is not divided by the number of elements.
+SIGNAL = floats(2, 6)
+SPECTRUM = np.stack([np.fft.fft(SIGNAL).real, np.fft.fft(SIGNAL).imag], -1).reshape(2, 12)
+FOURIER = [
+    case("_contrib_fft", SIGNAL, gives=SPECTRUM, compute_size=128),
+    case("_contrib_ifft", SPECTRUM.astype(np.float32), gives=6 * SIGNAL),
+]
 
 
 def test_factorisations(tmp_path):
     """Rows of q and u may have either sign, so products are compared."""
     model, feeds = imported(
-        [case("linalg_gelqf", A, gives=[A, A]), case("linalg_syevd", POSITIVE, gives=[POSITIVE, POSITIVE])], tmp_path
+        [
+            case("linalg_gelqf", A, gives=[A, A]),
+            case("linalg_syevd", POSITIVE, gives=[POSITIVE, POSITIVE]),
+            case("_npi_eigh", POSITIVE, gives=[POSITIVE, POSITIVE]),
+        ],
+        tmp_path,
     )
-    q, low, u, w = model.run(feeds).values()
+    q, low, u, w, *eigen = model.run(feeds).values()
+    values, vectors = eigen
+    np.testing.assert_allclose(vectors * values[:, None] @ vectors.swapaxes(1, 2), POSITIVE, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(low @ q, A, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(q @ q.T, np.eye(3), atol=1e-5)
     np.testing.assert_allclose(np.tril(low), low)
@@ -235,6 +252,6 @@ def test_factorisations(tmp_path):
     np.testing.assert_allclose(u.swapaxes(1, 2) * w[:, None] @ u, POSITIVE, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("cases", [HEADS, SEQUENCES + ATTENTION, PRODUCTS])
+@pytest.mark.parametrize("cases", [HEADS, SEQUENCES + ATTENTION, PRODUCTS + FOURIER])
 def test_values(cases, tmp_path):
     check(cases, tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from graphkit.ir.graph import Value
+from graphkit.ir.types import DType
 from graphkit.mxnet_io.call import (
     Call,
     along_axis,
@@ -217,6 +218,44 @@ def to_tensor(call: Call) -> Value:
     moved = F.transpose(x, perm=(*range(rank - 3), rank - 1, rank - 3, rank - 2))
     result: Value = F.div(moved, np.float32(255.0))
     return result
+
+
+@converter("_image_resize", "_npx__image_resize")
+def resize_image(call: Call) -> Value:
+    """Resize images [..., height, width, channels] to `size`, (width, height): to the nearest pixel, or bilinearly.
+
+    A single size is that of both sides, or of the shorter side with keep_ratio. Results of uint8 may differ by 1 from
+    MXNet's, which interpolates them in integers.
+    """
+    attributes = call.attributes
+    kind = attributes.integer("interp", 1)
+    if kind not in (0, 1):
+        raise UnsupportedError(f"interp {kind}: nearest (0) and bilinear (1) are supported")
+    x, size, kept = call.x, attributes.integers("size"), attributes.flag("keep_ratio", False)
+    width, height = size if len(size) == 2 else _sides(x, size[0], kept)
+    rank = rank_of(x)
+    lead = range(rank - 3)
+    images = F.transpose(F.cast(x, to="float32"), perm=(*lead, rank - 1, rank - 3, rank - 2))
+    images = images if rank == 4 else F.unsqueeze(images, i64(0))
+    sizes = F.concat(sizes_of(images, 0, 1), i64(height, width), axis=0)
+    if kind == 1:
+        found = F.resize(images, None, None, sizes, mode="linear", coordinate_transformation_mode="half_pixel")
+    else:
+        found = F.resize(
+            images, None, None, sizes, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"
+        )
+    found = F.transpose(found if rank == 4 else F.squeeze(found, i64(0)), perm=(*lead, rank - 2, rank - 1, rank - 3))
+    result: Value = found if x.dtype is DType.FLOAT32 else F.cast(F.round(found), to=x.dtype)
+    return result
+
+
+def _sides(x: Value, size: int, kept: bool) -> tuple[int, int]:
+    """Return width and height for a single size."""
+    if not kept:
+        return size, size
+    rank = rank_of(x)
+    height, width = static_sizes(x, (rank - 3, rank - 2))
+    return (width * size // height, size) if height < width else (size, height * size // width)
 
 
 @converter("_image_crop", "_npx__image_crop")

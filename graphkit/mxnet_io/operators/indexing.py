@@ -147,6 +147,18 @@ def argsort(call: Call) -> Value:
     return result
 
 
+@converter("_npi_unique")
+def unique(call: Call) -> Value | list[Value]:
+    """The different elements, ascending; on request their first positions, the position of each element, and counts."""
+    attributes = call.attributes
+    axis = attributes.optional_integer("axis")
+    wanted = [attributes.flag(f"return_{name}", False) for name in ("index", "inverse", "counts")]
+    found, *others = F.unique(call.x, axis=axis, sorted=True, name=call.name)
+    chosen = [value for value, there in zip(others, wanted, strict=True) if there]
+    result: Value = found
+    return [result, *chosen] if chosen else result
+
+
 @converter("_contrib_boolean_mask", "_npi_boolean_mask")
 def boolean_mask(call: Call) -> Value:
     axis = call.attributes.integer("axis", 0)

@@ -1,4 +1,4 @@
-"""Operators linalg_*: products, factorisations, triangular systems, and parts of matrices. All work on batches."""
+"""Operators linalg_*: products, factorisations, triangular systems, parts of matrices; Fourier transforms."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from graphkit.frontend import linalg
 from graphkit.ir.graph import Value
-from graphkit.mxnet_io.call import Call, converter
+from graphkit.mxnet_io.call import Call, converter, rank_of, scalar, static_sizes, transpose
 from graphkit.ops import F
+from graphkit.ops.axes import i64
 
 
 def _of_one(function: Callable[[Value], Any], call: Call) -> Value | list[Value]:
@@ -93,4 +96,39 @@ def solve(call: Call) -> Value:
         result: Value = F.squeeze(F.solve(a, F.unsqueeze(b, [1])), [1])
     else:
         result = F.solve(a, b, name=call.name)
+    return result
+
+
+@converter("_npi_eigh", "_npi_eigvalsh")
+def symmetric_eigenvalues(call: Call) -> Value | list[Value]:
+    """Eigenvalues of symmetric matrices, ascending, and their vectors as columns, which may have the other sign."""
+    call.attributes.ignore("UPLO")  # both triangles are equal
+    rows, values = linalg.syevd(call.x)
+    if call.op == "_npi_eigvalsh":
+        result: Value = values
+        return result
+    rank = rank_of(rows)
+    return [values, transpose(rows, *range(rank - 2), rank - 1, rank - 2)]
+
+
+@converter("_contrib_fft")
+def fourier(call: Call) -> Value:
+    """The discrete Fourier transform of each row: [..., 2 n], real and imaginary parts by turns."""
+    call.attributes.ignore("compute_size")
+    x = call.x
+    (count,) = static_sizes(x, [rank_of(x) - 1])
+    parts = F.dft(F.unsqueeze(x, i64(-1)), None, np.int64(-2))
+    result: Value = F.reshape(parts, F.concat(F.shape(x)[:-1], i64(2 * count), axis=0))
+    return result
+
+
+@converter("_contrib_ifft")
+def inverse_fourier(call: Call) -> Value:
+    """The real part of the inverse transform of _contrib_fft's result, without the division by n."""
+    call.attributes.ignore("compute_size")
+    x = call.x
+    count = static_sizes(x, [rank_of(x) - 1])[0] // 2
+    pairs = F.reshape(x, F.concat(F.shape(x)[:-1], i64(count, 2), axis=0))
+    found = F.gather(F.dft(pairs, None, np.int64(-2), inverse=True), np.int64(0), axis=-1)
+    result: Value = F.mul(found, scalar(float(count), x))
     return result
