@@ -14,9 +14,10 @@ from graphkit.mxnet_io.symbol import Symbol, SymbolNode
 # Operators whose first operand has the shape of the result.
 _SAME_SHAPE = frozenset({
     "Activation", "BatchNorm", "BatchNorm_v1", "BlockGrad", "Cast", "Dropout", "LRN", "LeakyReLU", "SoftmaxActivation",
-    "_copy", "_contrib_SyncBatchNorm", "_div_scalar", "_minus_scalar", "_mul_scalar", "_plus_scalar", "abs", "amp_cast",
+    "_contrib_quantize", "_contrib_quantize_v2", "_copy", "_contrib_SyncBatchNorm", "_div_scalar", "_minus_scalar", "_mul_scalar", "_plus_scalar", "abs", "amp_cast",
     "broadcast_div", "broadcast_mul", "broadcast_sub", "cast", "clip", "identity", "relu", "sigmoid", "tanh",
 })  # fmt: skip
+_FUSED = frozenset({"_sg_mkldnn_conv", "_sg_mkldnn_fully_connected"})
 _SPATIAL = {1: ("T",), 2: ("H", "W"), 3: ("D", "H", "W")}
 _Shape: TypeAlias = tuple[int | str, ...]
 
@@ -91,8 +92,9 @@ class Readers:
         for source in pending:
             for index, position in self._readers.get(source, ()):
                 node = self._graph.nodes[index]
-                rule = _RULES.get((node.op, position))
-                found = None if rule is None else rule(Attributes(node.attributes), self._weight(node))
+                first = _first(node)
+                rule = _RULES.get((first.op, position))
+                found = None if rule is None else rule(Attributes(first.attributes), self._weight(node))
                 if found is not None:
                     return found
                 if position == 0 and node.op in _SAME_SHAPE and index not in seen:
@@ -105,6 +107,13 @@ class Readers:
         if len(node.inputs) < 2:
             return None
         return self._shapes.get(self._graph.nodes[node.inputs[1][0]].name)
+
+
+def _first(node: SymbolNode) -> SymbolNode:
+    """Return the operator that reads a node's operands: of a fused operator, the first one of its subgraph."""
+    if node.op not in _FUSED or not node.subgraphs:
+        return node
+    return next((inner for inner in node.subgraphs[0].nodes if not inner.is_variable), node)
 
 
 def sizes(name: str, shape: Sequence[int | str | None], prefix: str = "") -> list[Dim]:

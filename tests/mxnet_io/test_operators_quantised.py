@@ -328,3 +328,27 @@ def test_a_quantised_network_is_near_the_real_one(tmp_path):
     found = import_model(path, params=params)
     (y,) = gk.Model.from_graph(found.graph, found.params).run({"data": x}).values()
     np.testing.assert_allclose(y, x @ w.T + b, atol=0.12)
+
+
+def test_input_shape_of_a_quantised_convolution(tmp_path):
+    """The shape of the data follows from the weight of the fused convolution that reads it, after its quantisation."""
+    body = symbol([variable("x"), variable("w"), node("Convolution", "conv", [0, 1], kernel=(3, 2), num_filter=3,
+                                                      no_bias=True, num_group=2)], [2])  # fmt: skip
+    nodes = [
+        variable("data"),
+        node("_contrib_quantize_v2", "q", [0], min_calib_range=0.0, max_calib_range=1.0, out_type="auto"),
+        variable("w"),
+        node(
+            "_sg_mkldnn_conv",
+            "fused",
+            [1, 2, (1, 1), (1, 2)],
+            [body],
+            quantized="true",
+            min_calib_range=-9.0,
+            max_calib_range=9.0,
+        ),
+    ]
+    path = tmp_path / "net-symbol.json"
+    path.write_text(json.dumps(symbol(nodes, [3])))
+    graph = import_model(path, params={"w": floats(4, 2, 3, 2)}).graph
+    assert str(graph.inputs[0].tensor) == "float32[N, 4, H, W]"
