@@ -13,9 +13,10 @@ from graphkit.mxnet_io.symbol import Symbol, SymbolNode
 
 # Operators whose first operand has the shape of the result.
 _SAME_SHAPE = frozenset({
-    "Activation", "BatchNorm", "BatchNorm_v1", "BlockGrad", "Cast", "Dropout", "LRN", "LeakyReLU", "SoftmaxActivation",
-    "_contrib_quantize", "_contrib_quantize_v2", "_copy", "_contrib_SyncBatchNorm", "_div_scalar", "_minus_scalar", "_mul_scalar", "_plus_scalar", "abs", "amp_cast",
-    "broadcast_div", "broadcast_mul", "broadcast_sub", "cast", "clip", "identity", "relu", "sigmoid", "tanh",
+    "Activation", "BatchNorm", "BatchNorm_v1", "BlockGrad", "Cast", "Dropout", "LRN", "LeakyReLU",
+    "SoftmaxActivation", "_contrib_quantize", "_contrib_quantize_v2", "_copy", "_contrib_SyncBatchNorm",
+    "_div_scalar", "_minus_scalar", "_mul_scalar", "_plus_scalar", "abs", "amp_cast", "broadcast_div",
+    "broadcast_mul", "broadcast_sub", "cast", "clip", "identity", "relu", "sigmoid", "tanh",
 })  # fmt: skip
 _FUSED = frozenset({"_sg_mkldnn_conv", "_sg_mkldnn_fully_connected"})
 _SPATIAL = {1: ("T",), 2: ("H", "W"), 3: ("D", "H", "W")}

@@ -22,7 +22,6 @@ class Case:
         labels: Positions of operands that are not read in inference.
         weights: Positions of the operands that are stored in the parameter file. The others are data inputs.
         subgraphs: The bodies of a control flow operator, as `symbol` returns them.
-        runs: Whether ONNX Runtime computes the exported operator.
     """
 
     op: str
@@ -33,25 +32,25 @@ class Case:
     weights: tuple = ()
     labels: tuple = ()
     subgraphs: list = field(default_factory=list)
-    runs: bool = True
 
     def __str__(self):
         return f"{self.op}({', '.join(str(list(v.shape)) for v in self.operands)}, {self.attributes})"
 
 
-def case(op, *operands, gives, tolerance=None, weights=(), labels=(), subgraphs=(), runs=True, **attributes):
+def case(op, *operands, gives, tolerance=None, weights=(), labels=(), subgraphs=(), typed=False, **attributes):
     """Return a Case. A float64 result of operands that are not float64 is expected as float32 (or float16), unless the
-    attribute dtype is float64.
+    attribute dtype is float64, or `typed` is set.
     """
     operands = [np.asarray(v) for v in operands]
     floats = {v.dtype for v in operands if v.dtype.kind == "f"}
     kind = max(floats, key=lambda d: d.itemsize) if floats else np.dtype("float32")
+    typed = typed or attributes.get("dtype") == "float64"
     results = [np.asarray(v) for v in (gives if isinstance(gives, (list, tuple)) else [gives])]
-    results = [v.astype(kind) if v.dtype == np.float64 and attributes.get("dtype") != "float64" else v for v in results]
+    results = [v.astype(kind) if v.dtype == np.float64 and not typed else v for v in results]
     if tolerance is None:
         tolerance = {"float16": 4e-3, "float64": 1e-12}.get(str(kind), 2e-5)
     texts = {name.rstrip("_"): str(value) for name, value in attributes.items()}
-    return Case(op, operands, texts, results, tolerance, tuple(weights), tuple(labels), list(subgraphs), runs)
+    return Case(op, operands, texts, results, tolerance, tuple(weights), tuple(labels), list(subgraphs))
 
 
 def floats(*shape, seed=0, dtype=np.float32):

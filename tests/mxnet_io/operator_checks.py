@@ -36,7 +36,7 @@ def check(cases, folder, exported=True):
     """Compare the outputs of all cases with the expected ones: graphkit's, and ONNX Runtime's."""
     model, feeds = imported(cases, folder)
     judge(cases, "graphkit", list(model.run(feeds).values()))
-    if exported and all(item.runs for item in cases):
+    if exported:
         gk.verify(model, feeds).raise_if_failed()
 
 

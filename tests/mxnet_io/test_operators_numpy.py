@@ -116,6 +116,27 @@ ARITHMETIC = [
     case("_npi_clip", A, gives=np.maximum(A, -0.5), a_min=-0.5, a_max=None),
     case("_npi_rint", np.float32([0.5, 1.5, -0.5]), gives=np.float32([0, 1, -1])),
 ]
+WHOLE, TRUE = np.int32([[1, -3], [5, 2]]), np.array([[True, False], [True, True]])
+REALS = np.float32([[0.5, 2], [1, -1]])
+MIXED_TYPES = [
+    case("_npi_add", WHOLE, REALS, gives=np.float32(WHOLE + REALS)),
+    case("_npi_multiply", REALS, TRUE, gives=REALS * TRUE),
+    case("_npi_subtract", REALS.astype(np.float16), REALS, gives=REALS * 0),
+    case("_npi_power", REALS, WHOLE, gives=np.float32(REALS**WHOLE)),
+    case("_npi_mod", WHOLE, REALS, gives=np.float32(WHOLE % REALS)),
+    case("_npi_true_divide", WHOLE, WHOLE + 4, gives=np.float32(WHOLE / (WHOLE + 4))),
+    case("_npi_true_divide", WHOLE, REALS, gives=np.float32(WHOLE / REALS)),
+    case("_npi_add_scalar", WHOLE, gives=WHOLE + 2, scalar=2.0, is_int=True),
+    case("_npi_multiply_scalar", WHOLE, gives=WHOLE * 1.5, typed=True, scalar=1.5, is_int=False),
+    case("_npi_multiply_scalar", TRUE, gives=TRUE * 2.5, typed=True, scalar=2.5, is_int=False),
+    case("_npi_true_divide_scalar", WHOLE, gives=np.float32(WHOLE / 2), scalar=2.0),
+    case("_npi_rtrue_divide_scalar", WHOLE, gives=np.float32(2 / WHOLE), scalar=2.0),
+    case("_npi_mean", WHOLE, gives=np.float32(1.25)),
+    case("_np_sum", TRUE, gives=np.array(3)),
+    case("_npi_floor", WHOLE, gives=WHOLE),
+    case("round", WHOLE, gives=WHOLE),
+    case("_npi_around", WHOLE, gives=WHOLE),
+]
 STATISTICS = [
     case("_npi_var", X, gives=X.var(1), axis=1),
     case("_npi_var", X, gives=X.var(), tolerance=1e-4),
@@ -193,6 +214,6 @@ SPECIAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("cases", [BOOLS, ELEMENTS, ARITHMETIC, STATISTICS, CREATION, SPECIAL])
+@pytest.mark.parametrize("cases", [BOOLS, ELEMENTS, ARITHMETIC, MIXED_TYPES, STATISTICS, CREATION, SPECIAL])
 def test_values(cases, tmp_path):
     check(cases, tmp_path)

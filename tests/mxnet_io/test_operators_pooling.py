@@ -69,6 +69,28 @@ POOLING = [
         for kind in KINDS
     ),
     case("Pooling", P2, gives=pooled(P2, (2, 2), "max"), kernel=(2, 2), pool_type="max"),
+    # Strides larger than the kernel: the windows that "full" adds have no padding to reach into.
+    *(
+        case(
+            "Pooling",
+            P2[..., :7],
+            gives=P2[..., ::2, :7:2],
+            kernel=(1, 1),
+            stride=(2, 2),
+            pool_type=kind,
+            pooling_convention="full",
+        )
+        for kind in ("max", "avg", "sum")
+    ),
+    case(
+        "Pooling",
+        P2[..., :7],
+        gives=pooled(P2[..., :7], (2, 1), "avg", (3, 3), None, full),
+        kernel=(2, 1),
+        stride=(3, 3),
+        pool_type="avg",
+        pooling_convention="full",
+    ),
     case(
         "Pooling",
         P2,

@@ -14,6 +14,8 @@ from graphkit.mxnet_io.call import Call, along_axis, as_floats, axis_of, convert
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64
 
+_FLOATS = frozenset({"float16", "float32", "float64", "bfloat16"})
+
 # --- one operand --------------------------------------------------------------------------------------
 
 # MXNet's name -> graphkit's function.
@@ -34,8 +36,14 @@ _NUMPY_FORMS = (
 )  # fmt: skip
 
 
+# Operators that do not change integers.
+_ROUNDING = frozenset({"ceil", "floor", "round", "rint", "trunc", "fix"})
+
+
 def _unary(function: str, call: Call) -> Value:
-    result: Value = getattr(F, function)(call.x, name=call.name)
+    x = call.x
+    kept = function in _ROUNDING and x.dtype.value not in _FLOATS
+    result: Value = x if kept else getattr(F, function)(x, name=call.name)
     return result
 
 
@@ -133,7 +141,8 @@ def _filled_like(x: Value, number: float) -> Value:
 
 def _formula(build: Callable[[Value], Value], call: Call) -> Value:
     call.attributes.ignore("scalar", "is_int") if call.op == "_contrib_gradientmultiplier" else None
-    return build(call.x)
+    x = call.x
+    return x if call.op.split("_")[-1] in _ROUNDING and x.dtype.value not in _FLOATS else build(x)
 
 
 for _name, _build in _FORMULAS.items():
@@ -154,15 +163,30 @@ _BINARY_NAMES = {
     "max": ("broadcast_maximum", "_maximum", "_Maximum", "_npi_maximum"),
     "min": ("broadcast_minimum", "_minimum", "_Minimum", "_npi_minimum"),
 }
-_FLOATS = frozenset({"float16", "float32", "float64", "bfloat16"})
 _COMPARISONS = {
     "equal": "equal", "greater": "greater", "greater_equal": "greater_or_equal", "lesser": "less",
     "lesser_equal": "less_or_equal",
 }  # fmt: skip
 
 
+def _operands(call: Call) -> tuple[Value, Value]:
+    """Return both operands. In mx.np, they may have different types: floats win over integers, wider types over others.
+
+    true_divide of integers is computed in float32.
+    """
+    a, b = call[0], call[1]
+    if not call.op.startswith("_np"):
+        return a, b
+    dtype = max((a.dtype, b.dtype), key=lambda d: (d.value in _FLOATS, d.numpy.itemsize))
+    if call.op == "_npi_true_divide" and dtype.value not in _FLOATS:
+        dtype = DType.FLOAT32
+    first, second = (v if v.dtype is dtype else F.cast(v, to=dtype) for v in (a, b))
+    return first, second
+
+
 def _binary(function: str, call: Call) -> Value:
-    result: Value = getattr(F, function)(call[0], call[1], name=call.name)
+    a, b = _operands(call)
+    result: Value = getattr(F, function)(a, b, name=call.name)
     return result
 
 
@@ -204,7 +228,7 @@ def _hypotenuse(a: Value, b: Value) -> Value:
 
 
 def _of_two(build: Callable[[Value, Value], Value], call: Call) -> Value:
-    return build(call[0], call[1])
+    return build(*_operands(call))
 
 
 for _function, _names in _BINARY_NAMES.items():
@@ -225,8 +249,14 @@ converter("broadcast_hypot", "_hypot", "_Hypot", "_npi_hypot")(partial(_of_two, 
 
 def _with_number(build: Callable[[Value, Value], Value], reverse: bool, call: Call) -> Value:
     attributes = call.attributes
-    attributes.ignore("is_int")
+    is_integer = attributes.flag("is_int", True)
     x = call.x
+    if call.op.startswith("_np") and x.dtype.value not in _FLOATS:
+        # As mx.np: integers with a real number give float64; true_divide gives float32.
+        if "true_divide" in call.op:
+            x = F.cast(x, to=DType.FLOAT32)
+        elif not is_integer:
+            x = F.cast(x, to=DType.FLOAT64)
     number = scalar(attributes.number("scalar", 1.0), x)
     return build(number, x) if reverse else build(x, number)
 

@@ -1,6 +1,6 @@
 """Pooling, Pooling_v1 and adaptive pooling.
 
-MXNet's convention "full" rounds the number of windows up. This equals "valid" after padding the end by stride - 1 more.
+MXNet's convention "full" rounds the number of windows up. This equals "valid" with more padding at the end.
 The divisor of an average counts the positions of a window that are inside of the padded input, without those that were
 added for "full". Source: src/operator/nn/pool.h of MXNet 1.9.
 """
@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import UnsupportedError
+from graphkit.ir.dims import Dim, is_static
 from graphkit.ir.graph import Value
-from graphkit.mxnet_io.call import Call, converter, rank_of, scalar, static_sizes
+from graphkit.mxnet_io.call import Call, converter, rank_of, scalar, shape_of, static_sizes
 from graphkit.mxnet_io.operators.convolution import channels_last, to_back, to_front
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, constant
@@ -65,7 +66,10 @@ def _windowed(call: Call, x: Value, kind: str, power: int, include: bool) -> Val
     stride = attributes.integers("stride", (1,) * len(kernel)) or (1,) * len(kernel)
     pad = attributes.integers("pad", zeros) or zeros
     convention = attributes.choice("pooling_convention", "valid", "full", "same")
-    surplus = zeros if convention == "valid" else tuple(s - 1 for s in stride)
+    surplus = zeros
+    if convention == "full":
+        sizes = shape_of(x)[2:]
+        surplus = tuple(_surplus(*part) for part in zip(sizes, kernel, stride, pad, strict=True))
     if convention == "same":
         if len(kernel) != 1 or kind != "max":
             raise UnsupportedError(f"pooling_convention same of {kind} pooling over {len(kernel)} axes")
@@ -87,6 +91,18 @@ def _windowed(call: Call, x: Value, kind: str, power: int, include: bool) -> Val
     if kind == "avg":  # the first version divides by the size of the kernel, also at the border
         return F.div(added, scalar(float(np.prod(kernel)), x))
     return _root(added, power) if kind == "lp" else added
+
+
+def _surplus(size: Dim, kernel: int, stride: int, pad: int) -> int:
+    """Return what the last window of "full" needs after the padding: at most stride - 1.
+
+    If the size is unknown, no window may consist of padding only, as ONNX requires it.
+    """
+    if not is_static(size):
+        return max(min(stride - 1, kernel - 1 - pad), 0)
+    room = int(size) + 2 * pad
+    count = -(-(room - kernel) // stride) + 1
+    return max((count - 1) * stride + kernel - room, 0)
 
 
 def _average(x: Value, window: _Window, include: bool) -> Value:

@@ -8,6 +8,7 @@ import numpy as np
 
 from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Value
+from graphkit.ir.types import DType
 from graphkit.mxnet_io.call import Call, as_floats, axis_of, converter, rank_of, reshape, scalar
 from graphkit.ops import F
 from graphkit.ops.axes import i64
@@ -41,13 +42,22 @@ def _reduced(function: str, call: Call) -> Value:
         raise UnsupportedError("initial: a reduction that begins with a given number")
     attributes.ignore("initial")
     x = call.x
-    dtype = attributes.dtype("dtype", x.dtype.value)
+    dtype = attributes.dtype("dtype", _result_type(call, function, x).value)
     x = x if dtype is x.dtype else F.cast(x, to=dtype)
     axes, kept = _axes(call, x)
     if not axes:
         return x
     y: Value = getattr(F, function)(x, i64(*axes), keepdims=kept, name=call.name)
     return _never_scalar(call, y)
+
+
+def _result_type(call: Call, function: str, x: Value) -> DType:
+    """In mx.np, the mean of integers is float32, and the sum or product of bools is int64; else types stay."""
+    if call.op.startswith("_np") and function == "reduce_mean" and x.dtype.numpy.kind in "biu":
+        return DType.FLOAT32
+    if call.op.startswith("_np") and function in ("reduce_sum", "reduce_prod") and x.dtype is DType.BOOL:
+        return DType.INT64
+    return x.dtype
 
 
 def _never_scalar(call: Call, y: Value) -> Value:
