@@ -35,17 +35,11 @@ _PREFIXES = ("arg:", _AUXILIARY)
 # Endings of the names of parameters and running statistics.
 _PARAMETER_NAMES = re.compile(r"_(weight|bias|gamma|beta|mean|var|parameters|alpha)$")
 # Positions of running statistics among the inputs of an operator.
-_STATISTICS = dict.fromkeys(
-    (
-        "BatchNorm",
-        "BatchNorm_v1",
-        "CuDNNBatchNorm",
-        "_contrib_BatchNormWithReLU",
-        "_contrib_SyncBatchNorm",
-        "_npx_batch_norm",
-    ),
-    (3, 4),
-)
+_NORMALISATIONS = (
+    "BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm",
+    "_contrib_quantized_batch_norm", "_npx_batch_norm",
+)  # fmt: skip
+_STATISTICS = dict.fromkeys(_NORMALISATIONS, (3, 4))
 _FLOATS = frozenset({"float16", "float32", "float64", "bfloat16"})
 
 

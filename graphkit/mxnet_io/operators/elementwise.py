@@ -14,8 +14,6 @@ from graphkit.mxnet_io.call import Call, along_axis, as_floats, axis_of, convert
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64
 
-_FLOATS = frozenset({"float16", "float32", "float64", "bfloat16"})
-
 # --- one operand --------------------------------------------------------------------------------------
 
 # MXNet's name -> graphkit's function.
@@ -42,7 +40,7 @@ _ROUNDING = frozenset({"ceil", "floor", "round", "rint", "trunc", "fix"})
 
 def _unary(function: str, call: Call) -> Value:
     x = call.x
-    kept = function in _ROUNDING and x.dtype.value not in _FLOATS
+    kept = function in _ROUNDING and not x.dtype.is_float
     result: Value = x if kept else getattr(F, function)(x, name=call.name)
     return result
 
@@ -142,7 +140,7 @@ def _filled_like(x: Value, number: float) -> Value:
 def _formula(build: Callable[[Value], Value], call: Call) -> Value:
     call.attributes.ignore("scalar", "is_int") if call.op == "_contrib_gradientmultiplier" else None
     x = call.x
-    return x if call.op.split("_")[-1] in _ROUNDING and x.dtype.value not in _FLOATS else build(x)
+    return x if call.op.split("_")[-1] in _ROUNDING and not x.dtype.is_float else build(x)
 
 
 for _name, _build in _FORMULAS.items():
@@ -177,8 +175,8 @@ def _operands(call: Call) -> tuple[Value, Value]:
     a, b = call[0], call[1]
     if not call.op.startswith("_np"):
         return a, b
-    dtype = max((a.dtype, b.dtype), key=lambda d: (d.value in _FLOATS, d.numpy.itemsize))
-    if call.op == "_npi_true_divide" and dtype.value not in _FLOATS:
+    dtype = max((a.dtype, b.dtype), key=lambda d: (d.is_float, d.numpy.itemsize))
+    if call.op == "_npi_true_divide" and not dtype.is_float:
         dtype = DType.FLOAT32
     first, second = (v if v.dtype is dtype else F.cast(v, to=dtype) for v in (a, b))
     return first, second
@@ -208,7 +206,7 @@ def _logical(function: str, a: Value, b: Value) -> Value:
 def _remainder(a: Value, b: Value) -> Value:
     """The remainder with the sign of the divisor; 0 for a divisor 0, as MXNet has it."""
     divisor = F.where(F.equal(b, scalar(0.0, b)), scalar(1.0, b), b)
-    if a.dtype.value not in _FLOATS:
+    if not a.dtype.is_float:
         found: Value = F.mod(a, divisor)
     else:
         rest = F.mod(a, divisor, fmod=True)
@@ -251,7 +249,7 @@ def _with_number(build: Callable[[Value, Value], Value], reverse: bool, call: Ca
     attributes = call.attributes
     is_integer = attributes.flag("is_int", True)
     x = call.x
-    if call.op.startswith("_np") and x.dtype.value not in _FLOATS:
+    if call.op.startswith("_np") and not x.dtype.is_float:
         # As mx.np: integers with a real number give float64; true_divide gives float32.
         if "true_divide" in call.op:
             x = F.cast(x, to=DType.FLOAT32)

@@ -234,8 +234,7 @@ def resize_image(call: Call) -> Value:
     width, height = size if len(size) == 2 else _sides(x, size[0], kept)
     rank = rank_of(x)
     lead = range(rank - 3)
-    is_float = x.dtype.numpy.kind == "f"
-    pixels = x if is_float else F.cast(x, to="float32")
+    pixels = x if x.dtype.is_float else F.cast(x, to="float32")
     images = F.transpose(pixels, perm=(*lead, rank - 1, rank - 3, rank - 2))
     images = images if rank == 4 else F.unsqueeze(images, i64(0))
     sizes = F.concat(sizes_of(images, 0, 1), i64(height, width), axis=0)
@@ -246,7 +245,7 @@ def resize_image(call: Call) -> Value:
             images, None, None, sizes, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"
         )
     found = F.transpose(found if rank == 4 else F.squeeze(found, i64(0)), perm=(*lead, rank - 2, rank - 1, rank - 3))
-    result: Value = found if is_float else F.cast(F.round(found), to=x.dtype)
+    result: Value = found if x.dtype.is_float else F.cast(F.round(found), to=x.dtype)
     return result
 
 

@@ -148,7 +148,7 @@ def bitwise_not(call: Call) -> Value:
 def around(call: Call) -> Value:
     """Round to a number of decimals; halves go to the even neighbour."""
     x = call.x
-    if x.dtype.numpy.kind != "f":
+    if not x.dtype.is_float:
         return x
     factor = scalar(10.0 ** call.attributes.integer("decimals", 0), x)
     result: Value = F.div(F.round(F.mul(x, factor)), factor)

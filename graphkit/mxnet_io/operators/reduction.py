@@ -53,7 +53,7 @@ def _reduced(function: str, call: Call) -> Value:
 
 def _result_type(call: Call, function: str, x: Value) -> DType:
     """In mx.np, the mean of integers is float32, and the sum or product of bools is int64; else types stay."""
-    if call.op.startswith("_np") and function == "reduce_mean" and x.dtype.numpy.kind in "biu":
+    if call.op.startswith("_np") and function == "reduce_mean" and not x.dtype.is_float:
         return DType.FLOAT32
     if call.op.startswith("_np") and function in ("reduce_sum", "reduce_prod") and x.dtype is DType.BOOL:
         return DType.INT64
