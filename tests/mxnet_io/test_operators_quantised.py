@@ -288,6 +288,26 @@ FUSED = [
         min_calib_range=0.0,
         max_calib_range=600.0,
     ),
+    # A summand of int8 limits the result to 127, because MXNet writes the result into its memory.
+    case(
+        "_sg_mkldnn_conv",
+        IMAGE.astype(U8),
+        EXACT,
+        (ADDED // 2).astype(I8),
+        *one(0, 1, -400, 400),
+        subgraphs=[CONVOLVED],
+        gives=[
+            quantised(np.maximum(convolved(IMAGE, EXACT) / 255.5 + (ADDED // 2) * (400 / 127.5), 0), 600, U8).clip(
+                0, 127
+            ),
+            *one(0, 600),
+        ],
+        quantized="true",
+        with_sum="true",
+        with_postsum_relu="true",
+        min_calib_range=0.0,
+        max_calib_range=600.0,
+    ),
 ]
 
 

@@ -8,14 +8,19 @@ this rounding.
 
 from __future__ import annotations
 
+import numpy as np
+
 from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
 from graphkit.mxnet_io.call import Call, converter
 from graphkit.mxnet_io.operators.quantised import Range, calibrated, quantised, real
+from graphkit.ops import F, constant
 
 # What a fused operator contains; its subgraph has it, too.
-_DESCRIPTIONS = ("with_act", "with_bn", "with_eltwise", "with_postsum_act", "with_sum", "channel_wise_quantize")
+_DESCRIPTIONS = (
+    "with_act", "with_bn", "with_eltwise", "with_postsum_act", "with_postsum_relu", "with_relu", "channel_wise_quantize",
+)  # fmt: skip
 
 
 @converter("_sg_mkldnn_conv", "_sg_mkldnn_fully_connected", "_sg_onednn_conv", "_sg_onednn_fully_connected")
@@ -23,6 +28,7 @@ def fused(call: Call) -> Value | list[Value]:
     """Compute the subgraph. Quantised, the result is uint8 if its range has no negative numbers, else int8."""
     attributes = call.attributes
     attributes.ignore(*_DESCRIPTIONS)
+    summed = attributes.flag("with_sum", False)
     if not call.subgraphs:
         raise InvalidModel("it has no subgraph")
     count = sum(node.is_variable for node in call.subgraphs[0].nodes)
@@ -36,7 +42,12 @@ def fused(call: Call) -> Value | list[Value]:
         return y
     if range_ is None:
         raise UnsupportedError("a quantised result without a calibrated range")
-    return quantised(y, range_, DType.UINT8 if attributes.number("min_calib_range", 0.0) >= 0 else DType.INT8)
+    dtype = DType.UINT8 if attributes.number("min_calib_range", 0.0) >= 0 else DType.INT8
+    q, *limits = quantised(y, range_, dtype)
+    if dtype is DType.UINT8 and summed and operands[-1].dtype is DType.INT8:
+        # MXNet writes the result into the memory of the summand, whose numbers end at 127.
+        q = F.min(q, constant(np.uint8(127)))
+    return [q, *limits]
 
 
 def _real_operands(call: Call, operands: list[Value]) -> list[Value]:
