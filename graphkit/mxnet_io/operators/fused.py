@@ -19,7 +19,8 @@ from graphkit.ops import F, constant
 
 # What a fused operator contains; its subgraph has it, too.
 _DESCRIPTIONS = (
-    "with_act", "with_bn", "with_eltwise", "with_postsum_act", "with_postsum_relu", "with_relu", "channel_wise_quantize",
+    "with_act", "with_bn", "with_eltwise", "with_postsum_act", "with_postsum_relu", "with_relu",
+    "channel_wise_quantize",
 )  # fmt: skip
 
 
