@@ -12,8 +12,9 @@ from graphkit import cli
 from graphkit.ops import registry
 
 ROOT = Path(__file__).parents[2]
-# The table of operators is generated, and has no examples.
-GUIDES = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "operator_table.md"]
+# Tables of operators are generated, and have no examples.
+_GENERATED = ("operator_table.md", "mxnet_operators.md")
+GUIDES = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in _GENERATED]
 FILES = [ROOT / "README.md", *GUIDES]
 TUTORIAL = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
 # What has links, and commands with options.

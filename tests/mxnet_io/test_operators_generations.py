@@ -78,8 +78,6 @@ REFUSED = [
     (case("BatchNorm", X, B, B, B, B, gives=X, output_mean_var=True), "output_mean_var=True"),
     (case("Pooling", X, gives=X, kernel=(2, 2), pool_type="lp", p_value=4), "p_value 4: MXNet has 1, 2 and 3"),
     (case("norm", X, gives=X, ord=3), "ord 3: norms of order 1 and 2"),
-    (case("_contrib_ROIAlign", X, floats(1, 5), gives=X, pooled_size=(2, 2), position_sensitive=True),
-         "position_sensitive"),
     (case("linalg_gemm2", X, X, gives=X, axis=-3), "axis: matrices whose rows"),
     (case("_npi_pad", X, gives=X, pad_width=((0, 0),) * 4, mode="maximum"), "mode maximum"),
     (case("softmin", X, floats(2), gives=X, use_length=True), "use_length: softmin"),

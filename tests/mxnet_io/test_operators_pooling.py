@@ -25,7 +25,7 @@ def pooled(x, kernel, kind, stride=None, pad=None, count=None, include=True, pow
         padded = math.prod(e - b for b, e in zip(begins, ends, strict=True))
         cut = tuple(slice(max(b, 0), min(e, n)) for b, e, n in zip(begins, ends, x.shape[2:], strict=True))
         window = x[(..., *cut)].astype(np.float64).reshape(*x.shape[:2], -1)
-        divisor = math.prod(kernel) if divide_by_kernel else padded if include else window.shape[-1]
+        divisor = math.prod(kernel) if divide_by_kernel else padded if include else max(window.shape[-1], 1)
         y[(..., *place)] = {
             "max": lambda w: w.max(-1), "sum": lambda w: w.sum(-1), "avg": lambda w, d=divisor: w.sum(-1) / d,
             "lp": lambda w: root((w**power).sum(-1)),
@@ -107,6 +107,18 @@ POOLING = [
         gives=pooled(P2, (3, 3), "avg", (2, 2), (1, 1), full, include=False),
         kernel=(3, 3),
         stride=(2, 2),
+        pad=(1, 1),
+        pool_type="avg",
+        count_include_pad=False,
+        pooling_convention="full",
+    ),
+    # The last windows contain padding only.
+    case(
+        "Pooling",
+        P2,
+        gives=pooled(P2, (3, 2), "avg", (2, 3), (1, 1), full, include=False),
+        kernel=(3, 2),
+        stride=(2, 3),
         pad=(1, 1),
         pool_type="avg",
         count_include_pad=False,

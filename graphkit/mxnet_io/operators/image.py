@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Value
 from graphkit.mxnet_io.call import (
     Call,

@@ -11,13 +11,14 @@ import numpy as np
 from graphkit.frontend import linalg
 from graphkit.ir.graph import Value
 from graphkit.mxnet_io.call import Call, converter, rank_of, scalar, static_sizes, transpose
+from graphkit.mxnet_io.operators.reduction import never_scalar
 from graphkit.ops import F
 from graphkit.ops.axes import i64
 
 
 def _of_one(function: Callable[[Value], Any], call: Call) -> Value | list[Value]:
     found = function(call.x)
-    return list(found) if isinstance(found, tuple) else found
+    return [never_scalar(call, y) for y in found] if isinstance(found, tuple) else never_scalar(call, found)
 
 
 # MXNet's name, without the beginning linalg_ -> graphkit's function.

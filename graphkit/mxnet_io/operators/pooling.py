@@ -115,6 +115,12 @@ def _average(x: Value, window: _Window, include: bool) -> Value:
         inner = _padded(x, window.pad, window.pad)
         after = (*(0 for _ in window.kernel), *window.surplus)
         result = F.average_pool(inner, **plain, pads=after, count_include_pad=False)
+    elif any(p + s >= k for p, s, k in zip(window.pad, window.surplus, window.kernel, strict=True)):
+        # The mean of a window without any element is 0.
+        ones = F.constant_of_shape(
+            F.concat(i64(1, 1), F.shape(x, start=2), axis=0), value=np.ones(1, x.dtype.numpy)
+        )  # fmt: skip
+        result = F.div(_sum(x, window), F.max(_sum(ones, window), scalar(1.0, x)))
     else:
         pads = (*window.pad, *(p + s for p, s in zip(window.pad, window.surplus, strict=True)))
         result = F.average_pool(x, **plain, pads=pads, count_include_pad=False)

@@ -19,14 +19,14 @@ def _swapped(x: Value) -> Value:
 
 @converter("dot")
 def dot(call: Call) -> Value:
-    """Sum over the last axis of a and the first of b. Transposing reverses all axes of an operand."""
+    """Sum over the last axis of a and the first of b; over the first of a or the last of b if it is transposed."""
     attributes = call.attributes
     attributes.ignore("forward_stype")
     a, b = call[0], call[1]
     if attributes.flag("transpose_a", False):
-        a = transpose(a, *range(rank_of(a))[::-1])
+        a = transpose(a, *range(1, rank_of(a)), 0)
     if attributes.flag("transpose_b", False):
-        b = transpose(b, *range(rank_of(b))[::-1])
+        b = transpose(b, rank_of(b) - 1, *range(rank_of(b) - 1))
     if rank_of(a) == 1 and rank_of(b) == 1:
         result: Value = F.reduce_sum(F.mul(a, b), i64(0), keepdims=True)
     elif rank_of(b) <= 2:

@@ -48,7 +48,7 @@ def _reduced(function: str, call: Call) -> Value:
     if not axes:
         return x
     y: Value = getattr(F, function)(x, i64(*axes), keepdims=kept, name=call.name)
-    return _never_scalar(call, y)
+    return never_scalar(call, y)
 
 
 def _result_type(call: Call, function: str, x: Value) -> DType:
@@ -60,7 +60,7 @@ def _result_type(call: Call, function: str, x: Value) -> DType:
     return x.dtype
 
 
-def _never_scalar(call: Call, y: Value) -> Value:
+def never_scalar(call: Call, y: Value) -> Value:
     return reshape(y, [1]) if y.rank == 0 and not call.op.startswith("_np") else y
 
 
@@ -76,7 +76,7 @@ def without_nans(call: Call) -> Value:
     axes, kept = _axes(call, x)
     filled = F.where(F.is_nan(x), scalar(0.0 if is_sum else 1.0, x), x)
     reduce = F.reduce_sum if is_sum else F.reduce_prod
-    return _never_scalar(call, reduce(filled, i64(*axes), keepdims=kept) if axes else filled)
+    return never_scalar(call, reduce(filled, i64(*axes), keepdims=kept) if axes else filled)
 
 
 @converter("norm")
@@ -90,7 +90,7 @@ def norm(call: Call) -> Value:
     x = call.x
     axes, kept = _axes(call, x)
     function = F.reduce_l1 if order == 1 else F.reduce_l2
-    return _never_scalar(call, function(x, i64(*axes), keepdims=kept))
+    return never_scalar(call, function(x, i64(*axes), keepdims=kept))
 
 
 @converter("argmax", "argmin", "_npi_argmax", "_npi_argmin")
@@ -106,7 +106,7 @@ def extreme(call: Call) -> Value:
         found = reshape(found, [1] * rank_of(x)) if kept else found
     else:
         found = function(x, axis=axis, keepdims=kept)
-    return found if plain else as_floats(_never_scalar(call, found), x)
+    return found if plain else as_floats(never_scalar(call, found), x)
 
 
 @converter("argmax_channel")
