@@ -17,11 +17,11 @@ from graphkit.passes.simplify.sequences import resolve_sequences
 from graphkit.passes.training.fake_quantise import fake_quantise
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
-from graphkit.passes.training.to_training import to_training
+from graphkit.passes.training.to_training import PYTORCH, RUNNING_STATISTICS, to_training
 from graphkit.train import losses
 from graphkit.train.adapters.marks import frozen_parameters
 from graphkit.train.adapters.settings import check_differentiable
-from graphkit.train.programs.statistics import sync_statistics
+from graphkit.train.programs.statistics import sync_statistics, synchronises
 from graphkit.train.programs.step import RESERVED_NAMES
 from graphkit.train.selection import ParameterSelection
 from graphkit.train.targets import Targets, expected_targets
@@ -74,7 +74,10 @@ def training_graph(
     parameters = {net.graph.name_of(v): v for v in net.graph.inputs if v.role == "parameter"}
     selected = selection.selected(parameters)
     frozen = {*(v for n, v in parameters.items() if n not in selected), *frozen_parameters(net.graph)}
-    graph = recognise(resolve_sequences(count_loops(to_training(net.graph, frozen, batch_statistics=batch_statistics))))
+    trained = to_training(
+        net.graph, frozen, batch_statistics=batch_statistics, synchronised=synchronises(statistics_over)
+    )
+    graph = recognise(resolve_sequences(count_loops(trained)))
     bound = losses.bind_loss(graph, *criterion)
     bound.warn_of_weights()
     targets = expected_targets(graph, bound, net.output_types, sample_weights)
@@ -83,7 +86,8 @@ def training_graph(
     graph = fake_quantise(graph)
     if straight_through:
         graph = pass_through_rounding(graph)
-    return TrainingGraph(sync_statistics(graph, statistics_over), targets)
+    unbiased = net.graph.meta.get(RUNNING_STATISTICS) == PYTORCH
+    return TrainingGraph(sync_statistics(graph, statistics_over, unbiased), targets)
 
 
 def _check_names(net: Model) -> None:

@@ -20,11 +20,13 @@ from graphkit.ops.nn.statistics import channel_axes, columns, known_rank, mean_o
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.wide import converted, wide_type
 from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
-from graphkit.passes.training.to_training import is_batch_norm
+from graphkit.passes.training.to_training import is_batch_norm, unbiased_running
 
 
-def synchronise(graph: Graph) -> Graph:
+def synchronise(graph: Graph, unbiased: bool = False) -> Graph:
     """Return the graph whose BatchNormalizations in training mode compute statistics over all processes.
+
+    unbiased: whether running variances are updated with unbiased variances (see to_training.RUNNING_STATISTICS).
 
     A ControlDependency puts each AllReduceMoments after the one before it, so all processes use the same order. Raises
     UnsupportedError for a BatchNormalization of unknown rank, or inside of an If, Loop or Scan: processes may run those
@@ -45,7 +47,7 @@ def synchronise(graph: Graph) -> Graph:
         if not _in_training(node):
             return None
         with context.entered(context.current().bare()._replace(attrs=node.meta)):
-            outputs, previous = _synchronised(node, operands, f"statistics {number:05}", previous)
+            outputs, previous = _synchronised(node, operands, f"statistics {number:05}", previous, unbiased)
         number += 1
         return outputs
 
@@ -57,7 +59,7 @@ def _in_training(node: Node) -> bool:
 
 
 def _synchronised(
-    node: Node, operands: Sequence[Value | None], key: str, previous: Value | None
+    node: Node, operands: Sequence[Value | None], key: str, previous: Value | None, unbiased: bool
 ) -> tuple[Sequence[Value], Value]:
     """Return values that replace the node's outputs, and the value on which the next AllReduceMoments must depend."""
     op = operator(node, BatchNormalization)
@@ -85,7 +87,10 @@ def _synchronised(
     offset = converted(F.sub(joint_mean, shift), wide)
     normal = F.mul(F.sub(centred, columns(offset, rank)), columns(factor, rank))
     y = converted(F.add(normal, columns(converted(b, wide), rank)), x.dtype)
-    return (y, _running(op, mean, joint_mean), _running(op, var, spread)), total
+    running_var = _running(op, var, spread)
+    if unbiased:
+        running_var = unbiased_running(running_var, var, total, op.momentum)
+    return (y, _running(op, mean, joint_mean), running_var), total
 
 
 def _running(op: BatchNormalization, before: Value, current: Value) -> Value:

@@ -8,13 +8,21 @@ import numpy as np
 
 from graphkit.errors import InvalidModel
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType
 from graphkit.ops import F, operator
 from graphkit.ops.nn.norm import BatchNormalization
+from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.core.captures import captured, drop_unused_captures, lift_updates
 from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
 
+# Key of a graph's metadata for the rule by which a training step updates running statistics. PYTORCH is its only value:
+# the variance is unbiased, and a state `num_batches_tracked` counts the batches. Without it, the rule is ONNX's.
+RUNNING_STATISTICS, PYTORCH = "running_statistics", "pytorch"
 
-def to_training(graph: Graph, frozen: Collection[Value] = (), *, batch_statistics: bool = True) -> Graph:
+
+def to_training(
+    graph: Graph, frozen: Collection[Value] = (), *, batch_statistics: bool = True, synchronised: bool = False
+) -> Graph:
     """Return the graph in training mode: BatchNormalization uses batch statistics, and Dropout drops elements.
 
     Running statistics that are graph inputs (role "state") get an entry in `updates`. If an If, Loop or Scan captures a
@@ -24,11 +32,19 @@ def to_training(graph: Graph, frozen: Collection[Value] = (), *, batch_statistic
     A BatchNormalization stays in inference mode if its statistics are computed inside the graph, if its scale and
     offset are both in `frozen`, or if `batch_statistics` is False. Raises InvalidModel if two nodes update the same
     statistic.
+
+    If the graph follows PyTorch's rule (see RUNNING_STATISTICS), running variances are updated with unbiased variances,
+    and a state P.num_batches_tracked is increased by 1 with P.running_var. `synchronised`: the pass sync_batch_norm
+    follows, which computes the unbiased variances itself.
     """
-    return _in_training(graph, set(graph.inputs), set(frozen), batch_statistics)
+    unbiased = graph.meta.get(RUNNING_STATISTICS) == PYTORCH
+    trained = _in_training(graph, set(graph.inputs), set(frozen), batch_statistics, unbiased and not synchronised)
+    return _counting_batches(trained) if unbiased else trained
 
 
-def _in_training(graph: Graph, stored: Collection[Value], frozen: Collection[Value], batch_statistics: bool) -> Graph:
+def _in_training(
+    graph: Graph, stored: Collection[Value], frozen: Collection[Value], batch_statistics: bool, unbiased: bool
+) -> Graph:
     """Return the graph in training mode. Only statistics in `stored`, which are inputs of the graph, are updated."""
     updates: dict[Value, Value] = {}
     known = {state for state, _ in graph.updates}
@@ -50,7 +66,11 @@ def _in_training(graph: Graph, stored: Collection[Value], frozen: Collection[Val
                 return None
             training = op if op.training_mode else op.replace(training_mode=True)
             trained = Node(training, operands, node.name, node.meta, output_names=[v.name for v in node.outputs])
-            record(node, [(mean, trained.outputs[1]), (var, trained.outputs[2])])
+            spread = trained.outputs[2]
+            if unbiased and operands[0] is not None:
+                number = F.div(F.size(operands[0]), F.size(var))
+                spread = unbiased_running(spread, var, number, training.momentum)
+            record(node, [(mean, trained.outputs[1]), (var, spread)])
             return trained.outputs[: len(node.outputs)]
         if is_dropout(node):
             return _dropout(node, operands, training=True)
@@ -62,6 +82,7 @@ def _in_training(graph: Graph, stored: Collection[Value], frozen: Collection[Val
                     {i for o, i in pairs if o in stored},
                     {i for o, i in pairs if o in frozen},
                     batch_statistics,
+                    unbiased,
                 )
             outputs, lifted = lift_updates(node, operands, bodies)
             record(node, lifted)
@@ -70,6 +91,33 @@ def _in_training(graph: Graph, stored: Collection[Value], frozen: Collection[Val
 
     trained = rewrite(graph, rule)
     return trained.replace(updates=[*trained.updates, *updates.items()]) if updates else trained
+
+
+def unbiased_running(new: Value, old: Value, number: Value, momentum: float) -> Value:
+    """Return the running variance with the unbiased variance of a batch, from the one with the biased variance.
+
+    Args:
+        new: old * momentum + biased * (1 - momentum).
+        old: The running variance before the step.
+        number: int64 scalar, the number of elements of each channel. PyTorch refuses 1; then the variance stays 0.
+        momentum: ONNX's momentum, the factor of `old`.
+    """
+    # unbiased = biased + biased / (number - 1). Adding the small difference is accurate in float16, too.
+    share = F.reciprocal(F.cast(F.max(F.sub(number, np.int64(1)), np.int64(1)), to=new.dtype))
+    return F.add(new, F.mul(F.sub(new, F.mul(old, scalar_like(momentum, old))), share))
+
+
+def _counting_batches(graph: Graph) -> Graph:
+    """Return the graph in which each update of P.running_var comes with one of P.num_batches_tracked, if it exists."""
+    counts = {graph.name_of(v): v for v in graph.inputs if v.role == "state" and v.dtype is DType.INT64}
+    known = {state for state, _ in graph.updates}
+    added = []
+    for state, _ in graph.updates:
+        prefix, found, _ = graph.name_of(state).rpartition("running_var")
+        count = counts.get(f"{prefix}num_batches_tracked") if found else None
+        if count is not None and count not in known:
+            added.append((count, F.add(count, np.int64(1))))
+    return graph.replace(updates=[*graph.updates, *added]) if added else graph
 
 
 def batch_norms(graph: Graph) -> int:

@@ -16,19 +16,26 @@ from graphkit.passes.training.sync_batch_norm import synchronise
 from graphkit.train.programs.expressions import after
 
 
-def sync_statistics(graph: Graph, kvstore: KVStore | None) -> Graph:
+def synchronises(kvstore: KVStore | None) -> bool:
+    """Return whether statistics are computed over the samples of several processes. kvstore: None for one process."""
+    return kvstore is not None and kvstore.num_workers > 1
+
+
+def sync_statistics(graph: Graph, kvstore: KVStore | None, unbiased: bool = False) -> Graph:
     """Return the training graph with statistics over the samples of all processes of a store.
+
+    unbiased: whether running variances are updated with unbiased variances.
 
     Raises UsageError if the processes of the store do not take the same steps.
     """
-    if kvstore is None or kvstore.num_workers == 1:
+    if kvstore is None or not synchronises(kvstore):
         return graph
     if kvstore.type in REMOTE:
         raise UsageError(
             f"sync_batch_norm (--sync-batch-norm): the workers of {kvstore.type!r} take their steps independently, so "
             "statistics cannot be shared; use dist_sync"
         )
-    return synchronise(graph)
+    return synchronise(graph, unbiased)
 
 
 @dataclass(frozen=True)
