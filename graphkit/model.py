@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from graphkit.errors import InputError, InvalidModel, OutOfMemory, UsageError, d
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir import limits
 from graphkit.ir.declared import Declarations
-from graphkit.ir.graph import Graph, Value, topological
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.model_inputs import check_input_names, ordered_inputs
 from graphkit.ir.origin import signature, titled
 from graphkit.ir.stored import plain_path
 from graphkit.ir.types import TensorType, Type
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from graphkit.executor.devices.groups import AnyDevice
     from graphkit.executor.run.session import Executor
+    from graphkit.executor.run.state_dict import LoadedNames
 
 # Parameter Value -> the store and the name of its array. Models composed of other models find shared arrays here.
 _owners: weakref.WeakKeyDictionary[Value, tuple[ParamStore, str]] = weakref.WeakKeyDictionary()
@@ -392,6 +394,50 @@ class Model:
 
         return _unpacked, tuple(pack(self.graph, self.params))
 
+    # --- weights ---------------------------------------------------------------------------------
+
+    def state_dict(self, *, names: Mapping[str, str] | None = None) -> dict[str, np.ndarray]:
+        """Return copies of all parameters and states by name, as `load_state_dict` and PyTorch take them.
+
+        A tensor with several names (see `gk.from_torch`) is returned under each of them.
+
+        Args:
+            names: Other names to use, by the name of the parameter or state, such as `gk.models.torch_names(net)`.
+        """
+        from graphkit.executor.run.state_dict import state_dict
+
+        return state_dict(self.graph, self.params, names)
+
+    @typed("Model.load_state_dict")
+    def load_state_dict(
+        self, state: Any, strict: bool = True, *, names: Mapping[str, str] | None = None
+    ) -> LoadedNames:
+        """Set parameters and states to arrays by name, such as a `state_dict()` of PyTorch. All are set, or none.
+
+        Arrays are converted to the float type of the parameter. PyTorch's `num_batches_tracked` may be missing, and is
+        left out if the network has no such state.
+
+        Args:
+            state: A dict of arrays or tensors by name, or a path: `.safetensors`, `.npz`, or a file of torch.save
+                (`.pt`, `.pth`, `.bin`), which PyTorch reads with weights_only=True.
+            strict: Whether a missing or unexpected name is an error. If False, such names are left out, but at least
+                one must match.
+            names: The names in `state`, by the name of the parameter or state here. Names that it lacks are equal.
+
+        Returns:
+            `missing_keys`, parameters and states that keep their values, and `unexpected_keys`, which were left out.
+            Both contain names of `state`.
+
+        Raises:
+            InputError: Names are missing or unexpected, or shapes or types do not fit. The message lists all of them.
+            UsageError: There is no such file, or its type is unknown.
+            InvalidModel: The file is damaged.
+            MissingDependency: The file needs PyTorch, which is not installed.
+        """
+        from graphkit.executor.run.state_dict import load_state_dict
+
+        return load_state_dict(self.graph, self.params, state, strict, names)
+
     # --- files -----------------------------------------------------------------------------------
 
     @typed("Model.save")
@@ -509,34 +555,6 @@ def _unpacked(*fields: Any) -> Model:
     from graphkit.ir.pickling import Packed, unpack
 
     return Model.from_graph(*unpack(Packed(*fields)))
-
-
-def ordered_inputs(outputs: Iterable[Value], given: Sequence[Value] | None = None) -> list[Value]:
-    """Return the data inputs that the outputs depend on, in the order of their creation, then parameters and states.
-
-    given: the data inputs to return instead.
-    """
-    outputs = list(outputs)
-    for value in outputs:
-        if not isinstance(value, Value):
-            raise UsageError(f"a model's outputs must be graph values, not {type(value).__name__}")
-    found: dict[Value, None] = {v: None for v in outputs if v.node is None}
-    for node in topological(outputs):
-        found.update((v, None) for v in node.inputs if v is not None and v.node is None)
-    data = sorted((v for v in found if v.role == "data"), key=lambda v: v.serial)
-    stored = [v for v in found if v.role != "data"]
-    return [*(data if given is None else given), *stored]
-
-
-def check_input_names(model: str, inputs: Iterable[Value]) -> None:
-    """Raise UsageError if two data inputs have the same name, because runs take arrays by name."""
-    found: dict[str, Value] = {}
-    for value in inputs:
-        if value.role == "data" and value.name and found.setdefault(value.name, value) is not value:
-            raise UsageError(
-                f"gk.Model: model {model!r} has two inputs named {value.name!r}: {found[value.name].type} and "
-                f"{value.type}; create one of them by gk.input with another name"
-            )
 
 
 @typed("gk.load")

@@ -10,10 +10,11 @@ import numpy as np
 from graphkit.autodiff.reverse_mode import gradient, reached
 from graphkit.errors import UsageError
 from graphkit.ir.graph import Graph, Value
+from graphkit.ir.model_inputs import check_input_names, ordered_inputs
 from graphkit.ir.origin import titled
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import DType, TensorType, dtype_of
-from graphkit.model import Model, check_input_names, ordered_inputs
+from graphkit.model import Model
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, as_value
 from graphkit.ops.pointwise import scalar_like

@@ -10,8 +10,9 @@ from graphkit.autodiff.reverse_mode import gradient
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.frontend.control import map as map_slices
 from graphkit.ir.graph import Graph, Value
+from graphkit.ir.model_inputs import ordered_inputs
 from graphkit.ir.subgraph import inline
-from graphkit.model import Model, ordered_inputs
+from graphkit.model import Model
 from graphkit.ops import F
 from graphkit.passes.control.merge import merge_control
 from graphkit.passes.control.prune import prune_control
