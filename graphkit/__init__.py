@@ -13,6 +13,7 @@ from typing import Any
 _PUBLIC = {
     "Model": "graphkit.model",
     "load": "graphkit.model",
+    "from_torch": "graphkit.interop.pytorch",
     "grad": "graphkit.transforms.gradients",
     "vjp": "graphkit.transforms.derivatives",
     "jvp": "graphkit.transforms.derivatives",

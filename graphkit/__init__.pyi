@@ -36,6 +36,7 @@ from graphkit.frontend.tensor_array import TensorArray as TensorArray
 from graphkit.inference.evaluate import evaluate as evaluate
 from graphkit.inference.generation.generate import generate as generate
 from graphkit.inference.predict import predict as predict
+from graphkit.interop.pytorch import from_torch as from_torch
 from graphkit.ir.graph import Graph as Graph
 from graphkit.ir.graph import Node as Node
 from graphkit.ir.graph import Value as Value

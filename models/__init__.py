@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import did_you_mean
 from graphkit.models._registry import Option, build, describe, find, modules, names, network, options
+from graphkit.models._torchvision import pretrained, torch_names
 
-__all__ = ["Option", "build", "describe", "find", "names", "network", "options"]
+__all__ = ["Option", "build", "describe", "find", "names", "network", "options", "pretrained", "torch_names"]
 
 if not TYPE_CHECKING:
 

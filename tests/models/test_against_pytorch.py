@@ -379,3 +379,75 @@ def test_the_parts_of_seq2seq(attention):
     assert_close(found["source_weight_grad"], table.grad)
     assert_close(found["decoder0_hidden_weight_grad"], cell.weight_hh.grad)
     assert_close(gates(found["encoder0_recurrent_grad"][0], (1, 0, 2)), encoder.weight_hh_l0.grad)
+
+
+TORCHVISION = [
+    ("alexnet", {}, {"image": (3, 224, 224)}),
+    ("densenet121", {}, {}),
+    ("densenet161", {}, {}),
+    ("googlenet", {"aux_logits": True, "init_weights": False, "transform_input": False}, {}),
+    ("mobilenet_v2", {}, {}),
+    ("mobilenet_v3_large", {}, {}),
+    ("mobilenet_v3_small", {}, {}),
+    ("resnet18", {}, {}),
+    ("resnet50", {}, {}),
+    ("vgg11", {}, {"image": (3, 224, 224)}),
+    ("vgg16_bn", {}, {"image": (3, 224, 224)}),
+    ("vit_b_32", {"image_size": 96}, {}),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "arguments", "options"), TORCHVISION, ids=[name for name, *_ in TORCHVISION])
+def test_weights_of_torchvision_load_by_name(name, arguments, options, tmp_path, torchvision):
+    torch.manual_seed(0)
+    module = getattr(torchvision.models, name)(weights=None, num_classes=7, **arguments).eval()
+    randomise(module)
+    for tensor in module.parameters():
+        if not tensor.any():  # a new vision transformer has zeros
+            tensor.data.normal_(0, 0.05)
+    state = module.state_dict()
+    net = gk.models.pretrained(name, state, classes=7, **{"image": (3, 96, 96), **options})
+    x = torch.randn(2, *net.data_inputs[0].tensor.shape[1:])
+    with torch.no_grad():
+        assert_close(net.compile(threads=2).run({"x": x.numpy()})["logits"], module(x))
+    back = {n: torch.from_numpy(a) for n, a in net.state_dict(names=gk.models.torch_names(net)).items()}
+    left = [n for n in state if n not in back and not n.startswith("aux")]
+    assert all(n.endswith("num_batches_tracked") for n in left)
+    assert all(torch.equal(state[n], tensor) for n, tensor in back.items())
+    broken = {n.replace("weight", "wait", 1): t for n, t in state.items()}
+    with pytest.raises(gk.errors.InputError, match="missing: "):
+        net.load_state_dict(broken, names=gk.models.torch_names(net))
+    torch.save(state, tmp_path / "weights.pth")
+    if name == "resnet18":
+        loaded = gk.models.pretrained(name, tmp_path / "weights.pth", classes=7, image=(3, 96, 96))
+        np.testing.assert_array_equal(loaded.params["fc_weight"], net.params["fc_weight"])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["resnet18", "densenet121", "vit_tiny_patch16_224", "deit_small_patch16_224"])
+def test_weights_of_timm_load_by_name(name):
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    torch.manual_seed(0)
+    module = timm.create_model(name, pretrained=False, num_classes=7).eval()
+    randomise(module)
+    net = gk.models.pretrained(name, module.state_dict(), "timm", classes=7)
+    x = torch.randn(1, 3, 224, 224)
+    with torch.no_grad():
+        assert_close(net.compile(threads=2).run({"x": x.numpy()})["logits"], module(x))
+
+
+def test_files_of_pytorch_are_read_without_running_code(tmp_path):
+    net = gk.models.build("mlp", inputs=4, classes=2)
+    state = {n: torch.from_numpy(a) + 1 for n, a in net.state_dict().items()}
+    state = {n: t.to(torch.bfloat16) for n, t in state.items()}
+    torch.save(state, tmp_path / "a.pt")
+    net.load_state_dict(tmp_path / "a.pt")
+    for name, tensor in state.items():
+        np.testing.assert_array_equal(net.params[name], tensor.float().numpy())
+    torch.save({"model": torch.nn.Linear(2, 2)}, tmp_path / "b.pt")
+    with pytest.raises(gk.errors.InvalidModel, match=r"b\.pt: PyTorch cannot read it with weights_only=True"):
+        net.load_state_dict(tmp_path / "b.pt")
+    torch.save([1, 2], tmp_path / "c.pt")
+    with pytest.raises(gk.errors.InvalidModel, match=r"c\.pt contains \[1, 2\], not a dict"):
+        net.load_state_dict(tmp_path / "c.pt")
