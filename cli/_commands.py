@@ -154,7 +154,10 @@ def _command(argv: Sequence[str], raise_errors: Callable[[], bool]) -> int:
             if isinstance(error, click.Abort):  # click raises it for an interrupt
                 code = getattr(error, "exit_code", _failure.INTERRUPTED)
                 said = (str(error),) if isinstance(error, _failure.Interrupted) else ()
-                raise (KeyboardInterrupt(*said) if code == _failure.INTERRUPTED else SystemExit(code)) from None
+                ending = KeyboardInterrupt(*said) if code == _failure.INTERRUPTED else SystemExit(code)
+                if str(error):
+                    ending.add_note(str(error))
+                raise ending from None
             raise
         try:
             return _failure.report(error, argv, whole="--traceback" in argv)

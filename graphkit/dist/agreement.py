@@ -146,10 +146,18 @@ def are_alike(sums: np.ndarray, ranks: int) -> bool:
 
 
 class Fingerprint:
-    """The fingerprint of this rank's training step: `number`, which training sets. It is 0 outside of steps."""
+    """The fingerprint of this rank's training step, and whether ranks want to end. Both are sent with each step.
+
+    Attributes:
+        number: The fingerprint, which training sets. It is 0 outside of steps.
+        leaving: Whether this rank wants to end.
+        leaving_ranks: The number of ranks that wanted to end when the last step began.
+    """
 
     def __init__(self) -> None:
         self.number = 0
+        self.leaving = False
+        self.leaving_ranks = 0
 
     def check(self, sums: np.ndarray, ranks: int) -> None:
         """Raise RanksDiffer, on all ranks, if the sums of `powers` show that ranks have different numbers.

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -23,12 +23,14 @@ from graphkit.train.callback_runner import CallbackRunner
 from graphkit.train.callbacks import Callback
 from graphkit.train.epoch_stats import ReplacedSamples, Throughput
 from graphkit.train.evaluation import Evaluation
+from graphkit.train.exchange.all_reduce import AllReduce
 from graphkit.train.exchange.gather import gather, merged_values, reported_name
 from graphkit.train.metrics import LOSS, Metric, as_list
 from graphkit.train.position import MetricStates
 from graphkit.train.programs.weights import weight_in
 from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.staleness import warn_of_staleness
+from graphkit.train.termination import Termination
 
 _IN_EPOCH = "called only within an epoch"
 
@@ -81,6 +83,9 @@ class Fit:
         callbacks = [self.callbacks] if isinstance(self.callbacks, Callback) else self.callbacks
         self.runner = CallbackRunner(self.trainer, callbacks)
         self.trainer.stop_reason = None
+        # With several ranks that take each step together, and a folder: ends them together after a SIGTERM.
+        store, together = self.trainer.kvstore, isinstance(self.trainer._exchange, AllReduce)
+        self._termination = Termination(store) if store is not None and together and self.folder is not None else None
 
     def _compare_ranks(self) -> None:
         """Raise RanksDiffer on all ranks unless all have the same seed, batch size, epochs and position."""
@@ -109,8 +114,11 @@ class Fit:
         ending: BaseException | None = None
         try:
             self._begin()
-            while not position.finished:
-                history.append(self._epoch())
+            with contextlib.nullcontext() if self._termination is None else self._termination:
+                while not position.finished:
+                    history.append(self._epoch())
+                    if self._termination is not None and self._termination.is_due_now():
+                        self._terminate(self._termination)
         except KeyboardInterrupt as interrupt:
             ending = interrupt
             self._save_interrupted(interrupt)
@@ -272,6 +280,7 @@ class Fit:
                             break
                         with trainer._interrupts:
                             self._step(batch, measured)
+                        self._end_if_terminated()
                         if position.stopped is not None:
                             break
                 if ended:
@@ -459,6 +468,23 @@ class Fit:
                 if gathered is not None:
                     saving.write(trainer, self.folder, parts, gathered)
 
+    def _end_if_terminated(self) -> None:
+        """Write a checkpoint and end all ranks if a rank has received SIGTERM. The same on all ranks.
+
+        A checkpoint contains accumulated gradients of one rank only, so this waits for the next update.
+        """
+        if self._termination is not None and self._termination.is_due and not self.trainer._stepper.accumulated:
+            self._save()
+            self._terminate(self._termination)
+
+    def _terminate(self, termination: Termination) -> NoReturn:
+        """End this rank after a SIGTERM to any rank, when the folder has a checkpoint of this position. Collective."""
+        try:
+            termination.take_effect()
+        except BaseException as ending:
+            ending.add_note(f"stopped {self.trainer.position}; {self.folder} contains a checkpoint of this position")
+            raise
+
     def _save_interrupted(self, interrupt: KeyboardInterrupt) -> None:
         """Write a checkpoint after an interrupt, and add a note about it.
 
@@ -467,6 +493,8 @@ class Fit:
         trainer = self.trainer
         if trainer._averages.are_swapped:  # interrupted after the validation, before the parameters were restored
             trainer.swap()
+        if getattr(interrupt, "__notes__", None):  # `_terminate` has written a checkpoint
+            return
         where = f"stopped {trainer.position}"
         if trainer.step_incomplete:
             where += ", within a step: some parameters may be updated, others not; resume from the last checkpoint"

@@ -101,14 +101,16 @@ class ProgramCollectives:
     def _start_fingerprinted(self, key: str, array: np.ndarray) -> None:
         """Sum an array together with the fingerprint. Waiting for the sum raises RanksDiffer if the ranks differ."""
         size = array.size
-        joined = np.empty(size + 2, array.dtype)
+        fingerprint = self._transport.fingerprint
+        joined = np.empty(size + 3, array.dtype)
         joined[:size] = array.reshape(-1)
-        joined[size], joined[size + 1] = powers(self._transport.fingerprint.number)
+        joined[size:] = (*powers(fingerprint.number), fingerprint.leaving)
         timed = self._timed(key, joined.nbytes)
 
         def check(total: np.ndarray) -> None:
             timed.end()
-            self._transport.fingerprint.check(total[size:], self._transport.size)
+            fingerprint.check(total[size : size + 2], self._transport.size)
+            fingerprint.leaving_ranks = int(total[size + 2])
             array[...] = total[:size].reshape(array.shape)
 
         self._started[key] = self._transport.start_sum(key, joined, joined, self._ordered, check)

@@ -83,12 +83,17 @@ class GpuCollectives:
 
     def agree(self, order: str, nbytes: int, can_record: bool, recording: int, structure: int) -> RunAgreement:
         start = time.monotonic()
-        numbers = [int(can_record), *powers(recording), *powers(structure), *powers(self._fingerprint.number)]
+        fingerprint = self._fingerprint
+        numbers = [
+            int(can_record), *powers(recording), *powers(structure), *powers(fingerprint.number),
+            int(fingerprint.leaving),
+        ]  # fmt: skip
         total = self._summed(f"all-reduces on GPUs, {order}", numbers)
         self.waited_seconds += time.monotonic() - start
         self.sent_bytes += nbytes
         size = self._communicator.size
-        self._fingerprint.check(total[5:7], size)
+        fingerprint.check(total[5:7], size)
+        fingerprint.leaving_ranks = int(total[7])
         all_can = int(total[0]) == size and are_alike(total[3:5], size)
         common = recording if all_can and are_alike(total[1:3], size) else 0
         if all_can and not common:

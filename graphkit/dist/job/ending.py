@@ -139,7 +139,9 @@ def _described(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return str(error) or "interrupted"
     if isinstance(error, SystemExit):
-        return "terminated" if error.code == _TERMINATED else f"exit with status {error.code}"
+        # Notes say where training stopped.
+        notes: list[str] = getattr(error, "__notes__", [])
+        return "; ".join(["terminated", *notes]) if error.code == _TERMINATED else f"exit with status {error.code}"
     return error_text(error)
 
 

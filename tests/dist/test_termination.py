@@ -1,0 +1,101 @@
+"""SIGTERM to one rank or to all: the job ends after a step, with a checkpoint that resumes bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.dist.job.launch import find_mpiexec
+
+pytest.importorskip("mpi4py")
+
+DISTRIBUTED = ("--kvstore", "dist_sync", "--optimizer", "adam", "--metric", "accuracy")
+
+# `graphkit train` in which some ranks get `COUNT` signals within their step number `AT`.
+SIGNALLED = """
+    import os, signal, sys, time
+    from graphkit import cli
+    from graphkit.train.stepper import Stepper
+
+    ranks, at, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    rank = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
+    take, steps = Stepper.take, iter(range(10**6))
+
+    def taken(self, *arguments):
+        if next(steps) == at and rank in ranks.split(","):
+            for _ in range(count):
+                os.kill(os.getpid(), signal.SIGTERM)
+        return take(self, *arguments)
+
+    Stepper.take = taken
+    cli.main(sys.argv[4:])
+"""
+
+
+@pytest.fixture
+def task(tmp_path):
+    """A network with dropout and batch normalisation, and 50 samples, of which 10 are for validation."""
+    x = gk.input("x", ["N", 6])
+    h = gk.nn.dropout(gk.relu(gk.nn.batch_norm(gk.nn.linear(x, 8, name="fc1"), name="bn")), 0.3)
+    gk.Model({"y": gk.nn.linear(h, 3, name="fc2")}, seed=2).save(tmp_path / "net.json")
+    rng = np.random.default_rng(3)
+    np.savez(tmp_path / "data.npz", x=rng.standard_normal((50, 6), np.float32), y=rng.integers(0, 3, 50))
+    return tmp_path
+
+
+def options(task, run, *more):
+    data = ["--data", task / "data.npz", "--batch-size", 8, "--epochs", 2, "-o", task / run]
+    return list(map(str, ["train", task / "net.json", *data, *DISTRIBUTED, *more]))
+
+
+def job(*arguments, ranks="", at=0, count=1, processes=2):
+    code = [sys.executable, "-P", "-c", textwrap.dedent(SIGNALLED), ranks, str(at), str(count)]
+    environment = os.environ | {"GRAPHKIT_NUM_THREADS": "1", "GRAPHKIT_RANK_TIMEOUT": "20"}
+    command = [find_mpiexec(), "-n", str(processes), *code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+
+
+def state(run):
+    """Names of the weights and states, each of which contains a hash of its file, and the position."""
+    manifest = json.loads((run / "checkpoint.json").read_text())
+    return sorted(p.name for p in run.glob("*.safetensors")), manifest["position"] | {"seconds": None}
+
+
+# Each epoch has 3 batches, the last one of 8 samples. The signal arrives at the beginning of the step number `at`, and
+# takes effect after `batches`: after an update.
+CASES = [
+    pytest.param("1", 1, 2, (), id="one rank"),
+    pytest.param("0,1", 3, 5, ("--accumulate", 2), id="all ranks", marks=pytest.mark.full),
+    pytest.param("0", 2, 3, ("--sync-batch-norm", "--shard-optimizer"), id="last step", marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize(("ranks", "at", "batches", "more"), CASES)
+def test_run_resumes_bit_for_bit_after_sigterm(task, ranks, at, batches, more):
+    whole = job(*options(task, "whole", *more))
+    assert whole.returncode == 0, whole.stderr
+    done = job(*options(task, "run", *more), ranks=ranks, at=at)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr, done.stderr
+    position = json.loads((task / "run" / "checkpoint.json").read_text())["position"]
+    assert position["epoch"] * 3 + position["batch"] == batches, done.stderr
+    assert re.search(r"stopped .* contains a checkpoint of this position", done.stderr), done.stderr
+    resumed = job("train", str(task / "net.json"), "-o", str(task / "run"), "--resume", "--kvstore", "dist_sync")
+    assert resumed.returncode == 0, resumed.stderr
+    assert state(task / "run") == state(task / "whole")
+
+
+@pytest.mark.full
+def test_second_sigterm_ends_at_once_and_keeps_the_last_checkpoint(task):
+    done = job(*options(task, "run"), ranks="1", at=5, count=2)
+    assert done.returncode != 0
+    assert json.loads((task / "run" / "checkpoint.json").read_text())["position"]["epoch"] == 1
+    assert job("train", str(task / "net.json"), "-o", str(task / "run"), "--resume").returncode == 0
