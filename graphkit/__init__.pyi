@@ -6,7 +6,6 @@ from graphkit import config as config
 from graphkit import data as data
 from graphkit import errors as errors
 from graphkit import models as models
-from graphkit import mxnet_io as mxnet_io
 from graphkit.autodiff.reverse_mode import gradient as gradient
 from graphkit.checks.bisect import bisect as bisect
 from graphkit.checks.diff import diff as diff
@@ -34,7 +33,6 @@ from graphkit.frontend.scopes import attr_scope as attr_scope
 from graphkit.frontend.scopes import name_scope as name_scope
 from graphkit.frontend.tensor_array import TensorArray as TensorArray
 from graphkit.inference.evaluate import evaluate as evaluate
-from graphkit.inference.generation.generate import generate as generate
 from graphkit.inference.predict import predict as predict
 from graphkit.interop.pytorch import from_torch as from_torch
 from graphkit.ir.graph import Graph as Graph
@@ -387,25 +385,19 @@ from graphkit.ops._functions import where as where
 from graphkit.ops._functions import xor as xor
 from graphkit.ops._functions import zeros_like as zeros_like
 from graphkit.ops._functions import zip_map as zip_map
-from graphkit.quantisation.aware import quantization_aware as quantization_aware
 from graphkit.quantisation.quantize import quantize as quantize
-from graphkit.quantisation.reduced_precision import reduce_precision as reduce_precision
+from graphkit.report.loggers import CSVLogger as CSVLogger
+from graphkit.report.loggers import PythonLogger as PythonLogger
+from graphkit.report.loggers import RunLogger as RunLogger
 from graphkit.report.tensorboard import TensorBoard as TensorBoard
 from graphkit.train import callbacks as callbacks
 from graphkit.train import losses as losses
 from graphkit.train import metrics as metrics
 from graphkit.train import optim as optim
 from graphkit.train import settings as settings
-from graphkit.train.adapters.files import adapter_parameters as adapter_parameters
-from graphkit.train.adapters.files import load_adapter as load_adapter
-from graphkit.train.adapters.files import save_adapter as save_adapter
-from graphkit.train.adapters.files import set_adapter as set_adapter
-from graphkit.train.adapters.lora import lora as lora
-from graphkit.train.adapters.merge import merge_lora as merge_lora
 from graphkit.train.callbacks import Callback as Callback
 from graphkit.train.custom_trainer import CustomTrainer as CustomTrainer
 from graphkit.train.find_lr import find_lr as find_lr
-from graphkit.train.masks import zero_masks as zero_masks
 from graphkit.train.step_builder import StepBuilder as StepBuilder
 from graphkit.train.step_builder import TrainingStep as TrainingStep
 from graphkit.train.trainer import Trainer as Trainer
@@ -416,7 +408,6 @@ from graphkit.transforms.derivatives import jvp as jvp
 from graphkit.transforms.derivatives import vjp as vjp
 from graphkit.transforms.extract import extract as extract
 from graphkit.transforms.gradients import grad as grad
-from graphkit.transforms.prune import prune as prune
 from graphkit.transforms.simplify import simplify as simplify
 from graphkit.transforms.vmap import vmap as vmap
 

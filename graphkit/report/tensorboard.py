@@ -13,6 +13,7 @@ from graphkit.data import Dataset, TokenStream
 from graphkit.errors import GraphkitError, UsageError
 from graphkit.model import Model
 from graphkit.report.events import EventFile, check_installed
+from graphkit.report.loggers import scalars
 from graphkit.report.png import is_picture, pixels
 from graphkit.report.predictions import Predictions, predict
 from graphkit.report.runs import flat
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
 
 # In the folder of a run.
 FOLDER = "tensorboard"
-
-# Numbers of an epoch that are not scores.
-_SPEED = ("samples_per_second", "peak_memory", "waiting", "processes")
-_PLACE = ("epoch", "updates")
 
 
 @typed_constructor("gk")
@@ -130,7 +127,7 @@ class TensorBoard(Callback):
         updates = numbers["updates"]
         weights = bool(self.histograms) and numbers["epoch"] % self.histograms == 0
         if self._file is not None:
-            for tag, value in _scalars(numbers):
+            for tag, value in scalars(numbers):
                 self._file.scalar(tag, value, updates)
         if weights or self._predicts:
             with trainer._working(), whole_model(trainer) as net:
@@ -181,20 +178,6 @@ class TensorBoard(Callback):
     def _facts(self) -> Iterator[str]:
         yield f"folder {self.folder}" if self.folder is not None else "the run's folder"
         yield f"every {self.every} updates"
-
-
-def _scalars(numbers: Numbers) -> Iterator[tuple[str, float]]:
-    for name, value in numbers.items():
-        if name in _PLACE:
-            continue
-        if name in _SPEED:
-            yield f"speed/{name}", value
-        elif name == "learning_rate":
-            yield name, value
-        elif name.startswith("valid_"):
-            yield f"valid/{name.removeprefix('valid_')}", value
-        else:
-            yield f"train/{name}", value
 
 
 def _histograms(
