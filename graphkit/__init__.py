@@ -66,6 +66,7 @@ _PUBLIC = {
     "StepBuilder": "graphkit.train.step_builder",
     "TrainingStep": "graphkit.train.step_builder",
     "CustomTrainer": "graphkit.train.custom_trainer",
+    "LBFGS": "graphkit.train.lbfgs",
     "Callback": "graphkit.train.callbacks",
     "TensorBoard": "graphkit.report.tensorboard",
     "CSVLogger": "graphkit.report.loggers",

@@ -398,6 +398,7 @@ from graphkit.train import settings as settings
 from graphkit.train.callbacks import Callback as Callback
 from graphkit.train.custom_trainer import CustomTrainer as CustomTrainer
 from graphkit.train.find_lr import find_lr as find_lr
+from graphkit.train.lbfgs import LBFGS as LBFGS
 from graphkit.train.step_builder import StepBuilder as StepBuilder
 from graphkit.train.step_builder import TrainingStep as TrainingStep
 from graphkit.train.trainer import Trainer as Trainer

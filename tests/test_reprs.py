@@ -199,6 +199,7 @@ MADE: dict[str, Callable[[Path], Any]] = {
     "SequenceSample": lambda _: gk.SequenceSample([1.0]),
     "OptionalSample": lambda _: gk.OptionalSample(np.ones(2)),
     "TensorBoard": lambda folder: gk.TensorBoard(folder),
+    "LBFGS": lambda _: gk.LBFGS(_net()),
     "CSVLogger": lambda folder: gk.CSVLogger(folder / "log.csv"),
     "RunLogger": lambda folder: gk.RunLogger(print),
     "PythonLogger": lambda folder: gk.PythonLogger(),
