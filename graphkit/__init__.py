@@ -14,6 +14,8 @@ _PUBLIC = {
     "Model": "graphkit.model",
     "load": "graphkit.model",
     "from_torch": "graphkit.interop.pytorch",
+    "from_sklearn": "graphkit.interop.exporters",
+    "from_keras": "graphkit.interop.exporters",
     "grad": "graphkit.transforms.gradients",
     "vjp": "graphkit.transforms.derivatives",
     "jvp": "graphkit.transforms.derivatives",

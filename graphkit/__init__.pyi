@@ -34,6 +34,8 @@ from graphkit.frontend.scopes import name_scope as name_scope
 from graphkit.frontend.tensor_array import TensorArray as TensorArray
 from graphkit.inference.evaluate import evaluate as evaluate
 from graphkit.inference.predict import predict as predict
+from graphkit.interop.exporters import from_keras as from_keras
+from graphkit.interop.exporters import from_sklearn as from_sklearn
 from graphkit.interop.pytorch import from_torch as from_torch
 from graphkit.ir.graph import Graph as Graph
 from graphkit.ir.graph import Node as Node

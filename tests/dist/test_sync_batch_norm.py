@@ -103,6 +103,22 @@ def check(on_ranks, sizes, options, bound=1e-5):
         np.testing.assert_allclose(seen, losses, rtol=bound)
 
 
+@pytest.mark.parametrize("sizes", [(20, 12), (0, 32)])
+def test_variances_by_the_rule_of_pytorch(on_ranks, sizes):
+    def model():
+        plain = net()
+        return gk.Model.from_graph(plain.graph, plain.params.entries(), meta={"running_statistics": "pytorch"})
+
+    whole, _ = trained(None, steps=1, model=model)
+    biased, _ = trained(None, steps=1)
+    for trainer, _ in on_ranks(lambda store: trained(store, steps=1, sizes=sizes, model=model)):
+        assert_same(trainer, whole)
+    # `nf` normalises 32 rows.
+    before = 0.9 * np.ones(5)
+    found, plain = (t.net.params["nf_running_var"] - before for t in (whole, biased))
+    np.testing.assert_allclose(found, plain * 32 / 31, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("sizes", "options"),
     covering([None, (20, 12), (0, 32), (32, 0)], [{}, {"deterministic": True}, {"on_nonfinite": "ignore"}]),

@@ -93,3 +93,30 @@ def test_unknown_batch_norm_mode_is_an_error() -> None:
         gk.Trainer(network(), batch_norm="eval")
     with pytest.raises(UsageError, match="has no effect with batch_norm='frozen'"):
         gk.Trainer(network(), batch_norm="frozen", sync_batch_norm=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_running_variance_by_the_rule_of_pytorch(dtype, rows):
+    """Unbiased variances, and a count of batches. PyTorch refuses one element per channel; here its variance is 0."""
+    x = gk.input("x", ["N", 3], dtype=dtype)
+    values = [gk.parameter(name, (3,), "ones", dtype=dtype) for name in ("weight", "bias")]
+    states = [
+        gk.Value(gk.TensorType(dtype, (3,)), f"bn.{name}", role="state") for name in ("running_mean", "running_var")
+    ]
+    count = gk.Value(gk.TensorType("int64", ()), "bn.num_batches_tracked", role="state")
+    y = gk.batch_normalization(x, *values, *states, momentum=0.75)
+    arrays = {"bn.running_mean": np.zeros(3, dtype), "bn.running_var": np.full(3, 2, dtype), count.name: np.int64(4)}
+    graph = gk.Graph([x, *values, *states, count], [y], meta={"running_statistics": "pytorch"})
+    net = gk.Model.from_graph(graph, arrays)
+    data = np.random.default_rng(rows).standard_normal((rows, 3)).astype(dtype)
+    gk.Trainer(net, lambda y: gk.reduce_mean(y * y, keepdims=False), "sgd", targets={}).step(data, {})
+    variance = data.astype(np.float64).var(0, ddof=1) if rows > 1 else np.zeros(3)
+    bound = 2e-3 if dtype == "float16" else 1e-6
+    np.testing.assert_allclose(net.params["bn.running_var"].astype(float), 1.5 + 0.25 * variance, rtol=bound)
+    assert net.params[count.name] == 5
+    frozen = gk.Model.from_graph(graph, arrays | {n: np.ones(3, dtype) for n in ("weight", "bias")})
+    gk.Trainer(
+        frozen, lambda y: gk.reduce_mean(y * y, keepdims=False), "sgd", targets={}, batch_norm="frozen"
+    ).step(data, {})  # fmt: skip
+    assert frozen.params[count.name] == 4
