@@ -102,7 +102,8 @@ def _stored(module: Any) -> _Stored:
         roles[name] = "parameter" if name in parameters else "state" if name in persistent else "constant"
         known = first.setdefault(id(tensor), name)
         if known != name:
-            tied[name] = known
+            if known in tensors:
+                tied[name] = known
         elif roles[name] != "constant":
             tensors[name] = tensor.detach()
     frozen = tuple(name for name, tensor in parameters.items() if not tensor.requires_grad and name not in tied)

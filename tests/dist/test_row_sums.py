@@ -158,8 +158,8 @@ def test_ids_that_repeat_in_processes_and_between_them(on_ranks, options):
 
 
 def test_only_rows_that_were_read_travel(on_ranks):
-    """Each once: an index of 8 bytes, and its row. Beside them the loss, its weight, a fingerprint, and `mean`."""
-    others = 32 + 4
+    """Each once: an index of 8 bytes, and its row. Beside them 40 bytes of loss, weight and fingerprint, and `mean`."""
+    others = 40 + 4
 
     def work(store):
         trainer, _ = trained(store, steps=0)
@@ -292,7 +292,7 @@ JOB = """
         each = LARGE // kv.num_workers
         mine = slice(each * kv.rank, each * (kv.rank + 1))
         inputs = {{name: array[mine] for name, array in inputs.items()}}
-        most += sum(len(np.unique(array)) for array in inputs.values()) * (8 + 32 * 4 + 8 + 4) + 32 + 4
+        most += sum(len(np.unique(array)) for array in inputs.values()) * (8 + 32 * 4 + 8 + 4) + 40 + 4
         trainer.step(inputs, target[mine])
     assert kv.sent_bytes - sent == most, (kv.sent_bytes - sent, most)
     kv.barrier()

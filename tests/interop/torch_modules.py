@@ -57,9 +57,10 @@ class Buffers(nn.Module):
         self.register_buffer("order", torch.tensor([2, 0, 3, 1]))
         self.register_buffer("scale", torch.tensor([1.0, 2.0, 3.0, 4.0]))
         self.register_buffer("passing", torch.full((4,), 0.5), persistent=False)
+        self.register_buffer("again", self.passing, persistent=False)
 
     def forward(self, x):
-        return self.fc(x)[:, self.order] * self.scale + self.passing
+        return self.fc(x)[:, self.order] * self.scale + self.passing + self.again
 
 
 class Detached(nn.Module):
