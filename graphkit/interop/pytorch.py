@@ -63,6 +63,14 @@ def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, tra
     _check_training(module, error=train)
     stored = _stored(module)
     export = torch_export.export(module, example_inputs, dynamic_shapes, train)
+    if train and export.draws:
+        evaluated = torch_export.export(module, example_inputs, dynamic_shapes, False)
+        if evaluated.draws != export.draws:
+            raise UnsupportedError(
+                f"from_torch: {type(module).__name__} draws random numbers in training that are not those of "
+                "torch.nn.Dropout, such as Dropout2d, AlphaDropout, StochasticDepth or dropout in place. The exported "
+                "network would draw them in evaluation, too. Export with train=False to leave them out"
+            )
     model = _imported(export.program, stored)
     graph = _with_stopped_gradients(to_inference(model.graph) if train else model.graph, export.detached)
     graph, arrays = _with_names(graph, model, stored)

@@ -22,6 +22,12 @@ from graphkit.text import listed
 BATCH = "N"
 
 
+# Operators that draw random numbers in training and evaluation alike. Dropout draws in training only.
+_RANDOM = frozenset({
+    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+})  # fmt: skip
+
+
 class Export(NamedTuple):
     """An exported module.
 
@@ -34,6 +40,11 @@ class Export(NamedTuple):
     program: Any
     detached: frozenset[str]
     outputs: tuple[str, ...]
+
+    @property
+    def draws(self) -> int:
+        """The number of nodes that draw random numbers, without Dropout."""
+        return sum(node.op_type in _RANDOM for node in self.program.model.graph.all_nodes())
 
 
 def require(*modules: str, task: str, extra: str) -> None:
@@ -198,12 +209,18 @@ def _rename_dimensions(program: Any, names: Mapping[str, str]) -> None:
 def _in_mode(module: Any, train: bool) -> Iterator[None]:
     """Context in which the module is in training or evaluation mode. Afterwards, each part has its own mode again."""
     modes = [(part, part.training) for part in module.modules()]
+    # The exporter writes dropout in place as random numbers and products, not as Dropout.
+    in_place = [part for part, _ in modes if "Dropout" in type(part).__name__ and getattr(part, "inplace", False)]
     module.train(train)
     try:
+        for part in in_place:
+            part.inplace = False
         yield
     finally:
         for part, mode in modes:
             part.training = mode
+        for part in in_place:
+            part.inplace = True
 
 
 @contextlib.contextmanager

@@ -130,6 +130,36 @@ def test_dropout_drops_in_training_only():
     assert "Dropout" not in gk.from_torch(module, torch.as_tensor(x)).graph.operators
 
 
+def test_dropout_in_place():
+    module = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Dropout(0.5, inplace=True))
+    net = gk.from_torch(module, torch.ones(2, 4), train=True)
+    assert module[1].inplace
+    assert "Dropout" in net.graph.operators
+    assert_equal_outputs(module, net, normal(3, 4))
+
+
+class Reparametrised(torch.nn.Module):
+    """Random numbers of both modes, as in a variational autoencoder."""
+
+    def forward(self, x):
+        return x + torch.randn_like(x)
+
+
+@pytest.mark.parametrize("layer", [torch.nn.Dropout2d(0.5), torch.nn.AlphaDropout(0.5)], ids=["2d", "alpha"])
+def test_random_numbers_of_training_only_are_refused(layer):
+    module = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), layer)
+    x = normal(2, 1, 5, 5)
+    with pytest.raises(gk.errors.UnsupportedError, match="draws random numbers in training"):
+        gk.from_torch(module, torch.as_tensor(x), train=True)
+    assert_equal_outputs(module, gk.from_torch(module, torch.as_tensor(x)), x)
+
+
+def test_random_numbers_of_both_modes_are_kept():
+    net = gk.from_torch(Reparametrised(), torch.ones(2, 4), train=True)
+    x = np.zeros((500, 4), np.float32)
+    assert net.run({"x": x})["output"].std() == pytest.approx(1, abs=0.1)
+
+
 def test_module_keeps_its_mode_and_values():
     module = modules.ConvNet(dropout=0.5).train()
     module.bn1.eval()
