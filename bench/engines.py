@@ -49,7 +49,7 @@ def load(name: str) -> None:
         case "graphkit":
             # `import graphkit` is lazy: what it imports and loads on first use belongs to the import here.
             import graphkit.executor.run.session
-            import graphkit.model
+            import graphkit.loading
             import graphkit.onnx_io.importer  # noqa: F401
             from graphkit.executor.devices.loading import load_device
 

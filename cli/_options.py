@@ -16,7 +16,8 @@ from graphkit.cli._groups import COMPARISON, DATA, INPUTS, LIMITS, NETWORK, OUTP
 from graphkit.cli._output import log
 from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.errors import UsageError
-from graphkit.model import Model, load
+from graphkit.loading import load
+from graphkit.model import Model
 
 # Engines, by the names that options and functions take.
 ENGINES = ("graphkit", "onnxruntime")

@@ -23,7 +23,8 @@ from graphkit.cli._options import (
 from graphkit.cli._output import log, print_json
 from graphkit.cli.verify import print_report
 from graphkit.errors import UsageError
-from graphkit.model import Model, load
+from graphkit.loading import load
+from graphkit.model import Model
 from graphkit.text import listed
 
 if TYPE_CHECKING:

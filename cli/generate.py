@@ -24,7 +24,7 @@ from graphkit.cli._options import (
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.errors import InputError, UsageError
-from graphkit.model import is_onnx_file
+from graphkit.loading import is_onnx_file
 from graphkit.text import printable, quantity
 
 if TYPE_CHECKING:

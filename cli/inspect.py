@@ -17,7 +17,8 @@ from graphkit.frontend.summary import frozen
 from graphkit.ir.context import GROUP
 from graphkit.ir.counts import counts, elements, parameters
 from graphkit.ir.graph import Graph, Value
-from graphkit.model import Model, is_onnx_file
+from graphkit.loading import is_onnx_file
+from graphkit.model import Model
 from graphkit.onnx_io.outline import Entry, outline
 from graphkit.passes.core.captures import captured
 from graphkit.passes.core.sweep import is_control

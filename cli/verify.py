@@ -14,7 +14,8 @@ from graphkit.cli._limits import limit_options
 from graphkit.cli._options import ENGINES, input_options, json_option, model_file_options, read_model, tolerance_options
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.errors import UsageError
-from graphkit.model import Model, is_onnx_file
+from graphkit.loading import is_onnx_file
+from graphkit.model import Model
 from graphkit.text import quantity
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 # Public name -> module that defines it. Operators (gk.relu, gk.mat_mul, ...) come from the registry.
 _PUBLIC = {
     "Model": "graphkit.model",
-    "load": "graphkit.model",
+    "load": "graphkit.loading",
     "from_torch": "graphkit.interop.pytorch",
     "from_sklearn": "graphkit.interop.exporters",
     "from_keras": "graphkit.interop.exporters",

@@ -6,6 +6,7 @@ from graphkit import config as config
 from graphkit import data as data
 from graphkit import errors as errors
 from graphkit import models as models
+from graphkit import mxnet_io as mxnet_io
 from graphkit.autodiff.reverse_mode import gradient as gradient
 from graphkit.checks.bisect import bisect as bisect
 from graphkit.checks.diff import diff as diff
@@ -33,6 +34,7 @@ from graphkit.frontend.scopes import attr_scope as attr_scope
 from graphkit.frontend.scopes import name_scope as name_scope
 from graphkit.frontend.tensor_array import TensorArray as TensorArray
 from graphkit.inference.evaluate import evaluate as evaluate
+from graphkit.inference.generation.generate import generate as generate
 from graphkit.inference.predict import predict as predict
 from graphkit.interop.exporters import from_keras as from_keras
 from graphkit.interop.exporters import from_sklearn as from_sklearn
@@ -44,8 +46,8 @@ from graphkit.ir.types import DType as DType
 from graphkit.ir.types import OptionalType as OptionalType
 from graphkit.ir.types import SequenceType as SequenceType
 from graphkit.ir.types import TensorType as TensorType
+from graphkit.loading import load as load
 from graphkit.model import Model as Model
-from graphkit.model import load as load
 from graphkit.ops import Onnx as Onnx
 from graphkit.ops import Op as Op
 from graphkit.ops import OptionalSample as OptionalSample
@@ -387,7 +389,9 @@ from graphkit.ops._functions import where as where
 from graphkit.ops._functions import xor as xor
 from graphkit.ops._functions import zeros_like as zeros_like
 from graphkit.ops._functions import zip_map as zip_map
+from graphkit.quantisation.aware import quantization_aware as quantization_aware
 from graphkit.quantisation.quantize import quantize as quantize
+from graphkit.quantisation.reduced_precision import reduce_precision as reduce_precision
 from graphkit.report.loggers import CSVLogger as CSVLogger
 from graphkit.report.loggers import PythonLogger as PythonLogger
 from graphkit.report.loggers import RunLogger as RunLogger
@@ -397,10 +401,17 @@ from graphkit.train import losses as losses
 from graphkit.train import metrics as metrics
 from graphkit.train import optim as optim
 from graphkit.train import settings as settings
+from graphkit.train.adapters.files import adapter_parameters as adapter_parameters
+from graphkit.train.adapters.files import load_adapter as load_adapter
+from graphkit.train.adapters.files import save_adapter as save_adapter
+from graphkit.train.adapters.files import set_adapter as set_adapter
+from graphkit.train.adapters.lora import lora as lora
+from graphkit.train.adapters.merge import merge_lora as merge_lora
 from graphkit.train.callbacks import Callback as Callback
 from graphkit.train.custom_trainer import CustomTrainer as CustomTrainer
 from graphkit.train.find_lr import find_lr as find_lr
 from graphkit.train.lbfgs import LBFGS as LBFGS
+from graphkit.train.masks import zero_masks as zero_masks
 from graphkit.train.step_builder import StepBuilder as StepBuilder
 from graphkit.train.step_builder import TrainingStep as TrainingStep
 from graphkit.train.trainer import Trainer as Trainer
@@ -411,6 +422,7 @@ from graphkit.transforms.derivatives import jvp as jvp
 from graphkit.transforms.derivatives import vjp as vjp
 from graphkit.transforms.extract import extract as extract
 from graphkit.transforms.gradients import grad as grad
+from graphkit.transforms.prune import prune as prune
 from graphkit.transforms.simplify import simplify as simplify
 from graphkit.transforms.vmap import vmap as vmap
 

@@ -17,7 +17,8 @@ from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from graphkit.errors import InputError, UsageError
 from graphkit.ir.types import DType, TensorType
-from graphkit.model import Model, load
+from graphkit.loading import load
+from graphkit.model import Model
 from graphkit.text import quantity, short_repr
 
 _DEVICES = {"CPU": "cpu"}

@@ -13,7 +13,8 @@ from graphkit.checks.differences.graphs import GraphDiff
 from graphkit.checks.differences.ports import Ports
 from graphkit.checks.differences.result import ModelDiff
 from graphkit.checks.inputs import make_feeds
-from graphkit.model import Model, load
+from graphkit.loading import load
+from graphkit.model import Model
 from graphkit.signatures import typed
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from graphkit.checks.inputs import make_feeds
 from graphkit.errors import GraphkitError, GraphkitWarning, ReferenceEnded, UsageError
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, TensorType
-from graphkit.model import Model, load
+from graphkit.loading import load
+from graphkit.model import Model
 from graphkit.signatures import typed
 from graphkit.transforms.rewritten import message_of
 

@@ -15,7 +15,8 @@ import numpy as np
 from graphkit.checks.lower_precision import Precision, lower_of, precision_of
 from graphkit.errors import GraphkitError, UsageError, did_you_mean
 from graphkit.ir.types import FLOATS, TensorType, Type, dtype_of
-from graphkit.model import Model, is_onnx_file, load
+from graphkit.loading import is_onnx_file, load
+from graphkit.model import Model
 from graphkit.text import listed
 
 # Engines by the names of arguments and options, and their titles in reports.

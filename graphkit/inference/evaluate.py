@@ -19,7 +19,8 @@ from graphkit.inference.evaluation import Evaluation
 from graphkit.inference.labelled_data import check_targets, no_targets, read_labelled, with_classes_of
 from graphkit.inference.scorer import Choice, Scorer
 from graphkit.ir.types import TensorType
-from graphkit.model import Model, load
+from graphkit.loading import load
+from graphkit.model import Model
 from graphkit.signatures import typed
 from graphkit.text import quantity
 from graphkit.train.background import BackgroundWork, length_of

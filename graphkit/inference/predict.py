@@ -19,7 +19,8 @@ from graphkit.inference.batch_runner import BatchRunner
 from graphkit.inference.batching import SampleRunner, fixed_batch_size
 from graphkit.inference.class_outputs import meaning, probabilities, scores_output
 from graphkit.inference.samples import Chunk, Mapper, Part, Samples, open_samples
-from graphkit.model import Model, load
+from graphkit.loading import load
+from graphkit.model import Model
 from graphkit.named_tuples import NamedTuple
 from graphkit.signatures import typed
 

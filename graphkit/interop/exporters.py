@@ -11,7 +11,8 @@ from typing import Any
 
 from graphkit.errors import GraphkitWarning, InputError, UnsupportedError
 from graphkit.interop.torch_export import BATCH, require
-from graphkit.model import Model, load
+from graphkit.loading import load
+from graphkit.model import Model
 from graphkit.signatures import shown, typed
 from graphkit.text import listed
 

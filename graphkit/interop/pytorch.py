@@ -18,7 +18,8 @@ from graphkit.interop import torch_export
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.names import unique_names
 from graphkit.ir.types import TensorType, dtype_of
-from graphkit.model import Model, load
+from graphkit.loading import load
+from graphkit.model import Model
 from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io.initializers import ATTRIBUTES_KEY, ROLES_KEY
 from graphkit.ops import F

@@ -15,7 +15,8 @@ from graphkit.errors import GraphkitWarning, InputError, UnsupportedError, Usage
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.names import Names
 from graphkit.ir.types import DType, TensorType
-from graphkit.model import Model, load
+from graphkit.loading import load
+from graphkit.model import Model
 from graphkit.ops import F, operator
 from graphkit.ops.quant.linear import DequantizeLinear, QuantizeLinear
 from graphkit.ops.quant.rounding import SCALES as FLOAT_SCALES

@@ -19,7 +19,8 @@ from graphkit.inference.batch_runner import BatchRunner
 from graphkit.inference.labelled_data import read_labelled
 from graphkit.inference.samples import open_samples
 from graphkit.ir.types import TensorType
-from graphkit.model import Model, load
+from graphkit.loading import load
+from graphkit.model import Model
 from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io.quantise.scales import Range
 from graphkit.onnx_io.quantise.static import StaticQuantiser

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import GraphkitWarning, UnsupportedError, UsageError, did_you_mean
 from graphkit.ir.types import DType, TensorType
-from graphkit.model import Model, load
+from graphkit.loading import load
+from graphkit.model import Model
 from graphkit.onnx_io.quantise.scales import GRIDS
 from graphkit.quantisation.ranges import METHODS, collectors
 from graphkit.signatures import typed

@@ -12,7 +12,8 @@ import numpy as np
 
 from graphkit.errors import GraphkitWarning, InputError, UnsupportedError, UsageError, did_you_mean
 from graphkit.ir.types import DType
-from graphkit.model import Model, load
+from graphkit.loading import load
+from graphkit.model import Model
 from graphkit.quantisation.quantize import BATCH_SIZE
 from graphkit.signatures import typed
 from graphkit.text import listed

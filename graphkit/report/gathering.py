@@ -8,7 +8,8 @@ from pathlib import Path
 
 from graphkit.data import Dataset
 from graphkit.errors import GraphkitError
-from graphkit.model import Model, load
+from graphkit.loading import load
+from graphkit.model import Model
 from graphkit.report.page import Reported
 from graphkit.report.predictions import Predictions, predict
 from graphkit.report.runs import Run

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.errors import GraphkitWarning, UnsupportedError, UsageError, did_you_mean
-from graphkit.model import Model, load
+from graphkit.loading import load
+from graphkit.model import Model
 from graphkit.signatures import typed
 from graphkit.text import listed
 from graphkit.transforms.rewritten import Rewritten, message_of

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.errors import GraphkitWarning, UsageError
-from graphkit.model import Model, is_onnx_file, load
+from graphkit.loading import is_onnx_file, load
+from graphkit.model import Model
 
 if TYPE_CHECKING:
     from graphkit.onnx_io.editing.reading import Contents, Message

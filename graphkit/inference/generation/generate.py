@@ -25,7 +25,8 @@ from graphkit.inference.generation.results import Generation, Generations, Token
 from graphkit.inference.generation.roles import Roles, find_roles
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
-from graphkit.model import Model, load
+from graphkit.loading import load
+from graphkit.model import Model
 from graphkit.signatures import typed
 from graphkit.text import listed
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from graphkit.errors import UsageError
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.model_inputs import ordered_inputs
 from graphkit.ir.names import Names
 from graphkit.ir.origin import titled
-from graphkit.model import Model, ordered_inputs
+from graphkit.model import Model
 from graphkit.passes.core.sweep import rewrite
 from graphkit.signatures import typed
 from graphkit.text import listed
