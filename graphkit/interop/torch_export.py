@@ -52,8 +52,7 @@ def require(*modules: str, task: str, extra: str) -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingDependency(
-            f"{task} needs {listed(missing, len(missing), 5)}; install with: pip install {' '.join(missing)}, or "
-            f"{how_to_install(extra)}"
+            f"{task} needs {listed(missing, len(missing), 5)}; install with: {how_to_install(extra)}"
         )
 
 

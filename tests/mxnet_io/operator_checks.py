@@ -1,10 +1,10 @@
 """Checks of cases: graphkit computes each, and ONNX Runtime computes the exported graph."""
 
 import numpy as np
-from operator_cases import operand_name, symbol_of
 
 import graphkit as gk
 from graphkit.mxnet_io.importer import import_model
+from tests.mxnet_io.operator_cases import operand_name, symbol_of
 
 
 def imported(cases, folder, shapes=None):

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from symbols import compare, imported
-from test_detection import area, corners, iou, shared
 
 from graphkit.errors import InvalidModel
+from tests.mxnet_io.symbols import compare, imported
+from tests.mxnet_io.test_detection import area, corners, iou, shared
 
 f32 = np.float32
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from symbols import compare, imported
 
 from graphkit.errors import InvalidModel, UsageError
+from tests.mxnet_io.symbols import compare, imported
 
 f32 = np.float32
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from operator_cases import case, floats, node, symbol, variable
-from operator_checks import check, imported
 
 from graphkit.errors import InvalidModel
+from tests.mxnet_io.operator_cases import case, floats, node, symbol, variable
+from tests.mxnet_io.operator_checks import check, imported
 
 # next = state + row * weight; out = 2 next. MXNet numbers the variables in the order in which the outputs need them.
 FOREACH = symbol(

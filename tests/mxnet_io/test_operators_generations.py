@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from operator_cases import case, floats, symbol_of
-from operator_checks import imported
 
 import graphkit as gk
 from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.mxnet_io.importer import import_model
+from tests.mxnet_io.operator_cases import case, floats, symbol_of
+from tests.mxnet_io.operator_checks import imported
 
 X, W, B = floats(2, 3, 6, 6), floats(4, 3, 3, 3, seed=1), floats(4, seed=2)
 # Attributes with all the values that their versions wrote, and in their spelling.

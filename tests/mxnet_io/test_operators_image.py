@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from operator_cases import case, floats, positive
-from operator_checks import check
+
+from tests.mxnet_io.operator_cases import case, floats, positive
+from tests.mxnet_io.operator_checks import check
 
 IMAGE = floats(2, 3, 4, 5)
 

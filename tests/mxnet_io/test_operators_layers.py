@@ -4,8 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
-from operator_cases import case, floats, positive
-from operator_checks import check
+
+from tests.mxnet_io.operator_cases import case, floats, positive
+from tests.mxnet_io.operator_checks import check
 
 
 def convolved(x, w, b=None, stride=None, pad=None, dilate=None, group=1):

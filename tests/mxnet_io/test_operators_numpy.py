@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from operator_cases import case, floats, positive
-from operator_checks import check
+
+from tests.mxnet_io.operator_cases import case, floats, positive
+from tests.mxnet_io.operator_checks import check
 
 X = floats(2, 3, 4)
 A, B = floats(3, 4), floats(3, 4, seed=1)

@@ -5,8 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from operator_cases import case, floats
-from operator_checks import check
+
+from tests.mxnet_io.operator_cases import case, floats
+from tests.mxnet_io.operator_checks import check
 
 
 def pooled(x, kernel, kind, stride=None, pad=None, count=None, include=True, power=2, divide_by_kernel=False):

@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from operator_cases import case, floats, node, symbol, variable
-from operator_checks import check
 
 import graphkit as gk
 from graphkit.mxnet_io.importer import import_model
+from tests.mxnet_io.operator_cases import case, floats, node, symbol, variable
+from tests.mxnet_io.operator_checks import check
 
 X = np.float32([[-1.0, -0.5, 0.02, 0.5, 1.0, 2.0]])
 WIDE = np.int32([[0, 1 << 30, -(1 << 30), 1 << 28, -(1 << 20)]])

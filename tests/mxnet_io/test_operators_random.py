@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from operator_cases import case
-from operator_checks import imported
+
+from tests.mxnet_io.operator_cases import case
+from tests.mxnet_io.operator_checks import imported
 
 COUNT = 20000
 EULER = 0.5772156649

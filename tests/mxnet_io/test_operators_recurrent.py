@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from operator_cases import case, floats, node, symbol, variable
-from operator_checks import check
 
 import graphkit as gk
 from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.mxnet_io.importer import import_model
+from tests.mxnet_io.operator_cases import case, floats, node, symbol, variable
+from tests.mxnet_io.operator_checks import check
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 TIME, BATCH, FEATURES, HIDDEN = 5, 3, 4, 2

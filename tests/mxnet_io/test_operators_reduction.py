@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from operator_cases import case, floats
-from operator_checks import check
+
+from tests.mxnet_io.operator_cases import case, floats
+from tests.mxnet_io.operator_checks import check
 
 X = floats(2, 3, 4)
 HOLES = np.where(X > 0.8, np.nan, X).astype(np.float32)

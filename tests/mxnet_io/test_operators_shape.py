@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from operator_cases import case, floats
-from operator_checks import check, imported
+
+from tests.mxnet_io.operator_cases import case, floats
+from tests.mxnet_io.operator_checks import check, imported
 
 X = floats(2, 3, 4)
 LINE = np.arange(24, dtype=np.float32)

@@ -5,11 +5,11 @@ import importlib
 
 import numpy as np
 import pytest
-from operator_cases import Case, operand_name
-from operator_checks import difference, imported
 
 from graphkit.errors import GraphkitError
 from graphkit.onnx_io.compare import OnnxRuntimeModel
+from tests.mxnet_io.operator_cases import Case, operand_name
+from tests.mxnet_io.operator_checks import difference, imported
 
 FAMILIES = (
     "control", "elementwise", "image", "layers", "numpy", "pooling", "recurrent", "reduction", "sequence", "shape",

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from symbols import compare, imported
 
 from graphkit.errors import InvalidModel, UnsupportedError
+from tests.mxnet_io.symbols import compare, imported
 
 f32 = np.float32
 
