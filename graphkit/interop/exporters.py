@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from graphkit.distribution import how_to_install
 from graphkit.errors import GraphkitWarning, InputError, UnsupportedError
 from graphkit.interop.torch_export import BATCH, require
 from graphkit.loading import load
@@ -38,7 +39,7 @@ def from_sklearn(estimator: Any, example_inputs: Any, **options: Any) -> Model:
         UnsupportedError: skl2onnx cannot export it, for example because it is not fitted. The message contains the
             reason.
     """
-    require("sklearn", "skl2onnx", task="gk.from_sklearn", extra="sklearn")
+    require("sklearn", "skl2onnx", task="gk.from_sklearn", command=how_to_install("sklearn"))
     base: Any = importlib.import_module("sklearn.base")
     exporter: Any = importlib.import_module("skl2onnx")
     if not isinstance(estimator, base.BaseEstimator):
@@ -74,7 +75,7 @@ def from_keras(network: Any) -> Model:
         InputError: `network` is not a Keras model.
         UnsupportedError: Keras cannot export it. The message contains the reason.
     """
-    require("keras", task="gk.from_keras", extra="keras")
+    require("keras", task="gk.from_keras", command=how_to_install("keras"))
     keras: Any = importlib.import_module("keras")
     if not isinstance(network, keras.Model):
         raise InputError(f"from_keras: network must be a keras.Model, not {shown(network)}")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.distribution import how_to_install
 from graphkit.errors import GraphkitWarning, InputError, UnsupportedError
 from graphkit.executor.run.state_dict import TIED, array_of_tensor
 from graphkit.interop import torch_export
@@ -57,7 +58,7 @@ def from_torch(module: Any, example_inputs: Any, dynamic_shapes: Any = None, tra
             The message contains the reason.
         UsageError: By default, the first axis is not the batch.
     """
-    torch_export.require("torch", "onnxscript", task="gk.from_torch", extra="pytorch")
+    torch_export.require("torch", "onnxscript", task="gk.from_torch", command=how_to_install("pytorch"))
     torch: Any = importlib.import_module("torch")
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"from_torch: module must be a torch.nn.Module, not {shown(module)}")

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from graphkit.distribution import how_to_install
 from graphkit.errors import InputError, MissingDependency, UnsupportedError, UsageError
 from graphkit.ir.names import Names
 from graphkit.named_tuples import NamedTuple
@@ -47,13 +46,13 @@ class Export(NamedTuple):
         return sum(node.op_type in _RANDOM for node in self.program.model.graph.all_nodes())
 
 
-def require(*modules: str, task: str, extra: str) -> None:
-    """Raise MissingDependency unless all modules are installed. task: begins the message. extra: installs them."""
+def require(*modules: str, task: str, command: str) -> None:
+    """Raise MissingDependency unless all modules are installed. Its message begins with `task`, and ends with the
+    command that installs them.
+    """
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise MissingDependency(
-            f"{task} needs {listed(missing, len(missing), 5)}; install with: {how_to_install(extra)}"
-        )
+        raise MissingDependency(f"{task} needs {listed(missing, len(missing), 5)}; install with: {command}")
 
 
 def export(module: Any, example_inputs: Any, dynamic_shapes: Any, train: bool) -> Export:

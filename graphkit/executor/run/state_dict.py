@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.distribution import how_to_install
 from graphkit.errors import InputError, InvalidModel, MissingDependency, UsageError
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir.arrays import array_of
@@ -202,7 +203,7 @@ def _npz(path: str) -> Mapping[str, Any]:
 
 def _torch_file(path: str) -> Mapping[str, Any]:
     if importlib.util.find_spec("torch") is None:
-        raise MissingDependency(f"reading {path} needs PyTorch; install it with: pip install torch")
+        raise MissingDependency(f"reading {path} needs PyTorch; install it with: {how_to_install('pytorch')}")
     torch: Any = importlib.import_module("torch")
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
