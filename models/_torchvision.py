@@ -280,6 +280,6 @@ def _timm_weights(name: str, weights: str) -> Mapping[str, Any]:
 def _require(module: str, name: str) -> None:
     if importlib.util.find_spec(module) is None:
         raise MissingDependency(
-            f"pretrained: the package {module}, which downloads the weights of {name}, is not installed. Install it, or "
-            "pass the path of a file with the weights"
+            f"pretrained: the package {module}, which downloads the weights of {name}, is not installed. Install it, "
+            "or pass the path of a file with the weights"
         )
