@@ -183,6 +183,19 @@ def shapes_of(texts: Sequence[str], *, symbols: bool = False) -> dict[str, tuple
     return found
 
 
+# --batch-axis, as `batch_axes`.
+batch_axis_option = option(
+    "--batch-axis", "batch_axes", group=DATA, multiple=True, metavar="INPUT=AXIS",
+    help="AXIS is the batch dimension of INPUT, if that is not 0. INPUT=none: INPUT has no batch dimension. Only for "
+    ".npz files. Repeatable.",
+)  # fmt: skip
+
+# --part of the data that an evaluation uses.
+part_option = option(
+    "--part", group=DATA, type=click.Choice(["all", "train", "test"]),
+    help="Part of the data for the evaluation. Default: the test part if the data have one, otherwise all samples.",
+)  # fmt: skip
+
 # --tokenizer, a path or None: see `with_tokenizer`.
 tokenizer_option = option(
     "--tokenizer", group=DATA, type=click.Path(dir_okay=False), metavar="FILE",

@@ -11,6 +11,7 @@ import click
 from graphkit.cli._groups import DATA, LOSS, NETWORK, OUTPUT, REPORTING, GroupedCommand, option
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
+    batch_axis_option,
     data_option,
     device_of,
     device_options,
@@ -59,11 +60,7 @@ _PAIRS = 10
     help="Samples per batch. If the model has a fixed batch size, batches are split and padded; padding is not "
     "counted.",
 )  # fmt: skip
-@option(
-    "--batch-axis", "batch_axes", group=DATA, multiple=True, metavar="INPUT=AXIS",
-    help="AXIS is the batch dimension of INPUT, if that is not 0. INPUT=none: INPUT has no batch dimension. Only for "
-    ".npz files. Repeatable.",
-)  # fmt: skip
+@batch_axis_option
 @option(
     "--workers", group=DATA, type=IntRange(0),
     help="Number of processes that load samples of data that are not in memory. Default: one per two cores.",

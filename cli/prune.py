@@ -13,10 +13,12 @@ from graphkit.cli._groups import COMPARISON, DATA, LOSS, NETWORK, OUTPUT, Groupe
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
+    batch_axis_option,
     data_option,
     input_options,
     json_option,
     model_file_options,
+    part_option,
     read_model,
     threads_option,
     tolerance_options,
@@ -64,16 +66,9 @@ _ROWS = 40
     help="Samples on which outputs are compared, in any form that graphkit evaluate or graphkit predict takes. If they "
     "have targets, the command also evaluates the model before and after. Needed for --finetune.",
 )  # fmt: skip
-@option(
-    "--part", group=DATA, type=click.Choice(["all", "train", "test"]),
-    help="Part of the data for the evaluation. Default: the test part if the data have one, otherwise all samples.",
-)  # fmt: skip
+@part_option
 @data_option
-@option(
-    "--batch-axis", "batch_axes", group=DATA, multiple=True, metavar="INPUT=AXIS",
-    help="AXIS is the batch dimension of INPUT, if that is not 0. INPUT=none: INPUT has no batch dimension. Only for "
-    ".npz files. Repeatable.",
-)  # fmt: skip
+@batch_axis_option
 @option(
     "--samples", group=DATA, type=IntRange(1), default=SAMPLES, show_default=True,
     help="Largest number of samples for the difference of the outputs. They are evenly spaced.",

@@ -14,10 +14,12 @@ from graphkit.cli._groups import COMPARISON, DATA, LOSS, NETWORK, OPTIMISATION, 
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
+    batch_axis_option,
     data_option,
     input_options,
     json_option,
     model_file_options,
+    part_option,
     read_model,
     threads_option,
     tolerance_options,
@@ -50,16 +52,9 @@ _KEPT = 20
     "have a training part and a test part, the training part is used. If they have targets, the command also evaluates "
     "the model before and after.",
 )  # fmt: skip
-@option(
-    "--part", group=DATA, type=click.Choice(["all", "train", "test"]),
-    help="Part of the data for the evaluation. Default: the test part if the data have one, otherwise all samples.",
-)  # fmt: skip
+@part_option
 @data_option
-@option(
-    "--batch-axis", "batch_axes", group=DATA, multiple=True, metavar="INPUT=AXIS",
-    help="AXIS is the batch dimension of INPUT, if that is not 0. INPUT=none: INPUT has no batch dimension. Only for "
-    ".npz files. Repeatable.",
-)  # fmt: skip
+@batch_axis_option
 @option(
     "--samples", group=DATA, type=IntRange(1), default=SAMPLES, show_default=True,
     help="Largest number of samples for calibration and for the difference of the outputs. They are evenly spaced.",

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -21,18 +21,15 @@ from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, RuntimeFailu
 from graphkit.ir.atomic import PendingFile, sync_folder
 from graphkit.ir.codec import Decoder, Encoder, Resolve, WeightsOut, field, from_dict, stored_tensors, strings, to_dict
 from graphkit.ir.graph import Graph
-from graphkit.ir.limits import require_memory
+from graphkit.ir.json_file import read_json
 from graphkit.ir.origin import titled
-from graphkit.ir.stored import StoredArray, StoredFile
+from graphkit.ir.stored import StoredArray
 from graphkit.ir.weights import read_weights, write_weights
 from graphkit.signatures import typed
 
 __all__ = ["FORMAT", "VERSION", "from_dict", "load", "save", "to_dict"]
 
 FORMAT, VERSION = "graphkit", 1
-
-# Largest number of bytes of Python objects for each byte of JSON text.
-_EXPANSION = 20
 
 
 # --- files ------------------------------------------------------------------------------------------
@@ -119,7 +116,7 @@ def load(
         InvalidModel: The file is damaged. The message names file and place.
     """
     path = Path(path)
-    document = _read_json(path)
+    document = _read_document(path)
     try:
         _check_version(document)
         meta = strings(document.get("meta", {}), "meta")
@@ -155,27 +152,8 @@ def _remove_unreferenced(path: Path, stem: str, current: Path | None) -> None:
                 leftover.unlink()
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    def refuse(token: str) -> NoReturn:
-        raise ValueError(f"{token} is not JSON")
-
-    try:
-        file = StoredFile(path)
-        # The objects of JSON take many times the bytes of their text.
-        require_memory(_EXPANSION * file.size, f"{str(path)!r}, read as JSON")
-        text = file.read(0, file.size).tobytes()
-    except FileNotFoundError:
-        raise UsageError(f"{str(path)!r}: no such file") from None
-    except OSError as error:
-        raise RuntimeFailure(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    if not text.strip():
-        raise InvalidModel(f"{str(path)!r} is empty")
-    try:
-        document = json.loads(text.decode(), parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise InvalidModel(
-            f"{str(path)!r} is damaged, or not a graphkit model: it is not valid JSON: {error}"
-        ) from None
+def _read_document(path: Path) -> dict[str, Any]:
+    document = read_json(path, "a graphkit model")
     if isinstance(document, dict) and {"nodes", "arg_nodes", "heads"} <= document.keys():
         raise InvalidModel(
             f"{str(path)!r} is a symbol of MXNet: pass its file of parameters too (params=), or rename it to "

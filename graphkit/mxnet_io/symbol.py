@@ -14,18 +14,14 @@ without. Source: src/nnvm/legacy_json_util.cc of MXNet 1.9.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from graphkit.errors import BAD_VALUE, InvalidModel, RuntimeFailure, UsageError
-from graphkit.ir.limits import require_memory
-from graphkit.ir.stored import StoredFile
+from graphkit.errors import BAD_VALUE, InvalidModel
+from graphkit.ir.json_file import read_json
 from graphkit.named_tuples import NamedTuple
 
-# A JSON document takes up to this many times its bytes as objects.
-_EXPANSION = 12
 VARIABLE = "null"
 
 
@@ -71,18 +67,7 @@ def read_symbol(path: str | os.PathLike[str]) -> Symbol:
         InvalidModel: The file is damaged. The message names the file and the node.
     """
     label = repr(os.fspath(path))
-    try:
-        file = StoredFile(path)
-        require_memory(_EXPANSION * file.size, f"{label}, read as JSON")
-        text = file.read(0, file.size).tobytes()
-    except FileNotFoundError:
-        raise UsageError(f"{label}: no such file") from None
-    except OSError as error:
-        raise RuntimeFailure(f"{label} cannot be read: {error.strerror or error}") from None
-    try:
-        document = json.loads(text.decode())
-    except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"{label} is damaged: it is not valid JSON: {error}") from None
+    document = read_json(path, "a symbol of MXNet")
     try:
         return _symbol(document, label)
     except RecursionError:

@@ -51,7 +51,8 @@ def test_subgraphs_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        ("", "not valid JSON"),
+        ("", "is empty"),
+        ("{]", "not valid JSON"),
         ("[1, 2]", "no list of nodes"),
         ({"nodes": 3}, "no list of nodes"),
         ({"nodes": [3], "heads": [[0, 0]]}, "node 0 is damaged"),
