@@ -35,6 +35,17 @@ def check_output(output: str) -> None:
         raise UsageError(f"{output}: there is no folder {Path(output).parent}")
 
 
+def check_merged(net: Model, path: str) -> None:
+    """Raise UsageError if the model has LoRA adapters, whose matrices must not be changed one by one."""
+    from graphkit.train.adapters.marks import has_adapters
+
+    if has_adapters(net.graph):
+        raise UsageError(
+            f"{path}: the model has LoRA adapters; merge them into the weights first: graphkit export {path} -o "
+            "merged.onnx"
+        )
+
+
 class CompressionData:
     """The data of one command.
 

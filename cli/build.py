@@ -194,8 +194,16 @@ def _kind(parameter: inspect.Parameter) -> str:
 def with_weights(model: Model, source: Model, path: str) -> Model:
     """Return the model with the parameters of the same names in `source`, read from `path`, and its metadata.
 
+    LoRA adapters of `source` are merged into its weights.
+
     Raises InputError for shapes that differ, UsageError if no name is the same.
     """
+    from graphkit.train.adapters.marks import has_adapters
+
+    if has_adapters(source.graph):
+        from graphkit.train.adapters.merge import merge_lora
+
+        source = merge_lora(source)
     shared = [name for name in model.params if name in source.params]
     if not shared:
         raise UsageError(
@@ -207,6 +215,8 @@ def with_weights(model: Model, source: Model, path: str) -> Model:
             model.params[name] = source.params.entry(name)
         except InputError as error:
             raise InputError(f"--weights {path}: {error}; build {model.name} with the same options") from None
+    if unused := [name for name in source.params if name not in model.params]:
+        log(f"not in {model.name}, so these parameters of {source.name} are not used: {', '.join(unused)}")
     if missing := [name for name in model.params if name not in source.params]:
         log(f"not in {source.name}, so these parameters keep their initial values: {', '.join(missing)}")
     return Model.from_graph(model.graph, model.params.entries(), meta={**source.meta, **model.meta})

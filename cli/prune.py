@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from graphkit.cli._compression import Comparison, CompressionData, check_output
+from graphkit.cli._compression import Comparison, CompressionData, check_merged, check_output
 from graphkit.cli._finetuning import Finetuning, finetuning_options
 from graphkit.cli._groups import COMPARISON, DATA, LOSS, NETWORK, OUTPUT, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
@@ -118,6 +118,7 @@ def command(
     finetuning = Finetuning.of(image, finetune)
     check_output(output)
     net = read_model(model, external_root, best=True)
+    check_merged(net, model)
     source = model if model.endswith((".onnx", ".json")) else net
     found = prune(
         source, sparsity, pattern=pattern, scope=scope, include=include, exclude=exclude, external_root=external_root

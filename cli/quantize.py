@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphkit.cli._compression import Comparison, CompressionData, check_output
+from graphkit.cli._compression import Comparison, CompressionData, check_merged, check_output
 from graphkit.cli._finetuning import Finetuning, finetuning_options
 from graphkit.cli._groups import COMPARISON, DATA, LOSS, NETWORK, OPTIMISATION, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
@@ -169,6 +169,7 @@ def command(
             "--search needs the largest drop of the accuracy that is allowed (--max-drop), and works without --finetune"
         )
     net = read_model(model, external_root, best=True)
+    check_merged(net, model)
     images = images_of(image)
     data = CompressionData.read(
         net, spec, part, data_options, batch_axes, samples, batch_size, images, finetunes=finetuning is not None,

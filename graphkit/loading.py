@@ -12,7 +12,7 @@ from graphkit.ir import limits
 from graphkit.ir.graph import Value
 from graphkit.ir.stored import plain_path
 from graphkit.model import Model
-from graphkit.signatures import typed
+from graphkit.signatures import shown, typed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,8 +91,10 @@ def _read_mxnet(
 ) -> Model:
     from graphkit.mxnet_io.importer import import_model
 
-    if not isinstance(source, (str, os.PathLike)):
-        raise UsageError("params, epoch and shapes belong to a model of MXNet: source must be a path")
+    path = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
+    if path is None or path.endswith(".onnx") or os.path.isdir(path):
+        what = shown(source) if path is None else repr(path)
+        raise UsageError(f"params, epoch and shapes (--shape) are for models of MXNet, not for {what}")
     imported = import_model(source, params=params, epoch=epoch, shapes=shapes)
     return Model.from_graph(imported.graph, imported.params)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -10,6 +11,7 @@ import numpy as np
 from graphkit.errors import InvalidModel, UsageError
 from graphkit.ir.dims import Dim, is_static
 from graphkit.ir.graph import Value
+from graphkit.ir.limits import require_memory
 from graphkit.ir.types import DType
 from graphkit.mxnet_io.attributes import Attributes
 from graphkit.mxnet_io.symbol import Symbol, SymbolNode
@@ -91,6 +93,16 @@ def converter(*names: str) -> Callable[[Converter], Converter]:
         return function
 
     return register
+
+
+# Bytes of memory that an element of a constant takes while it is made.
+_BYTES = 32
+
+
+def require_elements(*sizes: float) -> None:
+    """Raise OutOfMemory if a constant of these sizes, which attributes determine, exceeds the memory limit."""
+    count = math.prod(abs(size) for size in sizes)
+    require_memory(int(min(count * _BYTES, 2**62)), f"a constant of {count:.3g} elements")
 
 
 # --- shared by converters ---------------------------------------------------------------------------

@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from graphkit.errors import GraphkitError, RuntimeFailure, UnsupportedOperator
+from graphkit.errors import GraphkitError, RuntimeFailure, UnsupportedOperator, UsageError
 from graphkit.ir.atomic import PendingFile, sync_folder
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.origin import titled
 from graphkit.mxnet_io import writers
 from graphkit.mxnet_io.arrays import write_arrays
 from graphkit.mxnet_io.writing import WRITERS, Writer, Writing
+from graphkit.passes.core.sweep import symbolic_dims
 from graphkit.text import quantity
 
 assert writers.__all__  # imported for the writers that they register
@@ -31,10 +32,13 @@ def save(graph: Graph, params: Mapping[str, Any], prefix: str | os.PathLike[str]
     """Write PREFIX-symbol.json and PREFIX-EPOCH.params, as MXNet 1.9 writes a checkpoint.
 
     Raises:
+        UsageError: The epoch is negative.
         UnsupportedOperator: The graph contains operators that cannot be written. The message lists all of them.
         UnsupportedError: An attribute of a node has no counterpart in MXNet. The message names the node.
         RuntimeFailure: The files cannot be written.
     """
+    if epoch < 0:
+        raise UsageError(f"the epoch must not be negative: {epoch}")
     document, arrays = export(graph, params)
     symbol = Path(f"{os.fspath(prefix)}-symbol.json")
     write_arrays(f"{os.fspath(prefix)}-{epoch:04d}.params", arrays)
@@ -93,6 +97,8 @@ def _check_operators(graph: Graph, nodes: Sequence[Node]) -> None:
             f"  {op}: {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             for op, names in sorted(missing.items())
         ]
+        if any(symbolic_dims(v) for v in graph.inputs):
+            lines.append("With shapes of the inputs (shapes=), sizes are constants, and need no operators")
         raise UnsupportedOperator(
             f"{titled(graph, 'model')}: {quantity(len(missing), 'operator')} cannot be written for MXNet. Nodes:\n"
             + "\n".join(lines)

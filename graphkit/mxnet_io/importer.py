@@ -172,7 +172,7 @@ class _Region:
         call = Call(node, self)
         before = next_serial()
         try:
-            with context.made_by(f"MXNet's {node.op}"):
+            with context.expanding(maker=f"MXNet's {node.op}"):
                 made = CONVERTERS[node.op](call)
         except GraphkitError as error:
             if any(error is located for located in self.builder.located):
@@ -294,7 +294,7 @@ class _Builder:
         unknown = {name: v for name, v in self.inputs.items() if v.rank is None}
         examples = {name: _example(v) for name, v in (unknown or self.inputs).items()}
         words = " ".join(f"--shape {name}:{','.join(map(str, shape))}" for name, shape in examples.items())
-        return f"; pass shapes of the inputs, for example shapes={examples}, or {words} on the command line"
+        return f"; pass shapes of the inputs, for example shapes={examples}; graphkit export takes {words}"
 
     def check_size(self) -> None:
         self.built += 1

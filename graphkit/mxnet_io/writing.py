@@ -63,14 +63,26 @@ class Writing:
     def array(self, value: Value) -> np.ndarray:
         """Return the elements of a fixed value. Raises UnsupportedError for one that depends on the data."""
         if value.is_input and self.is_fixed(value):
-            return np.asarray(self.params[self.graph.name_of(value)])
+            return self._known(value)
         if value not in self.fixed:
             raise UnsupportedError(f"{value} depends on the data, but is an attribute in MXNet")
-        if self.fixed[value] is None:
-            node = value.node
+        pending = [value]
+        while pending:
+            node = pending[-1].node
             assert node is not None
-            results = run_node(node, [None if v is None else self.array(v) for v in node.inputs])
-            self.fixed.update(zip(node.outputs, results, strict=True))
+            missing = [v for v in node.operands if not v.is_input and self.fixed[v] is None]
+            if self.fixed[pending[-1]] is None and missing:
+                pending += missing
+                continue
+            if self.fixed[pending.pop()] is None:
+                results = run_node(node, [None if v is None else self._known(v) for v in node.inputs])
+                self.fixed.update(zip(node.outputs, results, strict=True))
+        return self._known(value)
+
+    def _known(self, value: Value) -> np.ndarray:
+        """Return the elements of a parameter, a state or a value that is computed already."""
+        if value.is_input:
+            return np.asarray(self.params[self.graph.name_of(value)])
         found = self.fixed[value]
         assert found is not None
         return found

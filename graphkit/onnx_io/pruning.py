@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from onnx import ModelProto
 
 from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io.editing import constants
-from graphkit.onnx_io.editing.document import Document
+from graphkit.onnx_io.editing.document import Document, Node
 from graphkit.onnx_io.editing.observed import observe
 from graphkit.onnx_io.editing.rules import Round
 from graphkit.onnx_io.quantise.layers import Choice, Kept, Layer, find_layers, name_of
@@ -65,13 +64,13 @@ class Pruner:
         self._document = Document(model)
         constants.constant_nodes(Round(self._document, {}))
         found = find_layers(self._document, observe(self._document, label), choice)
+        found.found += _behind_transposes(self._document, found.products)
         found.keep_products()
         self.kept: list[Kept] = found.kept
         self.weights: dict[str, list[Layer]] = {}
         for layer in found.found:
             self.weights.setdefault(layer.name, []).append(layer)
-        uses = self._document.uses
-        self._leave_out(lambda layers: "" if uses[layers[0].name] == len(layers) else self._other_reader(layers))
+        self._leave_out(self._other_reader)
 
     def _leave_out(self, reason: Callable[[list[Layer]], str]) -> None:
         """Keep the weights for which `reason`, called with their layers, returns a text."""
@@ -81,12 +80,21 @@ class Pruner:
                 self.kept += [Kept(name_of(layer.node), layer.node.kind, text) for layer in layers]
 
     def _other_reader(self, layers: list[Layer]) -> str:
-        name, own = layers[0].name, Counter(layer.node for layer in layers)
-        for scope in self._document.scopes:
-            for node in scope.nodes:
-                if node.inputs.count(name) > own[node]:
-                    return f"its weight {name!r} is also read by {name_of(node)!r} ({node.kind})"
-        return f"its weight {name!r} is also an output"
+        """Return what else reads the weight, or its transpose; "" if nothing does."""
+        name = layers[0].name
+        nodes = {layer.node for layer in layers}
+        transposes = {layer.transpose for layer in layers if layer.transpose is not None}
+        reads = {name: {*transposes, *(layer.node for layer in layers if layer.transpose is None)}}
+        reads |= {transpose.outputs[0]: nodes for transpose in transposes}
+        for value, known in reads.items():
+            if self._document.uses[value] == sum(node.inputs.count(value) for node in known):
+                continue
+            for scope in self._document.scopes:
+                for node in scope.nodes:
+                    if value in node.inputs and node not in known:
+                        return f"its weight {name!r} is also read by {name_of(node)!r} ({node.kind})"
+            return f"its weight {name!r} is also an output"
+        return ""
 
     def masks(self, sparsity: float, *, globally: bool) -> dict[str, np.ndarray]:
         """Return masks by weight: False for the weights of the smallest magnitudes.
@@ -119,6 +127,23 @@ class Pruner:
             zeros = [int(a.size - np.count_nonzero(a)) for a in (before, new)]
             found.append(PrunedWeight(name, nodes, layers[0].node.kind, before.size, *zeros))
         return self._document.written(), tuple(found)
+
+
+def _behind_transposes(document: Document, products: list[Node]) -> list[Layer]:
+    """Remove the products with a transposed weight from `products`, and return them as layers."""
+    makers = {name: node for scope in document.scopes for node in scope.nodes for name in node.outputs if name}
+    computed, found = set(products), []
+    for scope in document.scopes:
+        for node in scope.nodes:
+            maker = makers.get(node.input(1)) if node in computed else None
+            if maker is None or maker.kind != "Transpose" or document.array(node.inputs[0]) is not None:
+                continue
+            weight = document.array(maker.inputs[0])
+            if weight is not None and weight.ndim == 2 and weight.size and np.isfinite(weight).all():
+                found.append(Layer(scope, node, maker.inputs[0], weight, 0, maker))
+    taken = {layer.node for layer in found}
+    products[:] = [node for node in products if node not in taken]
+    return found
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
@@ -175,6 +200,8 @@ def _summed_axis(layer: Layer) -> int:
             return 0
         case "Gemm":
             return 1 if layer.node.attribute("transB", 0) else 0
+    if layer.transpose is not None:
+        return 1
     return max(layer.weight.ndim - 2, 0)
 
 

@@ -120,3 +120,33 @@ def test_export_merges_adapters_and_verifies(train, call, task):
         assert ("merged the adapters" in err) is merged
     assert call("export", "run", "--adapter", "run", "-o", "net.onnx")[0] == 2
     assert call("export", task / "net.json", "--adapter", "absent", "-o", "net.onnx")[0] == 2
+
+
+def test_models_with_adapters_are_merged_before_other_changes(train, call, task):
+    """quantize and prune would change the matrices of adapters one by one. build --weights merges them."""
+    assert train("--lora", "rank=2", "--epochs", 1, "-o", "run")[0] == 0
+    for command in (
+        ("quantize", "run", "out.onnx", "--mode", "weights"),
+        ("prune", "run", "-o", "out.onnx", "--sparsity", 0.5),
+    ):
+        code, _, err = call(*command)
+        assert code == 2
+        assert "run: the model has LoRA adapters; merge them into the weights first: graphkit export run" in err
+    Path("again.py").write_text(
+        f"import graphkit as gk\n\n\ndef make():\n    return gk.load({str(task / 'net.json')!r})\n"
+    )
+    code, _, err = call("build", "again.py:make", "--weights", "run", "-o", "built.json")
+    assert code == 0, err
+    x = {"x": np.ones((2, 6), np.float32)}
+    expected = gk.load("run").run(x)["logits"]
+    np.testing.assert_allclose(gk.load("built.json").run(x)["logits"], expected, rtol=1e-5)
+
+
+def test_build_lists_weights_that_it_does_not_use(call):
+    x = gk.input("x", ["N", 6])
+    gk.Model({"y": gk.nn.linear(gk.nn.linear(x, 8, name="fc1"), 3, name="more")}, seed=0).save("big.json")
+    gk.Model({"y": gk.nn.linear(x, 8, name="fc1")}, name="small", seed=0).save("small.json")
+    Path("again.py").write_text("import graphkit as gk\n\n\ndef make():\n    return gk.load('small.json')\n")
+    code, _, err = call("build", "again.py:make", "--weights", "big.json", "-o", "built.json")
+    assert code == 0, err
+    assert "not in small, so these parameters of model are not used: more_weight, more_bias" in err

@@ -171,3 +171,29 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
     net = gk.Model({"y": gk.relu(gk.input("x", [2]))}, name="net")
     with pytest.raises(gk.errors.RuntimeFailure, match="cannot write"):
         net.save_mxnet(tmp_path / "missing" / "net")
+
+
+def test_a_negative_epoch_is_refused(tmp_path: Path) -> None:
+    net = gk.Model({"y": gk.relu(gk.input("x", [2]))}, name="net")
+    with pytest.raises(gk.errors.UsageError, match="must not be negative: -1"):
+        net.save_mxnet(tmp_path / "net", -1)
+
+
+def test_a_long_chain_of_operators_on_a_weight_is_computed(tmp_path: Path) -> None:
+    w = gk.parameter("w", [3, 4])
+    chain = w
+    for _ in range(3000):
+        chain = gk.tanh(chain)
+    net = gk.Model({"y": gk.mat_mul(gk.input("x", ["N", 3]), chain)}, name="net", seed=0)
+    net.save_mxnet(tmp_path / "net")
+    feeds = {"x": _random(2, 3)}
+    (expected,), (found,) = net.run(feeds).values(), gk.load(tmp_path / "net").run(feeds).values()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_missing_operators_of_sizes_ask_for_shapes(tmp_path: Path) -> None:
+    x = gk.input("x", ["N", 4])
+    net = gk.Model({"y": gk.cast(gk.shape(x), to="float32")}, name="net")
+    with pytest.raises(gk.errors.UnsupportedOperator, match=r"Shape: 'shape'\nWith shapes of the inputs"):
+        net.save_mxnet(tmp_path / "net")
+    net.save_mxnet(tmp_path / "net", shapes={"x": (2, 4)})

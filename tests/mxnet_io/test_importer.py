@@ -125,7 +125,7 @@ def test_a_symbol_without_parameters_is_an_error(tmp_path):
 
 
 def test_options_of_mxnet_need_a_path():
-    with pytest.raises(gk.errors.UsageError, match="belong to a model of MXNet"):
+    with pytest.raises(gk.errors.UsageError, match="are for models of MXNet"):
         gk.load(b"", epoch=1)
 
 
@@ -198,7 +198,10 @@ def test_given_shapes_come_first(tmp_path):
 def test_a_shape_that_does_not_follow_is_asked_for(tmp_path):
     document = symbol([node("null", "data"), node("Flatten", "f", [(0, 0)]), node("sum", "s", [(0, 0)])], [(2, 0)])
     path = _written(tmp_path, document, {})
-    with pytest.raises(gk.errors.UsageError, match=r"node 's' \(sum\).*shapes=\{'data': \(1, 10\)\}, or --shape data:"):
+    with pytest.raises(
+        gk.errors.UsageError,
+        match=r"node 's' \(sum\).*shapes=\{'data': \(1, 10\)\}; graphkit export takes --shape data:1,10",
+    ):
         gk.load(path)
     assert gk.load(path, shapes={"data": (2, 3)}).run({"data": np.ones((2, 3), np.float32)})["s_output"] == 6
 
@@ -287,4 +290,36 @@ def test_bytes_after_the_names_are_an_error(tmp_path):
     path = _written(tmp_path)
     (tmp_path / "net-0000.params").write_bytes(listed([dense(W)], ["arg:fc_weight"]) + b"x")
     with pytest.raises(gk.errors.InvalidModel, match=r"net-0000\.params"):
+        gk.load(path)
+
+
+def test_options_of_mxnet_are_refused_for_other_files(tmp_path):
+    gk.Model({"y": gk.relu(gk.input("x", [2]))}).save(tmp_path / "net.onnx")
+    with pytest.raises(gk.errors.UsageError, match=r"are for models of MXNet, not for .*net\.onnx"):
+        gk.load(tmp_path / "net.onnx", epoch=7)
+
+
+@pytest.mark.parametrize(
+    ("op", "attrs"),
+    [
+        ("_arange", {"start": "0", "stop": "3e8"}),
+        ("_arange", {"start": "0", "stop": "1e18"}),
+        ("_linspace", {"num": "100000000000"}),
+        ("_eye", {"N": "1000000"}),
+        ("_zeros", {"shape": "(100000, 100000)"}),
+    ],
+)
+def test_constants_of_a_small_file_are_limited(tmp_path, op, attrs):
+    path = _written(tmp_path, symbol([node(op, "c", attrs=attrs)], [(0, 0)]), {})
+    with pytest.raises(gk.errors.OutOfMemory, match=r"node 'c'.* a constant of"):
+        gk.load(path, max_memory="100MB")
+
+
+def test_a_recurrent_layer_of_too_many_layers_is_refused(tmp_path):
+    nodes = [node("null", n) for n in ("data", "p_parameters", "state")]
+    nodes.append(
+        node("RNN", "r", [(0, 0), (1, 0), (2, 0)], attrs={"mode": "gru", "state_size": "2", "num_layers": "9" * 9})
+    )
+    path = _written(tmp_path, symbol(nodes, [(3, 0)]), {"p_parameters": W.ravel()})
+    with pytest.raises(gk.errors.InvalidModel, match="num_layers 999999999"):
         gk.load(path)

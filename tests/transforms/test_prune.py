@@ -307,3 +307,30 @@ def test_pruned_training_equals_pytorch(scope):
     for name, layer in zip(("fc1_weight", "fc2_weight"), layers, strict=True):
         wanted = (layer.weight_orig * layer.weight_mask).detach().numpy()
         np.testing.assert_allclose(found.model.params[name], wanted, atol=1e-5)
+
+
+def test_weights_behind_a_transpose_are_pruned() -> None:
+    """A linear layer on sequences is a MatMul with a transposed weight."""
+    x = gk.input("x", ["N", "T", 8])
+    h = gk.relu(gk.nn.linear(x, 12, name="first"))
+    net = gk.Model({"y": gk.nn.linear(h, 4, name="last")}, seed=0)
+    pruned = gk.prune(net, pattern="2:4")
+    assert [weight.name for weight in pruned.weights] == ["first_weight", "last_weight"]
+    for name in ("first_weight", "last_weight"):
+        weight = np.asarray(pruned.model.params[name])
+        groups = np.abs(np.asarray(net.params[name])).reshape(len(weight), -1, 4)
+        kept = groups >= np.sort(groups, axis=-1)[..., 2:3]
+        np.testing.assert_array_equal(weight.reshape(groups.shape) != 0, kept)
+
+
+def test_a_transposed_weight_with_another_reader_is_kept() -> None:
+    """The table of an embedding is also the last layer."""
+    ids = gk.input("ids", ["N", "T"], "int64")
+    table = gk.parameter("table", [9, 8])
+    h = gk.nn.linear(gk.gather(table, ids), 8, name="body")
+    net = gk.Model({"y": gk.mat_mul(h, gk.transpose(table, perm=(1, 0)), name="head")}, seed=0)
+    pruned = gk.prune(net, 0.5)
+    assert [weight.name for weight in pruned.weights] == ["body_weight"]
+    (kept,) = pruned.kept
+    assert kept.name == "head"
+    assert "its weight 'table' is also read by" in kept.reason

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphkit.errors import UnsupportedError
+from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.ir.graph import Value
-from graphkit.mxnet_io.call import Call, axis_of, converter, scalar, sizes_of
+from graphkit.mxnet_io.call import Call, axis_of, converter, require_elements, scalar, sizes_of
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64
 
@@ -19,6 +19,7 @@ def filled(call: Call) -> Value:
     shape = [size or 1 for size in attributes.integers("shape")]
     dtype = attributes.dtype("dtype", "float32")
     number = attributes.number("value", 0.0) if call.op.endswith("full") else float(call.op.endswith("ones"))
+    require_elements(*shape)
     return constant(np.full(shape, number, dtype.numpy))
 
 
@@ -31,8 +32,11 @@ def arange(call: Call) -> Value:
     start, stop = attributes.number("start", 0.0), attributes.number("stop", float("inf"))
     if stop == float("inf"):
         start, stop = 0.0, start
-    numbers = np.arange(start, stop, attributes.number("step", 1.0))
-    repeated = np.repeat(numbers, attributes.integer("repeat", 1))
+    step, repeat = attributes.number("step", 1.0), attributes.integer("repeat", 1)
+    if step == 0 or repeat < 0:
+        raise InvalidModel(f"step {step:g} and repeat {repeat}")
+    require_elements((stop - start) / step, repeat)
+    repeated = np.repeat(np.arange(start, stop, step), repeat)
     return constant(repeated.astype(attributes.dtype("dtype", "float32").numpy))
 
 
@@ -42,6 +46,7 @@ def linspace(call: Call) -> Value:
     attributes.ignore("ctx", "infer_range", "repeat", "step")
     start, stop = attributes.number("start", 0.0), attributes.number("stop", 0.0)
     count = attributes.integer("num", 50)
+    require_elements(count)
     numbers = np.linspace(start, stop, count, endpoint=attributes.flag("endpoint", True))
     return constant(numbers.astype(attributes.dtype("dtype", "float32").numpy))
 
@@ -52,6 +57,7 @@ def eye(call: Call) -> Value:
     attributes.ignore("ctx")
     rows = attributes.integer("N", 1)
     columns = attributes.integer("M", 0) or rows
+    require_elements(rows, columns)
     return constant(np.eye(rows, columns, attributes.integer("k", 0), attributes.dtype("dtype", "float32").numpy))
 
 

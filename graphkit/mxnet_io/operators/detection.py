@@ -57,11 +57,11 @@ def multibox_prior(call: Call) -> Value:
     """
     attributes = call.attributes
     sizes = np.asarray(attributes.numbers("sizes", (1.0,)), np.float32)
-    ratios = np.sqrt(np.asarray(attributes.numbers("ratios", (1.0,)), np.float32))
+    ratios = np.sqrt(np.maximum(np.asarray(attributes.numbers("ratios", (1.0,)), np.float32), 0))
     clipped = attributes.flag("clip", False)
     steps, offsets = _four(attributes, "steps", -1.0, -1.0), _four(attributes, "offsets", 0.5, 0.5)
-    if not sizes.size or not ratios.size:
-        raise InvalidModel("sizes and ratios must not be empty")
+    if not sizes.size or not ratios.all() or not ratios.size:
+        raise InvalidModel("sizes and ratios must not be empty, and ratios must be above 0")
     x = call.x
     counts = [as_floats(sizes_of(x, axis), x) for axis in (2, 3)]
     centres = []

@@ -12,6 +12,7 @@ from graphkit.mxnet_io.call import (
     as_indices,
     converter,
     rank_of,
+    require_elements,
     reshape,
     scalar,
     sizes_of,
@@ -119,6 +120,7 @@ def grid_generator(call: Call) -> Value:
         return _affine(call.x, *target)
     flow = call.x
     height, width = static_sizes(flow, (2, 3))
+    require_elements(height, width)
     rows, columns = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
     base = constant(np.stack([columns, rows])[None].astype(flow.dtype.numpy))
     extent = np.asarray([max(width - 1, 1), max(height - 1, 1)], flow.dtype.numpy).reshape(1, 2, 1, 1) / 2
@@ -128,6 +130,7 @@ def grid_generator(call: Call) -> Value:
 
 def _affine(theta: Value, height: int, width: int) -> Value:
     """Return [batch, 2, height, width]: theta [batch, 2, 3] times (x, y, 1) at the points of a regular grid."""
+    require_elements(height, width)
     ys, xs = np.meshgrid(_points(height), _points(width), indexing="ij")
     points = np.stack([xs.ravel(), ys.ravel(), np.ones(height * width)]).astype(theta.dtype.numpy)
     product = F.mat_mul(reshape(theta, [-1, 2, 3]), constant(points))

@@ -14,6 +14,7 @@ from graphkit.mxnet_io.call import (
     converter,
     in_range,
     rank_of,
+    require_elements,
     reshape,
     scalar,
     sizes_of,
@@ -88,8 +89,9 @@ def one_hot(call: Call) -> Value:
     dtype = attributes.dtype("dtype", "float32")
     depth = attributes.integer("depth", 1)
     values = [attributes.number("off_value", 0.0), attributes.number("on_value", 1.0)]
+    require_elements(depth)
     indices = F.unsqueeze(as_indices(call.x), i64(-1))
-    hits = F.equal(indices, constant(i64(*range(depth))))
+    hits = F.equal(indices, constant(np.arange(depth)))
     off, on = (constant(np.asarray(value, dtype.numpy)) for value in values)
     result: Value = F.where(hits, on, off, name=call.name)
     return result

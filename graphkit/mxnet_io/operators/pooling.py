@@ -15,7 +15,7 @@ import numpy as np
 from graphkit.errors import UnsupportedError
 from graphkit.ir.dims import Dim, is_static
 from graphkit.ir.graph import Value
-from graphkit.mxnet_io.call import Call, converter, rank_of, scalar, shape_of, static_sizes
+from graphkit.mxnet_io.call import Call, converter, rank_of, require_elements, scalar, shape_of, static_sizes
 from graphkit.mxnet_io.operators.convolution import channels_last, to_back, to_front
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, constant
@@ -170,6 +170,7 @@ def adaptive_average_pooling(call: Call) -> Value:
         result: Value = F.global_average_pool(x)
         return result
     rows, columns = static_sizes(x, (2, 3))
+    require_elements(max(rows, columns), max(height, width))
     left = constant(_means(rows, height).astype(x.dtype.numpy))
     right = constant(_means(columns, width).T.astype(x.dtype.numpy))
     result = F.mat_mul(F.mat_mul(left, x), right)

@@ -21,6 +21,7 @@ from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64
 
+_MOST_LAYERS = 10_000
 # Mode -> MXNet's gates in ONNX's order.
 _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2), "rnn_tanh": (0,), "rnn_relu": (0,)}
 
@@ -39,6 +40,8 @@ def rnn(call: Call) -> Value | list[Value]:
     attributes = call.attributes
     mode = attributes.choice("mode", "lstm", "gru", "rnn_tanh", "rnn_relu")
     hidden, layers = attributes.integer("state_size", 0), attributes.integer("num_layers", 1)
+    if not (0 < layers <= _MOST_LAYERS and hidden > 0):
+        raise InvalidModel(f"num_layers {layers} and state_size {hidden}")
     directions = 2 if attributes.flag("bidirectional", False) else 1
     attributes.ignore("p", "lstm_state_clip_nan", "num_args")
     for name in ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max"):

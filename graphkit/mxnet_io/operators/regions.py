@@ -24,6 +24,7 @@ from graphkit.mxnet_io.call import (
     converter,
     rank_of,
     ranked_operands,
+    require_elements,
     reshape,
     scalar,
     sizes_of,
@@ -60,6 +61,7 @@ def modulated_deformable_convolution(call: Call) -> Value:
 def _deformable(call: Call, modulated: bool) -> Value:
     attributes = call.attributes
     kernel = attributes.integers("kernel")
+    require_elements(*kernel)
     if len(kernel) != 2:
         raise InvalidModel(f"kernel {kernel} must have 2 sizes")
     places = window(call, kernel)
@@ -183,7 +185,6 @@ def _channels_by_position(x: Value, outputs: int, group: int, size: int) -> np.n
         raise InvalidModel(
             f"output_dim {outputs} and group_size {group} need {outputs * group * group} channels, not {x}"
         )
-    require_memory(8 * outputs * size * size, f"bins of pooled_size {size}")
     part = np.clip(np.arange(size) * group // size, 0, group - 1)
     return (np.arange(outputs)[:, None, None] * group + part[:, None]) * group + part
 
@@ -208,6 +209,7 @@ def psroi_pooling(call: Call) -> Value:
     """
     attributes = call.attributes
     size, outputs = attributes.integer("pooled_size", 0), attributes.integer("output_dim", 0)
+    require_elements(outputs, size, size)
     group = attributes.integer("group_size", 0) or size
     x, regions = ranked_operands(call, 0, 1)
     bounds = _bounds(regions, attributes.number("spatial_scale", 1.0))
@@ -243,6 +245,7 @@ def deformable_psroi_pooling(call: Call) -> Value:
     """
     attributes = call.attributes
     size, outputs = attributes.integer("pooled_size", 0), attributes.integer("output_dim", 0)
+    require_elements(outputs, size, size)
     group, parts = attributes.integer("group_size", 0), attributes.integer("part_size", 0) or size
     samples, factor = attributes.integer("sample_per_part", 1), attributes.number("trans_std", 0.0)
     shifted = not attributes.flag("no_trans", False)

@@ -187,12 +187,20 @@ def swish(writer: Writer) -> Entry:
     return writer.add("elemwise_mul", [writer.entry(0), gate])
 
 
+@writes("CastLike")
+def cast_like(writer: Writer) -> Entry:
+    return _cast(writer, writer.value(1).dtype)
+
+
 @writes("Cast")
 def cast(writer: Writer) -> Entry:
-    if DType(writer["to"]) is DType.BOOL:
+    return _cast(writer, DType(writer["to"]))
+
+
+def _cast(writer: Writer, to: DType) -> Entry:
+    if to is DType.BOOL:
         return writer.add("_not_equal_scalar", [writer.entry(0)], scalar=0.0)
     names = {"float16", "float32", "float64", "uint8", "int8", "int32", "int64"}
-    dtype = DType(writer["to"]).value
-    if dtype not in names:
-        raise UnsupportedError(f"MXNet has no element type {dtype}")
-    return writer.add("Cast", [writer.entry(0)], dtype=dtype)
+    if to.value not in names:
+        raise UnsupportedError(f"MXNet has no element type {to.value}")
+    return writer.add("Cast", [writer.entry(0)], dtype=to.value)

@@ -81,6 +81,7 @@ class Layer:
         weight: The weight.
         axis: The axis of the output channels that may have a scale each; None if there is none.
         name: Name of the weight.
+        transpose: The Transpose between the weight, a matrix, and the node; None if there is none.
     """
 
     scope: Scope
@@ -88,6 +89,7 @@ class Layer:
     name: str
     weight: np.ndarray
     axis: int | None
+    transpose: Node | None = None
 
     @property
     def matrix(self) -> np.ndarray | None:
