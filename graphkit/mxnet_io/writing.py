@@ -46,7 +46,10 @@ class Writing:
             elif value.is_input:
                 self.entries[value] = self.add("null", name, [], _declared(name, value))
             else:
-                self.entries[value] = self.variable(self.names.take(name), np.atleast_1d(self.array(value)))
+                array = np.atleast_1d(self.array(value))
+                # MXNet 1.9 reads files with booleans, but its operators take numbers only.
+                array = array.astype(np.float32) if array.dtype == np.bool_ else array
+                self.entries[value] = self.variable(self.names.take(name), array)
         return self.entries[value]
 
     def variable(self, name: str, array: np.ndarray | StoredArray, *, state: bool = False) -> Entry:

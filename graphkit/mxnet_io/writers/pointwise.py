@@ -71,16 +71,7 @@ _COMPARISONS = {
 def _compared(name: str, writer: Writer) -> Entry:
     if any(v is not None and v.dtype is DType.STRING for v in writer.inputs):
         raise UnsupportedError("MXNet has no texts")
-    return writer.add(f"broadcast_{name}", [_as_number(writer, 0), _as_number(writer, 1)])
-
-
-def _as_number(writer: Writer, position: int) -> Entry:
-    """Return an operand; fixed booleans as floating-point numbers."""
-    value = writer.value(position)
-    if value.dtype is DType.BOOL and writer.writing.is_fixed(value):
-        numbers = np.atleast_1d(writer.writing.array(value)).astype(np.float32)
-        return writer.writing.constant(numbers, f"{writer.name}_operand")
-    return writer.entry(position)
+    return writer.add(f"broadcast_{name}", [writer.entry(0), writer.entry(1)])
 
 
 for _name, _op in _COMPARISONS.items():
