@@ -148,6 +148,89 @@ def test_incomplete_characters_are_held_back():
     assert [continued.add(token) for token in tokens[2:]] == ["", "\U0001f3ac"]
 
 
+def byte_tokens(data):
+    """The tokens of single bytes in the library with byte-level BPE."""
+    alphabet = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2 writes other bytes as U+0100, ...
+    others = [byte for byte in range(256) if byte not in alphabet]
+    return [
+        LIBRARIES["bytes"].token_to_id(chr(byte if byte in alphabet else 256 + others.index(byte))) for byte in data
+    ]
+
+
+class Counting(Tokenizer):
+    """Counts the tokens that are decoded."""
+
+    decoded = 0
+
+    def decode(self, numbers):
+        self.decoded += len(numbers)
+        return super().decode(numbers)
+
+
+@pytest.mark.parametrize("count", [500, 1000])
+def test_bytes_that_are_no_text_are_returned_in_linear_time(count):
+    tokenizer = Counting(LIBRARIES["bytes"].to_str())
+    stream = TextStream(tokenizer, [])
+    pieces = [stream.add(token) for token in byte_tokens(b"\xff") * count]
+    assert count - 8 < len("".join(pieces)) < count
+    assert tokenizer.decoded < 30 * count
+    assert stream.finish()
+    assert stream.text == "\ufffd" * count
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stream_of_any_bytes_is_the_text_of_the_bytes(seed):
+    rng = np.random.default_rng(seed)
+    parts = ["é", "日", "🎬", "a", b"\xff", b"\xe6\x97", b"\xf0\x9f\x8e", b"\x80", b"\xed\xa0"]
+    chosen = [parts[n] for n in rng.integers(0, len(parts), 200)]
+    data = b"".join(part.encode() if isinstance(part, str) else part for part in chosen)
+    stream = TextStream(Tokenizer(LIBRARIES["bytes"].to_str()), [])
+    pieces = [stream.add(token) for token in byte_tokens(data)]
+    assert all(any(pieces[start : start + 10]) for start in range(len(pieces) - 10))
+    pieces.append(stream.finish())
+    assert "".join(pieces) == stream.text == data.decode(errors="replace")
+
+
+def test_tokens_that_begin_and_end_inside_of_characters():
+    """No token ends with a character, but the text is complete."""
+    data = "日本語" * 20
+    raw = data.encode()
+    cuts = [0, *range(2, len(raw), 3), len(raw)]
+
+    class Bytes(Vocabulary):
+        def __init__(self):
+            super().__init__(["<pad>", "<unk>"])
+
+        def decode(self, numbers):
+            return b"".join(raw[cuts[n] : cuts[n + 1]] for n in numbers).decode(errors="replace")
+
+    stream = TextStream(Bytes(), [])
+    pieces = [stream.add(number) for number in range(len(cuts) - 1)]
+    assert "".join(pieces[:-2])
+    assert "\ufffd" not in "".join(pieces)
+    assert "".join(pieces) + stream.finish() == data
+
+
+def byte_fallback():
+    """Characters without a token are tokens of their bytes, as of Llama."""
+    tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "a"]
+    library = Library(
+        models.BPE({token: n for n, token in enumerate(tokens)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return library
+
+
+@pytest.mark.parametrize("prompt", ["", "a", "本語日", "本語日本"])
+def test_characters_of_byte_tokens(prompt):
+    """The decoder reads no character of a run of bytes if the run begins inside of one."""
+    library = byte_fallback()
+    tokenizer = Tokenizer(library.to_str())
+    text = "日本語日本語🎬日本a日本"
+    stream = TextStream(tokenizer, tokenizer.encode(prompt).tolist())
+    assert "".join(stream.add(token) for token in library.encode(text).ids) == text
+
+
 def test_file_and_metadata(pair, tmp_path):
     library, tokenizer = pair
     library.save(str(tmp_path / "tokenizer.json"))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from graphkit.data.preprocessing.vocabulary import Vocabulary
 
-# Number of tokens of the prompt that the first piece is decoded with: whether it begins with a space depends on them.
+# Number of earlier tokens that a piece is decoded with: whether it begins with a space depends on them.
 _CONTEXT = 8
+
+# A character has at most 4 bytes, so 4 tokens. If it is not complete after that, its bytes are no UTF-8.
+_PENDING = 4
 
 # Bytes that are no UTF-8 become this character: a character may need further tokens.
 _INCOMPLETE = "\ufffd"
@@ -30,8 +34,13 @@ class TextStream:
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int], stops: Sequence[str] = ()):
         self._vocabulary, self._stops = vocabulary, stops
-        self._tokens = [int(token) for token in prompt[-_CONTEXT:]]
-        self._read = len(self._tokens)  # number of tokens whose text is complete
+        self._tokens = _from_character(vocabulary, [int(token) for token in prompt[-_CONTEXT:]])
+        self._read = len(self._tokens)  # number of tokens whose text was returned
+        self._is_complete = True  # whether that text ends with a complete character; if not, this one is held back
+        # Earlier values of `_read` where a character begins. Some decoders read no character after a part of one.
+        self._starts = deque([0], maxlen=_CONTEXT + 1)
+        if not vocabulary.decode(self._tokens).endswith(_INCOMPLETE):
+            self._starts.append(self._read)
         self._held = ""
         self.text = ""
         self.stopped = False
@@ -51,14 +60,24 @@ class TextStream:
         return piece
 
     def _decoded(self, whole: bool) -> str:
-        """Return the text of the new tokens, or nothing if a character is incomplete, unless `whole`."""
-        start = max(self._read - _CONTEXT, 0)
+        """Return the text of the new tokens, or nothing if a character is incomplete, unless `whole`.
+
+        If bytes are no UTF-8, the text may never end with a complete character. Then all but the last one is returned.
+        """
+        earliest = max(self._read - _CONTEXT, 0)
+        start = next((place for place in self._starts if earliest <= place < self._read), earliest)
         before = self._vocabulary.decode(self._tokens[start : self._read])
         after = self._vocabulary.decode(self._tokens[start:])
-        if after.endswith(_INCOMPLETE) and not whole:
-            return ""
-        self._read = len(self._tokens)
+        if not self._is_complete:
+            before = before.removesuffix(_INCOMPLETE)
         same = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
+        is_complete = whole or not after.endswith(_INCOMPLETE)
+        if not is_complete and len(self._tokens) - self._read < _PENDING:
+            return ""
+        self._read, self._is_complete = len(self._tokens), is_complete
+        if not is_complete:
+            return after[same:-1]
+        self._starts.append(self._read)
         return after[same:]
 
     def _accept(self, piece: str) -> str:
@@ -73,6 +92,14 @@ class TextStream:
             piece, self._held = text[: len(text) - keep], text[len(text) - keep :]
         self.text += piece
         return piece
+
+
+def _from_character(vocabulary: Vocabulary, tokens: list[int]) -> list[int]:
+    """Return tokens without the first ones if these are the end of a character."""
+    for start in range(min(_PENDING, len(tokens))):
+        if not vocabulary.decode(tokens[start:]).startswith(_INCOMPLETE):
+            return tokens[start:]
+    return tokens
 
 
 def _overlap(text: str, stop: str) -> int:
