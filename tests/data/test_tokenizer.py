@@ -299,6 +299,58 @@ def test_texts_that_are_no_unicode():
         Tokenizer(LIBRARIES["bytes"].to_str()).encode("\ud800")
 
 
+def test_lengths_below_the_special_tokens_are_errors(pair):
+    library, tokenizer = pair
+    needed = library.num_special_tokens_to_add(False)
+    assert tokenizer.encode(TEXTS[1], needed).tolist() == library.encode("").ids
+    for length in range(-1, needed):
+        with pytest.raises(InputError, match=rf"length is {length}, but the special tokens of a text need {needed} "):
+            tokenizer.encode(TEXTS[1], length)
+    assert tokenizer.encode(TEXTS[1]).tolist() == library.encode(TEXTS[1]).ids
+
+
+@pytest.mark.parametrize("number", [-1, 2**32, 10**12])
+def test_numbers_that_no_token_can_have_are_errors(pair, number):
+    with pytest.raises(InputError, match=rf"tokenizer\.json: {number} is no number of a token"):
+        pair[1].decode([1, number])
+
+
+def test_panic_of_the_package_is_an_error(pair):
+    record = json.loads(LIBRARIES["spaces"].to_str())
+    special = record["post_processor"]["special_tokens"]
+    special["<q>"] = special.pop("<s>")
+    tokenizer = Tokenizer(json.dumps(record))
+    for length in (None, 4):
+        with pytest.raises(InputError, match=r"tokenizer\.json: a text cannot be encoded"):
+            tokenizer.encode("a film", length)
+    assert tokenizer.encode_part("a film").tolist() == LIBRARIES["spaces"].encode("a film").ids[1:]
+
+
+def test_panic_in_decoding_is_an_error(monkeypatch):
+    class PanicException(BaseException):  # as pyo3 names it
+        pass
+
+    class Panics:
+        def decode(self, *_, **__):
+            raise PanicException("index out of bounds")
+
+    tokenizer = Tokenizer(LIBRARIES["bytes"].to_str())
+    monkeypatch.setattr(tokenizer, "_tokenizer", Panics())
+    with pytest.raises(InputError, match="tokens cannot be decoded: index out of bounds"):
+        tokenizer.decode([1])
+
+
+@pytest.mark.parametrize("number", [120, 4_000_000_000])
+def test_padding_without_a_token_is_an_error(number):
+    record = json.loads(LIBRARIES["pieces"].to_str())
+    record["padding"] = {
+        "strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_id": number,
+        "pad_type_id": 0, "pad_token": "zz",
+    }  # fmt: skip
+    with pytest.raises(InputError, match=f"damaged: pad_id is {number}, but tokens have numbers up to "):
+        Tokenizer(json.dumps(record))
+
+
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(MissingDependency, match=r"needs the package tokenizers.*\[text\]"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from graphkit.data.preprocessing.vocabulary import Vocabulary, read_text
 from graphkit.distribution import how_to_install
 from graphkit.errors import InputError, MissingDependency, UsageError
 from graphkit.signatures import typed, typed_constructor
+from graphkit.text import quantity
 
 # Names of tokens for padding, and of tokens that end a text or a message, in common tokenizers.
 _PADDING = ("[PAD]", "<pad>", "<|pad|>", "<PAD>")
@@ -21,6 +23,9 @@ _ENDS = (
     "</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>",
     "<end_of_turn>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )  # fmt: skip
+
+# The package stores the numbers of tokens in 32 bits.
+_NUMBERS = 1 << 32
 
 # A file may number tokens with gaps. With more than this many numbers per token, it is damaged.
 _GAPS = 16
@@ -59,6 +64,8 @@ class Tokenizer(Vocabulary):
         self.level = "token"
         known = [self._numbers[name] for name in _PADDING if name in self._numbers]
         self.padding = int(padding["pad_id"]) if padding else next(iter(known), 0)
+        if not 0 <= self.padding < size:
+            raise InputError(f"{source}: damaged: pad_id is {self.padding}, but tokens have numbers up to {size - 1}")
         self.unwritten = tuple(number for number, token in enumerate(tokens) if not token)
         self.ends = tuple(self._numbers[name] for name in _ENDS if name in self._numbers)
 
@@ -69,6 +76,9 @@ class Tokenizer(Vocabulary):
         Args:
             text: The text.
             length: Maximum number of tokens. Special tokens at the end are kept.
+
+        Raises:
+            InputError: The text cannot be encoded, or `length` is below the number of special tokens.
         """
         return self._encoded(text, length, special=True)
 
@@ -89,19 +99,38 @@ class Tokenizer(Vocabulary):
     def _encoded(self, text: str, length: int | None, special: bool) -> np.ndarray:
         with self._lock:
             try:
-                if length is not None:
-                    self._tokenizer.enable_truncation(length)
-                numbers = self._tokenizer.encode(text, add_special_tokens=special).ids
-            except Exception as error:  # noqa: BLE001 - the package raises Exception itself
-                raise InputError(f"{self._source}: a text cannot be encoded: {error}") from None
+                with _explaining(f"{self._source}: a text cannot be encoded"):
+                    if length is not None:
+                        self._check_length(length, special)
+                        self._tokenizer.enable_truncation(length)
+                    numbers = self._tokenizer.encode(text, add_special_tokens=special).ids
             finally:
                 self._tokenizer.no_truncation()
         return np.array(numbers, np.int64)
 
+    def _check_length(self, length: int, special: bool) -> None:
+        """Raise InputError if the special tokens of a text do not fit. The package would not truncate the text."""
+        needed = self._tokenizer.num_special_tokens_to_add(False) if special else 0
+        if length < needed:
+            raise InputError(
+                f"{self._source}: length is {length}, but the special tokens of a text need "
+                f"{quantity(needed, 'token')}; give a larger length"
+            )
+
     @typed("Tokenizer.decode")
     def decode(self, numbers: Iterable[int]) -> str:
-        """Return the text of numbers, without special tokens. Bytes that are not UTF-8 become U+FFFD."""
-        text: str = self._tokenizer.decode([int(n) for n in numbers], skip_special_tokens=True)
+        """Return the text of numbers, without special tokens. Bytes that are not UTF-8 become U+FFFD.
+
+        A number above that of the last token has no text: a model may have more scores than tokens.
+
+        Raises:
+            InputError: A number is negative or does not fit into 32 bits, or the tokenizer cannot decode the tokens.
+        """
+        given = [int(n) for n in numbers]
+        if wrong := [n for n in given if not 0 <= n < _NUMBERS]:
+            raise InputError(f"{self._source}: {wrong[0]} is no number of a token; the last one is {len(self) - 1}")
+        with _explaining(f"{self._source}: tokens cannot be decoded"):
+            text: str = self._tokenizer.decode(given, skip_special_tokens=True)
         return text
 
     @property
@@ -159,9 +188,18 @@ def _parsed(document: str, source: str) -> Any:
         raise MissingDependency(
             f"{source}: a tokenizer needs the package tokenizers; install it with: {how_to_install('text')}"
         ) from None
-    try:
+    with _explaining(f"{source}: not a tokenizer.json"):
         return Parsed.from_str(document)
+
+
+@contextlib.contextmanager
+def _explaining(problem: str) -> Iterator[None]:
+    """Context in which errors of the package become InputErrors that begin with `problem`."""
+    try:
+        yield
+    except InputError:
+        raise
     except BaseException as error:  # the package raises Exception itself, or Rust's PanicException
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise InputError(f"{source}: not a tokenizer.json: {error}") from None
+        raise InputError(f"{problem}: {error}") from None
