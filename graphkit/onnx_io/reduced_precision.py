@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -162,6 +163,8 @@ class PrecisionReducer:
                 return f"{name!r} reaches {found:.4g}"
             if 0 < found < limits.least:
                 return f"{name!r} is at most {found:.4g}"
+            if math.isnan(found):
+                return f"{name!r} has no finite element on the data"
         return ""
 
     def _decide(self, largest: Mapping[str, float]) -> set[Node]:
@@ -188,7 +191,8 @@ class PrecisionReducer:
     def write(self, largest: Mapping[str, float]) -> ModelProto:
         """Return the rewritten model.
 
-        largest: the largest magnitude of values by name, as far as they were measured.
+        largest: the largest finite magnitude of values by name, as far as they were measured; NaN for a value without
+            a finite element.
         """
         low = self._decide(largest)
         self.lowered = [(name_of(node), node.kind) for node in self._top.nodes if node in low and node.kind != "Cast"]

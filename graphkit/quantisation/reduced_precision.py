@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -83,7 +84,7 @@ def reduce_precision(
     - nodes with a constant that the lower precision cannot represent: beyond its range, or only tiny numbers such as an
       epsilon of 1e-12;
     - for "fp16": nodes that read or compute a value whose magnitude on `data` is above 32,752, half of the largest
-      float16, or below 6.1e-5 in all elements;
+      float16, or below 6.1e-5 in all elements, or that has no finite element on `data`;
     - nodes that fit `keep_float32`, and loops, branches and functions.
 
     Casts are added where the precision changes. Nodes that can be computed in either precision (Add, Relu, Reshape,
@@ -103,7 +104,7 @@ def reduce_precision(
 
     Raises:
         UnsupportedError: No node would compute in the lower precision.
-        InputError: The data do not fit the model.
+        InputError: The data do not fit the model, or have no samples.
         UsageError: An argument is wrong, or a pattern fits no node.
     """
     from graphkit.onnx_io.quantise.layers import Choice
@@ -170,11 +171,13 @@ def _raised(model: Message, precision: str) -> tuple[Message, tuple[str, ...]]:
 
 
 def _measured(reducer: PrecisionReducer, model: Model, data: Any, count: int, threads: int | None) -> dict[str, float]:
-    """Return the largest magnitude of each value on the samples. Infinity and NaN are left out."""
+    """Return the largest finite magnitude of each value on the samples; NaN if it has no finite element."""
     from graphkit.quantisation.calibration import Feed, Samples, read_samples
 
     if isinstance(data, Mapping):
         arrays = {name: np.asarray(array) for name, array in data.items()}
+        if empty := [name for name, array in arrays.items() if array.shape[:1] == (0,)]:
+            raise InputError(f"data: there are no samples: the first axis of {empty[0]!r} has size 0")
         data = Samples([Feed(arrays, 1)], dict.fromkeys(arrays))
     found: Samples = data if isinstance(data, Samples) else read_samples(model, data, count, BATCH_SIZE)
     names = reducer.observed
@@ -189,5 +192,6 @@ def _measured(reducer: PrecisionReducer, model: Model, data: Any, count: int, th
         for name, array in results.items():
             if isinstance(array, np.ndarray) and array.dtype == np.float32:
                 finite = np.abs(array[np.isfinite(array)])
-                largest[name] = max(largest.get(name, 0.0), float(finite.max(initial=0.0)))
+                found_here = float(finite.max()) if finite.size else math.nan
+                largest[name] = float(np.fmax(largest.get(name, math.nan), found_here))
     return largest

@@ -10,7 +10,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_networks import check, conv_net, floats, info, initializers, model, run
 
 import graphkit as gk
-from graphkit.errors import UnsupportedError, UsageError
+from graphkit.errors import InputError, UnsupportedError, UsageError
 
 node = helper.make_node
 LOW = {TensorProto.FLOAT16, TensorProto.BFLOAT16}
@@ -101,6 +101,23 @@ def test_constants_that_float16_cannot_represent_stay_float32(value, why):
     found = gk.reduce_precision(gk.load(proto), data=0.5 * floats(3, 4))
     assert [k.name for k in found.kept if why in k.reason] == ["bound"]
     assert initializers(found.message)["c"].dtype == np.float32
+
+
+def test_nodes_without_finite_values_stay_float32():
+    proto = chain(node("Mul", ["x", "x"], ["h"], "square"), node("MatMul", ["h", "w"], ["y"], "product"))
+    net = gk.load(proto)
+    assert ("product", "MatMul") in gk.reduce_precision(net, data=floats(3, 4)).lowered
+    with pytest.raises(UnsupportedError, match=r"product \(MatMul\): 'h' has no finite element on the data"):
+        gk.reduce_precision(net, data=np.full((3, 4), 1e30, np.float32))
+    some = np.concatenate([floats(3, 4), np.full((1, 4), 1e30, np.float32)])
+    assert ("product", "MatMul") in gk.reduce_precision(net, data=some).lowered  # infinity is not counted
+
+
+@pytest.mark.parametrize("data", [floats(0, 4), {"x": floats(0, 4)}], ids=["array", "dict"])
+def test_data_without_samples_are_an_error(data):
+    net = gk.load(chain(node("MatMul", ["x", "w"], ["y"])))
+    with pytest.raises(InputError, match="no samples"):
+        gk.reduce_precision(net, data=data)
 
 
 def test_sums_and_named_nodes_stay_float32():
