@@ -72,6 +72,7 @@ def export(module: Any, example_inputs: Any, dynamic_shapes: Any, train: bool) -
         warnings.simplefilter("ignore")  # about the exporter's own code, and about training mode
         exported = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
         _check_buffers(module, exported)
+        _check_results(module, exported)
         _stop_gradients(torch, exported)
         program = torch.onnx.export(exported, dynamo=True, optimize=False, verbose=False)
     outputs = _output_names(torch, exported)
@@ -300,6 +301,19 @@ def _check_buffers(module: Any, exported: Any) -> None:
             f"from_torch: forward of {type(module).__name__} changes {changes}. A model updates only the "
             "running statistics of batch normalisation. Export with train=False, or keep the buffer constant"
         )
+
+
+def _check_results(module: Any, exported: Any) -> None:
+    """Raise UnsupportedError if `forward` returns a value that is not a tensor, None, or a size of a tensor."""
+    for spec in exported.graph_signature.output_specs:
+        value = getattr(spec.arg, "value", None)
+        if type(spec.arg).__name__ == "ConstantArgument" and value is not None:
+            kind = type(value).__name__
+            article = "an" if kind[0] in "aeiou" else "a"
+            raise UnsupportedError(
+                f"from_torch: forward returns {article} {kind} ({shown(value)}); an output of {type(module).__name__} "
+                "must be a tensor or None. Leave it out of what forward returns, or make it a tensor"
+            )
 
 
 def running_statistics(module: Any) -> set[str]:

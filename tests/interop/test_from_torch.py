@@ -332,6 +332,29 @@ def test_module_that_cannot_be_exported_is_an_error_with_the_reason(module, reas
         gk.from_torch(module, torch.ones(2, 4), train=True)
 
 
+@pytest.mark.parametrize(("value", "kind"), [(3, "an int"), (1.5, "a float"), (True, "a bool"), ("text", "a str")])
+def test_results_that_are_no_tensors_are_named(value, kind):
+    class Mixed(torch.nn.Linear):
+        def forward(self, input):
+            return None, super().forward(input), value
+
+    with pytest.raises(gk.errors.UnsupportedError, match=rf"forward returns {kind} \({value!r}\); an output of Mixed"):
+        gk.from_torch(Mixed(4, 3), torch.ones(2, 4))
+
+
+def test_results_that_are_none_or_sizes():
+    class Sizes(torch.nn.Linear):
+        def forward(self, input):
+            return None, super().forward(input), input.shape[0]
+
+    module = Sizes(4, 3)
+    found = gk.from_torch(module, torch.ones(2, 4)).run({"input": normal(5, 4)})
+    expected = module(torch.from_numpy(normal(5, 4)))[1].detach().numpy()
+    output, size = found.values()
+    np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-6)
+    assert size == 5
+
+
 def test_operator_without_onnx_form_is_named():
     class Eigenvalues(torch.nn.Module):
         def forward(self, x):
