@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import errno
 import io
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import RuntimeFailure, UsageError
-from graphkit.ir.atomic import write_whole
+from graphkit.ir.atomic import PendingFile, write_whole, writing_of
 from graphkit.signatures import shown, typed_constructor
 from graphkit.train.arguments import integer
 from graphkit.train.callbacks import Callback, Numbers
@@ -64,8 +67,22 @@ class CSVLogger(Callback):
 
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
         self._rows = []
-        if trainer.rank == 0 and numbers["epoch"] and self.path.exists():
+        if trainer.rank > 0:
+            return
+        self._check_writable()
+        if numbers["epoch"] and self.path.exists():
             self._rows = [row for row in self._read() if int(row["epoch"]) <= numbers["epoch"]]
+
+    def _check_writable(self) -> None:
+        """Create the folder of the file. Raise RuntimeFailure if the file cannot be written."""
+        with writing_of(self.path):
+            # If the parent is a file, creating the file below gives a better reason.
+            with contextlib.suppress(FileExistsError):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            with PendingFile(self.path.parent, self.path.name):
+                pass  # the file is removed again
 
     def _read(self) -> list[dict[str, str]]:
         try:
@@ -87,7 +104,8 @@ class CSVLogger(Callback):
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self._rows)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with writing_of(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.path, [text.getvalue().encode()])
 
 

@@ -87,6 +87,19 @@ def test_csv_that_cannot_be_written_or_continued(tmp_path):
     assert other.read_text() == "name,age\nx,3\n"
 
 
+@pytest.mark.parametrize("path", ["file/log.csv", "file/folder/log.csv", "folder"])
+def test_csv_that_cannot_be_written_stops_before_training(tmp_path, path):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    one = trainer()
+    before = {name: np.array(value) for name, value in one.net.params.items()}
+    with pytest.raises(RuntimeFailure, match=r"cannot be written: (Not|Is) a directory"):
+        one.fit((X, Y), batch_size=10, epochs=1, callbacks=[gk.CSVLogger(tmp_path / path)])
+    for name, value in before.items():
+        np.testing.assert_array_equal(one.net.params[name], value)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["file", "folder"]
+
+
 @pytest.mark.parametrize("as_function", [False, True])
 def test_tracker_gets_steps_and_epochs(as_function):
     tracker = Tracker()
