@@ -18,7 +18,7 @@ from graphkit.model import Model
 from graphkit.signatures import typed
 from graphkit.text import quantity, short_repr
 from graphkit.train import defaults
-from graphkit.train.arguments import NOT_NEGATIVE, integer, real
+from graphkit.train.arguments import NOT_NEGATIVE, POSITIVE, integer, real
 from graphkit.train.inputs import Inputs, by_name
 from graphkit.train.line_search import Point, strong_wolfe
 from graphkit.train.losses import AnyLoss
@@ -40,7 +40,7 @@ class LBFGS:
     Args:
         net: The model.
         loss: A name, a loss with options, a function, or a dict of losses by output, as for gk.Trainer.
-        lr: Factor on the step length; the first length that the line search tries.
+        lr: Factor on the step length, above 0; the first length that the line search tries.
         max_iter: Largest number of iterations of a step.
         max_eval: Number of evaluations after which a step ends (default: 1.25 * max_iter).
         tolerance_grad: A step ends if no element of the gradient is larger than this.
@@ -87,7 +87,7 @@ class LBFGS:
         if line_search not in (None, "strong_wolfe"):
             raise UsageError(f"LBFGS: line_search must be 'strong_wolfe' or None, not {line_search!r}")
         self.net = net
-        self.lr = real("LBFGS", "lr", lr, NOT_NEGATIVE)
+        self.lr = real("LBFGS", "lr", lr, POSITIVE)
         self.max_iter = integer("LBFGS", "max_iter", max_iter, 1)
         self.max_eval = self.max_iter * 5 // 4 if max_eval is None else integer("LBFGS", "max_eval", max_eval, 1)
         self.tolerance_grad = real("LBFGS", "tolerance_grad", tolerance_grad, NOT_NEGATIVE)

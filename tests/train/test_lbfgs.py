@@ -85,6 +85,9 @@ def test_wrong_arguments():
         gk.LBFGS(network(), "mse", line_search="armijo")
     with pytest.raises(UsageError, match="max_iter"):
         gk.LBFGS(network(), "mse", max_iter=0)
+    for lr in (0, -1.0):
+        with pytest.raises(UsageError, match="lr must be a finite number above 0"):
+            gk.LBFGS(network(), "mse", lr=lr)
 
 
 @pytest.mark.pytorch
