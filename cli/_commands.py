@@ -24,7 +24,7 @@ COMMANDS = {
     "export": "Write a model as standard ONNX, and verify it in ONNX Runtime.",
     "simplify": "Write a model with fewer nodes as standard ONNX: fold constants, merge and remove nodes.",
     "quantize": "Quantise a trained model to 8-bit integers, or its weights to 8 or 4 bits; compare and verify it.",
-    "prune": "Set the smallest weights of a trained model to 0, and fine-tune the others; compare and verify it.",
+    "prune": "Set the smallest weights of a trained model to 0; with --finetune, train the others; verify it.",
     "reduce": "Find the smallest part of a model for which a command still fails.",
     "run": "Run a model, and show or save its outputs.",
     "predict": "Apply a model to many images, rows or texts, and write a table of predictions.",

@@ -196,12 +196,14 @@ part_option = option(
     help="Part of the data for the evaluation. Default: the test part if the data have one, otherwise all samples.",
 )  # fmt: skip
 
-# --tokenizer, a path or None: see `with_tokenizer`.
-tokenizer_option = option(
-    "--tokenizer", group=DATA, type=click.Path(dir_okay=False), metavar="FILE",
-    help="How texts become numbers of tokens: a Hugging Face tokenizer.json (needs the package tokenizers), or the "
-    "vocabulary.json of a run folder. Default: the vocabulary in the model's metadata.",
-)  # fmt: skip
+
+def tokenizer_option(command: Callable[..., Any], default: str = "the vocabulary in the model's metadata") -> Any:
+    """--tokenizer, a path or None: see `with_tokenizer`. default: what is used without the option, for the help."""
+    return option(
+        "--tokenizer", group=DATA, type=click.Path(dir_okay=False), metavar="FILE",
+        help="How texts become numbers of tokens: a Hugging Face tokenizer.json (needs the package tokenizers), or the "
+        f"vocabulary.json of a run folder. Default: {default}.",
+    )(command)  # fmt: skip
 
 
 def external_root_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -313,7 +315,9 @@ def with_tokenizer(options: dict[str, Any], spec: str, tokenizer: str | None) ->
     from graphkit.data.sources import takes
 
     if not takes(spec, "vocabulary"):
-        raise UsageError(f"--tokenizer is for texts (sentences:FOLDER, text:FILE), and {spec} is none: leave it out")
+        raise UsageError(
+            f"--tokenizer is for texts (sentences:FOLDER, text:FILE), and {spec} is not a text data set: leave it out"
+        )
     if given := [name for name in ("level", "min_count", "size") if name in options]:
         raise UsageError(f"--tokenizer determines the tokens: leave out --data-option {given[0]}")
     return options | {"vocabulary": read_vocabulary(tokenizer)}

@@ -72,7 +72,7 @@ def _shown(option: models.Option) -> str:
     "classes, vocabulary, columns of a table, users and items.",
 )
 @data_option
-@tokenizer_option
+@partial(tokenizer_option, default="a vocabulary of the words or characters in DATA")
 @partial(trust_option, folder="given as --weights", expose=False)
 @click.option(
     "--weights", metavar="MODEL",

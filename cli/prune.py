@@ -101,10 +101,10 @@ def command(
     max_drop: float | None, times: bool, finetune: int | None, check: bool, rtol: float | None, atol: float | None,
     threads: int | None, external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
-    """Set the smallest weights of MODEL (.onnx, .json or a run folder) to 0, and fine-tune the others.
+    """Set the smallest weights of MODEL (.onnx, .json or a run folder) to 0. With --finetune, train the others.
 
     Weights of convolutions and matrix products are pruned. Biases, other nodes, names and metadata of an .onnx file
-    stay. With --finetune, the model is trained on DATA, and pruned weights stay 0.
+    stay. --finetune trains on DATA, and pruned weights stay 0.
 
     The command prints the zeros of each layer, metrics on labelled DATA, and the difference of the outputs. It runs the
     result in graphkit and in ONNX Runtime. If the outputs differ, nothing is written, and the exit code is 1. Without

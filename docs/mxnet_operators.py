@@ -34,10 +34,10 @@ to date.
 - Operators that update weights (`sgd_update`, ...) are not read: graphkit's own optimizers train a model.
 """
 _CALIBRATED = (
-    "MXNet's CPU kernel writes the range of int8 for uint8 data, and adds the bias without its level; "
-    "here both are right"
+    "MXNet's CPU kernel writes the range of int8 for uint8 data, and does not rescale the int8 bias "
+    "to the scale of the products; here both are right"
 )
-_RANDOM = "sizes must be given; the numbers have the same distribution, but are others"
+_RANDOM = "sizes must be given; the same distribution, but the numbers differ"
 _KNOWN_SIZES = "the sizes of the operand must be known"
 # Operator -> what is not read, or differs.
 LIMITS = {
@@ -79,12 +79,12 @@ LIMITS = {
     "_random_normal": _RANDOM,
     "_random_uniform": _RANDOM,
     "_random_randint": _RANDOM,
-    "_sample_multinomial": "probabilities are a vector or a matrix; the numbers are others",
+    "_sample_multinomial": "probabilities are a vector or a matrix; the numbers differ",
     "_sg_mkldnn_conv": "quantised, weights are not rounded to 8 bits; a calibrated range is needed",
     "_sg_mkldnn_fully_connected": "quantised, a calibrated range or a real result is needed",
     "_slice_assign": _KNOWN_SIZES,
     "_slice_assign_scalar": _KNOWN_SIZES,
-    "_unravel_index": "no unknown size but the first",
+    "_unravel_index": "only the first size may be unknown",
     "_while_loop": "rows of iterations that do not run are 0; MXNet leaves them undefined",
     "diag": _KNOWN_SIZES,
     "log_softmax": "not `use_length`",

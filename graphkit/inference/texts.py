@@ -85,7 +85,7 @@ class Tokens:
 
     def __str__(self) -> str:
         cut = "" if self._size is None else f", of which the first {self._size} are used"
-        return f"each line is numbered {self.vocabulary.description} of {self.origin}{cut}"
+        return f"each line is split into {self.vocabulary.description} by {self.origin}{cut}"
 
 
 def encoder_for(path: Path, model: Model, tokenizer: Vocabulary | None = None) -> tuple[list[str], Encoder]:

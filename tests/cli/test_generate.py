@@ -219,7 +219,7 @@ def test_prediction_with_a_tokenizer(call, files, tmp_path):
         tmp_path / "out.npz", "--batch-size", 2,
     )  # fmt: skip
     assert code == 0, err
-    assert "numbered tokens of the tokenizer given" in err
+    assert "split into tokens by the tokenizer given" in err
     library = Library.from_file(str(files / "tokenizer.json"))
     expected = [model.params["token_weight"][library.encode(line).ids].sum(axis=0) for line in lines]
     np.testing.assert_allclose(np.load(tmp_path / "out.npz")["sum"], expected, rtol=1e-4, atol=1e-6)
