@@ -177,20 +177,24 @@ class _Printer:
     """Prints the prompt, and each piece of text as it comes."""
 
     def __init__(self, prompt: Any, vocabulary: Vocabulary | None):
-        self._plain = vocabulary is None
-        self._begin = prompt if isinstance(prompt, str) else None
-        if self._begin is None:
-            self._begin = " ".join(map(str, prompt)) if vocabulary is None else vocabulary.decode(prompt)
+        self._vocabulary = vocabulary
+        self._prompt: Any = prompt
 
     def __call__(self, token: Token) -> None:
-        begin, self._begin = self._begin, None
-        piece = (f" {token.id}" if not token.last else "") if self._plain else token.text
-        click.echo(printable((begin or "") + piece), nl=False)
+        piece = (f" {token.id}" if not token.last else "") if self._vocabulary is None else token.text
+        click.echo(printable(self._begin() + piece), nl=False)
         sys.stdout.flush()
 
     def finish(self) -> None:
         """End the line. If there was no token, print the prompt."""
-        click.echo(printable(self._begin or ""))
+        click.echo(printable(self._begin()))
+
+    def _begin(self) -> str:
+        """Return the text of the prompt at the first call, "" later. Numbers are checked before the first token."""
+        prompt, self._prompt = self._prompt, ""
+        if isinstance(prompt, str):
+            return prompt
+        return " ".join(map(str, prompt)) if self._vocabulary is None else self._vocabulary.decode(prompt)
 
 
 def _prompts(texts: tuple[str, ...], numbers: tuple[str, ...]) -> list[Any]:
@@ -237,7 +241,8 @@ def _arrays(pairs: tuple[str, ...]) -> dict[str, Any]:
             continue
         arrays = read_arrays(Path(file))
         if name not in arrays:
-            raise InputError(f"--input {name}={file}: the file contains {', '.join(arrays) or 'no array'}")
+            names = ", ".join(map(repr, arrays)) or "none"
+            raise InputError(f"--input {name}={file}: the file has no array {name!r}; its arrays: {names}")
         found[name] = arrays[name]
     return found
 

@@ -262,3 +262,24 @@ def test_tokenizer_with_other_data(call, files, monkeypatch, arguments, message)
     code, _, err = call("build", "lstm_lm", *arguments, "--tokenizer", "tokenizer.json", "-o", "net.json")
     assert code == 2
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ids", "1,2,300"], "contains the token 300, but the vocabulary has"),
+        (["the", "--tokenizer", "tokenizer.json"], "the tokenizer has 290 tokens, the model only"),
+        (["the", "--tokenizer", "bad.json"], "the key 'tokens' is missing"),
+        (["the", "--input", "states=one.npz"], "the file has no array 'states'; its arrays: 'a'"),
+        (["the", "--recurrent-state", "input=foo"], "--recurrent-state"),
+    ],
+)
+def test_wrong_prompts_and_files_are_named(call, files, monkeypatch, arguments, message):
+    monkeypatch.chdir(files)
+    (files / "bad.json").write_text('{"level": "word"}')
+    np.savez(files / "one.npz", a=np.ones(2))
+    code, out, err = call("generate", "letters.onnx", *arguments)
+    assert code == 2 or code == 4, err
+    assert message in err
+    assert not out
+    assert "Traceback" not in err

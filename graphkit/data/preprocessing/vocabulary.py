@@ -128,7 +128,9 @@ class Vocabulary:
             if not all(isinstance(token, str) for token in tokens):
                 raise TypeError("tokens must be strings")
             return cls(tokens, level)
-        except (ValueError, KeyError, TypeError, UsageError) as error:
+        except KeyError as error:
+            raise InputError(f"not a vocabulary: the key {error} is missing") from None
+        except (ValueError, TypeError, UsageError) as error:
             raise InputError(f"not a vocabulary: {error}") from None
 
     def save(self, path: str | Path) -> None:

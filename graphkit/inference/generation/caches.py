@@ -70,9 +70,11 @@ def pair_caches(
     outputs = model.output_types
     for name, output in carry.items():
         if name not in model.inputs:
-            raise UsageError(f"generate: the model has no input {name!r} (carry){did_you_mean(name, model.inputs)}")
+            hint = did_you_mean(name, model.inputs)
+            raise UsageError(f"generate: the model has no input {name!r} (carry=, --recurrent-state){hint}")
         if output not in outputs:
-            raise UsageError(f"generate: the model has no output {output!r} (carry){did_you_mean(output, outputs)}")
+            hint = did_you_mean(output, outputs)
+            raise UsageError(f"generate: the model has no output {output!r} (carry=, --recurrent-state){hint}")
     found = {
         name: [carry[name]] if name in carry else _candidates(name, [o for o in outputs if o != kept])
         for name in model.inputs

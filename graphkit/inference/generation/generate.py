@@ -120,7 +120,7 @@ def generate(
     table = position_table(net, roles.positions, roles.mask)
     limit = _limit(roles, max_positions, None if table is None else table.rows)
     scored = _scored(net, roles)
-    check_prompts(prompts, None if vocabulary is None else len(vocabulary), limit)
+    check_prompts(prompts, None if vocabulary is None else len(vocabulary), scored, limit)
     settings = Settings(
         max_tokens, choice, beams, length_penalty, seed, _stops(stop, vocabulary), _ends(end, vocabulary), limit,
         probabilities, vocabulary, on_token,

@@ -9,6 +9,7 @@ import numpy as np
 
 from graphkit.data.preprocessing.vocabulary import Vocabulary
 from graphkit.errors import InputError, UsageError
+from graphkit.signatures import shown
 
 
 def encoded_prompts(given: Any, vocabulary: Vocabulary | None) -> list[np.ndarray]:
@@ -25,7 +26,7 @@ def encoded_prompts(given: Any, vocabulary: Vocabulary | None) -> list[np.ndarra
     if isinstance(given, str) or _is_numbers(given):
         given = [given]
     elif not isinstance(given, Iterable):
-        raise UsageError(f"gk.generate: a prompt is a text or numbers of tokens, not a {type(given).__name__}")
+        raise UsageError(f"gk.generate: a prompt is a text or numbers of tokens, not {shown(given)}")
     prompts = [_encoded(prompt, number, vocabulary) for number, prompt in enumerate(given)]
     if not prompts:
         raise InputError("gk.generate: there is no prompt")
@@ -63,12 +64,13 @@ def _encoded(prompt: Any, number: int, vocabulary: Vocabulary | None) -> np.ndar
     return found
 
 
-def check_prompts(prompts: Sequence[np.ndarray], size: int | None, limit: int | None) -> None:
-    """Raise InputError for a token that the vocabulary does not have, or a prompt with too many tokens.
+def check_prompts(prompts: Sequence[np.ndarray], size: int | None, scored: int | None, limit: int | None) -> None:
+    """Raise InputError for a token that the vocabulary or the model does not have, or a prompt with too many tokens.
 
     Args:
         prompts: The tokens of each prompt.
         size: Number of tokens of the vocabulary; None if there is none.
+        scored: Number of tokens that the model scores; None if it is unknown.
         limit: Number of positions of the model.
     """
     for number, prompt in enumerate(prompts):
@@ -76,6 +78,11 @@ def check_prompts(prompts: Sequence[np.ndarray], size: int | None, limit: int | 
             raise InputError(
                 f"gk.generate: prompt {number} contains the token {prompt.max()}, but the vocabulary has {size:,} "
                 "tokens"
+            )
+        if size is not None and scored is not None and prompt.max() >= scored:
+            raise InputError(
+                f"gk.generate: prompt {number} contains the token {prompt.max()}: the tokenizer has {size:,} tokens, "
+                f"the model only {scored:,}; give the tokenizer of this model (tokenizer=, --tokenizer)"
             )
         if limit is not None and len(prompt) > limit:
             raise InputError(
