@@ -42,6 +42,7 @@ _CLASSES = {
     "OptionalType": "an OptionalType",
     "MapType": "a MapType",
     "Loss": "a loss of gk.losses.get",
+    "Lora": "a gk.settings.Lora(rank=..., ...)",
     "Schedule": "a schedule of gk.optim",
     "DType": "a gk.DType",
     "DimExpr": "a dimension",

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -34,6 +35,9 @@ _COUNT, _VARIANCES = "num_batches_tracked", ("running_var", "running_variance")
 # Names that a message lists, of each kind.
 _MOST = 20
 _TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
+# In messages of PyTorch: a class that weights_only=True does not allow, and codes of terminals.
+_FORBIDDEN = re.compile(r"GLOBAL ([\w.]+) was not an allowed global")
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class LoadedNames(NamedTuple):
@@ -201,6 +205,17 @@ def _npz(path: str) -> Mapping[str, Any]:
         raise InvalidModel(f"{path}: not a readable .npz file: {error}") from None
 
 
+def _reason(message: str) -> str:
+    """Return why PyTorch cannot read a file with weights_only=True. message: the text of its exception."""
+    if found := _FORBIDDEN.search(message):
+        is_module = found[1].startswith("torch.nn.modules.")
+        contents = "a whole module" if is_module else f"objects that are not tensors ({found[1]}), such as a module"
+        return f"the file contains {contents}; in PyTorch, save module.state_dict()"
+    lines = _ANSI.sub("", message).strip().splitlines() or [""]
+    chosen = next((line.strip() for line in lines if "WeightsUnpickler error" in line), lines[0])
+    return f"PyTorch cannot read it with weights_only=True: {chosen}"
+
+
 def _torch_file(path: str) -> Mapping[str, Any]:
     if importlib.util.find_spec("torch") is None:
         raise MissingDependency(f"reading {path} needs PyTorch; install it with: {how_to_install('pytorch')}")
@@ -208,8 +223,7 @@ def _torch_file(path: str) -> Mapping[str, Any]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle's, zip's and PyTorch's own
-        first = str(error).strip().partition("\n")[0]
-        raise InvalidModel(f"{path}: PyTorch cannot read it with weights_only=True: {first}") from error
+        raise InvalidModel(f"{path}: {_reason(str(error))}") from error
     if not isinstance(found, Mapping):
         raise InvalidModel(f"{path} contains {shown(found)}, not a dict of tensors by name")
     return _read(found)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from graphkit.errors import UsageError
 from graphkit.ir.origin import titled
 from graphkit.model import Model
+from graphkit.signatures import check_argument
 from graphkit.train.adapters.lora import adapted
 from graphkit.train.adapters.marks import has_adapters
 from graphkit.train.adapters.merge import settings_of
@@ -24,8 +25,10 @@ def model_to_train(net: Model, settings: Lora, train: Sequence[str], seed: int |
         seed: Seed of the adapters.
 
     Raises:
-        UsageError: The model has adapters with other settings, in which a pattern of `train` is frozen.
+        UsageError: `settings` is not a `gk.settings.Lora`; or the model has adapters with other settings, in which a
+            pattern of `train` is frozen.
     """
+    check_argument("Trainer", "lora", "Lora | None", settings)
     if not has_adapters(net.graph):
         return adapted(net, settings, train, seed=seed, owner="Trainer: lora")
     own = settings_of(net, "Trainer")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -186,3 +188,13 @@ def test_files_that_do_not_exist_and_unknown_types(tmp_path):
         network().load_state_dict(tmp_path / "a.txt")
     with pytest.raises(InputError, match="must be a dict of arrays by name, or a path"):
         network().load_state_dict(3)
+
+
+def test_a_file_with_a_whole_module_says_so(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save(torch.nn.Linear(3, 4), tmp_path / "whole.pt")
+    with pytest.raises(InvalidModel, match=r"whole\.pt: the file contains a whole module; .* save module\.state_dict"):
+        network().load_state_dict(tmp_path / "whole.pt")
+    torch.save({"options": argparse.Namespace(a=1)}, tmp_path / "other.pt")
+    with pytest.raises(InvalidModel, match=r"objects that are not tensors \(argparse\.Namespace\)"):
+        network().load_state_dict(tmp_path / "other.pt")

@@ -133,3 +133,9 @@ def test_losses_of_20_steps_are_those_of_pytorch(dora: bool) -> None:
         loss.backward()
         optimizer.step()
         np.testing.assert_allclose(float(run.step(x, y)), loss.item(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"rank": 4}, 4])
+def test_other_settings_of_adapters_are_usage_errors(settings) -> None:
+    with pytest.raises(UsageError, match=r"Trainer: lora must be a gk\.settings\.Lora\(rank=\.\.\., \.\.\.\) or None"):
+        gk.Trainer(base(), lora=settings)
