@@ -114,6 +114,8 @@ def command(
         from graphkit.train.adapters.files import load_adapter
 
         written = net = load_adapter(net, adapter)
+    if not merge and not has_adapters(net.graph):
+        raise UsageError(f"--keep-adapters: the model {net.name!r} has no adapters; leave out this option")
     if merge and has_adapters(net.graph):
         from graphkit.train.adapters.merge import merge_lora
 

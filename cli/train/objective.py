@@ -101,7 +101,13 @@ def _with_teacher(loss: Loss, o: Mapping[str, Any]) -> Loss:
         if name not in ("weight", "temperature"):
             raise UsageError(f"--distill {name}: there is no such option; expected weight or temperature")
     weight, temperature = (options.get(name, default) for name, default in (("weight", 0.5), ("temperature", 2.0)))
-    return distillation(read_model(o["teacher"], o["external_root"]), loss, weight=weight, temperature=temperature)
+    teacher = read_model(o["teacher"], o["external_root"])
+    if len(teacher.outputs) > 1:
+        raise UsageError(
+            f"--teacher {o['teacher']}: a teacher must have one output, and this model has "
+            f"{', '.join(teacher.outputs)}. Choose one: graphkit extract {o['teacher']} --output NAME -o teacher.onnx"
+        )
+    return distillation(teacher, loss, weight=weight, temperature=temperature)
 
 
 def class_weights(text: str, loss: Loss, output: Any, targets: Any) -> tuple[float, ...]:

@@ -118,6 +118,9 @@ def test_export_merges_adapters_and_verifies(train, call, task):
         names = {tensor.name for tensor in onnx.load("net.onnx").graph.initializer}
         assert ("fc1.lora_A.weight" not in names) is merged
         assert ("merged the adapters" in err) is merged
+    code, _, err = call("export", task / "net.json", "--keep-adapters", "-o", "net.onnx")
+    assert code == 2
+    assert "has no adapters; leave out this option" in err
     assert call("export", "run", "--adapter", "run", "-o", "net.onnx")[0] == 2
     assert call("export", task / "net.json", "--adapter", "absent", "-o", "net.onnx")[0] == 2
 

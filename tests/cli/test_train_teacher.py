@@ -47,3 +47,13 @@ def test_wrong_options_are_errors(train, task, arguments, message):
     code, _, err = train(*[str(task / "net.json") if a == "NET" else a for a in arguments], "--epochs", 1, "-o", "run")
     assert code in (2, 3), err
     assert message in err
+
+
+def test_a_teacher_has_one_output(train, task):
+    net = gk.load(task / "net.json")
+    logits = net.graph.outputs[0]
+    gk.Model.from_graph(gk.Model({"a": logits, "b": gk.relu(logits)}).graph, net.params.entries()).save("two.onnx")
+    code, _, err = train("--teacher", "two.onnx", "--epochs", 1, "-o", "run")
+    assert code == 2
+    assert "--teacher two.onnx: a teacher must have one output, and this model has a, b" in err
+    assert "graphkit extract two.onnx --output NAME" in err
