@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 _ROUNDS, _SECONDS = 7, 0.05
 
 
-def check_output(output: str) -> None:
-    """Raise UsageError if the name of the output file is wrong, or its folder does not exist."""
+def check_output(output: str, model: str) -> None:
+    """Raise UsageError if the name of the output file is wrong, its folder does not exist, or it is the input file."""
     if not output.endswith((".onnx", ".json")):
         raise UsageError(f"{output}: the name of the output file must end in .onnx or .json")
     if not Path(output).parent.is_dir():
         raise UsageError(f"{output}: there is no folder {Path(output).parent}")
+    if Path(output).exists() and Path(model).exists() and Path(output).samefile(model):
+        raise UsageError(f"{output} is MODEL itself: give another name for the output file")
 
 
 def check_merged(net: Model, path: str) -> None:

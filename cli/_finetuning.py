@@ -129,9 +129,10 @@ class Finetuning:
             for name in net.params:
                 net.params[name] = trained.params[name]
         first, last = records[0]["loss"], records[-1]["loss"]
+        losses = f"{last:.4g}" if self.epochs == 1 else f"{first:.4g} in the first epoch, {last:.4g} in the last"
         log(
             f"fine-tuning: {quantity(self.epochs, 'epoch')} on {quantity(len(data), 'sample')} of {data.name}; loss "
-            f"{first:.4g} in the first epoch, {last:.4g} in the last"
+            f"{losses}"
         )
 
 

@@ -116,7 +116,7 @@ def command(
     graphkit prune net.onnx -o sparse.onnx --pattern 2:4 --include 'fc*'
     """
     finetuning = Finetuning.of(image, finetune)
-    check_output(output)
+    check_output(output, model)
     net = read_model(model, external_root, best=True)
     check_merged(net, model)
     source = model if model.endswith((".onnx", ".json")) else net

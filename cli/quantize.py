@@ -163,7 +163,9 @@ def command(
     finetuning = Finetuning.of(image, finetune)
     if finetuning is None and (keep_zeros or scales != SCALES[0]):
         raise UsageError("--keep-zeros and --scales only work with --finetune")
-    check_output(output)
+    if finetuning is not None and mode == "dynamic":
+        raise UsageError("--finetune does not work with --mode dynamic: use --mode static or --mode weights")
+    check_output(output, model)
     if searches and (finetuning is not None or max_drop is None):
         raise UsageError(
             "--search needs the largest drop of the accuracy that is allowed (--max-drop), and works without --finetune"

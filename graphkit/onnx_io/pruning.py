@@ -14,6 +14,7 @@ from graphkit.onnx_io.editing.document import Document, Node
 from graphkit.onnx_io.editing.observed import observe
 from graphkit.onnx_io.editing.rules import Round
 from graphkit.onnx_io.quantise.layers import Choice, Kept, Layer, find_layers, name_of
+from graphkit.text import quantity
 
 
 class Pattern(NamedTuple):
@@ -214,7 +215,7 @@ def _pattern_reason(layers: Sequence[Layer], pattern: Pattern) -> str:
         if layer.node.kind == "ConvTranspose":
             size //= int(layer.node.attribute("group", 1))
         if size % pattern.group:
-            return f"it sums over {size} inputs, which is not a multiple of {pattern.group}"
+            return f"it sums over {quantity(size, 'input')}, which is not a multiple of {pattern.group}"
     return ""
 
 

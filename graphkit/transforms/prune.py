@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkit.errors import GraphkitWarning, UnsupportedError, UsageError, did_you_mean
+from graphkit.errors import GraphkitWarning, UnsupportedError, UsageError
 from graphkit.loading import load
 from graphkit.model import Model
 from graphkit.signatures import typed
@@ -146,9 +146,9 @@ def prune(
     _require_weights(pruner, label)
     message, weights = pruner.write(masks)
     if all(weight.zeros == weight.zeros_before for weight in weights):
-        raise UnsupportedError(
-            f"{label}: no weight would become 0: they are zero already, or the sparsity is too small"
-        )
+        share = sum(weight.zeros for weight in weights) / sum(weight.size for weight in weights)
+        more = "give a larger sparsity (--sparsity)" if groups is None else "they fit the pattern (--pattern)"
+        raise UnsupportedError(f"{label}: no weight would become 0: {share:.1%} are 0 already; {more}")
     notes = [f"{w.name} ({listed(w.layers, len(w.layers))}) contains only zeros" for w in weights if w.zeros == w.size]
     if inside := functions_with_layers(original):
         notes.append(f"layers inside functions are not pruned: {listed(inside, len(inside))}")
@@ -163,7 +163,7 @@ def _checked(sparsity: float | None, pattern: str | None, scope: str) -> Pattern
     from graphkit.onnx_io.pruning import Pattern
 
     if scope not in SCOPES:
-        raise UsageError(f"scope (--scope) must be {' or '.join(SCOPES)}, not {scope!r}{did_you_mean(scope, SCOPES)}")
+        raise UsageError(f"scope (--scope) must be {' or '.join(SCOPES)}, not {scope!r}")
     if (sparsity is None) == (pattern is None):
         raise UsageError("give either sparsity (--sparsity) or pattern (--pattern)")
     if sparsity is not None:

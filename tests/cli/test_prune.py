@@ -255,3 +255,32 @@ def test_models_with_a_fixed_batch_of_one_are_finetuned(call, net, command):
     metrics = json.loads(out)["evaluation"]
     assert metrics["after"]["loss"] < metrics["before_finetuning"]["loss"]
     assert onnx.load("p.onnx").graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
+
+
+def test_a_file_with_enough_zeros_needs_a_larger_sparsity(call, net):
+    assert call("prune", net, "-o", "half.onnx", "--sparsity", 0.5)[0] == 0
+    code, _, err = call("prune", "half.onnx", "-o", "p.onnx", "--sparsity", 0.5)
+    assert code == UNSUPPORTED
+    assert "50.0% are 0 already; give a larger sparsity (--sparsity)" in err
+
+
+@pytest.mark.parametrize("arguments", [("prune", "-o", "net.onnx", "--sparsity", 0.5), ("quantize", "./net.onnx")])
+def test_the_input_file_is_not_overwritten(call, net, arguments):
+    before = net.read_bytes()
+    code, _, err = call(arguments[0], net, *arguments[1:])
+    assert code == USAGE
+    assert "net.onnx is MODEL itself" in err
+    assert net.read_bytes() == before
+
+
+def test_one_epoch_of_finetuning_prints_one_loss(call, net):
+    code, _, err = call("prune", net, "-o", "p.onnx", "--sparsity", 0.5, "--data", "data.npz", "--finetune", 1)
+    assert code == 0, err
+    assert "loss " in err
+    assert "first epoch" not in err
+
+
+def test_dynamic_models_are_not_finetuned(call, net):
+    code, _, err = call("quantize", net, "q.onnx", "--mode", "dynamic", "--data", "data.npz", "--finetune", 1)
+    assert code == USAGE
+    assert "--finetune does not work with --mode dynamic" in err

@@ -127,6 +127,8 @@ def test_layers_that_a_pattern_does_not_divide_stay():
         gk.prune(gk.load(conv(floats(4, 3, 2, 2), 3)), pattern="2:4")
     with pytest.raises(UnsupportedError, match="it sums over 2 inputs"):
         gk.prune(gk.load(conv(floats(4, 3, 2, 2), 4, group=2, kind="ConvTranspose")), pattern="2:4")
+    with pytest.raises(UnsupportedError, match="it sums over 1 input, which"):
+        gk.prune(gk.load(conv(floats(4, 1, 2, 2), 1)), pattern="2:4")
 
 
 def test_shared_weights_are_pruned_once_or_kept():
@@ -221,13 +223,19 @@ def test_other_float_types(dtype):
         ({"pattern": "0:4"}, "must be N:M"),
         ({"pattern": "2-4"}, "must be N:M"),
         ({"pattern": "2:4", "scope": "layer"}, "scope .--scope. only works with sparsity"),
-        ({"sparsity": 0.5, "scope": "locally"}, "scope .--scope. must be global or layer"),
+        ({"sparsity": 0.5, "scope": "locally"}, "scope .--scope. must be global or layer, not 'locally'$"),
         ({"sparsity": 0.5, "include": ["thrid"]}, "no node has such a name or operator"),
     ],
 )
 def test_wrong_arguments(options, text):
     with pytest.raises(UsageError, match=text):
         gk.prune(gk.load(mlp()), **options)
+
+
+def test_bfloat16_layers_are_not_supported():
+    x = gk.input("x", ["N", 8], "bfloat16")
+    with pytest.raises(UnsupportedError, match="element type is bfloat16; only float32 and float16 are supported"):
+        gk.prune(gk.Model({"y": gk.nn.linear(x, 4)}, seed=0), 0.5)
 
 
 def test_nothing_to_prune_is_an_error():

@@ -159,7 +159,9 @@ def _element_type(node: Node, types: Mapping[str, Type]) -> str:
     found = types.get(node.outputs[0])
     if not isinstance(found, TensorType):
         return "its element type is unknown"
-    return "" if found.dtype in _FLOATS else f"its element type is {found.dtype}; float32 and float16 are quantised"
+    return (
+        "" if found.dtype in _FLOATS else f"its element type is {found.dtype}; only float32 and float16 are supported"
+    )
 
 
 def _layer(document: Document, scope: Scope, node: Node, makers: Mapping[str, str]) -> Layer | str:
