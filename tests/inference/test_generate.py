@@ -463,7 +463,7 @@ def test_wrong_options(net, options, message):
         ("abc", "no vocabulary"),
         ([-1], "numbers begin at 0"),
         ([[1.5]], "expected a text, or integers"),
-        (7, "a prompt is a text or numbers"),
+        (7, "a prompt is a text or numbers of tokens, not 7"),
     ],
 )
 def test_wrong_prompts(net, prompt, message):
