@@ -84,7 +84,7 @@ def reduce_precision(
     - nodes with a constant that the lower precision cannot represent: beyond its range, or only tiny numbers such as an
       epsilon of 1e-12;
     - for "fp16": nodes that read or compute a value whose magnitude on `data` is above 32,752, half of the largest
-      float16, or below 6.1e-5 in all elements, or that has no finite element on `data`;
+      float16, whose elements are all below 6.1e-5, or that has no finite element on `data`;
     - nodes that fit `keep_float32`, and loops, branches and functions.
 
     Casts are added where the precision changes. Nodes that can be computed in either precision (Add, Relu, Reshape,
@@ -154,7 +154,7 @@ def _reduced(
     if not reducer.lowered:
         reasons = dict.fromkeys(f"{kept.name} ({kept.operator}): {kept.reason}" for kept in reducer.kept)
         why = listed(reasons, len(reasons)) if reasons else "the model has no layers in float32"
-        raise UnsupportedError(f"{label}: no node would compute in {precision}. {why}")
+        raise UnsupportedError(f"{label}: no node would compute in {precision}: {why}")
     return ReducedPrecision(
         original, message, contents(original), contents(message), precision, tuple(reducer.lowered),
         tuple(reducer.kept), reducer.casts, notes,
