@@ -1,16 +1,33 @@
-"""Write .npz files, whose names are safe as paths. (numpy.savez refuses some names of arrays, such as file.)"""
+"""Read and write .npz files.
+
+Written names are safe as paths. (numpy.savez refuses some names of arrays, such as file.)
+"""
 
 from __future__ import annotations
 
 import io
+import lzma
+import math
+import os
 import re
+import struct
+import tokenize
 import urllib.parse
 import zipfile
+import zlib
 from collections.abc import Mapping
 
 import numpy as np
 
-from graphkit.errors import UsageError
+from graphkit.errors import GraphkitError, InvalidModel, OutOfMemory, UsageError, lacks_memory
+from graphkit.ir.limits import require_memory
+
+# Exceptions of numpy and zipfile for files that are damaged or inconsistent: from parsing the header, its shape and
+# type, the archive's tables, encryption and compression methods, and the decompressors.
+DAMAGED = (
+    OSError, EOFError, KeyError, IndexError, NotImplementedError, OverflowError, RuntimeError, SyntaxError, TypeError,
+    ValueError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
+)  # fmt: skip
 
 # Parts of names that are escaped: %, backslashes, control characters, empty path components, drives and the suffix
 # .npy.
@@ -60,6 +77,57 @@ def write_member(archive: zipfile.ZipFile, name: str, array: np.ndarray, *, inst
     _check_name(name, instead)
     with archive.open(f"{member_name(name)}.npy", "w", force_zip64=True) as member:
         np.lib.format.write_array(member, _plain(name, np.asanyarray(array), instead), allow_pickle=False)
+
+
+def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file by the names of its members without `.npy`.
+
+    Raises:
+        InvalidModel: The file is damaged, two members have the same name, or a member is not an array of numbers or
+            text. The message names the file and the member.
+        OutOfMemory: An array, or all together, are larger than the memory limit.
+    """
+    label = os.fspath(path)
+    where = label
+    found: dict[str, np.ndarray] = {}
+    total = 0
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                name = member.filename.removesuffix(".npy")
+                where = f"{label}: array {name!r}"
+                if name in found:
+                    raise InvalidModel(f"{where} is in the .npz file twice")
+                total += _member_bytes(archive, member)
+                require_memory(total, where)
+                with archive.open(member) as file:
+                    found[name] = np.lib.format.read_array(file, allow_pickle=False)
+    except GraphkitError:
+        raise
+    except (MemoryError, *DAMAGED) as error:
+        if lacks_memory(error):
+            raise OutOfMemory(f"{where}: {error}") from None
+        raise InvalidModel(f"{where}: not a readable .npz file: {error}") from None
+    return found
+
+
+def _member_bytes(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
+    """Return the bytes of an array by its header. Raises ValueError if the member does not contain so many."""
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in readers:
+            raise ValueError(f"version {version} of the .npy format is not supported")
+        shape, _, dtype = readers[version](file)
+        begin = file.tell()
+    if dtype.hasobject:
+        raise ValueError("it contains pickled objects, which are never loaded")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its header has the shape {list(shape)}")
+    size = math.prod(shape) * dtype.itemsize
+    if begin + size > member.file_size:
+        raise ValueError(f"its header says {size} bytes, but only {member.file_size - begin} follow")
+    return size
 
 
 def _check_name(name: str, instead: str) -> None:

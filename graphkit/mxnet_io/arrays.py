@@ -27,6 +27,7 @@ import numpy as np
 from graphkit.errors import InvalidModel, RuntimeFailure, UnsupportedError, UsageError
 from graphkit.ir.atomic import PendingFile, sync_folder
 from graphkit.ir.limits import require_memory
+from graphkit.ir.npz import read_npz
 from graphkit.ir.stored import LARGE, StoredArray, StoredFile
 from graphkit.ir.types import DType, dtype_of
 
@@ -68,19 +69,8 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray | StoredAr
     except OSError as error:
         raise RuntimeFailure(f"{os.fspath(path)!r} cannot be read: {error.strerror or error}") from None
     if file.read(0, min(4, file.size)).tobytes() == _ZIP:
-        return _read_npz(path)
+        return dict(read_npz(path))
     return _Reader(file, repr(os.fspath(path))).arrays()
-
-
-def _read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray | StoredArray]:
-    import zipfile
-    import zlib
-
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise InvalidModel(f"{os.fspath(path)!r} is damaged: {error}") from None
 
 
 class _Reader:

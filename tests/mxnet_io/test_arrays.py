@@ -191,6 +191,26 @@ def test_a_missing_file_is_named(tmp_path):
         read_arrays(tmp_path / "nothing.params")
 
 
+def test_randomly_damaged_npz_files_end_in_named_errors(tmp_path):
+    draw = random.Random(0)
+    path = tmp_path / "net.params"
+    np.savez(tmp_path / "net.npz", a=np.arange(6, dtype=np.float32), b=np.arange(4))
+    good = (tmp_path / "net.npz").read_bytes()
+    errors = []
+    for _ in range(400):
+        data = bytearray(good)
+        for _ in range(draw.randint(1, 4)):
+            place = draw.randrange(4, len(data))
+            data[place] = draw.choice([0, 1, 127, 128, 255, draw.randrange(256)])
+        path.write_bytes(data)
+        try:
+            read_arrays(path)
+        except gk.GraphkitError as error:
+            errors.append(str(error))
+    assert len(errors) > 100
+    assert all("net.params" in error for error in errors)
+
+
 def test_randomly_damaged_files_end_in_named_errors(tmp_path):
     draw = random.Random(0)
     errors = 0

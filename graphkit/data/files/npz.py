@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import lzma
 import os
-import struct
-import tokenize
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from graphkit.errors import InputError, OutOfMemory, lacks_memory
 from graphkit.ir.limits import require_memory
-from graphkit.ir.npz import array_name
-
-# Exceptions of numpy and zipfile for files that are damaged or inconsistent: from parsing the header, its shape and
-# type, the archive's tables, encryption and compression methods, and the decompressors.
-_DAMAGED = (
-    OSError, EOFError, IndexError, NotImplementedError, OverflowError, RuntimeError, SyntaxError, TypeError, ValueError,
-    struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
-)  # fmt: skip
-
+from graphkit.ir.npz import DAMAGED, array_name
 
 # The first bytes of .npy files, and of .npz files with and without members.
 _STARTS = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")
@@ -54,7 +42,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
                 arrays = {array_name(name): loaded[name] for name in loaded.files}
     except (OutOfMemory, InputError):
         raise
-    except (MemoryError, *_DAMAGED) as error:
+    except (MemoryError, *DAMAGED) as error:
         if lacks_memory(error):
             raise OutOfMemory(f"the arrays of {path}: {error}") from None
         raise InputError(f"{path}: the .npy or .npz file cannot be read: {error}") from None
@@ -73,7 +61,7 @@ def mapped_array(path: Path) -> np.ndarray:
         raise InputError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (MemoryError, *_DAMAGED) as error:
+    except (MemoryError, *DAMAGED) as error:
         raise InputError(f"{path}: the .npy file cannot be read: {error}") from None
     if not isinstance(found, np.ndarray):
         raise InputError(f"{path}: not an .npy file")

@@ -7,8 +7,6 @@ import importlib.util
 import json
 import os
 import re
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from graphkit.errors import InputError, InvalidModel, MissingDependency, UsageEr
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir.arrays import array_of
 from graphkit.ir.graph import Graph
+from graphkit.ir.npz import read_npz
 from graphkit.ir.origin import titled
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.ir.weights import read_arrays
@@ -54,11 +53,10 @@ class LoadedNames(NamedTuple):
 
 def state_dict(graph: Graph, params: ParamStore, names: Mapping[str, str] | None) -> dict[str, np.ndarray]:
     """Return copies of all parameters and states. See `Model.state_dict`."""
-    names = _checked_names(graph, params, names)
+    tied = _tied(graph, params)
+    names = _checked_names(graph, params, tied, names)
     found = {names.get(name, name): np.array(params[name]) for name in params}
-    if len(found) < len(params):
-        raise UsageError(f"{titled(graph, 'model')}: names= has the same name for two parameters or states")
-    for other, name in _tied(graph).items():
+    for other, name in tied.items():
         found.setdefault(names.get(other, other), found[names.get(name, name)])
     return found
 
@@ -68,9 +66,10 @@ def load_state_dict(
 ) -> LoadedNames:
     """Set parameters and states. See `Model.load_state_dict`."""
     owner = titled(graph, "model")
-    names = _checked_names(graph, params, names)
+    tied = _tied(graph, params)
+    names = _checked_names(graph, params, tied, names)
     given = dict(_read(state))
-    faults = _merge_tied(given, _tied(graph), names)
+    faults = _merge_tied(given, tied, names)
     wanted = {names.get(name, name): name for name in params}
     missing = [key for key, name in wanted.items() if key not in given and not name.endswith(_COUNT)]
     unexpected = [key for key in given if key not in wanted and not _is_count_of(key, wanted)]
@@ -78,7 +77,7 @@ def load_state_dict(
     for key, name in wanted.items():
         if key in given:
             try:
-                arrays[name] = _fitting(key, given[key], params.type_of(name))
+                arrays[name] = fitting(key, given[key], params.type_of(name))
             except InputError as error:
                 faults.append(str(error))
     if strict:
@@ -99,21 +98,36 @@ def _named(what: str, names: list[str]) -> list[str]:
     return [f"{what}: {listed(map(repr, names), len(names), _MOST)}"] if names else []
 
 
-def _checked_names(graph: Graph, params: ParamStore, names: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Return other names by name. Raises UsageError if one is that of no parameter."""
-    known = {*params, *_tied(graph)}
-    if unknown := [name for name in names or {} if name not in known]:
+def _checked_names(
+    graph: Graph, params: ParamStore, tied: Mapping[str, str], names: Mapping[str, str] | None
+) -> Mapping[str, str]:
+    """Return other names by name. Raises UsageError if one is that of no parameter, or two parameters have one."""
+    names = names or {}
+    if unknown := [name for name in names if name not in params and name not in tied]:
         raise UsageError(f"names=: {titled(graph, 'model')} has no parameter {unknown[0]!r}")
-    return names or {}
+    owners: dict[str, str] = {}
+    for other, name in (*zip(params, params, strict=True), *tied.items()):
+        key = names.get(other, other)
+        if owners.setdefault(key, name) != name:
+            raise UsageError(
+                f"{titled(graph, 'model')}: names= has the same name for two parameters or states: {owners[key]!r} and "
+                f"{name!r} are both {key!r}"
+            )
+    return names
 
 
-def _tied(graph: Graph) -> dict[str, str]:
-    """Return the name of the parameter by each other name of the same tensor."""
+def _tied(graph: Graph, params: ParamStore) -> dict[str, str]:
+    """Return the name of the parameter by each other name of the same tensor.
+
+    Names that a change of the graph made wrong are left out: the parameter is gone, or the other name is another one's.
+    """
     try:
         found = json.loads(graph.meta.get(TIED, "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    return {k: v for k, v in found.items() if k not in params and isinstance(v, str) and v in params}
 
 
 def _merge_tied(given: dict[str, Any], tied: Mapping[str, str], names: Mapping[str, str]) -> list[str]:
@@ -140,7 +154,11 @@ def _is_count_of(key: str, wanted: Mapping[str, str]) -> bool:
 
 
 def array_of_tensor(key: str, given: Any) -> np.ndarray:
-    """Return a tensor of any library as an array."""
+    """Return a tensor of any library as an array. Raises InputError if that is not possible."""
+    if getattr(given, "is_meta", False) is True:
+        raise InputError(f"{key!r} is a tensor on the device 'meta', which has no elements")
+    if getattr(given, "is_nested", False) is True:
+        raise InputError(f"{key!r} is a nested tensor, which is not an array; convert it with to_padded_tensor")
     if str(getattr(given, "dtype", "")) == "torch.bfloat16":  # numpy has no such type
         import ml_dtypes
 
@@ -151,7 +169,7 @@ def array_of_tensor(key: str, given: Any) -> np.ndarray:
     return array_of(repr(key), given)
 
 
-def _fitting(key: str, given: Any, kind: TensorType) -> np.ndarray:
+def fitting(key: str, given: Any, kind: TensorType) -> np.ndarray:
     """Return an array with the type of a parameter. Raises InputError if the shape or kind of number differs."""
     array = array_of_tensor(key, given)
     if kind.shape is not None and kind.is_static and array.shape != kind.shape:
@@ -186,23 +204,12 @@ def _read(state: Any) -> Mapping[str, Any]:
     if suffix == ".safetensors":
         return read_arrays(Path(path))
     if suffix == ".npz":
-        return _npz(path)
+        return read_npz(path)
     if suffix in _TORCH_FILES:
         return _torch_file(path)
     raise UsageError(
         f"load_state_dict: {path!r} has an unknown type {suffix!r}; use .safetensors, .npz or {', '.join(_TORCH_FILES)}"
     )
-
-
-def _npz(path: str) -> Mapping[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            found = np.load(file, allow_pickle=False)
-            if not isinstance(found, np.lib.npyio.NpzFile):
-                raise ValueError("it contains one array without a name")
-            return dict(found)
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise InvalidModel(f"{path}: not a readable .npz file: {error}") from None
 
 
 def _reason(message: str) -> str:

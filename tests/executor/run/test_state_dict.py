@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import zipfile
 
 import ml_dtypes
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 import safetensors.numpy
 
 import graphkit as gk
-from graphkit.errors import InputError, InvalidModel, UsageError
+from graphkit.errors import InputError, InvalidModel, OutOfMemory, UsageError
+from graphkit.ir.limits import limited
 
 
 def network(seed=0):
@@ -155,6 +158,16 @@ def test_other_names():
         net.state_dict(names={"fc1_weight": "a", "fc2_weight": "a"})
 
 
+def test_one_array_for_two_parameters_is_an_error():
+    net = network()
+    before = net.state_dict()
+    state = {**network(1).state_dict(), "a": before["fc1_weight"]}
+    for names in ({"fc1_weight": "a", "fc1_bias": "a"}, {"fc1_weight": "fc1_bias"}):
+        with pytest.raises(UsageError, match=r"names= has the same name for two.*'fc1_weight' and 'fc1_bias'"):
+            net.load_state_dict(state, names=names, strict=False)
+    assert_equal_states(net.state_dict(), before)
+
+
 def test_files(tmp_path):
     source = network(4)
     safetensors.numpy.save_file(source.state_dict(), tmp_path / "a.safetensors")
@@ -198,3 +211,67 @@ def test_a_file_with_a_whole_module_says_so(tmp_path):
     torch.save({"options": argparse.Namespace(a=1)}, tmp_path / "other.pt")
     with pytest.raises(InvalidModel, match=r"objects that are not tensors \(argparse\.Namespace\)"):
         network().load_state_dict(tmp_path / "other.pt")
+
+
+@pytest.mark.parametrize(
+    "tied",
+    ['{"other": "gone"}', '{"fc1_weight": "fc2_weight"}', '{"other": 3}', "[" * 100_000, "[1]"],
+    ids=["gone", "parameter", "number", "deep", "list"],
+)
+def test_other_names_that_are_out_of_date_are_left_out(tied):
+    net = network(1)
+    net = gk.Model.from_graph(net.graph, dict(net.params.items()), meta={"tied": tied})
+    state = net.state_dict()
+    assert_equal_states(state, network(1).state_dict())
+    net.load_state_dict(network(2).state_dict())
+    assert_equal_states(net.state_dict(), network(2).state_dict())
+
+
+def npz_member(array, shape=None):
+    """Return an array as a member of an .npz file, with another shape in its header."""
+    file = io.BytesIO()
+    header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape if shape is None else shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue() + array.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(10**13,), (10**30,), (-1,), (3,)])
+def test_npz_arrays_with_false_shapes_are_damaged(tmp_path, shape):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("fc1_weight.npy", npz_member(np.ones(2, np.float32), shape))
+    with pytest.raises(InvalidModel, match=r"a\.npz: array 'fc1_weight'"):
+        network().load_state_dict(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(("place", "value"), [(6, 1), (8, 99), (8, 14), (4, 255)])
+def test_npz_files_with_damaged_tables_are_damaged(tmp_path, place, value):
+    path = tmp_path / "a.npz"
+    np.savez(path, **network().state_dict())
+    data = bytearray(path.read_bytes())
+    data[place] = value  # of the first member
+    data[data.index(b"PK\x01\x02") + place + 2] = value  # of its entry in the directory
+    path.write_bytes(data)
+    with pytest.raises(InvalidModel, match=r"a\.npz"):
+        network().load_state_dict(path)
+
+
+def test_npz_arrays_with_one_name_are_damaged(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("fc1_weight.npy", npz_member(np.ones(2, np.float32)))
+        archive.writestr("fc1_weight", npz_member(np.ones(2, np.float32)))
+    with pytest.raises(InvalidModel, match=r"a\.npz: array 'fc1_weight' is in the \.npz file twice"):
+        network().load_state_dict(tmp_path / "a.npz")
+
+
+def test_npz_arrays_beyond_the_memory_limit(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", fc1_weight=np.zeros(1 << 20, np.float32))
+    with limited(memory=1 << 20), pytest.raises(OutOfMemory, match=r"a\.npz: array 'fc1_weight'"):
+        network().load_state_dict(tmp_path / "a.npz")
+
+
+def test_tensors_without_elements_are_errors_that_name_them():
+    torch = pytest.importorskip("torch")
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    for given, words in ((torch.empty(4, 3, device="meta"), "device 'meta'"), (nested, "nested tensor")):
+        with pytest.raises(InputError, match=f"'fc1_weight' is a.*{words}"):
+            network().load_state_dict({**network().state_dict(), "fc1_weight": given})
