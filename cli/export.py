@@ -29,7 +29,7 @@ from graphkit.errors import UsageError
 from graphkit.model import Model
 from graphkit.passes.training.to_training import to_inference
 from graphkit.quantisation.reduced_precision import PRECISIONS, SAMPLES
-from graphkit.train.adapters.marks import has_adapters
+from graphkit.train.adapter_marks import has_adapters
 
 
 @click.command(cls=GroupedCommand)

@@ -23,7 +23,7 @@ from graphkit.ir.counts import counts, elements, parameters
 from graphkit.passes.training.to_training import batch_norms
 from graphkit.text import listed, quantity
 from graphkit.train import defaults
-from graphkit.train.adapters.marks import has_adapters
+from graphkit.train.adapter_marks import has_adapters
 
 if TYPE_CHECKING:
     from graphkit.data import Splits

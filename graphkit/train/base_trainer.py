@@ -29,7 +29,7 @@ from graphkit.text import quantity, short_repr
 from graphkit.train import losses, metrics
 from graphkit.train import masks as masks_of_training
 from graphkit.train import optim as optimizers
-from graphkit.train.adapters.marks import LORA
+from graphkit.train.adapter_marks import LORA
 from graphkit.train.agreement import agreement_of, compare_setup
 from graphkit.train.arguments import NOT_NEGATIVE, integer, real
 from graphkit.train.average import Averages

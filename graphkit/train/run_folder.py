@@ -18,8 +18,8 @@ from graphkit.errors import InvalidModel, RuntimeFailure, UnsafeModel, UsageErro
 from graphkit.ir.atomic import sync_folder, write_whole
 from graphkit.ir.locks import try_lock
 from graphkit.train import checkpoint
-from graphkit.train.adapters.marks import CONFIG as ADAPTER_CONFIG
-from graphkit.train.adapters.marks import WEIGHTS as ADAPTER_WEIGHTS
+from graphkit.train.adapter_marks import CONFIG as ADAPTER_CONFIG
+from graphkit.train.adapter_marks import WEIGHTS as ADAPTER_WEIGHTS
 
 LOCK = ".lock"
 MODEL = "model.json"

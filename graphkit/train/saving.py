@@ -17,7 +17,7 @@ from graphkit.model import Model
 from graphkit.text import listed, quantity
 from graphkit.train import checkpoint as checkpoints
 from graphkit.train import losses
-from graphkit.train.adapters.marks import has_adapters
+from graphkit.train.adapter_marks import has_adapters
 from graphkit.train.base_trainer import BaseTrainer
 from graphkit.train.exchange import residuals
 from graphkit.train.exchange.exchange import Gathered

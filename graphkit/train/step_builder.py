@@ -26,7 +26,7 @@ from graphkit.passes.training.fake_quantise import fake_quantise
 from graphkit.passes.training.to_training import to_training
 from graphkit.signatures import operands_by_name, typed
 from graphkit.text import quantity, short_repr
-from graphkit.train.adapters.marks import frozen_parameters
+from graphkit.train.adapter_marks import frozen_parameters
 from graphkit.train.optim import Optimizer
 from graphkit.train.programs.finite import zero_if_finite
 from graphkit.train.programs.step import LEARNING_RATE, STEP, guarded_updates

@@ -19,7 +19,7 @@ from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
 from graphkit.passes.training.to_training import PYTORCH, RUNNING_STATISTICS, to_training
 from graphkit.train import losses
-from graphkit.train.adapters.marks import frozen_parameters
+from graphkit.train.adapter_marks import frozen_parameters
 from graphkit.train.adapters.settings import check_differentiable
 from graphkit.train.programs.statistics import sync_statistics, synchronises
 from graphkit.train.programs.step import RESERVED_NAMES

@@ -223,6 +223,35 @@ def test_tied_weights_stay_one_tensor():
         net.load_state_dict({**fresh.state_dict(), "out.weight": torch.zeros(20, 16)})
 
 
+def test_merged_adapters_untie_weights():
+    net = gk.from_torch(modules.TiedTransformer(), torch.as_tensor(tokens(2, 7)))
+    adapted = gk.lora(net, rank=2, layers="out", seed=0)
+    for name in adapted.trainable:
+        adapted.params[name] = adapted.params[name] + normal(*adapted.params[name].shape).astype(np.float32)
+    merged = gk.merge_lora(adapted)
+    assert "out.weight" in merged.params
+    state = merged.state_dict()
+    assert not np.array_equal(state["out.weight"], state["embedding.weight"])
+    merged.load_state_dict(state)
+    for name, array in state.items():
+        np.testing.assert_array_equal(merged.params[name], array)
+
+
+def test_parts_of_a_tied_model_have_a_state_dict():
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return {"u": self.b(torch.relu(self.a(x))), "v": self.c(x)}
+
+    net = gk.from_torch(Tied(), torch.zeros(2, 4))
+    assert set(net.select("v").state_dict()) == {"c.weight", "c.bias"}
+    assert set(net.select("u").state_dict()) == {"a.weight", "a.bias", "b.weight", "b.bias"}
+
+
 def test_gradients_stop_at_detach_and_no_grad():
     torch.manual_seed(0)
     module = modules.Detached()

@@ -17,8 +17,8 @@ from graphkit.ops import F, operator
 from graphkit.ops.linalg.matmul import Gemm
 from graphkit.ops.nn.conv import Conv
 from graphkit.ops.pointwise import scalar_like
+from graphkit.train.adapter_marks import LORA
 from graphkit.train.adapters.layers import Layer
-from graphkit.train.adapters.marks import LORA
 from graphkit.train.adapters.settings import Lora
 
 # Names of the tensors of an adapter, after the name of the layer. They are peft's.

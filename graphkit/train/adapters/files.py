@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import InvalidModel, UsageError, did_you_mean
+from graphkit.errors import InputError, InvalidModel, UsageError, did_you_mean
+from graphkit.executor.run.state_dict import fitting
 from graphkit.ir.atomic import write_whole, writing_of
 from graphkit.ir.origin import titled
 from graphkit.ir.weights import read_arrays, write_arrays
@@ -19,10 +20,10 @@ from graphkit.model import Model
 from graphkit.named_tuples import NamedTuple
 from graphkit.signatures import typed
 from graphkit.text import listed, quantity
+from graphkit.train.adapter_marks import CONFIG, WEIGHTS, has_adapters
 from graphkit.train.adapters.adapter import MAGNITUDE, A, B
 from graphkit.train.adapters.layers import find_layers
 from graphkit.train.adapters.lora import adapted
-from graphkit.train.adapters.marks import CONFIG, WEIGHTS, has_adapters
 from graphkit.train.adapters.merge import adapters_of, settings_of
 from graphkit.train.adapters.settings import Lora
 
@@ -92,7 +93,8 @@ def parameters_of(model: Model, settings: Lora) -> tuple[list[str], list[str]]:
     """Return the names of the parameters of adapters, and of the other parameters that are trained with them."""
     found = adapters_of(model.graph, settings).values()
     names = list(dict.fromkeys(model.graph.name_of(v) for adapter in found for v in adapter.parameters))
-    return names, [name for name in model.trainable if name not in set(names)]
+    known = set(names)
+    return names, [name for name in model.trainable if name not in known]
 
 
 def described(model: Model) -> str:
@@ -142,7 +144,7 @@ def load_adapter(model: Model, folder: str | Path) -> Model:
 
     Raises:
         UsageError: There are no such files, the model has adapters already, or it lacks a layer of the files.
-        InvalidModel: A file is damaged, or a tensor has another shape than the layer needs.
+        InvalidModel: A file is damaged, or a tensor has another shape or type than the layer needs.
     """
     path = Path(folder)
     saved = _read(path)
@@ -163,7 +165,7 @@ def set_adapter(model: Model, folder: str | Path) -> None:
     Raises:
         UsageError: The model has no adapters; or the files have another rank, scaling or other layers: load them with
             `gk.load_adapter` instead.
-        InvalidModel: A file is damaged, or a tensor has another shape than the layer needs.
+        InvalidModel: A file is damaged, or a tensor has another shape or type than the layer needs.
     """
     path = Path(folder)
     saved, settings = _read(path), settings_of(model, "gk.set_adapter")
@@ -213,6 +215,8 @@ def _read(folder: Path) -> _Saved:
             layers[match["layer"]] = None
         else:
             others.append(name)
+        if name in arrays:
+            raise InvalidModel(f"{folder / WEIGHTS} contains two tensors for {name}; one of them is {key}")
         arrays[name] = array
     if not layers:
         raise InvalidModel(f"{folder / WEIGHTS} contains no tensor with a name such as LAYER.{A}")
@@ -221,8 +225,17 @@ def _read(folder: Path) -> _Saved:
             rank=config["r"], alpha=config["lora_alpha"], layers=tuple(layers), dropout=config.get("lora_dropout", 0.0),
             dora=config.get("use_dora") or False, rslora=config.get("use_rslora") or False,
         )  # fmt: skip
-    except (KeyError, UsageError) as error:
+    except (KeyError, OverflowError, UsageError) as error:
         raise InvalidModel(f"{folder / CONFIG}: r or lora_alpha is missing or not valid: {error}") from None
+    for layer in layers:
+        name = f"{layer}.{A}"
+        if name not in arrays:
+            raise InvalidModel(f"{folder / WEIGHTS} lacks {_PREFIX}{name}")
+        if (shape := arrays[name].shape)[:1] != (settings.rank,):
+            raise InvalidModel(
+                f"{folder / CONFIG}: r is {settings.rank}, but {_PREFIX}{name} in {WEIGHTS} has shape {list(shape)}; "
+                "its first size must be r"
+            )
     return _Saved(settings, arrays, tuple(others))
 
 
@@ -241,14 +254,19 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _check_layers(model: Model, saved: _Saved, folder: Path) -> None:
-    """Raise UsageError if the model lacks a layer or a parameter of the files."""
-    layers = [layer.name for layer in find_layers(model.graph)[0]]
+    """Raise UsageError if the model lacks a layer or a parameter of the files, InvalidModel if an A does not fit."""
+    if has_adapters(model.graph):
+        return  # `adapted` raises the error
+    layers = {layer.name: layer for layer in find_layers(model.graph)[0]}
     for name in saved.settings.layers:
-        if name not in layers and not has_adapters(model.graph):
+        if name not in layers:
             raise UsageError(
                 f"gk.load_adapter: {folder} contains an adapter of layer {name!r}, but {titled(model.graph, 'model')} "
                 f"has no such layer{did_you_mean(name, layers)}"
             )
+        # Before parameters of this rank are made, because files may have any rank.
+        shape = (saved.settings.rank, *layers[name].input_shape)
+        _check_shape(folder, f"{name}.{A}", saved.arrays[f"{name}.{A}"], shape)
     for name in saved.others:
         if name not in model.params:
             raise UsageError(
@@ -258,7 +276,7 @@ def _check_layers(model: Model, saved: _Saved, folder: Path) -> None:
 
 
 def _assign(model: Model, saved: _Saved, folder: Path) -> None:
-    """Store the arrays in the model. Raises InvalidModel if one is missing or has another shape; then none changes."""
+    """Store the arrays in the model. Raises InvalidModel if one is missing or does not fit; then none changes."""
     names, _ = parameters_of(model, settings_of(model, "gk.load_adapter"))
     arrays = {}
     for name in names:
@@ -268,11 +286,17 @@ def _assign(model: Model, saved: _Saved, folder: Path) -> None:
         if name not in model.params:
             raise InvalidModel(f"{folder / WEIGHTS}: {_PREFIX}{name} belongs to no adapter ({A}, {B}, {MAGNITUDE})")
         kind = model.params.type_of(name)
-        if array.shape != kind.static_shape:
-            raise InvalidModel(
-                f"{folder / WEIGHTS}: {_PREFIX}{name} has shape {list(array.shape)}, but the layer needs "
-                f"{list(kind.static_shape)}"
-            )
-        arrays[name] = array.astype(kind.dtype.numpy)
+        _check_shape(folder, name, array, kind.static_shape)
+        try:
+            arrays[name] = fitting(f"{_PREFIX}{name}", array, kind)
+        except InputError as error:
+            raise InvalidModel(f"{folder / WEIGHTS}: {error}") from None
     for name, array in arrays.items():
         model.params[name] = array
+
+
+def _check_shape(folder: Path, name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        raise InvalidModel(
+            f"{folder / WEIGHTS}: {_PREFIX}{name} has shape {list(array.shape)}, but the layer needs {list(shape)}"
+        )

@@ -6,9 +6,9 @@ import ast
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 from graphkit.errors import GraphkitWarning, UsageError, did_you_mean
 from graphkit.ir.graph import Graph, Node, Value, topological
@@ -21,6 +21,7 @@ from graphkit.passes.core.match import FixedValues, is_op
 from graphkit.passes.core.sweep import all_nodes
 from graphkit.text import listed
 
+_T = TypeVar("_T")
 # Operators of layers that can have adapters.
 KINDS = ("MatMul", "Gemm", "Conv")
 # The ending of the name of a weight, or of the scales of a quantised weight; the rest is the name of the layer.
@@ -92,14 +93,15 @@ def select_layers(graph: Graph, patterns: Sequence[str], owner: str) -> list[Lay
         UsageError: A pattern matches no layer that can have an adapter, or two layers have the same name.
     """
     layers, refused = find_layers(graph)
-    exact = {name for layer in layers for name in (layer.name, *layer.aliases)}
-    exact |= {name for each in refused for name in each.names}
+    by_name = _by_name((layer, (layer.name, *layer.aliases)) for layer in layers)
+    refused_by_name = _by_name((each, each.names) for each in refused)
+    exact = by_name.keys() | refused_by_name.keys()
     counts = Counter(layer.name for layer in layers)
     chosen: set[str] = set()
     left_out: dict[str, str] = {}
     for pattern in patterns:
-        found = [layer for layer in layers if _matches(pattern, (layer.name, *layer.aliases), exact)]
-        others = [each for each in refused if _matches(pattern, each.names, exact)]
+        found = _matching(pattern, by_name, exact)
+        others = _matching(pattern, refused_by_name, exact)
         if not found:
             raise UsageError(f"{owner}: {_unmatched(graph, pattern, layers, others)}")
         for layer in found:
@@ -116,8 +118,21 @@ def select_layers(graph: Graph, patterns: Sequence[str], owner: str) -> list[Lay
     return [layer for layer in layers if layer.name in chosen]
 
 
-def _matches(pattern: str, names: Sequence[str], exact: set[str]) -> bool:
-    return pattern in names if pattern in exact else any(fnmatchcase(name, pattern) for name in names)
+def _by_name(named: Iterable[tuple[_T, Sequence[str]]]) -> dict[str, list[_T]]:
+    """Return the items of each name."""
+    found: dict[str, list[_T]] = {}
+    for item, names in named:
+        for name in dict.fromkeys(names):
+            found.setdefault(name, []).append(item)
+    return found
+
+
+def _matching(pattern: str, by_name: Mapping[str, list[_T]], exact: Collection[str]) -> list[_T]:
+    """Return the items with a name that is the pattern, or matches it if no item has exactly this name."""
+    if pattern in exact:
+        return by_name.get(pattern, [])
+    matching = (item for name, items in by_name.items() if fnmatchcase(name, pattern) for item in items)
+    return list({id(item): item for item in matching}.values())
 
 
 def _unmatched(graph: Graph, pattern: str, layers: Sequence[Layer], others: Sequence[Refused]) -> str:
@@ -218,14 +233,13 @@ class _Keys:
 
 def leaves_of(value: Value) -> set[Value]:
     """Return the graph inputs that a value depends on."""
-    found, pending = set(), [value]
+    found, pending = {value}, [value]
     while pending:
-        value = pending.pop()
-        if value.node is None:
-            found.add(value)
-        else:
-            pending += value.node.operands
-    return found
+        node = pending.pop().node
+        new = set(() if node is None else node.operands) - found
+        found |= new
+        pending += new
+    return {v for v in found if v.node is None}
 
 
 def _uses(graph: Graph, fixed: FixedValues, weights: set[Value], keys: _Keys) -> dict[Value, set[Any]]:

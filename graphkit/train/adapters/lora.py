@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -15,11 +16,14 @@ from graphkit.model import Model
 from graphkit.passes.core.sweep import rewrite
 from graphkit.signatures import typed
 from graphkit.text import listed
+from graphkit.train.adapter_marks import FROZEN_BY, LORA, has_adapters
 from graphkit.train.adapters.adapter import Adapter
 from graphkit.train.adapters.layers import Layer, leaves_of, select_layers
-from graphkit.train.adapters.marks import FROZEN_BY, LORA, has_adapters
 from graphkit.train.adapters.settings import Lora
 from graphkit.train.selection import ParameterSelection
+
+# Most bytes of arrays that one model computes; at least one array.
+_BATCH = 1 << 28
 
 
 @typed("gk.lora")
@@ -120,17 +124,33 @@ def _trained(graph: Graph, patterns: Sequence[str], owner: str) -> set[Value]:
 
 def _magnitudes(model: Model, layers: Sequence[Layer], adapters: Mapping[str, Adapter]) -> dict[str, np.ndarray]:
     """Return the initial magnitudes of DoRA by name: the length of each row of the weight."""
-    found = {}
+    lengths = {}
     for layer in layers:
         adapter = adapters[layer.name]
         if adapter.magnitude is not None:
-            lengths = adapter.lengths(adapter.wide(layer.weight))
-            (found[adapter.magnitude.name],) = evaluated(model, [lengths])
-    return found
+            lengths[adapter.magnitude.name] = adapter.lengths(adapter.wide(layer.weight))
+    return dict(zip(lengths, evaluated(model, list(lengths.values())), strict=True))
 
 
-def evaluated(model: Model, values: Sequence[Value]) -> list[np.ndarray]:
-    """Return the arrays of values that depend only on parameters and constants of a model."""
+def evaluated(model: Model, values: Sequence[Value]) -> Iterator[np.ndarray]:
+    """Yield the arrays of values with static shapes that depend only on parameters and constants of a model.
+
+    One model computes many values, but not more than _BATCH bytes, so that not all arrays are in memory at once.
+    """
+    batch: list[Value] = []
+    size = 0
+    for value in values:
+        nbytes = math.prod(value.tensor.static_shape) * value.dtype.numpy.itemsize
+        if batch and size + nbytes > _BATCH:
+            yield from _arrays(model, batch)
+            batch, size = [], 0
+        batch.append(value)
+        size += nbytes
+    if batch:
+        yield from _arrays(model, batch)
+
+
+def _arrays(model: Model, values: Sequence[Value]) -> list[np.ndarray]:
     graph = Graph(ordered_inputs(values), values, output_names=[str(i) for i in range(len(values))])
     params = {graph.name_of(v): model.params.entry(model.graph.name_of(v)) for v in graph.inputs}
     return list(Model.from_graph(graph, params).run({}).values())

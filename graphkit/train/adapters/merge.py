@@ -17,10 +17,10 @@ from graphkit.ops.nn.conv import Conv
 from graphkit.passes.core.match import first, is_op, permutation, producer
 from graphkit.passes.core.sweep import rewrite
 from graphkit.signatures import typed
+from graphkit.train.adapter_marks import FROZEN_BY, LORA, frozen_parameters, has_adapters
 from graphkit.train.adapters.adapter import MAGNITUDE, SHORTEST, A, Adapter, B
 from graphkit.train.adapters.layers import KINDS, Layer
 from graphkit.train.adapters.lora import evaluated
-from graphkit.train.adapters.marks import FROZEN_BY, LORA, frozen_parameters, has_adapters
 from graphkit.train.adapters.settings import Lora
 
 
@@ -96,9 +96,12 @@ def merge_lora(model: Model) -> Model:
     graph = model.graph
     adapters = adapters_of(graph, settings_of(model, "gk.merge_lora"))
     weights: dict[str, _Merged] = {}
+    by_layer: dict[str, Adapter] = {}
     for adapter in adapters.values():
-        if adapter.layer.name not in weights:
-            weights[adapter.layer.name] = _merged(model, adapter)
+        by_layer.setdefault(adapter.layer.name, adapter)
+    arrays = evaluated(model, [adapter.layer.weight for adapter in by_layer.values()])
+    for (layer, adapter), array in zip(by_layer.items(), arrays, strict=True):
+        weights[layer] = _merged(model, adapter, array)
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if node not in adapters:
@@ -140,8 +143,8 @@ class _Merged(NamedTuple):
     origin: Value | None
 
 
-def _merged(model: Model, adapter: Adapter) -> _Merged:
-    weight, array = adapter.layer.weight, _merged_array(model, adapter)
+def _merged(model: Model, adapter: Adapter, weight_array: np.ndarray) -> _Merged:
+    weight, array = adapter.layer.weight, _merged_array(model, adapter, weight_array)
     turned = producer(weight, "Transpose")
     if turned is not None and permutation(turned) == (1, 0) and _is_parameter(first(turned)):
         # The new weight has the layout of the old one.
@@ -158,10 +161,9 @@ def _is_parameter(value: Value) -> bool:
     return value.node is None and value.role == "parameter"
 
 
-def _merged_array(model: Model, adapter: Adapter) -> np.ndarray:
-    """Return the weight with the adapter, as the layer reads it."""
+def _merged_array(model: Model, adapter: Adapter, weight: np.ndarray) -> np.ndarray:
+    """Return the weight with the adapter, as the layer reads it. weight: without the adapter."""
     layer = adapter.layer
-    (weight,) = evaluated(model, [layer.weight])
     a, b, *magnitude = (model.params[model.graph.name_of(v)] for v in adapter.parameters)
     change = adapter.scaling * (b.reshape(layer.outputs, -1) @ a.reshape(a.shape[0], -1))
     rows = change.reshape(weight.shape) if layer.outputs_first else change.T
@@ -188,18 +190,22 @@ def _in_order(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged
     """
     found: list[Value] = []
     still_read = set(kept)
+    merged: dict[Value | None, list[Value]] = {}
+    for weight in weights.values():
+        merged.setdefault(weight.origin, []).append(weight.parameter)
     for value in graph.inputs:
         found += [value] if value in still_read else []
-        found += [w.parameter for w in weights.values() if w.origin is value]
-    return [*found, *(w.parameter for w in weights.values() if w.origin is None)]
+        found += merged.get(value, [])
+    return [*found, *merged.get(None, [])]
 
 
 def _named(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged]) -> dict[Value, Value]:
     """Return the parameters of merged weights with their names: that of the replaced weight, or one of the layer."""
     names = Names(graph.name_of(v) for v in kept)
+    still_read = set(kept)
     found = {}
     for layer, weight in weights.items():
-        replaces = weight.origin is not None and weight.origin not in kept
+        replaces = weight.origin is not None and weight.origin not in still_read
         label = graph.name_of(weight.origin) if replaces and weight.origin is not None else f"{layer}.weight"
         found[weight.parameter] = weight.parameter.like(name=names.take(label))
     return found

@@ -12,7 +12,7 @@ from graphkit.errors import InvalidModel, UsageError, did_you_mean
 from graphkit.ir.graph import Graph
 from graphkit.ir.origin import titled
 from graphkit.signatures import typed_constructor
-from graphkit.train.adapters.marks import LORA, has_adapters
+from graphkit.train.adapter_marks import LORA, has_adapters
 from graphkit.train.arguments import BELOW_ONE, POSITIVE, convert_fields
 
 
@@ -65,7 +65,7 @@ class Lora:
         try:
             found = json.loads(text)
             return cls(**{field.name: found[field.name] for field in fields(cls)})
-        except (ValueError, TypeError, KeyError, UsageError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, UsageError, RecursionError) as error:
             raise InvalidModel(f"the metadata {LORA!r} of the model are damaged: {error}") from None
 
 

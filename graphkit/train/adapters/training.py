@@ -8,8 +8,8 @@ from graphkit.errors import UsageError
 from graphkit.ir.origin import titled
 from graphkit.model import Model
 from graphkit.signatures import check_argument
+from graphkit.train.adapter_marks import has_adapters
 from graphkit.train.adapters.lora import adapted
-from graphkit.train.adapters.marks import has_adapters
 from graphkit.train.adapters.merge import settings_of
 from graphkit.train.adapters.settings import Lora
 from graphkit.train.selection import ParameterSelection

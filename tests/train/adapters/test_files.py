@@ -176,7 +176,10 @@ def test_missing_and_damaged_files_are_errors(saved) -> None:
         ({"bias": "all"}, "bias='all' is not supported"),
         ({"alpha_pattern": {"body": 3}}, "alpha_pattern="),
         ({"r": 0}, "r or lora_alpha is missing or not valid"),
-        ({"r": 3}, r"body.lora_A.weight has shape \[2, 6\], but the layer needs \[3, 6\]"),
+        ({"r": 3}, r"adapter_config\.json: r is 3, but .*body\.lora_A\.weight .* has shape \[2, 6\]"),
+        ({"r": 10**30}, r"adapter_config\.json: r is 10+, but"),
+        ({"r": 10**9}, r"adapter_config\.json: r is 10+, but"),
+        ({"lora_alpha": 10**400}, r"adapter_config\.json: r or lora_alpha is missing or not valid"),
         ({"use_dora": True}, "lacks base_model.model.body.lora_magnitude_vector"),
     ],
 )
@@ -218,3 +221,42 @@ def test_adapters_of_half_precision_files_are_widened(saved) -> None:
     assert loaded.params["body.lora_A.weight"].dtype == np.float32
     with pytest.raises(UsageError, match="has adapters already"):
         gk.load_adapter(loaded, saved)
+
+
+def test_an_empty_tensor_does_not_make_a_large_adapter(saved) -> None:
+    tensors = load_file(saved / "adapter_model.safetensors")
+    name = "base_model.model.body.lora_A.weight"
+    rank = 1 << 40
+    tensors = {key: np.zeros((rank, 0) if "lora_A" in key else (0, rank), np.float32) for key in tensors}
+    change(saved, tensors, r=rank)
+    with pytest.raises(InvalidModel, match=rf"{name} has shape \[{rank}, 0\], but the layer needs \[{rank}, 6\]"):
+        gk.load_adapter(base(), saved)
+
+
+@pytest.mark.parametrize(
+    ("convert", "message"),
+    [
+        (lambda a: a.astype(np.int32), "has elements of int32, the parameter of float32"),
+        (lambda a: np.full(a.shape, 1e300), "has values of float64 that are too large for float32"),
+    ],
+    ids=["integers", "too large"],
+)
+def test_elements_that_do_not_fit_are_errors(saved, convert, message: str) -> None:
+    model = gk.load_adapter(base(), saved)
+    before = {name: np.array(array) for name, array in model.params.items()}
+    tensors = load_file(saved / "adapter_model.safetensors")
+    name = "base_model.model.head.lora_B.weight"
+    change(saved, tensors | {name: convert(tensors[name])})
+    for load in (lambda: gk.load_adapter(base(), saved), lambda: gk.set_adapter(model, saved)):
+        with pytest.raises(InvalidModel, match=f"adapter_model.safetensors: '{name}' {message}"):
+            load()
+    for key, array in before.items():
+        np.testing.assert_array_equal(model.params[key], array)
+
+
+def test_two_tensors_for_one_parameter_are_an_error(saved) -> None:
+    tensors = load_file(saved / "adapter_model.safetensors")
+    a = tensors["base_model.model.body.lora_A.weight"]
+    change(saved, tensors | {"body.lora_A.weight": a + 1})
+    with pytest.raises(InvalidModel, match=r"contains two tensors for body\.lora_A\.weight"):
+        gk.load_adapter(base(), saved)

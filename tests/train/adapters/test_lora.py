@@ -9,6 +9,8 @@ import pytest
 
 import graphkit as gk
 from graphkit.errors import GraphkitWarning, InvalidModel, UsageError
+from graphkit.train.adapters import layers as layers_module
+from graphkit.train.adapters import lora as lora_module
 from graphkit.train.adapters.layers import find_layers
 
 RNG = np.random.default_rng(0)
@@ -397,3 +399,50 @@ def test_a_damaged_description_is_an_error(tmp_path) -> None:
         next(p for p in proto.metadata_props if p.key == "graphkit.lora").value = text
         with pytest.raises(InvalidModel, match=r"graphkit\.lora|is not complete"):
             gk.merge_lora(gk.load(proto))
+
+
+def test_a_formula_that_reads_a_value_twice_at_each_step() -> None:
+    """200 steps have 2 ** 200 paths to the parameter."""
+    x, w = gk.input("x", ["N", 4]), gk.parameter("w", (4, 4))
+    weight = w
+    for _ in range(200):
+        weight = gk.mul(gk.add(weight, weight), 0.5)
+    model = gk.lora(gk.Model({"y": gk.mat_mul(x, weight, name="fc")}, seed=0), rank=1)
+    assert model.trainable == ("fc.lora_A.weight", "fc.lora_B.weight")
+    leaves = layers_module.leaves_of(weight)
+    assert w in leaves
+    assert layers_module.leaves_of(w) == {w}
+
+
+def chain(layers: int) -> gk.Model:
+    """Return layers whose weights are computed, so that adapters must evaluate them."""
+    h = gk.input("x", ["N", 4])
+    for i in range(layers):
+        h = gk.mat_mul(h, gk.tanh(gk.parameter(f"w{i}", (4, 4))), name=f"fc{i}")
+    return gk.Model({"y": h}, seed=0)
+
+
+@pytest.mark.parametrize(("batch", "programs"), [(1 << 20, 1), (130, 3), (1, 6)])
+def test_one_program_computes_the_weights_of_many_layers(monkeypatch, batch: int, programs: int) -> None:
+    model = gk.lora(chain(6), rank=2, dora=True, seed=0)
+    disturb(model)
+    calls = []
+    run = lora_module._arrays
+    monkeypatch.setattr(lora_module, "_BATCH", batch)
+    monkeypatch.setattr(lora_module, "_arrays", lambda model, values: calls.append(values) or run(model, values))
+    merged = gk.merge_lora(model)
+    assert len(calls) == programs
+    x = {"x": floats(3, 4)}
+    np.testing.assert_allclose(merged.run(x)["y"], model.run(x)["y"], rtol=2e-5, atol=1e-6)
+
+
+def test_exact_names_are_not_compared_with_every_layer(monkeypatch) -> None:
+    model = chain(8)
+    compared = []
+    match = layers_module.fnmatchcase
+    monkeypatch.setattr(layers_module, "fnmatchcase", lambda *both: compared.append(both) or match(*both))
+    names = [f"fc{i}" for i in range(0, 8, 2)]
+    assert len(gk.lora(model, layers=names, rank=1).trainable) == 8
+    assert not compared
+    assert len(gk.lora(model, layers=["fc[12]", "w3"], rank=1).trainable) == 6
+    assert compared
