@@ -14,7 +14,7 @@ from graphkit.executor.run.params import ParamStore
 from graphkit.model import Model
 from graphkit.signatures import typed
 from graphkit.train.average import AVERAGE
-from graphkit.train.selection import MASK, TrainedParameter, matching
+from graphkit.train.selection import MASK, TrainedParameter, mask_array, matching
 
 
 @typed("gk.zero_masks")
@@ -69,19 +69,15 @@ def check(trained: Sequence[TrainedParameter], params: ParamStore, store: KVStor
 
 def replace_masks(masks: Mapping[str, Any], known: Collection[str], params: ParamStore, slots: ParamStore) -> None:
     """Implement `Trainer.set_masks`. known: names of the parameters with masks."""
+    arrays = {}
     for name, mask in masks.items():
         if name not in known:
             raise UsageError(
                 f"set_masks: the Trainer has no mask for {name!r}{did_you_mean(name, known)}. Create it with masks="
             )
-        if np.shape(mask) != np.shape(params[name]):
-            raise UsageError(
-                f"set_masks: the mask of {name!r} has shape {list(np.shape(mask))}, the parameter "
-                f"{list(np.shape(params[name]))}"
-            )
+        arrays[name] = mask_array("set_masks", name, mask, params.type_of(name).static_shape)
     with uninterrupted:
-        for name, mask in masks.items():
-            kept = np.asarray(mask, bool)
+        for name, kept in arrays.items():
             slots[f"{name}/{MASK}"] = kept
             for store, key in ((params, name), (slots, f"{name}/{AVERAGE}")):
                 if key in store:

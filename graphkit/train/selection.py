@@ -5,14 +5,16 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from graphkit.autodiff.reverse_mode import reached
-from graphkit.errors import UsageError
+from graphkit.errors import UsageError, did_you_mean
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.tensor.constants import Constant
+from graphkit.train.adapter_marks import frozen_parameters
 from graphkit.train.arguments import NOT_NEGATIVE, real
 
 MASK = "mask"
@@ -90,18 +92,12 @@ def select_parameters(
 
     Parameters marked trainable=False are included only if `train` contains their exact name.
 
-    Raises UsageError if a pattern matches no parameter, a multiplier is not a number, or there is nothing to train.
+    Raises UsageError if a pattern matches no parameter, a multiplier is not a number, a mask is not that of a trained
+    parameter, or there is nothing to train.
     """
     names = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter" and v.dtype.is_float}
-    for option, patterns in vars(selection).items():
-        for pattern in patterns:
-            if not matching([pattern], names):
-                hint = ""
-                if any(isinstance(n.op, Constant) and graph.name_of(n.outputs[0]) == pattern for n in graph.nodes):
-                    hint = (
-                        f"; it is a constant, which constants_to_parameters(net, [{pattern!r}]) turns into a parameter"
-                    )
-                raise UsageError(f"{option} pattern {pattern!r} matches no parameter; there are {_some(names)}{hint}")
+    _check_patterns(graph, selection, names)
+    exact = set(selection.train)
     found, selected = reached(losses or [graph.outputs[0]]), selection.selected(names)
     lazy = matching(selection.lazy, names)
     rates, decays = (_by_name(given, names) for given in (selection.lr_mult, selection.wd_mult))
@@ -111,7 +107,7 @@ def select_parameters(
             n in lazy or str(v.attrs.get("lazy", "")).lower() in ("1", "true"), _mask(n, v, selection.masks),
         )
         for n, v in names.items()
-        if v in found and (v.attrs.get("trainable", True) or n in selection.train) and n in selected
+        if v in found and (v.attrs.get("trainable", True) or n in exact) and n in selected
     ]  # fmt: skip
     if not chosen:
         raise UsageError(
@@ -119,21 +115,75 @@ def select_parameters(
             "trainable=False), and train= (--train), if given, selects it. No parameter meets all of these conditions"
             + ("" if names else "; constants_to_parameters (--constants) makes parameters of the Constant nodes")
         )
+    _check_masks(graph, selection.masks, {t.name for t in chosen})
     return chosen
+
+
+def _check_patterns(graph: Graph, selection: ParameterSelection, names: Collection[str]) -> None:
+    """Raise UsageError if a pattern matches no parameter, or a mask has another name than a parameter."""
+    for name in selection.masks:
+        if name not in names:
+            raise UsageError(
+                f"masks: there is no parameter {name!r}. Masks take exact names, not patterns"
+                f"{did_you_mean(name, names)}"
+            )
+    for option, patterns in vars(selection).items():
+        for pattern in patterns:
+            if not matching([pattern], names):
+                hint = ""
+                if any(isinstance(n.op, Constant) and graph.name_of(n.outputs[0]) == pattern for n in graph.nodes):
+                    hint = (
+                        f"; it is a constant, which constants_to_parameters(net, [{pattern!r}]) turns into a parameter"
+                    )
+                raise UsageError(f"{option} pattern {pattern!r} matches no parameter; there are {_some(names)}{hint}")
+
+
+def _check_masks(graph: Graph, masks: Collection[str], trained: Collection[str]) -> None:
+    """Raise UsageError if there is a mask for a parameter that is not trained."""
+    ignored = [name for name in masks if name not in trained]
+    if not ignored:
+        return
+    frozen = {graph.name_of(v) for v in frozen_parameters(graph)}
+    if by_lora := [name for name in ignored if name in frozen]:
+        raise UsageError(
+            f"masks: {_some(by_lora)} cannot have masks, because LoRA (lora=, gk.lora) freezes these parameters, and "
+            "merged adapters change all elements of a weight. Leave out masks=, and prune the model after gk.merge_lora"
+        )
+    raise UsageError(
+        f"masks: {_some(ignored)} cannot have masks, because these parameters are not trained: they are frozen "
+        "(freeze=, trainable=False), train= does not select them, or the loss does not depend on them. Leave out their "
+        "masks"
+    )
 
 
 def _mask(name: str, value: Value, masks: Mapping[str, np.ndarray]) -> Mask | None:
     """Return the mask of a parameter. Raises UsageError if it has another shape, or other values than 0 and 1."""
     if name not in masks:
         return None
-    array = np.asarray(masks[name])
     shape = value.tensor.static_shape
+    kept = mask_array("masks", name, masks[name], shape)
+    return Mask(kept, Value(TensorType(DType.BOOL, shape), f"{name}/{MASK}", role="state"))
+
+
+def mask_array(owner: str, name: str, given: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the mask of a parameter as an array of booleans.
+
+    Args:
+        owner: The option or function, for errors.
+        name: Name of the parameter.
+        given: The mask: booleans, or numbers that are 0 or 1.
+        shape: Shape of the parameter.
+
+    Raises:
+        UsageError: The mask has another shape, or other values.
+    """
+    array = np.asarray(given)
     if array.shape != shape:
-        raise UsageError(f"masks: the mask of {name!r} has shape {list(array.shape)}, the parameter {list(shape)}")
+        raise UsageError(f"{owner}: the mask of {name!r} has shape {list(array.shape)}, the parameter {list(shape)}")
     kept = array.astype(bool)
     if array.dtype != bool and not (array.dtype.kind in "iuf" and np.array_equal(kept, array)):
-        raise UsageError(f"masks: the mask of {name!r} must contain booleans, or only 0 and 1")
-    return Mask(kept, Value(TensorType(DType.BOOL, shape), f"{name}/{MASK}", role="state"))
+        raise UsageError(f"{owner}: the mask of {name!r} must contain booleans, or only 0 and 1")
+    return kept
 
 
 def _some(names: Collection[str]) -> str:

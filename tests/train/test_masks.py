@@ -192,7 +192,8 @@ def test_wrong_schedules(wrong):
         ({"fc1_weight": np.ones((8, 16))}, r"has shape \[8, 16\], the parameter \[16, 8\]"),
         ({"fc1_weight": np.full((16, 8), 0.5)}, "must contain booleans"),
         ({"fc1_weight": np.zeros((16, 8))}, "not 0 everywhere where its mask is False"),
-        ({"fc3_weight": np.zeros((16, 8))}, "masks pattern 'fc3_weight' matches no parameter"),
+        ({"fc3_weight": np.zeros((16, 8))}, "no parameter 'fc3_weight'.*did you mean 'fc2_weight'"),
+        ({"fc1_weigh*": MASK}, "Masks take exact names, not patterns; did you mean 'fc1_weight'"),
     ],
 )
 def test_wrong_masks(masks, text):
@@ -220,3 +221,28 @@ def test_zero_masks_of_a_model():
         gk.zero_masks(made, "conv")
     with pytest.raises(UsageError, match="contains a zero"):
         gk.zero_masks(made, "fc2*")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"freeze": "fc1*"}, r"fc1_weight cannot have masks.*frozen \(freeze="),
+        ({"train": "fc2*"}, "fc1_weight cannot have masks.*train= does not select"),
+        ({"lora": gk.settings.Lora(rank=2)}, r"fc1_weight cannot have masks, because LoRA \(lora="),
+    ],
+)
+def test_masks_of_parameters_that_are_not_trained(options, text):
+    with pytest.raises(UsageError, match=text):
+        trainer(**options)
+
+
+def test_set_masks_takes_only_zeros_and_ones():
+    made = trainer()
+    before = np.array(made.net.params["fc1_weight"])
+    with pytest.raises(UsageError, match="set_masks: the mask of 'fc1_weight' must contain booleans"):
+        made.set_masks({"fc1_weight": np.full(MASK.shape, 0.3)})
+    with pytest.raises(UsageError, match=r"set_masks: the mask of 'fc1_weight' has shape \[8, 16\]"):
+        made.set_masks({"fc1_weight": MASK.T})
+    np.testing.assert_array_equal(made.net.params["fc1_weight"], before)
+    made.set_masks({"fc1_weight": np.zeros(MASK.shape, np.float32)})
+    assert not np.asarray(made.net.params["fc1_weight"]).any()
