@@ -269,6 +269,7 @@ def test_npz_arrays_beyond_the_memory_limit(tmp_path):
         network().load_state_dict(tmp_path / "a.npz")
 
 
+@pytest.mark.pytorch
 def test_tensors_without_elements_are_errors_that_name_them():
     torch = pytest.importorskip("torch")
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)

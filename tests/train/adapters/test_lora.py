@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -436,13 +438,34 @@ def test_one_program_computes_the_weights_of_many_layers(monkeypatch, batch: int
     np.testing.assert_allclose(merged.run(x)["y"], model.run(x)["y"], rtol=2e-5, atol=1e-6)
 
 
-def test_exact_names_are_not_compared_with_every_layer(monkeypatch) -> None:
-    model = chain(8)
-    compared = []
-    match = layers_module.fnmatchcase
-    monkeypatch.setattr(layers_module, "fnmatchcase", lambda *both: compared.append(both) or match(*both))
-    names = [f"fc{i}" for i in range(0, 8, 2)]
-    assert len(gk.lora(model, layers=names, rank=1).trainable) == 8
-    assert not compared
-    assert len(gk.lora(model, layers=["fc[12]", "w3"], rank=1).trainable) == 6
-    assert compared
+def calls_of(function, filename: str) -> int:
+    """Return how often functions of a file are called while `function` runs."""
+    count = 0
+
+    def profile(frame, event, argument) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename == filename
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_exact_names_are_not_compared_with_every_layer() -> None:
+    few, many = (
+        calls_of(
+            lambda size=size: layers_module.select_layers(chain(size).graph, [f"fc{i}" for i in range(size)], "test"),
+            layers_module.__file__,
+        )
+        for size in (10, 80)
+    )
+    assert few >= 10
+    assert many < 9 * few
+
+
+def test_exact_names_and_patterns_select_layers_together() -> None:
+    model = gk.lora(chain(8), layers=["fc[12]", "w3", "fc6"], rank=1)
+    assert [name for name in model.trainable if "lora_A" in name] == [f"fc{i}.lora_A.weight" for i in (1, 2, 3, 6)]
