@@ -39,7 +39,7 @@ def check_output(output: str, model: str) -> None:
 
 def check_merged(net: Model, path: str) -> None:
     """Raise UsageError if the model has LoRA adapters, whose matrices must not be changed one by one."""
-    from graphkit.train.adapters.marks import has_adapters
+    from graphkit.train.adapter_marks import has_adapters
 
     if has_adapters(net.graph):
         raise UsageError(

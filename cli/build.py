@@ -198,7 +198,7 @@ def with_weights(model: Model, source: Model, path: str) -> Model:
 
     Raises InputError for shapes that differ, UsageError if no name is the same.
     """
-    from graphkit.train.adapters.marks import has_adapters
+    from graphkit.train.adapter_marks import has_adapters
 
     if has_adapters(source.graph):
         from graphkit.train.adapters.merge import merge_lora
