@@ -19,7 +19,7 @@ _OF_FLOAT32 = ("one_hot", "topk", "argsort", "_npi_nan_to_num")
 
 
 def cases_of(family):
-    tables = vars(importlib.import_module(f"test_operators_{family}")).values()
+    tables = vars(importlib.import_module(f"tests.mxnet_io.test_operators_{family}")).values()
     return [item for table in tables if isinstance(table, list) for item in table if isinstance(item, Case)]
 
 

@@ -15,7 +15,16 @@ import numpy as np
 from graphkit.errors import UnsupportedError
 from graphkit.ir.dims import Dim, is_static
 from graphkit.ir.graph import Value
-from graphkit.mxnet_io.call import Call, converter, rank_of, require_elements, scalar, shape_of, static_sizes
+from graphkit.mxnet_io.call import (
+    Call,
+    ShapeNeeded,
+    converter,
+    rank_of,
+    require_elements,
+    scalar,
+    shape_of,
+    static_sizes,
+)
 from graphkit.mxnet_io.operators.convolution import channels_last, to_back, to_front
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, constant
@@ -96,10 +105,12 @@ def _windowed(call: Call, x: Value, kind: str, power: int, include: bool) -> Val
 def _surplus(size: Dim, kernel: int, stride: int, pad: int) -> int:
     """Return what the last window of "full" needs after the padding: at most stride - 1.
 
-    If the size is unknown, no window may consist of padding only, as ONNX requires it.
+    Raises ShapeNeeded if the size is unknown, and a window could consist of padding only, which ONNX does not have.
     """
     if not is_static(size):
-        return max(min(stride - 1, kernel - 1 - pad), 0)
+        if stride > max(kernel - pad, 1):
+            raise ShapeNeeded(f'pooling_convention full with stride {stride} needs fixed sizes, but one is "{size}"')
+        return stride - 1
     room = int(size) + 2 * pad
     count = -(-(room - kernel) // stride) + 1
     return max((count - 1) * stride + kernel - room, 0)
