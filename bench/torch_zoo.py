@@ -22,7 +22,7 @@ for _part in ("images", "dense", "tables", "tokens"):
 
 
 def build(name: str, **options: Any) -> nn.Module:
-    return MODULES[name](**{k: v for k, v in options.items() if k != "dropout"})
+    return MODULES[name](**{k: v for k, v in options.items() if k not in ("dropout", "cache")})
 
 
 @dataclass(frozen=True)

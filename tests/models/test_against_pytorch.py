@@ -446,7 +446,7 @@ def test_files_of_pytorch_are_read_without_running_code(tmp_path):
     for name, tensor in state.items():
         np.testing.assert_array_equal(net.params[name], tensor.float().numpy())
     torch.save({"model": torch.nn.Linear(2, 2)}, tmp_path / "b.pt")
-    with pytest.raises(gk.errors.InvalidModel, match=r"b\.pt: PyTorch cannot read it with weights_only=True"):
+    with pytest.raises(gk.errors.InvalidModel, match=r"b\.pt: the file contains a whole module"):
         net.load_state_dict(tmp_path / "b.pt")
     torch.save([1, 2], tmp_path / "c.pt")
     with pytest.raises(gk.errors.InvalidModel, match=r"c\.pt contains \[1, 2\], not a dict"):
