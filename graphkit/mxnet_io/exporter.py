@@ -19,6 +19,7 @@ from graphkit.ir.origin import titled
 from graphkit.mxnet_io import writers
 from graphkit.mxnet_io.arrays import write_arrays
 from graphkit.mxnet_io.writing import WRITERS, Writer, Writing
+from graphkit.passes.core.draws import is_random
 from graphkit.passes.core.sweep import symbolic_dims
 from graphkit.text import quantity
 
@@ -81,7 +82,7 @@ def _fix(writing: Writing, node: Node) -> bool:
     """Return whether a node depends on parameters and constants only, and record its results if so."""
     if not all(value is None or writing.is_fixed(value) for value in node.inputs):
         return False
-    if node.op.subgraphs() or "Random" in node.op.name:
+    if node.op.subgraphs() or is_random(node.op):
         return False
     writing.fixed.update(dict.fromkeys(node.outputs))
     return True

@@ -246,16 +246,16 @@ class _Builder:
         self.name = name
         self.arrays: dict[str, np.ndarray | StoredArray] = {}
         self.auxiliary: set[str] = set()
-        for name, array in arrays.items():
-            bare = next((name.removeprefix(p) for p in _PREFIXES if name.startswith(p)), name)
+        for key, array in arrays.items():
+            bare = next((key.removeprefix(p) for p in _PREFIXES if key.startswith(p)), key)
             if bare in self.arrays:
                 raise InvalidModel(f"{label}: two arrays of the parameter file have the name {bare!r}")
             self.arrays[bare] = array
-            if name.startswith(_AUXILIARY):
+            if key.startswith(_AUXILIARY):
                 self.auxiliary.add(bare)
         self.statistics = _statistics(graph)
         self.shapes = shapes
-        self.readers = Readers(graph, {name: tuple(array.shape) for name, array in self.arrays.items()})
+        self.readers = Readers(graph, {key: tuple(array.shape) for key, array in self.arrays.items()})
         self.inputs: dict[str, Value] = {}
         self.stored: dict[str, Value] = {}
         self.built, self.most_nodes = 0, config.MAX_NODES.get()
@@ -267,22 +267,12 @@ class _Builder:
         region = _Region(self, self.graph, self.label)
         outputs = region.outputs()
         outputs = [F.identity(v) if v.is_input else v for v in outputs]
-        names = unique_names(self.output_name(index, output) for index, output in self.graph.heads)
+        names = unique_names(_output_names(self.graph))
         order = {node.name: index for index, node in enumerate(self.graph.nodes)}
         self.stored = dict(sorted(self.stored.items(), key=lambda item: order[item[0]]))
         inputs = [*self.inputs.values(), *self.stored.values()]
         graph = Graph(inputs, outputs, name=self.name, output_names=names)
         return Imported(graph, {graph.name_of(value): self.arrays[key] for key, value in self.stored.items()})
-
-    def output_name(self, index: int, output: int) -> str:
-        """MXNet's name of an output: NODE_output, with a number if there are several."""
-        node = self.graph.nodes[index]
-        if node.is_variable:
-            return node.name
-        outputs = {o for i, o in self.graph.heads if i == index}
-        for other in self.graph.nodes:
-            outputs.update(o for i, o in other.inputs if i == index)
-        return f"{node.name}_output" + (str(output) if outputs != {0} else "")
 
     def located_error(self, kind: type[GraphkitError], message: str) -> GraphkitError:
         """Return an error whose message is complete, so that enclosing nodes do not add to it."""
@@ -348,6 +338,19 @@ def _example(value: Value) -> tuple[int, ...]:
     """Return a shape to type, with numbers in place of unknown sizes."""
     shape = value.tensor.shape
     return (1, 10) if shape is None else tuple(size if isinstance(size, int) else 1 for size in shape)
+
+
+def _output_names(symbol: Symbol) -> list[str]:
+    """Return MXNet's names of the heads: NODE_output, with a number if other outputs of the node are read too."""
+    read: dict[int, set[int]] = {}
+    for index, output in (*symbol.heads, *(operand for node in symbol.nodes for operand in node.inputs)):
+        read.setdefault(index, set()).add(output)
+    names = []
+    for index, output in symbol.heads:
+        node = symbol.nodes[index]
+        number = "" if read[index] == {0} else str(output)
+        names.append(node.name if node.is_variable else f"{node.name}_output{number}")
+    return names
 
 
 def _statistics(graph: Symbol) -> set[int]:

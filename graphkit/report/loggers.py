@@ -92,7 +92,7 @@ class CSVLogger(Callback):
         except OSError as error:
             raise RuntimeFailure(f"{self.path} cannot be read: {error.strerror or error}") from error
         except (KeyError, ValueError, csv.Error):
-            raise RuntimeFailure(f"{self.path} is no file of CSVLogger: give another path, or remove it") from None
+            raise RuntimeFailure(f"{self.path} was not written by CSVLogger: give another path, or remove it") from None
         return rows
 
     def on_epoch_end(self, trainer: Trainer, numbers: Numbers) -> None:

@@ -311,7 +311,7 @@ def test_lengths_below_the_special_tokens_are_errors(pair):
 
 @pytest.mark.parametrize("number", [-1, 2**32, 10**12])
 def test_numbers_that_no_token_can_have_are_errors(pair, number):
-    with pytest.raises(InputError, match=rf"tokenizer\.json: {number} is no number of a token"):
+    with pytest.raises(InputError, match=rf"tokenizer\.json: {number} is not the number of a token"):
         pair[1].decode([1, number])
 
 

@@ -197,3 +197,10 @@ def test_missing_operators_of_sizes_ask_for_shapes(tmp_path: Path) -> None:
     with pytest.raises(gk.errors.UnsupportedOperator, match=r"Shape: 'shape'\nWith shapes of the inputs"):
         net.save_mxnet(tmp_path / "net")
     net.save_mxnet(tmp_path / "net", shapes={"x": (2, 4)})
+
+
+def test_random_numbers_from_parameters_are_not_written_as_constants(tmp_path: Path) -> None:
+    chances = gk.parameter("chances", [3], init="ones")
+    net = gk.Model({"y": gk.input("x", ["N", 3]) * gk.bernoulli(chances)}, name="net", seed=0)
+    with pytest.raises(gk.errors.UnsupportedOperator, match="Bernoulli: 'bernoulli'"):
+        net.save_mxnet(tmp_path / "net")

@@ -82,7 +82,7 @@ def test_csv_that_cannot_be_written_or_continued(tmp_path):
     other.write_text("name,age\nx,3\n")
     one = trainer()
     one.fit((X, Y), batch_size=10, epochs=1)
-    with pytest.raises(RuntimeFailure, match="is no file of CSVLogger"):
+    with pytest.raises(RuntimeFailure, match="was not written by CSVLogger"):
         one.fit((X, Y), batch_size=10, epochs=1, callbacks=[gk.CSVLogger(other)])
     assert other.read_text() == "name,age\nx,3\n"
 

@@ -128,7 +128,9 @@ class Tokenizer(Vocabulary):
         """
         given = [int(n) for n in numbers]
         if wrong := [n for n in given if not 0 <= n < _NUMBERS]:
-            raise InputError(f"{self._source}: {wrong[0]} is no number of a token; the last one is {len(self) - 1}")
+            raise InputError(
+                f"{self._source}: {wrong[0]} is not the number of a token; the last one is {len(self) - 1}"
+            )
         with _explaining(f"{self._source}: tokens cannot be decoded"):
             text: str = self._tokenizer.decode(given, skip_special_tokens=True)
         return text

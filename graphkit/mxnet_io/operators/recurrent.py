@@ -20,6 +20,7 @@ from graphkit.mxnet_io.call import Call, as_indices, converter, reshape, shape_o
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64
+from graphkit.passes.core.match import array_of
 
 _MOST_LAYERS = 10_000
 # Mode -> MXNet's gates in ONNX's order.
@@ -118,10 +119,8 @@ def _unflattened(vector: Value) -> Value:
 
 def _state(state: Value, hidden: int) -> Value | None:
     """Return an initial state; None if it is a constant of zeros, whose batch size may be unknown."""
-    node = state.node
-    if node is not None and node.op.name == "Constant" and not np.any(np.asarray(state.node.op.value.array)):  # type: ignore[union-attr]
-        return None
-    return state
+    array = array_of(state)
+    return None if array is not None and not np.any(array) else state
 
 
 def _rows(state: Value | None, begin: int, count: int, layers: int) -> Value | None:

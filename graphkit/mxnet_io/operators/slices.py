@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from graphkit.frontend import linalg
 from graphkit.ir.graph import Value
-from graphkit.mxnet_io.call import Call, axis_of, converter, rank_of, scalar, sizes_of, static_sizes, transpose
+from graphkit.mxnet_io.call import (
+    Call,
+    axis_of,
+    converter,
+    rank_of,
+    require_elements,
+    scalar,
+    sizes_of,
+    static_sizes,
+    transpose,
+)
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64
@@ -70,10 +82,11 @@ def _assigned(call: Call, new: Value) -> Value:
     shape = static_sizes(x, range(rank_of(x)))
     places = _range(call)
     cut = tuple(slice(*_numpy_bounds(*part)) for part in zip(*places, strict=True))
-    chosen = np.arange(int(np.prod(shape))).reshape(shape)[cut]
+    require_elements(*shape)
+    chosen = np.arange(math.prod(shape), dtype=np.int64).reshape(shape)[cut]
     flat = F.scatter_elements(
         F.reshape(x, i64(-1)),
-        i64(*chosen.ravel().tolist()),
+        chosen.ravel(),
         F.reshape(F.expand(new, i64(*chosen.shape)), i64(-1)),
         axis=0,
     )
