@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 # Characters that are escaped for a terminal: control characters, and characters that change the direction of text.
@@ -53,6 +53,11 @@ def listed(items: Iterable[Any], count: int, most: int = 3) -> str:
     """List the first of `count` items: `a, b, c and 97 more`."""
     shown = ", ".join(str(item) for item in itertools.islice(items, most))
     return shown if count <= most else f"{shown} and {count - most} more"
+
+
+def nodes_by_operator(nodes: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a line for each operator, sorted, with the names of its first nodes: `  Foo: 'a', 'b' and 7 more`."""
+    return [f"  {operator}: {listed(names, len(names), 5)}" for operator, names in sorted(nodes.items())]
 
 
 def quantity(count: int, noun: str) -> str:

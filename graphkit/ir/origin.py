@@ -58,8 +58,7 @@ def titled(graph: Graph, kind: str = "graph") -> str:
     names = [repr(v.name or "input") for v in graph.inputs if v.role == "data"]
     if not names:
         return f"the {kind} without a name"
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"the {kind} of input{'s' * (len(names) > 1)} {', '.join(names[:3])}{more}"
+    return f"the {kind} of input{'s' * (len(names) > 1)} {listed(names, len(names))}"
 
 
 def graph_facts(graph: Graph) -> Iterator[str]:

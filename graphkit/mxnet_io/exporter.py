@@ -21,7 +21,7 @@ from graphkit.mxnet_io.arrays import write_arrays
 from graphkit.mxnet_io.writing import WRITERS, Writer, Writing
 from graphkit.passes.core.draws import is_random
 from graphkit.passes.core.sweep import symbolic_dims
-from graphkit.text import quantity
+from graphkit.text import nodes_by_operator, quantity
 
 assert writers.__all__  # imported for the writers that they register
 
@@ -94,10 +94,7 @@ def _check_operators(graph: Graph, nodes: Sequence[Node]) -> None:
         if node.op.name not in WRITERS or node.op.domain:
             missing.setdefault(node.op.name, []).append(repr(graph.node_name(node)))
     if missing:
-        lines = [
-            f"  {op}: {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            for op, names in sorted(missing.items())
-        ]
+        lines = nodes_by_operator(missing)
         if any(symbolic_dims(v) for v in graph.inputs):
             lines.append("With shapes of the inputs (shapes=), sizes are constants, and need no operators")
         raise UnsupportedOperator(

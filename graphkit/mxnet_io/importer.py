@@ -25,7 +25,7 @@ from graphkit.mxnet_io.input_types import Readers, sizes
 from graphkit.mxnet_io.symbol import Symbol, SymbolNode, read_symbol
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, constant
-from graphkit.text import quantity
+from graphkit.text import nodes_by_operator, quantity
 
 assert operators.__all__  # imported for the converters that they register
 
@@ -130,10 +130,7 @@ def _check_operators(graph: Symbol, label: str) -> None:
             if not node.is_variable and node.op not in CONVERTERS:
                 missing.setdefault(node.op, []).append(repr(node.name))
     if missing:
-        lines = []
-        for op, nodes in sorted(missing.items()):
-            more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
-            lines.append(f"  {op}: {', '.join(nodes[:5])}{more}")
+        lines = nodes_by_operator(missing)
         are = "is" if len(missing) == 1 else "are"
         raise UnsupportedOperator(
             f"{label}: {quantity(len(missing), 'operator')} of MXNet {are} not supported. Nodes:\n" + "\n".join(lines)

@@ -43,7 +43,7 @@ from graphkit.onnx_io.uses import uses
 from graphkit.onnx_io.validate import require_text
 from graphkit.onnx_io.wire import Place
 from graphkit.ops import F, Op, registry
-from graphkit.text import quantity
+from graphkit.text import nodes_by_operator, quantity
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, ModelProto, TypeProto
@@ -247,10 +247,7 @@ class Builder:
                 name = raw.name or next(filter(None, raw.outputs), "")
                 missing.setdefault(operator, []).append(repr(name) if name else str(raw))
         if missing:
-            lines = []
-            for operator, nodes in sorted(missing.items()):
-                more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
-                lines.append(f"  {operator}: " + ", ".join(nodes[:5]) + more)
+            lines = nodes_by_operator(missing)
             lines += [
                 f"  {hint}" for domain, hint in _HINTS.items() if any(o.startswith(f"{domain}.") for o in missing)
             ]
@@ -259,7 +256,7 @@ class Builder:
                     "To add an operator, define a Python class with @gk.op that has the operator's name and `domain`, "
                     "and import it before you load the file (docs/operators.md)"
                 )
-            count = f"{len(missing)} operator{'s' if len(missing) > 1 else ''}"
+            count = quantity(len(missing), "operator")
             are = "is" if len(missing) == 1 else "are"
             raise UnsupportedOperator(f"{self.label}: {count} {are} not implemented. Nodes:\n" + "\n".join(lines))
 

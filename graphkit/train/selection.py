@@ -14,6 +14,7 @@ from graphkit.errors import UsageError, did_you_mean
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.tensor.constants import Constant
+from graphkit.text import listed
 from graphkit.train.adapter_marks import frozen_parameters
 from graphkit.train.arguments import NOT_NEGATIVE, real
 
@@ -188,8 +189,7 @@ def mask_array(owner: str, name: str, given: Any, shape: tuple[int, ...]) -> np.
 
 def _some(names: Collection[str]) -> str:
     """Return names as text for a message, at most 20."""
-    shown = ", ".join(list(names)[:20])
-    return shown + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    return listed(names, len(names), 20)
 
 
 def matching(patterns: Iterable[str], names: Collection[str]) -> set[str]:
