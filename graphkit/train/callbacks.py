@@ -346,7 +346,7 @@ class GradualPruning(Callback):
 
     The Trainer must have masks for the parameters that are pruned. At the beginning, these may be True everywhere.
     After update u, the share of zeros is sparsity * (1 - (1 - t)^3), where t = (u - start) / (end - start) (Zhu and
-    Gupta 2017). A weight that was pruned is 0, so it stays pruned.
+    Gupta 2017). A pruned weight stays pruned, even while this share is below that of the first masks.
 
     Args:
         sparsity: Share of zeros after update `end`, above 0 and below 1.
@@ -385,5 +385,7 @@ class GradualPruning(Callback):
     def _masks(self, trainer: Trainer, sparsity: float) -> dict[str, Any]:
         from graphkit.onnx_io.pruning import magnitude_masks
 
-        arrays = {name: np.asarray(trainer.net.params[name]) for name in trainer.masks()}
-        return magnitude_masks(arrays, sparsity, globally=self.scope == "global")
+        present = trainer.masks()
+        arrays = {name: np.asarray(trainer.net.params[name]) for name in present}
+        found = magnitude_masks(arrays, sparsity, globally=self.scope == "global")
+        return {name: present[name] & mask for name, mask in found.items()}

@@ -70,6 +70,8 @@ class Fit:
     def __post_init__(self) -> None:
         self._rank, self._ranks = self.trainer._place
         self._measured: list[Metric] | None = None
+        # Whether `_terminate` has ended this run, after a checkpoint was written.
+        self._terminated = False
         # Throughput in the current epoch.
         self._throughput: Throughput | None = None
         # The record of an epoch that `max_steps` ends.
@@ -482,6 +484,7 @@ class Fit:
         try:
             termination.take_effect()
         except BaseException as ending:
+            self._terminated = True
             ending.add_note(f"stopped {self.trainer.position}; {self.folder} contains a checkpoint of this position")
             raise
 
@@ -493,7 +496,7 @@ class Fit:
         trainer = self.trainer
         if trainer._averages.are_swapped:  # interrupted after the validation, before the parameters were restored
             trainer.swap()
-        if getattr(interrupt, "__notes__", None):  # `_terminate` has written a checkpoint
+        if self._terminated:
             return
         where = f"stopped {trainer.position}"
         if trainer.step_incomplete:

@@ -207,8 +207,9 @@ class LBFGS:
             else:
                 self._set_parameters(origin + self._direction * origin.dtype.type(length))
                 found = start._replace(t=length)
-        except NotFinite:
+        except BaseException:
             self._set_parameters(origin)
+            self._length = 0.0  # a move of 0: its pair is not stored
             raise
         self._length = found.t
         return found

@@ -27,6 +27,7 @@ from graphkit.passes.training.to_training import to_training
 from graphkit.signatures import operands_by_name, typed
 from graphkit.text import quantity, short_repr
 from graphkit.train.adapter_marks import frozen_parameters
+from graphkit.train.adapters.settings import check_differentiable
 from graphkit.train.optim import Optimizer
 from graphkit.train.programs.finite import zero_if_finite
 from graphkit.train.programs.step import LEARNING_RATE, STEP, guarded_updates
@@ -63,6 +64,8 @@ class StepNetwork:
     def __init__(self, model: Model, name: str, training: bool):
         self.model = model
         self.name = name
+        if training:
+            check_differentiable(model.graph)
         graph = (
             to_training(model.graph, frozen_parameters(model.graph)) if training else model.graph.replace(updates=())
         )

@@ -302,11 +302,20 @@ def test_interrupt_while_averages_are_swapped(tmp_path, monkeypatch, number, aft
     same_bits(whole, part)
 
 
-def test_interrupt_writes_checkpoint_and_notes_position(tmp_path):
+class NotedInterrupt(KeyboardInterrupt):
+    """An interrupt to which a loader, or the engine, has added a note."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.add_note("while a sample was read")
+
+
+@pytest.mark.parametrize("death", [KeyboardInterrupt, NotedInterrupt])
+def test_interrupt_writes_checkpoint_and_notes_position(tmp_path, death):
     found = trainer()
     with pytest.raises(KeyboardInterrupt) as caught:
-        found.fit(data(92, 30, KeyboardInterrupt), epochs=4, batch_size=4, folder=tmp_path, prefetch=0)
-    (note,) = caught.value.__notes__
+        found.fit(data(92, 30, death), epochs=4, batch_size=4, folder=tmp_path, prefetch=0)
+    note = caught.value.__notes__[-1]
     assert note == f"stopped in epoch 2 of 4, after batch 6; {tmp_path} contains a checkpoint of this position"
     whole, last = trainer(), trainer()
     whole.fit(data(), epochs=4, batch_size=4)

@@ -80,6 +80,31 @@ def test_loss_that_is_not_finite_restores_the_parameters():
     assert net.params["w"] == 1.0
 
 
+@pytest.mark.parametrize("line_search", ["strong_wolfe", None])
+def test_interrupt_of_a_move_restores_the_parameters(monkeypatch, line_search):
+    net = network()
+    trainer = gk.LBFGS(net, "mse", max_iter=2, line_search=line_search)
+    trainer.step(X, T)
+    before = net.state_dict()
+    evaluate, calls = trainer._evaluate, iter(range(9))
+
+    def interrupted(feeds):
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return evaluate(feeds)
+
+    monkeypatch.setattr(trainer, "_evaluate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.step(X, T)
+    for name, array in net.state_dict().items():
+        np.testing.assert_array_equal(array, before[name])
+    monkeypatch.undo()
+    pairs = len(trainer._pairs)
+    first = trainer.step(X[:5], T[:5])  # the change of the samples is no change of the gradient along a move
+    assert len(trainer._pairs) <= pairs + 1
+    assert np.mean((net.run({"x": X[:5]})["y"] - T[:5]) ** 2) < first
+
+
 def test_wrong_arguments():
     with pytest.raises(UsageError, match="line_search must be 'strong_wolfe' or None"):
         gk.LBFGS(network(), "mse", line_search="armijo")

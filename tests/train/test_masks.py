@@ -180,6 +180,26 @@ def test_gradual_pruning_follows_its_schedule_and_resumes(tmp_path, scope):
         gk.Trainer(net()).fit((X, Y), callbacks=[schedule()])
 
 
+def test_gradual_pruning_of_a_pruned_model_keeps_its_zeros():
+    """At first, the schedule's share of zeros is below the share that the model has already."""
+    made = trainer()
+    before = np.mean(np.asarray(made.net.params["fc1_weight"]) == 0)
+    schedule = gk.callbacks.GradualPruning(0.9, end=12, every=1)
+    assert schedule.sparsity_after(1) < before
+    shares = []
+
+    class Watch(gk.Callback):
+        def on_step_end(self, trainer, numbers):
+            check(trainer.net, trainer.masks()["fc1_weight"])
+            assert not trainer.masks()["fc1_weight"][~MASK].any()
+            shares.append(np.mean(~trainer.masks()["fc1_weight"]))
+
+    made.fit((X, Y), epochs=4, batch_size=16, callbacks=[schedule, Watch()])
+    assert shares[0] == before
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(0.9, abs=0.01)
+
+
 @pytest.mark.parametrize("wrong", [{"sparsity": 1.0}, {"sparsity": 0.0}, {"end": 0}, {"every": 0}, {"scope": "all"}])
 def test_wrong_schedules(wrong):
     with pytest.raises(UsageError):

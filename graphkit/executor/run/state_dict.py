@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from graphkit.distribution import how_to_install
-from graphkit.errors import InputError, InvalidModel, MissingDependency, UsageError
+from graphkit.errors import (
+    InputError,
+    InvalidModel,
+    MissingDependency,
+    OutOfMemory,
+    RuntimeFailure,
+    UsageError,
+    lacks_memory,
+)  # fmt: skip
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir.arrays import array_of
 from graphkit.ir.graph import Graph
@@ -229,7 +237,11 @@ def _torch_file(path: str) -> Mapping[str, Any]:
     torch: Any = importlib.import_module("torch")
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise RuntimeFailure(f"{path} cannot be read: {error.strerror or error}") from error
     except Exception as error:  # pickle's, zip's and PyTorch's own
+        if lacks_memory(error):
+            raise OutOfMemory(f"{path}: {error}") from None
         raise InvalidModel(f"{path}: {_reason(str(error))}") from error
     if not isinstance(found, Mapping):
         raise InvalidModel(f"{path} contains {shown(found)}, not a dict of tensors by name")

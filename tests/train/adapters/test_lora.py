@@ -390,6 +390,9 @@ def test_dora_of_an_onnx_file_is_not_trained(tmp_path) -> None:
     gk.lora(linear(), rank=2, dora=True).save(tmp_path / "net.onnx")
     with pytest.raises(UsageError, match=r"was read from an \.onnx file, which does not say where gradients stop"):
         gk.Trainer(gk.load(tmp_path / "net.onnx"), "mse")
+    with pytest.raises(UsageError, match=r"does not say where gradients stop"):
+        gk.StepBuilder().network(gk.load(tmp_path / "net.onnx"))
+    gk.StepBuilder().network(gk.load(tmp_path / "net.onnx"), training=False)
 
 
 def test_a_damaged_description_is_an_error(tmp_path) -> None:
