@@ -143,8 +143,9 @@ def command(
     if model == "-":
         raise UsageError("graphkit generate cannot read MODEL from stdin; give its file")
     net = read_model(model, external_root, best=True)
-    # ONNX Runtime runs the file itself.
-    source = model if options["engine"] == "onnxruntime" and is_onnx_file(model) else net
+    # ONNX Runtime runs the file itself, unless the file's weights are in another folder.
+    runs_file = options["engine"] == "onnxruntime" and external_root is None and is_onnx_file(model)
+    source = model if runs_file else net
     vocabulary = vocabulary_of(net.meta) if tokenizer is None else read_vocabulary(tokenizer)
     printed = len(given) == 1 and beams == 1 and not as_json
     printer = _Printer(given[0], vocabulary) if printed else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -58,9 +59,14 @@ def vocabulary_of(meta: Mapping[str, str]) -> Vocabulary | None:
 
     Raises InputError if the metadata is damaged, MissingDependency without the package `tokenizers`.
     """
+    return _vocabulary(meta[VOCABULARY]) if VOCABULARY in meta else None
+
+
+@functools.lru_cache(maxsize=4)  # reading a large tokenizer takes longer than a step of the model
+def _vocabulary(text: str) -> Vocabulary:
     from graphkit.data.preprocessing.tokenizer import vocabulary_from_json
 
-    return vocabulary_from_json(meta[VOCABULARY], "the model's metadata") if VOCABULARY in meta else None
+    return vocabulary_from_json(text, "the model's metadata")
 
 
 def options_of_model(model: Model, spec: str) -> dict[str, Any]:

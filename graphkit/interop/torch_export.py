@@ -63,6 +63,12 @@ def export(module: Any, example_inputs: Any, dynamic_shapes: Any, train: bool) -
     torch = importlib.import_module("torch")
     _check_names(module)
     args, kwargs = _example(torch, example_inputs, repeat=dynamic_shapes is None)
+    try:
+        inspect.signature(module.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"from_torch: forward of {type(module).__name__} does not accept example_inputs: {error}"
+        ) from None
     shapes = _free_first_axes(torch, args, kwargs) if dynamic_shapes is None else _opened(torch, dynamic_shapes)
     if dynamic_shapes is None:
         shapes = shapes.dynamic_shapes(module, args, kwargs)

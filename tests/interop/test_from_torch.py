@@ -421,6 +421,11 @@ def test_arguments_of_other_kinds_are_errors():
         gk.from_torch(torch.nn.Linear(2, 2), 3)
     with pytest.raises(gk.errors.UnsupportedError, match="cannot export Linear"):
         gk.from_torch(torch.nn.Linear(2, 2), torch.ones(2, 5))
+    x = torch.ones(2, 2)
+    for module, given in ((torch.nn.Linear(2, 2), (x, x)), (torch.nn.Linear(2, 2), {"z": x}),
+                          (torch.nn.Bilinear(2, 2, 2), x)):  # fmt: skip
+        with pytest.raises(gk.errors.InputError, match=r"forward of \w*inear does not accept example_inputs: "):
+            gk.from_torch(module, given)
 
 
 def test_missing_exporter_is_an_error_that_names_it(monkeypatch):

@@ -25,7 +25,7 @@ from graphkit.inference.generation.results import Generation, Generations, Token
 from graphkit.inference.generation.roles import Roles, find_roles
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
-from graphkit.loading import load
+from graphkit.loading import is_onnx_file, load
 from graphkit.model import Model
 from graphkit.signatures import typed
 from graphkit.text import listed
@@ -125,7 +125,7 @@ def generate(
         max_tokens, choice, beams, length_penalty, seed, _stops(stop, vocabulary), _ends(end, vocabulary), limit,
         probabilities, vocabulary, on_token,
     )  # fmt: skip
-    file = model if not isinstance(model, Model) and str(model).endswith(".onnx") else None
+    file = model if not isinstance(model, Model) and is_onnx_file(model) else None
     run = _run(net, roles, engine, file, device, threads)
     types = net.input_types
     padding = 0 if vocabulary is None else vocabulary.padding

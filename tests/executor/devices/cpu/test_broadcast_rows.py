@@ -61,7 +61,7 @@ def test_rows_equal_numpy(shapes, dtype, isa):
 
 
 @in_one_item()
-@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)])
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (1, 2, 0)])
 @pytest.mark.parametrize("small", [((7, 1), (7, 1)), ((513,), (513,)), ((7, 513), (513,)), ((7, 1), (7, 513))], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_scaled_rows_equal_numpy(dtype, small, order, isa):

@@ -62,7 +62,8 @@ std::optional<BroadcastRows> BroadcastRows::of(RowsFunction function, const Poin
             made.operands_.push_back({-1, constant, 0, true});
         }
     }
-    const bool fits = equal.size() == 2 ? !(equal[0] && equal[1]) : equal[2] == (equal[0] != equal[1]);
+    const bool both = equal[0] && equal[1];
+    const bool fits = !both && (equal.size() == 2 || equal[2] == (equal[0] || equal[1]));
     return fits ? std::optional(made) : std::nullopt;
 }
 

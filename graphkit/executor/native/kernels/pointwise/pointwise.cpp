@@ -167,6 +167,9 @@ Pointwise::Pointwise(std::shared_ptr<const PointwiseCode> code, const Dims& shap
     const double nanoseconds = static_cast<double>(loops_.count) * steps.nanoseconds * slowness();
     const std::int64_t grains = std::max<std::int64_t>(1, loops_.count / granule_);
     parts_ = static_cast<int>(std::min<std::int64_t>(threads_for(this->threads(), nanoseconds), grains));
+    if (rows_ && loops_.count / loops_.row() < parts_) {
+        rows_.reset();  // fewer rows than threads: blocks use all threads
+    }
 
     const std::size_t places = static_cast<std::size_t>(steps.places());
     const auto staged = static_cast<std::size_t>(steps.inputs + steps.outputs);
