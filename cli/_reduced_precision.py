@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from graphkit.cli._compression import Comparison, CompressionData
+from graphkit.cli._compression import Comparison, CompressionData, check_output
 from graphkit.cli._output import log, print_table, show
 from graphkit.data.images.feeding import Said
 from graphkit.errors import UsageError
@@ -38,6 +38,7 @@ def export(net: Model, source: Model | str, images: Said, o: dict[str, Any]) -> 
         o: Options of the command line by parameter name.
     """
     precision = o["precision"]
+    check_output(o["output"], o["model"])
     data = CompressionData.read(
         net, o["spec"], None, (), (), o["samples"], BATCH_SIZE, images, finetunes=False, max_drop=None,
         purpose="measuring ranges",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -33,9 +33,6 @@ from graphkit.quantisation.aware import SCALES, as_quantized, has_quantised_weig
 from graphkit.quantisation.quantize import BATCH_SIZE, BLOCK_SIZE, MODES, PERCENTILE, SAMPLES, Quantized, quantize
 from graphkit.quantisation.ranges import METHODS
 from graphkit.text import quantity
-
-if TYPE_CHECKING:
-    pass
 
 # Rows of the table of layers that stay in float.
 _KEPT = 20
@@ -179,9 +176,11 @@ def command(
     )  # fmt: skip
     compared = data.compared(net, inputs, fill, seed, images)
 
+    source = model if model.endswith((".onnx", ".json")) else net
+
     def make(included: Sequence[str], excluded: Sequence[str]) -> Quantized:
         return quantize(
-            model if model.endswith((".onnx", ".json")) else net, data.samples if mode == "static" else None, mode=mode,
+            source, data.samples if mode == "static" else None, mode=mode,
             method=method, percentile=percentile, activations=activations, per_channel=per_channel, bits=int(bits),
             block_size=block_size, standard=standard, include=included or include, exclude=[*exclude, *excluded],
             threads=threads, external_root=external_root, progress=None,
@@ -190,7 +189,6 @@ def command(
     tunes_integers = finetuning is not None and has_quantised_weights(net.graph)
     if tunes_integers:
         log(f"{model}: the model has quantised weights, so it is fine-tuned and not quantised again")
-    source = model if model.endswith((".onnx", ".json")) else net
     results = _Quantisation(
         net, as_quantized(source, external_root) if tunes_integers else make((), ()), compared, threads
     )

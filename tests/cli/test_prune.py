@@ -238,6 +238,13 @@ def test_wrong_usage_of_precision(call, net, tmp_path, options, text):
     assert not (tmp_path / "h.onnx").exists()
 
 
+def test_output_of_reduced_precision_is_checked_first(call, net):
+    code, _, err = call("export", net, "-o", "nowhere/h.onnx", "--precision", "fp16")
+    assert (code, "there is no folder nowhere" in err) == (USAGE, True)
+    code, _, err = call("export", net, "-o", net, "--precision", "fp16")
+    assert (code, "is MODEL itself" in err) == (USAGE, True)
+
+
 @pytest.mark.parametrize("command", ["prune", "quantize"])
 def test_models_with_a_fixed_batch_of_one_are_finetuned(call, net, command):
     proto = onnx.load(net)

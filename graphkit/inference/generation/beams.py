@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphkit.inference.generation.choosing import log_softmax
+from graphkit.inference.generation.choosing import largest, log_softmax
 from graphkit.inference.generation.decoder import Sequences
 from graphkit.named_tuples import NamedTuple
 
@@ -85,7 +85,7 @@ def _continued(search: Search, kept: Sequence[Hypothesis], log_p: np.ndarray) ->
             found.append((hypothesis.score(search.penalty), hypothesis, -1))
             continue
         # All tokens of a hypothesis have the same length, so the best ones are those with the highest probability.
-        for token in np.argsort(-log_p[row], kind="stable")[: search.beams].tolist():
+        for token in largest(log_p[row], min(search.beams, log_p.shape[1])).tolist():
             if np.isneginf(log_p[row, token]):
                 break
             longer = Hypothesis((*hypothesis.ids, token), hypothesis.log_probability + float(log_p[row, token]))

@@ -67,7 +67,7 @@ def pair_caches(
     Raises:
         UsageError: An input has several possible outputs, or an output several possible inputs; or types differ.
     """
-    outputs = model.output_types
+    types, outputs = model.input_types, model.output_types
     for name, output in carry.items():
         if name not in model.inputs:
             hint = did_you_mean(name, model.inputs)
@@ -75,8 +75,9 @@ def pair_caches(
         if output not in outputs:
             hint = did_you_mean(output, outputs)
             raise UsageError(f"generate: the model has no output {output!r} (carry=, --recurrent-state){hint}")
+    allowed = {output for output in outputs if output != kept}
     found = {
-        name: [carry[name]] if name in carry else _candidates(name, [o for o in outputs if o != kept])
+        name: [carry[name]] if name in carry else _candidates(name, allowed)
         for name in model.inputs
         if name not in others
     }
@@ -90,7 +91,7 @@ def pair_caches(
             f"model {model.name!r}: it is ambiguous which outputs are the next values of which inputs: {listed}. "
             "Give the pairs (carry={input: output}, --recurrent-state INPUT=OUTPUT)"
         )
-    return tuple(_cache(model, name, output, batch) for name, output in pairs.items())
+    return tuple(_cache(model.name, n, types[n], o, outputs[o], batch) for n, o in pairs.items())
 
 
 def _candidates(name: str, outputs: Collection[str]) -> list[str]:
@@ -104,9 +105,8 @@ def _candidates(name: str, outputs: Collection[str]) -> list[str]:
     return []
 
 
-def _cache(model: Model, name: str, output: str, batch: Any) -> Cache:
-    kind, after = model.input_types[name], model.output_types[output]
-    what = f"model {model.name!r}: input {name!r} is {kind}, and output {output!r} is {after}"
+def _cache(model: str, name: str, kind: Type, output: str, after: Type, batch: Any) -> Cache:
+    what = f"model {model!r}: input {name!r} is {kind}, and output {output!r} is {after}"
     if not isinstance(kind, TensorType) or not isinstance(after, TensorType) or kind.shape is None:
         raise UsageError(f"{what}; the past of a decoder must be a tensor of known rank")
     if kind.dtype is not after.dtype or (after.rank is not None and after.rank != kind.rank):

@@ -61,7 +61,7 @@ class Choice(NamedTuple):
         scores = scores.astype(np.float64)
         if self.top_k is None and self.top_p is None:
             return np.arange(len(scores)), softmax(scores, self.temperature)
-        numbers = _largest(scores, len(scores) if self.top_k is None else min(self.top_k, len(scores)))
+        numbers = largest(scores, len(scores) if self.top_k is None else min(self.top_k, len(scores)))
         shares = softmax(scores[numbers], self.temperature)
         if self.top_p is not None:
             # The token that reaches the sum remains.
@@ -71,7 +71,7 @@ class Choice(NamedTuple):
         return numbers, shares
 
 
-def _largest(scores: np.ndarray, count: int) -> np.ndarray:
+def largest(scores: np.ndarray, count: int) -> np.ndarray:
     """Return the places of the `count` largest scores, the largest first; of equal ones, the first places."""
     if count < len(scores):
         least = np.partition(scores, len(scores) - count)[len(scores) - count]

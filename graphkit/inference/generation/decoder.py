@@ -89,13 +89,14 @@ class TogetherSequences:
         self._padding = np.array([longest - len(prompt) for prompt in prompts], np.int64)
         self._tokens = np.zeros((len(prompts), 0), np.int64)  # all tokens so far, for a decoder without a cache
         self._caches = {cache.input: cache.first(len(prompts)) for cache in decoder.roles.caches}
+        self._given = decoder.given(self._rows)
 
     def select(self, rows: Sequence[int]) -> TogetherSequences:
         chosen = TogetherSequences.__new__(TogetherSequences)
         chosen._decoder, chosen.length = self._decoder, self.length
         if list(rows) == list(range(len(self._rows))):
             chosen._rows, chosen._padding, chosen._tokens = self._rows, self._padding, self._tokens
-            chosen._caches = self._caches
+            chosen._caches, chosen._given = self._caches, self._given
             return chosen
         index = np.array(rows, np.int64)
         chosen._rows, chosen._padding, chosen._tokens = self._rows[index], self._padding[index], self._tokens[index]
@@ -104,6 +105,7 @@ class TogetherSequences:
             name: array if (axis := axes[name]) is None else np.take(array, index, axis)
             for name, array in self._caches.items()
         }
+        chosen._given = self._decoder.given(chosen._rows)
         return chosen
 
     def feed(self, tokens: np.ndarray) -> np.ndarray:
@@ -158,7 +160,7 @@ class TogetherSequences:
             feeds[roles.last_only] = np.array(1, np.int64)
         if roles.flag is not None:
             feeds[roles.flag] = np.array([past > 0])
-        return feeds | decoder.given(self._rows)
+        return feeds | self._given
 
     def _keep(self, results: Mapping[str, Any], past: int, count: int) -> None:
         """Store the caches. They are the arrays of the run, which are fed to the next run without a copy."""
