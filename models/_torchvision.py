@@ -138,7 +138,7 @@ _TRAINING_ONLY = re.compile(r"aux\d\.")
 # Networks by their name elsewhere, with the options of `build`.
 _RESNETS = {f"resnet{layers}": ("resnet", {"layers": layers}) for layers in (18, 34, 50, 101, 152)}
 _DENSENETS = {f"densenet{layers}": ("densenet", {"layers": layers}) for layers in (121, 161, 169, 201)}
-_NETWORKS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+NETWORKS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "torchvision": {
         "alexnet": ("alexnet", {}),
         **_DENSENETS,
@@ -159,11 +159,12 @@ _NETWORKS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         **_DENSENETS,
         **_RESNETS,
         **{
-            f"{family}_{size}_patch{patch}_224": ("vit", {"size": size, "patch": patch})
-            for family in ("vit", "deit")
+            f"vit_{size}_patch{patch}_224": ("vit", {"size": size, "patch": patch})
             for size in ("tiny", "small", "base", "large")
             for patch in (16, 32)
+            if (size, patch) != ("tiny", 32)
         },
+        **{f"deit_{size}_patch16_224": ("vit", {"size": size, "patch": 16}) for size in ("tiny", "small", "base")},
     },
 }
 
@@ -237,7 +238,7 @@ def pretrained(name: str, weights: Any = "DEFAULT", source: str = "torchvision",
         InputError: The weights do not fit.
         MissingDependency: torchvision or timm is needed, and not installed.
     """
-    network, own = _known(_known(_NETWORKS, source, "source"), name, f"network of {source}")
+    network, own = _known(_known(NETWORKS, source, "source"), name, f"network of {source}")
     net = build(network, **{**own, **options})
     if isinstance(weights, str) and not re.search(r"[./\\]", weights):
         weights = (_timm_weights if source == "timm" else _torchvision_weights)(name, weights)
@@ -271,9 +272,11 @@ def _torchvision_weights(name: str, weights: str) -> Mapping[str, Any]:
 def _timm_weights(name: str, weights: str) -> Mapping[str, Any]:
     _require("timm", name)
     timm = importlib.import_module("timm")
-    found: Mapping[str, Any] = timm.create_model(
-        name if weights == "DEFAULT" else f"{name}.{weights}", pretrained=True
-    ).state_dict()
+    known = [each.partition(".")[2] for each in timm.list_pretrained(f"{name}.*")]
+    if weights not in (*known, "DEFAULT"):
+        raise UsageError(f"{name} has no weights {weights!r}{did_you_mean(weights, [*known, 'DEFAULT'])}")
+    tag = "" if weights == "DEFAULT" else f".{weights}"
+    found: Mapping[str, Any] = timm.create_model(f"{name}{tag}", pretrained=True).state_dict()
     return found
 
 

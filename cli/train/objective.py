@@ -92,7 +92,7 @@ def _with_teacher(loss: Loss, o: Mapping[str, Any]) -> Loss:
     """Return the loss with the teacher of --teacher, if there is one."""
     from graphkit.train.losses import distillation
 
-    options = _numbers(o["distill_options"], "--distill")
+    options: dict[str, Any] = _numbers(o["distill_options"], "--distill")
     if o["teacher"] is None:
         if options:
             raise UsageError("--distill is an option of --teacher: also give --teacher FILE")
@@ -100,14 +100,13 @@ def _with_teacher(loss: Loss, o: Mapping[str, Any]) -> Loss:
     for name in options:
         if name not in ("weight", "temperature"):
             raise UsageError(f"--distill {name}: there is no such option; expected weight or temperature")
-    weight, temperature = (options.get(name, default) for name, default in (("weight", 0.5), ("temperature", 2.0)))
     teacher = read_model(o["teacher"], o["external_root"])
     if len(teacher.outputs) > 1:
         raise UsageError(
             f"--teacher {o['teacher']}: a teacher must have one output, and this model has "
             f"{', '.join(teacher.outputs)}. Choose one: graphkit extract {o['teacher']} --output NAME -o teacher.onnx"
         )
-    return distillation(teacher, loss, weight=weight, temperature=temperature)
+    return distillation(teacher, loss, **options)
 
 
 def class_weights(text: str, loss: Loss, output: Any, targets: Any) -> tuple[float, ...]:

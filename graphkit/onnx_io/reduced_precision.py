@@ -14,9 +14,8 @@ from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io.editing import products
 from graphkit.onnx_io.editing.constants import Evaluate
 from graphkit.onnx_io.editing.document import Document, Node, Scope
-from graphkit.onnx_io.quantise.editing import Editor, prepared
+from graphkit.onnx_io.quantise.editing import Editor, observing, prepared
 from graphkit.onnx_io.quantise.layers import Choice, name_of
-from graphkit.onnx_io.tensors import type_to_proto
 
 # Layers: they are computed in the lower precision unless a rule below forbids it.
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
@@ -94,7 +93,7 @@ class PrecisionReducer:
         self._editor, self._dtype, self._choice = Editor(self._document), dtype, choice
         self._top = self._document.top
         self._values = self._collect()
-        self.observed = tuple(name for name in self._values if name not in {i.name for i in self._top.inputs})
+        self.observed = tuple(name for name, value in self._values.items() if value.producer is not None)
         self.lowered: list[tuple[str, str]] = []
         self.kept: list[KeptNode] = []
         self.casts = 0
@@ -125,12 +124,7 @@ class PrecisionReducer:
 
     def observing(self, names: Sequence[str]) -> ModelProto:
         """Return the float model with further outputs: these values."""
-        made = self._document.written()
-        given = {info.name for info in made.graph.output}
-        for name in names:
-            if name not in given:
-                made.graph.output.append(ValueInfoProto(name=name, type=type_to_proto(self._types[name])))
-        return made
+        return observing(self._document, self._types, names)
 
     def _kind_of(self, name: str) -> str:
         """Return the operator that computes a float32 value; "" for other values."""
@@ -198,8 +192,7 @@ class PrecisionReducer:
         self.lowered = [(name_of(node), node.kind) for node in self._top.nodes if node in low and node.kind != "Cast"]
         code = _TENSOR_TYPE[self._dtype]
         constants: dict[str, str] = {}
-        casts: dict[str, list[Node]] = {}
-        # Names of the results that change their type, and of their float32 or lower form.
+        casts: dict[str, Node] = {}
         for name, value in self._values.items():
             is_low = value.producer in low
             others = [node for node in value.readers if (node in low) is not is_low]
@@ -217,7 +210,7 @@ class PrecisionReducer:
                 value.producer.outputs = [given if n == name else n for n in value.producer.outputs]
                 self._read_anyhow(name, given)
             target = TensorProto.FLOAT if is_low else code
-            casts[given] = [self._editor.node("Cast", [given], [result], to=target)]
+            casts[given] = self._editor.node("Cast", [given], [result], to=target)
             self.casts += 1
         for node in self._top.nodes:
             if node in low:
@@ -260,12 +253,12 @@ class PrecisionReducer:
                     done[name] = self._document.add(array.astype(self._dtype.numpy), f"{name}_{self._dtype.value}")
                 node.inputs[place] = done[name]
 
-    def _place(self, casts: Mapping[str, list[Node]]) -> None:
+    def _place(self, casts: Mapping[str, Node]) -> None:
         """Put each Cast after the node that computes its operand."""
-        nodes = [cast for info in self._top.inputs for cast in casts.get(info.name, ())]
+        nodes = [casts[info.name] for info in self._top.inputs if info.name in casts]
         for node in self._top.nodes:
             nodes.append(node)
-            nodes += [cast for name in node.outputs for cast in casts.get(name, ())]
+            nodes += [casts[name] for name in node.outputs if name in casts]
         self._top.nodes = nodes
 
 

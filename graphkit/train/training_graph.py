@@ -17,7 +17,7 @@ from graphkit.passes.simplify.sequences import resolve_sequences
 from graphkit.passes.training.fake_quantise import fake_quantise
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
-from graphkit.passes.training.to_training import PYTORCH, RUNNING_STATISTICS, to_training
+from graphkit.passes.training.to_training import to_training
 from graphkit.train import losses
 from graphkit.train.adapter_marks import frozen_parameters
 from graphkit.train.adapters.settings import check_differentiable
@@ -86,8 +86,7 @@ def training_graph(
     graph = fake_quantise(graph)
     if straight_through:
         graph = pass_through_rounding(graph)
-    unbiased = net.graph.meta.get(RUNNING_STATISTICS) == PYTORCH
-    return TrainingGraph(sync_statistics(graph, statistics_over, unbiased), targets)
+    return TrainingGraph(sync_statistics(graph, statistics_over), targets)
 
 
 def _check_names(net: Model) -> None:

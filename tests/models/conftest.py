@@ -22,3 +22,9 @@ def torchvision():
     # What it tells PyTorch of the shapes of operators fails where these are not there.
     sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
     return importlib.import_module("torchvision")
+
+
+@pytest.fixture(scope="session")
+def timm(torchvision):
+    """Return timm, which imports torchvision."""
+    return pytest.importorskip("timm", reason="timm is not installed")

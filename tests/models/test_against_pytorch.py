@@ -10,6 +10,7 @@ import pytest
 from zoo_training import SMALL, WHOLE, feeds_of, label, relative_errors, run, training_graph
 
 import graphkit as gk
+from graphkit.models._torchvision import NETWORKS
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 torch.set_num_threads(2)
@@ -426,8 +427,7 @@ def test_weights_of_torchvision_load_by_name(name, arguments, options, tmp_path,
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["resnet18", "densenet121", "vit_tiny_patch16_224", "deit_small_patch16_224"])
-def test_weights_of_timm_load_by_name(name):
-    timm = pytest.importorskip("timm", reason="timm is not installed")
+def test_weights_of_timm_load_by_name(name, timm):
     torch.manual_seed(0)
     module = timm.create_model(name, pretrained=False, num_classes=7).eval()
     randomise(module)
@@ -435,6 +435,12 @@ def test_weights_of_timm_load_by_name(name):
     x = torch.randn(1, 3, 224, 224)
     with torch.no_grad():
         assert_close(net.compile(threads=2).run({"x": x.numpy()})["logits"], module(x))
+
+
+def test_names_of_timm(timm):
+    assert {name for name in NETWORKS["timm"] if not timm.is_model(name)} == set()
+    with pytest.raises(gk.errors.UsageError, match="vit_tiny_patch16_224 has no weights 'imagenet'"):
+        gk.models.pretrained("vit_tiny_patch16_224", "imagenet", "timm")
 
 
 def test_files_of_pytorch_are_read_without_running_code(tmp_path):

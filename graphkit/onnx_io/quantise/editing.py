@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, ValueInfoProto
 
 from graphkit.ir.types import Type
 from graphkit.onnx_io.editing import constants, products
@@ -16,6 +16,7 @@ from graphkit.onnx_io.editing.observed import observe
 from graphkit.onnx_io.editing.rules import Round
 from graphkit.onnx_io.quantise.layers import Layer
 from graphkit.onnx_io.quantise.scales import INT8, integers, weight_scales
+from graphkit.onnx_io.tensors import type_to_proto
 
 # Bytes that computed constants may add to a file.
 _BUDGET = 1 << 20
@@ -49,6 +50,16 @@ def prepared(
         rule(round)
     document.sweep()
     return document, observe(document, label) if round.changes else round.types
+
+
+def observing(document: Document, types: Mapping[str, Type], names: Sequence[str]) -> ModelProto:
+    """Return the model with further outputs: these values."""
+    made = document.written()
+    given = {info.name for info in made.graph.output}
+    for name in names:
+        if name not in given:
+            made.graph.output.append(ValueInfoProto(name=name, type=type_to_proto(types[name])))
+    return made
 
 
 class Editor:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from onnx import ModelProto, ValueInfoProto
+from onnx import ModelProto
 
 from graphkit.ir.types import TensorType
 from graphkit.onnx_io.editing.constants import Evaluate
 from graphkit.onnx_io.editing.document import Node
-from graphkit.onnx_io.quantise.editing import Editor, place_before, prepared
+from graphkit.onnx_io.quantise.editing import Editor, observing, place_before, prepared
 from graphkit.onnx_io.quantise.layers import Choice, FloatWeight, Kept, Layer, Layers, find_layers, name_of
 from graphkit.onnx_io.quantise.scales import (
     INT8,
@@ -24,7 +24,6 @@ from graphkit.onnx_io.quantise.scales import (
     weight_scales,
 )
 from graphkit.onnx_io.quantise.selection import Selection
-from graphkit.onnx_io.tensors import type_to_proto
 
 
 class StaticQuantiser:
@@ -85,12 +84,7 @@ class StaticQuantiser:
 
     def observing(self, names: Sequence[str]) -> ModelProto:
         """Return the float model with further outputs: these values."""
-        made = self.document.written()
-        given = {info.name for info in made.graph.output}
-        for name in names:
-            if name not in given:
-                made.graph.output.append(ValueInfoProto(name=name, type=type_to_proto(self._types[name])))
-        return made
+        return observing(self.document, self._types, names)
 
     # --- writing -------------------------------------------------------------------------------------
 

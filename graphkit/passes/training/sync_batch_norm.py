@@ -20,20 +20,18 @@ from graphkit.ops.nn.statistics import channel_axes, columns, known_rank, mean_o
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.wide import converted, wide_type
 from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
-from graphkit.passes.training.to_training import is_batch_norm, unbiased_running
+from graphkit.passes.training.to_training import follows_pytorch, is_batch_norm, unbiased_running
 
 
-def synchronise(graph: Graph, unbiased: bool = False) -> Graph:
+def synchronise(graph: Graph) -> Graph:
     """Return the graph whose BatchNormalizations in training mode compute statistics over all processes.
-
-    unbiased: whether running variances are updated with unbiased variances (see to_training.RUNNING_STATISTICS).
 
     A ControlDependency puts each AllReduceMoments after the one before it, so all processes use the same order. Raises
     UnsupportedError for a BatchNormalization of unknown rank, or inside of an If, Loop or Scan: processes may run those
     a different number of times.
     """
     previous: Value | None = None
-    number = 0
+    number, unbiased = 0, follows_pytorch(graph)
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         nonlocal previous, number

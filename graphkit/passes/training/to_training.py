@@ -20,6 +20,11 @@ from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
 RUNNING_STATISTICS, PYTORCH = "running_statistics", "pytorch"
 
 
+def follows_pytorch(graph: Graph) -> bool:
+    """Return whether a training step of the graph updates running statistics by PyTorch's rule."""
+    return graph.meta.get(RUNNING_STATISTICS) == PYTORCH
+
+
 def to_training(
     graph: Graph, frozen: Collection[Value] = (), *, batch_statistics: bool = True, synchronised: bool = False
 ) -> Graph:
@@ -37,7 +42,7 @@ def to_training(
     and a state P.num_batches_tracked is increased by 1 with P.running_var. `synchronised`: the pass sync_batch_norm
     follows, which computes the unbiased variances itself.
     """
-    unbiased = graph.meta.get(RUNNING_STATISTICS) == PYTORCH
+    unbiased = follows_pytorch(graph)
     trained = _in_training(graph, set(graph.inputs), set(frozen), batch_statistics, unbiased and not synchronised)
     return _counting_batches(trained) if unbiased else trained
 

@@ -14,6 +14,7 @@ import numpy as np
 from graphkit.errors import InputError, InvalidModel, UsageError, did_you_mean
 from graphkit.executor.run.state_dict import fitting
 from graphkit.ir.atomic import write_whole, writing_of
+from graphkit.ir.json_file import read_json
 from graphkit.ir.origin import titled
 from graphkit.ir.weights import read_arrays, write_arrays
 from graphkit.model import Model
@@ -225,8 +226,10 @@ def _read(folder: Path) -> _Saved:
             rank=config["r"], alpha=config["lora_alpha"], layers=tuple(layers), dropout=config.get("lora_dropout", 0.0),
             dora=config.get("use_dora") or False, rslora=config.get("use_rslora") or False,
         )  # fmt: skip
-    except (KeyError, OverflowError, UsageError) as error:
-        raise InvalidModel(f"{folder / CONFIG}: r or lora_alpha is missing or not valid: {error}") from None
+    except KeyError as error:
+        raise InvalidModel(f"{folder / CONFIG}: {error} is missing") from None
+    except (OverflowError, UsageError) as error:
+        raise InvalidModel(f"{folder / CONFIG}: a setting is not valid: {error}") from None
     for layer in layers:
         name = f"{layer}.{A}"
         if name not in arrays:
@@ -240,10 +243,7 @@ def _read(folder: Path) -> _Saved:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidModel(f"{path} is damaged: {error}") from None
+    config = read_json(path, "an adapter configuration")
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         kind = config.get("peft_type") if isinstance(config, dict) else None
         raise InvalidModel(f"{path}: peft_type must be 'LORA', not {kind!r}")

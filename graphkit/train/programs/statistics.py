@@ -21,10 +21,8 @@ def synchronises(kvstore: KVStore | None) -> bool:
     return kvstore is not None and kvstore.num_workers > 1
 
 
-def sync_statistics(graph: Graph, kvstore: KVStore | None, unbiased: bool = False) -> Graph:
+def sync_statistics(graph: Graph, kvstore: KVStore | None) -> Graph:
     """Return the training graph with statistics over the samples of all processes of a store.
-
-    unbiased: whether running variances are updated with unbiased variances.
 
     Raises UsageError if the processes of the store do not take the same steps.
     """
@@ -35,7 +33,7 @@ def sync_statistics(graph: Graph, kvstore: KVStore | None, unbiased: bool = Fals
             f"sync_batch_norm (--sync-batch-norm): the workers of {kvstore.type!r} take their steps independently, so "
             "statistics cannot be shared; use dist_sync"
         )
-    return synchronise(graph, unbiased)
+    return synchronise(graph)
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def test_missing_and_damaged_files_are_errors(saved) -> None:
     with pytest.raises(InvalidModel, match=r"adapter_model\.safetensors is truncated or damaged"):
         gk.load_adapter(base(), saved)
     (saved / "adapter_config.json").write_text("{")
-    with pytest.raises(InvalidModel, match=r"adapter_config\.json is damaged"):
+    with pytest.raises(InvalidModel, match=r"adapter_config\.json.* is damaged, or not an adapter configuration"):
         gk.load_adapter(base(), saved)
     (saved / "adapter_model.safetensors").unlink()
     with pytest.raises(UsageError, match=r"contains no adapter: adapter_model\.safetensors is missing"):
@@ -175,11 +175,12 @@ def test_missing_and_damaged_files_are_errors(saved) -> None:
         ({"peft_type": "LOHA"}, "peft_type must be 'LORA', not 'LOHA'"),
         ({"bias": "all"}, "bias='all' is not supported"),
         ({"alpha_pattern": {"body": 3}}, "alpha_pattern="),
-        ({"r": 0}, "r or lora_alpha is missing or not valid"),
+        ({"r": 0}, "a setting is not valid: .*rank"),
+        ({"lora_dropout": 2.0}, "a setting is not valid: .*dropout"),
         ({"r": 3}, r"adapter_config\.json: r is 3, but .*body\.lora_A\.weight .* has shape \[2, 6\]"),
         ({"r": 10**30}, r"adapter_config\.json: r is 10+, but"),
         ({"r": 10**9}, r"adapter_config\.json: r is 10+, but"),
-        ({"lora_alpha": 10**400}, r"adapter_config\.json: r or lora_alpha is missing or not valid"),
+        ({"lora_alpha": 10**400}, r"adapter_config\.json: a setting is not valid"),
         ({"use_dora": True}, "lacks base_model.model.body.lora_magnitude_vector"),
     ],
 )
