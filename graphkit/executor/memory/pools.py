@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 import numpy as np
@@ -96,15 +96,15 @@ class RecycledResults:
     """
 
     def __init__(self) -> None:
-        self._memory: dict[int, deque[SharedMemory]] = {}
+        # A full queue drops its oldest memory.
+        self._memory: defaultdict[int, deque[SharedMemory]] = defaultdict(lambda: deque(maxlen=_PIECES))
 
     def array(self, position: int, shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> np.ndarray:
         """Return a writable array in recycled or new memory, for the result at `position`.
 
         Raises MemoryError or ValueError, as numpy does.
         """
-        # A full queue drops its oldest memory.
-        queue = self._memory.setdefault(position, deque(maxlen=_PIECES))
+        queue = self._memory[position]
         memory = None
         for _ in range(len(queue)):
             try:
