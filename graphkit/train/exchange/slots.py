@@ -31,15 +31,15 @@ def initial_slots(spec: StepSpec, types: Mapping[str, TensorType], own: Mapping[
         for t in spec.trained
         for slot in states.names(optimizer, t.value.dtype)
     }
-    arrays = {
-        name: states.filled(kind.static_shape, starts.get(name, 0), kind.dtype.numpy) for name, kind in own.items()
-    }
+    store = ParamStore(types)
+    for name, kind in own.items():
+        store.commit(name, states.filled(kind.static_shape, starts.get(name, 0), kind.dtype.numpy))
     averages = {f"{t.name}/{AVERAGE}": t.name for t in spec.trained} if spec.rule.ema is not None else {}
     for key in averages.keys() & own.keys():
-        arrays[key] = np.asarray(spec.params[averages[key]], own[key].dtype.numpy)
+        store[key] = np.asarray(spec.params[averages[key]], own[key].dtype.numpy)
     for t in spec.trained:
         if t.mask is not None and t.mask.value.name in own:
-            arrays[t.mask.value.name] = t.mask.array
+            store[t.mask.value.name] = t.mask.array
     if loss_scale.NAME in own:
-        arrays[loss_scale.NAME] = loss_scale.start()
-    return ParamStore(types, arrays)
+        store[loss_scale.NAME] = loss_scale.start()
+    return store

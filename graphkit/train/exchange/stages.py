@@ -59,9 +59,10 @@ class Pipeline(DividedModel):
         self.programs = [g for g in (self.stage.forward, self.stage.backward, *updates) if g is not None]
         summed = [t for t in trained if t in self._own or self.index in self._gradient_stages.get(t.name, ())]
         kinds = {f"{t.name}/{steps.GRADIENT_SUM}": state_type(t.value.tensor) for t in summed}
-        zeros = {name: np.zeros(kind.static_shape, kind.dtype.numpy) for name, kind in kinds.items()}
         # The accumulated gradients.
-        self._sums = ParamStore(kinds, zeros)
+        self._sums = ParamStore(kinds)
+        for name, kind in kinds.items():
+            self._sums.commit(name, np.zeros(kind.static_shape, kind.dtype.numpy))
         self.store = JointStore([spec.params, self.slots, self._sums])
         self.executors = [Executor(program, self.store, **spec.options) for program in self.programs]
         backward = None if self.stage.backward is None else self.executors[1]

@@ -33,12 +33,6 @@ inline Vector<T> with_sign(Vector<T> x, Vector<T> sign) {
                                (bit_cast<BitsVector<T>>(sign) & kSignBit<T>));
 }
 
-// y >= 0 with the sign of `sign`.
-template <typename T>
-inline Vector<T> with_sign_of(Vector<T> sign, Vector<T> y) {
-    return bit_cast<Vector<T>>(bit_cast<BitsVector<T>>(y) | (bit_cast<BitsVector<T>>(sign) & kSignBit<T>));
-}
-
 // Applies a function lane by lane, where the C library's version is good enough.
 template <typename T, typename Function>
 inline Vector<T> each_lane(Vector<T> x, Function function) {
@@ -132,7 +126,7 @@ inline Vector<T> tanh(Vector<T> x) {
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 4) {
         const Vector<float> y = at_most<float>(magnitude<float>(x), 9.125F);  // larger y give 1 to the last bit
-        return with_sign_of<float>(x, piecewise(y, kTanhPieces));
+        return with_sign<float>(piecewise(y, kTanhPieces), x);
     }
 #endif
     constexpr T kHigh = sizeof(T) == 4 ? T(20) : T(44);  // larger x give 1 to the last bit
@@ -282,7 +276,7 @@ inline Vector<float> scaled_tail(Vector<float> y) {
 inline Vector<float> erf(Vector<float> x) {
 #if defined(__AVX512F__)
     const Vector<float> y = at_most<float>(magnitude<float>(x), 3.96875F);  // larger y give 1 to the last bit
-    return with_sign_of<float>(x, piecewise(y, kErfPieces));
+    return with_sign<float>(piecewise(y, kErfPieces), x);
 #else
     // The minimax polynomial of erf(x) / x in x^2 for |x| <= 1.
     constexpr float kTerms[] = {0x1.496a1cp-14F, -0x1.a3f6f8p-11F, 0x1.5405b0p-8F, -0x1.b7f90cp-6F,

@@ -10,6 +10,10 @@ namespace {
 // A loop over memory calls prefetch_page once for so many bytes of each array.
 constexpr std::int64_t kPrefetchStep = 2048;
 
+// The number of elements in these bytes.
+template <typename T>
+constexpr std::int64_t kPiece = kPrefetchStep / static_cast<std::int64_t>(sizeof(T));
+
 // Prefetches the first lines of the page that begins at `at` or behind it: the processor's own prefetchers stop at the
 // end of a page.
 inline void prefetch_page(const void* at) {

@@ -10,10 +10,6 @@
 namespace graphkit {
 namespace {
 
-// Elements of T from one prefetch of pages to the next.
-template <typename T>
-constexpr std::int64_t kPiece = kPrefetchStep / static_cast<std::int64_t>(sizeof(T));
-
 // A row of elements that are loaded vector by vector.
 template <typename T>
 struct LoadedRow {

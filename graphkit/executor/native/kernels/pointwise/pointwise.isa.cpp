@@ -35,10 +35,6 @@ inline void store_lanes(T* to, V v) {
 
 // --- loops ----------------------------------------------------------------------------------------------------
 
-// Elements of T from one prefetch of pages to the next.
-template <typename T>
-constexpr std::int64_t kPiece = kPrefetchStep / static_cast<std::int64_t>(sizeof(T));
-
 // y[i] = compute(i) for the first element i of each vector of T. Two vectors are loaded before any is stored: a load
 // after a store waits for it if the last 12 bits of the addresses are equal.
 template <typename T, int Operands, typename Compute>

@@ -2,22 +2,12 @@
 #pragma once
 
 #include "kernels/rnn/recurrent_table.h"
-#include "simd/exp.h"
-#include "simd/piecewise.h"
+#include "simd/math.h"
 
 namespace graphkit {
 namespace {
 
 using Floats = Vector<float>;
-
-inline Floats absolute(Floats x) {
-    return bit_cast<Floats>(bit_cast<Vector<std::int32_t>>(x) & 0x7fffffff);
-}
-
-inline Floats with_sign_of(Floats magnitude, Floats sign) {
-    const auto bit = bit_cast<Vector<std::int32_t>>(sign) & static_cast<std::int32_t>(0x80000000U);
-    return bit_cast<Floats>(bit_cast<Vector<std::int32_t>>(magnitude) | bit);
-}
 
 inline Floats sigmoid(Floats x) {
     return 1.0F / (1.0F + exp<float>(-x));
@@ -27,14 +17,14 @@ inline Floats sigmoid(Floats x) {
 
 inline Floats tanh(Floats x) {
     constexpr float kLast = 9.125F;  // larger x give 1
-    return with_sign_of(piecewise(at_most<float>(absolute(x), kLast), kTanhPieces), x);
+    return with_sign<float>(piecewise(at_most<float>(magnitude<float>(x), kLast), kTanhPieces), x);
 }
 
 #else
 
 inline Floats tanh(Floats x) {
-    const Floats a = absolute(x);
-    const Floats far = with_sign_of(1.0F - 2.0F / (exp<float>(a + a) + 1.0F), x);
+    const Floats a = magnitude<float>(x);
+    const Floats far = with_sign<float>(1.0F - 2.0F / (exp<float>(a + a) + 1.0F), x);
     // The minimax polynomial of (tanh(x) - x) / x^3 in x^2 for |x| < 0.625, where the other formula suffers from
     // cancellation.
     const Floats z = x * x;
@@ -82,9 +72,9 @@ __attribute__((noinline)) Floats other_function(const GateActivation& f, Floats 
         case GateFunction::elu:
             return x >= 0.0F ? x : f.alpha * (exp<float>(x) - 1.0F);
         case GateFunction::softsign:
-            return x / (1.0F + absolute(x));
+            return x / (1.0F + magnitude<float>(x));
         case GateFunction::softplus:
-            return (x < 0.0F ? zero : x) + log1p_of_fraction(exp<float>(-absolute(x)));
+            return (x < 0.0F ? zero : x) + log1p_of_fraction(exp<float>(-magnitude<float>(x)));
         case GateFunction::sigmoid:
         case GateFunction::tanh:
             break;

@@ -26,7 +26,7 @@ __attribute__((noinline)) Floats other_slope(const GateActivation& f, Floats x, 
         case GateFunction::elu:
             return x > 0.0F ? d : d * (y + f.alpha);
         case GateFunction::softsign: {
-            const Floats room = 1.0F - absolute(y);
+            const Floats room = 1.0F - magnitude<float>(y);
             return d * room * room;
         }
         case GateFunction::softplus:
