@@ -79,12 +79,8 @@ def adapted(
     owner: str = "gk.lora",
 ) -> Model:
     """Implement `gk.lora`. owner: the function, for errors."""
+    check_without_adapters(model, owner)
     graph = model.graph
-    if has_adapters(graph):
-        raise UsageError(
-            f"{owner}: {titled(graph, 'model')} has adapters already; merge them into its weights (gk.merge_lora), or "
-            "use the model without adapters"
-        )
     trained = _trained(graph, train, owner)
     selected = [x for x in select_layers(graph, settings.layers, owner) if trained.isdisjoint(leaves_of(x.weight))]
     if not selected:
@@ -109,6 +105,15 @@ def adapted(
     )
     params = {**model.params.entries(), **_magnitudes(model, selected, adapters)}
     return Model.from_graph(result, params, seed=seed)
+
+
+def check_without_adapters(model: Model, owner: str) -> None:
+    """Raise UsageError if a model has adapters."""
+    if has_adapters(model.graph):
+        raise UsageError(
+            f"{owner}: {titled(model.graph, 'model')} has adapters already; merge them into its weights "
+            "(gk.merge_lora), or use the model without adapters"
+        )
 
 
 def _needs(
