@@ -115,10 +115,9 @@ _STOPPED = {
 @limit_options
 @json_option
 def command(
-    model: str, prompts: tuple[str, ...], numbers: tuple[str, ...], tokenizer: str | None,
+    model: str, prompts: tuple[str, ...], numbers: tuple[str, ...], tokenizer: str | None, probabilities: bool,
     arrays: tuple[str, ...], carries: tuple[str, ...], stops: tuple[str, ...], ends: tuple[str, ...], no_end: bool,
-    probabilities: bool, beams: int, device: str, adapters: tuple[str, ...], external_root: str | None, as_json: bool,
-    **options: Any,
+    beams: int, device: str, adapters: tuple[str, ...], external_root: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Continue each TEXT with the decoder MODEL (.json, .onnx or a run folder), token by token.
 
@@ -149,7 +148,6 @@ def command(
     net = with_adapters(read_model(model, external_root, best=True), adapters)
     # ONNX Runtime runs the file itself, unless its weights are in another folder, or it gets adapters.
     runs_file = options["engine"] == "onnxruntime" and external_root is None and is_onnx_file(model) and not adapters
-    source = model if runs_file else net
     vocabulary = vocabulary_of(net.meta) if tokenizer is None else read_vocabulary(tokenizer)
     printed = len(given) == 1 and beams == 1 and not as_json
     printer = _Printer(given[0], vocabulary) if printed else None
@@ -157,7 +155,7 @@ def command(
         if printer is None and beams == 1:
             bar.start("generating", len(given) * options["max_tokens"], transient=True)
         found = generate(
-            source, given, tokenizer=vocabulary, inputs=_arrays(arrays), beams=beams, stop=stops,
+            model if runs_file else net, given, tokenizer=vocabulary, inputs=_arrays(arrays), beams=beams, stop=stops,
             end=_ends(ends, no_end, vocabulary),
             carry=key_values(carries, "--recurrent-state", "INPUT=OUTPUT"), probabilities=probabilities,
             on_token=printer or (None if beams > 1 else lambda token: None if token.last else bar.advance()),
