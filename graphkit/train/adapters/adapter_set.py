@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from graphkit.errors import UsageError, did_you_mean
 from graphkit.model import Model
 from graphkit.passes.core.sweep import rewrite
 from graphkit.signatures import typed
-from graphkit.text import listed
+from graphkit.text import listed, quantity, short_repr
 from graphkit.train.adapter_marks import LORA
 from graphkit.train.adapters.adapter import A, B
 from graphkit.train.adapters.combine import combined, read_adapter
@@ -91,7 +91,12 @@ class AdapterSet:
         self.executor: Executor = self.model.compile(device, **options)
 
     def __repr__(self) -> str:
-        return f"<AdapterSet of rank {self.rank}: {listed(self.names, len(self.names)) or 'no adapters'}>"
+        return short_repr(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield f"rank {self.rank}"
+        yield quantity(len(self.names), "adapter")
+        yield from map(repr, self.names)
 
     @property
     def names(self) -> tuple[str, ...]:

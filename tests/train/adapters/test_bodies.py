@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -315,3 +316,49 @@ def test_loops_that_share_a_body_share_an_adapter_only_with_one_weight() -> None
     mixed = gk.Model({"y": net.functional_call({"a.weight": other}, net(x))}, seed=0)
     with pytest.raises(UsageError, match="two loops or branches share its node, but not its weight"):
         gk.lora(mixed, rank=2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dora", [False, True])
+def test_half_layers_in_a_loop_get_float32_adapters(dtype: str, dora: bool) -> None:
+    w, x = gk.parameter("fc.weight", (6, 6), dtype=dtype), gk.input("x", ["N", 6], dtype)
+    net = gk.Model({"y": gk.scan(lambda h, _: (gk.tanh(gk.mat_mul(h, w)), h), x, None, length=2)[0]}, seed=0)
+    adapted = gk.lora(net, rank=2, dora=dora)
+    feeds = {"x": RNG.standard_normal((3, 6)).astype(net.params["fc.weight"].dtype)}
+    found, expected = (model.run(feeds)["y"].astype(np.float32) for model in (adapted, net))
+    # The kernel of a loop may round once where two kernels round twice.
+    np.testing.assert_allclose(found, expected, rtol=2 * float(ml_dtypes.finfo(dtype).eps))
+    assert {str(adapted.params.type_of(name).dtype) for name in adapted.trainable} == {"float32"}
+    disturbed(adapted)
+    merged = gk.merge_lora(adapted)
+    assert merged.params["fc.weight"].dtype == net.params["fc.weight"].dtype
+    outputs = [model.run(feeds)["y"].astype(np.float32) for model in (adapted, merged, net)]
+    tolerance = {"float16": 4e-3, "bfloat16": 3e-2}[dtype]
+    np.testing.assert_allclose(outputs[0], outputs[1], rtol=tolerance, atol=tolerance)
+    assert np.abs(outputs[0] - outputs[2]).max() > 2 * tolerance
+
+
+@pytest.mark.parametrize(("steps", "rows"), [(0, 3), (2, 0)])
+def test_loops_without_iterations_or_rows(steps: int, rows: int) -> None:
+    w, x = gk.parameter("fc.weight", (4, 4)), gk.input("x", ["N", 4])
+    times = gk.input("times", ["T", 1])
+    net = gk.Model({"y": gk.scan(lambda h, t: (gk.mat_mul(h, w) + t, h), x, times)[0]}, seed=0)
+    adapted = disturbed(gk.lora(net, rank=2))
+    feeds = {"x": np.ones((rows, 4), np.float32), "times": np.zeros((steps, 1), np.float32)}
+    for model in (adapted, gk.merge_lora(adapted)):
+        np.testing.assert_array_equal(model.run(feeds)["y"], feeds["x"])
+
+
+def test_recomputed_iterations_give_the_same_gradients() -> None:
+    changes = []
+    for recompute in (None, 2):
+        w, x = gk.parameter("fc.weight", (4, 4)), gk.input("x", [2, 4])
+        h, _ = gk.scan(lambda h, _, w=w: (gk.tanh(gk.mat_mul(h, w)), h), x, None, length=4, recompute=recompute)
+        adapted = disturbed(gk.lora(gk.Model({"y": h}, seed=0), rank=2, dora=True, seed=1))
+        before = {name: np.array(adapted.params[name]) for name in adapted.trainable}
+        gk.Trainer(adapted, "mse", gk.optim.SGD(1.0), threads=1).step(np.ones((2, 4), "f4"), np.zeros((2, 4), "f4"))
+        changes.append({name: adapted.params[name] - array for name, array in before.items()})
+    assert len(changes[0]) == 3
+    for name, change in changes[0].items():
+        assert np.abs(change).max() > 1e-4
+        np.testing.assert_allclose(changes[1][name], change, rtol=1e-4, atol=1e-6)
