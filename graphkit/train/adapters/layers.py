@@ -6,7 +6,7 @@ import ast
 import re
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -18,8 +18,8 @@ from graphkit.named_tuples import NamedTuple
 from graphkit.ops.control.views import capture_count
 from graphkit.ops.linalg.matmul import Gemm
 from graphkit.ops.nn.conv import Conv
-from graphkit.passes.core.match import FixedValues, is_op
-from graphkit.passes.core.sweep import all_nodes, is_control
+from graphkit.passes.core.match import is_op
+from graphkit.passes.core.sweep import is_control
 from graphkit.text import listed
 from graphkit.train.adapters.bodies import Scope, scopes
 
@@ -162,7 +162,6 @@ def find_layers(graph: Graph) -> tuple[list[Layer], list[Refused]]:
     for scope in found:
         for node in scope.graph.nodes:
             if not is_op(node, *KINDS):
-                refused += [] if is_control(node) else _inside(node)
                 continue
             data, weight = (scope.fixed(v) for v in node.inputs[:2])
             reason = _reason(node, scope)
@@ -223,17 +222,6 @@ def _reason(node: Node, scope: Scope) -> str:
     if weight.rank != 2:
         return f"its weight has {weight.rank} axes"
     return "its input is transposed (transA)" if isinstance(node.op, Gemm) and node.op.transA else ""
-
-
-def _inside(node: Node) -> Iterator[Refused]:
-    """Yield the layers in the functions of a node that is not an If, Loop or Scan, such as SequenceMap."""
-    for body in node.op.subgraphs().values():
-        fixed = FixedValues(body)
-        captured = set(body.inputs)
-        for inner in all_nodes(body):
-            if is_op(inner, *KINDS) and any(v in captured or v in fixed for v in inner.operands[:2]):
-                names = (_path(inner) or inner.name or inner.op.name, inner.name, node.name)
-                yield Refused(tuple(filter(None, names)), f"inside of {node.op.name} {node.name!r}")
 
 
 class _Keys:

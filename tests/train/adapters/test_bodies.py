@@ -362,3 +362,14 @@ def test_recomputed_iterations_give_the_same_gradients() -> None:
     for name, change in changes[0].items():
         assert np.abs(change).max() > 1e-4
         np.testing.assert_allclose(changes[1][name], change, rtol=1e-4, atol=1e-6)
+
+
+def test_functions_of_sequence_map(tmp_path) -> None:
+    w, x = gk.parameter("fc.weight", (4, 4)), gk.input("x", [3, 4])
+    rows = gk.sequence_map(lambda row: gk.mat_mul(row, w), gk.split_to_sequence(x, axis=0))
+    adapted = disturbed(gk.lora(gk.Model({"y": gk.concat_from_sequence(rows, axis=0)}, seed=0), rank=2))
+    adapted.save(tmp_path / "net.onnx")
+    feeds = {"x": RNG.standard_normal((3, 4)).astype(np.float32)}
+    expected = feeds["x"] @ gk.merge_lora(adapted).params["fc.weight"]
+    for found in (adapted.run(feeds), OnnxRuntimeModel(tmp_path / "net.onnx").run(feeds)):
+        np.testing.assert_allclose(found["y"], expected, rtol=1e-4, atol=1e-5)
