@@ -114,6 +114,7 @@ class Finetuning:
         """
         from graphkit.inference.labelled_data import with_classes_of
         from graphkit.train.imported import free_batch
+        from graphkit.train.masks import note_on_zeros
         from graphkit.train.trainer import Trainer
 
         data, _ = with_classes_of(net, data)
@@ -124,6 +125,8 @@ class Finetuning:
             trained, self.loss or _LOSSES[evaluation.task], make_optimizer(self.optimizer, self.lr, None, {}),
             output=evaluation.output, threads=threads, seed=self.seed, masks=masks,
         )  # fmt: skip
+        if note := note_on_zeros(trained, trainer.trained, trainer.masks(), "--keep-zeros"):
+            log(note)
         records = trainer.fit(data, epochs=self.epochs, batch_size=self.batch_size)
         if trained is not net:
             for name in net.params:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphkit.cli._adapters import adapter_option, with_adapters
 from graphkit.cli._groups import DATA, LOSS, NETWORK, OUTPUT, REPORTING, GroupedCommand, option
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
@@ -98,6 +99,7 @@ _PAIRS = 10
     help="Write an HTML page with tables, confusion matrix, reliability diagram and the worst samples. It needs no "
     "other files.",
 )  # fmt: skip
+@adapter_option
 @device_options
 @model_file_options
 @limit_options
@@ -106,7 +108,7 @@ def command(
     model: str, spec: str, part: str | None, data_options: tuple[str, ...], tokenizer: str | None, batch_size: int,
     batch_axes: tuple[str, ...], workers: int | None, carries: tuple[str, ...], output: str | None, loss: str | None,
     metric_names: tuple[str, ...], probabilities: bool | None, engine: str, worst: int, html: str | None, device: str,
-    threads: int | None, external_root: str | None, as_json: bool,
+    threads: int | None, adapters: tuple[str, ...], external_root: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Compute loss, metrics and a confusion matrix of MODEL (.onnx, .json or a run folder) on labelled data.
 
@@ -123,6 +125,7 @@ def command(
     graphkit evaluate net.onnx --data photos/ --html report.html
     graphkit evaluate net.onnx --data photos/ --engine onnxruntime
     graphkit evaluate net.onnx --data houses.csv --loss l1 --json
+    graphkit evaluate base.onnx --data digits --adapter tuned/
     """
     from graphkit.cli.train import data as train_data
     from graphkit.inference.evaluate import evaluate
@@ -131,12 +134,13 @@ def command(
         raise UsageError(f"--html {html}: the name of the file must end in .html")
     if html is not None and not Path(html).parent.is_dir():
         raise UsageError(f"--html {html}: there is no folder {Path(html).parent}")
-    net = read_model(model, external_root, best=True)
+    net = with_adapters(read_model(model, external_root, best=True), adapters)
     options = with_tokenizer(source_options(data_options), spec, tokenizer)
     data = _read(net, spec, part, options, train_data.axis_options(batch_axes))
     found = evaluate(
         net, data, loss=loss, metrics=metric_names or None, output=output, probabilities=probabilities,
-        batch_size=batch_size, worst=worst, engine=engine, file=model if model.endswith(".onnx") else None,
+        batch_size=batch_size, worst=worst, engine=engine,
+        file=model if model.endswith(".onnx") and not adapters else None,
         device=device_of(device), threads=threads, carry=key_values(carries, "--recurrent-state", "INPUT=OUTPUT"),
         workers=train_data.workers(workers, data), progress=None,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from graphkit.cli._adapters import adapter_option, with_adapters
 from graphkit.cli._groups import DATA, OUTPUT, PRECISION, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
@@ -47,10 +48,7 @@ from graphkit.train.adapter_marks import has_adapters
     text="For a model of MXNet: the shape of an input, such as data:N,3,224,224. A name stands for a size that varies. "
     "Default: what the operators that read the input require.",
 )
-@option(
-    "--adapter", group=OUTPUT, type=click.Path(file_okay=False), default=None,
-    help="Folder with LoRA adapters for MODEL, of graphkit train --lora or of peft.",
-)  # fmt: skip
+@adapter_option
 @option(
     "--merge-adapters/--keep-adapters", "merge", group=OUTPUT, default=True, show_default=True,
     help="If the model has LoRA adapters: merge them into the weights, or write them as nodes of their own.",
@@ -81,8 +79,9 @@ from graphkit.train.adapter_marks import has_adapters
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str, opset: int | None, purpose: str | None,
-    shapes: tuple[str, ...], adapter: str | None, merge: bool, precision: str | None, keep_float32: tuple[str, ...],
-    spec: str | None, samples: int, check: bool, external_root: str | None, as_json: bool, **image: Any,
+    shapes: tuple[str, ...], adapters: tuple[str, ...], merge: bool, precision: str | None,
+    keep_float32: tuple[str, ...], spec: str | None, samples: int, check: bool, external_root: str | None,
+    as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Write MODEL as standard ONNX, and verify the file in ONNX Runtime.
 
@@ -109,11 +108,7 @@ def command(
     original = net = read_model(model, external_root, best=True, shapes=shapes_of(shapes, symbols=True))
     if purpose == "inference":
         net = Model.from_graph(to_inference(net.graph), net.params.entries())
-    written = net
-    if adapter is not None:
-        from graphkit.train.adapters.files import load_adapter
-
-        written = net = load_adapter(net, adapter)
+    written = net = with_adapters(net, adapters)
     if not merge and not has_adapters(net.graph):
         raise UsageError(f"--keep-adapters: the model {net.name!r} has no adapters; leave out this option")
     if merge and has_adapters(net.graph):

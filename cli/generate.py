@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphkit.cli._adapters import adapter_option, with_adapters
 from graphkit.cli._groups import GENERATION, INPUTS, OUTPUT, GroupedCommand, option
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
@@ -108,14 +109,15 @@ _STOPPED = {
     "--probabilities", group=OUTPUT, is_flag=True, help="Also print each token with its probability by the model."
 )  # fmt: skip
 @engine_option
+@adapter_option
 @device_options
 @model_file_options
 @limit_options
 @json_option
 def command(
-    model: str, prompts: tuple[str, ...], numbers: tuple[str, ...], tokenizer: str | None,
+    model: str, prompts: tuple[str, ...], numbers: tuple[str, ...], tokenizer: str | None, probabilities: bool,
     arrays: tuple[str, ...], carries: tuple[str, ...], stops: tuple[str, ...], ends: tuple[str, ...], no_end: bool,
-    probabilities: bool, beams: int, device: str, external_root: str | None, as_json: bool, **options: Any,
+    beams: int, device: str, adapters: tuple[str, ...], external_root: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Continue each TEXT with the decoder MODEL (.json, .onnx or a run folder), token by token.
 
@@ -133,6 +135,7 @@ def command(
     graphkit generate gpt2/model.onnx "The meaning of life is" --tokenizer gpt2/tokenizer.json --top-k 40
     graphkit generate net.onnx "One." "Two." --max-tokens 20 --stop "." --json
     graphkit generate net.onnx --ids 1,15,7 --beams 4
+    graphkit generate base.onnx "ROMEO:" --adapter tuned/ --adapter other/:0.5
     """
     from graphkit.data.description import vocabulary_of
     from graphkit.data.preprocessing.tokenizer import read_vocabulary
@@ -142,10 +145,9 @@ def command(
     given = _prompts(prompts, numbers)
     if model == "-":
         raise UsageError("graphkit generate cannot read MODEL from stdin; give its file")
-    net = read_model(model, external_root, best=True)
-    # ONNX Runtime runs the file itself, unless the file's weights are in another folder.
-    runs_file = options["engine"] == "onnxruntime" and external_root is None and is_onnx_file(model)
-    source = model if runs_file else net
+    net = with_adapters(read_model(model, external_root, best=True), adapters)
+    # ONNX Runtime runs the file itself, unless its weights are in another folder, or it gets adapters.
+    runs_file = options["engine"] == "onnxruntime" and external_root is None and is_onnx_file(model) and not adapters
     vocabulary = vocabulary_of(net.meta) if tokenizer is None else read_vocabulary(tokenizer)
     printed = len(given) == 1 and beams == 1 and not as_json
     printer = _Printer(given[0], vocabulary) if printed else None
@@ -153,7 +155,7 @@ def command(
         if printer is None and beams == 1:
             bar.start("generating", len(given) * options["max_tokens"], transient=True)
         found = generate(
-            source, given, tokenizer=vocabulary, inputs=_arrays(arrays), beams=beams, stop=stops,
+            model if runs_file else net, given, tokenizer=vocabulary, inputs=_arrays(arrays), beams=beams, stop=stops,
             end=_ends(ends, no_end, vocabulary),
             carry=key_values(carries, "--recurrent-state", "INPUT=OUTPUT"), probabilities=probabilities,
             on_token=printer or (None if beams > 1 else lambda token: None if token.last else bar.advance()),

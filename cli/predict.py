@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphkit.cli._adapters import adapter_option, with_adapters
 from graphkit.cli._groups import INPUTS, OUTPUT, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 @tokenizer_option
 @engine_option
 @image_options
+@adapter_option
 @device_options
 @model_file_options
 @limit_options
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
 def command(
     model: str, inputs: tuple[str, ...], output: str, batch_size: int, top: int | None, names: tuple[str, ...],
     skip_errors: bool, tokenizer: str | None, engine: str, device: str, threads: int | None,
-    external_root: str | None, as_json: bool, **image: Any,
+    adapters: tuple[str, ...], external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Apply MODEL (.json, .onnx or a run folder) to many samples, and write the predictions to a file.
 
@@ -88,6 +90,7 @@ def command(
     graphkit predict net.onnx customers.csv -o scores.csv
     graphkit predict bert.onnx reviews.txt --tokenizer tokenizer.json -o classes.csv
     graphkit predict net.onnx samples.npy --batch-size 256 -o outputs.npz
+    graphkit predict base.onnx photos/ --adapter tuned/ -o classes.csv
     """
     from graphkit.inference.predict import predict
     from graphkit.inference.writing import check_target, write_predictions
@@ -96,7 +99,7 @@ def command(
     check_target(output)
     if model == "-":
         raise UsageError("graphkit predict cannot read MODEL from stdin; give its file")
-    net = read_model(model, external_root, best=True)
+    net = with_adapters(read_model(model, external_root, best=True), adapters)
     stream = predict(
         net, _named(inputs), batch_size=batch_size, engine=engine, device=device_of(device), threads=threads, top=top,
         outputs=names or None, skip_errors=skip_errors, images=images_of(image), tokenizer=tokenizer,

@@ -12,6 +12,7 @@ import click
 import numpy as np
 
 from graphkit.checks.maps import flattened
+from graphkit.cli._adapters import adapter_option, with_adapters
 from graphkit.cli._classes import best, table
 from graphkit.cli._groups import LIMITS, OUTPUT, REPORTING, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     "1 if there is one.",
 )  # fmt: skip
 @option("--check-finite", group=LIMITS, is_flag=True, help="Stop with an error if an input contains NaN or infinity.")
+@adapter_option
 @device_options
 @model_file_options
 @limit_options
@@ -72,7 +74,7 @@ if TYPE_CHECKING:
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str | None, names: tuple[str, ...],
     trace: str | None, top: int | None, check_nan: bool, check_finite: bool, device: str, threads: int | None,
-    external_root: str | None, as_json: bool, **image: Any,
+    adapters: tuple[str, ...], external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Run MODEL (.json, .onnx, a run folder, or - for stdin) and show its outputs.
 
@@ -98,12 +100,13 @@ def command(
     graphkit run net.onnx photos/ --top 1 --json
     graphkit run net.onnx x:16,1,8,8 --profile trace.json
     graphkit run net.onnx x=image.npy --check-nan
+    graphkit run base.onnx x=image.npy --adapter tuned/
     """
     from graphkit.cli._inputs import feeds_for, picture_files
 
     if output is not None and not output.endswith(".npz"):
         raise UsageError(f"-o {output}: the name of the output file must end in .npz")
-    net = read_model(model, external_root, best=True)
+    net = with_adapters(read_model(model, external_root, best=True), adapters)
     if names:
         net = net.select(*names)
     feeds = feeds_for(net, inputs, fill, seed, images_of(image)).arrays

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphkit.cli._adapters import adapter_option, with_adapters
 from graphkit.cli._groups import COMPARISON, OUTPUT, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
@@ -57,13 +58,15 @@ if TYPE_CHECKING:
     "-o", "--output", group=OUTPUT, type=click.Path(dir_okay=False), default=None,
     help="With --bisect: write the nodes that differ to this .onnx file, and their inputs to an .npz file beside it.",
 )  # fmt: skip
+@adapter_option
 @model_file_options
 @limit_options
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, rtol: float | None, atol: float | None,
     strict_tolerance: bool, opset: int | None, against: str | None, engine: str | None, against_engine: str | None,
-    bisects: bool, output: str | None, external_root: str | None, as_json: bool, **image: Any,
+    bisects: bool, output: str | None, adapters: tuple[str, ...], external_root: str | None, as_json: bool,
+    **image: Any,
 ) -> int:  # fmt: skip
     """Run MODEL in graphkit and in ONNX Runtime on the same inputs, and compare all outputs.
 
@@ -86,6 +89,7 @@ def command(
     graphkit verify net.onnx --against net_float16.onnx
     graphkit verify net.onnx --against tuned/ --engine graphkit --against-engine graphkit
     graphkit verify net.onnx --bisect -o suspect.onnx
+    graphkit verify base.onnx --adapter tuned/ --against merged.onnx
     """
     from graphkit.cli._inputs import feeds_for
 
@@ -93,15 +97,15 @@ def command(
         raise UsageError(f"-o {output}: only --bisect writes a file")
     if bisects and strict_tolerance:
         raise UsageError("--strict-tolerance cannot be combined with --bisect; give --rtol or --atol")
-    net = read_model(model, external_root, best=True)
+    net = with_adapters(read_model(model, external_root, best=True), adapters)
     other = None if against is None else read_model(against, external_root, best=True)
     feeds = feeds_for(net, inputs, fill, seed, images_of(image)).arrays
     if against is not None and against_engine is None and is_onnx_file(against):
         against_engine = "onnxruntime"
-    # ONNX Runtime runs the given files themselves, not new exports of them.
+    # ONNX Runtime runs the given files themselves, not new exports of them. A model with adapters is exported.
     settings: dict[str, Any] = dict(
         rtol=rtol, atol=atol, opset=opset, engine=engine, against_engine=against_engine, against=other,
-        source=_file(model, opset), against_source=_file(against, opset),
+        source=None if adapters else _file(model, opset), against_source=_file(against, opset),
     )  # fmt: skip
     if bisects:
         return _bisect(net, feeds, output, as_json, settings)

@@ -81,6 +81,7 @@ _PUBLIC = {
     "load_adapter": "graphkit.train.adapters.files",
     "adapter_parameters": "graphkit.train.adapters.files",
     "set_adapter": "graphkit.train.adapters.files",
+    "AdapterSet": "graphkit.train.adapters.adapter_set",
     "evaluate": "graphkit.inference.evaluate",
     "quantize": "graphkit.quantisation.quantize",
     "reduce_precision": "graphkit.quantisation.reduced_precision",

@@ -401,6 +401,7 @@ from graphkit.train import losses as losses
 from graphkit.train import metrics as metrics
 from graphkit.train import optim as optim
 from graphkit.train import settings as settings
+from graphkit.train.adapters.adapter_set import AdapterSet as AdapterSet
 from graphkit.train.adapters.files import adapter_parameters as adapter_parameters
 from graphkit.train.adapters.files import load_adapter as load_adapter
 from graphkit.train.adapters.files import save_adapter as save_adapter

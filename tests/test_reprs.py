@@ -140,6 +140,7 @@ MADE: dict[str, Callable[[Path], Any]] = {
     "ReduceOnPlateau": lambda _: gk.callbacks.ReduceOnPlateau(3),
     "KeepBest": lambda _: gk.callbacks.KeepBest(),
     "Executor": lambda _: _ran(),
+    "AdapterSet": lambda _: gk.AdapterSet(_net(), {}, rank=2, layers="fc"),
     "Program": lambda _: _ran()._latest,
     "SizedProgram": lambda _: _ran((2, 3))._latest,
     "ProgramCache": lambda _: _ran((2, 3))._programs,

@@ -97,12 +97,16 @@ def train(
 
 def _announce(trainer: Trainer, parts: Splits, o: Mapping[str, Any]) -> None:
     """Log the data, the parameters and the mode of BatchNormalization before training begins."""
+    from graphkit.train.masks import note_on_zeros
+
     log(data.counted(*parts, divided=_divided(o)))
     log(_counted(trainer))
     if has_adapters(trainer.net.graph):
         from graphkit.train.adapters.files import described
 
         log(described(trainer.net))
+    if note := note_on_zeros(trainer.net, trainer.trained, trainer.masks(), "--keep-zeros '*'"):
+        log(note)
     if left := frozen(trainer.net.graph):
         shown = listed((f"{name} ({why})" for name, why in left.items()), len(left))
         log(f"not trained: {shown}. To train one of them: --train NAME")

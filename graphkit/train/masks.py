@@ -13,8 +13,12 @@ from graphkit.executor.run.interruption import uninterrupted
 from graphkit.executor.run.params import ParamStore
 from graphkit.model import Model
 from graphkit.signatures import typed
+from graphkit.text import listed
 from graphkit.train.average import AVERAGE
 from graphkit.train.selection import MASK, TrainedParameter, mask_array, matching
+
+# Smallest share of zeros in a weight that counts as pruned.
+_PRUNED = 0.3
 
 
 @typed("gk.zero_masks")
@@ -48,6 +52,29 @@ def zero_masks(model: Model, patterns: str | Sequence[str] = "*") -> dict[str, n
             "first (graphkit prune)"
         )
     return found
+
+
+def note_on_zeros(model: Model, trained: Collection[str], masked: Collection[str], advice: str) -> str | None:
+    """Return a note that training will change the zeros of pruned weights; None if there are no such weights.
+
+    A weight counts as pruned if it has at least two axes, and at least 30% of its elements are 0, but not all: layers
+    may start with zeros.
+
+    Args:
+        model: The model, before training.
+        trained: Names of the trained parameters.
+        masked: Names of the parameters with masks.
+        advice: How to keep the zeros.
+    """
+    shares = {}
+    for name in trained:
+        if name not in masked and len(model.params.type_of(name).static_shape) > 1:
+            array = np.asarray(model.params[name])
+            shares[name] = 1 - np.count_nonzero(array) / max(array.size, 1)
+    pruned = [f"{name} ({share:.0%} zeros)" for name, share in shares.items() if _PRUNED <= share < 1]
+    if not pruned:
+        return None
+    return f"{listed(pruned, len(pruned))}: training changes these zeros. To keep them: {advice}"
 
 
 def check(trained: Sequence[TrainedParameter], params: ParamStore, store: KVStore | None) -> tuple[str, ...]:

@@ -89,6 +89,7 @@ def test_finetuning_keeps_the_zeros_and_raises_the_accuracy(call, net):
     # The pruned file is trained further, and quantised: zeros stay 0.
     code, _, err = call("train", "p.onnx", "--data", "data.npz", "--epochs", 1, "--keep-zeros", "*", "-o", "run")
     assert code == 0, err
+    assert "zeros" not in err
     assert call("train", "run", "--resume", "--epochs", 2)[0] == 0
     again = gk.load("run").params
     np.testing.assert_array_equal(again["w"] == 0, made["w"] == 0)
@@ -180,6 +181,21 @@ def test_keep_zeros_needs_zeros(call, net):
     assert "contains a zero" in err
     code, _, err = call("quantize", net, "q.onnx", "--data", "data.npz", "--finetune", 1, "--keep-zeros")
     assert code == USAGE
+
+
+@pytest.mark.parametrize(("sparsity", "expected"), [(0.2, None), (0.7, "w (70% zeros), v (71% zeros)")])
+def test_training_without_keep_zeros_prints_a_note(call, net, sparsity, expected):
+    code, _, err = call("prune", net, "-o", "p.onnx", "--sparsity", sparsity, "--scope", "layer")
+    assert code == 0, err
+    for command in (("train", "p.onnx", "--epochs", 1, "-o", "run"), ("quantize", "p.onnx", "q.onnx", "--finetune", 1)):
+        code, _, err = call(*command, "--data", "data.npz")
+        assert code == 0, err
+        note = "training changes these zeros. To keep them: --keep-zeros"
+        assert (f"{expected}: {note}" in err) is (expected is not None), err
+        assert (note in err) is (expected is not None)
+    code, _, err = call("train", "p.onnx", "--data", "data.npz", "--epochs", 1, "--keep-zeros", "v", "-o", "part")
+    assert code == 0, err
+    assert ("w (70% zeros): training" in err) is (expected is not None)
 
 
 def test_nothing_to_prune_and_damaged_files(call, net, tmp_path):

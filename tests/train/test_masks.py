@@ -6,6 +6,7 @@ import pytest
 import graphkit as gk
 from graphkit.errors import InvalidModel, UsageError
 from graphkit.train import optim
+from graphkit.train.masks import note_on_zeros
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((48, 8)).astype(np.float32)
@@ -266,3 +267,16 @@ def test_set_masks_takes_only_zeros_and_ones():
     np.testing.assert_array_equal(made.net.params["fc1_weight"], before)
     made.set_masks({"fc1_weight": np.zeros(MASK.shape, np.float32)})
     assert not np.asarray(made.net.params["fc1_weight"]).any()
+
+
+@pytest.mark.parametrize(
+    ("zeros", "expected"),
+    [(38, None), (39, "fc1_weight (30% zeros): "), (127, "fc1_weight (99% zeros): "), (128, None)],
+)
+def test_pruned_weights_are_noted_unless_all_elements_are_zero(zeros, expected):
+    made = net(np.arange(128).reshape(16, 8) >= zeros)
+    made.params["fc1_bias"] = np.zeros(16, np.float32)
+    note = note_on_zeros(made, made.trainable, (), "advice")
+    assert note is None if expected is None else note.startswith(expected)
+    assert note_on_zeros(made, made.trainable, ("fc1_weight",), "advice") is None
+    assert note_on_zeros(made, ("fc2_weight",), (), "advice") is None

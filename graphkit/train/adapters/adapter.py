@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,10 @@ class Adapter:
         magnitude: The length of each row, [outputs], or [1, outputs, 1, ...] of a convolution; None without DoRA.
     """
 
-    def __init__(self, layer: Layer, settings: Lora, a: Value, b: Value, magnitude: Value | None):
-        self.layer = layer
-        self.scaling, self.dropout = settings.scaling, settings.dropout
+    def __init__(
+        self, layer: Layer, scaling: float, dropout: float, a: Value, b: Value, magnitude: Value | None = None
+    ):
+        self.layer, self.scaling, self.dropout = layer, scaling, dropout
         self.a, self.b, self.magnitude = a, b, magnitude
 
     @classmethod
@@ -63,7 +65,11 @@ class Adapter:
         a = parameter(A, (settings.rank, *layer.input_shape), initializers.FanInUniform())
         b = parameter(B, (layer.outputs, settings.rank, *ones), "zeros")
         magnitude = parameter(MAGNITUDE, cls._magnitude_shape(layer), "ones") if settings.dora else None
-        return cls(layer, settings, a, b, magnitude)
+        return cls(layer, settings.scaling, settings.dropout, a, b, magnitude)
+
+    def inside(self, values: Sequence[Value]) -> Adapter:
+        """Return the adapter as a body sees it. values: A and B, as the body captures them."""
+        return Adapter(self.layer, self.scaling, self.dropout, values[0], values[1], self.magnitude)
 
     @property
     def parameters(self) -> tuple[Value, ...]:
@@ -73,10 +79,14 @@ class Adapter:
         """Return a float16 or bfloat16 value in the type of the adapter."""
         return value if value.dtype is self.a.dtype else F.cast(value, to=self.a.dtype)
 
-    def added_to(self, base: Node) -> Value:
-        """Return the result of a layer with the adapter. base: the node of the layer, on the operands of the graph.
+    def added_to(self, base: Node, gain: Value | None = None) -> Value:
+        """Return the result of a layer with the adapter.
 
         The node of the result has the metadata LORA, and its first operand leads to `base`.
+
+        Args:
+            base: The node of the layer, on the operands of the new graph.
+            gain: With DoRA, see `gain`. Default: computed from the weight that `base` reads.
         """
         inherited = {key: base.meta[key] for key in _INHERITED if key in base.meta}
         scope = context.current()
@@ -89,7 +99,7 @@ class Adapter:
                 x = nn.dropout(x, self.dropout, name=f"{self.layer.name}.lora_dropout")
             change = self._change(base, x)
             if self.magnitude is not None:
-                change = self._scaled(base, x, weight, change)
+                change = self._scaled(base, x, change, self.gain(weight) if gain is None else gain)
             with context.entered(scope._replace(attrs={**scope.attrs, **inherited, LORA: self.layer.name})):
                 total = F.add(self.wide(base.output), change, name=f"{self.layer.name}.lora")
                 found: Value = F.cast(total, to=base.output.dtype) if total.dtype is not base.output.dtype else total
@@ -106,17 +116,29 @@ class Adapter:
         small = _times(small, self.scaling * factor)
         return F.mat_mul(small, F.transpose(self.b, perm=(1, 0)), name=f"{name}.lora_B")
 
-    def _scaled(self, base: Node, x: Value, weight: Value, change: Value) -> Value:
-        """Return what DoRA adds to the result of a layer: (g - 1) W x + g * scaling * B A x.
+    def gain(self, weight: Value) -> Value:
+        """Return the magnitude of DoRA divided by the length of each row of W + scaling * B A.
 
-        g is the magnitude divided by the length of each row of W + scaling * B A, a constant for gradients.
+        The lengths are a constant for gradients. weight: of the layer.
         """
         assert self.magnitude is not None
         wide = self.wide(weight)
-        lengths = F.stop_gradient(self.lengths(F.add(wide, self.delta(self.a, self.b))))
-        gain = F.div(self.magnitude, F.max(lengths, scalar_like(SHORTEST, lengths)))
+        lengths = F.stop_gradient(self.lengths(F.add(wide, self.delta())))
+        return F.div(self.magnitude, F.max(lengths, scalar_like(SHORTEST, lengths)))
+
+    def merged(self, weight: Value) -> Value:
+        """Return the weight of the layer with the adapter, in its type. weight: without the adapter."""
+        total = F.add(self.wide(weight), self.delta())
+        if self.magnitude is not None:
+            outputs, *inputs = (self.layer.outputs, *(1 for _ in self.layer.input_shape))
+            gain = F.reshape(self.gain(weight), (outputs, *inputs) if self.layer.outputs_first else (1, outputs))
+            total = F.mul(gain, total)
+        return F.cast(total, to=weight.dtype) if total.dtype is not weight.dtype else total
+
+    def _scaled(self, base: Node, x: Value, change: Value, gain: Value) -> Value:
+        """Return what DoRA adds to the result of a layer: (gain - 1) W x + gain * scaling * B A x."""
         if self.dropout:
-            plain = self._without_bias(base, x, wide)
+            plain = self._without_bias(base, x)
         else:
             plain = self.wide(base.output)
             bias = base.inputs[2] if len(base.inputs) > 2 else None
@@ -131,16 +153,18 @@ class Adapter:
             return _times(bias, base.op.beta)
         return F.reshape(bias, (1, -1, *(1 for _ in self.layer.input_shape[1:])))
 
-    def _without_bias(self, base: Node, x: Value, weight: Value) -> Value:
+    def _without_bias(self, base: Node, x: Value) -> Value:
         """Return the product of a layer for other data."""
+        assert base.inputs[1] is not None
+        weight = self.wide(base.inputs[1])
         if isinstance(base.op, Gemm):
             return F.gemm(x, weight, transB=base.op.transB, alpha=base.op.alpha)
         return F.conv(x, weight, **base.op.related()) if isinstance(base.op, Conv) else F.mat_mul(x, weight)
 
-    def delta(self, a: Value, b: Value) -> Value:
+    def delta(self) -> Value:
         """Return scaling * B A, in the shape of the weight."""
-        rows, rank = self.layer.outputs, a.tensor.static_shape[0]
-        product = F.mat_mul(F.reshape(b, (rows, rank)), F.reshape(a, (rank, -1)))
+        rows, rank = self.layer.outputs, self.a.tensor.static_shape[0]
+        product = F.mat_mul(F.reshape(self.b, (rows, rank)), F.reshape(self.a, (rank, -1)))
         if not self.layer.outputs_first:
             product = F.transpose(product, perm=(1, 0))
         return _times(F.reshape(product, self.layer.weight.tensor.static_shape), self.scaling)

@@ -4,45 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from graphkit.errors import InputError, InvalidModel, UsageError, did_you_mean
-from graphkit.executor.run.state_dict import fitting
+from graphkit.errors import InvalidModel, UsageError
 from graphkit.ir.atomic import write_whole, writing_of
-from graphkit.ir.json_file import read_json
 from graphkit.ir.origin import titled
-from graphkit.ir.weights import read_arrays, write_arrays
+from graphkit.ir.weights import write_arrays
 from graphkit.model import Model
-from graphkit.named_tuples import NamedTuple
 from graphkit.signatures import typed
 from graphkit.text import listed, quantity
-from graphkit.train.adapter_marks import CONFIG, WEIGHTS, has_adapters
-from graphkit.train.adapters.adapter import MAGNITUDE, A, B
-from graphkit.train.adapters.layers import find_layers
+from graphkit.train.adapter_marks import CONFIG, WEIGHTS
+from graphkit.train.adapters.combine import read_adapter
+from graphkit.train.adapters.folder import PREFIX, SavedAdapter, read_folder
 from graphkit.train.adapters.lora import adapted
 from graphkit.train.adapters.merge import adapters_of, settings_of
 from graphkit.train.adapters.settings import Lora
-
-# The beginning of each name in peft's files.
-_PREFIX = "base_model.model."
-_PART = re.compile(r"(?P<layer>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector)(\.weight)?")
-# Settings of peft that change the result, and that graphkit does not have, with the values that have no effect.
-_WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
-    "bias": ("none",),
-    "lora_bias": (False,),
-    "rank_pattern": ({},),
-    "alpha_pattern": ({},),
-    "layer_replication": ({}, []),
-    "trainable_token_indices": ({}, []),
-    "target_parameters": ({}, []),
-    "use_qalora": (False,),
-    "alora_invocation_tokens": ({}, []),
-}
 
 
 @typed("gk.save_adapter")
@@ -75,7 +53,7 @@ def save_adapter(model: Model, path: str | Path) -> None:
         return
     with writing_of(path):
         path.mkdir(parents=True, exist_ok=True)
-    write_arrays(path / WEIGHTS, {f"{_PREFIX}{name}": model.params[name] for name in (*names, *others)})
+    write_arrays(path / WEIGHTS, {f"{PREFIX}{name}": model.params[name] for name in (*names, *others)})
     layers = [adapter.layer.name for adapter in adapters_of(model.graph, settings).values()]
     write_whole(path / CONFIG, [json.dumps(_config(settings, layers, others), indent=2).encode()])
 
@@ -133,25 +111,31 @@ def _config(settings: Lora, layers: Sequence[str], others: Sequence[str]) -> dic
 
 
 @typed("gk.load_adapter")
-def load_adapter(model: Model, folder: str | Path) -> Model:
+def load_adapter(
+    model: Model, folder: str | Path | Sequence[str | Path], *, weights: Sequence[float] | None = None
+) -> Model:
     """Return a model with the adapters of a folder, which `gk.save_adapter`, a Trainer or peft wrote.
 
     The new model shares the frozen weights with `model`, so several adapters of one model need little memory. Dropout
     and the frozen parameters are as after `gk.lora`: the result can be trained further.
 
+    Several folders: the model computes W x + sum of weight * scaling * B A x. The rank of the result is the sum of the
+    ranks, as with `add_weighted_adapter(combination_type="cat")` of peft.
+
     Args:
         model: The model without adapters, with the layers that the files name.
-        folder: The folder with `adapter_config.json` and `adapter_model.safetensors`, or the folder of a run.
+        folder: The folder with `adapter_config.json` and `adapter_model.safetensors`, or the folder of a run; or
+            several folders, whose adapters are added.
+        weights: A factor for each folder (default: 1).
 
     Raises:
-        UsageError: There are no such files, the model has adapters already, or it lacks a layer of the files.
+        UsageError: There are no such files, the model has adapters already, or it lacks a layer of the files; or
+            adapters cannot be added: DoRA, or two folders that contain the same other parameter.
         InvalidModel: A file is damaged, or a tensor has another shape or type than the layer needs.
     """
-    path = Path(folder)
-    saved = _read(path)
-    _check_layers(model, saved, path)
-    new = adapted(model, saved.settings, saved.others, seed=0, owner="gk.load_adapter")
-    _assign(new, saved, path)
+    whole = read_adapter(model, folder, weights, "gk.load_adapter")
+    new = adapted(model, whole.settings, whole.others, seed=0, owner="gk.load_adapter")
+    _assign(new, whole)
     return new
 
 
@@ -169,7 +153,7 @@ def set_adapter(model: Model, folder: str | Path) -> None:
         InvalidModel: A file is damaged, or a tensor has another shape or type than the layer needs.
     """
     path = Path(folder)
-    saved, settings = _read(path), settings_of(model, "gk.set_adapter")
+    saved, settings = read_folder(path), settings_of(model, "gk.set_adapter")
     names, others = parameters_of(model, settings)
     differing = [
         f"{what} {given!r} instead of {own!r}"
@@ -187,116 +171,18 @@ def set_adapter(model: Model, folder: str | Path) -> None:
             f"gk.set_adapter: the adapters in {path} do not fit those of {titled(model.graph, 'model')}: "
             f"{'; '.join(differing)}. Use gk.load_adapter with the model without adapters"
         )
-    _assign(model, saved, path)
+    _assign(model, saved)
 
 
-class _Saved(NamedTuple):
-    """Adapters of a file: settings, arrays by the names that `gk.lora` gives, and the parameters without adapters."""
-
-    settings: Lora
-    arrays: dict[str, np.ndarray]
-    others: tuple[str, ...]
-
-
-def _read(folder: Path) -> _Saved:
-    """Read a folder. Raises UsageError, or InvalidModel if a file is damaged or has a setting that is not supported."""
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).exists():
-            raise UsageError(f"{folder} contains no adapter: {name} is missing")
-    config = _read_config(folder / CONFIG)
-    arrays: dict[str, np.ndarray] = {}
-    layers: dict[str, None] = {}
-    others = []
-    for key, array in sorted(read_arrays(folder / WEIGHTS).items()):
-        name = key.removeprefix(_PREFIX)
-        if "lora_embedding" in name:
-            raise InvalidModel(f"{folder / WEIGHTS}: {key}: adapters of embeddings are not supported")
-        if match := _PART.fullmatch(name):
-            name = f"{match['layer']}.{match['part']}"
-            layers[match["layer"]] = None
-        else:
-            others.append(name)
-        if name in arrays:
-            raise InvalidModel(f"{folder / WEIGHTS} contains two tensors for {name}; one of them is {key}")
-        arrays[name] = array
-    if not layers:
-        raise InvalidModel(f"{folder / WEIGHTS} contains no tensor with a name such as LAYER.{A}")
-    try:
-        settings = Lora(
-            rank=config["r"], alpha=config["lora_alpha"], layers=tuple(layers), dropout=config.get("lora_dropout", 0.0),
-            dora=config.get("use_dora") or False, rslora=config.get("use_rslora") or False,
-        )  # fmt: skip
-    except KeyError as error:
-        raise InvalidModel(f"{folder / CONFIG}: {error} is missing") from None
-    except (OverflowError, UsageError) as error:
-        raise InvalidModel(f"{folder / CONFIG}: a setting is not valid: {error}") from None
-    for layer in layers:
-        name = f"{layer}.{A}"
-        if name not in arrays:
-            raise InvalidModel(f"{folder / WEIGHTS} lacks {_PREFIX}{name}")
-        if (shape := arrays[name].shape)[:1] != (settings.rank,):
-            raise InvalidModel(
-                f"{folder / CONFIG}: r is {settings.rank}, but {_PREFIX}{name} in {WEIGHTS} has shape {list(shape)}; "
-                "its first size must be r"
-            )
-    return _Saved(settings, arrays, tuple(others))
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    config = read_json(path, "an adapter configuration")
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        kind = config.get("peft_type") if isinstance(config, dict) else None
-        raise InvalidModel(f"{path}: peft_type must be 'LORA', not {kind!r}")
-    for name, allowed in _WITHOUT_EFFECT.items():
-        if (value := config.get(name)) is not None and value not in allowed:
-            raise InvalidModel(f"{path}: {name}={value!r} is not supported; it must be {allowed[0]!r}")
-    return config
-
-
-def _check_layers(model: Model, saved: _Saved, folder: Path) -> None:
-    """Raise UsageError if the model lacks a layer or a parameter of the files, InvalidModel if an A does not fit."""
-    if has_adapters(model.graph):
-        return  # `adapted` raises the error
-    layers = {layer.name: layer for layer in find_layers(model.graph)[0]}
-    for name in saved.settings.layers:
-        if name not in layers:
-            raise UsageError(
-                f"gk.load_adapter: {folder} contains an adapter of layer {name!r}, but {titled(model.graph, 'model')} "
-                f"has no such layer{did_you_mean(name, layers)}"
-            )
-        # Before parameters of this rank are made, because files may have any rank.
-        shape = (saved.settings.rank, *layers[name].input_shape)
-        _check_shape(folder, f"{name}.{A}", saved.arrays[f"{name}.{A}"], shape)
-    for name in saved.others:
-        if name not in model.params:
-            raise UsageError(
-                f"gk.load_adapter: {folder} contains a parameter {name!r}, but {titled(model.graph, 'model')} has no "
-                f"such parameter{did_you_mean(name, model.params)}"
-            )
-
-
-def _assign(model: Model, saved: _Saved, folder: Path) -> None:
-    """Store the arrays in the model. Raises InvalidModel if one is missing or does not fit; then none changes."""
-    names, _ = parameters_of(model, settings_of(model, "gk.load_adapter"))
+def _assign(model: Model, saved: SavedAdapter) -> None:
+    """Store the arrays in the model. Raises InvalidModel if one does not fit; then none changes."""
     arrays = {}
-    for name in names:
-        if name not in saved.arrays:
-            raise InvalidModel(f"{folder / WEIGHTS} lacks {_PREFIX}{name}")
-    for name, array in saved.arrays.items():
+    for name in saved.arrays:
         if name not in model.params:
-            raise InvalidModel(f"{folder / WEIGHTS}: {_PREFIX}{name} belongs to no adapter ({A}, {B}, {MAGNITUDE})")
-        kind = model.params.type_of(name)
-        _check_shape(folder, name, array, kind.static_shape)
-        try:
-            arrays[name] = fitting(f"{_PREFIX}{name}", array, kind)
-        except InputError as error:
-            raise InvalidModel(f"{folder / WEIGHTS}: {error}") from None
+            raise InvalidModel(
+                f"{saved.folder / WEIGHTS} contains an adapter of the layer {name.partition('.lora_')[0]!r} and other "
+                "values of its weight; it must contain one of them"
+            )
+        arrays[name] = saved.fitted(name, model.params.type_of(name))
     for name, array in arrays.items():
         model.params[name] = array
-
-
-def _check_shape(folder: Path, name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
-        raise InvalidModel(
-            f"{folder / WEIGHTS}: {_PREFIX}{name} has shape {list(array.shape)}, but the layer needs {list(shape)}"
-        )

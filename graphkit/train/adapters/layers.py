@@ -6,7 +6,7 @@ import ast
 import re
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -15,11 +15,13 @@ from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ir.origin import titled
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.named_tuples import NamedTuple
+from graphkit.ops.control.views import capture_count
 from graphkit.ops.linalg.matmul import Gemm
 from graphkit.ops.nn.conv import Conv
-from graphkit.passes.core.match import FixedValues, is_op
-from graphkit.passes.core.sweep import all_nodes
+from graphkit.passes.core.match import is_op
+from graphkit.passes.core.sweep import is_control
 from graphkit.text import listed
+from graphkit.train.adapters.bodies import Scope, scopes
 
 _T = TypeVar("_T")
 # Operators of layers that can have adapters.
@@ -37,9 +39,9 @@ class Layer(NamedTuple):
 
     Attributes:
         name: The name of the layer, the same in each export of a network as far as possible.
-        nodes: The nodes that apply the weight. Several nodes share one adapter.
+        nodes: The nodes that apply the weight, in the graph or in bodies. Several nodes share one adapter.
         weight: The weight as the first node reads it: a parameter, or a value that is computed from parameters and
-            constants.
+            constants. If the node is in a body, this is the value that the outermost graph would compute.
         aliases: Other names by which the layer is found: those of its nodes and of its weight.
     """
 
@@ -149,33 +151,50 @@ def _unmatched(graph: Graph, pattern: str, layers: Sequence[Layer], others: Sequ
 
 
 def find_layers(graph: Graph) -> tuple[list[Layer], list[Refused]]:
-    """Return the layers that can have adapters, in the order of the graph, and the nodes that cannot."""
-    fixed, keys = FixedValues(graph), _Keys()
-    groups: dict[Any, list[Node]] = {}
+    """Return the layers that can have adapters, also those in loops and branches, and the nodes that cannot.
+
+    The layers of a body come after those of the graph around it.
+    """
+    keys = _Keys()
+    groups: dict[Any, list[_Place]] = {}
     refused: list[Refused] = []
-    for node in graph.nodes:
-        if not is_op(node, *KINDS):
-            refused += _inside(node)
-            continue
-        data, weight = node.inputs[:2]
-        assert data is not None
-        assert weight is not None
-        if data in fixed and weight in fixed:
-            continue
-        reason = _reason(node, fixed)
-        if reason:
-            operand = data if data in fixed else weight
-            refused.append(Refused((_path(node) or graph.node_name(node), *_names(graph, node, operand)), reason))
-        elif weight in fixed:
-            groups.setdefault((keys.of(weight), _orientation(node)), []).append(node)
-    uses = _uses(graph, fixed, {v for nodes in groups.values() for n in nodes if (v := n.inputs[1]) is not None}, keys)
-    layers = []
-    for nodes in groups.values():
-        value = nodes[0].inputs[1]
-        assert value is not None
-        aliases = dict.fromkeys(name for node in nodes for name in _names(graph, node, value))
-        layers.append(Layer(_layer_name(graph, nodes[0], value, uses), tuple(nodes), value, tuple(aliases)))
-    return _distinct(graph, layers), refused
+    found = list(scopes(graph))
+    for scope in found:
+        for node in scope.graph.nodes:
+            if not is_op(node, *KINDS):
+                continue
+            data, weight = (scope.fixed(v) for v in node.inputs[:2])
+            reason = _reason(node, scope)
+            if reason:
+                name = _path(node) or f"{scope.path}{scope.graph.node_name(node)}"
+                refused.append(Refused((name, *_names(node, data or weight, graph)), reason))
+            elif weight is not None and data is None:
+                groups.setdefault((keys.of(weight), _orientation(node)), []).append(_Place(scope, node, weight))
+    uses = _uses(found, {place.weight for places in groups.values() for place in places}, keys)
+    counts = Counter(node for places in groups.values() for node in {place.node for place in places})
+    layers = {}
+    for places in groups.values():
+        first, nodes = places[0], tuple(dict.fromkeys(place.node for place in places))
+        aliases = dict.fromkeys(name for node in nodes for name in _names(node, first.weight, graph))
+        layer = Layer(_layer_name(graph, first, uses), nodes, first.weight, tuple(aliases))
+        if any(counts[node] > 1 for node in nodes):
+            refused.append(Refused((layer.name, *aliases), "two loops or branches share its node, but not its weight"))
+        else:
+            layers[first] = layer
+    return _distinct(layers), refused
+
+
+class _Place(NamedTuple):
+    """A node that applies a weight, the graph or body that contains it, and the weight in the outermost graph."""
+
+    scope: Scope
+    node: Node
+    weight: Value
+
+    @property
+    def label(self) -> str:
+        """The name of the node."""
+        return _dotted(_label(self.node) or f"{self.scope.path}{self.scope.graph.node_name(self.node)}")
 
 
 def _orientation(node: Node) -> str:
@@ -183,15 +202,17 @@ def _orientation(node: Node) -> str:
     return "Conv" if isinstance(node.op, Conv) else f"matrix {isinstance(node.op, Gemm) and node.op.transB}"
 
 
-def _reason(node: Node, fixed: FixedValues) -> str:
+def _reason(node: Node, scope: Scope) -> str:
     """Return why a node cannot have an adapter; "" if it can, or has no weight."""
-    data, weight = node.inputs[:2]
-    assert data is not None
-    assert weight is not None
-    if data in fixed:
-        return "its weight is the first operand" if not isinstance(node.op, Conv) else "its input is constant"
-    if weight not in fixed:
+    data, weight = (scope.fixed(v) for v in node.inputs[:2])
+    if data is not None and weight is not None:
         return ""
+    if weight is None:
+        if any(v is not None and scope.is_sliced(v) for v in node.inputs[:2]):
+            return "each iteration of a Scan takes another slice as its weight"
+        if data is None:
+            return ""
+        return "its weight is the first operand" if not isinstance(node.op, Conv) else "its input is constant"
     if not isinstance(weight.type, TensorType) or not weight.type.is_static:
         return "the shape of its weight is not known"
     if weight.dtype not in FLOATS:
@@ -201,17 +222,6 @@ def _reason(node: Node, fixed: FixedValues) -> str:
     if weight.rank != 2:
         return f"its weight has {weight.rank} axes"
     return "its input is transposed (transA)" if isinstance(node.op, Gemm) and node.op.transA else ""
-
-
-def _inside(node: Node) -> Iterator[Refused]:
-    """Yield the layers in the subgraphs of a node."""
-    for body in node.op.subgraphs().values():
-        fixed = FixedValues(body)
-        captured = set(body.inputs)
-        for inner in all_nodes(body):
-            if is_op(inner, *KINDS) and any(v in captured or v in fixed for v in inner.operands[:2]):
-                names = (_path(inner) or inner.name or inner.op.name, inner.name, node.name)
-                yield Refused(tuple(filter(None, names)), f"inside of {node.op.name} {node.name!r}")
 
 
 class _Keys:
@@ -242,34 +252,42 @@ def leaves_of(value: Value) -> set[Value]:
     return {v for v in found if v.node is None}
 
 
-def _uses(graph: Graph, fixed: FixedValues, weights: set[Value], keys: _Keys) -> dict[Value, set[Any]]:
-    """Return the uses of each graph input: the keys of the weights that it is part of, and None for another use."""
+def _uses(scopes: Sequence[Scope], weights: set[Value], keys: _Keys) -> dict[Value, set[Any]]:
+    """Return the uses of each graph input: the keys of the weights that it is part of, and None for another use.
+
+    weights: of layers, in the outermost graph.
+    """
     uses: dict[Value, set[Any]] = {}
-    for node in graph.nodes:
-        if all(v in fixed for v in node.outputs):
-            continue
-        for position, value in enumerate(node.inputs):
-            if value is not None and value in fixed:
-                is_weight = value in weights and position == 1 and is_op(node, *KINDS)
-                for leaf in leaves_of(value):
-                    uses.setdefault(leaf, set()).add(keys.of(value) if is_weight else None)
-    for value in graph.outputs:
-        for leaf in leaves_of(value) if value in fixed else ():
-            uses.setdefault(leaf, set()).add(None)
+    for scope in scopes:
+        for node in scope.graph.nodes:
+            if all(scope.fixed(v) is not None for v in node.outputs):
+                continue
+            # The bodies show how captures are used.
+            count = len(node.inputs) - (capture_count(node) if is_control(node) else 0)
+            for position, operand in enumerate(node.inputs[:count]):
+                value = scope.fixed(operand)
+                if value is not None:
+                    is_weight = value in weights and position == 1 and is_op(node, *KINDS)
+                    for leaf in leaves_of(value):
+                        uses.setdefault(leaf, set()).add(keys.of(value) if is_weight else None)
+        for result in scope.graph.outputs:
+            value = scope.fixed(result)
+            for leaf in () if value is None else leaves_of(value):
+                uses.setdefault(leaf, set()).add(None)
     return uses
 
 
-def _layer_name(graph: Graph, node: Node, weight: Value, uses: dict[Value, set[Any]]) -> str:
+def _layer_name(graph: Graph, place: _Place, uses: dict[Value, set[Any]]) -> str:
     """Return the name of a layer: that of its weight, its module in PyTorch, or that of its node.
 
     The name of the weight counts only if nothing else uses the weight: an embedding may share it.
     """
-    parameters = [v for v in leaves_of(weight) if v.role == "parameter"]
+    parameters = [v for v in leaves_of(place.weight) if v.role == "parameter"]
     if len(parameters) == 1 and len(uses[parameters[0]]) == 1:
         name = graph.name_of(parameters[0])
         if (found := _ENDING.search(name)) is not None:
             return name[: found.start()].replace("/", ".")
-    return _path(node) or _dotted(_label(node) or graph.node_name(node))
+    return _path(place.node) or place.label
 
 
 def _label(node: Node) -> str:
@@ -294,18 +312,19 @@ def _path(node: Node) -> str:
     return ".".join(parts[:-1]) if name.startswith("/") else ""
 
 
-def _names(graph: Graph, node: Node, weight: Value) -> tuple[str, ...]:
+def _names(node: Node, weight: Value | None, graph: Graph) -> tuple[str, ...]:
     """Return the names of a node, and of the parameters in its weight."""
     own = [name] if (name := _label(node)) else []
-    return (*own, *sorted(graph.name_of(v) for v in leaves_of(weight) if v.role == "parameter"))
+    leaves = set() if weight is None else leaves_of(weight)
+    return (*own, *sorted(graph.name_of(v) for v in leaves if v.role == "parameter"))
 
 
-def _distinct(graph: Graph, layers: list[Layer]) -> list[Layer]:
-    """Return the layers; those whose names would be equal have the names of their nodes."""
-    counts = Counter(layer.name for layer in layers)
-    return [
-        layer._replace(name=_dotted(_label(layer.nodes[0]) or graph.node_name(layer.nodes[0])))
-        if counts[layer.name] > 1
-        else layer
-        for layer in layers
-    ]
+def _distinct(layers: Mapping[_Place, Layer]) -> list[Layer]:
+    """Return the layers. If names would be equal, these layers get the names of their nodes.
+
+    If those are equal, too, the names of the loops and branches around the nodes come before them.
+    """
+    counts = Counter(layer.name for layer in layers.values())
+    named = {p: x._replace(name=p.label) if counts[x.name] > 1 else x for p, x in layers.items()}
+    counts = Counter(layer.name for layer in named.values())
+    return [x._replace(name=f"{p.scope.path}{p.label}") if counts[x.name] > 1 else x for p, x in named.items()]

@@ -12,15 +12,16 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.model_inputs import ordered_inputs
 from graphkit.ir.names import Names
 from graphkit.ir.origin import titled
+from graphkit.ir.subgraph import inline
 from graphkit.model import Model
-from graphkit.passes.core.sweep import rewrite
 from graphkit.signatures import typed
 from graphkit.text import listed
 from graphkit.train.adapter_marks import FROZEN_BY, LORA, has_adapters
 from graphkit.train.adapters.adapter import Adapter
+from graphkit.train.adapters.bodies import replace_nodes
 from graphkit.train.adapters.layers import Layer, leaves_of, select_layers
 from graphkit.train.adapters.settings import Lora
-from graphkit.train.selection import ParameterSelection
+from graphkit.train.selection import matching
 
 # Most bytes of arrays that one model computes; at least one array.
 _BATCH = 1 << 28
@@ -46,7 +47,8 @@ def lora(
     parameters and constants. For float16 and bfloat16 layers, the adapter is float32.
 
     If several nodes apply the same weight, they share one adapter. If something else reads the weight, too, such as
-    an embedding, it keeps the weight without the adapter.
+    an embedding, it keeps the weight without the adapter. Layers in the bodies of If, Loop and Scan get adapters like
+    others; all iterations of a loop use the same adapter.
 
     Args:
         model: Any model.
@@ -61,8 +63,8 @@ def lora(
         seed: Seed of A, which is uniform in +-1 / sqrt(inputs) (default: GRAPHKIT_SEED).
 
     Raises:
-        UsageError: A pattern matches no layer that can have an adapter, for example because the layer is inside of a
-            loop; two layers have the same name; or the model has adapters already.
+        UsageError: A pattern matches no layer that can have an adapter, for example because the layer is a grouped
+            convolution; two layers have the same name; or the model has adapters already.
     """
     settings = Lora(rank=rank, alpha=alpha, layers=layers, dropout=dropout, dora=dora, rslora=rslora)
     return adapted(model, settings, (train,) if isinstance(train, str) else train, seed=seed)
@@ -77,12 +79,8 @@ def adapted(
     owner: str = "gk.lora",
 ) -> Model:
     """Implement `gk.lora`. owner: the function, for errors."""
+    check_without_adapters(model, owner)
     graph = model.graph
-    if has_adapters(graph):
-        raise UsageError(
-            f"{owner}: {titled(graph, 'model')} has adapters already; merge them into its weights (gk.merge_lora), or "
-            "use the model without adapters"
-        )
     trained = _trained(graph, train, owner)
     selected = [x for x in select_layers(graph, settings.layers, owner) if trained.isdisjoint(leaves_of(x.weight))]
     if not selected:
@@ -95,17 +93,47 @@ def adapted(
         if v.role == "parameter" and v not in trained and v.attrs.get("trainable", True)
     }
     parts = {node: adapters[layer.name] for layer in selected for node in layer.nodes}
+    needs = _needs(graph, selected, adapters, frozen)
 
-    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
-        adapter = parts.get(node)
-        return None if adapter is None else (adapter.added_to(node.rebuilt(operands)),)
+    def replace(node: Node, operands: Sequence[Value | None], values: Sequence[Value]) -> Sequence[Value]:
+        adapter = parts[node].inside(values)
+        return (adapter.added_to(node.rebuilt(operands), values[2] if len(values) > 2 else None),)
 
     new = [v for adapter in adapters.values() for v in adapter.parameters]
-    result = rewrite(graph, rule, inputs=frozen, extra_inputs=new).replace(
+    result = replace_nodes(graph, needs, replace, inputs=frozen, extra_inputs=new).replace(
         meta={**graph.meta, LORA: settings.to_text()}, output_names=graph.output_names
     )
     params = {**model.params.entries(), **_magnitudes(model, selected, adapters)}
     return Model.from_graph(result, params, seed=seed)
+
+
+def check_without_adapters(model: Model, owner: str) -> None:
+    """Raise UsageError if a model has adapters."""
+    if has_adapters(model.graph):
+        raise UsageError(
+            f"{owner}: {titled(model.graph, 'model')} has adapters already; merge them into its weights "
+            "(gk.merge_lora), or use the model without adapters"
+        )
+
+
+def _needs(
+    graph: Graph, layers: Sequence[Layer], adapters: Mapping[str, Adapter], inputs: Mapping[Value, Value]
+) -> dict[Node, Sequence[Value]]:
+    """Return the values that the nodes of layers read with adapters: A, B, and in a body the gain of DoRA.
+
+    The gain does not change between the iterations of a loop, so it is computed outside. inputs: Values that replace
+    graph inputs.
+    """
+    found: dict[Node, Sequence[Value]] = {}
+    outermost = set(graph.nodes)
+    for layer in layers:
+        adapter, gain = adapters[layer.name], []
+        if adapter.magnitude is not None and not outermost.issuperset(layer.nodes):
+            leaves = ordered_inputs([layer.weight])
+            gain = [adapter.gain(inline(Graph(leaves, [layer.weight]), [inputs.get(v, v) for v in leaves])[0])]
+        for node in layer.nodes:
+            found[node] = (adapter.a, adapter.b, *(() if node in outermost else gain))
+    return found
 
 
 def _trained(graph: Graph, patterns: Sequence[str], owner: str) -> set[Value]:
@@ -113,12 +141,12 @@ def _trained(graph: Graph, patterns: Sequence[str], owner: str) -> set[Value]:
     names = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter" and v.dtype.is_float}
     found: set[Value] = set()
     for pattern in patterns:
-        matching = ParameterSelection(train=[pattern]).selected(names)
-        if not matching:
+        selected = matching([pattern], names)
+        if not selected:
             raise UsageError(
                 f"{owner}: train pattern {pattern!r} matches no parameter; there are {listed(names, len(names), 20)}"
             )
-        found.update(names[n] for n in matching)
+        found.update(names[n] for n in selected)
     return found
 
 

@@ -13,12 +13,14 @@ from graphkit.ir.origin import titled
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.named_tuples import NamedTuple
+from graphkit.ops import F
 from graphkit.ops.nn.conv import Conv
 from graphkit.passes.core.match import first, is_op, permutation, producer
 from graphkit.passes.core.sweep import rewrite
 from graphkit.signatures import typed
 from graphkit.train.adapter_marks import FROZEN_BY, LORA, frozen_parameters, has_adapters
-from graphkit.train.adapters.adapter import MAGNITUDE, SHORTEST, A, Adapter, B
+from graphkit.train.adapters.adapter import MAGNITUDE, A, Adapter, B
+from graphkit.train.adapters.bodies import replace_nodes, scopes
 from graphkit.train.adapters.layers import KINDS, Layer
 from graphkit.train.adapters.lora import evaluated
 from graphkit.train.adapters.settings import Lora
@@ -38,24 +40,30 @@ def adapters_of(graph: Graph, settings: Lora) -> dict[Node, Adapter]:
     """
     values = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter"}
     found: dict[Node, Adapter] = {}
-    for node in graph.nodes:
-        name = node.meta.get(LORA)
-        if name is None:
-            continue
-        adapter = _adapter(_base(node), name, values, settings)
-        if adapter is None:
-            raise InvalidModel(
-                f"{titled(graph, 'model')}: the adapter of layer {name!r} is not complete, because the graph was "
-                "changed after gk.lora; use the model as gk.lora made it"
-            )
-        found[node] = adapter
+    for scope in scopes(graph):
+        for node in scope.graph.nodes:
+            name = node.meta.get(LORA)
+            if name is None:
+                continue
+            base = _base(node)
+            adapter = None if base is None else _adapter(base, scope.fixed(base.inputs[1]), name, values, settings)
+            if adapter is None:
+                raise InvalidModel(
+                    f"{titled(graph, 'model')}: the adapter of layer {name!r} is not complete, because the graph was "
+                    "changed after gk.lora; use the model as gk.lora made it"
+                )
+            found[node] = adapter
     return found
 
 
-def _adapter(base: Node | None, name: str, values: Mapping[str, Value], settings: Lora) -> Adapter | None:
-    """Return the adapter of a layer; None if a part is missing or has another shape than the layer needs."""
-    weight = None if base is None else base.inputs[1]
-    if base is None or weight is None or not weight.tensor.is_static:
+def _adapter(
+    base: Node, weight: Value | None, name: str, values: Mapping[str, Value], settings: Lora
+) -> Adapter | None:
+    """Return the adapter of a layer; None if a part is missing or has another shape than the layer needs.
+
+    weight: of the layer, in the outermost graph.
+    """
+    if weight is None or not weight.tensor.is_static:
         return None
     if weight.rank != 2 and not isinstance(base.op, Conv):
         return None
@@ -64,7 +72,9 @@ def _adapter(base: Node | None, name: str, values: Mapping[str, Value], settings
     present = [v for v in parts if v is not None]
     if [v.type for v in present] != [v.type for v in Adapter.of(layer, settings, Names()).parameters]:
         return None
-    return Adapter(layer, settings, present[0], present[1], present[2] if settings.dora else None)
+    return Adapter(
+        layer, settings.scaling, settings.dropout, present[0], present[1], present[2] if settings.dora else None
+    )
 
 
 def _base(node: Node | None) -> Node | None:
@@ -95,23 +105,23 @@ def merge_lora(model: Model) -> Model:
     """
     graph = model.graph
     adapters = adapters_of(graph, settings_of(model, "gk.merge_lora"))
-    weights: dict[str, _Merged] = {}
     by_layer: dict[str, Adapter] = {}
     for adapter in adapters.values():
         by_layer.setdefault(adapter.layer.name, adapter)
-    arrays = evaluated(model, [adapter.layer.weight for adapter in by_layer.values()])
-    for (layer, adapter), array in zip(by_layer.items(), arrays, strict=True):
-        weights[layer] = _merged(model, adapter, array)
+    arrays = evaluated(model, [_stored(adapter) for adapter in by_layer.values()])
+    weights = {
+        layer: _merged(adapter.layer.weight, array)
+        for (layer, adapter), array in zip(by_layer.items(), arrays, strict=True)
+    }
 
-    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
-        if node not in adapters:
-            return None
+    def replace(node: Node, operands: Sequence[Value | None], values: Sequence[Value]) -> Sequence[Value]:
         assert operands[0] is not None
         base = _base(operands[0].node)
         assert base is not None
-        return base.rebuilt([base.inputs[0], weights[adapters[node].layer.name].operand, *base.inputs[2:]]).outputs
+        return base.rebuilt([base.inputs[0], values[0], *base.inputs[2:]]).outputs
 
-    made = rewrite(graph, rule, extra_inputs=[w.parameter for w in weights.values()])
+    needs = {node: (weights[adapter.layer.name].operand,) for node, adapter in adapters.items()}
+    made = replace_nodes(graph, needs, replace, extra_inputs=[w.parameter for w in weights.values()])
     read = {v for node in made.nodes for v in node.operands} | {*made.outputs, *(v for u in made.updates for v in u)}
     inputs = [v for v in graph.inputs if v.role == "data" or v in read]
     table = {
@@ -143,15 +153,22 @@ class _Merged(NamedTuple):
     origin: Value | None
 
 
-def _merged(model: Model, adapter: Adapter, weight_array: np.ndarray) -> _Merged:
-    weight, array = adapter.layer.weight, _merged_array(model, adapter, weight_array)
-    turned = producer(weight, "Transpose")
-    if turned is not None and permutation(turned) == (1, 0) and _is_parameter(first(turned)):
-        # The new weight has the layout of the old one.
-        origin: Value | None = first(turned)
-        array = np.ascontiguousarray(array.T)
-    else:
-        origin, turned = weight if _is_parameter(weight) else None, None
+def _stored(adapter: Adapter) -> Value:
+    """Return the weight with the adapter, in the layout in which the model stores the weight."""
+    merged = adapter.merged(adapter.layer.weight)
+    return merged if _turned(adapter.layer.weight) is None else F.transpose(merged, perm=(1, 0))
+
+
+def _turned(weight: Value) -> Node | None:
+    """Return the node that transposes a parameter into the weight; None if there is no such node."""
+    node = producer(weight, "Transpose")
+    return node if node is not None and permutation(node) == (1, 0) and _is_parameter(first(node)) else None
+
+
+def _merged(weight: Value, array: np.ndarray) -> _Merged:
+    """Return the merged weight of a layer. weight: the old one, as the layer reads it. array: see `_stored`."""
+    turned = _turned(weight)
+    origin = first(turned) if turned is not None else weight if _is_parameter(weight) else None
     attrs = {} if origin is None else _unfrozen(origin)
     parameter = Value(TensorType(weight.dtype, array.shape), role="parameter", attrs=attrs)
     return _Merged(parameter, parameter if turned is None else turned.rebuilt([parameter]).output, array, origin)
@@ -159,22 +176,6 @@ def _merged(model: Model, adapter: Adapter, weight_array: np.ndarray) -> _Merged
 
 def _is_parameter(value: Value) -> bool:
     return value.node is None and value.role == "parameter"
-
-
-def _merged_array(model: Model, adapter: Adapter, weight: np.ndarray) -> np.ndarray:
-    """Return the weight with the adapter, as the layer reads it. weight: without the adapter."""
-    layer = adapter.layer
-    a, b, *magnitude = (model.params[model.graph.name_of(v)] for v in adapter.parameters)
-    change = adapter.scaling * (b.reshape(layer.outputs, -1) @ a.reshape(a.shape[0], -1))
-    rows = change.reshape(weight.shape) if layer.outputs_first else change.T
-    total = weight.astype(a.dtype) + rows
-    if magnitude:
-        by_output = (-1, *(1 for _ in weight.shape[1:])) if layer.outputs_first else (1, -1)
-        axes = tuple(i for i in range(weight.ndim) if i != (0 if layer.outputs_first else 1))
-        lengths = np.maximum(np.sqrt((total * total).sum(axes)), SHORTEST)
-        total *= magnitude[0].reshape(by_output) / lengths.reshape(by_output)
-    merged: np.ndarray = total.astype(weight.dtype)
-    return merged
 
 
 def _unfrozen(value: Value) -> dict[str, object]:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from graphkit.errors import UsageError
 from graphkit.ir.origin import titled
 from graphkit.model import Model
-from graphkit.signatures import check_argument
 from graphkit.train.adapter_marks import has_adapters
 from graphkit.train.adapters.lora import adapted
 from graphkit.train.adapters.merge import settings_of
 from graphkit.train.adapters.settings import Lora
-from graphkit.train.selection import ParameterSelection
+from graphkit.train.selection import matching
 
 
 def model_to_train(net: Model, settings: Lora, train: Sequence[str], seed: int | None) -> Model:
@@ -25,10 +24,8 @@ def model_to_train(net: Model, settings: Lora, train: Sequence[str], seed: int |
         seed: Seed of the adapters.
 
     Raises:
-        UsageError: `settings` is not a `gk.settings.Lora`; or the model has adapters with other settings, in which a
-            pattern of `train` is frozen.
+        UsageError: The model has adapters with other settings, or a pattern of `train` matches only frozen parameters.
     """
-    check_argument("Trainer", "lora", "Lora | None", settings)
     if not has_adapters(net.graph):
         return adapted(net, settings, train, seed=seed, owner="Trainer: lora")
     own = settings_of(net, "Trainer")
@@ -38,7 +35,7 @@ def model_to_train(net: Model, settings: Lora, train: Sequence[str], seed: int |
             "out lora= to train these adapters, or merge them into the weights first (gk.merge_lora)"
         )
     for pattern in train:
-        if not ParameterSelection(train=[pattern]).selected(net.trainable):
+        if not matching([pattern], net.trainable):
             raise UsageError(
                 f"Trainer: train pattern {pattern!r} matches only parameters that {titled(net.graph, 'model')} froze "
                 "when it got its adapters; give train= when you add them"

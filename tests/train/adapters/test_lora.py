@@ -347,15 +347,6 @@ def test_layers_that_cannot_be_adapted_are_named() -> None:
         gk.lora(net, layers=["plain", "grouped"])
 
 
-def test_weights_in_a_loop_are_refused_with_their_names() -> None:
-    w = gk.parameter("cell.weight", (4, 4))
-    x = gk.input("x", ["N", 4])
-    last = gk.while_loop(lambda h: gk.reduce_sum(h, keepdims=False) < 9.0, lambda h: gk.mat_mul(h, w, name="in"), x)
-    net = gk.Model({"y": last}, seed=0)
-    with pytest.raises(UsageError, match=r"cannot have adapters: in \(inside of Loop"):
-        gk.lora(net, layers="in")
-
-
 def test_settings_are_checked() -> None:
     for bad, message in (
         ({"rank": 0}, "rank must be an integer of at least 1"),
