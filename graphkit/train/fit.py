@@ -23,7 +23,6 @@ from graphkit.train.callback_runner import CallbackRunner
 from graphkit.train.callbacks import Callback
 from graphkit.train.epoch_stats import ReplacedSamples, Throughput
 from graphkit.train.evaluation import Evaluation
-from graphkit.train.exchange.all_reduce import AllReduce
 from graphkit.train.exchange.gather import gather, merged_values, reported_name
 from graphkit.train.metrics import LOSS, Metric, as_list
 from graphkit.train.position import MetricStates
@@ -86,7 +85,8 @@ class Fit:
         self.runner = CallbackRunner(self.trainer, callbacks)
         self.trainer.stop_reason = None
         # With several ranks that take each step together, and a folder: ends them together after a SIGTERM.
-        store, together = self.trainer.kvstore, isinstance(self.trainer._exchange, AllReduce)
+        store = self.trainer.kvstore
+        together = store is not None and not self.trainer._alone and not store.is_remote
         self._termination = Termination(store) if store is not None and together and self.folder is not None else None
 
     def _compare_ranks(self) -> None:

@@ -16,8 +16,9 @@ from graphkit.dist.kvstore import KVStore
 class Termination:
     """Context of a `fit` on several ranks, in which the first SIGTERM takes effect after a step.
 
-    A rank that has received the signal says so in the all-reduce of the next loss, so no additional message is needed.
-    After that step, `is_due` is True on all ranks. A second SIGTERM to a rank takes effect at once.
+    A rank that has received the signal says so in a collective of the next step, so no additional message is needed:
+    the all-reduce of the loss, or the one in which ranks with groups meet. After that step, `is_due` is True on all
+    ranks. A second SIGTERM to a rank takes effect at once.
     """
 
     def __init__(self, store: KVStore):

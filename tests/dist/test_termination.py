@@ -42,10 +42,14 @@ SIGNALLED = """
 
 @pytest.fixture
 def task(tmp_path):
-    """A network with dropout and batch normalisation, and 50 samples, of which 10 are for validation."""
+    """A network of three groups with dropout and batch normalisation, and 50 samples, 10 of them for validation."""
     x = gk.input("x", ["N", 6])
-    h = gk.nn.dropout(gk.relu(gk.nn.batch_norm(gk.nn.linear(x, 8, name="fc1"), name="bn")), 0.3)
-    gk.Model({"y": gk.nn.linear(h, 3, name="fc2")}, seed=2).save(tmp_path / "net.json")
+    with gk.attr_scope(ctx_group="a"):
+        h = gk.nn.dropout(gk.relu(gk.nn.batch_norm(gk.nn.linear(x, 8, name="fc1"), name="bn")), 0.3)
+    with gk.attr_scope(ctx_group="b"):
+        h = gk.tanh(gk.nn.linear(h, 8, name="fc2"))
+    with gk.attr_scope(ctx_group="c"):
+        gk.Model({"y": gk.nn.linear(h, 3, name="fc3")}, seed=2).save(tmp_path / "net.json")
     rng = np.random.default_rng(3)
     np.savez(tmp_path / "data.npz", x=rng.standard_normal((50, 6), np.float32), y=rng.integers(0, 3, 50))
     return tmp_path
@@ -76,21 +80,45 @@ CASES = [
     pytest.param("0,1", 3, 5, ("--accumulate", 2), id="all ranks", marks=pytest.mark.full),
     pytest.param("0", 2, 3, ("--sync-batch-norm", "--shard-optimizer"), id="last step", marks=pytest.mark.full),
 ]
+# Groups of ranks take whole batches: each epoch has 5.
+PIPELINE = ("--place", "a=0", "--place", "b=1", "--place", "c=1", "--micro-batches", 2)
+BOTH_WAYS = ("--place", "a=0", "--place", "b=1", "--place", "c=0")
+GROUPS = [
+    pytest.param("1", 1, 2, PIPELINE, id="pipeline"),
+    pytest.param("0,1", 6, 7, PIPELINE, id="pipeline, all ranks", marks=pytest.mark.full),
+    pytest.param("0", 4, 5, PIPELINE, id="pipeline, last step", marks=pytest.mark.full),
+    pytest.param("1", 2, 3, BOTH_WAYS, id="placed groups"),
+    pytest.param("0,1", 1, 2, BOTH_WAYS, id="placed groups, all ranks", marks=pytest.mark.full),
+]
 
 
-@pytest.mark.parametrize(("ranks", "at", "batches", "more"), CASES)
-def test_run_resumes_bit_for_bit_after_sigterm(task, ranks, at, batches, more):
+def check_resume_after_sigterm(task, ranks, at, batches, more, per_epoch, again=()):
+    """Assert that a run stops after `batches`, and that the resumed run ends as one without signals.
+
+    again: options that must be given again to resume.
+    """
     whole = job(*options(task, "whole", *more))
     assert whole.returncode == 0, whole.stderr
     done = job(*options(task, "run", *more), ranks=ranks, at=at)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr, done.stderr
     position = json.loads((task / "run" / "checkpoint.json").read_text())["position"]
-    assert position["epoch"] * 3 + position["batch"] == batches, done.stderr
+    assert position["epoch"] * per_epoch + position["batch"] == batches, done.stderr
     assert re.search(r"stopped .* contains a checkpoint of this position", done.stderr), done.stderr
-    resumed = job("train", str(task / "net.json"), "-o", str(task / "run"), "--resume", "--kvstore", "dist_sync")
+    options_again = ["--kvstore", "dist_sync", *map(str, again)]
+    resumed = job("train", str(task / "net.json"), "-o", str(task / "run"), "--resume", *options_again)
     assert resumed.returncode == 0, resumed.stderr
     assert state(task / "run") == state(task / "whole")
+
+
+@pytest.mark.parametrize(("ranks", "at", "batches", "more"), CASES)
+def test_run_resumes_bit_for_bit_after_sigterm(task, ranks, at, batches, more):
+    check_resume_after_sigterm(task, ranks, at, batches, more, per_epoch=3)
+
+
+@pytest.mark.parametrize(("ranks", "at", "batches", "more"), GROUPS)
+def test_groups_resume_bit_for_bit_after_sigterm(task, ranks, at, batches, more):
+    check_resume_after_sigterm(task, ranks, at, batches, more, per_epoch=5, again=more)
 
 
 @pytest.mark.full
