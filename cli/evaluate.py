@@ -22,6 +22,7 @@ from graphkit.cli._options import (
     read_model,
     source_options,
     tokenizer_option,
+    with_files_beside,
     with_tokenizer,
 )
 from graphkit.cli._output import log, print_json, print_table, show
@@ -46,7 +47,8 @@ _PAIRS = 10
     "--data", "spec", group=DATA, required=True, metavar="DATA",
     help="Labelled data, in any form that graphkit train takes: digits (built in), a folder of images or of MNIST idx "
     "files, an .npz, .csv, .tsv, .parquet or .rec file, cifar:FOLDER, sentences:FOLDER, text:FILE, or "
-    "FILE.py:FUNCTION, which returns the data.",
+    "FILE.py:FUNCTION, which returns the data. For a model with a tokenizer: a .csv, .tsv or .jsonl file of texts and "
+    "labels.",
 )  # fmt: skip
 @option(
     "--part", group=DATA, type=click.Choice(["all", "train", "test"]),
@@ -115,14 +117,15 @@ def command(
     output: a regression.
 
     The model's metadata determine the preprocessing of images, the vocabulary of texts and the encoding of table
-    columns; --data-option and --tokenizer replace them. If the model and the data have class names, classes are matched
-    by name.
+    columns; --data-option and --tokenizer replace them. For an .onnx file of Hugging Face, tokenizer.json and the class
+    names of config.json beside it are used. If the model and the data have class names, classes are matched by name.
 
     \b
     graphkit evaluate run/ --data digits --part test
     graphkit evaluate net.onnx --data photos/ --html report.html
     graphkit evaluate net.onnx --data photos/ --engine onnxruntime
     graphkit evaluate net.onnx --data houses.csv --loss l1 --json
+    graphkit evaluate bert/model.onnx --data reviews.jsonl --data-option text=review
     """
     from graphkit.cli.train import data as train_data
     from graphkit.inference.evaluate import evaluate
@@ -131,8 +134,8 @@ def command(
         raise UsageError(f"--html {html}: the name of the file must end in .html")
     if html is not None and not Path(html).parent.is_dir():
         raise UsageError(f"--html {html}: there is no folder {Path(html).parent}")
-    net = read_model(model, external_root, best=True)
-    options = with_tokenizer(source_options(data_options), spec, tokenizer)
+    net = with_files_beside(read_model(model, external_root, best=True), model)
+    options = with_tokenizer(source_options(data_options), spec, tokenizer, rows=True)
     data = _read(net, spec, part, options, train_data.axis_options(batch_axes))
     found = evaluate(
         net, data, loss=loss, metrics=metric_names or None, output=output, probabilities=probabilities,

@@ -52,7 +52,7 @@ class History:
 
     def approximate_newton_step(self, gradient: np.ndarray) -> np.ndarray:
         """Return the direction of the two-loop recursion (Nocedal and Wright, algorithm 7.4)."""
-        r = -gradient
+        r: np.ndarray = -gradient
         factors = []
         for change, move, factor in reversed(self.pairs):
             factors.append(float(move @ r) * factor)
