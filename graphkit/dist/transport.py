@@ -93,7 +93,7 @@ class Transport(Collectives):
         self.communicator.perform(call, arrays)
 
     def meet(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Wait for all pending operations and for all ranks. Compare their fingerprints, and count those that want to end.
+        """Wait for all pending operations and for all ranks. Compare their fingerprints, and count those that leave.
 
         Every rank must call it with arrays of the same types. Raises the first error of a pending operation, and
         RanksDiffer if the fingerprints differ.
