@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from graphkit import config, models
 from graphkit.cli._groups import COMPARISON, DATA, INPUTS, LIMITS, NETWORK, OUTPUT, PRECISION, REPORTING, option
@@ -34,6 +35,21 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(
         "--json", "as_json", group=REPORTING, is_flag=True, help="Print the result, or the error, as JSON on stdout."
     )(command)
+
+
+def check_needed(needed: str, is_given: bool, names: Sequence[str]) -> None:
+    """Raise UsageError if the command line has an option, but not the one that it needs.
+
+    Args:
+        needed: The option that is needed.
+        is_given: Whether it is given.
+        names: Parameter names of the options that need it.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in names and not is_given and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"{parameter.opts[0]} only works with {needed}")
 
 
 def _permitted(ctx: click.Context, parameter: click.Parameter, threads: int | None) -> int | None:
