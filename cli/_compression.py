@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -268,14 +268,14 @@ class Comparison(ABC):
         return "one batch of inputs" if self.generated else quantity(self.samples.count, "sample")
 
     def finish(
-        self, command: str, model: str, output: str, *, check: bool, as_json: bool, max_drop: float | None = None,
-        rtol: float | None = None, atol: float | None = None, times: bool = False,
+        self, command: str, model: str, output: str, notes: Sequence[str], *, check: bool, as_json: bool,
+        max_drop: float | None = None, rtol: float | None = None, atol: float | None = None, times: bool = False,
     ) -> int:  # fmt: skip
         """Verify the result, write the file if everything passes, print the results, and return the exit code.
 
-        The arguments are options of the command line.
+        notes: about the new model. The other arguments are options of the command line.
         """
-        for note in self.found.notes:
+        for note in notes:
             log(f"{model}: {note}")
         if check:
             self.verify(rtol, atol)

@@ -47,7 +47,7 @@ def export(net: Model, source: Model | str, images: Said, o: dict[str, Any]) -> 
     results = _Precision(net, found, samples, None)
     results.generated = data.samples is None
     results.measure(data.labelled, None)
-    return results.finish("export", o["model"], o["output"], check=o["check"], as_json=o["as_json"])
+    return results.finish("export", o["model"], o["output"], found.notes, check=o["check"], as_json=o["as_json"])
 
 
 class _Precision(Comparison):

@@ -132,8 +132,9 @@ def command(
         results = results.tuned(found.trained())
         results.measure(data.labelled, output_name)
     return results.finish(
-        "prune", model, output, check=check, as_json=as_json, max_drop=max_drop, rtol=rtol, atol=atol, times=times
-    )
+        "prune", model, output, results.found.notes, check=check, as_json=as_json, max_drop=max_drop, rtol=rtol,
+        atol=atol, times=times,
+    )  # fmt: skip
 
 
 class _Pruning(Comparison):

@@ -193,8 +193,9 @@ def command(
     elif searches and max_drop is not None and results.drop() > max_drop:
         results = _searched(results, make, data, output_name, max_drop)
     return results.finish(
-        "quantize", model, output, check=check, as_json=as_json, max_drop=max_drop, rtol=rtol, atol=atol, times=times
-    )
+        "quantize", model, output, results.found.notes, check=check, as_json=as_json, max_drop=max_drop, rtol=rtol,
+        atol=atol, times=times,
+    )  # fmt: skip
 
 
 class _Quantisation(Comparison):

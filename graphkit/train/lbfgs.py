@@ -194,7 +194,7 @@ class LBFGS:
 
         try:
             if self.line_search is not None:
-                found, _ = strong_wolfe(
+                found = strong_wolfe(
                     point, start, length, _largest(self._history.direction), self.tolerance_change
                 )  # fmt: skip
                 self._set_parameters(origin + self._history.direction * origin.dtype.type(found.t))
