@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,7 +137,7 @@ def command(
         raise UsageError(f"--html {html}: there is no folder {Path(html).parent}")
     net = with_files_beside(read_model(model, external_root, best=True), model)
     options = with_tokenizer(source_options(data_options), spec, tokenizer, rows=True)
-    data = _read(net, spec, part, options, train_data.axis_options(batch_axes))
+    data = _read(net, model, spec, part, options, train_data.axis_options(batch_axes))
     found = evaluate(
         net, data, loss=loss, metrics=metric_names or None, output=output, probabilities=probabilities,
         batch_size=batch_size, worst=worst, engine=engine, file=model if model.endswith(".onnx") else None,
@@ -156,8 +157,13 @@ def command(
         _print(found, model)
 
 
-def _read(net: Model, spec: str, part: str | None, options: dict[str, Any], axes: dict[str, int | None]) -> Dataset:
-    """Return the data, and log how many samples there are and how images become inputs."""
+def _read(
+    net: Model, model: str, spec: str, part: str | None, options: dict[str, Any], axes: dict[str, int | None]
+) -> Dataset:
+    """Return the data, and log how many samples there are and how images become inputs.
+
+    net: the model. model: its file. Other arguments: options of the command line.
+    """
     from graphkit.data import ImageDataset, TokenStream
     from graphkit.inference.labelled_data import read_labelled
     from graphkit.model import PREPROCESSING
@@ -168,10 +174,29 @@ def _read(net: Model, spec: str, part: str | None, options: dict[str, Any], axes
     if part is None and chosen == "all":
         line += " (all; --part test takes only those that graphkit train holds out for validation)"
     log(line)
+    if part is None and chosen == "all" and _trained_on(model, spec):
+        log(
+            f"note: {model} was trained on {spec}, so these samples include its training samples. To evaluate only the "
+            "others: --part test"
+        )
     if isinstance(found, ImageDataset):
         origin = "of the model's metadata" if PREPROCESSING in net.meta else "default: the model's metadata have none"
         log(f"image preprocessing ({origin}{'; with --data-option' if options else ''}): {found.preprocess}")
     return found
+
+
+def _trained_on(model: str, spec: str) -> bool:
+    """Return whether a model is in a run folder, and its run was trained on a data set."""
+    from graphkit.train.run_folder import CONFIG
+
+    folder = Path(model) if Path(model).is_dir() else Path(model).parent
+    try:
+        data = tomllib.loads((folder / CONFIG).read_text()).get("data")
+    except (OSError, ValueError, RecursionError):  # no run folder, or its configuration cannot be read
+        return False
+    return data == spec or (
+        isinstance(data, str) and Path(data).exists() and Path(data).resolve() == Path(spec).resolve()
+    )
 
 
 def _print(found: Evaluation, model: str) -> None:
