@@ -117,6 +117,7 @@ class HeartbeatMonitor:
     ):  # fmt: skip
         self._board = board
         self._ranks = tuple(ranks)
+        self._order = np.argsort(self._ranks)
         self._hosts = tuple(hosts) or (Host(socket.gethostname(), self._ranks),)
         self._here = here
         self._relay = relay
@@ -167,8 +168,7 @@ class HeartbeatMonitor:
         """
         if not self._complete:
             return None
-        order = np.argsort(self._ranks)
-        return self._board.slots["departure"][order], self._board.slots["steps"][order]
+        return self._board.slots["departure"][self._order], self._board.slots["steps"][self._order]
 
     def made_progress(self) -> None:
         """Report that an operation that this process waits for has made progress."""
