@@ -12,6 +12,7 @@ import numpy as np
 from graphkit.data.description import vocabulary_of
 from graphkit.data.preprocessing.vocabulary import Vocabulary, read_text
 from graphkit.errors import InputError
+from graphkit.inference.position_table import position_table
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.model import MAX_TOKENS, Model
 
@@ -136,13 +137,16 @@ def _strings(model: Model) -> Strings | None:
 
 
 def _longest(model: Model) -> int | None:
-    """Return the largest number of tokens by the model's metadata, or None. Raises InputError if it is damaged."""
+    """Return the largest number of tokens by the metadata and the table of positions; None if there is no limit.
+
+    Raises InputError if the metadata are damaged.
+    """
     text = model.meta.get(MAX_TOKENS)
-    if text is None:
-        return None
-    if not text.isdecimal() or not int(text):
+    if text is not None and (not text.isdecimal() or not int(text)):
         raise InputError(f"the model's metadata are damaged: {MAX_TOKENS} is {text!r}, not a number above 0")
-    return int(text)
+    table = position_table(model, None, next((name for name in model.inputs if name in MASKS), None))
+    limits = (None if text is None else int(text), None if table is None else table.rows)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _tokens(path: Path, vocabulary: Vocabulary, origin: str, types: Mapping[str, Type], longest: int | None) -> Tokens:

@@ -9,7 +9,7 @@ from decoders import cached_decoder, greedy, session, spread
 import graphkit as gk
 from graphkit.data import Vocabulary
 from graphkit.errors import InputError, NotFinite, RuntimeFailure, UsageError
-from graphkit.inference.generation.positions import position_table
+from graphkit.inference.position_table import position_table
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 
 PROMPTS = ([3, 1, 4], [1], [5, 9, 2, 6, 5, 3], [8, 8])

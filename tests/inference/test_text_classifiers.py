@@ -90,16 +90,17 @@ def test_results_do_not_depend_on_batches(tmp_path, engine, size):
 @pytest.mark.parametrize(
     ("model", "config", "limit"),
     [
-        (lambda: classifier(positions=6), {"max_position_embeddings": 6}, 6),
+        (lambda: classifier(positions=6), {}, 6),
+        (classifier, {"max_position_embeddings": 6}, 6),
         (
-            lambda: classifier(positions=6),
+            classifier,
             {"max_position_embeddings": 8, "model_type": "roberta", "pad_token_id": 1},
             6,
         ),
         (lambda: classifier(length=5), {}, 5),
         (lambda: classifier(length=7, batch=2), {"max_position_embeddings": 512}, 7),
     ],
-    ids=["config", "roberta", "fixed length", "fixed length and batch"],
+    ids=["positions", "config", "roberta", "fixed length", "fixed length and batch"],
 )
 def test_texts_are_truncated_to_the_maximum_of_the_model(tmp_path, model, config, limit):
     net = model()

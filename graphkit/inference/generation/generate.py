@@ -19,10 +19,10 @@ from graphkit.inference.engines import open_engine
 from graphkit.inference.generation.choosing import Choice
 from graphkit.inference.generation.decoder import Decoder, Run
 from graphkit.inference.generation.generator import Settings, generate_beams, generate_together
-from graphkit.inference.generation.positions import PositionTable, position_table
 from graphkit.inference.generation.prompts import batches, check_prompts, encoded_prompts
 from graphkit.inference.generation.results import Generation, Generations, Token
 from graphkit.inference.generation.roles import Roles, find_roles
+from graphkit.inference.position_table import PositionTable, position_table
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.loading import is_onnx_file, load
