@@ -19,7 +19,7 @@ _NUMBERS = {"factors": np.float64, "scale and length": np.float64, "iterations a
 
 @dataclass
 class History:
-    """What L-BFGS knows from earlier iterations.
+    """The state of L-BFGS after an iteration: its history of pairs, and the last move.
 
     Attributes:
         size: Largest number of pairs.

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from graphkit.dist.communicator import Communicator
     from graphkit.dist.job.mpi import MpiCommunicator
 
-# What a process tells: nothing, that it can stop together with the others, or its vote. A vote of n steps is _VOTE + n.
+# The number that a process tells: nothing, that it can stop together with the others, or its vote. A vote of n steps is
+# _VOTE + n.
 _NOTHING, _READY, _VOTE = 0, 1, 2
 # Seconds between two looks at the votes.
 _PAUSE = 0.01
