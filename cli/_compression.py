@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from graphkit.cli._groups import COMPARISON, DATA, LOSS, option
 from graphkit.cli._options import source_options
 from graphkit.cli._output import log, print_json, print_table, show
+from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.errors import UsageError
+from graphkit.quantisation.quantize import BATCH_SIZE
 from graphkit.text import human, quantity
 
 if TYPE_CHECKING:
@@ -46,6 +49,26 @@ def check_merged(net: Model, path: str) -> None:
             f"{path}: the model has LoRA adapters; merge them into the weights first: graphkit export {path} -o "
             "merged.onnx"
         )
+
+
+def comparison_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--batch-size, --output-name, --max-drop, --time: options of the comparison before and after."""
+    command = option(
+        "--time", "times", group=COMPARISON, is_flag=True,
+        help="Time one batch in graphkit and in ONNX Runtime, before and after.",
+    )(command)  # fmt: skip
+    command = option(
+        "--max-drop", group=COMPARISON, type=FloatRange(0, 1), metavar="SHARE",
+        help="Write nothing, with exit code 1, if the accuracy on DATA falls by more than this, such as 0.01.",
+    )(command)  # fmt: skip
+    command = option(
+        "--output-name", "output_name", group=LOSS, metavar="NAME",
+        help="Output that the evaluation compares with the targets. Needed if several outputs can be compared with "
+        "them.",
+    )(command)  # fmt: skip
+    return option(
+        "--batch-size", group=DATA, type=IntRange(1), default=BATCH_SIZE, show_default=True, help="Samples per batch."
+    )(command)
 
 
 class CompressionData:
@@ -244,8 +267,20 @@ class Comparison(ABC):
         """The samples on which outputs are compared."""
         return "one batch of inputs" if self.generated else quantity(self.samples.count, "sample")
 
-    def finish(self, command: str, model: str, output: str, max_drop: float | None, as_json: bool) -> int:
-        """Write the file if everything passes, print the results, and return the exit code."""
+    def finish(
+        self, command: str, model: str, output: str, notes: Sequence[str], *, check: bool, as_json: bool,
+        max_drop: float | None = None, rtol: float | None = None, atol: float | None = None, times: bool = False,
+    ) -> int:  # fmt: skip
+        """Verify the result, write the file if everything passes, print the results, and return the exit code.
+
+        notes: about the new model. The other arguments are options of the command line.
+        """
+        for note in notes:
+            log(f"{model}: {note}")
+        if check:
+            self.verify(rtol, atol)
+        if times:
+            self.measure_times()
         passed = self.passes(max_drop)
         if passed:
             self.found.save(output)

@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
 import numpy as np
-from click.core import ParameterSource
 
 from graphkit.cli._groups import OPTIMISATION, option
+from graphkit.cli._options import check_needed
 from graphkit.cli._output import log
 from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.cli._training import make_optimizer
-from graphkit.errors import UsageError
 from graphkit.ir.types import TensorType
 from graphkit.text import quantity
 from graphkit.train import defaults
@@ -32,13 +30,7 @@ _LOSSES = {
     "multi-label": "sigmoid_binary_cross_entropy",
     "regression": "mse",
 }
-_OPTIONS = {
-    "finetune_loss": "--finetune-loss",
-    "finetune_optimizer": "--finetune-optimizer",
-    "finetune_lr": "--finetune-lr",
-    "finetune_batch_size": "--finetune-batch-size",
-    "finetune_seed": "--finetune-seed",
-}
+_PREFIX = "finetune_"
 
 
 def finetuning_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,14 +82,10 @@ class Finetuning:
 
         Raises UsageError for an option that needs --finetune.
         """
-        context = click.get_current_context()
-        given = {name: options.pop(name) for name in _OPTIONS}
-        if epochs is None:
-            for name, flag in _OPTIONS.items():
-                if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-                    raise UsageError(f"{flag} only works with --finetune")
-            return None
-        return cls(epochs, *given.values())
+        names = [name for name in options if name.startswith(_PREFIX)]
+        check_needed("--finetune", epochs is not None, names)
+        given = {name.removeprefix(_PREFIX): options.pop(name) for name in names}
+        return None if epochs is None else cls(epochs, **given)
 
     def train(
         self, net: Model, data: Dataset, evaluation: Evaluation, *, threads: int | None,

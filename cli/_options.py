@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from graphkit import config, models
 from graphkit.cli._groups import COMPARISON, DATA, INPUTS, LIMITS, NETWORK, OUTPUT, PRECISION, REPORTING, option
@@ -34,6 +35,21 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(
         "--json", "as_json", group=REPORTING, is_flag=True, help="Print the result, or the error, as JSON on stdout."
     )(command)
+
+
+def check_needed(needed: str, is_given: bool, names: Sequence[str]) -> None:
+    """Raise UsageError if the command line has an option, but not the one that it needs.
+
+    Args:
+        needed: The option that is needed.
+        is_given: Whether it is given.
+        names: Parameter names of the options that need it.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in names and not is_given and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UsageError(f"{parameter.opts[0]} only works with {needed}")
 
 
 def _permitted(ctx: click.Context, parameter: click.Parameter, threads: int | None) -> int | None:
@@ -257,6 +273,16 @@ def read_model(
     return load(path, external_root=external_root, shapes=shapes or None)
 
 
+def with_files_beside(model: Model, source: str) -> Model:
+    """Return a model of Hugging Face with the tokenizer and class names beside its file, and log what was read."""
+    from graphkit.inference import hugging_face
+
+    found, note = hugging_face.with_files_beside(model, source)
+    if note:
+        log(note)
+    return found
+
+
 def trust_option(
     command: Callable[..., Any], *, folder: str, names_data: bool = False, expose: bool = True
 ) -> Callable[..., Any]:
@@ -307,17 +333,20 @@ def source_options(pairs: tuple[str, ...]) -> dict[str, Any]:
     return {name: _number(text) for name, text in key_values(pairs, "--data-option").items()}
 
 
-def with_tokenizer(options: dict[str, Any], spec: str, tokenizer: str | None) -> dict[str, Any]:
-    """Return the options of a data set with the file of --tokenizer. Raises UsageError if the data are no text."""
+def with_tokenizer(options: dict[str, Any], spec: str, tokenizer: str | None, *, rows: bool = False) -> dict[str, Any]:
+    """Return the options of a data set with the file of --tokenizer. Raises UsageError if the data are no text.
+
+    rows: whether the command also reads texts from the rows of a file.
+    """
     if tokenizer is None:
         return options
     from graphkit.data.preprocessing.tokenizer import read_vocabulary
     from graphkit.data.sources import takes
+    from graphkit.data.text.rows import SUFFIXES
 
-    if not takes(spec, "vocabulary"):
-        raise UsageError(
-            f"--tokenizer is for texts (sentences:FOLDER, text:FILE), and {spec} is not a text data set: leave it out"
-        )
+    if not (rows and Path(spec).suffix.lower() in SUFFIXES) and not takes(spec, "vocabulary"):
+        known = ", ".join(["sentences:FOLDER", "text:FILE", *(SUFFIXES if rows else ())])
+        raise UsageError(f"--tokenizer is for texts ({known}), and {spec} is not a text data set: leave it out")
     if given := [name for name in ("level", "min_count", "size") if name in options]:
         raise UsageError(f"--tokenizer determines the tokens: leave out --data-option {given[0]}")
     return options | {"vocabulary": read_vocabulary(tokenizer)}

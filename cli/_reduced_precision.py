@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import click
-from click.core import ParameterSource
-
 from graphkit.cli._compression import Comparison, CompressionData, check_output
+from graphkit.cli._options import check_needed
 from graphkit.cli._output import log, print_table, show
 from graphkit.data.images.feeding import Said
-from graphkit.errors import UsageError
 from graphkit.model import Model
 from graphkit.quantisation.quantize import BATCH_SIZE
 from graphkit.quantisation.reduced_precision import ReducedPrecision, reduce_precision
@@ -22,10 +19,7 @@ _ROWS = 20
 
 def check_options(precision: str | None) -> None:
     """Raise UsageError for options that need --precision."""
-    context = click.get_current_context()
-    for name, flag in (("spec", "--data"), ("keep_float32", "--keep-float32"), ("samples", "--samples")):
-        if precision is None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise UsageError(f"{flag} only works with --precision")
+    check_needed("--precision", precision is not None, ("spec", "keep_float32", "samples"))
 
 
 def export(net: Model, source: Model | str, images: Said, o: dict[str, Any]) -> int:
@@ -53,11 +47,7 @@ def export(net: Model, source: Model | str, images: Said, o: dict[str, Any]) -> 
     results = _Precision(net, found, samples, None)
     results.generated = data.samples is None
     results.measure(data.labelled, None)
-    for note in found.notes:
-        log(f"{o['model']}: {note}")
-    if o["check"]:
-        results.verify(None, None)
-    return results.finish("export", o["model"], o["output"], None, o["as_json"])
+    return results.finish("export", o["model"], o["output"], found.notes, check=o["check"], as_json=o["as_json"])
 
 
 class _Precision(Comparison):

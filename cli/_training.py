@@ -6,13 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
 import numpy as np
-from click.core import ParameterSource
 
 from graphkit.cli._groups import TRAINING_STEP, option
 from graphkit.cli._inputs import Batch
-from graphkit.cli._options import memory_options
+from graphkit.cli._options import check_needed, memory_options
 from graphkit.errors import UsageError
 from graphkit.model import Model
 
@@ -67,10 +65,7 @@ def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_training(training: bool) -> None:
     """Raise UsageError if the command line has an option of a training step, but not --training."""
-    context = click.get_current_context()
-    for name in ("loss", "optimizer", "recompute", "swap_memory"):
-        if not training and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise UsageError(f"--{name.replace('_', '-')} only works with --training")
+    check_needed("--training", training, ("loss", "optimizer", "recompute", "swap_memory"))
 
 
 def trainer_of(net: Model, loss: str, optimizer: str, **options: Any) -> Trainer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from graphkit.cli._options import (
     read_model,
     source_options,
     tokenizer_option,
+    with_files_beside,
     with_tokenizer,
 )
 from graphkit.cli._output import log, print_json, print_table, show
@@ -47,7 +49,8 @@ _PAIRS = 10
     "--data", "spec", group=DATA, required=True, metavar="DATA",
     help="Labelled data, in any form that graphkit train takes: digits (built in), a folder of images or of MNIST idx "
     "files, an .npz, .csv, .tsv, .parquet or .rec file, cifar:FOLDER, sentences:FOLDER, text:FILE, or "
-    "FILE.py:FUNCTION, which returns the data.",
+    "FILE.py:FUNCTION, which returns the data. For a model with a tokenizer: a .csv, .tsv or .jsonl file of texts and "
+    "labels.",
 )  # fmt: skip
 @option(
     "--part", group=DATA, type=click.Choice(["all", "train", "test"]),
@@ -117,8 +120,8 @@ def command(
     output: a regression.
 
     The model's metadata determine the preprocessing of images, the vocabulary of texts and the encoding of table
-    columns; --data-option and --tokenizer replace them. If the model and the data have class names, classes are matched
-    by name.
+    columns; --data-option and --tokenizer replace them. For an .onnx file of Hugging Face, tokenizer.json and the class
+    names of config.json beside it are used. If the model and the data have class names, classes are matched by name.
 
     \b
     graphkit evaluate run/ --data digits --part test
@@ -126,6 +129,7 @@ def command(
     graphkit evaluate net.onnx --data photos/ --engine onnxruntime
     graphkit evaluate net.onnx --data houses.csv --loss l1 --json
     graphkit evaluate base.onnx --data digits --adapter tuned/
+    graphkit evaluate bert/model.onnx --data reviews.jsonl --data-option text=review
     """
     from graphkit.cli.train import data as train_data
     from graphkit.inference.evaluate import evaluate
@@ -134,9 +138,9 @@ def command(
         raise UsageError(f"--html {html}: the name of the file must end in .html")
     if html is not None and not Path(html).parent.is_dir():
         raise UsageError(f"--html {html}: there is no folder {Path(html).parent}")
-    net = with_adapters(read_model(model, external_root, best=True), adapters)
-    options = with_tokenizer(source_options(data_options), spec, tokenizer)
-    data = _read(net, spec, part, options, train_data.axis_options(batch_axes))
+    net = with_adapters(with_files_beside(read_model(model, external_root, best=True), model), adapters)
+    options = with_tokenizer(source_options(data_options), spec, tokenizer, rows=True)
+    data = _read(net, model, spec, part, options, train_data.axis_options(batch_axes))
     found = evaluate(
         net, data, loss=loss, metrics=metric_names or None, output=output, probabilities=probabilities,
         batch_size=batch_size, worst=worst, engine=engine,
@@ -157,8 +161,13 @@ def command(
         _print(found, model)
 
 
-def _read(net: Model, spec: str, part: str | None, options: dict[str, Any], axes: dict[str, int | None]) -> Dataset:
-    """Return the data, and log how many samples there are and how images become inputs."""
+def _read(
+    net: Model, model: str, spec: str, part: str | None, options: dict[str, Any], axes: dict[str, int | None]
+) -> Dataset:
+    """Return the data, and log how many samples there are and how images become inputs.
+
+    net: the model. model: its file. Other arguments: options of the command line.
+    """
     from graphkit.data import ImageDataset, TokenStream
     from graphkit.inference.labelled_data import read_labelled
     from graphkit.model import PREPROCESSING
@@ -169,10 +178,29 @@ def _read(net: Model, spec: str, part: str | None, options: dict[str, Any], axes
     if part is None and chosen == "all":
         line += " (all; --part test takes only those that graphkit train holds out for validation)"
     log(line)
+    if part is None and chosen == "all" and _trained_on(model, spec):
+        log(
+            f"note: {model} was trained on {spec}, so these samples include its training samples. To evaluate only the "
+            "others: --part test"
+        )
     if isinstance(found, ImageDataset):
         origin = "of the model's metadata" if PREPROCESSING in net.meta else "default: the model's metadata have none"
         log(f"image preprocessing ({origin}{'; with --data-option' if options else ''}): {found.preprocess}")
     return found
+
+
+def _trained_on(model: str, spec: str) -> bool:
+    """Return whether a model is in a run folder, and its run was trained on a data set."""
+    from graphkit.train.run_folder import CONFIG
+
+    folder = Path(model) if Path(model).is_dir() else Path(model).parent
+    try:
+        data = tomllib.loads((folder / CONFIG).read_text()).get("data")
+    except (OSError, ValueError, RecursionError):  # no run folder, or its configuration cannot be read
+        return False
+    return data == spec or (
+        isinstance(data, str) and Path(data).exists() and Path(data).resolve() == Path(spec).resolve()
+    )
 
 
 def _print(found: Evaluation, model: str) -> None:

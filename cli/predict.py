@@ -21,6 +21,7 @@ from graphkit.cli._options import (
     model_file_options,
     read_model,
     tokenizer_option,
+    with_files_beside,
 )
 from graphkit.cli._output import log, print_json
 from graphkit.cli._ranges import IntRange
@@ -73,10 +74,12 @@ def command(
 
     Samples are images: files, folders with all subfolders, glob patterns, @LIST (a file with one name per line), or -
     for names on stdin. Instead of images, you can give one file: a table (.csv, .tsv, .parquet), arrays (.npy or .npz,
-    whose first axis counts samples), a text (.txt, one sample per line) or records (.rec).
+    whose first axis counts samples), a text (.txt, one sample per line), texts in a column (.jsonl, or .csv for a model
+    with a tokenizer) or records (.rec).
 
     Images, columns of tables and words become inputs as the model's metadata say, as in training. A line on stderr says
-    how. --tokenizer replaces the vocabulary of texts.
+    how. --tokenizer replaces the vocabulary of texts. For an .onnx file of Hugging Face, tokenizer.json and the class
+    names of config.json beside it are used.
 
     A row has the file, or the number of the row (from 0), and the most probable classes with their probabilities. If no
     output scores classes, it has the values of the outputs.
@@ -99,7 +102,7 @@ def command(
     check_target(output)
     if model == "-":
         raise UsageError("graphkit predict cannot read MODEL from stdin; give its file")
-    net = with_adapters(read_model(model, external_root, best=True), adapters)
+    net = with_adapters(with_files_beside(read_model(model, external_root, best=True), model), adapters)
     stream = predict(
         net, _named(inputs), batch_size=batch_size, engine=engine, device=device_of(device), threads=threads, top=top,
         outputs=names or None, skip_errors=skip_errors, images=images_of(image), tokenizer=tokenizer,

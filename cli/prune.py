@@ -7,9 +7,15 @@ from typing import Any
 
 import click
 
-from graphkit.cli._compression import Comparison, CompressionData, check_merged, check_output
+from graphkit.cli._compression import (
+    Comparison,
+    CompressionData,
+    check_merged,
+    check_output,
+    comparison_options,
+)
 from graphkit.cli._finetuning import Finetuning, finetuning_options
-from graphkit.cli._groups import COMPARISON, DATA, LOSS, NETWORK, OUTPUT, GroupedCommand, option
+from graphkit.cli._groups import DATA, NETWORK, OUTPUT, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
@@ -24,9 +30,9 @@ from graphkit.cli._options import (
     tolerance_options,
     verify_option,
 )
-from graphkit.cli._output import log, print_table, show
+from graphkit.cli._output import print_table, show
 from graphkit.cli._ranges import FloatRange, IntRange
-from graphkit.quantisation.quantize import BATCH_SIZE, SAMPLES
+from graphkit.quantisation.quantize import SAMPLES
 from graphkit.text import quantity
 from graphkit.transforms.prune import SCOPES, Pruned, prune
 
@@ -73,19 +79,7 @@ _ROWS = 40
     "--samples", group=DATA, type=IntRange(1), default=SAMPLES, show_default=True,
     help="Largest number of samples for the difference of the outputs. They are evenly spaced.",
 )  # fmt: skip
-@option("--batch-size", group=DATA, type=IntRange(1), default=BATCH_SIZE, show_default=True, help="Samples per batch.")
-@option(
-    "--output-name", "output_name", group=LOSS, metavar="NAME",
-    help="Output that the evaluation compares with the targets. Needed if several outputs can be compared with them.",
-)  # fmt: skip
-@option(
-    "--max-drop", group=COMPARISON, type=FloatRange(0, 1), metavar="SHARE",
-    help="Write nothing, with exit code 1, if the accuracy on DATA falls by more than this, such as 0.01.",
-)  # fmt: skip
-@option(
-    "--time", "times", group=COMPARISON, is_flag=True,
-    help="Time one batch in graphkit and in ONNX Runtime, before and after.",
-)  # fmt: skip
+@comparison_options
 @finetuning_options
 @partial(verify_option, text="Run the result in graphkit and in ONNX Runtime, and compare the outputs.")
 @tolerance_options
@@ -137,13 +131,10 @@ def command(
         finetuning.train(found.model, data.train, results.before, threads=threads, masks=found.masks)
         results = results.tuned(found.trained())
         results.measure(data.labelled, output_name)
-    for note in results.found.notes:
-        log(f"{model}: {note}")
-    if check:
-        results.verify(rtol, atol)
-    if times:
-        results.measure_times()
-    return results.finish("prune", model, output, max_drop, as_json)
+    return results.finish(
+        "prune", model, output, results.found.notes, check=check, as_json=as_json, max_drop=max_drop, rtol=rtol,
+        atol=atol, times=times,
+    )  # fmt: skip
 
 
 class _Pruning(Comparison):

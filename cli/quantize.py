@@ -8,13 +8,20 @@ from typing import Any
 
 import click
 
-from graphkit.cli._compression import Comparison, CompressionData, check_merged, check_output
+from graphkit.cli._compression import (
+    Comparison,
+    CompressionData,
+    check_merged,
+    check_output,
+    comparison_options,
+)
 from graphkit.cli._finetuning import Finetuning, finetuning_options
-from graphkit.cli._groups import COMPARISON, DATA, LOSS, NETWORK, OPTIMISATION, GroupedCommand, option
+from graphkit.cli._groups import COMPARISON, DATA, NETWORK, OPTIMISATION, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
     batch_axis_option,
+    check_needed,
     data_option,
     input_options,
     json_option,
@@ -30,7 +37,7 @@ from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.errors import UsageError
 from graphkit.onnx_io.quantise.scales import GRIDS
 from graphkit.quantisation.aware import SCALES, as_quantized, has_quantised_weights
-from graphkit.quantisation.quantize import BATCH_SIZE, BLOCK_SIZE, MODES, PERCENTILE, SAMPLES, Quantized, quantize
+from graphkit.quantisation.quantize import BLOCK_SIZE, MODES, PERCENTILE, SAMPLES, Quantized, quantize
 from graphkit.quantisation.ranges import METHODS
 from graphkit.text import quantity
 
@@ -56,7 +63,6 @@ _KEPT = 20
     "--samples", group=DATA, type=IntRange(1), default=SAMPLES, show_default=True,
     help="Largest number of samples for calibration and for the difference of the outputs. They are evenly spaced.",
 )  # fmt: skip
-@option("--batch-size", group=DATA, type=IntRange(1), default=BATCH_SIZE, show_default=True, help="Samples per batch.")
 @option(
     "--mode", group=NETWORK, type=click.Choice(MODES), default="static", show_default=True,
     help="static: QDQ form, with scales of activations from calibration. dynamic: scales of activations are computed "
@@ -100,22 +106,11 @@ _KEPT = 20
     "--exclude", group=NETWORK, multiple=True, metavar="PATTERN",
     help="Leave nodes in float whose name or operator fits. Repeatable.",
 )  # fmt: skip
-@option(
-    "--output-name", "output_name", group=LOSS, metavar="NAME",
-    help="Output that the evaluation compares with the targets. Needed if several outputs can be compared with them.",
-)  # fmt: skip
-@option(
-    "--max-drop", group=COMPARISON, type=FloatRange(0, 1), metavar="SHARE",
-    help="Write nothing, with exit code 1, if the accuracy on DATA falls by more than this, such as 0.01.",
-)  # fmt: skip
+@comparison_options
 @option(
     "--search", "searches", group=COMPARISON, is_flag=True,
     help="If the accuracy falls by more than --max-drop, find the layers that must stay in float. Each layer is "
     "quantised alone once, and the model is evaluated several times.",
-)  # fmt: skip
-@option(
-    "--time", "times", group=COMPARISON, is_flag=True,
-    help="Time one batch in graphkit and in ONNX Runtime, before and after.",
 )  # fmt: skip
 @finetuning_options
 @option(
@@ -158,8 +153,7 @@ def command(
     graphkit quantize gpt.onnx small.onnx --mode weights --bits 4
     """
     finetuning = Finetuning.of(image, finetune)
-    if finetuning is None and (keep_zeros or scales != SCALES[0]):
-        raise UsageError("--keep-zeros and --scales only work with --finetune")
+    check_needed("--finetune", finetuning is not None, ("scales", "keep_zeros"))
     if finetuning is not None and mode == "dynamic":
         raise UsageError("--finetune does not work with --mode dynamic: use --mode static or --mode weights")
     check_output(output, model)
@@ -198,13 +192,10 @@ def command(
         results = _finetuned(results, finetuning, data, output_name, scales, keep_zeros)
     elif searches and max_drop is not None and results.drop() > max_drop:
         results = _searched(results, make, data, output_name, max_drop)
-    for note in results.found.notes:
-        log(f"{model}: {note}")
-    if check:
-        results.verify(rtol, atol)
-    if times:
-        results.measure_times()
-    return results.finish("quantize", model, output, max_drop, as_json)
+    return results.finish(
+        "quantize", model, output, results.found.notes, check=check, as_json=as_json, max_drop=max_drop, rtol=rtol,
+        atol=atol, times=times,
+    )  # fmt: skip
 
 
 class _Quantisation(Comparison):

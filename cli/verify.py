@@ -76,7 +76,8 @@ def command(
     the limit for ONNX Runtime; in quantised models, it raises both limits.
 
     With --against, two models are compared. Inputs and outputs are matched by name, else by position. If the precisions
-    of the models differ, the limits come from the lower precision.
+    of the models differ, the limits come from the lower precision. This also holds for one file whose nodes compute in
+    float16 and whose outputs are float32, as graphkit export --precision fp16 writes it.
 
     With --bisect, the values of all nodes are compared in topological order. The command names the first node that
     differs, and says whether it differs given equal inputs or whether the error grew on the way.

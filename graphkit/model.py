@@ -37,8 +37,10 @@ _owners: weakref.WeakKeyDictionary[Value, tuple[ParamStore, str]] = weakref.Weak
 _STORED_ROLES = ("parameter", "state")
 
 # Keys of the metadata, in JSON and ONNX files: the names of the classes as a JSON list, the vocabulary of a text, the
-# preprocessing of images, and the encoding of the columns of a table (see graphkit.data.preprocessing).
+# preprocessing of images, the encoding of the columns of a table (see graphkit.data.preprocessing), and the largest
+# number of tokens of a text.
 CLASSES, VOCABULARY, PREPROCESSING, COLUMNS = "classes", "vocabulary", "preprocessing", "columns"
+MAX_TOKENS = "max_tokens"
 
 
 class Model:

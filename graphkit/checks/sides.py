@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from graphkit.checks.lower_precision import Precision, lower_of, precision_of
-from graphkit.errors import GraphkitError, UsageError, did_you_mean
-from graphkit.ir.types import FLOATS, TensorType, Type, dtype_of
+from graphkit.errors import GraphkitError, InvalidModel, UsageError, did_you_mean
+from graphkit.ir.types import FLOATS, HALVES, DType, TensorType, Type, dtype_of
 from graphkit.loading import is_onnx_file, load
 from graphkit.model import Model
 from graphkit.text import listed
@@ -95,7 +95,19 @@ class Side:
         from graphkit.onnx_io.runtime_process import running
 
         with running(self.file, feeds, self.threads) as pending:
-            yield pending.results
+            yield lambda: self._of_onnx_runtime(pending.results)
+
+    def _of_onnx_runtime(self, results: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the outputs. If ONNX Runtime refuses a model of bfloat16, the error says what can be compared."""
+        try:
+            return results()
+        except InvalidModel as error:
+            if self.precision is None or self.precision.name != str(DType.BFLOAT16):
+                raise
+            raise InvalidModel(
+                f"{error}. ONNX Runtime has no kernels for bfloat16 on CPUs. Compare this file, in graphkit, with the "
+                "float32 file that it was made from: against= (--against FLOAT32.onnx)"
+            ) from error
 
 
 def sides_of(
@@ -194,6 +206,19 @@ def match_inputs(first: Side, second: Side, arrays: Mapping[str, Any]) -> tuple[
 def lower_precision(first: Side, second: Side) -> Precision | None:
     """Return the lower precision of two sides with different models; None if it is the same, or unknown."""
     return None if first.given is second.given else lower_of(first.precision, second.precision)
+
+
+def inner_precision(side: Side) -> Precision | None:
+    """Return the precision of a model of float16 or bfloat16 nodes whose outputs are wider; None for other models.
+
+    Such files are written by `gk.reduce_precision`. Their outputs have the errors of float16, in the type float32.
+    """
+    found = side.precision
+    if found is None or found.name not in map(str, HALVES):
+        return None
+    kinds = side.model.output_types.values()
+    wider = FLOATS - HALVES
+    return found if any(isinstance(kind, TensorType) and kind.dtype in wider for kind in kinds) else None
 
 
 def _same_rank(one: Type, other: Type) -> bool:

@@ -13,7 +13,7 @@ from graphkit.checks.inputs import make_feeds
 from graphkit.checks.judging import judged
 from graphkit.checks.lower_precision import TOLERANCES
 from graphkit.checks.noise import ENGINES
-from graphkit.checks.sides import Side, lower_precision, match, match_inputs, renamed, sides_of
+from graphkit.checks.sides import Side, inner_precision, lower_precision, match, match_inputs, renamed, sides_of
 from graphkit.errors import CheckFailed, ReferenceEnded, UsageError
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.model import Model
@@ -128,7 +128,8 @@ def verify(
 
     If `against` is another model, a and b are the results of `model` and of `against`. If the precisions of the two
     models differ, the limits come from the lower precision: its tolerances in check 1; then the error of both models
-    may be at most 4 times the measured effect of rounding to the lower precision.
+    may be at most 4 times the measured effect of rounding to the lower precision. The limits are also those of the
+    lower precision if nodes of the model compute in float16 or bfloat16, and its outputs are wider.
 
     Args:
         model: The model.
@@ -215,13 +216,15 @@ def _compared(
     reports = compare_outputs(mine, theirs, settings.rtol, settings.atol, by_magnitude=True)
     if all(report.passed for report in reports):
         return reports, notes
-    lower = lower_precision(first, second)
+    lower, why = lower_precision(first, second), "the precisions differ"
+    # The more precise of two models is evaluated in double precision.
+    exact = second if lower is not None and lower == first.precision else first
+    if lower is None and (lower := inner_precision(first)) is not None:
+        why = f"the model computes in {lower.name}"
     if lower is not None:
-        notes = (*notes, f"the precisions differ: the limits are those of {lower.name}")
+        notes = (*notes, f"{why}: the limits are those of {lower.name}")
         reports = compare_outputs(mine, theirs, settings.rtol, settings.atol, by_magnitude=True, lower=lower)
     if not settings.strict:
-        # The more precise of the two models is evaluated in double precision.
-        exact = second if lower is not None and lower == first.precision else first
         own = {name: other if exact is second else name for name, other in pairs}
         given = second.feeds(arrays) if exact is second else arrays
         reports = judged(exact.model, given, mine, theirs, reports, labels=labels, own=own, lower=lower)

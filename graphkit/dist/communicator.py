@@ -111,6 +111,14 @@ class Communicator(Protocol):
         """Return why another process is considered lost; None if none is."""
         ...
 
+    def depart(self, number: int) -> None:
+        """Tell the other processes about the end of this one; see `graphkit.dist.job.departure`."""
+        ...
+
+    def departures(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return what `depart` told, and the number of steps, by job rank; None if it is not known of all."""
+        ...
+
     def fail(self, reason: str) -> None:
         """Stop all collectives. Threads that wait for a collective, or start one, get the reason as an error."""
         ...
@@ -127,6 +135,7 @@ class LocalCommunicator:
     levels = None
 
     def __init__(self) -> None:
+        self._departure = 0
         self.engine = ProgressEngine(self)
         self.post, self.perform, self.flush = self.engine.post, self.engine.perform, self.engine.flush
 
@@ -169,6 +178,12 @@ class LocalCommunicator:
 
     def lost(self) -> str | None:
         return None
+
+    def depart(self, number: int) -> None:
+        self._departure = number
+
+    def departures(self) -> tuple[np.ndarray, np.ndarray] | None:
+        return np.array([self._departure]), np.array([self.steps])
 
     def fail(self, reason: str) -> None:
         raise UsageError(f"a local store has no other process to notify: {reason}")

@@ -152,12 +152,14 @@ def _check_options(
 
 def _with_servers(type: str, communicator: MpiCommunicator, bound: int | None, elastic: Mapping[str, Any]) -> KVStore:
     """Return the store of a worker. On a server, this call does not return."""
+    from graphkit.dist.job.departure import leave_to_workers
     from graphkit.dist.job.ending import before_end, end_of_server
     from graphkit.dist.servers import connection, replicated
     from graphkit.dist.servers.remote import RemoteStore
 
     servers = replicated if communicator.replicated else connection
     if communicator.is_server:
+        leave_to_workers(communicator)
         servers.serve(communicator)
         end_of_server(communicator)
     connected = servers.connect(communicator)

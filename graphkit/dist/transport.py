@@ -93,15 +93,16 @@ class Transport(Collectives):
         self.communicator.perform(call, arrays)
 
     def meet(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Wait for all pending operations and for all ranks, and compare the fingerprints of the ranks.
+        """Wait for all pending operations and for all ranks. Compare their fingerprints, and count those that leave.
 
         Every rank must call it with arrays of the same types. Raises the first error of a pending operation, and
         RanksDiffer if the fingerprints differ.
         """
         self.communicator.flush()
-        mine = np.array(powers(self.fingerprint.number), np.int64)
+        mine = np.array([*powers(self.fingerprint.number), int(self.fingerprint.leaving)], np.int64)
         sums = self.communicator.perform(call, arrays, Sum(mine, None, unchanged, alone=True))
-        self.fingerprint.check(sums, self.size)
+        self.fingerprint.check(sums[:2], self.size)
+        self.fingerprint.leaving_ranks = int(sums[2])
 
     def compare(self, what: str, facts: Mapping[str, Any]) -> None:
         """Raise RanksDiffer on all ranks unless `facts`, settings by name, are equal on all of them.

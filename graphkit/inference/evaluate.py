@@ -16,6 +16,7 @@ from graphkit.data.employed import employed
 from graphkit.errors import InputError, UsageError
 from graphkit.inference.batch_runner import BatchRunner
 from graphkit.inference.evaluation import Evaluation
+from graphkit.inference.hugging_face import with_files_beside
 from graphkit.inference.labelled_data import check_targets, no_targets, read_labelled, with_classes_of
 from graphkit.inference.scorer import Choice, Scorer
 from graphkit.ir.types import TensorType
@@ -60,7 +61,8 @@ def evaluate(
     output: a regression. `loss` decides instead if it is given.
 
     Args:
-        model: A Model; or an ONNX or JSON file, or a run folder, whose last model is taken.
+        model: A Model; or an ONNX or JSON file, or a run folder, whose last model is taken. For an ONNX file with an
+            input `input_ids`, tokenizer.json and the class names of config.json beside it are used.
         data: A data set as `gk.data.load` takes it (then its test part is used if it has one, else all samples), or
             data as `Trainer.evaluate` takes them.
         loss: A name (see `gk.losses.names()`), or a result of `gk.losses.get`. Default: softmax_cross_entropy,
@@ -92,10 +94,11 @@ def evaluate(
     """
     if worst < 0:
         raise UsageError(f"evaluate: worst must be a number of samples, not {worst}")
-    net = model if isinstance(model, Model) else load(os.fspath(model))
+    net, beside = (model, "") if isinstance(model, Model) else with_files_beside(load(os.fspath(model)), model)
     if file is None and not isinstance(model, Model) and os.fspath(model).endswith(".onnx"):
         file = model
     given, notes = _labelled(net, data, carry or {})
+    notes = (beside, *notes) if beside else notes
     with employed(workers, given) as (found,), ProgressBar(progress) as bar, BackgroundWork(prefetch) as background:
         state = RecurrentState(net, carry or {})
         axes = dict.fromkeys(net.inputs) if isinstance(found, TokenStream) else getattr(found, "axes", None)

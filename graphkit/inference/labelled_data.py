@@ -12,6 +12,7 @@ from graphkit.data.dataset import Axes
 from graphkit.data.description import encoding_of, options_of_model
 from graphkit.data.tables.dataset import TableData
 from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.inference.labelled_texts import is_labelled_texts, read_texts
 from graphkit.model import Model
 from graphkit.named_tuples import NamedTuple
 from graphkit.text import listed
@@ -42,7 +43,8 @@ def read_labelled(
 
     Args:
         model: The model.
-        spec: A data set, as `gk.data.load` takes it.
+        spec: A data set, as `gk.data.load` takes it. For a model with a vocabulary or tokenizer, or with the option
+            `vocabulary`, a .csv or .tsv file contains texts and labels; a .jsonl file always does.
         part: "all", "train" or "test". For data without a test part, "train" and "test" are the two parts that
             `graphkit train` makes. Default: the test part if the data have one, otherwise all samples.
         axes: See `gk.data.load`.
@@ -56,6 +58,8 @@ def read_labelled(
     if part not in (None, *PARTS):
         raise UsageError(f"part must be {', '.join(map(repr, PARTS))}, not {part!r}{did_you_mean(part, PARTS)}")
     spec = os.fspath(spec)
+    if is_labelled_texts(model, spec, options):
+        return _labelled_texts(model, spec, part, axes, split, options)
     options = options_of_model(model, spec) | options
     encoding = encoding_of(model.meta)
     like = None if encoding is None else TableData(np.zeros((1, 1), np.float32), None, encoding)
@@ -68,6 +72,19 @@ def read_labelled(
         return Labelled(found, "all")
     parts = sources.load(spec, axes=axes, split=split or "name", like=like, **of_split, **options)
     return Labelled(getattr(parts, part), part)
+
+
+def _labelled_texts(
+    model: Model, spec: str, part: str | None, axes: Axes | None, split: str | None, options: dict[str, Any]
+) -> Labelled:
+    """Read labelled texts, see `read_labelled`. They have no parts of their own."""
+    if axes or split not in (None, "position"):
+        raise UsageError(f"{spec}: axes= (--batch-axis) and split= are not for texts")
+    of_split = {name: options.pop(name) for name in ("test_fraction", "seed") if name in options}
+    found = read_texts(model, spec, **options)
+    if part in (None, "all"):
+        return Labelled(found, "all")
+    return Labelled(getattr(found.split(**of_split), part), part)
 
 
 def with_classes_of(model: Model, data: Dataset) -> tuple[Dataset, str]:

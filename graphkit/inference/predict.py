@@ -18,6 +18,7 @@ from graphkit.errors import UsageError
 from graphkit.inference.batch_runner import BatchRunner
 from graphkit.inference.batching import SampleRunner, fixed_batch_size
 from graphkit.inference.class_outputs import meaning, probabilities, scores_output
+from graphkit.inference.hugging_face import with_files_beside
 from graphkit.inference.samples import Chunk, Mapper, Part, Samples, open_samples
 from graphkit.loading import load
 from graphkit.model import Model
@@ -209,10 +210,11 @@ def predict(
     images.
 
     Args:
-        model: The model, or its file or run folder.
+        model: The model, or its file or run folder. For an ONNX file with an input `input_ids`, tokenizer.json and the
+            class names of config.json beside it are used.
         inputs: An array or a dict of arrays by input name, whose first axis counts samples; or names of files. Names of
             images are files, folders (with all subfolders), glob patterns and `@LIST` (a file with one name per line).
-            One .npy, .npz, .csv, .tsv, .parquet, .txt (one text per line) or .rec file is also possible.
+            One .npy, .npz, .csv, .tsv, .parquet, .txt (one text per line), .jsonl or .rec file is possible, too.
         batch_size: Samples per batch. If the model fixes its batch size, batches are split and the last one is padded;
             padding is never returned.
         engine: "graphkit" or "onnxruntime".
@@ -223,7 +225,7 @@ def predict(
         outputs: Names of the outputs to compute (default: all).
         skip_errors: Return a Prediction with an error for each image that cannot be read, instead of raising.
         images: Preprocessing of images, instead of that in the model's metadata.
-        tokenizer: How the texts of a .txt file become numbers, instead of the vocabulary in the model's metadata: a
+        tokenizer: How the texts of a file become numbers, instead of the vocabulary in the model's metadata: a
             Hugging Face tokenizer.json, a vocabulary.json of a run folder, or an object of `gk.data`.
 
     Returns:
@@ -235,7 +237,7 @@ def predict(
     """
     if batch_size < 1 or (top is not None and top < 1):
         raise UsageError(f"gk.predict: batch_size={batch_size} and top={top} must be at least 1")
-    net = model if isinstance(model, Model) else load(model)
+    net = model if isinstance(model, Model) else with_files_beside(load(model), model)[0]
     net = net.select(*outputs) if outputs else net
     fixed = fixed_batch_size(net)
     tokens = read_vocabulary(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer

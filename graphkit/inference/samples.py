@@ -16,12 +16,13 @@ from graphkit.data.preprocessing.table_reading import TABLES
 from graphkit.data.preprocessing.vocabulary import Vocabulary
 from graphkit.data.records.dataset import RecordImages
 from graphkit.data.records.reading import RecordFile
+from graphkit.data.text.rows import SUFFIXES, read_columns, target_column, text_column
 from graphkit.errors import InputError, UsageError
 from graphkit.inference.file_names import files_of
 from graphkit.inference.table_columns import inputs_of_table
-from graphkit.inference.texts import encoder_for
+from graphkit.inference.texts import Encoder, encoder_for, lines_of
 from graphkit.ir.types import DType, TensorType, Type, dtype_of
-from graphkit.model import Model
+from graphkit.model import VOCABULARY, Model
 from graphkit.named_tuples import NamedTuple
 from graphkit.text import quantity
 
@@ -136,15 +137,15 @@ class ImageSamples:
 
 
 class TextSamples:
-    """Lines of a text file. Empty lines are samples, too, so that numbers are those of lines."""
+    """Texts of a file. Empty lines of a text file are samples, too, so that numbers are those of lines."""
 
     names: Sequence[str] | None = None
     is_slow = False
 
-    def __init__(self, path: Path, model: Model, tokenizer: Vocabulary | None = None):
+    def __init__(self, path: Path, texts: Sequence[str], encoder: Encoder):
         self.files: Sequence[Path] = (path,)
-        self._texts, self._encoder = encoder_for(path, model, tokenizer)
-        self.description: str | None = f"{quantity(len(self._texts), 'text')}: {self._encoder}"
+        self._texts, self._encoder = texts, encoder
+        self.description: str | None = f"{quantity(len(texts), 'text')}: {encoder}"
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -166,9 +167,9 @@ def open_samples(inputs: Any, model: Model, images: Said | None = None, tokenize
         InputError: A file cannot be read, or does not match the model.
         UsageError: `inputs` is something else, or a tokenizer is given for samples that are no text.
     """
-    types = model.input_types
+    types, how = model.input_types, _How(model, images, tokenizer)
     if tokenizer is not None:
-        return TextSamples(_text_file(inputs), model, tokenizer)
+        return _text(_text_file(inputs), how)
     if isinstance(inputs, Mapping):
         return ArraySamples(inputs, types, "the arrays given")
     if isinstance(inputs, np.ndarray):
@@ -177,7 +178,7 @@ def open_samples(inputs: Any, model: Model, images: Said | None = None, tokenize
     if not given or not all(isinstance(name, (str, Path)) for name in given):
         raise UsageError("gk.predict: give an array, a dict of arrays by input name, or at least one name of a file")
     files = files_of(map(str, given))
-    others = [path for path in files if path.suffix.lower() in (".txt", *_READERS)]
+    others = [path for path in files if path.suffix.lower() in _READERS]
     if not others:
         return _images(files, model, images)
     if len(files) > 1:
@@ -185,19 +186,35 @@ def open_samples(inputs: Any, model: Model, images: Said | None = None, tokenize
             f"{others[0]}: a table, an array, a text or a record file must be the only input, but there are "
             f"{len(files)} files"
         )
-    if files[0].suffix.lower() == ".txt":
-        return TextSamples(files[0], model)
-    return _READERS[files[0].suffix.lower()](files[0], model, images)
+    return _READERS[files[0].suffix.lower()](files[0], how)
+
+
+class _How(NamedTuple):
+    """How samples become inputs. See `open_samples`."""
+
+    model: Model
+    images: Said | None
+    tokenizer: Vocabulary | None
 
 
 def _text_file(inputs: Any) -> Path:
-    """Return the only file that is given. Raises UsageError if it is no .txt file, or not alone."""
+    """Return the only file that is given. Raises UsageError if it does not contain texts, or is not alone."""
     names = [inputs] if isinstance(inputs, (str, Path)) else inputs if isinstance(inputs, (list, tuple)) else []
-    if len(names) != 1 or not isinstance(names[0], (str, Path)) or Path(names[0]).suffix.lower() != ".txt":
+    if len(names) != 1 or not isinstance(names[0], (str, Path)) or Path(names[0]).suffix.lower() not in _OF_TEXTS:
         raise UsageError(
-            "a tokenizer (tokenizer=, --tokenizer) is for texts: give one .txt file, with one text per line"
+            "a tokenizer (tokenizer=, --tokenizer) is for texts: give one .txt file, with one text per line, or one "
+            f"{', '.join(SUFFIXES)} file"
         )
     return Path(names[0])
+
+
+def _text(path: Path, how: _How) -> Samples:
+    encoder = encoder_for(path, how.model, how.tokenizer)
+    if path.suffix.lower() == ".txt":
+        return TextSamples(path, lines_of(path), encoder)
+    columns = read_columns(path)
+    target = target_column(columns)
+    return TextSamples(path, text_column(path, columns, besides=() if target is None else (target,)), encoder)
 
 
 def _images(files: Sequence[Path], model: Model, images: Said | None) -> Samples:
@@ -216,33 +233,41 @@ def _pictures(
     )
 
 
-def _records(path: Path, model: Model, images: Said | None) -> Samples:
+def _records(path: Path, how: _How) -> Samples:
     records = RecordFile(path)
     if not len(records):
         raise InputError(f"{path}: the file contains no record")
     names = [f"{path}:{key}" for key in records.keys]
-    return _pictures(RecordImages(records), names, [path], model, images)
+    return _pictures(RecordImages(records), names, [path], how.model, how.images)
 
 
-def _array(path: Path, model: Model, images: Said | None) -> Samples:
-    name = _only_input(model.input_types, str(path))
-    return ArraySamples({name: mapped_array(path)}, model.input_types, str(path), [path])
+def _array(path: Path, how: _How) -> Samples:
+    types = how.model.input_types
+    name = _only_input(types, str(path))
+    return ArraySamples({name: mapped_array(path)}, types, str(path), [path])
 
 
-def _archive(path: Path, model: Model, images: Said | None) -> Samples:
-    arrays, types = read_arrays(path), model.input_types
+def _archive(path: Path, how: _How) -> Samples:
+    arrays, types = read_arrays(path), how.model.input_types
     if len(arrays) == len(types) == 1 and not arrays.keys() & types.keys():
         arrays = dict(zip(types, arrays.values(), strict=True))
     return ArraySamples(arrays, types, str(path), [path])
 
 
-def _table(path: Path, model: Model, images: Said | None) -> Samples:
+def _table(path: Path, how: _How) -> Samples:
+    model = how.model
+    if path.suffix.lower() in _OF_TEXTS and VOCABULARY in model.meta and encoding_of(model.meta) is None:
+        return _text(path, how)
     arrays, description = inputs_of_table(path, encoding_of(model.meta), model.input_types)
     return ArraySamples(arrays, model.input_types, str(path), [path], description)
 
 
-_READERS: dict[str, Callable[[Path, Model, Said | None], Samples]] = {
-    ".npy": _array, ".npz": _archive, ".rec": _records, **dict.fromkeys(TABLES, _table),
+# Suffixes of files of texts. A table is one if the model's metadata contain a vocabulary, and no encoding of columns.
+_OF_TEXTS = (".txt", *SUFFIXES)
+
+_READERS: dict[str, Callable[[Path, _How], Samples]] = {
+    ".npy": _array, ".npz": _archive, ".rec": _records, **dict.fromkeys(_OF_TEXTS, _text),
+    **dict.fromkeys(TABLES, _table),
 }  # fmt: skip
 
 

@@ -8,23 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import ModelProto
 
-from graphkit.named_tuples import NamedTuple
+from graphkit.errors import UsageError, did_you_mean
+from graphkit.ir.magnitudes import Pattern, in_groups, magnitude_masks, wide
 from graphkit.onnx_io.editing import constants
 from graphkit.onnx_io.editing.document import Document, Node
 from graphkit.onnx_io.editing.observed import observe
 from graphkit.onnx_io.editing.rules import Round
 from graphkit.onnx_io.quantise.layers import Choice, Kept, Layer, find_layers, name_of
 from graphkit.text import quantity
-
-
-class Pattern(NamedTuple):
-    """N:M sparsity: in each group of `group` consecutive weights, at most `kept` are not 0."""
-
-    kept: int
-    group: int
-
-    def __str__(self) -> str:
-        return f"{self.kept}:{self.group}"
 
 
 @dataclass(frozen=True)
@@ -112,7 +103,7 @@ class Pruner:
         """
         self._leave_out(lambda layers: _pattern_reason(layers, pattern))
         return {
-            name: in_groups(_wide(layers[0].weight), pattern, _summed_axis(layers[0]))
+            name: in_groups(wide(layers[0].weight), pattern, _summed_axis(layers[0]))
             for name, layers in self.weights.items()
         }
 
@@ -147,51 +138,6 @@ def _behind_transposes(document: Document, products: list[Node]) -> list[Layer]:
     return found
 
 
-def _wide(array: np.ndarray) -> np.ndarray:
-    return array if array.dtype == np.float64 else array.astype(np.float32)
-
-
-def magnitude_masks(arrays: Mapping[str, np.ndarray], sparsity: float, *, globally: bool) -> dict[str, np.ndarray]:
-    """Return a mask for each array: False for the elements of the smallest magnitudes.
-
-    sparsity: their share. globally: whether this is a share of all arrays together, or of each one.
-    """
-    magnitudes = {name: np.abs(_wide(array)) for name, array in arrays.items()}
-    found: dict[str, np.ndarray] = {}
-    for names in [list(arrays)] if globally and arrays else [[name] for name in arrays]:
-        flat = np.concatenate([magnitudes[name].reshape(-1) for name in names])
-        mask, start = without_smallest(flat, round(sparsity * flat.size)), 0
-        for name in names:
-            size = arrays[name].size
-            found[name] = mask[start : start + size].reshape(arrays[name].shape)
-            start += size
-    return found
-
-
-def without_smallest(magnitudes: np.ndarray, count: int) -> np.ndarray:
-    """Return a mask that is False for the `count` smallest numbers of a vector. Of equal ones, the first are False."""
-    mask = np.ones(magnitudes.size, bool)
-    if not count:
-        return mask
-    limit = np.partition(magnitudes, count - 1)[count - 1]
-    mask[magnitudes < limit] = False
-    equal = np.flatnonzero(magnitudes == limit)
-    mask[equal[: count - int(mask.size - np.count_nonzero(mask))]] = False
-    return mask
-
-
-def in_groups(array: np.ndarray, pattern: Pattern, axis: int) -> np.ndarray:
-    """Return a mask that is True for the elements of largest magnitude in each group along `axis`.
-
-    Of equal ones, the first are True. The size of the axis must be a multiple of the group.
-    """
-    moved = np.moveaxis(np.abs(array), axis, -1)
-    order = np.argsort(-moved.reshape(-1, pattern.group), axis=1, kind="stable")
-    mask = np.zeros(order.shape, bool)
-    np.put_along_axis(mask, order[:, : pattern.kept], True, axis=1)
-    return np.moveaxis(mask.reshape(moved.shape), -1, axis)
-
-
 def _summed_axis(layer: Layer) -> int:
     """Return the axis of a weight that the layer sums over: the input channels of a convolution."""
     match layer.node.kind:
@@ -220,9 +166,13 @@ def _pattern_reason(layers: Sequence[Layer], pattern: Pattern) -> str:
 
 
 def with_arrays(model: ModelProto, arrays: Mapping[str, np.ndarray]) -> ModelProto:
-    """Return a model with new arrays for initialisers of the top-level graph. Other names are ignored."""
+    """Return a model with new arrays for initialisers of the top-level graph.
+
+    Raises UsageError if one of the names is no such initialiser.
+    """
     document = Document(model)
     for name, array in arrays.items():
-        if name in document.initializers:
-            document.put(array, name)
+        if name not in document.initializers:
+            raise UsageError(f"the model has no initialiser {name!r}{did_you_mean(name, document.initializers)}")
+        document.put(array, name)
     return document.written()

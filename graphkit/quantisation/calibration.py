@@ -24,9 +24,13 @@ from graphkit.model import Model
 from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io.quantise.scales import Range
 from graphkit.onnx_io.quantise.static import StaticQuantiser
+from graphkit.passes.core.bind import bind
 from graphkit.quantisation.ranges import Collector
 from graphkit.train.inputs import by_name
 from graphkit.train.progress import ProgressBar
+
+# Bytes of the values of a batch that are computed in one run. A value whose size depends on the data counts as a part.
+PART_BYTES, _UNKNOWN = 256 << 20, 16
 
 
 class Feed(NamedTuple):
@@ -131,6 +135,66 @@ def _unlabelled(model: Model, spec: str, count: int, batch_size: int, images: Sa
     return Samples(feeds, {})
 
 
+def observed_values(
+    message: Any, names: Sequence[str], samples: Samples, threads: int | None, bar: ProgressBar
+) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Run a model on all samples. Yield the number of a batch, and some of the values; each value once for each batch.
+
+    If the values of a batch take more than PART_BYTES, the model runs on it several times, each time for some of them.
+    So memory does not grow with the number of values.
+
+    Args:
+        message: The model, as an ONNX message that has the values as outputs.
+        names: Names of the values; inputs of the model may be among them.
+        samples: The samples.
+        threads: Number of CPU threads.
+        bar: Shows the progress.
+
+    Raises:
+        InputError: The samples have no array for an input.
+    """
+    with warnings.catch_warnings():
+        # Reading the original has given these warnings already.
+        warnings.simplefilter("ignore", GraphkitWarning)
+        model = load(message)
+        runner = BatchRunner(model, threads=threads, axes=samples.axes)
+    inputs = [name for name in names if name in model.inputs]
+    computed = [name for name in names if name not in inputs]
+    bar.start("calibration", len(samples.feeds), transient=True)
+    for number, feed in enumerate(samples.feeds):
+        if missing := [name for name in model.inputs if name not in feed.arrays]:
+            raise InputError(f"data: there is no array for input {missing[0]!r}")
+        arrays = {name: feed.arrays[name] for name in model.inputs}
+        if inputs:
+            yield number, {name: np.asarray(arrays[name]) for name in inputs}
+        for part in _parts(model, arrays, computed):
+            yield number, runner.run(arrays, feed.size, part)
+        bar.advance()
+
+
+def _parts(model: Model, arrays: Mapping[str, Any], names: Sequence[str]) -> Iterator[list[str]]:
+    """Divide outputs of a model into parts of at most PART_BYTES, as far as their sizes are known from the inputs."""
+    shapes = {}
+    for name, kind in model.input_types.items():
+        if isinstance(kind, TensorType) and kind.shape is not None:
+            sizes = zip(kind.shape, np.shape(arrays[name]), strict=False)
+            shapes[name] = tuple(fixed if isinstance(fixed, int) else given for fixed, given in sizes)
+    bound = bind(model.graph, shapes)
+    types = {name: value.type for name, value in zip(bound.output_names, bound.outputs, strict=True)}
+    part: list[str] = []
+    total = 0
+    for name in names:
+        kind = types[name]
+        size = kind.nbytes if isinstance(kind, TensorType) and kind.is_static else PART_BYTES // _UNKNOWN
+        if part and total + size > PART_BYTES:
+            yield part
+            part, total = [], 0
+        part.append(name)
+        total += size
+    if part:
+        yield part
+
+
 class Calibration:
     """Finds the ranges of values of a model.
 
@@ -154,25 +218,14 @@ class Calibration:
         Raises:
             InputError: A value is NaN or infinite for one of the samples. The message names it.
         """
-        for number, results in enumerate(self._results(bar)):
-            for name, collector in self._found.items():
-                self._check(name, results[name], number)
-                collector.add(results[name])
+        names = self._quantiser.observed
+        for number, results in observed_values(
+            self._quantiser.observing(names), names, self._samples, self._threads, bar
+        ):
+            for name, values in results.items():
+                self._check(name, values, number)
+                self._found[name].add(values)
         return {name: collector.range() for name, collector in self._found.items()}
-
-    def _results(self, bar: ProgressBar) -> Iterator[dict[str, np.ndarray]]:
-        names, inputs = self._quantiser.observed, set()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", GraphkitWarning)
-            model = load(self._quantiser.observing(names))
-            inputs = set(model.inputs)
-            runner = BatchRunner(model, threads=self._threads, axes=self._samples.axes)
-        computed = [name for name in names if name not in inputs]
-        bar.start("calibration", len(self._samples.feeds), transient=True)
-        for feed in self._samples.feeds:
-            given = {name: np.asarray(feed.arrays[name]) for name in names if name in inputs}
-            yield given | (runner.run(feed.arrays, feed.size, computed) if computed else {})
-            bar.advance()
 
     def _check(self, name: str, values: np.ndarray, batch: int) -> None:
         finite = np.isfinite(values.astype(np.float32) if values.dtype == np.float16 else values)

@@ -172,7 +172,8 @@ def _raised(model: Message, precision: str) -> tuple[Message, tuple[str, ...]]:
 
 def _measured(reducer: PrecisionReducer, model: Model, data: Any, count: int, threads: int | None) -> dict[str, float]:
     """Return the largest finite magnitude of each value on the samples; NaN if it has no finite element."""
-    from graphkit.quantisation.calibration import Feed, Samples, read_samples
+    from graphkit.quantisation.calibration import Feed, Samples, observed_values, read_samples
+    from graphkit.train.progress import ProgressBar
 
     if isinstance(data, Mapping):
         arrays = {name: np.asarray(array) for name, array in data.items()}
@@ -181,17 +182,12 @@ def _measured(reducer: PrecisionReducer, model: Model, data: Any, count: int, th
         data = Samples([Feed(arrays, 1)], dict.fromkeys(arrays))
     found: Samples = data if isinstance(data, Samples) else read_samples(model, data, count, BATCH_SIZE)
     names = reducer.observed
-    observed = load(reducer.observing(names))
-    run = observed.compile(threads=threads).run
     largest: dict[str, float] = {}
-    for index, feed in enumerate(found.feeds):
-        if missing := [name for name in model.inputs if name not in feed.arrays]:
-            raise InputError(f"data: there is no array for input {missing[0]!r}")
-        given = found.batch(model, index)
-        results = {**{name: given[name] for name in given}, **run(given)}
-        for name, array in results.items():
-            if isinstance(array, np.ndarray) and array.dtype == np.float32:
-                finite = np.abs(array[np.isfinite(array)])
-                found_here = float(finite.max()) if finite.size else math.nan
-                largest[name] = float(np.fmax(largest.get(name, math.nan), found_here))
+    with ProgressBar(None) as bar:
+        for _, results in observed_values(reducer.observing(names), names, found, threads, bar):
+            for name, array in results.items():
+                if isinstance(array, np.ndarray) and array.dtype == np.float32:
+                    finite = np.abs(array[np.isfinite(array)])
+                    found_here = float(finite.max()) if finite.size else math.nan
+                    largest[name] = float(np.fmax(largest.get(name, math.nan), found_here))
     return largest

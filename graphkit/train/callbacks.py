@@ -383,7 +383,7 @@ class GradualPruning(Callback):
         return self.sparsity * (1 - (1 - t) ** 3)
 
     def _masks(self, trainer: Trainer, sparsity: float) -> dict[str, Any]:
-        from graphkit.onnx_io.pruning import magnitude_masks
+        from graphkit.ir.magnitudes import magnitude_masks
 
         present = trainer.masks()
         arrays = {name: np.asarray(trainer.net.params[name]) for name in present}

@@ -18,11 +18,17 @@ from graphkit.errors import InvalidModel, RuntimeFailure, UsageError
 from graphkit.ir.atomic import PendingFile, sync_folder
 from graphkit.ir.types import DType, dtype_of
 from graphkit.ir.weights import CODES, read_weights, restored, stored, write_weights
+from graphkit.text import listed
 from graphkit.train import manifest as manifests
 
 MANIFEST = "checkpoint.json"
 _FORMAT = "graphkit-checkpoint"
 _VERSION = 2
+# The advice if a checkpoint does not fit.
+ADVICE = (
+    "To resume it, use the model, the optimizer and the moving average (ema) of that run. "
+    "Otherwise start a new run in another folder"
+)
 
 
 @dataclass
@@ -200,6 +206,21 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         raise InvalidModel(f"{path} has version {manifest['version']}; this graphkit reads up to {_VERSION}")
     manifests.check(manifest, str(path))
     return manifest
+
+
+def check_names(stored: set[str], expected: set[str], folder: str | Path) -> None:
+    """Raise InvalidModel if a checkpoint lacks arrays of the model and the optimizer, or has others."""
+    missing, surplus = sorted(expected - stored), sorted(stored - expected)
+    parts = [f"the checkpoint lacks {listed(missing, len(missing), 5)}"] if missing else []
+    parts += (
+        [f"it contains {listed(surplus, len(surplus), 5)}, which the model and optimizer do not have"]
+        if surplus
+        else []
+    )
+    if parts:
+        raise InvalidModel(
+            f"the checkpoint in {folder} does not fit this model and optimizer: {'; '.join(parts)}. {ADVICE}"
+        )
 
 
 def _expected(types: Mapping[str, tuple[DType, tuple[int, ...]]]) -> dict[str, tuple[str, Any]]:

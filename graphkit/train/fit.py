@@ -23,14 +23,13 @@ from graphkit.train.callback_runner import CallbackRunner
 from graphkit.train.callbacks import Callback
 from graphkit.train.epoch_stats import ReplacedSamples, Throughput
 from graphkit.train.evaluation import Evaluation
-from graphkit.train.exchange.all_reduce import AllReduce
 from graphkit.train.exchange.gather import gather, merged_values, reported_name
 from graphkit.train.metrics import LOSS, Metric, as_list
 from graphkit.train.position import MetricStates
 from graphkit.train.programs.weights import weight_in
 from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.staleness import warn_of_staleness
-from graphkit.train.termination import Termination
+from graphkit.train.termination import Termination, termination_of
 
 _IN_EPOCH = "called only within an epoch"
 
@@ -80,14 +79,14 @@ class Fit:
         skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"
         self._replaced = ReplacedSamples() if skips else None
         self._background = BackgroundWork(0)
+        # With several processes and a folder: ends them together after a SIGTERM. Created before the ranks wait for
+        # each other, so that none sees what another told in an earlier `fit`.
+        self._termination = None if self.folder is None else termination_of(self.trainer.kvstore)
         self._compare_ranks()
         self.log = JsonLog(self.folder if self.trainer._writes else None)
         callbacks = [self.callbacks] if isinstance(self.callbacks, Callback) else self.callbacks
         self.runner = CallbackRunner(self.trainer, callbacks)
         self.trainer.stop_reason = None
-        # With several ranks that take each step together, and a folder: ends them together after a SIGTERM.
-        store, together = self.trainer.kvstore, isinstance(self.trainer._exchange, AllReduce)
-        self._termination = Termination(store) if store is not None and together and self.folder is not None else None
 
     def _compare_ranks(self) -> None:
         """Raise RanksDiffer on all ranks unless all have the same seed, batch size, epochs and position."""
@@ -280,6 +279,7 @@ class Fit:
                         if self._has_all_updates():  # and the epoch has more batches
                             ended = True
                             break
+                        self._stop_if_terminated()
                         with trainer._interrupts:
                             self._step(batch, measured)
                         self._end_if_terminated()
@@ -469,6 +469,13 @@ class Fit:
             with trainer._exchange.gathered() as gathered:
                 if gathered is not None:
                     saving.write(trainer, self.folder, parts, gathered)
+
+    def _stop_if_terminated(self) -> None:
+        """End this worker with the others before its next step if a process has received SIGTERM, with a checkpoint."""
+        termination = self._termination
+        if termination is not None and termination.must_stop(self.trainer._stepper.accumulated):
+            self._save()
+            self._terminate(termination)
 
     def _end_if_terminated(self) -> None:
         """Write a checkpoint and end all ranks if a rank has received SIGTERM. The same on all ranks.

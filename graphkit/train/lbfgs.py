@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from graphkit import config
 from graphkit.autodiff.reverse_mode import gradient
-from graphkit.errors import NotFinite, UsageError
+from graphkit.errors import InputError, InvalidModel, NotFinite, UsageError
 from graphkit.executor.devices.groups import AnyDevice
+from graphkit.executor.run.interruption import uninterrupted
 from graphkit.executor.run.session import Executor
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.signatures import typed
 from graphkit.text import quantity, short_repr
-from graphkit.train import defaults
+from graphkit.train import checkpoint as checkpoints
+from graphkit.train import defaults, losses
 from graphkit.train.arguments import NOT_NEGATIVE, POSITIVE, integer, real
 from graphkit.train.inputs import Inputs, by_name
+from graphkit.train.lbfgs_history import History, names_in
 from graphkit.train.line_search import Point, strong_wolfe
 from graphkit.train.losses import AnyLoss
 from graphkit.train.metrics import LOSS
+from graphkit.train.position import Position
+from graphkit.train.run_folder import RunFolder, check_links
 from graphkit.train.selection import ParameterSelection, select_parameters
 from graphkit.train.training_graph import Criterion, training_graph
-
-# Pairs whose curvature is not above this are left out.
-_LEAST_CURVATURE = 1e-10
 
 
 class LBFGS:
@@ -35,7 +39,7 @@ class LBFGS:
 
     L-BFGS is for smooth losses of few samples, such as regression, physics and fine fits: give all samples to each
     `step`. A step evaluates the loss up to `max_eval` times. Each evaluation updates running statistics, and draws
-    other random numbers for dropout. One process only; there are no checkpoints.
+    other random numbers for dropout. One process only.
 
     Args:
         net: The model.
@@ -56,8 +60,8 @@ class LBFGS:
         seed: Seed of dropout (default: GRAPHKIT_SEED).
 
     Attributes:
-        evaluations: Number of evaluations of the loss so far.
-        iterations: Number of iterations so far.
+        seed: Seed of dropout.
+        notes: JSON values of yours, which checkpoints contain.
 
     Raises:
         UsageError: An argument is wrong, or there is nothing to train.
@@ -94,18 +98,16 @@ class LBFGS:
         self.tolerance_change = real("LBFGS", "tolerance_change", tolerance_change, NOT_NEGATIVE)
         self.history_size = integer("LBFGS", "history_size", history_size, 1)
         self.line_search = line_search
-        self.evaluations = self.iterations = 0
-        self._create_program(loss, targets, output, ParameterSelection(freeze, train), device, threads, seed)
-        # By index: changes of the gradient and of the parameters, and the reciprocals of their products.
-        self._pairs: list[tuple[np.ndarray, np.ndarray, float]] = []
-        self._scale = 1.0
-        # The last direction and step length, and the gradient before it.
-        self._direction = self._gradient = np.zeros(0)
-        self._length = 0.0
+        self.loss, self.notes = loss, dict[str, Any]()
+        self.seed = config.SEED.get() if seed is None else integer("LBFGS", "seed", seed, 0)
+        self._run = secrets.token_hex(8)
+        self._create_program(loss, targets, output, ParameterSelection(freeze, train), device, threads)
+        nothing = self._parameters()[:0].copy()
+        self._history = History(self.history_size, nothing, nothing)
 
     def _create_program(
         self, loss: AnyLoss, targets: Mapping[str, TensorType] | None, output: str | None,
-        selection: ParameterSelection, device: AnyDevice, threads: int | None, seed: int | None,
+        selection: ParameterSelection, device: AnyDevice, threads: int | None,
     ) -> None:  # fmt: skip
         self.net.separate_roles()
         graph, self._targets = training_graph(
@@ -120,9 +122,18 @@ class LBFGS:
         gradients = gradient([graph.outputs[0]], [t.value for t in trained])
         names = [LOSS, *(f"{name}_grad" for name in self.trained)]
         program = graph.replace(outputs=[graph.outputs[0], *gradients], output_names=names)
-        seed = config.SEED.get() if seed is None else integer("LBFGS", "seed", seed, 0)
-        self._executor = Executor(program, self.net.params, device=device, threads=threads, seed=seed)
+        self._executor = Executor(program, self.net.params, device=device, threads=threads, seed=self.seed)
         self._inputs = Inputs(self.net.input_types)
+
+    @property
+    def iterations(self) -> int:
+        """Number of iterations so far."""
+        return self._history.iterations
+
+    @property
+    def evaluations(self) -> int:
+        """Number of evaluations of the loss so far."""
+        return self._history.evaluations
 
     @typed("LBFGS.step")
     def step(self, inputs: Any, targets: Any) -> float:
@@ -143,12 +154,12 @@ class LBFGS:
             if _largest(here.gradient) <= self.tolerance_grad:
                 break
             before, length = here, self._choose_direction(here.gradient)
-            slope = float(before.gradient @ self._direction)
+            slope = float(before.gradient @ self._history.direction)
             if slope > -self.tolerance_change:
                 break
             is_last = iteration == self.max_iter
             here = self._move(feeds, before._replace(t=0.0, slope=slope), length, evaluates=not is_last)
-            is_small = _largest(self._direction * self._length) <= self.tolerance_change
+            is_small = _largest(self._history.direction * self._history.length) <= self.tolerance_change
             if is_last or self.evaluations - done >= self.max_eval or is_small:
                 break
             if abs(here.loss - before.loss) < self.tolerance_change:
@@ -157,32 +168,17 @@ class LBFGS:
 
     def _choose_direction(self, current: np.ndarray) -> float:
         """Set the direction, from the gradient and the stored pairs. Return the step length to try first."""
-        self.iterations += 1
-        if self.iterations == 1:
-            self._direction = -current
+        history = self._history
+        history.iterations += 1
+        if history.iterations == 1:
+            history.direction = -current
             length = min(1.0, 1.0 / float(np.abs(current).sum())) * self.lr
         else:
-            self._store_pair(current - self._gradient, self._direction * current.dtype.type(self._length))
-            r = -current
-            factors = []
-            for change, move, factor in reversed(self._pairs):
-                factors.append(float(move @ r) * factor)
-                r = r - change * r.dtype.type(factors[-1])
-            r = r * r.dtype.type(self._scale)
-            for (change, move, factor), earlier in zip(self._pairs, reversed(factors), strict=True):
-                r = r + move * r.dtype.type(earlier - float(change @ r) * factor)
-            self._direction, length = r, self.lr
-        self._gradient = current
+            move = history.direction * current.dtype.type(history.length)
+            history.store_pair(current - history.gradient, move)
+            history.direction, length = history.approximate_newton_step(current), self.lr
+        history.gradient = current
         return length
-
-    def _store_pair(self, change: np.ndarray, move: np.ndarray) -> None:
-        """Store a change of the gradient and of the parameters, if the loss is convex between them."""
-        curvature = float(change @ move)
-        if curvature > _LEAST_CURVATURE:
-            if len(self._pairs) == self.history_size:
-                del self._pairs[0]
-            self._pairs.append((change, move, 1.0 / curvature))
-            self._scale = curvature / float(change @ change)
 
     def _move(self, feeds: Mapping[str, Any], start: Point, length: float, *, evaluates: bool) -> Point:
         """Move the parameters along the direction, and return the point there.
@@ -192,26 +188,26 @@ class LBFGS:
         origin = self._parameters()
 
         def point(t: float) -> Point:
-            self._set_parameters(origin + self._direction * origin.dtype.type(t))
+            self._set_parameters(origin + self._history.direction * origin.dtype.type(t))
             found = self._evaluate(feeds)
-            return found._replace(t=t, slope=float(found.gradient @ self._direction))
+            return found._replace(t=t, slope=float(found.gradient @ self._history.direction))
 
         try:
             if self.line_search is not None:
-                found, _ = strong_wolfe(
-                    point, start, length, _largest(self._direction), self.tolerance_change
+                found = strong_wolfe(
+                    point, start, length, _largest(self._history.direction), self.tolerance_change
                 )  # fmt: skip
-                self._set_parameters(origin + self._direction * origin.dtype.type(found.t))
+                self._set_parameters(origin + self._history.direction * origin.dtype.type(found.t))
             elif evaluates:
                 found = point(length)
             else:
-                self._set_parameters(origin + self._direction * origin.dtype.type(length))
+                self._set_parameters(origin + self._history.direction * origin.dtype.type(length))
                 found = start._replace(t=length)
         except BaseException:
             self._set_parameters(origin)
-            self._length = 0.0  # a move of 0: its pair is not stored
+            self._history.length = 0.0  # a move of 0: its pair is not stored
             raise
-        self._length = found.t
+        self._history.length = found.t
         return found
 
     # --- the loss -----------------------------------------------------------------------------------
@@ -220,7 +216,7 @@ class LBFGS:
         found = self._executor.run(feeds)
         loss = float(found[LOSS])
         flat = np.concatenate([found[f"{name}_grad"].reshape(-1) for name in self.trained])
-        self.evaluations += 1
+        self._history.evaluations += 1
         if not (math.isfinite(loss) and np.isfinite(flat).all()):
             what = "the loss" if not math.isfinite(loss) else "a gradient"
             raise NotFinite(f"LBFGS: {what} of evaluation {self.evaluations} is not finite; try a smaller lr")
@@ -235,6 +231,71 @@ class LBFGS:
             old = self.net.params[name]
             begin, end = end, end + old.size
             self.net.params[name] = flat[begin:end].reshape(old.shape)
+
+    # --- checkpoints --------------------------------------------------------------------------------
+
+    @typed("LBFGS.save")
+    def save(self, folder: str | Path) -> None:
+        """Write a checkpoint of the parameters and of the state of L-BFGS. Call it between two steps.
+
+        When it is complete, it replaces any checkpoint in the folder, also of another run. It does not contain the
+        network itself: write that with `net.save`.
+
+        Raises RuntimeFailure if it cannot be written; the folder then contains the previous checkpoint.
+        """
+        with RunFolder(folder) as held:
+            checkpoints.save(
+                held.path,
+                checkpoints.Checkpoint(
+                    arrays={**self.net.params, **self._history.arrays()},
+                    optimizer={"kind": "lbfgs", "trained": list(self.trained)},
+                    loss=losses.described(self.loss),
+                    rng=self._executor.rng,
+                    position=Position().describe(),
+                    run=self._run,
+                    updates=self.iterations,
+                    data_seed=self.seed,
+                    notes=self.notes,
+                ),
+            )
+
+    @typed("LBFGS.resume")
+    def resume(self, folder: str | Path, *, trusted: bool = False) -> None:
+        """Restore the parameters and the state of L-BFGS from the checkpoint in a folder.
+
+        Further steps on the same samples then give the same bits as without an interruption. If `history_size` is
+        smaller than in that run, the last pairs are kept. If `resume` fails, nothing changes.
+
+        Args:
+            folder: The folder.
+            trusted: Accept files that are symbolic links to places outside of the folder.
+
+        Raises:
+            UsageError: There is no checkpoint.
+            InvalidModel: It is damaged, or does not fit this model, its trained parameters and L-BFGS.
+            UnsafeModel: A file is a link to a place outside, and the folder is not trusted.
+        """
+        if not trusted:
+            check_links(folder)
+        saved, params = checkpoints.load(folder), self.net.params
+        checkpoints.check_names(set(saved.arrays), {*params, *names_in(saved.arrays)}, folder)
+        try:
+            arrays = {name: params.fitting(name, saved.arrays[name]) for name in params}
+        except InputError as error:
+            raise InvalidModel(
+                f"the checkpoint in {folder} does not fit this model: {error}. {checkpoints.ADVICE}"
+            ) from None
+        if saved.optimizer.get("trained") != list(self.trained):
+            raise InvalidModel(
+                f"the checkpoint in {folder} does not fit: that run trained other parameters. {checkpoints.ADVICE}"
+            )
+        elements = self._parameters().size
+        history = self._history.restored(saved.arrays, elements, f"the checkpoint in {folder}")
+        with uninterrupted:
+            for name, array in arrays.items():
+                params.commit(name, array)
+            self._history, self._executor.rng = history, saved.rng
+            self._run, self.seed, self.notes = saved.run, saved.data_seed, saved.notes
 
     def __repr__(self) -> str:
         return short_repr(self, self._facts)

@@ -29,10 +29,8 @@ class Point(NamedTuple):
     slope: float
 
 
-def strong_wolfe(
-    evaluate: Callable[[float], Point], start: Point, t: float, scale: float, tolerance: float
-) -> tuple[Point, int]:
-    """Return a point that meets the strong Wolfe conditions if one is found, and the number of evaluations.
+def strong_wolfe(evaluate: Callable[[float], Point], start: Point, t: float, scale: float, tolerance: float) -> Point:
+    """Return a point that meets the strong Wolfe conditions if one is found, else the best one.
 
     Args:
         evaluate: Returns the point of a step length.
@@ -41,10 +39,9 @@ def strong_wolfe(
         scale: The largest absolute element of the direction.
         tolerance: The search ends if the bracket times `scale` is below this.
     """
-    bracket, evaluations, done = _bracket(evaluate, start, t)
-    steps = evaluations - 1
+    bracket, steps, done = _bracket(evaluate, start, t)
     if len(bracket) == 1:
-        return bracket[0], evaluations
+        return bracket[0]
     low, high = bracket if bracket[0].loss <= bracket[1].loss else bracket[::-1]
     stuck = False
     while not done and steps < _MOST_STEPS and abs(high.t - low.t) * scale >= tolerance:
@@ -53,7 +50,7 @@ def strong_wolfe(
         first, second = (low, high) if low.t <= high.t else (high, low)
         t, stuck = _inside(_interpolated(first, second, *ends), ends, stuck)
         new = evaluate(t)
-        evaluations, steps = evaluations + 1, steps + 1
+        steps += 1
         if new.loss > start.loss + _DECREASE * t * start.slope or new.loss >= low.loss:
             high = new
             if new.loss < low.loss:
@@ -63,26 +60,26 @@ def strong_wolfe(
         if not done and new.slope * (high.t - low.t) >= 0:
             high = low
         low = new
-    return low, evaluations
+    return low
 
 
 def _bracket(evaluate: Callable[[float], Point], start: Point, t: float) -> tuple[list[Point], int, bool]:
-    """Return one point that meets the conditions, or two that enclose one; the number of evaluations; and True if the
-    search has taken all its steps.
+    """Return one point that meets the conditions, or two that enclose one; the number of steps; and True if the search
+    ends with them.
     """
     previous, new = start, evaluate(t)
     for steps in range(_MOST_STEPS):
         is_higher = steps > 1 and new.loss >= previous.loss
         if new.loss > start.loss + _DECREASE * new.t * start.slope or is_higher:
-            return [previous, new], steps + 1, False
+            return [previous, new], steps, False
         if abs(new.slope) <= -_CURVATURE * start.slope:
-            return [new], steps + 1, True
+            return [new], steps, True
         if new.slope >= 0:
-            return [previous, new], steps + 1, False
+            return [previous, new], steps, False
         nearest, farthest = new.t + 0.01 * (new.t - previous.t), new.t * 10
         t = _interpolated(previous, new, nearest, farthest)
         previous, new = new, evaluate(t)
-    return [start, new], _MOST_STEPS + 1, True
+    return [start, new], _MOST_STEPS, True
 
 
 def _inside(t: float, ends: list[float], stuck: bool) -> tuple[float, bool]:

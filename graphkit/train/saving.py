@@ -14,7 +14,7 @@ from graphkit.errors import InputError, InvalidModel, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.ir.types import DType
 from graphkit.model import Model
-from graphkit.text import listed, quantity
+from graphkit.text import quantity
 from graphkit.train import checkpoint as checkpoints
 from graphkit.train import losses
 from graphkit.train.adapter_marks import has_adapters
@@ -27,11 +27,6 @@ from graphkit.train.run_folder import MODEL, RunFolder, check_links, model_then_
 
 # In a checkpoint, the state of a metric is named `<metric>/metric/<array>`.
 _METRIC = "/metric/"
-# The advice if a checkpoint does not fit.
-_ADVICE = (
-    "To resume it, use the model, the optimizer and the moving average (ema) of that run. "
-    "Otherwise start a new run in another folder"
-)
 
 # How long `save` waits, in seconds, for another process that saves into the folder.
 _PATIENCE = 30.0
@@ -145,21 +140,6 @@ def _checkpoint(
     )
 
 
-def _check_names(stored: set[str], expected: set[str], folder: str | Path) -> None:
-    """Raise InvalidModel if a checkpoint lacks arrays of the model and the optimizer, or has others."""
-    missing, surplus = sorted(expected - stored), sorted(stored - expected)
-    parts = [f"the checkpoint lacks {listed(missing, len(missing), 5)}"] if missing else []
-    parts += (
-        [f"it contains {listed(surplus, len(surplus), 5)}, which the model and optimizer do not have"]
-        if surplus
-        else []
-    )
-    if parts:
-        raise InvalidModel(
-            f"the checkpoint in {folder} does not fit this model and optimizer: {'; '.join(parts)}. {_ADVICE}"
-        )
-
-
 def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> None:
     """Implement `Trainer.resume`."""
     if not trusted:
@@ -172,12 +152,14 @@ def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> N
     recurrent, metric_states = _epoch_states_of_rank(saved.parts, trainer._place, folder)
     own_residuals = _residuals_of_rank(trainer, saved.residuals, folder)
     unknown = set(recurrent) - {*trainer._recurrent_state.keys}
-    _check_names({*arrays, *unknown}, {*trainer.net.params, *stepper.slots}, folder)
+    checkpoints.check_names({*arrays, *unknown}, {*trainer.net.params, *stepper.slots}, folder)
     arrays = {name: array for name, array in arrays.items() if exchange.keeps(name)}
     try:
         arrays = {name: stepper.store.fitting(name, array) for name, array in arrays.items()}
     except InputError as error:
-        raise InvalidModel(f"the checkpoint in {folder} does not fit this model: {error}. {_ADVICE}") from None
+        raise InvalidModel(
+            f"the checkpoint in {folder} does not fit this model: {error}. {checkpoints.ADVICE}"
+        ) from None
     with uninterrupted:
         for name, array in arrays.items():
             stepper.store.commit(name, array)

@@ -119,6 +119,9 @@ class Targets:
             return
         if data.classes is None and self._targets[self.names[0]].ignored is not None:
             return  # the largest number may be the ignored one; each batch is checked
+        if data.classes is None and data.vocabulary is not None:
+            _check_tokens(data, net, outputs)
+            return
         if data.classes is None:
             found = f"the largest class number is {classes - 1}"
         else:
@@ -354,3 +357,15 @@ def _is_float(array: np.ndarray) -> bool:
         return dtype_of(array.dtype).is_float
     except UsageError:
         return False
+
+
+def _check_tokens(data: Dataset, net: str, outputs: int) -> None:
+    """Raise InputError if a language model has no output for a token that occurs. A tokenizer may have more tokens."""
+    assert data.vocabulary is not None
+    largest = int(np.max(data.targets))
+    if largest >= outputs:
+        raise InputError(
+            f"{data.name}: the text contains token {largest} ({data.vocabulary.tokens[largest]!r}), but the network "
+            f"{net!r} has {outputs} outputs, for tokens 0 to {outputs - 1}. Use the vocabulary of the model "
+            f"(--tokenizer), or build it for all {len(data.vocabulary)} tokens with vocab={len(data.vocabulary)}"
+        )

@@ -1,23 +1,27 @@
-"""SIGTERM to any rank of a training: all ranks stop after the same step, and write one checkpoint."""
+"""SIGTERM to any process of a training: all ranks stop after the same step, and write one checkpoint."""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
+import warnings
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
 
+from graphkit.dist.job.departure import Departure
 from graphkit.dist.kvstore import KVStore
+from graphkit.errors import GraphkitWarning
 
 
 class Termination:
     """Context of a `fit` on several ranks, in which the first SIGTERM takes effect after a step.
 
-    A rank that has received the signal says so in the all-reduce of the next loss, so no additional message is needed.
-    After that step, `is_due` is True on all ranks. A second SIGTERM to a rank takes effect at once.
+    A rank that has received the signal says so in a collective of the next step, so no additional message is needed:
+    the all-reduce of the loss, or the one in which ranks with groups meet. After that step, `is_due` is True on all
+    ranks. A second SIGTERM to a rank takes effect at once.
     """
 
     def __init__(self, store: KVStore):
@@ -49,6 +53,13 @@ class Termination:
         if signal.getsignal(signal.SIGTERM) == self._arrived:
             signal.signal(signal.SIGTERM, self._handler)
 
+    def must_stop(self, accumulated: int) -> bool:
+        """Return whether this rank must stop before its next step. accumulated: number of batches of the next update.
+
+        Always False: ranks that take each step together stop after one (`is_due`).
+        """
+        return False
+
     @property
     def is_due(self) -> bool:
         """Whether a rank had received the signal when the last step began. The same on all ranks."""
@@ -67,3 +78,52 @@ class Termination:
         if callable(self._handler):
             self._handler(signal.SIGTERM, sys._getframe())
         raise KeyboardInterrupt
+
+
+class WorkerTermination(Termination):
+    """A Termination of workers with parameter servers, which take steps independently: they agree on a last one."""
+
+    def __init__(self, store: KVStore):
+        super().__init__(store)
+        self._departure = Departure(store.transport.communicator, store.num_workers)
+        self.is_possible = self._departure.is_possible
+
+    def __enter__(self) -> Termination:
+        super().__enter__()
+        self._departure.begin()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._departure.end()
+        super().__exit__(kind, error, at)
+
+    def must_stop(self, accumulated: int) -> bool:
+        return self._departure.must_stop(self._fingerprint.leaving) and not accumulated
+
+    @property
+    def is_due(self) -> bool:
+        return False
+
+    def is_due_now(self) -> bool:
+        self._fingerprint.leaving = self._fingerprint.leaving or self._departure.is_wanted()
+        return super().is_due_now()
+
+
+def termination_of(store: KVStore | None) -> Termination | None:
+    """Return the Termination of a `fit` with a folder; None in a single process. Warn if it is not possible."""
+    if store is None or (store.num_workers == 1 and not store.is_remote):
+        return None
+    if not store.is_remote:
+        return Termination(store)
+    found = WorkerTermination(store)
+    if found.is_possible:
+        return found
+    if store.rank == 0:
+        warnings.warn(
+            "SIGTERM ends this job at once, without a checkpoint, because the processes are on several hosts and MPI "
+            "does not allow concurrent calls of threads (MPI_THREAD_MULTIPLE): write checkpoints within epochs "
+            "(checkpoint_every=, --checkpoint-every)",
+            GraphkitWarning,
+            stacklevel=2,
+        )
+    return None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.errors import GraphkitWarning, UnsupportedError, UsageError
+from graphkit.ir.magnitudes import Pattern
 from graphkit.loading import load
 from graphkit.model import Model
 from graphkit.signatures import typed
@@ -20,7 +21,7 @@ from graphkit.text import listed
 from graphkit.transforms.rewritten import Rewritten, message_of
 
 if TYPE_CHECKING:
-    from graphkit.onnx_io.pruning import Pattern, PrunedWeight, Pruner
+    from graphkit.onnx_io.pruning import PrunedWeight, Pruner
     from graphkit.onnx_io.quantise.layers import Kept
 
 SCOPES = ("global", "layer")
@@ -160,8 +161,6 @@ def prune(
 
 def _checked(sparsity: float | None, pattern: str | None, scope: str) -> Pattern | None:
     """Return the pattern, or None. Raises UsageError for arguments that are wrong or exclude each other."""
-    from graphkit.onnx_io.pruning import Pattern
-
     if scope not in SCOPES:
         raise UsageError(f"scope (--scope) must be {' or '.join(SCOPES)}, not {scope!r}")
     if (sparsity is None) == (pattern is None):

@@ -1,7 +1,9 @@
 """What the tests of commands share."""
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
 from graphkit import cli
@@ -48,3 +50,38 @@ def write_task(tmp_path_factory):
 @pytest.fixture(scope="module")
 def task(write_task):
     return write_task()
+
+
+@pytest.fixture
+def classifier(tmp_path):
+    """Write net.onnx, two matrix products that classify, and data.npz, whose targets are the classes that it predicts.
+
+    Return a function of the number of samples that returns the path of the model.
+    """
+
+    def info(name, shape):
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+    def floats(*shape, seed):
+        return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+    def write(samples):
+        arrays = {"w": floats(8, 16, seed=0), "b": floats(16, seed=1), "v": floats(16, 3, seed=2)}
+        nodes = [
+            helper.make_node("Gemm", ["x", "w", "b"], ["h"], "first"),
+            helper.make_node("Relu", ["h"], ["r"], "relu"),
+            helper.make_node("MatMul", ["r", "v"], ["y"], "second"),
+        ]
+        graph = helper.make_graph(
+            nodes, "g", [info("x", ["N", 8])], [info("y", ["N", 3])],
+            [numpy_helper.from_array(a, n) for n, a in arrays.items()],
+        )  # fmt: skip
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        helper.set_model_props(model, {"author": "me"})
+        onnx.save(model, tmp_path / "net.onnx")
+        x = floats(samples, 8, seed=3)
+        y = (np.maximum(x @ arrays["w"] + arrays["b"], 0) @ arrays["v"]).argmax(1)
+        np.savez(tmp_path / "data.npz", x=x, y=y)
+        return tmp_path / "net.onnx"
+
+    return write

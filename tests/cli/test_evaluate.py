@@ -140,3 +140,27 @@ def test_classes_of_a_folder_are_matched_by_name(call, tmp_path):
     assert {s["name"] for s in result["worst"]} == {f"photos/{n}/{i}.png" for n in ("dark", "light") for i in range(3)}
     assert "classes are matched by name" in err
     assert "image preprocessing (default" in err
+
+
+def test_note_if_the_data_contain_training_samples(call, digits):
+    arguments = ["--data", "digits", "--epochs", 1, "-o", "run"]
+    assert call("train", digits / "net.json", *arguments)[0] == 0
+    for model in ("run", "run/model.json"):
+        code, _, err = call("evaluate", model, "--data", "digits")
+        assert code == 0
+        assert f"{model} was trained on digits" in err
+        assert "--part test" in err
+    for more in (["--part", "test"], ["--part", "train"], ["--part", "all"]):
+        assert "was trained on" not in call("evaluate", "run", "--data", "digits", *more)[2]
+    assert "was trained on" not in call("evaluate", digits / "net.onnx", "--data", "digits")[2]
+    code, out, _ = call("evaluate", "run", "--data", "digits", "--json")
+    assert json.loads(out)["samples"] == 1797
+
+
+def test_note_if_the_file_of_the_data_was_trained_on(call, digits):
+    names = ("a", "b")
+    for name in names:
+        np.savez(f"{name}.npz", x=RNG.normal(size=(20, 1, 8, 8)).astype(np.float32), y=np.arange(20) % 10)
+    assert call("train", digits / "net.json", "--data", "a.npz", "--epochs", 1, "-o", "run")[0] == 0
+    assert "run was trained on ./a.npz" in call("evaluate", "run", "--data", "./a.npz")[2]
+    assert "was trained on" not in call("evaluate", "run", "--data", "b.npz")[2]

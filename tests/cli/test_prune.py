@@ -22,25 +22,8 @@ def floats(*shape, seed=0):
 
 
 @pytest.fixture
-def net(tmp_path):
-    """Two matrix products that classify: the target is the class that the model predicts."""
-    arrays = {"w": floats(8, 16), "b": floats(16, seed=1), "v": floats(16, 3, seed=2)}
-    nodes = [
-        helper.make_node("Gemm", ["x", "w", "b"], ["h"], "first"),
-        helper.make_node("Relu", ["h"], ["r"], "relu"),
-        helper.make_node("MatMul", ["r", "v"], ["y"], "second"),
-    ]
-    graph = helper.make_graph(
-        nodes, "g", [info("x", ["N", 8])], [info("y", ["N", 3])],
-        [numpy_helper.from_array(a, n) for n, a in arrays.items()],
-    )  # fmt: skip
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    helper.set_model_props(model, {"author": "me"})
-    onnx.save(model, tmp_path / "net.onnx")
-    x = floats(200, 8, seed=3)
-    y = (np.maximum(x @ arrays["w"] + arrays["b"], 0) @ arrays["v"]).argmax(1)
-    np.savez(tmp_path / "data.npz", x=x, y=y)
-    return tmp_path / "net.onnx"
+def net(classifier):
+    return classifier(200)
 
 
 def weights(path):
@@ -168,11 +151,13 @@ def test_wrong_usage(call, net, tmp_path, arguments, text):
     assert not (tmp_path / "p.onnx").exists()
 
 
-@pytest.mark.parametrize("options", [("--keep-zeros",), ("--scales", "learned"), ("--finetune-loss", "mse")])
+@pytest.mark.parametrize(
+    "options", [("--keep-zeros",), ("--scales", "learned"), ("--scales", "fixed"), ("--finetune-loss", "mse")]
+)
 def test_options_of_finetuning_need_it(call, net, options):
     code, _, err = call("quantize", net, "q.onnx", "--data", "data.npz", *options)
     assert code == USAGE
-    assert "only work" in err
+    assert f"{options[0]} only works with --finetune" in err
 
 
 def test_keep_zeros_needs_zeros(call, net):

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import numpy as np
@@ -19,20 +20,26 @@ pytest.importorskip("mpi4py")
 
 DISTRIBUTED = ("--kvstore", "dist_sync", "--optimizer", "adam", "--metric", "accuracy")
 
-# `graphkit train` in which some ranks get `COUNT` signals within their step number `AT`.
+# `graphkit train` in which some ranks get `COUNT` signals within their step number `AT`. Rank 0 sends a server its own.
 SIGNALLED = """
-    import os, signal, sys, time
+    import os, pathlib, signal, sys, time
     from graphkit import cli
     from graphkit.train.stepper import Stepper
 
     ranks, at, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     rank = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
     take, steps = Stepper.take, iter(range(10**6))
+    pids = pathlib.Path(os.environ["PIDS"])
+    (pids / f"pid-{rank}").write_text(str(os.getpid()))
 
     def taken(self, *arguments):
-        if next(steps) == at and rank in ranks.split(","):
-            for _ in range(count):
-                os.kill(os.getpid(), signal.SIGTERM)
+        if next(steps) == at:
+            targets = [t for t in ranks.split(",") if t == rank or (rank == "0" and t.startswith("server "))]
+            for target in targets:
+                pid = os.getpid() if target == rank else int((pids / f"pid-{target[7:]}").read_text())
+                for _ in range(count):
+                    os.kill(pid, signal.SIGTERM)
+                    time.sleep(0 if target == rank else 0.3)  # two signals at once would arrive as one
         return take(self, *arguments)
 
     Stepper.take = taken
@@ -42,10 +49,14 @@ SIGNALLED = """
 
 @pytest.fixture
 def task(tmp_path):
-    """A network with dropout and batch normalisation, and 50 samples, of which 10 are for validation."""
+    """A network of three groups with dropout and batch normalisation, and 50 samples, 10 of them for validation."""
     x = gk.input("x", ["N", 6])
-    h = gk.nn.dropout(gk.relu(gk.nn.batch_norm(gk.nn.linear(x, 8, name="fc1"), name="bn")), 0.3)
-    gk.Model({"y": gk.nn.linear(h, 3, name="fc2")}, seed=2).save(tmp_path / "net.json")
+    with gk.attr_scope(ctx_group="a"):
+        h = gk.nn.dropout(gk.relu(gk.nn.batch_norm(gk.nn.linear(x, 8, name="fc1"), name="bn")), 0.3)
+    with gk.attr_scope(ctx_group="b"):
+        h = gk.tanh(gk.nn.linear(h, 8, name="fc2"))
+    with gk.attr_scope(ctx_group="c"):
+        gk.Model({"y": gk.nn.linear(h, 3, name="fc3")}, seed=2).save(tmp_path / "net.json")
     rng = np.random.default_rng(3)
     np.savez(tmp_path / "data.npz", x=rng.standard_normal((50, 6), np.float32), y=rng.integers(0, 3, 50))
     return tmp_path
@@ -58,9 +69,10 @@ def options(task, run, *more):
 
 def job(*arguments, ranks="", at=0, count=1, processes=2):
     code = [sys.executable, "-P", "-c", textwrap.dedent(SIGNALLED), ranks, str(at), str(count)]
-    environment = os.environ | {"GRAPHKIT_NUM_THREADS": "1", "GRAPHKIT_RANK_TIMEOUT": "20"}
-    command = [find_mpiexec(), "-n", str(processes), *code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+    with tempfile.TemporaryDirectory() as pids:
+        environment = os.environ | {"GRAPHKIT_NUM_THREADS": "1", "GRAPHKIT_RANK_TIMEOUT": "20", "PIDS": pids}
+        command = [find_mpiexec(), "-n", str(processes), *code, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
 
 
 def state(run):
@@ -76,21 +88,45 @@ CASES = [
     pytest.param("0,1", 3, 5, ("--accumulate", 2), id="all ranks", marks=pytest.mark.full),
     pytest.param("0", 2, 3, ("--sync-batch-norm", "--shard-optimizer"), id="last step", marks=pytest.mark.full),
 ]
+# Groups of ranks take whole batches: each epoch has 5.
+PIPELINE = ("--place", "a=0", "--place", "b=1", "--place", "c=1", "--micro-batches", 2)
+BOTH_WAYS = ("--place", "a=0", "--place", "b=1", "--place", "c=0")
+GROUPS = [
+    pytest.param("1", 1, 2, PIPELINE, id="pipeline"),
+    pytest.param("0,1", 6, 7, PIPELINE, id="pipeline, all ranks", marks=pytest.mark.full),
+    pytest.param("0", 4, 5, PIPELINE, id="pipeline, last step", marks=pytest.mark.full),
+    pytest.param("1", 2, 3, BOTH_WAYS, id="placed groups"),
+    pytest.param("0,1", 1, 2, BOTH_WAYS, id="placed groups, all ranks", marks=pytest.mark.full),
+]
 
 
-@pytest.mark.parametrize(("ranks", "at", "batches", "more"), CASES)
-def test_run_resumes_bit_for_bit_after_sigterm(task, ranks, at, batches, more):
+def check_resume_after_sigterm(task, ranks, at, batches, more, per_epoch, again=()):
+    """Assert that a run stops after `batches`, and that the resumed run ends as one without signals.
+
+    again: options that must be given again to resume.
+    """
     whole = job(*options(task, "whole", *more))
     assert whole.returncode == 0, whole.stderr
     done = job(*options(task, "run", *more), ranks=ranks, at=at)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr, done.stderr
     position = json.loads((task / "run" / "checkpoint.json").read_text())["position"]
-    assert position["epoch"] * 3 + position["batch"] == batches, done.stderr
+    assert position["epoch"] * per_epoch + position["batch"] == batches, done.stderr
     assert re.search(r"stopped .* contains a checkpoint of this position", done.stderr), done.stderr
-    resumed = job("train", str(task / "net.json"), "-o", str(task / "run"), "--resume", "--kvstore", "dist_sync")
+    options_again = ["--kvstore", "dist_sync", *map(str, again)]
+    resumed = job("train", str(task / "net.json"), "-o", str(task / "run"), "--resume", *options_again)
     assert resumed.returncode == 0, resumed.stderr
     assert state(task / "run") == state(task / "whole")
+
+
+@pytest.mark.parametrize(("ranks", "at", "batches", "more"), CASES)
+def test_run_resumes_bit_for_bit_after_sigterm(task, ranks, at, batches, more):
+    check_resume_after_sigterm(task, ranks, at, batches, more, per_epoch=3)
+
+
+@pytest.mark.parametrize(("ranks", "at", "batches", "more"), GROUPS)
+def test_groups_resume_bit_for_bit_after_sigterm(task, ranks, at, batches, more):
+    check_resume_after_sigterm(task, ranks, at, batches, more, per_epoch=5, again=more)
 
 
 @pytest.mark.full
@@ -99,3 +135,83 @@ def test_second_sigterm_ends_at_once_and_keeps_the_last_checkpoint(task):
     assert done.returncode != 0
     assert json.loads((task / "run" / "checkpoint.json").read_text())["position"]["epoch"] == 1
     assert job("train", str(task / "net.json"), "-o", str(task / "run"), "--resume").returncode == 0
+
+
+# --- parameter servers ------------------------------------------------------------------------------------
+
+# Each epoch has 3 batches of 8 samples on each of two workers. The job ends after step 1 of the rank that gets the
+# signal, or after a later one that another worker has begun; at the end of an epoch, after its validation.
+SERVERS = [
+    pytest.param("dist_async", 1, "1", 1, id="async, a worker"),
+    pytest.param("dist_async", 1, "server 2", 1, id="async, the server"),
+    pytest.param("dist_bounded", 1, "0,1,server 2", 2, id="bounded, all", marks=pytest.mark.full),
+    pytest.param("dist_bounded", 2, "server 3", 4, id="bounded, one of two servers", marks=pytest.mark.full),
+    pytest.param("elastic", 1, "0", 0, id="elastic", marks=pytest.mark.full),
+]
+
+
+def server_options(task, run, kind, servers, *more):
+    data = ["--data", task / "data.npz", "--batch-size", 8, "--epochs", 4, "-o", task / run, "--optimizer", "adam"]
+    return [*map(str, ["train", task / "net.json", *data, "--kvstore", kind, "--servers", servers, *more])]
+
+
+@pytest.mark.parametrize(("kind", "servers", "ranks", "at"), SERVERS)
+def test_workers_stop_together_after_sigterm(task, kind, servers, ranks, at):
+    done = job(*server_options(task, "run", kind, servers), ranks=ranks, at=at, processes=2 + servers)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr, done.stderr
+    assert re.search(r"stopped .* contains a checkpoint of this position", done.stderr), done.stderr
+    manifest = json.loads((task / "run" / "checkpoint.json").read_text())
+    position = manifest["position"]
+    steps = position["epoch"] * 3 + position["batch"]
+    assert at + 1 <= steps <= 9, done.stderr
+    assert manifest["updates"] == steps
+    resumed = server_options(task, "run", kind, servers, "--resume")
+    again = job(*resumed, processes=2 + servers)
+    assert again.returncode == 0, again.stderr
+    manifest = json.loads((task / "run" / "checkpoint.json").read_text())
+    assert (manifest["position"]["epoch"], manifest["updates"]) == (4, 12)
+
+
+def test_one_worker_with_a_server_resumes_bit_for_bit(task):
+    """The server and the worker take turns, so the results of the whole run are known."""
+    whole = job(*server_options(task, "whole", "dist_async", 1), processes=2)
+    assert whole.returncode == 0, whole.stderr
+    done = job(*server_options(task, "run", "dist_async", 1), ranks="server 1", at=2, processes=2)
+    assert done.returncode != 0
+    assert "contains a checkpoint of this position" in done.stderr, done.stderr
+    position = json.loads((task / "run" / "checkpoint.json").read_text())["position"]
+    assert position["epoch"] == 0
+    assert position["batch"] >= 3
+    resumed = job(*server_options(task, "run", "dist_async", 1, "--resume"), processes=2)
+    assert resumed.returncode == 0, resumed.stderr
+    assert state(task / "run") == state(task / "whole")
+
+
+@pytest.mark.full
+def test_second_sigterm_to_a_server_ends_at_once(task):
+    done = job(*server_options(task, "run", "dist_async", 1), ranks="server 2", at=4, count=2, processes=3)
+    assert done.returncode != 0
+    assert "contains a checkpoint of this position" not in done.stderr
+    assert json.loads((task / "run" / "checkpoint.json").read_text())["position"]["epoch"] == 1
+
+
+@pytest.mark.full
+def test_sigterm_to_a_server_without_a_folder_ends_at_once(task):
+    code = """
+        import os, signal, sys, time
+        import numpy as np, graphkit as gk
+        kv = gk.kvstore.create("dist_async", servers=1)
+        kv.init("a", np.zeros(3, np.float32))
+        time.sleep(60)
+    """
+    signalled = """
+        import os, signal, threading
+        if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "2":
+            threading.Timer(3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    """
+    script = textwrap.dedent(signalled) + textwrap.dedent(code)
+    command = [find_mpiexec(), "-n", "3", sys.executable, "-P", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert done.returncode != 0
+    assert "rank 2: terminated" in done.stderr

@@ -9,7 +9,8 @@ from decoders import cached_decoder, greedy, session, spread
 import graphkit as gk
 from graphkit.data import Vocabulary
 from graphkit.errors import InputError, NotFinite, RuntimeFailure, UsageError
-from graphkit.inference.generation.positions import position_table
+from graphkit.inference.position_table import position_table
+from graphkit.onnx_io.compare import OnnxRuntimeModel
 
 PROMPTS = ([3, 1, 4], [1], [5, 9, 2, 6, 5, 3], [8, 8])
 
@@ -57,6 +58,32 @@ def test_cached_decoder_equals_onnxruntime(net, runtime, prompt):
 
 def test_engine_onnxruntime_gives_the_same_tokens(net, runtime):
     assert gk.generate(net, PROMPTS[0], max_tokens=9, engine="onnxruntime").ids == greedy(runtime, PROMPTS[0], 9)
+
+
+def test_sessions_of_onnxruntime_are_kept_with_the_model(monkeypatch):
+    opened, export = [], []
+    created, exported = OnnxRuntimeModel.__init__, gk.Model.to_onnx
+    monkeypatch.setattr(OnnxRuntimeModel, "__init__", lambda *a, **o: (opened.append(a), created(*a, **o))[1])
+    monkeypatch.setattr(gk.Model, "to_onnx", lambda *a, **o: (export.append(a), exported(*a, **o))[1])
+    model = cached_decoder()
+
+    def ids(**options):
+        return gk.generate(model, [3, 1], max_tokens=4, engine="onnxruntime", **options).ids
+
+    first = ids()
+    assert [ids() for _ in range(3)] == [first] * 3
+    assert (len(opened), len(export)) == (1, 1)
+    ids(threads=1)
+    assert len(opened) == 2
+    name = next(name for name in model.params if model.params[name].ndim == 2)
+    before = model.params[name].copy()
+    model.params[name] = before[::-1]
+    changed = ids()
+    assert len(opened) == 3
+    assert changed == gk.generate(model, [3, 1], max_tokens=4).ids
+    model.params[name] = before
+    assert ids() == first
+    assert len(opened) == 4
 
 
 @pytest.mark.parametrize(("mask", "positions"), [(True, True), (True, False), (False, True), (False, False)])

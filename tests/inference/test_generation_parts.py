@@ -146,6 +146,41 @@ def test_stop_text_ends_hypotheses(tiny):
     assert "ba" not in found.text
 
 
+class Counting(Vocabulary):
+    """A vocabulary that counts the tokens that it decodes."""
+
+    decoded = 0
+
+    def decode(self, numbers):
+        numbers = list(numbers)
+        self.decoded += len(numbers)
+        return super().decode(numbers)
+
+
+def test_stop_texts_of_beams_decode_each_token_a_fixed_number_of_times():
+    net = spread(gk.models.build("transformer_lm", vocab=4, width=8, heads=2, layers=1, length=80), seed=2)
+    counts = []
+    for steps in (16, 32, 64):
+        vocabulary = Counting(["<pad>", "<unk>", "a", "b"], "char")
+        found = gk.generate(net, "ab", max_tokens=steps, beams=3, stop="never", tokenizer=vocabulary)
+        assert all(len(h.ids) == steps for h in found[0].hypotheses)
+        assert found.text == vocabulary.decode(found[0].ids)
+        counts.append(vocabulary.decoded)
+    # With decoding from the first token, the count would grow by the square of the number of steps.
+    assert counts[2] - counts[1] < 2.3 * (counts[1] - counts[0])
+
+
+@pytest.mark.parametrize("stop", ["ba", "aab", "bbb"])
+def test_stops_of_hypotheses_are_where_their_text_contains_the_stop_text(tiny, stop):
+    vocabulary = Vocabulary(["<pad>", "<unk>", "a", "b"], "char")
+    found = gk.generate(tiny, "ab", max_tokens=12, beams=4, stop=stop, tokenizer=vocabulary)
+    for hypothesis in found[0].hypotheses:
+        text = vocabulary.decode(hypothesis.ids)
+        assert (stop in text) == (hypothesis.stopped == "stop")
+        assert stop not in text[:-1]
+    assert found.text == vocabulary.decode(found[0].ids).partition(stop)[0]
+
+
 # --- text -------------------------------------------------------------------------------------------------
 
 
@@ -179,3 +214,15 @@ def test_beginnings_of_stop_texts_are_held_back(stops, pieces):
     cuts = [whole.index(stop) for stop in stops if stop in whole]
     assert stream.text == whole[: min(cuts, default=len(whole))]
     assert stream.stopped == bool(cuts)
+
+
+def test_copies_of_a_stream_are_independent():
+    vocabulary = Vocabulary(["<pad>", "<unk>", "a", "x", "y"], "char")
+    stream = TextStream(vocabulary, [2], ["xy"])
+    stream.add(3)
+    other = stream.copy()
+    assert stream.add(4) == ""
+    assert stream.stopped
+    assert other.add(2) == "xa"
+    assert not other.stopped
+    assert (stream.text, other.text) == ("", "xa")

@@ -99,9 +99,9 @@ def test_interrupt_of_a_move_restores_the_parameters(monkeypatch, line_search):
     for name, array in net.state_dict().items():
         np.testing.assert_array_equal(array, before[name])
     monkeypatch.undo()
-    pairs = len(trainer._pairs)
+    pairs = len(trainer._history.pairs)
     first = trainer.step(X[:5], T[:5])  # the change of the samples is no change of the gradient along a move
-    assert len(trainer._pairs) <= pairs + 1
+    assert len(trainer._history.pairs) <= pairs + 1
     assert np.mean((net.run({"x": X[:5]})["y"] - T[:5]) ** 2) < first
 
 

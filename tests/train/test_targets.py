@@ -254,3 +254,15 @@ def test_data_without_targets_are_refused() -> None:
         InputError, match=r"^the data have no targets\. Pass a pair .* The loss needs 1 target: 'target'"
     ):
         trainer(network(4), "mse").fit([{"x": row} for row in X])
+
+
+def test_text_with_tokens_that_a_language_model_does_not_score():
+    vocabulary = gk.data.Vocabulary(["<pad>", "<unk>", "a", "b", "c", "d"], "char")
+    ids = gk.input("x", ["T", "N"], "int64")
+    net = gk.Model({"y": gk.nn.linear(gk.nn.embedding(ids, 5, 4, name="e"), 5, name="fc")}, seed=0)
+    trainer = gk.Trainer(net, threads=1)
+    message = r"the text contains token 5 \('d'\), but the network .* 5 outputs.*\(--tokenizer\).*vocab=6"
+    with pytest.raises(InputError, match=message):
+        trainer.fit(gk.data.TokenStream(vocabulary.encode("abcdabcd"), vocabulary), epochs=1, batch_size=1)
+    # A vocabulary may have more tokens than the model scores, if the text does not contain them.
+    trainer.fit(gk.data.TokenStream(vocabulary.encode("abcabc"), vocabulary), epochs=1, batch_size=1)

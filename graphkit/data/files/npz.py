@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
-from graphkit.errors import InputError, OutOfMemory, lacks_memory
+from graphkit.errors import InputError, InvalidModel, OutOfMemory, lacks_memory
 from graphkit.ir.limits import require_memory
-from graphkit.ir.npz import DAMAGED, array_name
+from graphkit.ir.npz import DAMAGED, array_name, read_npz
 
 # The first bytes of .npy files, and of .npz files with and without members.
-_STARTS = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")
+_ARRAY, _ARCHIVES = b"\x93NUMPY", (b"PK\x03\x04", b"PK\x05\x06")
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -29,27 +28,22 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         # If np.load opens a damaged file itself, it does not close it.
         with path.open("rb") as file:
-            require_memory(os.fstat(file.fileno()).st_size, f"the arrays of {path}")
-            if not file.read(len(_STARTS[0])).startswith(_STARTS):
-                raise InputError(f"{path}: not a .npy or .npz file: it is empty or has another format")
-            file.seek(0)
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                return {"": loaded}
-            with loaded:
-                members = zipfile.ZipFile(file).infolist()
-                require_memory(sum(member.file_size for member in members), f"the arrays of {path}")
-                arrays = {array_name(name): loaded[name] for name in loaded.files}
+            start = file.read(len(_ARRAY))
+            if start == _ARRAY:
+                require_memory(os.fstat(file.fileno()).st_size, f"the arrays of {path}")
+                file.seek(0)
+                return {"": np.load(file, allow_pickle=False)}
+        if not start.startswith(_ARCHIVES):
+            raise InputError(f"{path}: not a .npy or .npz file: it is empty or has another format")
+        return {array_name(name): array for name, array in read_npz(path).items()}
     except (OutOfMemory, InputError):
         raise
+    except InvalidModel as error:
+        raise InputError(str(error)) from None
     except (MemoryError, *DAMAGED) as error:
         if lacks_memory(error):
             raise OutOfMemory(f"the arrays of {path}: {error}") from None
-        raise InputError(f"{path}: the .npy or .npz file cannot be read: {error}") from None
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise InputError(f"{path}: its member {name!r} is not an array")
-    return arrays
+        raise InputError(f"{path}: the .npy file cannot be read: {error}") from None
 
 
 def mapped_array(path: Path) -> np.ndarray:

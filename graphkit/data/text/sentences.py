@@ -83,17 +83,7 @@ def load(
     unless one is given (level, min_count, size: see Vocabulary.build). length, bucket: see Sentences. Raises
     InputError, which names the folder or the file.
     """
-    files = _class_files(path)
-    classes = sorted(files)
-    texts, labels = [], []
-    for label, name in enumerate(classes):
-        # `splitlines` would also divide lines at other characters, such as form feeds.
-        lines = [line for file in files[name] for line in read_text(file).split("\n") if line.strip()]
-        texts += lines
-        labels += [label] * len(lines)
-    if not texts:
-        raise InputError(f"{path}: found no sentence in {', '.join(f.name for n in classes for f in files[n])}")
-    targets = np.array(labels, np.int64)
+    texts, targets, classes = read_sentences(path)
     everything = np.arange(len(texts))
     train, test = everything, everything[:0]
     if test_fraction is not None:
@@ -111,6 +101,25 @@ def load(
     if test_fraction is None:
         return part(everything, str(path))
     return Splits(part(train, f"{path} (train)"), part(test, f"{path} (test)"))
+
+
+def read_sentences(path: Path) -> tuple[list[str], np.ndarray, list[str]]:
+    """Return the sentences of a folder, their class numbers, and the names of the classes.
+
+    Raises InputError, which names the folder or the file.
+    """
+    files = _class_files(path)
+    classes = sorted(files)
+    texts: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        # `splitlines` would also divide lines at other characters, such as form feeds.
+        lines = [line for file in files[name] for line in read_text(file).split("\n") if line.strip()]
+        texts += lines
+        labels += [label] * len(lines)
+    if not texts:
+        raise InputError(f"{path}: found no sentence in {', '.join(f.name for n in classes for f in files[n])}")
+    return texts, np.array(labels, np.int64), classes
 
 
 def _class_files(path: Path) -> dict[str, list[Path]]:

@@ -33,15 +33,16 @@ import numpy as np
 from graphkit.dist.hosts.groups import Host
 
 # Times are seconds of the host's monotonic clock, which its processes share. `waits`: when the process
-# began to wait, or last made progress while it waited; infinity if it does not wait.
+# began to wait, or last made progress while it waited; infinity if it does not wait. `departure`: see
+# `HeartbeatMonitor.departures`.
 SLOT = np.dtype(
     [
         ("alive", "f8"), ("progress", "f8"), ("waits", "f8"), ("process", "i8"), ("steps", "i8"), ("state", "i8"),
-        ("call", "S160"),
+        ("departure", "i8"), ("call", "S160"),
     ]
 )  # fmt: skip
 # The same layout, to write a whole slot in one call.
-_SLOT = struct.Struct("=dddqqq160s")
+_SLOT = struct.Struct("=dddqqqq160s")
 # Values of `state`: the process has not started, runs, or has ended.
 _NOT_STARTED, _RUNNING, ENDED = 0, 1, 2
 
@@ -116,6 +117,7 @@ class HeartbeatMonitor:
     ):  # fmt: skip
         self._board = board
         self._ranks = tuple(ranks)
+        self._order = np.argsort(self._ranks)
         self._hosts = tuple(hosts) or (Host(socket.gethostname(), self._ranks),)
         self._here = here
         self._relay = relay
@@ -140,6 +142,7 @@ class HeartbeatMonitor:
         self.for_heartbeats = _Wait(self, for_progress=False)
         self._ended = threading.Event()
         self._at, self._process = mine * SLOT.itemsize, os.getpid()
+        self._departure = 0
         self.doing(b"", 0)
         self._thread = threading.Thread(target=self._run, name="graphkit-heartbeats", daemon=True)
         self._thread.start()
@@ -149,7 +152,23 @@ class HeartbeatMonitor:
     def doing(self, call: bytes, steps: int) -> None:
         """Report progress: this process has reached this call."""
         now = self._progressed = time.monotonic()
-        _SLOT.pack_into(self._board.memory, self._at, now, now, math.inf, self._process, steps, _RUNNING, call)
+        _SLOT.pack_into(
+            self._board.memory, self._at, now, now, math.inf, self._process, steps, _RUNNING, self._departure, call
+        )
+
+    def depart(self, number: int) -> None:
+        """Tell the other processes about the end of this one. number: its meaning is that of the caller."""
+        self._departure = number
+        self._mine["departure"] = number
+
+    def departures(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the number that each rank gave to `depart` (0 before), and the number of steps that it has begun.
+
+        Both are those of the last heartbeat. None if only some of the processes of the job are monitored.
+        """
+        if not self._complete:
+            return None
+        return self._board.slots["departure"][self._order], self._board.slots["steps"][self._order]
 
     def made_progress(self) -> None:
         """Report that an operation that this process waits for has made progress."""

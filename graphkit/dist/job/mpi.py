@@ -329,6 +329,15 @@ class MpiCommunicator:
         if self._monitor is not None:
             self._monitor.doing(call, self.steps)
 
+    def depart(self, number: int) -> None:
+        """Tell the other processes about the end of this one; see `HeartbeatMonitor.depart`."""
+        if self._monitor is not None:
+            self._monitor.depart(number)
+
+    def departures(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return what `depart` told, and the number of steps, by job rank; see `HeartbeatMonitor.departures`."""
+        return None if self._monitor is None else self._monitor.departures()
+
     def made_progress(self) -> None:
         """Report that an operation that this process waits for has made progress."""
         if self._monitor is not None:

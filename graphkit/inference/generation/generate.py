@@ -19,10 +19,10 @@ from graphkit.inference.engines import open_engine
 from graphkit.inference.generation.choosing import Choice
 from graphkit.inference.generation.decoder import Decoder, Run
 from graphkit.inference.generation.generator import Settings, generate_beams, generate_together
-from graphkit.inference.generation.positions import PositionTable, position_table
 from graphkit.inference.generation.prompts import batches, check_prompts, encoded_prompts
 from graphkit.inference.generation.results import Generation, Generations, Token
 from graphkit.inference.generation.roles import Roles, find_roles
+from graphkit.inference.position_table import PositionTable, position_table
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.loading import is_onnx_file, load
@@ -33,8 +33,9 @@ from graphkit.text import listed
 if TYPE_CHECKING:
     from graphkit.executor.devices.groups import AnyDevice
 
-# For each model its graph, and what runs it by outputs, device and threads: packed weights and programs are made once.
-_kept: weakref.WeakKeyDictionary[Model, tuple[Graph, dict[Any, Run]]] = weakref.WeakKeyDictionary()
+# For each model its graph, and what runs it: packed weights, programs and sessions of ONNX Runtime are made once. Keys
+# are outputs, device and threads, or for a session its engine, device and threads.
+_kept: weakref.WeakKeyDictionary[Model, tuple[Graph, dict[Any, Any]]] = weakref.WeakKeyDictionary()
 
 
 @typed("gk.generate")
@@ -250,19 +251,28 @@ def _arrays(types: Mapping[str, Any], given: Mapping[str, Any], prompts: int) ->
 
 def _run(net: Model, roles: Roles, engine: str, file: Any, device: AnyDevice, threads: int | None) -> Run:
     """Return a function that computes the outputs of a step."""
-    if engine != "graphkit":
-        run = open_engine(net, engine, file=file, device=device, threads=threads)
-        return lambda feeds: run(feeds, roles.outputs)
+    if file is not None and engine != "graphkit":  # the model was read for this call
+        session = open_engine(net, engine, file=file, device=device, threads=threads)
+        return lambda feeds: session(feeds, roles.outputs)
     graph, kept = _kept.setdefault(net, (net.graph, {}))
     if graph is not net.graph:  # Model.separate_roles replaces graph and parameters
         kept = {}
         _kept[net] = (net.graph, kept)
+    if engine != "graphkit":
+        # A session contains the parameters of its export, so it is kept until one of them changes.
+        versions = tuple(map(net.params.version, net.params))
+        known, session = kept.get((engine, repr(device), threads), (None, None))
+        if session is None or known != versions:
+            session = open_engine(net, engine, device=device, threads=threads)
+            kept[engine, repr(device), threads] = (versions, session)
+        return lambda feeds: session(feeds, roles.outputs)
     key = (roles.outputs, repr(device), threads)
     if key not in kept:
         # A program for all outputs is found faster than one for some of them.
         chosen = net if set(net.outputs) == set(roles.outputs) else net.select(*roles.outputs)
         kept[key] = chosen.compile(device, threads=threads).run
-    return kept[key]
+    run: Run = kept[key]
+    return run
 
 
 def _notes(

@@ -121,24 +121,46 @@ def generate_together(
         tokens = np.array([[chosen[place]] for place in going], np.int64)
 
 
+class _Texts:
+    """The texts of hypotheses. Each is decoded from the text of the hypothesis that it continues.
+
+    start: The text before the first token.
+    """
+
+    def __init__(self, start: TextStream):
+        self._streams: dict[tuple[int, ...], TextStream] = {(): start}
+        self._length = 0
+
+    def of(self, ids: tuple[int, ...]) -> TextStream:
+        """Return the complete text of a hypothesis, up to a stop text."""
+        found = self._stream(ids).copy()
+        found.finish()
+        return found
+
+    def _stream(self, ids: tuple[int, ...]) -> TextStream:
+        if ids in self._streams:
+            return self._streams[ids]
+        known = next(length for length in range(len(ids) - 1, -1, -1) if ids[:length] in self._streams)
+        stream = self._streams[ids[:known]].copy()
+        for token in ids[known:]:
+            if stream.stopped:
+                break
+            stream.add(token)
+        if len(ids) > self._length:  # a new step: later hypotheses continue those of the last one
+            self._length = len(ids)
+            kept = (self._length - 1, 0)
+            self._streams = {key: each for key, each in self._streams.items() if len(key) in kept}
+        self._streams[ids] = stream
+        return stream
+
+
 def generate_beams(decoder: Decoder, prompt: np.ndarray, number: int, settings: Settings) -> Generation:
     """Generate tokens after a prompt by beam search. number: of the prompt among all."""
     ids, given = prompt.tolist(), settings.vocabulary
-
-    def text_of(found: Sequence[int]) -> tuple[str | None, bool]:
-        """Return the text of tokens up to a stop text, and whether there is one."""
-        if given is None:
-            return None, False
-        stream = TextStream(given, ids, settings.stops)
-        for token in found:
-            stream.add(token)
-            if stream.stopped:
-                break
-        stream.finish()
-        return stream.text, stream.stopped
+    texts = None if given is None else _Texts(TextStream(given, ids, settings.stops))
 
     def ended(found: tuple[int, ...]) -> str:
-        if settings.stops and text_of(found)[1]:
+        if settings.stops and texts is not None and texts.of(found).stopped:
             return "stop"
         return settings.ended(len(prompt), found)
 
@@ -157,6 +179,6 @@ def generate_beams(decoder: Decoder, prompt: np.ndarray, number: int, settings: 
     found = beam_search(search, first, sequences, checked)
     best = found[0]
     return Generation(
-        tuple(ids), best.ids, text_of(best.ids)[0], best.stopped, log_probability=best.log_probability,
-        hypotheses=tuple(found),
+        tuple(ids), best.ids, None if texts is None else texts.of(best.ids).text, best.stopped,
+        log_probability=best.log_probability, hypotheses=tuple(found),
     )  # fmt: skip

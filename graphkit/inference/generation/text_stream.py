@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Sequence
 
@@ -44,6 +45,12 @@ class TextStream:
         self._held = ""
         self.text = ""
         self.stopped = False
+
+    def copy(self) -> TextStream:
+        """Return a stream of the same text, which continues independently."""
+        found = copy.copy(self)
+        found._tokens, found._starts = list(self._tokens), deque(self._starts, self._starts.maxlen)
+        return found
 
     def add(self, token: int) -> str:
         """Add a token, and return the text that is now complete."""

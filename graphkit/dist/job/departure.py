@@ -1,0 +1,106 @@
+"""SIGTERM in a job with parameter servers: workers agree on the step after which they stop, with their heartbeats.
+
+Workers take steps independently, so no collective of a step can tell them. A worker that has received SIGTERM, or sees
+that another process has, tells the number of steps that it has completed: its vote. When all have voted, all stop after
+the largest vote. Until then, a worker takes a step only if another one has begun more steps. That one will vote for at
+least this number, so no worker takes more steps than the largest vote. No two workers wait for each other, because a
+worker that waits in an exchange, or for a slower worker (`dist_bounded`), has begun more steps than that one.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphkit.errors import RuntimeFailure
+
+if TYPE_CHECKING:
+    from graphkit.dist.communicator import Communicator
+    from graphkit.dist.job.mpi import MpiCommunicator
+
+# The number that a process tells: nothing, that it can stop together with the others, or its vote. A vote of n steps is
+# _VOTE + n.
+_NOTHING, _READY, _VOTE = 0, 1, 2
+# Seconds between two looks at the votes.
+_PAUSE = 0.01
+
+
+class Departure:
+    """The end of this worker, together with the others.
+
+    Args:
+        communicator: The processes of the job.
+        workers: Number of workers. Their job ranks come before those of the servers.
+    """
+
+    def __init__(self, communicator: Communicator, workers: int):
+        self._communicator, self._workers = communicator, workers
+        self._voted = False
+        communicator.depart(_NOTHING)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether this worker hears the heartbeats of all processes of the job."""
+        return self._communicator.departures() is not None
+
+    def begin(self) -> None:
+        """Tell that this worker can stop together with the others."""
+        self._communicator.depart(_READY)
+
+    def end(self) -> None:
+        """Tell that it cannot any more."""
+        self._communicator.depart(_NOTHING)
+
+    def is_wanted(self) -> bool:
+        """Return whether another process has received SIGTERM."""
+        return bool((self._told()[0] >= _VOTE).any())
+
+    def must_stop(self, wanted: bool) -> bool:
+        """Return whether this worker must stop before its next step, which it may have to wait for.
+
+        wanted: whether this worker has received SIGTERM.
+
+        Raises RuntimeFailure if another process is lost meanwhile.
+        """
+        if not self._voted and not (wanted or self.is_wanted()):
+            return False
+        done = self._communicator.steps
+        if not self._voted:
+            self._voted = True
+            self._communicator.depart(_VOTE + done)
+        while True:
+            told, steps = (each[: self._workers] for each in self._told())
+            has_voted = told >= _VOTE
+            largest = int(np.where(has_voted, told - _VOTE, steps).max())
+            if has_voted.all() or done < largest:
+                return done >= largest
+            with self._communicator.waiting(False):
+                time.sleep(_PAUSE)
+                if (reason := self._communicator.lost()) is not None:
+                    raise RuntimeFailure(reason)
+
+    def _told(self) -> tuple[np.ndarray, np.ndarray]:
+        told = self._communicator.departures()
+        assert told is not None, "see is_possible"
+        return told
+
+
+def leave_to_workers(communicator: MpiCommunicator) -> None:
+    """On a server: let the first SIGTERM stop the workers, if they can stop together. Otherwise it ends the job."""
+    before: Any = signal.getsignal(signal.SIGTERM)
+    if not callable(before):
+        return
+    workers = communicator.processes - communicator.servers
+
+    def arrived(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, before)
+        told = communicator.departures()
+        if told is None or (told[0][:workers] < _READY).any():
+            before(number, frame)
+        communicator.depart(_VOTE)
+
+    signal.signal(signal.SIGTERM, arrived)

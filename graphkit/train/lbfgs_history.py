@@ -1,0 +1,119 @@
+"""The state of L-BFGS between two steps, and its arrays in a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from graphkit.errors import InvalidModel
+
+# Pairs whose curvature is not above this are left out.
+_LEAST_CURVATURE = 1e-10
+# The names of all arrays begin with this.
+_PREFIX = "L-BFGS/"
+_VECTORS = ("direction", "gradient")
+_NUMBERS = {"factors": np.float64, "scale and length": np.float64, "iterations and evaluations": np.int64}
+
+
+@dataclass
+class History:
+    """The state of L-BFGS after an iteration: its history of pairs, and the last move.
+
+    Attributes:
+        size: Largest number of pairs.
+        direction: The direction of the last move; empty before the first one.
+        gradient: The gradient before that move.
+        length: The step length of that move.
+        pairs: Changes of the gradient, moves of the parameters, and the reciprocals of their products.
+        scale: The curvature of the last pair: the inverse Hessian is approximated by this number at first.
+        iterations: Number of iterations.
+        evaluations: Number of evaluations of the loss.
+    """
+
+    size: int
+    direction: np.ndarray
+    gradient: np.ndarray
+    length: float = 0.0
+    pairs: list[tuple[np.ndarray, np.ndarray, float]] = field(default_factory=list)
+    scale: float = 1.0
+    iterations: int = 0
+    evaluations: int = 0
+
+    def store_pair(self, change: np.ndarray, move: np.ndarray) -> None:
+        """Store a change of the gradient and of the parameters, if the loss is convex between them."""
+        curvature = float(change @ move)
+        if curvature > _LEAST_CURVATURE:
+            if len(self.pairs) == self.size:
+                del self.pairs[0]
+            self.pairs.append((change, move, 1.0 / curvature))
+            self.scale = curvature / float(change @ change)
+
+    def approximate_newton_step(self, gradient: np.ndarray) -> np.ndarray:
+        """Return the direction of the two-loop recursion (Nocedal and Wright, algorithm 7.4)."""
+        r: np.ndarray = -gradient
+        factors = []
+        for change, move, factor in reversed(self.pairs):
+            factors.append(float(move @ r) * factor)
+            r = r - change * r.dtype.type(factors[-1])
+        r = r * r.dtype.type(self.scale)
+        for (change, move, factor), earlier in zip(self.pairs, reversed(factors), strict=True):
+            r = r + move * r.dtype.type(earlier - float(change @ r) * factor)
+        return r
+
+    # --- checkpoints --------------------------------------------------------------------------------
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the arrays that a checkpoint contains, by name."""
+        found = {
+            "direction": self.direction,
+            "gradient": self.gradient,
+            "factors": np.array([factor for *_, factor in self.pairs], np.float64),
+            "scale and length": np.array([self.scale, self.length], np.float64),
+            "iterations and evaluations": np.array([self.iterations, self.evaluations], np.int64),
+        }
+        for index, (change, move, _) in enumerate(self.pairs):
+            found |= {f"change/{index}": change, f"move/{index}": move}
+        return {f"{_PREFIX}{name}": array for name, array in found.items()}
+
+    def restored(self, arrays: Mapping[str, np.ndarray], elements: int, where: str) -> History:
+        """Return the history from the arrays of a checkpoint. If it has more than `size` pairs, the last ones are kept.
+
+        Args:
+            arrays: All arrays that `names_in` names.
+            elements: Number of elements of all trained parameters.
+            where: The checkpoint, for errors.
+
+        Raises:
+            InvalidModel: An array has another shape or dtype.
+        """
+        vectors = (elements,) if arrays[f"{_PREFIX}direction"].size else (0,)
+        count = len(arrays[f"{_PREFIX}factors"].reshape(-1))
+        shapes = {"factors": (count,), "scale and length": (2,), "iterations and evaluations": (2,)}
+        found = {}
+        for key in names_in(arrays):
+            name, array = key.removeprefix(_PREFIX), arrays[key]
+            shape = shapes.get(name, vectors if name in _VECTORS else (elements,))
+            dtype = np.dtype(_NUMBERS.get(name, self.direction.dtype))
+            if array.shape != shape or array.dtype != dtype:
+                raise InvalidModel(
+                    f"{where} does not fit: {key!r} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}"
+                )
+            # A copy: arrays of a file may be less aligned than those of numpy, which could change how sums are rounded.
+            found[name] = np.array(array)
+        pairs = [(found[f"change/{i}"], found[f"move/{i}"], float(found["factors"][i])) for i in range(count)]
+        scale, length = map(float, found["scale and length"])
+        iterations, evaluations = map(int, found["iterations and evaluations"])
+        return History(
+            self.size, found["direction"], found["gradient"], length, pairs[-self.size :], scale, iterations,
+            evaluations,
+        )  # fmt: skip
+
+
+def names_in(arrays: Mapping[str, np.ndarray]) -> set[str]:
+    """Return the names of the arrays of a history in a checkpoint. The number of pairs is that of the checkpoint."""
+    factors = arrays.get(f"{_PREFIX}factors")
+    count = 0 if factors is None else factors.size
+    of_pairs = {f"{kind}/{index}" for kind in ("change", "move") for index in range(count)}
+    return {f"{_PREFIX}{name}" for name in (*_VECTORS, *_NUMBERS, *of_pairs)}

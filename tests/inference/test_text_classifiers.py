@@ -1,0 +1,238 @@
+"""Text classifiers of Hugging Face: evaluation and prediction from texts, compared with numpy and `tokenizers`."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit import cli
+from graphkit.errors import InputError, UsageError
+
+pytest.importorskip("tokenizers")
+
+from text_classifiers import CLASSES, classifier, logits, tokenizer_json, write_folder
+
+TEXTS = ["a good film", "bad", "", "a very , very long film", "not bad , not good", "boring " * 12, "good good"]
+LABELS = [2, 0, 1, 1, 1, 0, 2]
+
+
+def expected(net, limit=None):
+    """Accuracy and mean loss of the data."""
+    scores = logits(net, TEXTS, limit)
+    shifted = scores - scores.max(1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return float((scores.argmax(1) == LABELS).mean()), float(-logs[np.arange(len(LABELS)), LABELS].mean())
+
+
+def write_data(folder, form, names=CLASSES):
+    """Write the data in one of several forms. names: the labels; None for class numbers."""
+    labels = LABELS if names is None else [names[label] for label in LABELS]
+    if form == "folder":
+        found = folder / "texts"
+        found.mkdir()
+        for number, name in enumerate(names):
+            lines = [text for text, label in zip(TEXTS, LABELS, strict=True) if label == number]
+            (found / f"{name}.txt").write_text("\n".join(lines) + "\n")
+        return f"sentences:{found}"
+    path = folder / f"data.{form}"
+    if form == "jsonl":
+        rows = [json.dumps({"text": text, "id": i, "label": label}) for i, (text, label) in enumerate(
+            zip(TEXTS, labels, strict=True))]  # fmt: skip
+    else:
+        mark = "\t" if form == "tsv" else ","
+        rows = [mark.join(["id", "text", "label"])]
+        rows += [
+            mark.join([str(i), f'"{t}"', str(label)]) for i, (t, label) in enumerate(zip(TEXTS, labels, strict=True))
+        ]
+    path.write_text("\n".join(rows) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl"])
+@pytest.mark.parametrize("segments", [True, False])
+@pytest.mark.parametrize("names", [CLASSES, None], ids=["names", "numbers"])
+def test_evaluation_of_rows(tmp_path, form, segments, names):
+    net = classifier(segments)
+    model = write_folder(tmp_path, net)
+    accuracy, loss = expected(net)
+    found = gk.evaluate(model, write_data(tmp_path, form, names), batch_size=3)
+    assert found.samples == len(TEXTS)
+    assert found.classes == tuple(CLASSES)
+    assert found.metrics["accuracy"] == pytest.approx(accuracy)
+    assert found.metrics["loss"] == pytest.approx(loss, rel=1e-5)
+    assert "tokenizer.json" in found.notes[0]
+
+
+def test_evaluation_of_a_folder(tmp_path):
+    net = classifier()
+    model = write_folder(tmp_path, net)
+    found = gk.evaluate(model, write_data(tmp_path, "folder"))
+    whole = [(t, label) for t, label in zip(TEXTS, LABELS, strict=True) if t]
+    right = logits(net, [t for t, _ in whole]).argmax(1) == [label for _, label in whole]
+    assert found.samples == len(whole)
+    assert found.metrics["accuracy"] == pytest.approx(right.mean())
+
+
+@pytest.mark.parametrize("engine", ["graphkit", "onnxruntime"])
+@pytest.mark.parametrize("size", [1, 4, 64])
+def test_results_do_not_depend_on_batches(tmp_path, engine, size):
+    if engine == "onnxruntime":
+        pytest.importorskip("onnxruntime")
+    net = classifier()
+    model = write_folder(tmp_path, net)
+    found = gk.evaluate(model, write_data(tmp_path, "jsonl"), batch_size=size, engine=engine)
+    assert found.metrics["loss"] == pytest.approx(expected(net)[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "limit"),
+    [
+        (lambda: classifier(positions=6), {}, 6),
+        (classifier, {"max_position_embeddings": 6}, 6),
+        (
+            classifier,
+            {"max_position_embeddings": 8, "model_type": "roberta", "pad_token_id": 1},
+            6,
+        ),
+        (lambda: classifier(length=5), {}, 5),
+        (lambda: classifier(length=7, batch=2), {"max_position_embeddings": 512}, 7),
+    ],
+    ids=["positions", "config", "roberta", "fixed length", "fixed length and batch"],
+)
+def test_texts_are_truncated_to_the_maximum_of_the_model(tmp_path, model, config, limit):
+    net = model()
+    path = write_folder(tmp_path, net, **config)
+    found = gk.evaluate(path, write_data(tmp_path, "jsonl"), batch_size=4)
+    assert found.metrics["loss"] == pytest.approx(expected(net, limit)[1], rel=1e-5)
+    assert found.metrics["loss"] != pytest.approx(expected(classifier())[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "txt"])
+def test_predictions(tmp_path, form):
+    net = classifier()
+    model = write_folder(tmp_path, net)
+    data = tmp_path / "lines.txt"
+    data.write_text("\n".join(TEXTS) + "\n")
+    stream = gk.predict(model, data if form == "txt" else write_data(tmp_path, form), batch_size=3)
+    found = list(stream)
+    assert len(found) == len(TEXTS)
+    np.testing.assert_allclose([p.outputs["logits"] for p in found], logits(net, TEXTS), rtol=1e-4, atol=1e-6)
+    assert [p.classes[0].name for p in found] == [CLASSES[i] for i in logits(net, TEXTS).argmax(1)]
+
+
+def test_order_of_the_classes_of_the_data_is_that_of_the_model(tmp_path):
+    net = classifier()
+    order = [2, 0, 1]
+    model = write_folder(tmp_path, net, id2label={str(i): CLASSES[order[i]] for i in range(3)})
+    found = gk.evaluate(model, write_data(tmp_path, "csv"))
+    best = [CLASSES[order[i]] for i in logits(net, TEXTS).argmax(1)]
+    right = np.mean([name == CLASSES[label] for name, label in zip(best, LABELS, strict=True)])
+    assert found.metrics["accuracy"] == pytest.approx(right)
+    assert any("matched by name" in note for note in found.notes)
+
+
+def test_placeholders_are_no_class_names(tmp_path):
+    model = write_folder(tmp_path, classifier(), id2label={"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"})
+    found = gk.evaluate(model, write_data(tmp_path, "csv"))
+    assert found.classes == tuple(CLASSES)
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command line in this process: (exit code, stdout, stderr)."""
+
+    def called(*arguments):
+        code = cli.invoke([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return called
+
+
+def test_commands(tmp_path, run):
+    net = classifier()
+    model = write_folder(tmp_path, net)
+    (tmp_path / "tokenizer.json").rename(tmp_path / "elsewhere.json")
+    data = tmp_path / "data.jsonl"
+    rows = ({"review": t, "verdict": CLASSES[label]} for t, label in zip(TEXTS, LABELS, strict=True))
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = ["--data-option", "text=review", "--data-option", "target=verdict"]
+    tokenizer = ["--tokenizer", tmp_path / "elsewhere.json"]
+    code, out, err = run("evaluate", model, "--data", data, *columns, *tokenizer, "--json")
+    assert code == 0, err
+    assert json.loads(out)["metrics"]["accuracy"] == pytest.approx(expected(net)[0])
+    output = tmp_path / "classes.csv"
+    code, _, err = run("predict", model, write_data(tmp_path, "csv"), *tokenizer, "-o", output)
+    assert code == 0, err
+    assert "class names of" in err
+    best = logits(net, TEXTS).argmax(1)
+    assert [line.split(",")[1] for line in output.read_text().splitlines()[1:]] == [CLASSES[i] for i in best]
+
+
+def test_parts_are_disjoint_and_complete(tmp_path, run):
+    net = classifier()
+    model = write_folder(tmp_path, net)
+    data = write_data(tmp_path, "jsonl")
+    parts = [run("evaluate", model, "--data", data, "--part", part, "--json") for part in ("train", "test", "all")]
+    counts = [json.loads(out)["samples"] for _, out, _ in parts]
+    assert counts[0] + counts[1] == counts[2] == len(TEXTS)
+    assert counts[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"text": "a", "label": 1}\n{"text": "b"}\n', r"a\.jsonl, line 2: expected a JSON object with the"),
+        ("a.jsonl", '{"text": "a", "label": 1}\n[1]\n', "line 2: expected a JSON object"),
+        ("a.jsonl", "nonsense\n", "line 1: not valid JSON"),
+        ("a.jsonl", "\n", "contains no row"),
+        ("a.jsonl", '{"text": 3, "label": 1}\n', "'text' must contain texts, but one value is 3"),
+        ("a.jsonl", '{"text": "a", "label": null}\n', "the label 'label' of sample 1 is missing"),
+        ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": "a", "label": 1.5}\n', "is text in some samples, and 1.5"),
+        ("a.jsonl", '{"one": "a", "two": "b", "label": 1}\n', "it is not clear which column contains the texts"),
+        ("a.csv", "text,label\n", "contains no row"),
+        ("a.csv", "text,label\na,1\nb\n", "line 3: 1 cells, but the first line has 2"),
+        ("a.csv", "text,text\na,1\n", "two columns have one name"),
+        ("a.csv", 'text,label\n"a,1\n', "line 2: unexpected end of data"),
+        ("a.csv", "text\na\n", "need a column of texts and one of labels"),
+        ("a.csv", "text,label\na,wonderful\n", "has no class 'wonderful'"),
+    ],
+)  # fmt: skip
+def test_damaged_data_are_refused(tmp_path, name, content, message):
+    model = write_folder(tmp_path, classifier())
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=message):
+        gk.evaluate(model, tmp_path / name)
+
+
+def test_damaged_files_beside_the_model_are_refused(tmp_path):
+    model, data = write_folder(tmp_path, classifier()), write_data(tmp_path, "csv")
+    for content, message in [
+        ("{", "not valid JSON"), ("[]", "must contain a JSON object"),
+        ('{"id2label": {"a": "b"}}', "keys of id2label must be class numbers"),
+        ('{"id2label": {"0": "a", "2": "b"}}', "class numbers from 0 to 1"),
+    ]:  # fmt: skip
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(InputError, match=message):
+            gk.evaluate(model, data)
+
+
+def test_wrong_options_are_refused(tmp_path, run):
+    model, data = write_folder(tmp_path, classifier()), write_data(tmp_path, "csv")
+    code, _, err = run("evaluate", model, "--data", data, "--data-option", "level=char")
+    assert code == 2
+    assert "no option 'level'" in err
+    _, _, err = run("evaluate", model, "--data", data, "--data-option", "text=words")
+    assert "no column 'words'" in err
+    (tmp_path / "x.npz").write_bytes(b"")
+    with pytest.raises(UsageError, match="a tokenizer"):
+        gk.predict(model, str(tmp_path / "x.npz"), tokenizer=gk.data.Tokenizer(tokenizer_json()))
+
+
+def test_tables_of_other_models_stay_tables(tmp_path):
+    net = gk.Model({"y": gk.nn.linear(gk.input("x", ["N", 2]), 2)}, seed=0)
+    path = tmp_path / "table.csv"
+    path.write_text("a,b,label\n1,2,0\n3,4,1\n")
+    assert gk.evaluate(net, str(path)).samples == 2
