@@ -16,8 +16,12 @@ from graphkit.train.exchange.local import LocalExchange
 from graphkit.train.stepper import Stepper
 
 # Largest relative difference of the loss, and of the change of all states with one role: for float32 or wider, and if
-# a state or the loss is float16 or bfloat16.
-LIMITS = (1e-4, 2e-2), (3e-2, 1e-1)
+# a state or the loss is float16 or bfloat16. Rounding moves some elements across the kink of a ReLU, which changes the
+# gradients of a deep network by a few percent.
+LIMITS = (1e-4, 5e-2), (3e-2, 1e-1)
+
+
+_UNCHECKED = "To write the file without the comparison: verify=False, --no-verify"
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,9 @@ class RoleReport:
     Attributes:
         role: "loss", or the role of the states.
         count: Number of arrays that were compared.
-        difference: For the loss: the largest relative difference of a step. For states: the norm of the difference
-            after the last step, divided by the norm of their change. For counters: 0 if they are equal, else infinity.
+        difference: The largest one of all steps. For the loss: the relative difference. For states: the norm of the
+            difference, divided by the norm of their change in the step. For counters: 0 if they are equal, else
+            infinity.
         limit: The largest difference that passes.
     """
 
@@ -64,7 +69,7 @@ class StepReport:
         """Raise CheckFailed if the runtimes differ. The message gives the roles that do."""
         if not self.passed:
             raise CheckFailed(
-                f"after {self.steps} steps, ONNX Runtime and graphkit differ: "
+                "the exported step differs from graphkit's in ONNX Runtime: "
                 + "; ".join(f"{r.role}: {r.difference:.3g}, limit {r.limit:.3g}" for r in self.roles if not r.passed)
             )
 
@@ -100,22 +105,30 @@ class Subject:
 def compare_steps(subject: Subject, feeds: Mapping[str, Any], rates: Sequence[float], threads: int | None) -> StepReport:
     """Take one step for each of `rates` on the batch `feeds`, in both runtimes. Return how much they differ.
 
+    Both begin each step with graphkit's states, so that differences do not grow from step to step.
+
     Raises:
         CheckFailed: A loss is not finite, so nothing can be compared.
     """
-    losses, ours = _in_graphkit(subject, feeds, rates)
-    found, theirs = _in_runtime(subject, feeds, rates, threads)
-    halves = any(dtype_of(np.asarray(a).dtype) in HALVES for a in (*subject.states.values(), found[0]))
-    of_loss, of_states = LIMITS[halves]
-    worst = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(map(float, found), losses, strict=True))
-    reports = [RoleReport("loss", len(losses), worst if np.isfinite(worst) else float("inf"), of_loss)]
-    by_role: dict[str, list[str]] = {}
+    ours, theirs = _Graphkit(subject), _Runtime(subject, threads)
+    roles: dict[str, list[str]] = {}
     for state in subject.description["states"]:
-        by_role.setdefault(state["role"], []).append(state["input"])
-    for role, names in by_role.items():
-        difference = _difference(names, subject.states, ours, theirs)
-        exact = all(np.asarray(subject.states[n]).dtype.kind in "iub" for n in names)
-        reports.append(RoleReport(role, len(names), difference, 0.0 if exact else of_states))
+        roles.setdefault(state["role"], []).append(state["input"])
+    worst = dict.fromkeys(["loss", *roles], 0.0)
+    states, lossy = dict(subject.states), False
+    for rate in rates:
+        their_loss, their_states = theirs.step(feeds, states, rate)
+        loss, new = ours.step(feeds, rate)
+        error = abs(float(their_loss) - loss) / max(abs(loss), 1e-6)
+        found = {"loss": error} | {role: _difference(n, states, new, their_states) for role, n in roles.items()}
+        worst = {role: max(worst[role], d if np.isfinite(d) else float("inf")) for role, d in found.items()}
+        lossy = lossy or any(dtype_of(a.dtype) in HALVES for a in (*new.values(), np.asarray(their_loss)))
+        states = new
+    of_loss, of_states = LIMITS[lossy]
+    reports = [RoleReport("loss", len(rates), worst["loss"], of_loss)]
+    for role, names in roles.items():
+        exact = all(states[name].dtype.kind in "iub" for name in names)
+        reports.append(RoleReport(role, len(names), worst[role], 0.0 if exact else of_states))
     return StepReport(len(rates), tuple(reports))
 
 
@@ -133,45 +146,49 @@ def _difference(
                 return float("inf")
             continue
         first, mine, other = (np.asarray(a, np.float64) for a in (first, mine, other))
-        if not np.isfinite(other).all():
-            return float("inf")
         error, change = error + float(np.sum((other - mine) ** 2)), change + float(np.sum((mine - first) ** 2))
         size += float(np.sum(mine**2))
-    # A state that does not change, such as a constant learning rate of 0, is compared with its own size.
-    return float(np.sqrt(error) / max(np.sqrt(change), 1e-6 * np.sqrt(size), 1e-30)) if error else 0.0
+    if not np.isfinite(error):
+        return float("inf")
+    # A change that is smaller than rounding, such as that of a learning rate of 0, is compared with the size.
+    return float(np.sqrt(error) / max(np.sqrt(change), 1e-5 * np.sqrt(size), 1e-30)) if error else 0.0
 
 
-def _in_graphkit(
-    subject: Subject, feeds: Mapping[str, Any], rates: Sequence[float]
-) -> tuple[list[float], dict[str, np.ndarray]]:
-    """Return the losses of a Trainer's steps, and the states after them."""
-    exchange = LocalExchange(subject.spec)
-    stepper = Stepper(subject.spec, exchange)
-    stepper.updates, stepper.accumulated, stepper.accumulated_weight = subject.counts
-    for name in exchange.slots:
-        if name in subject.states:
-            exchange.slots[name] = subject.states[name]
-    exchange.executors[0].rng = subject.rng
-    losses = []
-    for rate in rates:
+class _Graphkit:
+    """Takes steps as a Trainer does, with parameters and states of its own."""
+
+    def __init__(self, subject: Subject):
+        self._subject = subject
+        self._exchange = LocalExchange(subject.spec)
+        self._stepper = Stepper(subject.spec, self._exchange)
+        self._stepper.updates, self._stepper.accumulated, self._stepper.accumulated_weight = subject.counts
+        for name in self._exchange.slots:
+            if name in subject.states:
+                self._exchange.slots[name] = subject.states[name]
+        self._exchange.executors[0].rng = subject.rng
+
+    def step(self, feeds: Mapping[str, Any], rate: float) -> tuple[float, dict[str, np.ndarray]]:
+        """Return the loss of a step and copies of the states after it. Raises CheckFailed if it is not finite."""
         try:
-            loss, _ = stepper.take(dict(feeds), None, rate, None)
+            loss, _ = self._stepper.take(dict(feeds), None, rate, None)
         except NotFinite as error:
             raise _untestable(str(error)) from None
         if not np.isfinite(loss):
-            raise _untestable(f"the loss is {float(loss)}")
-        losses.append(float(loss))
-    found = {name: np.asarray(exchange.store[name]) for name in subject.states if name in exchange.store}
-    # The states that graphkit keeps outside of its programs.
-    for state in subject.description["states"]:
-        name, role = state["input"], state["role"]
-        if role == "random":
-            found[name] = _signed(exchange.executors[0].rng)
-        elif role == "accumulated_batches":
-            found[name] = np.asarray(stepper.accumulated, np.int64)
-        elif role == "accumulated_weight":
-            found[name] = np.asarray(stepper.accumulated_weight, np.float32)
-    return losses, found
+            raise _untestable(f"the loss or a gradient is not finite (loss {float(loss)})")
+        # The states that graphkit keeps outside of its programs.
+        own = {
+            "random": random_state(self._exchange.executors[0].rng),
+            "accumulated_batches": np.asarray(self._stepper.accumulated, np.int64),
+            "accumulated_weight": np.asarray(self._stepper.accumulated_weight, np.float32),
+        }
+        states = self._subject.description["states"]
+        found = {s["input"]: own[s["role"]] if s["role"] in own else self._exchange.store[s["input"]] for s in states}
+        return float(loss), {name: np.array(array) for name, array in found.items()}
+
+
+def random_state(rng: tuple[int, int]) -> np.ndarray:
+    """Return (seed, step) of an executor as the state of the file: int64 [2] with the same bits."""
+    return np.array([rng[0] % (1 << 64), rng[1]], np.uint64).view(np.int64)
 
 
 def _untestable(reason: str) -> CheckFailed:
@@ -182,34 +199,30 @@ def _untestable(reason: str) -> CheckFailed:
     )
 
 
-def _signed(rng: tuple[int, int]) -> np.ndarray:
-    """Return (seed, step) as the state of the file."""
-    return np.array([rng[0] % (1 << 64), rng[1]], np.uint64).view(np.int64)
+class _Runtime:
+    """Takes steps with the exported file in ONNX Runtime."""
 
+    def __init__(self, subject: Subject, threads: int | None):
+        from graphkit.onnx_io.compare import OnnxRuntimeModel
 
-def _in_runtime(
-    subject: Subject, feeds: Mapping[str, Any], rates: Sequence[float], threads: int | None
-) -> tuple[list[Any], dict[str, np.ndarray]]:
-    """Return the losses of the exported step in ONNX Runtime, and the states after the last step."""
-    from graphkit.onnx_io.compare import OnnxRuntimeModel
-
-    described = subject.description
-    try:
-        model = OnnxRuntimeModel(subject.model, threads=threads)
-    except InvalidModel as error:
-        raise UsageError(f"{error}. To write the file without the comparison: verify=False, --no-verify") from None
-    controls = {i["role"]: i["name"] for i in described["inputs"]}
-    given = {name: np.asarray(array) for name, array in feeds.items()}
-    if "flush" in controls:
-        given[controls["flush"]] = np.asarray(False)
-    states, losses = dict(subject.states), []
-    for rate in rates:
-        if "learning_rate" in controls:
-            given[controls["learning_rate"]] = np.asarray(rate, np.float32)
+        self._described = subject.description
         try:
-            found = model.run({name: array for name, array in {**given, **states}.items() if name in model.inputs})
+            self._model = OnnxRuntimeModel(subject.model, threads=threads)
+        except InvalidModel as error:
+            raise UsageError(f"{error}. {_UNCHECKED}") from None
+        self._controls = {i["role"]: i["name"] for i in self._described["inputs"]}
+
+    def step(
+        self, feeds: Mapping[str, Any], states: Mapping[str, np.ndarray], rate: float
+    ) -> tuple[Any, dict[str, np.ndarray]]:
+        """Return the loss of a step, and the states after it."""
+        given = {**{name: np.asarray(array) for name, array in feeds.items()}, **states}
+        if "flush" in self._controls:
+            given[self._controls["flush"]] = np.asarray(False)
+        if "learning_rate" in self._controls:
+            given[self._controls["learning_rate"]] = np.asarray(rate, np.float32)
+        try:
+            found = self._model.run({name: array for name, array in given.items() if name in self._model.inputs})
         except RuntimeFailure as error:
-            raise CheckFailed(f"{error}. To write the file without the comparison: verify=False, --no-verify") from None
-        states = {s["input"]: found[s["output"]] for s in described["states"]}
-        losses.append(found[described["loss"]])
-    return losses, states
+            raise CheckFailed(f"{error}. {_UNCHECKED}") from None
+        return found[self._described["loss"]], {s["input"]: found[s["output"]] for s in self._described["states"]}

@@ -23,7 +23,7 @@ from graphkit.text import quantity, short_repr
 from graphkit.train import states as optimizer_states
 from graphkit.train.base_trainer import BaseTrainer
 from graphkit.train.exchange.exchange import StepSpec
-from graphkit.train.exported.comparison import StepReport, Subject, compare_steps
+from graphkit.train.exported.comparison import StepReport, Subject, compare_steps, random_state
 from graphkit.train.exported.description import KEY, describe
 from graphkit.train.exported.graph import BATCHES, RANDOM, WEIGHT, Rate, standalone_step, state_values
 from graphkit.train.exported.metrics import with_metrics
@@ -166,9 +166,8 @@ def _rates(trainer: BaseTrainer, accumulate: int) -> list[float]:
 def _first_states(trainer: BaseTrainer, spec: StepSpec, graph: Graph) -> dict[str, np.ndarray]:
     """Return the present values of the states, in the order of the graph's inputs."""
     stepper = trainer._stepper
-    seed, step = trainer.executor.rng
     own = {
-        RANDOM: np.array([seed % (1 << 64), step], np.uint64).view(np.int64),
+        RANDOM: random_state(trainer.executor.rng),
         BATCHES: np.asarray(stepper.accumulated, np.int64),
         WEIGHT: np.asarray(stepper.accumulated_weight, np.float32),
         loss_scale.NAME: loss_scale.start(),
@@ -179,7 +178,7 @@ def _first_states(trainer: BaseTrainer, spec: StepSpec, graph: Graph) -> dict[st
     found = {}
     for value in state_values(graph):
         name = graph.name_of(value)
-        found[name] = np.asarray(stepper.store[name] if name in stepper.store else own[name])
+        found[name] = np.array(stepper.store[name] if name in stepper.store else own[name])
     for t in spec.trained:
         # A master weight of 0 means that the first update starts from the parameter. It is the same as this copy.
         master = f"{t.name}/{optimizer_states.MASTER}"

@@ -20,6 +20,7 @@ from graphkit.ops.internal.guard import FiniteGuard
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import rewrite, run_passes
 from graphkit.passes.simplify.cse import cse
+from graphkit.passes.training.standard_batch_norm import standard_batch_norm
 from graphkit.passes.training.standard_random import standard_random
 from graphkit.train.exchange.exchange import StepSpec
 from graphkit.train.exported.rates import rate_value
@@ -70,7 +71,7 @@ def standalone_step(spec: StepSpec, rate: Rate) -> Graph:
         fused = steps.fused_step(spec.graph, spec.trained, spec.rule)
         graph = _selecting(_with_rate(fused, rate), spec.rule.scale)
     plain = run_passes(_without_guards(_with_random_state(graph)), CLEANUP)
-    return cse(standard_random(plain))
+    return cse(standard_random(standard_batch_norm(plain)))
 
 
 def _check_names(graph: Graph) -> None:
