@@ -13,7 +13,6 @@ import numpy as np
 from graphkit import config
 from graphkit.checks.inputs import concrete_shapes, make_feeds
 from graphkit.errors import UnsupportedError, UsageError
-from graphkit.executor.run.params import ParamStore
 from graphkit.ir.atomic import write_whole
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType, dtype_of
@@ -100,7 +99,7 @@ def export_step(trainer: BaseTrainer, path: Path, options: StepOptions) -> Expor
     report = None
     if options.verify:
         subject = Subject(
-            step, description, replace(spec, params=_copied(spec.params)), states, trainer.executor.rng,
+            step, description, spec, states, trainer.executor.rng,
             (trainer.updates, trainer._stepper.accumulated, trainer._stepper.accumulated_weight),
         )  # fmt: skip
         report = compare_steps(
@@ -216,11 +215,6 @@ def _init_graph(states: Mapping[str, np.ndarray]) -> tuple[Graph, dict[str, np.n
     }
     graph = Graph(inputs.values(), [F.identity(v) for v in inputs.values()], output_names=inputs)
     return graph, {graph.name_of(v): states[name] for name, v in inputs.items()}
-
-
-def _copied(params: ParamStore) -> ParamStore:
-    """Return a store with the same arrays, whose entries a step may replace."""
-    return ParamStore({name: params.type_of(name) for name in params}, params.entries())
 
 
 # --- the batch for the comparison -------------------------------------------------------------------
