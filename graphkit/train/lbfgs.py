@@ -10,7 +10,7 @@ import numpy as np
 
 from graphkit import config
 from graphkit.autodiff.reverse_mode import gradient
-from graphkit.errors import NotFinite, UsageError
+from graphkit.errors import NotFinite, UnsupportedError, UsageError
 from graphkit.executor.devices.groups import AnyDevice
 from graphkit.executor.run.session import Executor
 from graphkit.ir.types import TensorType
@@ -123,6 +123,13 @@ class LBFGS:
         seed = config.SEED.get() if seed is None else integer("LBFGS", "seed", seed, 0)
         self._executor = Executor(program, self.net.params, device=device, threads=threads, seed=seed)
         self._inputs = Inputs(self.net.input_types)
+
+    def to_onnx(self, path: Any, **options: Any) -> None:
+        """Raise UnsupportedError: the step of L-BFGS is not one graph."""
+        raise UnsupportedError(
+            "a step of L-BFGS cannot be exported: it evaluates the loss several times, and its line search decides in "
+            "Python how often. Train with gk.Trainer and an optimizer of gk.optim to export the step"
+        )
 
     @typed("LBFGS.step")
     def step(self, inputs: Any, targets: Any) -> float:
