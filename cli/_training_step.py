@@ -161,12 +161,14 @@ class _NoData:
 def _batch(trainer: Trainer, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the inputs and targets of the comparison."""
     from graphkit.train import losses
+    from graphkit.train.exported.export import target_inputs
 
-    names, targets = list(trainer.net.inputs), list(trainer.target_inputs)
+    by_input = target_inputs(trainer)
+    names, targets = list(trainer.net.inputs), list(by_input)
     single = trainer.loss if isinstance(trainer.loss, losses.Loss) else None
     zero_or_one = targets if single is not None and single.probabilities else []
     feeds = batch.arrays(trainer, [*names, *targets], zero_or_one=zero_or_one)
-    return {n: feeds[n] for n in names}, {t: feeds[n] for n, t in trainer.target_inputs.items()}
+    return {n: feeds[n] for n in names}, {t: feeds[n] for n, t in by_input.items()}
 
 
 def _report(exported: ExportedStep, as_json: bool) -> None:

@@ -303,11 +303,6 @@ class BaseTrainer:
         """The Executor of `graph`."""
         return self._stepper.executors[0]
 
-    @property
-    def target_inputs(self) -> dict[str, str]:
-        """The targets that batches contain, by the names of the inputs of `graph` that they are fed to."""
-        return {self._targets.program_input(name): name for name in self._targets.names}
-
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
         """Return the memory plan of `graph` for the given shapes of inputs and targets."""
         return self._exchange.plan(shapes)

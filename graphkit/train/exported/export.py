@@ -29,6 +29,7 @@ from graphkit.train.exported.metrics import with_metrics
 from graphkit.train.inputs import by_name
 from graphkit.train.losses import get as get_loss
 from graphkit.train.programs import loss_scale
+from graphkit.train.programs.step import STEP
 
 RATES = ("schedule", "input")
 
@@ -143,7 +144,12 @@ def _rate(trainer: BaseTrainer, kind: str) -> Rate:
     schedule, first = trainer.optimizer.schedule, 0
     if schedule.is_open and trainer._rates.run_updates is not None:
         schedule, first = schedule.over(trainer._rates.run_updates), trainer.position.first_update
-    count = int(trainer._stepper.slots["optimizer_step"])
+    if schedule.is_open:
+        raise UsageError(
+            f"the schedule {type(schedule).__name__} covers all updates of a run, and the number of updates is unknown: "
+            "give steps= (--schedule-option steps=N), or feed the rate (rate='input', --rate-input)"
+        )
+    count = int(trainer._stepper.slots[STEP])
     return Rate(schedule, trainer.rate_scale, trainer.updates - count - first)
 
 
@@ -218,6 +224,11 @@ def _init_graph(states: Mapping[str, np.ndarray]) -> tuple[Graph, dict[str, np.n
 
 
 # --- the batch for the comparison -------------------------------------------------------------------
+
+
+def target_inputs(trainer: BaseTrainer) -> dict[str, str]:
+    """Return the targets that a batch contains, by the names of the inputs of the step that they are fed to."""
+    return {trainer._targets.program_input(name): name for name in trainer._targets.names}
 
 
 @dataclass(frozen=True)

@@ -54,20 +54,20 @@ def _accuracy(output: Value, target: Value) -> Value:
     return _mean(F.equal(F.cast(F.arg_max(output, axis=-1, keepdims=False), to=target.dtype), target))
 
 
-def _difference(output: Value, target: Value) -> Value:
+def _difference(name: str, output: Value, target: Value) -> Value:
     if target.dtype is not output.dtype:
-        raise UnsupportedError(f"metric: it compares numbers of one type, not {target.type} with {output.type}")
+        raise UnsupportedError(f"metric {name}: it compares numbers of one type, not {target.type} with {output.type}")
     found: Value = F.sub(output, target)
     return found
 
 
 def _mse(output: Value, target: Value) -> Value:
-    difference = _difference(output, target)
+    difference = _difference("mse", output, target)
     return _mean(F.mul(difference, difference))
 
 
 def _mae(output: Value, target: Value) -> Value:
-    return _mean(F.abs(_difference(output, target)))
+    return _mean(F.abs(_difference("mae", output, target)))
 
 
 _METRICS: dict[str, Callable[[Value, Value], Value]] = {"accuracy": _accuracy, "mse": _mse, "mae": _mae}
