@@ -501,9 +501,7 @@ class Trainer(BaseTrainer):
         """
         from graphkit.train.exported.export import StepOptions, export_step
 
-        return export_step(
-            self, Path(path), StepOptions(opset, batch, rate, _patterns(metrics), loss_scaling, verify)
-        )
+        return export_step(self, Path(path), StepOptions(opset, batch, rate, _patterns(metrics), loss_scaling, verify))
 
     @typed("Trainer.resume")
     def resume(self, folder: str | Path, *, trusted: bool = False) -> None:

@@ -42,9 +42,8 @@ def standard_random(graph: Graph) -> Graph:
         if node.op.subgraphs() and any(_draws(inner) for inner in node.op.subgraphs().values()):
             return map_subgraphs(node, operands, standard_random).outputs
         if isinstance(node.op, RngFoldIn):
-            state, index = operands
-            assert state is not None and index is not None, "both are required"
-            return [_generator(state, generators).folded(index)]
+            folded, index = (v for v in operands if v is not None)
+            return [_generator(folded, generators).folded(index)]
         if not isinstance(node.op, RandomOp):
             return None
         given = dict(zip((f.name for f in node.op.formals), operands, strict=False))
@@ -243,9 +242,7 @@ def _all_true(data: Value) -> Value:
 
 def _multinomial(op: Multinomial, x: Value, rng: _Generator) -> Value:
     rows = F.slice(F.shape(x), _integer([0]), _integer([1]), _integer([0]))
-    u = F.cast(
-        rng.uniform(op.stream, F.concat(rows, _integer([op.sample_size]), axis=0), _bits(x.dtype)), to="float64"
-    )
+    u = F.cast(rng.uniform(op.stream, F.concat(rows, _integer([op.sample_size]), axis=0), _bits(x.dtype)), to="float64")
     wide = F.cast(x, to="float64")
     weights = F.exp(F.sub(wide, F.reduce_max(wide, [1], keepdims=True)))
     total = F.cum_sum(weights, _integer(1))

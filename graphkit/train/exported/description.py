@@ -57,9 +57,9 @@ def describe(
     replaced = set(state_values(graph))
     taken = Names([*names, *(graph.name_of(v) for v in graph.inputs)])
     listed = [
-        {"input": graph.name_of(v), "output": taken.take(f"{graph.name_of(v)}_updated"), **_role(graph.name_of(v), spec),
-         **_type(v)}
+        {"input": name, "output": taken.take(f"{name}_updated"), **_role(name, spec), **_type(v)}
         for v in state_values(graph)
+        for name in [graph.name_of(v)]
     ]  # fmt: skip
     return {
         "format": FORMAT, "version": VERSION, "advice": _ADVICE, "init": init, "loss": loss,

@@ -109,9 +109,11 @@ def export_step(trainer: BaseTrainer, path: Path, options: StepOptions) -> Expor
         report.raise_if_failed()
     init = exporter.export(*_init_graph(states), opset=options.opset, name=f"{trainer.net.name}_init")
     further: list[Path] = []
-    for proto, file in ((step, path), (init, init_path)):
+    # The step comes last: a new one never lies beside files that do not fit.
+    for proto, file in ((init, init_path), (step, path)):
+        if proto is step:
+            write_whole(description_path, [f"{text}\n".encode()])
         further += write_proto(proto, file, external=raw_bytes(proto) > EXTERNAL_ABOVE)[:-1]
-    write_whole(description_path, [f"{text}\n".encode()])
     return ExportedStep((*further, path, init_path, description_path), description, report)
 
 
@@ -124,8 +126,8 @@ def _exportable(trainer: BaseTrainer, loss_scaling: bool) -> StepSpec:
         )
     if trainer._mixing is not None:
         raise UnsupportedError(
-            "a training step with mixup= or cutmix= cannot be exported, because graphkit mixes batches in Python: leave "
-            "them out, and mix the batches that you feed to the file"
+            "a training step with mixup= or cutmix= cannot be exported, because graphkit mixes batches in Python: "
+            "leave them out, and mix the batches that you feed to the file"
         )
     trainer._averages.check_not_swapped("to_onnx()")
     spec = trainer._exchange.spec  # type: ignore[attr-defined]  # a LocalExchange: there is one process
@@ -146,7 +148,7 @@ def _rate(trainer: BaseTrainer, kind: str) -> Rate:
         schedule, first = schedule.over(trainer._rates.run_updates), trainer.position.first_update
     if schedule.is_open:
         raise UsageError(
-            f"the schedule {type(schedule).__name__} covers all updates of a run, and the number of updates is unknown: "
+            f"the schedule {type(schedule).__name__} covers all updates of a run, and their number is unknown: "
             "give steps= (--schedule-option steps=N), or feed the rate (rate='input', --rate-input)"
         )
     count = int(trainer._stepper.slots[STEP])

@@ -109,7 +109,8 @@ def _joined(inputs: Iterable[Value], more: Iterable[Value], leave_out: Iterable[
 def _with_rate(graph: Graph, rate: Rate) -> Graph:
     """Let the graph compute its learning rate from the state that counts updates."""
     fed, count = _input(graph, steps.LEARNING_RATE), _input(graph, steps.STEP)
-    assert fed is not None and count is not None, "every update has both"
+    assert fed is not None, "every update has a rate"
+    assert count is not None, "every update has a count"
     if rate.schedule is None:
         return graph
     updates = F.cast(F.add(count, F.constant(value=np.asarray(rate.offset, np.int64))), to="float64")

@@ -24,7 +24,9 @@ def rate_value(schedule: Schedule, step: Value) -> Value:
     """
     write = _WRITERS.get(type(schedule))
     if write is None:
-        named = f"function {schedule.name}" if isinstance(schedule, RateFunction) else f"class {type(schedule).__name__}"
+        named = (
+            f"function {schedule.name}" if isinstance(schedule, RateFunction) else f"class {type(schedule).__name__}"
+        )
         raise UnsupportedError(
             f"the learning rate is computed by the Python {named}, which an ONNX file cannot contain: let the caller "
             "of the file give the learning rate of each step (rate='input', --rate-input), or use a schedule of "

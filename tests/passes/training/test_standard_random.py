@@ -67,16 +67,16 @@ def test_runtime_draws_the_same_numbers(make, state, rows):
 
 @pytest.mark.full
 def test_iterations_of_loops_draw_different_numbers():
-    def body(count):
+    def body():
         number, going = (Value(TensorType(t, ()), n) for t, n in (("int64", "i"), ("bool", "c")))
         state = Value(TensorType("float32", ()), "s")
         drawn = F.random_uniform(shape=())
         return Graph([number, going, state], [F.identity(going), F.add(state, drawn), drawn])
 
     x = Value(TensorType("float32", ()), "x")
-    total, drawn = F.loop(np.asarray(4), None, x, body=body(4))
+    total, drawn = F.loop(np.asarray(4), None, x, body=body())
     graph = bind_rng(Graph([x], [total, drawn], output_names=["total", "drawn"]))
-    feeds = {"x": np.float32(0).reshape(()), "rng": np.array([5, 9], np.uint64)}
+    feeds = {"x": np.zeros((), np.float32), "rng": np.array([5, 9], np.uint64)}
     theirs = OnnxRuntimeModel(export(standard_random(graph), {}), threads=1).run(feeds)
     ours = evaluate(graph, list(feeds.values()))
     np.testing.assert_allclose(theirs["drawn"], ours[1])
