@@ -61,8 +61,8 @@ def step_options(command: Command) -> Command:
         option(
             "--training-step", group=STEP_FILE, is_flag=True,
             help="Write a whole training step instead (forward, loss, backward, update), with which ONNX Runtime "
-            "trains. Beside -o step.onnx, step_init.onnx computes the first states, and step.json describes all inputs "
-            "and outputs.",
+            "trains. Beside -o step.onnx, step_init.onnx computes the first states, and step_roles.json describes all "
+            "inputs and outputs.",
         ),
         option(
             "--rate-input", group=STEP_FILE, is_flag=True,

@@ -479,7 +479,7 @@ class Trainer(BaseTrainer):
         """Write the training step as an ONNX file of standard operators, with which other runtimes train.
 
         States, such as parameters and optimizer states, are inputs and outputs of the file. Beside `step.onnx`,
-        `step_init.onnx` computes their first values, and `step.json` describes all inputs and outputs (see
+        `step_init.onnx` computes their first values, and `step_roles.json` describes all inputs and outputs (see
         docs/training_step.md). The file computes in the types of the model; `precision` and `device` have no effect.
 
         Args:

@@ -22,7 +22,7 @@ def net(tmp_path_factory):
 
 def loss_after(path, steps, feeds):
     """Train in ONNX Runtime; return the losses."""
-    about = json.loads(path.with_suffix(".json").read_text())
+    about = json.loads(path.with_name(f"{path.stem}_roles.json").read_text())
     step, first = (onnxruntime.InferenceSession(str(p)) for p in (path, path.parent / about["init"]))
     states = dict(zip([o.name for o in first.get_outputs()], first.run(None, {}), strict=True))
     found = []
@@ -57,7 +57,7 @@ def test_json_lists_files_and_the_comparison(call, net):
     code, out, err = call("grad", net / "two.json", "--training-step", *arguments, "-o", "step.onnx", "--json")
     assert code == 0, err
     found = json.loads(out)
-    assert found["files"] == ["step.onnx", "step_init.onnx", "step.json"]
+    assert found["files"] == ["step.onnx", "step_init.onnx", "step_roles.json"]
     assert all(Path(name).exists() for name in found["files"])
     assert found["verified"]["passed"]
     roles = [i["role"] for i in found["inputs"]]
@@ -68,7 +68,7 @@ def test_json_lists_files_and_the_comparison(call, net):
     )  # fmt: skip
     assert code == 0, err
     assert json.loads(out)["verified"] is None
-    states = json.loads(Path("step.json").read_text())["states"]
+    states = json.loads(Path("step_roles.json").read_text())["states"]
     assert len([s for s in states if s["role"] == "parameter"]) == 2
 
 

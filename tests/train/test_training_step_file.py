@@ -330,9 +330,9 @@ def test_the_description_is_complete(tmp_path):
     before = {name: np.array(array) for name, array in trainer.net.params.items()}
     found = trainer.to_onnx(tmp_path / "step.onnx", verify=False)
     assert found.report is None
-    assert [f.name for f in found.files] == ["step.onnx", "step_init.onnx", "step.json"]
+    assert [f.name for f in found.files] == ["step.onnx", "step_init.onnx", "step_roles.json"]
     theirs = RuntimeTrainer(tmp_path / "step.onnx")
-    assert json.loads((tmp_path / "step.json").read_text()) == theirs.about == found.description
+    assert json.loads((tmp_path / "step_roles.json").read_text()) == theirs.about == found.description
     assert (theirs.about["format"], theirs.about["version"]) == ("graphkit.training_step", 1)
     proto = onnx.load(tmp_path / "step.onnx")
     onnx.checker.check_model(proto, full_check=True)

@@ -85,7 +85,7 @@ def export_step(trainer: BaseTrainer, path: Path, options: StepOptions) -> Expor
     spec = _exportable(trainer, options.loss_scaling)
     graph = standalone_step(spec, _rate(trainer, options.rate))
     graph = with_metrics(graph, options.metrics, trainer._output, trainer._targets)
-    init_path, description_path = path.with_name(f"{path.stem}_init.onnx"), path.with_suffix(".json")
+    init_path, description_path = path.with_name(f"{path.stem}_init.onnx"), path.with_name(f"{path.stem}_roles.json")
     weights = trainer._targets.weight_input if trainer._targets.weighted else None
     description = describe(
         graph, spec, trainer.net.inputs, weights=weights, carried=trainer._recurrent_state.names,
@@ -130,7 +130,7 @@ def _exportable(trainer: BaseTrainer, loss_scaling: bool) -> StepSpec:
             "leave them out, and mix the batches that you feed to the file"
         )
     trainer._averages.check_not_swapped("to_onnx()")
-    spec = trainer._exchange.spec  # type: ignore[attr-defined]  # a LocalExchange: there is one process
+    spec: StepSpec = trainer._exchange.spec  # type: ignore[attr-defined]  # a LocalExchange: there is one process
     options = {**spec.options, "device": "cpu", "precision": "f32"}
     rule = spec.rule
     if loss_scaling and rule.scale is None:
