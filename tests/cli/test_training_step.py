@@ -72,6 +72,7 @@ def test_json_lists_files_and_the_comparison(call, net):
     assert len([s for s in states if s["role"] == "parameter"]) == 2
 
 
+@pytest.mark.full
 def test_the_seed_is_that_of_dropout(call, net):
     h = gk.nn.dropout(gk.nn.linear(gk.input("x", ["N", 6]), 3), 0.5)
     gk.Model(h, seed=0).save("dropout.json")

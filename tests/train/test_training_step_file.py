@@ -175,7 +175,7 @@ def test_quantisation_aware_training(tmp_path):
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(n, marks=[] if n in ("lamb", "ftrl") else pytest.mark.full) for n in gk.optim.names()
+    pytest.param(n, marks=[] if n == "lamb" else pytest.mark.full) for n in gk.optim.names()
 ])  # fmt: skip
 def test_every_optimizer_trains(tmp_path, name):
     agree(gk.Trainer(small(), optimizer=name, wd_mult={"*bias": 0.0}), tmp_path, vectors(20))
@@ -230,7 +230,7 @@ def test_a_step_goes_on_from_a_trained_state(tmp_path):
         np.testing.assert_allclose(array, trainer.net.params[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_states_stay_if_the_loss_is_not_finite(tmp_path, accumulate):
     trainer = gk.Trainer(small(), optimizer="adam", on_nonfinite="skip", accumulate=accumulate)
     theirs = exported(trainer, tmp_path, loss_scaling=accumulate == 1)
@@ -249,6 +249,7 @@ def test_states_stay_if_the_loss_is_not_finite(tmp_path, accumulate):
     assert theirs.with_role("step")["optimizer_step"] == trainer.updates == (7 if accumulate == 1 else 3)
 
 
+@pytest.mark.full
 def test_masked_parameters_and_frozen_ones(tmp_path):
     net = small()
     mask = np.random.default_rng(1).random((8, 6)) > 0.5
@@ -285,6 +286,7 @@ def test_sample_weights_and_metrics(tmp_path):
     assert [i["role"] for i in theirs.about["inputs"]] == ["data", "target", "sample_weight"]
 
 
+@pytest.mark.full
 def test_several_outputs_with_losses_of_their_own(tmp_path):
     h = gk.tanh(gk.nn.linear(gk.input("x", ["N", 6]), 8))
     net = gk.Model({"kind": gk.nn.linear(h, 3), "size": gk.nn.linear(h, 1)}, seed=0)
@@ -310,9 +312,8 @@ def test_the_script_of_the_guide_trains_without_graphkit(tmp_path):
     trainer = gk.Trainer(small(dropout=0.1), optimizer="adam")
     trainer.to_onnx(tmp_path / "step.onnx", metrics="accuracy")
     check = "\nimport sys\nassert 'graphkit' not in sys.modules\nnp.savez('end.npz', **states)\n"
-    done = subprocess.run(
-        [sys.executable, "-c", script + check], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [sys.executable, "-P", "-c", script + check]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     data = np.load(tmp_path / "digits.npz")
     lines = done.stdout.splitlines()
@@ -356,7 +357,7 @@ def test_writing_and_checking_leave_the_trainer_unchanged(tmp_path):
         assert float(one.step(inputs, target)) == float(other.step(inputs, target))
 
 
-@pytest.mark.parametrize("fault", ["rate", "updates"])
+@pytest.mark.parametrize("fault", ["rate", pytest.param("updates", marks=pytest.mark.full)])
 def test_a_wrong_step_is_not_written(tmp_path, monkeypatch, fault):
     if fault == "rate":
         wrong = dict(rates._WRITERS)
