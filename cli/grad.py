@@ -89,7 +89,8 @@ def command(
         net = read_model(model, external_root)
         if constants:
             net = _with_constants(net)
-        batch = Batch(inputs, images_of(further), SAMPLES, fill, seed)
+        # With inputs of the user, the sizes of generated ones must fit them.
+        batch = Batch(inputs, images_of(further), None if inputs else SAMPLES, fill, seed)
         return write_step(net, output, batch, click.get_current_context().params)
     loss = _single_loss(loss_specs)
     return _gradients(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from graphkit.errors import CheckFailed, InvalidModel, NotFinite, RuntimeFailure, UsageError
@@ -162,7 +163,7 @@ def _noise(
     for name in roles.get("parameter", ()):
         array = states[name]
         sign = draw.integers(0, 2, array.shape) * 2 - 1
-        scale = 1 + 2 * np.finfo(np.float32).eps * sign
+        scale = 1 + 2 * float(ml_dtypes.finfo(array.dtype).eps) * sign
         states[name] = (array.astype(np.float64) * scale).astype(array.dtype)
     _, found = _Graphkit(replace(before, states=states)).step(feeds, rate)
     return {role: _difference(names, before.states, new, found) for role, names in roles.items()}
@@ -242,9 +243,9 @@ def random_state(rng: tuple[int, int]) -> np.ndarray:
 
 def _untestable(reason: str) -> CheckFailed:
     return CheckFailed(
-        f"the exported step cannot be compared with graphkit on this batch: {reason}. Give a batch of your data "
-        "(batch=(inputs, targets); on the command line: the inputs and targets as arguments), or leave out the "
-        "comparison (verify=False, --no-verify)"
+        f"the exported step cannot be compared with graphkit on this batch: {reason}. Give a batch of your data: "
+        "batch=(inputs, targets), on the command line the inputs and targets as arguments. To leave out the "
+        "comparison: verify=False, --no-verify"
     )
 
 
@@ -273,5 +274,5 @@ class _Runtime:
         try:
             found = self._model.run({name: array for name, array in given.items() if name in self._model.inputs})
         except RuntimeFailure as error:
-            raise CheckFailed(f"{error}. {_UNCHECKED}") from None
+            raise _untestable(str(error)) from None
         return found[self._described["loss"]], {s["input"]: found[s["output"]] for s in self._described["states"]}
