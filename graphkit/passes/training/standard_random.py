@@ -23,7 +23,6 @@ from graphkit.ops.math.random import Bernoulli, Dropout, Multinomial, Normal, Ra
 from graphkit.passes.core.draws import is_random
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
 
-_ROUNDS = 10
 _HALF, _WORD = 1 << 16, 1 << 32
 _SCALAR = np.zeros(0, np.int64)  # the shape of a scalar
 
@@ -100,8 +99,8 @@ class _Generator:
         halves = F.concat(F.unsqueeze(low, [1]), F.unsqueeze(high, [1]), axis=1)  # [(seed, step), (low, high)]
         seed, step = F.split(halves, num_outputs=2, axis=0)
         key = F.reshape(seed, [2, 1])
-        weyl = np.array(philox._WEYL, np.int64).reshape(2, 1)
-        turns = [np.mod(weyl * turn, _WORD) for turn in range(_ROUNDS)]
+        weyl = np.array(philox.WEYL, np.int64).reshape(2, 1)
+        turns = [np.mod(weyl * turn, _WORD) for turn in range(philox.ROUNDS)]
         # The key of each round.
         self._keys = [key, *(_modulo(F.add(key, _integer(w)), _WORD) for w in turns[1:])]
         self._step = [F.reshape(half, [1, 1]) for half in F.split(F.reshape(step, [2]), num_outputs=2, axis=0)]
@@ -113,7 +112,7 @@ class _Generator:
         # x contains the words 0 and 2 of the counter, y the words 1 and 3.
         x = F.concat(row, F.add(F.mul(row, _integer(0)), low), axis=0)
         y = F.concat(_integer([[stream]]), high, axis=0)
-        factors = _integer(np.array(philox._MULTIPLIERS).reshape(2, 1))
+        factors = _integer(np.array(philox.MULTIPLIERS).reshape(2, 1))
         swap = _integer([1, 0])
         for key in self._keys:
             upper, lower = _product(x, factors)
