@@ -27,6 +27,7 @@ LOSS = "Loss and metrics"
 OPTIMISATION = "Optimisation"
 EPOCHS = "Epochs, early stopping and the best model"
 TRAINING_STEP = "Training step (--training)"
+STEP_FILE = "Training step as a file (--training-step)"
 COMPARISON = "Measurement and comparison"
 GRADIENT = "Gradients"
 PRECISION = "Device, precision and memory"
@@ -39,8 +40,8 @@ OTHER = "Other options"
 
 # The order in which `--help` shows the groups.
 _ORDER = (
-    INPUTS, GENERATION, IMAGES, DATA, NETWORK, LOSS, OPTIMISATION, EPOCHS, GRADIENT, COMPARISON, TRAINING_STEP,
-    PRECISION, OUTPUT, PROCESSES, REPORTING, LIMITS, OTHER,
+    INPUTS, GENERATION, IMAGES, DATA, NETWORK, LOSS, OPTIMISATION, EPOCHS, GRADIENT, STEP_FILE, COMPARISON,
+    TRAINING_STEP, PRECISION, OUTPUT, PROCESSES, REPORTING, LIMITS, OTHER,
 )  # fmt: skip
 
 

@@ -151,10 +151,10 @@ def tolerance_options(command: Callable[..., Any], *, where: str = "") -> Callab
     return command
 
 
-def verify_option(command: Callable[..., Any], *, text: str) -> Callable[..., Any]:
-    """--verify/--no-verify, as `check`. text: what the verification does."""
+def verify_option(command: Callable[..., Any], *, text: str, name: str = "check") -> Callable[..., Any]:
+    """--verify/--no-verify. text: what the verification does. name: of the parameter."""
     return option(
-        "--verify/--no-verify", "check", group=COMPARISON, default=True, show_default=True, help=text
+        "--verify/--no-verify", name, group=COMPARISON, default=True, show_default=True, help=text
     )(command)  # fmt: skip
 
 

@@ -10,19 +10,22 @@ import click
 
 from graphkit.cli._groups import GRADIENT, NETWORK, OUTPUT, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
+from graphkit.cli._inputs import Batch
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import input_options, json_option, model_file_options, read_model
 from graphkit.cli._output import log, print_json, print_table, show
+from graphkit.cli._training_step import SAMPLES, check_step_options, step_options, write_step
 from graphkit.errors import UsageError
+from graphkit.model import Model
 
 
 @click.command(cls=GroupedCommand)
 @click.argument("model")
 @input_options
 @option(
-    "--loss", group=GRADIENT, metavar="NAME",
+    "--loss", "loss_specs", group=GRADIENT, multiple=True, metavar="NAME | OUTPUT=NAME",
     help="Add this loss function (softmax_cross_entropy, mse, ...) to the model, with an input `target` and an output "
-    "`loss`.",
+    "`loss`. With --training-step: as for graphkit train, one OUTPUT=NAME for each of several outputs.",
 )  # fmt: skip
 @option(
     "--of", "of", group=GRADIENT, multiple=True, metavar="NAME",
@@ -44,7 +47,7 @@ from graphkit.errors import UsageError
 )  # fmt: skip
 @option(
     "-o", "--output", group=OUTPUT, type=click.Path(dir_okay=False),
-    help="Write the gradient graph to this .json or .onnx file.",
+    help="Write the gradient graph to this .json or .onnx file, or the training step to this .onnx file.",
 )  # fmt: skip
 @option(
     "--constants", group=NETWORK, is_flag=True,
@@ -59,22 +62,62 @@ from graphkit.errors import UsageError
     "--check", group=GRADIENT, is_flag=True,
     help="Compare the gradients with numeric differentiation in float64. Exit code 1 if they differ.",
 )  # fmt: skip
+@step_options
 @image_options
 @model_file_options
 @limit_options
 @json_option
 def command(
-    model: str, inputs: tuple[str, ...], fill: str, seed: int, loss: str | None, of: tuple[str, ...],
+    model: str, inputs: tuple[str, ...], fill: str, seed: int, loss_specs: tuple[str, ...], of: tuple[str, ...],
     wrt: tuple[str, ...], suffix: str, straight_through: bool, output: str | None, constants: bool, together: bool,
-    check: bool, external_root: str | None, as_json: bool, **image: Any,
+    check: bool, training_step: bool, external_root: str | None, as_json: bool, **further: Any,
 ) -> int:  # fmt: skip
     """Write the graph that computes the gradients of MODEL, or check them numerically.
+
+    With --training-step, write a whole training step, with which other runtimes train. The arguments after MODEL are
+    then the inputs and targets of the comparison with graphkit, and --seed is also the seed of dropout.
 
     \b
     graphkit grad net.json --loss softmax_cross_entropy -o grad.onnx
     graphkit grad net.onnx --wrt x --check
+    graphkit grad net.onnx --training-step --optimizer adam --lr 1e-3 -o step.onnx
     """
+    check_step_options(training_step)
+    if training_step:
+        if output is None:
+            raise UsageError("--training-step also needs a file: -o step.onnx")
+        net = read_model(model, external_root)
+        if constants:
+            net = _with_constants(net)
+        # With inputs of the user, the sizes of generated ones must fit them.
+        batch = Batch(inputs, images_of(further), None if inputs else SAMPLES, fill, seed)
+        return write_step(net, output, batch, click.get_current_context().params)
+    loss = _single_loss(loss_specs)
+    return _gradients(
+        model, inputs, fill, seed, loss, of, wrt, suffix, straight_through, output, constants, together, check,
+        external_root, as_json, further,
+    )  # fmt: skip
+
+
+def _with_constants(net: Model) -> Model:
     from graphkit.train.imported import constants_to_parameters
+
+    return constants_to_parameters(net)
+
+
+def _single_loss(specs: tuple[str, ...]) -> str | None:
+    """Return the loss of a gradient graph, or None."""
+    if len(specs) > 1 or any("=" in spec for spec in specs):
+        raise UsageError("--loss OUTPUT=NAME, and several losses, only work with --training-step; give one --loss NAME")
+    return specs[0] if specs else None
+
+
+def _gradients(
+    model: str, inputs: tuple[str, ...], fill: str, seed: int, loss: str | None, of: tuple[str, ...],
+    wrt: tuple[str, ...], suffix: str, straight_through: bool, output: str | None, constants: bool, together: bool,
+    check: bool, external_root: str | None, as_json: bool, image: dict[str, Any],
+) -> int:  # fmt: skip
+    """Write or check a gradient graph. The arguments are those of the command."""
     from graphkit.train.losses import with_loss
     from graphkit.transforms.gradients import grad
 
@@ -87,7 +130,7 @@ def command(
         )
     net = read_model(model, external_root)
     if constants:
-        net = constants_to_parameters(net)
+        net = _with_constants(net)
     if loss is not None:
         net = with_loss(net, loss)
         of = of or net.outputs[:1]

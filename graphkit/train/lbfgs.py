@@ -12,7 +12,7 @@ import numpy as np
 
 from graphkit import config
 from graphkit.autodiff.reverse_mode import gradient
-from graphkit.errors import InputError, InvalidModel, NotFinite, UsageError
+from graphkit.errors import InputError, InvalidModel, NotFinite, UnsupportedError, UsageError
 from graphkit.executor.devices.groups import AnyDevice
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.executor.run.session import Executor
@@ -134,6 +134,13 @@ class LBFGS:
     def evaluations(self) -> int:
         """Number of evaluations of the loss so far."""
         return self._history.evaluations
+
+    def to_onnx(self, path: Any, **options: Any) -> None:
+        """Raise UnsupportedError: the step of L-BFGS is not one graph."""
+        raise UnsupportedError(
+            "a step of L-BFGS cannot be exported: it evaluates the loss several times, and its line search decides in "
+            "Python how often. Train with gk.Trainer and an optimizer of gk.optim to export the step"
+        )
 
     @typed("LBFGS.step")
     def step(self, inputs: Any, targets: Any) -> float:

@@ -42,6 +42,7 @@ class Targets:
         weighted: Whether the training program has it.
 
     Attributes:
+        weight_input: The name of the program's input for sample weights.
         weight_name: Name of the sample weights among the targets of a batch.
         needs_weights: Whether batches without sample weights are errors. Otherwise their weights are 1.
     """
@@ -52,7 +53,7 @@ class Targets:
         weight_input: str = SAMPLE_WEIGHT, weighted: bool = False,
     ):  # fmt: skip
         self.types = dict(types)
-        self.weighted, self._weight_input = weighted, weight_input
+        self.weighted, self.weight_input = weighted, weight_input
         self.own_weight_name = self.weight_name = Names([*types, *(outputs or {}).values()]).take(SAMPLE_WEIGHT)
         self.needs_weights = False
         self._inputs = dict(inputs or {})
@@ -63,6 +64,10 @@ class Targets:
     def name_for(self, output: str) -> str:
         """Return the name of the target that is compared with an output; the first target if there is none."""
         return self._target_of_output.get(output, self.names[0])
+
+    def program_input(self, name: str) -> str:
+        """Return the name of the program's input for a target."""
+        return self._inputs.get(name, name)
 
     def named(self, given: Any) -> dict[str, Any]:
         """Return targets by name, from an array, a tuple in their order, or a dict by target or output."""
@@ -153,7 +158,7 @@ class Targets:
                     f"{', '.join(map(repr, named))}"
                 )
             count = next((len(array) for array in feeds.values() if np.ndim(array)), 1)
-            feeds[self._weight_input] = checked_weights(np.ones(count) if weights is None else weights, count)
+            feeds[self.weight_input] = checked_weights(np.ones(count) if weights is None else weights, count)
         return feeds
 
     def name_weights(self, given: Any) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphkit.data import Workers
 from graphkit.data.employed import employed
@@ -39,6 +39,9 @@ from graphkit.train.sample_weights import is_sample, with_sample_weights
 from graphkit.train.selection import ParameterSelection
 from graphkit.train.settings import Lora, Memory, Numerics, Parallel, Regularisation, group_of
 from graphkit.train.training_graph import Criterion
+
+if TYPE_CHECKING:
+    from graphkit.train.exported.export import ExportedStep
 
 
 def _advice(name: str, arguments: Mapping[str, Any]) -> str:
@@ -460,6 +463,45 @@ class Trainer(BaseTrainer):
         """
         with self._working():
             saving.save_model(self, Path(path), meta or {})
+
+    @typed("Trainer.to_onnx")
+    def to_onnx(
+        self,
+        path: str | Path,
+        *,
+        opset: int | None = None,
+        batch: tuple[Any, Any] | None = None,
+        rate: str = "schedule",
+        metrics: str | Sequence[str] = (),
+        loss_scaling: bool = False,
+        verify: bool = True,
+    ) -> ExportedStep:
+        """Write the training step as an ONNX file of standard operators, with which other runtimes train.
+
+        States, such as parameters and optimizer states, are inputs and outputs of the file. Beside `step.onnx`,
+        `step_init.onnx` computes their first values, and `step_roles.json` describes all inputs and outputs (see
+        docs/training_step.md). The file computes in the types of the model; `precision` and `device` have no effect.
+
+        Args:
+            path: The file, which must end in `.onnx`.
+            opset: Version of the operators (default: 21, or the first later one that has all operators of the step).
+            batch: Inputs and targets of the comparison, in the forms that `step` takes (default: random numbers).
+            rate: "schedule": the file computes the learning rate. "input": the caller feeds it in each step.
+            metrics: Metrics of the batch that become outputs: "accuracy", "mse" or "mae".
+            loss_scaling: Add loss scaling, as `precision="f16"` does: for float16 models, and for runtimes that compute
+                in float16.
+            verify: Take some steps in ONNX Runtime and in graphkit, and compare losses and states.
+
+        Returns:
+            The files, the description, and the comparison.
+
+        Raises:
+            UnsupportedError: Standard operators cannot express the step. The message says why.
+            CheckFailed: ONNX Runtime and graphkit differ, or a loss is not finite. No file is written.
+        """
+        from graphkit.train.exported.export import StepOptions, export_step
+
+        return export_step(self, Path(path), StepOptions(opset, batch, rate, _patterns(metrics), loss_scaling, verify))
 
     @typed("Trainer.resume")
     def resume(self, folder: str | Path, *, trusted: bool = False) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 
 from graphkit.errors import RuntimeFailure
 
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-_ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
 # Counter word 1 of derived states; streams of nodes stay below it.
 FOLD_STREAM = 0xFFFFFFFF
 
@@ -24,11 +24,11 @@ def philox4x32(xp: Any, counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]
     """Run ten rounds on counters and keys: uint32 arrays of rank >= 1, which broadcast. Returns four words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for turn in range(_ROUNDS):
+    for turn in range(ROUNDS):
         if turn:
-            k0, k1 = k0 + np.uint32(_WEYL[0]), k1 + np.uint32(_WEYL[1])
-        high0, low0 = _multiply(xp, c0, _MULTIPLIERS[0])
-        high1, low1 = _multiply(xp, c2, _MULTIPLIERS[1])
+            k0, k1 = k0 + np.uint32(WEYL[0]), k1 + np.uint32(WEYL[1])
+        high0, low0 = _multiply(xp, c0, MULTIPLIERS[0])
+        high1, low1 = _multiply(xp, c2, MULTIPLIERS[1])
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
     return c0, c1, c2, c3
 

@@ -60,3 +60,11 @@ def next_state(scale: Value) -> Value:
     is_due = F.greater_or_equal(since, np.float32(INTERVAL))
     larger = F.min(F.mul(factor, np.float32(2)), F.constant(value=np.float32(_MAXIMUM)))
     return pair(F.where(is_due, larger, factor), F.where(is_due, np.float32(0), since))
+
+
+def lowered_state(scale: Value) -> Value:
+    """Return the state after an update whose gradients were not finite, as `lower` does. The least scale stays."""
+    factor, _ = unpair(scale)
+    half = pair(F.mul(factor, np.float32(0.5)), F.mul(factor, np.float32(0)))
+    lowered: Value = F.where(F.greater(factor, F.constant(value=np.float32(_MINIMUM))), half, scale)
+    return lowered

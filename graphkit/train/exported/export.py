@@ -1,0 +1,259 @@
+"""Write the training step of a Trainer as ONNX files, and check them in ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphkit import config
+from graphkit.checks.inputs import concrete_shapes, make_feeds
+from graphkit.errors import UnsupportedError, UsageError
+from graphkit.ir.atomic import write_whole
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType, TensorType, dtype_of
+from graphkit.ops import F
+from graphkit.passes.core.sweep import rewrite
+from graphkit.text import quantity, short_repr
+from graphkit.train import states as optimizer_states
+from graphkit.train.base_trainer import BaseTrainer
+from graphkit.train.exchange.exchange import StepSpec
+from graphkit.train.exported.comparison import StepReport, Subject, compare_steps, random_state
+from graphkit.train.exported.description import KEY, describe
+from graphkit.train.exported.graph import BATCHES, RANDOM, WEIGHT, Rate, standalone_step, state_values
+from graphkit.train.exported.metrics import with_metrics
+from graphkit.train.inputs import by_name
+from graphkit.train.losses import get as get_loss
+from graphkit.train.programs import loss_scale
+from graphkit.train.programs.step import STEP
+
+RATES = ("schedule", "input")
+
+# Number of samples of a batch that is generated for the comparison. A fixed batch size of the model comes first.
+_SAMPLES = 4
+
+# First loss scale of a step whose loss is float16.
+_HALF_SCALE = 2.0**10
+
+
+@dataclass(frozen=True)
+class ExportedStep:
+    """The files of an exported training step.
+
+    Attributes:
+        files: The files that were written; the last three are the step, its init file and its description.
+        description: What each input and output is (see docs/training_step.md).
+        report: The comparison with graphkit; None with `verify=False`.
+    """
+
+    files: tuple[Path, ...]
+    description: Mapping[str, Any]
+    report: StepReport | None
+
+    def __repr__(self) -> str:
+        return short_repr(self, self._facts)
+
+    def _facts(self) -> Iterator[str]:
+        yield str(self.files[-3])
+        yield quantity(len(self.description["states"]), "state")
+        yield "not verified" if self.report is None else "verified"
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """The options of `Trainer.to_onnx`."""
+
+    opset: int | None
+    batch: tuple[Any, Any] | None
+    rate: str
+    metrics: Sequence[str]
+    loss_scaling: bool
+    verify: bool
+
+
+def export_step(trainer: BaseTrainer, path: Path, options: StepOptions) -> ExportedStep:
+    """See `Trainer.to_onnx`."""
+    from graphkit.onnx_io import exporter
+    from graphkit.onnx_io.writing import EXTERNAL_ABOVE, raw_bytes, write_proto
+
+    if path.suffix != ".onnx":
+        raise UsageError(f"{path}: the name of the file of a training step must end in .onnx")
+    spec = _exportable(trainer, options.loss_scaling)
+    graph = standalone_step(spec, _rate(trainer, options.rate))
+    graph = with_metrics(graph, options.metrics, trainer._output, trainer._targets)
+    init_path, description_path = path.with_name(f"{path.stem}_init.onnx"), path.with_name(f"{path.stem}_roles.json")
+    weights = trainer._targets.weight_input if trainer._targets.weighted else None
+    description = describe(
+        graph, spec, trainer.net.inputs, weights=weights, carried=trainer._recurrent_state.names,
+        metrics=options.metrics, init=init_path.name,
+    )  # fmt: skip
+    states = _first_states(trainer, spec, graph)
+    text = json.dumps(description, indent=1)
+    outputs, constants = _with_states_as_data(graph, description), _constants(trainer, graph)
+    step = exporter.export(
+        outputs, constants, opset=options.opset, name=f"{trainer.net.name}_step", meta={KEY: json.dumps(description)}
+    )
+    report = None
+    if options.verify:
+        subject = Subject(
+            step, description, spec, states, trainer.executor.rng,
+            (trainer.updates, trainer._stepper.accumulated, trainer._stepper.accumulated_weight),
+        )  # fmt: skip
+        report = compare_steps(
+            subject, _batch(trainer, spec, options.batch), _rates(trainer, spec.accumulate), spec.options["threads"]
+        )
+        report.raise_if_failed()
+    init = exporter.export(*_init_graph(states), opset=options.opset, name=f"{trainer.net.name}_init")
+    further: list[Path] = []
+    # The step comes last: a new one never lies beside files that do not fit.
+    for proto, file in ((init, init_path), (step, path)):
+        if proto is step:
+            write_whole(description_path, [f"{text}\n".encode()])
+        further += write_proto(proto, file, external=raw_bytes(proto) > EXTERNAL_ABOVE)[:-1]
+    return ExportedStep((*further, path, init_path, description_path), description, report)
+
+
+def _exportable(trainer: BaseTrainer, loss_scaling: bool) -> StepSpec:
+    """Return the description of the step, without the settings of its own device."""
+    if trainer._division is not None or not trainer._alone:
+        raise UnsupportedError(
+            "the training step of several processes (kvstore=, groups=) cannot be exported, because ONNX has no "
+            "operators that send values between processes: export from a Trainer of one process"
+        )
+    if trainer._mixing is not None:
+        raise UnsupportedError(
+            "a training step with mixup= or cutmix= cannot be exported, because graphkit mixes batches in Python: "
+            "leave them out, and mix the batches that you feed to the file"
+        )
+    trainer._averages.check_not_swapped("to_onnx()")
+    spec: StepSpec = trainer._exchange.spec  # type: ignore[attr-defined]  # a LocalExchange: there is one process
+    options = {**spec.options, "device": "cpu", "precision": "f32"}
+    rule = spec.rule
+    if loss_scaling and rule.scale is None:
+        rule = replace(rule, scale=loss_scale.state())
+    return replace(spec, options=options, rule=rule, recompute=None, swap_memory=False)
+
+
+def _rate(trainer: BaseTrainer, kind: str) -> Rate:
+    if kind not in RATES:
+        raise UsageError(f"to_onnx: rate must be one of {', '.join(map(repr, RATES))}, not {kind!r}")
+    if kind == "input":
+        return Rate(None)
+    schedule, first = trainer.optimizer.schedule, 0
+    if schedule.is_open and trainer._rates.run_updates is not None:
+        schedule, first = schedule.over(trainer._rates.run_updates), trainer.position.first_update
+    if schedule.is_open:
+        raise UsageError(
+            f"the schedule {type(schedule).__name__} covers all updates of a run, and their number is unknown: "
+            "give steps= (--schedule-option steps=N), or feed the rate (rate='input', --rate-input)"
+        )
+    count = int(trainer._stepper.slots[STEP])
+    return Rate(schedule, trainer.rate_scale, trainer.updates - count - first)
+
+
+def _rates(trainer: BaseTrainer, accumulate: int) -> list[float]:
+    """Return the learning rates of the steps that are compared: the first update, and the batch after it."""
+    schedule, count = trainer.optimizer.schedule, accumulate - trainer._stepper.accumulated
+    if schedule.is_open and trainer._rates.run_updates is None:
+        schedule = schedule.over(1000)
+        rates = [schedule(0), schedule(1)]
+    else:
+        position = trainer.position.first_update
+        rates = [trainer._rates.at(schedule, trainer.updates + n, position) for n in range(2)]
+    return [rates[0]] * max(count, 1) + [rates[1]]
+
+
+# --- states -----------------------------------------------------------------------------------------
+
+
+def _first_states(trainer: BaseTrainer, spec: StepSpec, graph: Graph) -> dict[str, np.ndarray]:
+    """Return the present values of the states, in the order of the graph's inputs."""
+    stepper = trainer._stepper
+    own = {
+        RANDOM: random_state(trainer.executor.rng),
+        BATCHES: np.asarray(stepper.accumulated, np.int64),
+        WEIGHT: np.asarray(stepper.accumulated_weight, np.float32),
+        loss_scale.NAME: loss_scale.start(),
+    }
+    if spec.graph.outputs[0].dtype is DType.FLOAT16:
+        # The product of the loss and the scale must be below 65504.
+        own[loss_scale.NAME][0] = _HALF_SCALE
+    found = {}
+    for value in state_values(graph):
+        name = graph.name_of(value)
+        found[name] = np.array(stepper.store[name] if name in stepper.store else own[name])
+    for t in spec.trained:
+        # A master weight of 0 means that the first update starts from the parameter. It is the same as this copy.
+        master = f"{t.name}/{optimizer_states.MASTER}"
+        if master in found and not found[master].any():
+            found[master] = np.asarray(found[t.name], np.float32)
+    return found
+
+
+def _constants(trainer: BaseTrainer, graph: Graph) -> dict[str, Any]:
+    """Return the parameters and states that the step does not change."""
+    store, changed = trainer._stepper.store, set(state_values(graph))
+    kept = [graph.name_of(v) for v in graph.inputs if v.role in ("parameter", "state") and v not in changed]
+    params = trainer.net.params
+    return {name: params.entry(name) if name in params else np.asarray(store[name]) for name in kept}
+
+
+def _with_states_as_data(graph: Graph, description: Mapping[str, Any]) -> Graph:
+    """Return the graph with its states as ordinary inputs, and their new values as outputs."""
+    states = state_values(graph)
+    table = {v: Value(v.type, graph.name_of(v)) for v in states}
+    plain = rewrite(graph, lambda _node, _operands: None, inputs=table)
+    new = dict(plain.updates)
+    names = [state["output"] for state in description["states"]]
+    return Graph(
+        plain.inputs, [*plain.outputs, *(new[table[v]] for v in states)], name=graph.name,
+        output_names=[*graph.output_names, *names],
+    )  # fmt: skip
+
+
+def _init_graph(states: Mapping[str, np.ndarray]) -> tuple[Graph, dict[str, np.ndarray]]:
+    """Return a graph without inputs whose outputs are the first values of the states, and its parameters."""
+    inputs = {
+        name: Value(TensorType(dtype_of(array.dtype), array.shape), f"{name}/first", role="parameter")
+        for name, array in states.items()
+    }
+    graph = Graph(inputs.values(), [F.identity(v) for v in inputs.values()], output_names=inputs)
+    return graph, {graph.name_of(v): states[name] for name, v in inputs.items()}
+
+
+# --- the batch for the comparison -------------------------------------------------------------------
+
+
+def target_inputs(trainer: BaseTrainer) -> dict[str, str]:
+    """Return the targets that a batch contains, by the names of the inputs of the step that they are fed to."""
+    return {trainer._targets.program_input(name): name for name in trainer._targets.names}
+
+
+@dataclass(frozen=True)
+class _OfGraph:
+    """Gives a graph to functions that take a model."""
+
+    graph: Graph
+
+
+def _batch(trainer: BaseTrainer, spec: StepSpec, given: tuple[Any, Any] | None) -> dict[str, Any]:
+    """Return the arrays of the batch for the comparison: the given ones, or generated ones."""
+    if given is not None:
+        inputs, targets = given
+        feeds = trainer._inputs.converted(by_name(inputs, trainer._inputs.names, "input"))
+        return feeds | trainer._targets.fitted(targets)
+    subject = _OfGraph(spec.graph)
+    shapes, _ = concrete_shapes(subject, None, _SAMPLES)
+    feeds = make_feeds(subject, shapes=shapes, seed=config.SEED.get()).arrays
+    loss = get_loss(trainer.loss) if isinstance(trainer.loss, str) else trainer.loss
+    for name in feeds.keys() - set(trainer.net.inputs):
+        array = feeds[name]
+        if name == trainer._targets.weight_input:
+            feeds[name] = np.ones_like(array)
+        elif getattr(loss, "probabilities", False):
+            feeds[name] = (array > 0).astype(array.dtype)
+    return feeds
