@@ -8,8 +8,8 @@ arithmetic, chooses kernels, orders the steps and plans memory. The resulting pr
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,14 +19,14 @@ from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.executor.devices.groups import AnyDevice, GroupDevices, grouped
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import DeviceName, load_device, native_module
-from graphkit.executor.lower.lowering import Channels, Collectives, Settings
+from graphkit.executor.lower.lowering import Channels, Collectives, GroupCalls, Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Arenas, Pools
 from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.device_builder import device_cache
-from graphkit.executor.run.device_passes import device_passes
+from graphkit.executor.run.device_passes import check_on_cpu, device_passes, grouping
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.outputs import build_maps, check_disjoint, checked_target, copied_to, overlaps, remove_maps
 from graphkit.executor.run.params import ParameterArray, ParamStore, check_stored, is_stored
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from graphkit.executor.run.divided.program import DividedProgram
     from graphkit.executor.run.executable import DeviceProgram, Executable
     from graphkit.executor.run.program_cache import ProgramCache
+    from graphkit.passes.distribution.backends import Decision
 
 # Most graphs have no random nodes, and so do not need its module.
 _BIND_RNG = deferred("bind_rng", is_unbound)
@@ -94,9 +95,10 @@ class Executor:
             (default: GRAPHKIT_MAX_MEMORY, else the free memory of the machine).
         max_iterations: Limit of the iterations of a Loop or Scan (default: GRAPHKIT_MAX_ITERATIONS, else none).
         timeout: Limit of the seconds of one run (default: GRAPHKIT_TIMEOUT, else none).
+        backends: Other engines, which compute the groups of nodes that they support (see `graphkit.backend.resolve`).
 
     Raises:
-        UnsupportedError: The device or precision is not available.
+        UnsupportedError: The device or precision is not available, or backends are given and the device is not "cpu".
         InputError: `params` lacks a parameter.
         MissingDependency: The installed package has no native part.
     """
@@ -123,11 +125,13 @@ class Executor:
         max_memory: int | str | None = None,
         max_iterations: int | None = None,
         timeout: float | None = None,
+        backends: Sequence[Any] = (),
     ):
         self._bounds = limits.Bounds.of(max_memory, max_iterations, timeout)
         threads = config.num_threads(threads)
         self._settings_text = f"device {device}, {quantity(threads, 'thread')}, precision {precision}"
         device = grouped(device, groups_of(graph))
+        check_on_cpu(backends, device)
         self._declarations = _declaration_checker(graph, declared) if declared else None
         names = [DeviceName.of(device)] if isinstance(device, str) else device.devices
         for each in names:
@@ -145,6 +149,10 @@ class Executor:
         self._check_finite = check_finite
         self._rng, self._rng_stride = (config.SEED.get() if seed is None else seed, 0), rng_stride
         passes: list[Step] = [("bind_rng", _BIND_RNG), *(CLEANUP if optimize else ())]
+        self._decisions: list[Decision] = []
+        if backends:
+            passes.append(grouping(backends, self._decisions))
+            settings = [s._replace(backends=self._backend_calls(backends, threads, deterministic)) for s in settings]
         if len(settings) == 1:
             passes += device_passes(settings[0], precision)
         self._graph, self._map_builders = remove_maps(without_gc(run_passes)(graph, passes))
@@ -169,6 +177,23 @@ class Executor:
         named = zip(self._input_names, self._graph.inputs, strict=True)
         kept = {v: self._parameter_arrays[n] for n, v in named if is_stored(v) and v not in written}
         return prepack(self._graph, kept)
+
+    def _backend_calls(self, backends: Sequence[Any], threads: int, deterministic: bool) -> GroupCalls:
+        from graphkit.executor.run.backend_calls import BackendCalls
+
+        def run_in_graphkit(graph: Graph) -> Callable[[Sequence[Any]], Sequence[np.ndarray]]:
+            executor = Executor(graph, ParamStore({}), threads=threads, deterministic=deterministic)
+            return lambda arrays: executor(*arrays)
+
+        return BackendCalls(backends, threads, run_in_graphkit)
+
+    @property
+    def backend_decisions(self) -> Sequence[Decision]:
+        """For each node of the prepared graph, the group that it is in, or why graphkit computes it.
+
+        Empty without backends. `gk.backend.explain` prints it.
+        """
+        return tuple(self._decisions)
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -361,7 +386,7 @@ class Executor:
         if not names:
             if selection.generators:
                 self._feed_rng(selection, arrays)
-            results = _results(selection, program, arrays, buffers, discard)
+            results = selection.results(program, arrays, buffers, discard)
             return self._as_returned(program, dict(zip(selection.outputs, results, strict=True)))
         from graphkit.executor.run.interruption import HeldSignals
 
@@ -371,7 +396,7 @@ class Executor:
                 self._feed_rng(selection, arrays)
             taken = self._states.take(names, program, arrays, fed)
             try:
-                results = _results(selection, program, arrays, taken | buffers, discard)
+                results = selection.results(program, arrays, taken | buffers, discard)
             except BaseException:
                 self._states.restore(names, program, taken)
                 self._rng = rng
@@ -400,7 +425,7 @@ class Executor:
         arrays: list[Any] = [None] * len(selection.inputs)
         known = selection.feedable
         if not all(name in feeds for name in selection.required) or not all(name in known for name in feeds):
-            self._raise_wrong_inputs(selection, feeds)
+            selection.raise_wrong_inputs(feeds)
         for name, fed in feeds.items():
             position = known[name]
             array = convert(name, selection.inputs[position].value.type, fed)
@@ -412,16 +437,6 @@ class Executor:
             if name not in feeds:
                 arrays[position] = self.params[name]
         return arrays
-
-    def _raise_wrong_inputs(self, selection: Selection, feeds: Mapping[str, Any]) -> NoReturn:
-        """Raise an error that names unknown or missing inputs."""
-        missing = [s for s in selection.inputs if s.needed and s.value.role == "data" and s.name not in feeds]
-        for name in feeds:
-            if name not in selection.feedable:
-                known = [s.name for s in missing] or selection.feedable
-                raise InputError(f"no input {name!r}{did_you_mean(name, known)}")
-        listed = ", ".join(f"{s.name!r} ({s.value.type})" for s in missing)
-        raise InputError(f"input{'s' if len(missing) > 1 else ''} not given: {listed}")
 
     def _feed_rng(self, selection: Selection, arrays: list[Any]) -> None:
         """Put the state of the random generator into `arrays` where it is not fed, and advance its step."""
@@ -473,7 +488,7 @@ class Executor:
             unknown = [
                 f"{spec.name!r} ({spec.value.type})"
                 for spec in self._select(None).inputs
-                if spec.value.role == "data" and spec.needed and not spec.static and _has_shape(spec.value)
+                if spec.value.role == "data" and spec.needed and not spec.static and isinstance(spec.value.type, TensorType)
             ]
             if unknown:
                 listed = ", ".join(unknown)
@@ -560,26 +575,6 @@ class Executor:
                     self._declarations.check_inputs(selection.shapes(key))
             self._latest = program
             return program
-
-
-def _results(
-    selection: Selection,
-    program: Executable,
-    arrays: list[Any],
-    buffers: Mapping[int, np.ndarray],
-    discard: Collection[str],
-) -> list[Any]:
-    """Run a program. Its results are None for discarded outputs that are in the memory of a device."""
-    if not discard:
-        return program.run(arrays, buffers)
-    first = len(selection.states)
-    discarded = [first + i for i, name in enumerate(selection.outputs) if name in discard]
-    return program.run(arrays, buffers, discarded)
-
-
-def _has_shape(value: Value) -> bool:
-    """Whether a value is a tensor. Sequences, optionals and maps have no shape."""
-    return isinstance(value.type, TensorType)
 
 
 def _program_cache(
