@@ -64,8 +64,8 @@ class Backend:
             `part.graph.outputs`. The function must not change or keep its arguments: their memory is used again.
             If the function has a method `write_into(arguments, results)`, this is called instead. It gets two lists of
             arrays and writes to the second one, where None is a result that is not used.
-        dynamic: Whether `compile` accepts symbolic sizes. If not, it is called for each set of input shapes, and the
-            latest 16 functions of a group are kept.
+        dynamic: Whether `compile` accepts symbolic sizes, and sizes that depend on data. If not, it is called for each
+            set of input shapes, and the latest 16 functions of a group are kept.
         control_flow: Whether If, Loop and Scan may be in a group. `supports` must accept the node and all nodes in it.
         concurrent: Whether several threads may call a compiled function at the same time. If not, calls wait.
         min_nodes: Smallest number of nodes of a group. Constants and views, such as Reshape, do not count.

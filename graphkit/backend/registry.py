@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -109,26 +110,18 @@ def explain(executor: Executor) -> str:
     if not decisions:
         return "no backends"
     groups: dict[str, list[str]] = {}
-    reasons: dict[tuple[str, str], list[str]] = {}
+    kept: dict[str, list[str]] = {}
     for each in decisions:
-        if each.group:
-            groups.setdefault(each.group, []).append(each.operator)
-        else:
-            reasons.setdefault((each.operator, each.reason), []).append(each.node)
+        (groups.setdefault(each.group, []) if each.group else kept.setdefault(each.reason, [])).append(each.operator)
     given = sum(map(len, groups.values()))
-    lines = [f"{quantity(given, 'node')} of {len(decisions)} in {quantity(len(groups), 'group')}"]
-    lines += [f"  {name}: {quantity(len(ops), 'node')}: {_counted(ops)}" for name, ops in groups.items()]
-    if reasons:
+    lines = [f"{quantity(given, 'node')} of {len(decisions):,} in {quantity(len(groups), 'group')}"]
+    lines += [f"  {name}: {_counted(operators)}" for name, operators in groups.items()]
+    if kept:
         lines.append(f"{quantity(len(decisions) - given, 'node')} in graphkit")
-    for (operator, reason), nodes in reasons.items():
-        lines.append(f"  {operator} ({_few(nodes)}): {reason}")
+        lines += [f"  {_counted(operators)}: {reason}" for reason, operators in kept.items()]
     return "\n".join(lines)
 
 
 def _counted(operators: list[str]) -> str:
-    counts = {name: operators.count(name) for name in dict.fromkeys(operators)}
+    counts = Counter(operators)
     return ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
-
-
-def _few(nodes: list[str]) -> str:
-    return ", ".join(nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")

@@ -16,10 +16,14 @@ from graphkit.ir.types import DType, TensorType, dtype_of
 from graphkit.onnx_io.codes import NEWEST_OPSET
 from graphkit.onnx_io.compare import OnnxRuntimeModel, onnxruntime_module
 from graphkit.onnx_io.exporter import DEFAULT_TARGET
+from graphkit.onnx_io.spelling import domain_version
 from graphkit.onnx_io.tensors import CODES
 from graphkit.ops import Op, operator
 
 _CPU = "CPUExecutionProvider"
+_DOMAINS = ("", "ai.onnx.ml")
+# Results of up to this many bytes are copied, because binding their memory takes longer.
+_COPIED = 1 << 17
 # ONNX Runtime computes float16 in float32 where it has no kernel, by inserting casts.
 _COMPUTED_AS = {DType.FLOAT16: DType.FLOAT32}
 # ONNX Runtime executes them itself, without a table of types.
@@ -39,6 +43,11 @@ class BoundModel(OnnxRuntimeModel):
 
     def write_into(self, arrays: Sequence[np.ndarray], results: Sequence[np.ndarray | None]) -> None:
         """Compute the outputs, and write them to `results` (None: not used)."""
+        if sum(array.nbytes for array in results if array is not None) <= _COPIED:
+            for target, result in zip(results, self(*arrays), strict=True):
+                if target is not None:
+                    _copy(target, result)
+            return
         local = self._local
         binding = getattr(local, "binding", None)
         if binding is None:
@@ -60,6 +69,15 @@ class BoundModel(OnnxRuntimeModel):
             binding.clear_binding_outputs()
 
 
+def _copy(target: np.ndarray, result: np.ndarray) -> None:
+    """Copy a result. Raises ValueError if it has another dtype or shape."""
+    if target.dtype != result.dtype or target.shape != result.shape:
+        raise ValueError(
+            f"a result is {result.dtype}{list(result.shape)}; {target.dtype}{list(target.shape)} is expected"
+        )
+    np.copyto(target, result)
+
+
 def _element_type(array: np.ndarray) -> Any:
     return array.dtype.type if array.dtype.kind in "fiub" else CODES[dtype_of(array.dtype)]
 
@@ -67,14 +85,14 @@ def _element_type(array: np.ndarray) -> Any:
 def runtime_refusal(node: Node) -> str | None:
     """Return why ONNX Runtime cannot compute a node on the CPU; None if it can. The node is exported before."""
     form = operator(node, Op).onnx
-    if form is None or form.domain:
+    if form is None or form.domain not in _DOMAINS:
         return f"{node.op.name} is not an operator of the ONNX standard"
-    schema = _schema(form.name)
+    schema = _schema(form.name, form.domain)
     if schema is None:
         return f"no opset that graphkit exports has {form.name}"
     if form.name in _CONTROL:
         return None
-    kernels = _kernels().get(form.name, ())
+    kernels = _kernels().get((form.domain, form.name), ())
     since = schema.since_version
     found = [types for first, last, types in kernels if first == since or first <= since <= last]
     if not found:
@@ -88,24 +106,26 @@ def runtime_refusal(node: Node) -> str | None:
 
 
 @functools.cache
-def _schema(name: str) -> Any:
+def _schema(name: str, domain: str) -> Any:
+    """Return the schema of an operator in an export; None if no export has it."""
     for opset in range(DEFAULT_TARGET, NEWEST_OPSET + 1):
         try:
-            return onnx.defs.get_schema(name, opset)
+            return onnx.defs.get_schema(name, domain_version(domain, opset, {name}) if domain else opset, domain)
         except onnx.defs.SchemaError:
             continue
     return None
 
 
 @functools.cache
-def _kernels() -> dict[str, list[tuple[int, int, dict[str, list[str]]]]]:
+def _kernels() -> dict[tuple[str, str], list[tuple[int, int, dict[str, list[str]]]]]:
     """Return the CPU kernels of standard operators: first and last opset, and the types of each type parameter."""
     module = onnxruntime_module().capi.onnxruntime_pybind11_state
-    found: dict[str, list[tuple[int, int, dict[str, list[str]]]]] = {}
+    found: dict[tuple[str, str], list[tuple[int, int, dict[str, list[str]]]]] = {}
     for kernel in module.get_all_opkernel_def():
-        if kernel.provider == _CPU and kernel.domain in ("", "ai.onnx"):
+        domain = "" if kernel.domain == "ai.onnx" else kernel.domain
+        if kernel.provider == _CPU and domain in _DOMAINS:
             first, last = kernel.version_range
-            found.setdefault(kernel.op_name, []).append((first, last, kernel.type_constraints))
+            found.setdefault((domain, kernel.op_name), []).append((first, last, kernel.type_constraints))
     return found
 
 

@@ -94,6 +94,7 @@ class BaseTrainer:
         threads: int | None,
         carry: Mapping[str, str],
         seed: int | None,
+        backends: Sequence[Any] = (),
     ):
         net.separate_roles()
         kvstore = parallel.kvstore
@@ -118,7 +119,9 @@ class BaseTrainer:
         mixes = regularisation.mixes
         self._mixing = Mixing(mixes.get("mixup"), mixes.get("cutmix")) if mixes else None
         self._inputs = Inputs(net.input_types)
+        self._backends = backends
         conflicting = _settings_conflicting_with_groups(selection, carry, numerics, memory, parallel, mixes)
+        conflicting["backends="] = bool(self._backends)
         self._division = division_of(
             parallel.groups, parallel.micro_batches, parallel.batch_axes, kvstore, net.inputs, conflicting
         )
@@ -165,7 +168,7 @@ class BaseTrainer:
         rule = steps.UpdateRule(self.optimizer, regularisation.clip_norm, self.ema, numerics.on_nonfinite, scale)
         self._options: dict[str, Any] = {
             "device": choose_device(device, graph, self.kvstore), "threads": threads, "seed": self.seed,
-            "precision": numerics.precision, "deterministic": numerics.deterministic,
+            "precision": numerics.precision, "deterministic": numerics.deterministic, "backends": self._backends,
         }  # fmt: skip
         if _may_update_rows(self._options, memory, parallel):
             trained = sparse.with_exact_row_updates(graph, trained, self.optimizer)

@@ -17,6 +17,7 @@ from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.draws import is_random
 from graphkit.passes.core.sweep import all_nodes, is_constant, is_control
 from graphkit.passes.distribution.convex import divide
+from graphkit.text import quantity
 
 
 class Partitioner(Protocol):
@@ -27,6 +28,8 @@ class Partitioner(Protocol):
         min_nodes: Smallest number of nodes of a group. Constants and views, such as Reshape, do not count.
         min_flops: Smallest number of floating-point operations of a group; each symbolic size counts as 1.
         control_flow: Whether If, Loop and Scan may be in a group, together with all nodes inside them.
+        dynamic: Whether sizes may be unknown when a group is compiled. Otherwise, nodes whose sizes depend on data stay
+            in graphkit.
     """
 
     @property
@@ -37,6 +40,8 @@ class Partitioner(Protocol):
     def min_flops(self) -> int: ...
     @property
     def control_flow(self) -> bool: ...
+    @property
+    def dynamic(self) -> bool: ...
 
     def refusal(self, node: Node) -> str | None:
         """Return why the backend does not support a node; None if it does."""
@@ -214,7 +219,7 @@ class _Grouping:
 
     def _refusal(self, node: Node) -> str | None:
         """Return why a node cannot be in a group of this backend; None if it can."""
-        if self._forward is not None and (node not in self._forward or context.GRADIENT in node.meta):
+        if context.GRADIENT in node.meta or (self._forward is not None and node not in self._forward):
             return "it is not part of the forward pass of the training step"
         for value in (*node.operands, *node.outputs):
             if why := self._unsuitable(value):
@@ -240,6 +245,8 @@ class _Grouping:
         """Return why a value cannot be in a group; None if it can."""
         if not isinstance(value.type, TensorType) or value.type.dtype is DType.STRING:
             return f"{value} is not a tensor of numbers"
+        if self._backend.dynamic:
+            return None
         if value.type.shape is None:
             return f"{value} has an unknown rank"
         if not all(_symbols(d) <= self._known for d in _dims(value)):
@@ -249,10 +256,9 @@ class _Grouping:
     def _too_small(self, nodes: Sequence[Node]) -> str | None:
         """Return why a group is not worth a call of the backend; None if it is."""
         backend = self._backend
-        if backend.min_nodes > 1 or backend.min_flops:
-            count = sum(not getattr(node.op, "views", ()) for node in nodes)
-            if count < backend.min_nodes:
-                return f"its group has {count} nodes (without views), fewer than min_nodes={backend.min_nodes}"
+        count = sum(not getattr(node.op, "views", ()) and not is_constant(node) for node in _with_inner(nodes))
+        if count < backend.min_nodes:
+            return f"its group has {quantity(count, 'node')} (without views), fewer than min_nodes={backend.min_nodes}"
         if backend.min_flops:
             flops = _flops(nodes)
             if flops < backend.min_flops:
@@ -272,9 +278,16 @@ def _effect(node: Node) -> str | None:
 
 def _flops(nodes: Sequence[Node]) -> int:
     """Return the floating-point operations of nodes. Symbolic sizes count as 1, and loops as one iteration."""
-    inner = (n for node in nodes for body in node.op.subgraphs().values() for n in all_nodes(body))
-    total = sum((2 * (multiply_adds(node) or 0) for node in (*nodes, *inner)), 0)
+    total = sum((2 * (multiply_adds(node) or 0) for node in _with_inner(nodes)), 0)
     return dims.evaluate(total, dict.fromkeys(_symbols(total), 1))
+
+
+def _with_inner(nodes: Sequence[Node]) -> Iterator[Node]:
+    """Yield the nodes, and the nodes of their subgraphs."""
+    for node in nodes:
+        yield node
+        for body in node.op.subgraphs().values():
+            yield from all_nodes(body)
 
 
 def _dims(value: Value) -> Iterator[object]:
