@@ -92,7 +92,8 @@ def resolve(backends: str | Backend | Iterable[str | Backend]) -> tuple[Backend,
     """
     listed = [backends] if isinstance(backends, (str, Backend)) else list(backends)
     for each in listed:
-        check_argument("gk.backend", "backends", "str | Backend | Sequence[str | Backend]", each)
+        if not isinstance(each, (str, Backend)):
+            raise UsageError(f"backends= takes names of backends and Backend objects, not {each!r}")
     found = tuple(use(each) if isinstance(each, str) else each for each in listed)
     for position, each in enumerate(found):
         if any(each.name == other.name for other in found[:position]):

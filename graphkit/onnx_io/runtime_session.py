@@ -57,11 +57,11 @@ class BoundModel(OnnxRuntimeModel):
             array = np.asarray(array, order="C")
             kept.append(array)
             binding.bind_input(name, "cpu", 0, _element_type(array), array.shape, array.ctypes.data)
-        for name, array in zip(self._given_names, results, strict=True):
-            if array is None:
+        for name, target in zip(self._given_names, results, strict=True):
+            if target is None:
                 binding.bind_output(name, "cpu")
             else:
-                binding.bind_output(name, "cpu", 0, _element_type(array), array.shape, array.ctypes.data)
+                binding.bind_output(name, "cpu", 0, _element_type(target), target.shape, target.ctypes.data)
         try:
             self._session.run_with_iobinding(binding)
         finally:

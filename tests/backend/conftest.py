@@ -57,15 +57,3 @@ def image_net() -> gk.Model:
     h = gk.relu(gk.nn.conv2d(h, 4, kernel=3, name="conv2"))
     y = gk.nn.linear(gk.flatten(h), 5, name="fc")
     return gk.Model({"y": gk.softmax(y), "h": h}, name="image", seed=1)
-
-
-def images(count: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((count, 3, 8, 8)).astype(np.float32)
-
-
-def assert_equal(found: Any, wanted: Any, tolerance: float = 1e-5) -> None:
-    """Compare outputs by name."""
-    assert found.keys() == wanted.keys()
-    for name in wanted:
-        assert found[name].dtype == wanted[name].dtype
-        np.testing.assert_allclose(found[name], wanted[name], rtol=tolerance, atol=tolerance)

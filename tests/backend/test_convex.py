@@ -13,7 +13,9 @@ from graphkit.passes.distribution.convex import Division, divide
 def drawn(seed: int, count: int) -> tuple[list[list[int]], list[bool]]:
     rng = random.Random(seed)
     reach, share = rng.choice([3, 8, count]), rng.choice([0.3, 0.6, 0.9])
-    operands = [[rng.randrange(max(0, i - reach), i) for _ in range(rng.randint(0, 3))] if i else [] for i in range(count)]
+    operands = [
+        [rng.randrange(max(0, i - reach), i) for _ in range(rng.randint(0, 3))] if i else [] for i in range(count)
+    ]
     return operands, [rng.random() < share for _ in range(count)]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from graphkit.errors import BackendError, BackendWarning, error_text
 from graphkit.executor.devices.kernel import VersionedArray
+from graphkit.executor.run.params import ParamStore
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.named_tuples import NamedTuple
@@ -72,17 +73,12 @@ class BackendCalls:
     Args:
         backends: The backends.
         threads: Number of CPU threads.
-        run_in_graphkit: Compiles a graph in graphkit: returns a function from operands to results.
+        make_executor: Makes an executor of a graph and its parameters, to compute a group in graphkit.
     """
 
-    def __init__(
-        self,
-        backends: Sequence[GroupBackend],
-        threads: int,
-        run_in_graphkit: Callable[[Graph], Callable[[Sequence[Any]], Sequence[np.ndarray]]],
-    ):
+    def __init__(self, backends: Sequence[GroupBackend], threads: int, make_executor: Callable[..., Any]):
         self._backends = {backend.name: backend for backend in backends}
-        self._threads, self._run_in_graphkit = threads, run_in_graphkit
+        self._threads, self._make_executor = threads, make_executor
         self._lock = threading.Lock()
         self._kept: dict[str, OrderedDict[Hashable, _Compiled]] = {}
 
@@ -102,7 +98,7 @@ class BackendCalls:
                 body = op.body
                 if not backend.dynamic:
                     body = rebind(body, {v: x.type for v, x in zip(body.inputs, node.operands, strict=True)})
-                compiled = kept[key] = _Compiled(op, backend, body, constants, self._threads, self._run_in_graphkit)
+                compiled = kept[key] = _Compiled(op, backend, body, constants, self._threads, self._make_executor)
             kept.move_to_end(key)
             while len(kept) > _KEPT:
                 kept.popitem(last=False)
@@ -136,15 +132,16 @@ class _Compiled:
         body: Graph,
         constants: Mapping[int, VersionedArray],
         threads: int,
-        run_in_graphkit: Callable[[Graph], Callable[[Sequence[Any]], Sequence[np.ndarray]]],
+        make_executor: Callable[..., Any],
     ):
         self.backend, self.body = backend, body
         self._op, self._constants, self._threads = op, dict(constants), threads
-        self._run_in_graphkit = run_in_graphkit
+        self._make_executor = make_executor
         self._lock = threading.RLock()
         self._form: _Form | None = None
         self._changes = 0
-        self._expected: Callable[[Sequence[Any]], Sequence[np.ndarray]] | None = None
+        # Computes the group in graphkit.
+        self._executor: Callable[..., Sequence[np.ndarray]] | None = None
         self.running: contextlib.AbstractContextManager[Any] = (
             contextlib.nullcontext() if backend.concurrent else threading.Lock()
         )
@@ -162,12 +159,12 @@ class _Compiled:
             self._form = form = self._compile(versions if self._constants and self._changes < _CHANGES else None)
             return form
 
-    def expected(self, inputs: Sequence[Any]) -> Sequence[np.ndarray]:
+    def in_graphkit(self, *inputs: Any) -> Sequence[np.ndarray]:
         """Return graphkit's results."""
         with self._lock:
-            if self._expected is None:
-                self._expected = self._run_in_graphkit(self.body)
-        return self._expected(inputs)
+            if self._executor is None:
+                self._executor = self._make_executor(self.body, ParamStore({}))
+        return self._executor(*inputs)
 
     def error(self, what: str) -> BackendError:
         """Return an error that names the backend, the group and its nodes."""
@@ -206,8 +203,7 @@ class _Compiled:
                 BackendWarning,
                 stacklevel=2,
             )
-            own = self._run_in_graphkit(self.body)
-            return _Form(lambda *arrays: own(arrays), range(len(inputs)), None)
+            return _Form(self.in_graphkit, range(len(inputs)), None)
         return _Form(run, operands, versions)
 
 
@@ -261,7 +257,7 @@ class _Call:
 
     def _check(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
         """Raise BackendError if a result differs from graphkit's."""
-        for position, (found, wanted) in enumerate(zip(results, self._compiled.expected(inputs), strict=True)):
+        for position, (found, wanted) in enumerate(zip(results, self._compiled.in_graphkit(*inputs), strict=True)):
             if found is not None and (why := _difference(found, wanted)):
                 raise self._compiled.error(f"check=True: result {self._name(position)} differs from graphkit's: {why}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.groups import AnyDevice
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.devices.registry import rule_of, runs_whole
-from graphkit.executor.lower.lowering import Settings
+from graphkit.executor.lower.lowering import GroupCalls, Settings
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, DType
 from graphkit.ops._base import DOMAIN
@@ -43,6 +43,17 @@ def check_on_cpu(backends: Sequence[Any], device: AnyDevice) -> None:
         raise UnsupportedError(
             f"backends={listed}: backends compute on the CPU, but the device is {device!r}; use device='cpu'"
         )
+
+
+def backend_calls(
+    backends: Sequence[Any], threads: int, deterministic: bool, make_executor: Callable[..., Any]
+) -> GroupCalls | None:
+    """Return what compiles and calls groups for backends; None without backends. See `BackendCalls`."""
+    if not backends:
+        return None
+    from graphkit.executor.run.backend_calls import BackendCalls
+
+    return BackendCalls(backends, threads, partial(make_executor, threads=threads, deterministic=deterministic))
 
 
 def grouping(backends: Sequence[Any], decisions: list[Decision]) -> Step:

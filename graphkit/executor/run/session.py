@@ -8,7 +8,7 @@ arithmetic, chooses kernels, orders the steps and plans memory. The resulting pr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,14 +19,14 @@ from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.executor.devices.groups import AnyDevice, GroupDevices, grouped
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import DeviceName, load_device, native_module
-from graphkit.executor.lower.lowering import Channels, Collectives, GroupCalls, Settings
+from graphkit.executor.lower.lowering import Channels, Collectives, Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Arenas, Pools
 from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.device_builder import device_cache
-from graphkit.executor.run.device_passes import check_on_cpu, device_passes, grouping
+from graphkit.executor.run.device_passes import backend_calls, check_on_cpu, device_passes, grouping
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.outputs import build_maps, check_disjoint, checked_target, copied_to, overlaps, remove_maps
 from graphkit.executor.run.params import ParameterArray, ParamStore, check_stored, is_stored
@@ -35,7 +35,7 @@ from graphkit.executor.run.selection import LastRun, RunInput, Selection
 from graphkit.executor.run.states import States
 from graphkit.ir import limits
 from graphkit.ir.declared import Declarations
-from graphkit.ir.graph import Graph, Value
+from graphkit.ir.graph import Graph
 from graphkit.ir.origin import signature
 from graphkit.ir.types import TensorType
 from graphkit.passes.cleanup import CLEANUP
@@ -137,10 +137,11 @@ class Executor:
         for each in names:
             load_device(str(each))
             check_precision(precision, optimize, each)
-        self.params = params
+        self.params, self._states = params, States(params)
         common = Settings(
             "cpu", False, threads, deterministic, inplace, share, optimize, declared,
             collectives=collectives, channels=channels, tf32=precision == "tf32",
+            backends=backend_calls(backends, threads, deterministic, Executor),
         )  # fmt: skip
         settings = [
             common._replace(device=kind, number=number, native=kind == "cpu" and native_module() is not None)
@@ -148,14 +149,9 @@ class Executor:
         ]
         self._check_finite = check_finite
         self._rng, self._rng_stride = (config.SEED.get() if seed is None else seed, 0), rng_stride
-        passes: list[Step] = [("bind_rng", _BIND_RNG), *(CLEANUP if optimize else ())]
         self._decisions: list[Decision] = []
-        if backends:
-            passes.append(grouping(backends, self._decisions))
-            settings = [s._replace(backends=self._backend_calls(backends, threads, deterministic)) for s in settings]
-        if len(settings) == 1:
-            passes += device_passes(settings[0], precision)
-        self._graph, self._map_builders = remove_maps(without_gc(run_passes)(graph, passes))
+        prepared = without_gc(run_passes)(graph, self._passes(settings, precision, backends))
+        self._graph, self._map_builders = remove_maps(prepared)
         # Callers use the names of the original graph. Passes may rename inputs, and append others.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         check_stored(self._input_names, self._graph.inputs, params)
@@ -166,10 +162,8 @@ class Executor:
         self._programs = _program_cache(device, settings, self._pools, precision, self._input_names)
         self._latest: Executable | None = None
         self._last_run: LastRun | None = None
-        self._lock = threading.RLock()
-        # Runs that write states hold it, so that there is one at a time.
-        self._state_lock = threading.Lock()
-        self._states = States(params)
+        # Runs that write states hold the second lock, so that there is one at a time.
+        self._lock, self._state_lock = threading.RLock(), threading.Lock()
 
     def _prepack(self) -> tuple[Graph, dict[str, DerivedArray]]:
         """Return the graph without nodes that depend only on parameters, and the arrays that replace their results."""
@@ -178,14 +172,14 @@ class Executor:
         kept = {v: self._parameter_arrays[n] for n, v in named if is_stored(v) and v not in written}
         return prepack(self._graph, kept)
 
-    def _backend_calls(self, backends: Sequence[Any], threads: int, deterministic: bool) -> GroupCalls:
-        from graphkit.executor.run.backend_calls import BackendCalls
-
-        def run_in_graphkit(graph: Graph) -> Callable[[Sequence[Any]], Sequence[np.ndarray]]:
-            executor = Executor(graph, ParamStore({}), threads=threads, deterministic=deterministic)
-            return lambda arrays: executor(*arrays)
-
-        return BackendCalls(backends, threads, run_in_graphkit)
+    def _passes(self, settings: Sequence[Settings], precision: str, backends: Sequence[Any]) -> list[Step]:
+        """Return the passes that prepare the graph, before input shapes are known."""
+        passes: list[Step] = [("bind_rng", _BIND_RNG), *(CLEANUP if settings[0].optimize else ())]
+        if backends:
+            passes.append(grouping(backends, self._decisions))
+        if len(settings) == 1:
+            passes += device_passes(settings[0], precision)
+        return passes
 
     @property
     def backend_decisions(self) -> Sequence[Decision]:
@@ -488,7 +482,10 @@ class Executor:
             unknown = [
                 f"{spec.name!r} ({spec.value.type})"
                 for spec in self._select(None).inputs
-                if spec.value.role == "data" and spec.needed and not spec.static and isinstance(spec.value.type, TensorType)
+                if spec.value.role == "data"
+                and spec.needed
+                and not spec.static
+                and isinstance(spec.value.type, TensorType)
             ]
             if unknown:
                 listed = ", ".join(unknown)

@@ -181,9 +181,7 @@ class _Grouping:
                             self._record.origin[rebuilt] = self._record.origin.get(node, node)
                         table.update(zip(node.outputs, rebuilt.outputs, strict=True))
                     continue
-                results = [
-                    v for node in nodes for v in node.outputs if v in final or read_by.get(v, set()) - {place}
-                ]
+                results = [v for node in nodes for v in node.outputs if v in final or read_by.get(v, set()) - {place}]
                 made = self._group(nodes, results, accepted[place], table)
                 table.update(zip(results, made.outputs, strict=True))
         return graph.replace(
@@ -206,9 +204,7 @@ class _Grouping:
             made = node.rebuilt([inner.get(v, v) if v is not None else None for v in node.inputs])
             inner.update(zip(node.outputs, made.outputs, strict=True))
         result_names = [self._graph.name_of(v) for v in results]
-        body = Graph(
-            [inner[v] for v in outer], [inner[v] for v in results], name=name, output_names=result_names
-        )
+        body = Graph([inner[v] for v in outer], [inner[v] for v in results], name=name, output_names=result_names)
         return Node(
             BackendGroup(body=body, backend=self._backend.name, group=name),
             [table.get(v, v) for v in outer],
