@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkit.errors import BackendError, UsageError, error_text
+from graphkit.errors import BackendError, MissingDependency, UsageError, error_text
 from graphkit.executor.run.backend_calls import Source
 from graphkit.ir.graph import Graph, Node
 from graphkit.signatures import typed_constructor
@@ -104,9 +104,12 @@ class Backend:
 
         Raises:
             BackendError: `supports` failed, or returned neither a bool nor a text.
+            MissingDependency: The package of the backend is not installed.
         """
         try:
             answer = self.supports(node)
+        except MissingDependency:
+            raise
         except Exception as error:
             raise BackendError(
                 f"backend {self.name!r}: supports failed for {node.describe()}: {error_text(error)}"

@@ -82,6 +82,17 @@ def test_state_dict_changes_parameters_of_a_group(image_net, make) -> None:
     assert_equal(executor.run({"x": images(2)}), image_net.run({"x": images(2)}), 1e-4)
 
 
+def test_arrays_that_graphkit_derives_from_parameters_are_never_stale(make, parts) -> None:
+    """graphkit computes exp(w) once for each change of w, and gives it to the backend."""
+    x, w = gk.input("x", ["N", 3]), gk.parameter("w", [3, 3])
+    net = gk.Model({"y": gk.tanh(x @ gk.exp(w))}, seed=0)
+    executor, feeds = net.compile(backends=make(supports=["MatMul", "Tanh"], dynamic=True)), {"x": np.ones((2, 3), "f")}
+    for change in range(4):
+        net.params["w"] = np.full((3, 3), -change, np.float32)
+        np.testing.assert_allclose(executor.run(feeds)["y"], np.tanh(3 * np.exp(-change)) * np.ones((2, 3)), rtol=1e-5)
+    assert [len(part.params) for part in parts] == [1, 1, 0]
+
+
 def test_fed_parameter_reaches_the_backend(image_net, make) -> None:
     executor, feeds = image_net.compile(backends=make()), {"x": images(2), "fc_bias": np.arange(5, dtype=np.float32)}
     assert_equal(executor.run(feeds), image_net.compile().run(feeds))
