@@ -26,6 +26,8 @@ _DOMAINS = ("", "ai.onnx.ml")
 _COPIED = 1 << 17
 # ONNX Runtime computes float16 in float32 where it has no kernel, by inserting casts.
 _COMPUTED_AS = {DType.FLOAT16: DType.FLOAT32}
+# Some operators in the functions of other operators have no kernel for these types.
+_NOT_IN_FUNCTIONS = frozenset({DType.FLOAT64, DType.BFLOAT16})
 # ONNX Runtime executes them itself, without a table of types.
 _CONTROL = frozenset({"If", "Loop", "Scan"})
 
@@ -96,13 +98,21 @@ def runtime_refusal(node: Node) -> str | None:
     since = schema.since_version
     found = [types for first, last, types in kernels if first == since or first <= since <= last]
     if not found:
-        if schema.has_function or schema.has_context_dependent_function:
+        is_function = schema.has_function or schema.has_context_dependent_function
+        if is_function and not _NOT_IN_FUNCTIONS.intersection(_dtypes(node)):
             return None
-        return f"ONNX Runtime has no kernel for {form.name} of opset {since}"
+        return f"ONNX Runtime has no kernel for {form.name} of {_types(node)}, opset {since}"
     if any(_fits(node, schema, types) for types in found):
         return None
-    listed = ", ".join(str(v.tensor.dtype) for v in node.operands)
-    return f"ONNX Runtime has no kernel for {form.name} of {listed}"
+    return f"ONNX Runtime has no kernel for {form.name} of {_types(node)}"
+
+
+def _dtypes(node: Node) -> list[DType]:
+    return [v.type.dtype for v in (*node.operands, *node.outputs) if isinstance(v.type, TensorType)]
+
+
+def _types(node: Node) -> str:
+    return ", ".join(str(v.type.dtype) if isinstance(v.type, TensorType) else str(v.type) for v in node.operands)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.checks.inputs import make_feeds
+from graphkit.checks.random_nodes import build
 from graphkit.cli import invoke
 from graphkit.errors import BackendError
 from graphkit.onnx_io import runtime_session
@@ -41,6 +42,32 @@ def test_networks_of_the_zoo(name: str) -> None:
 def test_all_networks_of_the_zoo(name: str) -> None:
     net = gk.models.build(name)
     compare(net, make_feeds(net).arrays, 0.5)
+
+
+def check_random_network(seed: int, dtype: Any, tolerance: float) -> None:
+    net, graph = build(seed, dtype)
+    model = gk.Model.from_graph(graph, net.params)
+    feeds = {graph.name_of(v): net.arrays[v] for v in graph.inputs if v.role == "data"}
+    wanted = model.compile(threads=1).run(feeds)
+    found = model.compile(threads=1, backends=gk.backend.use("onnxruntime", min_nodes=1)).run(feeds)
+    for name, array in wanted.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_allclose(
+            found[name].astype(float), array.astype(float), tolerance, tolerance, err_msg=f"seed {seed}, {name}"
+        )
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-3), (np.float64, 1e-6), (np.float16, 3e-2)])
+def test_random_networks(dtype: Any, tolerance: float) -> None:
+    for seed in range(2):
+        check_random_network(seed, dtype, tolerance)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-3), (np.float64, 1e-6), (np.float16, 3e-2)])
+def test_many_random_networks(dtype: Any, tolerance: float) -> None:
+    for seed in range(2, 60):
+        check_random_network(seed, dtype, tolerance)
 
 
 def recurrent_filter() -> gk.Model:
