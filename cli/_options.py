@@ -80,6 +80,22 @@ def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)  # fmt: skip
 
 
+def _backends(ctx: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> Any:
+    if not names:
+        return ()
+    from graphkit.backend import resolve
+
+    return resolve(names)
+
+
+def backend_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return option(
+        "--backend", "backends", group=PRECISION, multiple=True, metavar="NAME", callback=_backends,
+        help="Another engine, such as onnxruntime, which computes the parts of the model that it supports. Repeatable: "
+        "the first one chooses its nodes first.",
+    )(command)  # fmt: skip
+
+
 def device_of(text: str) -> str | dict[str | None, str]:
     """Parse `--device`.
 

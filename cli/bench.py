@@ -14,6 +14,7 @@ from graphkit.cli._images import image_options, images_of
 from graphkit.cli._inputs import Batch
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
+    backend_option,
     device_of,
     device_options,
     input_options,
@@ -90,6 +91,7 @@ class _Bench(GroupedCommand):
 )  # fmt: skip
 @image_options
 @device_options
+@backend_option
 @model_file_options
 @limit_options
 @json_option
@@ -97,7 +99,7 @@ def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, against: str | None, batch: int | None,
     runs: int | None, training: bool, loss: str, optimizer: str, recompute: str | int | None, swap_memory: bool,
     trace: str | None, rtol: float | None, atol: float | None, device: str, threads: int | None,
-    external_root: str | None, as_json: bool, **image: Any,
+    backends: Any, external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Time MODEL in graphkit and in ONNX Runtime; print percentiles of both, and the ratio of their speeds.
 
@@ -123,6 +125,7 @@ def command(
     net = read_model(model, external_root)
     threads = config.num_threads(threads)
     result: dict[str, Any] = {"model": net.name, "device": device, "threads": threads}
+    result["backends"] = [backend.name for backend in backends]
     given = Batch(inputs, images_of(image), batch, fill, seed)
     if training:
         calls = _training(net, result, given, loss, optimizer, memory)
@@ -142,7 +145,7 @@ def _inference(
     from graphkit.checks.verify import compare_outputs, random_nodes
 
     feeds = batch.arrays(net, net.inputs)
-    executor = net.compile(device_of(result["device"]), threads=result["threads"])
+    executor = net.compile(device_of(result["device"]), threads=result["threads"], backends=result["backends"])
     outputs = executor.run(feeds)
     calls: Calls = {"graphkit": lambda: executor.run(feeds)}
     result["inputs"] = {n: list(a.shape) for n, a in feeds.items() if isinstance(a, np.ndarray)}
@@ -165,7 +168,8 @@ def _training(
     net: Model, result: dict[str, Any], batch: Batch, loss: str, optimizer: str, memory: dict[str, Any]
 ) -> Calls:
     """Return a training step, and add its settings to `result`. memory: options of a Trainer that reduce memory."""
-    switches = {"device": device_of(result["device"]), "threads": result["threads"], "seed": batch.seed, **memory}
+    switches = {key: result[key] for key in ("threads", "backends")} | {"seed": batch.seed, **memory}
+    switches["device"] = device_of(result["device"])
     step = training_step(net, loss, optimizer, batch, **switches)
     result["inputs"] = {n: list(a.shape) for n, a in step.feeds.items()}
     result["fallbacks"] = step.plan.fallbacks

@@ -9,7 +9,14 @@ import click
 
 from graphkit.cli._groups import INPUTS, OUTPUT, PROCESSES, REPORTING, GroupedCommand, option
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import device_of, device_options, json_option, model_file_options, read_model
+from graphkit.cli._options import (
+    backend_option,
+    device_of,
+    device_options,
+    json_option,
+    model_file_options,
+    read_model,
+)
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._ranges import IntRange
 from graphkit.cli._training import check_training, trainer_of, training_options
@@ -59,6 +66,7 @@ _PLANNERS = (
     help="Also run the model, and measure its memory (--run), or only plan (--no-run).",
 )  # fmt: skip
 @device_options
+@backend_option
 @model_file_options
 @limit_options
 @json_option
@@ -78,6 +86,7 @@ def command(
     measured: bool,
     device: str,
     threads: int | None,
+    backends: Any,
     external_root: str | None,
     as_json: bool,
 ) -> None:
@@ -87,6 +96,7 @@ def command(
     graphkit plan net.onnx --batch 64
     graphkit plan net.onnx --batch 64 --compare --no-run
     graphkit plan net.onnx --html memory.html
+    graphkit plan net.onnx --backend onnxruntime
     graphkit plan net.onnx --training --batch 16 --recompute sqrt
     graphkit plan net.onnx --training --batch 16 --optimizer adam --processes 4
     """
@@ -99,7 +109,7 @@ def command(
     check_training(training)
     if processes > 1 and not training:
         raise UsageError("--processes only works with --training: inference has no optimizer states to shard")
-    switches: dict[str, Any] = {"device": device_of(device), "threads": threads}
+    switches: dict[str, Any] = {"device": device_of(device), "threads": threads, "backends": backends}
     # The subject is a Model or a Trainer: both have a graph.
     memory = {"recompute": recompute, "swap_memory": swap_memory}
     subject: Any = trainer_of(net, loss, optimizer, **memory, **switches) if training else net
@@ -132,6 +142,8 @@ def command(
         }
     if measured:
         result |= _measure(subject, executor, bound)
+    if backends:
+        result["backends"] = [decision._asdict() for decision in executor.backend_decisions]
     if as_json:
         print_json("plan", result)
         return
@@ -141,6 +153,14 @@ def command(
         print_table("size of the arena", ["setting", "size"], rows)
     if steps:
         show(str(plan))
+    if backends:
+        show(_explained(executor))
+
+
+def _explained(executor: Any) -> str:
+    from graphkit.backend import explain
+
+    return explain(executor)
 
 
 def _measure(subject: Any, executor: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:

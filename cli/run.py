@@ -18,6 +18,7 @@ from graphkit.cli._groups import LIMITS, OUTPUT, REPORTING, GroupedCommand, opti
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
+    backend_option,
     device_of,
     device_options,
     input_options,
@@ -68,13 +69,14 @@ if TYPE_CHECKING:
 @option("--check-finite", group=LIMITS, is_flag=True, help="Stop with an error if an input contains NaN or infinity.")
 @adapter_option
 @device_options
+@backend_option
 @model_file_options
 @limit_options
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str | None, names: tuple[str, ...],
     trace: str | None, top: int | None, check_nan: bool, check_finite: bool, device: str, threads: int | None,
-    adapters: tuple[str, ...], external_root: str | None, as_json: bool, **image: Any,
+    adapters: tuple[str, ...], backends: Any, external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Run MODEL (.json, .onnx, a run folder, or - for stdin) and show its outputs.
 
@@ -110,7 +112,7 @@ def command(
     if names:
         net = net.select(*names)
     feeds = feeds_for(net, inputs, fill, seed, images_of(image)).arrays
-    executor = net.compile(device_of(device), threads=threads, check_finite=check_finite)
+    executor = net.compile(device_of(device), threads=threads, check_finite=check_finite, backends=backends)
     recorded = None
     if trace is None:
         start = time.perf_counter()

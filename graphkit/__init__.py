@@ -101,6 +101,7 @@ _MODULES = {
     "kvstore": "graphkit.dist.kvstore",
     "models": "graphkit.models",
     "data": "graphkit.data",
+    "backend": "graphkit.backend",
     "mxnet_io": "graphkit.mxnet_io",
     "errors": "graphkit.errors",
     "config": "graphkit.config",

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from graphkit import backend as backend
 from graphkit import config as config
 from graphkit import data as data
 from graphkit import errors as errors

@@ -79,6 +79,10 @@ class RuntimeFailure(GraphkitError):
     """Execution failed: a kernel, a device, a rank, the disk."""
 
 
+class BackendError(RuntimeFailure):
+    """A backend failed, or returned a wrong result. The message names the backend, the group and its nodes."""
+
+
 class RanksDiffer(RuntimeFailure):
     """The ranks of a job have different settings or states. Every rank raises it; the message gives all values."""
 
@@ -128,6 +132,10 @@ class FileWarning(GraphkitWarning):
 
 class DeclarationWarning(FileWarning):
     """A file declares a shape that a tensor does not have. The declaration is ignored."""
+
+
+class BackendWarning(GraphkitWarning):
+    """A backend could not compile a group, so graphkit computes it. The message names backend and group."""
 
 
 # Exceptions that Python and numpy raise for an operation on an unsuitable value.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from onnx import ModelProto
 
+    from graphkit.backend import Backend
     from graphkit.executor.devices.groups import AnyDevice
     from graphkit.executor.run.session import Executor
     from graphkit.executor.run.state_dict import LoadedNames
@@ -342,7 +343,12 @@ class Model:
     @typed("Model.compile")
     @without_gc
     def compile(
-        self, device: AnyDevice = "cpu", *, shapes: Mapping[str, Sequence[int]] | None = None, **options: Any
+        self,
+        device: AnyDevice = "cpu",
+        *,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        backends: str | Backend | Sequence[str | Backend] = (),
+        **options: Any,
     ) -> Executor:
         """Compile the graph for a device; return an Executor.
 
@@ -350,11 +356,17 @@ class Model:
             device: One device, or one for each group of nodes (`{"first": "cuda:0", "second": "cuda:1"}`).
             shapes: Input shapes by name: the program is compiled for them in this call. By default, it is compiled at
                 the first run.
+            backends: Other engines, which compute the parts of the graph that they support: the name of a backend, such
+                as "onnxruntime", a `gk.backend.Backend`, or several of them. The first one chooses its nodes first.
             options: threads, seed, optimize, inplace, share, deterministic, precision, check_finite, max_memory,
                 max_iterations, timeout (see Executor).
         """
         from graphkit.executor.run.session import Executor
 
+        if backends:
+            from graphkit.backend import resolve
+
+            options["backends"] = resolve(backends)
         executor = Executor(self.graph, self.params, device=device, declared=self._declared, **options)
         if shapes is not None:
             executor.specialise(shapes)

@@ -29,12 +29,13 @@ _NATIVE = frozenset(
 )  # fmt: skip
 
 
-def _onnxruntime() -> ModuleType:
+def onnxruntime_module() -> ModuleType:
+    """Return the package onnxruntime. Raises MissingDependency if it is not installed."""
     try:
         import onnxruntime
     except ImportError as error:
         raise MissingDependency(
-            f"comparing with ONNX Runtime needs the package onnxruntime ({error}): pip install onnxruntime"
+            f"ONNX Runtime needs the package onnxruntime ({error}): pip install onnxruntime"
         ) from None
     onnxruntime.set_default_logger_severity(3)
     module: ModuleType = onnxruntime
@@ -43,7 +44,7 @@ def _onnxruntime() -> ModuleType:
 
 def runtime_version() -> str:
     """The version of the installed ONNX Runtime; raises MissingDependency."""
-    return str(_onnxruntime().__version__)
+    return str(onnxruntime_module().__version__)
 
 
 class OnnxRuntimeModel:
@@ -59,7 +60,7 @@ class OnnxRuntimeModel:
         self, model: str | os.PathLike[str] | bytes | ModelProto, threads: int | None = None, *, optimize: bool = True,
         exact: bool = False,
     ):  # fmt: skip
-        ort = _onnxruntime()
+        ort = onnxruntime_module()
         options = ort.SessionOptions()
         options.log_severity_level = 3
         if threads is not None:

@@ -94,6 +94,7 @@ class BaseTrainer:
         threads: int | None,
         carry: Mapping[str, str],
         seed: int | None,
+        backends: Sequence[Any] = (),
     ):
         net.separate_roles()
         kvstore = parallel.kvstore
@@ -104,8 +105,7 @@ class BaseTrainer:
         self.position = Position()
         # The name of the run. All its checkpoints contain it.
         self.run = secrets.token_hex(8)
-        # JSON values of the user, which checkpoints store. The command line stores its options here.
-        self.notes: dict[str, Any] = {}
+        self.notes: dict[str, Any] = {}  # JSON values of the user, which checkpoints store, such as options of commands
         # Whether a step was interrupted, so that some parameters are updated and some are not.
         self.step_incomplete = self._resumed = False
         self._fit: Loop | None = None
@@ -117,8 +117,8 @@ class BaseTrainer:
         self._recurrent_state = RecurrentState(net, carry)
         mixes = regularisation.mixes
         self._mixing = Mixing(mixes.get("mixup"), mixes.get("cutmix")) if mixes else None
-        self._inputs = Inputs(net.input_types)
-        conflicting = _settings_conflicting_with_groups(selection, carry, numerics, memory, parallel, mixes)
+        self._inputs, self._backends = Inputs(net.input_types), backends
+        conflicting = _settings_conflicting_with_groups(selection, carry, numerics, memory, parallel, mixes, backends)
         self._division = division_of(
             parallel.groups, parallel.micro_batches, parallel.batch_axes, kvstore, net.inputs, conflicting
         )
@@ -165,7 +165,7 @@ class BaseTrainer:
         rule = steps.UpdateRule(self.optimizer, regularisation.clip_norm, self.ema, numerics.on_nonfinite, scale)
         self._options: dict[str, Any] = {
             "device": choose_device(device, graph, self.kvstore), "threads": threads, "seed": self.seed,
-            "precision": numerics.precision, "deterministic": numerics.deterministic,
+            "precision": numerics.precision, "deterministic": numerics.deterministic, "backends": self._backends,
         }  # fmt: skip
         if _may_update_rows(self._options, memory, parallel):
             trained = sparse.with_exact_row_updates(graph, trained, self.optimizer)
@@ -555,7 +555,7 @@ def _may_update_rows(options: Mapping[str, Any], memory: Memory, parallel: Paral
 
 def _settings_conflicting_with_groups(
     selection: ParameterSelection, carry: Mapping[str, str], numerics: Numerics, memory: Memory, parallel: Parallel,
-    mixes: Mapping[str, float],
+    mixes: Mapping[str, float], backends: Sequence[Any],
 ) -> dict[str, bool]:  # fmt: skip
     """Return for each setting that cannot be combined with `groups` whether it is set. Keys: names for messages."""
     return {
@@ -570,6 +570,7 @@ def _settings_conflicting_with_groups(
         "mixup= or cutmix= (--mixup, --cutmix)": bool(mixes),
         "gradient compression (--compression)": parallel.kvstore is not None and parallel.kvstore.transport.compresses,
         "precision='f16' (--precision f16)": numerics.precision == "f16",
+        "backends=": bool(backends),
     }
 
 

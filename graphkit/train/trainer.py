@@ -41,6 +41,7 @@ from graphkit.train.settings import Lora, Memory, Numerics, Parallel, Regularisa
 from graphkit.train.training_graph import Criterion
 
 if TYPE_CHECKING:
+    from graphkit.backend import Backend
     from graphkit.train.exported.export import ExportedStep
 
 
@@ -152,6 +153,8 @@ class Trainer(BaseTrainer):
         lora: A `gk.settings.Lora`: train LoRA or DoRA adapters, and freeze all other parameters except those that
             `train` lists. `trainer.net` is then a new model with the adapters (see `gk.lora` and docs/lora.md), and
             `net` does not change.
+        backends: Other engines for the forward pass, see `Model.compile` and docs/backends.md. graphkit computes
+            gradients and updates.
     """
 
     @typed("gk.Trainer", _advice)
@@ -197,6 +200,7 @@ class Trainer(BaseTrainer):
         parallel: Parallel | None = None,
         regularisation: Regularisation | None = None,
         lora: Lora | None = None,
+        backends: str | Backend | Sequence[str | Backend] = (),
     ):
         keywords = dict(locals())
         known = isinstance(loss, (str, losses.Loss, Mapping)) or callable(loss)
@@ -217,7 +221,7 @@ class Trainer(BaseTrainer):
             parallel=group_of(Parallel, parallel, keywords),
             regularisation=group_of(Regularisation, regularisation, keywords),
             device=device, threads=threads, carry=carry or {},
-            seed=None if seed is None else integer("Trainer", "seed", seed, 0),
+            seed=None if seed is None else integer("Trainer", "seed", seed, 0), backends=_resolved(backends),
         )  # fmt: skip
         self._evaluation = Evaluation(self._options)
 
@@ -529,6 +533,15 @@ class Trainer(BaseTrainer):
     torn = former_attribute("step_incomplete")
     adds_scores = former_attribute("callbacks_may_add_scores")
     slot_bytes, left = BaseTrainer.optimizer_state_bytes, remaining_epochs
+
+
+def _resolved(backends: str | Backend | Sequence[str | Backend]) -> Sequence[Backend]:
+    """Return the backends; see `graphkit.backend.resolve`, which is imported only if there are any."""
+    if not backends:
+        return ()
+    from graphkit.backend import resolve
+
+    return resolve(backends)
 
 
 def _patterns(given: str | Sequence[str]) -> Sequence[str]:

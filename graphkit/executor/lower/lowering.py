@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 # How a node is computed, for reports. Views and constants are not steps. "copy": between devices. "swap": a
 # copy to host memory or back, while other steps run. On a device, NCCL executes a collective ("nccl"), or its arrays
-# are copied through host memory ("staged").
-KernelKind = Literal["native", "interpreted", "view", "constant", "copy", "nccl", "staged", "swap"]
+# are copied through host memory ("staged"). "backend": a group of nodes that another engine computes.
+KernelKind = Literal["native", "interpreted", "view", "constant", "copy", "nccl", "staged", "swap", "backend"]
 
 # Where a value is: (number of a memory block, offset in bytes). ARENA is the arena, and ABSENT is an absent operand.
 # Numbers from 0 are external memory: blocks outside the arena, such as inputs, results and parameters. A buffer is
@@ -178,6 +178,29 @@ class Channels(Protocol):
         ...
 
 
+class GroupCall(Protocol):
+    """A group of nodes, compiled by its backend."""
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Compute, and write the results to `outputs` (None: not used)."""
+        ...
+
+    def results(self, inputs: Sequence[Any]) -> Sequence[np.ndarray]:
+        """Compute, and return the results."""
+        ...
+
+
+class GroupCalls(Protocol):
+    """Calls backends to compile groups of nodes."""
+
+    def call(self, node: Node, constants: Mapping[int, VersionedArray]) -> GroupCall:
+        """Compile a BackendGroup for the types of its operands, or return the call that was compiled before.
+
+        constants: The operands that are parameters or constants, by position.
+        """
+        ...
+
+
 class Settings(NamedTuple):
     """How programs are made.
 
@@ -195,6 +218,7 @@ class Settings(NamedTuple):
         channels: Single values from and to other processes.
         tf32: See KernelContext.
         number: The index of the device: 1 for "cuda:1".
+        backends: Compiles the groups of nodes that backends compute.
     """
 
     device: str
@@ -210,6 +234,7 @@ class Settings(NamedTuple):
     channels: Channels | None = None
     tf32: bool = False
     number: int = 0
+    backends: GroupCalls | None = None
 
     @property
     def device_name(self) -> DeviceName:

@@ -31,6 +31,14 @@ def _collective(site: Site) -> Lowering | None:
     return collective(site)
 
 
+def _backend_group(site: Site) -> Lowering | None:
+    if not is_op(site.node, "BackendGroup", domain=DOMAIN):
+        return None
+    from graphkit.executor.lower.backend import backend_group
+
+    return backend_group(site)
+
+
 def _channel(site: Site) -> Lowering | None:
     if not is_op(site.node, "Send", "Receive", domain=DOMAIN):
         return None
@@ -103,6 +111,7 @@ LoweringRule: TypeAlias = Callable[[Site], Lowering | None]
 _IN_NATIVE_PROGRAMS: tuple[LoweringRule, ...] = (
     _collective,
     _channel,
+    _backend_group,
     native_kernel,
     _string_function,
     _branch,
@@ -114,7 +123,7 @@ _IN_NATIVE_PROGRAMS: tuple[LoweringRule, ...] = (
 )
 _ON_DEVICES: tuple[LoweringRule, ...] = (_collective, native_kernel, _launched, _branch, _loop)
 # On the CPU without the native extension, If and Loop are interpreted as a whole.
-_WITHOUT_EXTENSION: tuple[LoweringRule, ...] = (_collective, native_kernel)
+_WITHOUT_EXTENSION: tuple[LoweringRule, ...] = (_collective, _backend_group, native_kernel)
 
 
 def _rules(settings: Settings) -> tuple[LoweringRule, ...]:

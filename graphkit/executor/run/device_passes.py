@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from graphkit.errors import UnsupportedError
+from graphkit.executor.devices.groups import AnyDevice
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.devices.registry import rule_of, runs_whole
-from graphkit.executor.lower.lowering import Settings
+from graphkit.executor.lower.lowering import GroupCalls, Settings
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, DType
 from graphkit.ops._base import DOMAIN
-from graphkit.passes.core.declare import Step
+from graphkit.passes.core.declare import Step, deferred
 from graphkit.passes.core.match import is_op
 from graphkit.passes.pipeline import array_passes, inference_passes
+
+if TYPE_CHECKING:
+    from graphkit.passes.distribution.backends import Decision
 
 
 def device_passes(settings: Settings, precision: str) -> Sequence[Step]:
@@ -28,6 +34,31 @@ def device_passes(settings: Settings, precision: str) -> Sequence[Step]:
     if not settings.optimize or kind == "cpu":
         return ()
     return array_passes(fusable, precision, partial(_stays_whole, kind))
+
+
+def check_on_cpu(backends: Sequence[Any], device: AnyDevice) -> None:
+    """Raise UnsupportedError if there are backends, which take arrays in host memory, and another device."""
+    if backends and device != "cpu":
+        listed = ", ".join(repr(backend.name) for backend in backends)
+        raise UnsupportedError(
+            f"backends={listed}: backends compute on the CPU, but the device is {device!r}; use device='cpu'"
+        )
+
+
+def backend_calls(
+    backends: Sequence[Any], threads: int, deterministic: bool, make_executor: Callable[..., Any]
+) -> GroupCalls | None:
+    """Return what compiles and calls groups for backends; None without backends. See `BackendCalls`."""
+    if not backends:
+        return None
+    from graphkit.executor.run.backend_calls import BackendCalls
+
+    return BackendCalls(backends, threads, partial(make_executor, threads=threads, deterministic=deterministic))
+
+
+def grouping(backends: Sequence[Any], decisions: list[Decision]) -> Step:
+    """Return the pass that makes groups of nodes for backends. `decisions` receives the decision for each node."""
+    return deferred("group_for_backends").with_options(backends=backends, decisions=decisions)
 
 
 def is_fusable(kind: str, node: Node) -> bool:

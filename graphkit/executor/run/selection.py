@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
+from graphkit.errors import InputError, did_you_mean
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.executable import Executable
@@ -138,6 +139,26 @@ class Selection:
         if not key.fed:
             return self._unwritten
         return {position: array for position, array in self._unwritten.items() if position not in key.fed}
+
+    def raise_wrong_inputs(self, feeds: Mapping[str, Any]) -> NoReturn:
+        """Raise InputError that names unknown or missing inputs."""
+        missing = [s for s in self.inputs if s.needed and s.value.role == "data" and s.name not in feeds]
+        for name in feeds:
+            if name not in self.feedable:
+                known = [s.name for s in missing] or self.feedable
+                raise InputError(f"no input {name!r}{did_you_mean(name, known)}")
+        listed = ", ".join(f"{s.name!r} ({s.value.type})" for s in missing)
+        raise InputError(f"input{'s' if len(missing) > 1 else ''} not given: {listed}")
+
+    def results(
+        self, program: Executable, arrays: list[Any], buffers: Mapping[int, np.ndarray], discard: Collection[str]
+    ) -> list[Any]:
+        """Run a program. Its results are None for discarded outputs that are in the memory of a device."""
+        if not discard:
+            return program.run(arrays, buffers)
+        first = len(self.states)
+        discarded = [first + i for i, name in enumerate(self.outputs) if name in discard]
+        return program.run(arrays, buffers, discarded)
 
 
 class LastRun:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from graphkit.executor.memory.pools import Arenas, Pools
 from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.device_builder import device_cache
-from graphkit.executor.run.device_passes import device_passes
+from graphkit.executor.run.device_passes import backend_calls, check_on_cpu, device_passes, grouping
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.outputs import build_maps, check_disjoint, checked_target, copied_to, overlaps, remove_maps
 from graphkit.executor.run.params import ParameterArray, ParamStore, check_stored, is_stored
@@ -35,7 +35,7 @@ from graphkit.executor.run.selection import LastRun, RunInput, Selection
 from graphkit.executor.run.states import States
 from graphkit.ir import limits
 from graphkit.ir.declared import Declarations
-from graphkit.ir.graph import Graph, Value
+from graphkit.ir.graph import Graph
 from graphkit.ir.origin import signature
 from graphkit.ir.types import TensorType
 from graphkit.passes.cleanup import CLEANUP
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from graphkit.executor.run.divided.program import DividedProgram
     from graphkit.executor.run.executable import DeviceProgram, Executable
     from graphkit.executor.run.program_cache import ProgramCache
+    from graphkit.passes.distribution.backends import Decision
 
 # Most graphs have no random nodes, and so do not need its module.
 _BIND_RNG = deferred("bind_rng", is_unbound)
@@ -94,9 +95,10 @@ class Executor:
             (default: GRAPHKIT_MAX_MEMORY, else the free memory of the machine).
         max_iterations: Limit of the iterations of a Loop or Scan (default: GRAPHKIT_MAX_ITERATIONS, else none).
         timeout: Limit of the seconds of one run (default: GRAPHKIT_TIMEOUT, else none).
+        backends: Other engines, which compute the groups of nodes that they support (see `graphkit.backend.resolve`).
 
     Raises:
-        UnsupportedError: The device or precision is not available.
+        UnsupportedError: The device or precision is not available, or backends are given and the device is not "cpu".
         InputError: `params` lacks a parameter.
         MissingDependency: The installed package has no native part.
     """
@@ -123,20 +125,23 @@ class Executor:
         max_memory: int | str | None = None,
         max_iterations: int | None = None,
         timeout: float | None = None,
+        backends: Sequence[Any] = (),
     ):
         self._bounds = limits.Bounds.of(max_memory, max_iterations, timeout)
         threads = config.num_threads(threads)
         self._settings_text = f"device {device}, {quantity(threads, 'thread')}, precision {precision}"
         device = grouped(device, groups_of(graph))
+        check_on_cpu(backends, device)
         self._declarations = _declaration_checker(graph, declared) if declared else None
         names = [DeviceName.of(device)] if isinstance(device, str) else device.devices
         for each in names:
             load_device(str(each))
             check_precision(precision, optimize, each)
-        self.params = params
+        self.params, self._states = params, States(params)
         common = Settings(
             "cpu", False, threads, deterministic, inplace, share, optimize, declared,
             collectives=collectives, channels=channels, tf32=precision == "tf32",
+            backends=backend_calls(backends, threads, deterministic, Executor),
         )  # fmt: skip
         settings = [
             common._replace(device=kind, number=number, native=kind == "cpu" and native_module() is not None)
@@ -144,10 +149,9 @@ class Executor:
         ]
         self._check_finite = check_finite
         self._rng, self._rng_stride = (config.SEED.get() if seed is None else seed, 0), rng_stride
-        passes: list[Step] = [("bind_rng", _BIND_RNG), *(CLEANUP if optimize else ())]
-        if len(settings) == 1:
-            passes += device_passes(settings[0], precision)
-        self._graph, self._map_builders = remove_maps(without_gc(run_passes)(graph, passes))
+        self._decisions: list[Decision] = []
+        prepared = without_gc(run_passes)(graph, self._passes(settings, precision, backends))
+        self._graph, self._map_builders = remove_maps(prepared)
         # Callers use the names of the original graph. Passes may rename inputs, and append others.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         check_stored(self._input_names, self._graph.inputs, params)
@@ -158,10 +162,8 @@ class Executor:
         self._programs = _program_cache(device, settings, self._pools, precision, self._input_names)
         self._latest: Executable | None = None
         self._last_run: LastRun | None = None
-        self._lock = threading.RLock()
-        # Runs that write states hold it, so that there is one at a time.
-        self._state_lock = threading.Lock()
-        self._states = States(params)
+        # Runs that write states hold the second lock, so that there is one at a time.
+        self._lock, self._state_lock = threading.RLock(), threading.Lock()
 
     def _prepack(self) -> tuple[Graph, dict[str, DerivedArray]]:
         """Return the graph without nodes that depend only on parameters, and the arrays that replace their results."""
@@ -169,6 +171,23 @@ class Executor:
         named = zip(self._input_names, self._graph.inputs, strict=True)
         kept = {v: self._parameter_arrays[n] for n, v in named if is_stored(v) and v not in written}
         return prepack(self._graph, kept)
+
+    def _passes(self, settings: Sequence[Settings], precision: str, backends: Sequence[Any]) -> list[Step]:
+        """Return the passes that prepare the graph, before input shapes are known."""
+        passes: list[Step] = [("bind_rng", _BIND_RNG), *(CLEANUP if settings[0].optimize else ())]
+        if backends:
+            passes.append(grouping(backends, self._decisions))
+        if len(settings) == 1:
+            passes += device_passes(settings[0], precision)
+        return passes
+
+    @property
+    def backend_decisions(self) -> Sequence[Decision]:
+        """For each node of the prepared graph, the group that it is in, or why graphkit computes it.
+
+        Empty without backends. `gk.backend.explain` prints it.
+        """
+        return tuple(self._decisions)
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -361,7 +380,7 @@ class Executor:
         if not names:
             if selection.generators:
                 self._feed_rng(selection, arrays)
-            results = _results(selection, program, arrays, buffers, discard)
+            results = selection.results(program, arrays, buffers, discard)
             return self._as_returned(program, dict(zip(selection.outputs, results, strict=True)))
         from graphkit.executor.run.interruption import HeldSignals
 
@@ -371,7 +390,7 @@ class Executor:
                 self._feed_rng(selection, arrays)
             taken = self._states.take(names, program, arrays, fed)
             try:
-                results = _results(selection, program, arrays, taken | buffers, discard)
+                results = selection.results(program, arrays, taken | buffers, discard)
             except BaseException:
                 self._states.restore(names, program, taken)
                 self._rng = rng
@@ -400,7 +419,7 @@ class Executor:
         arrays: list[Any] = [None] * len(selection.inputs)
         known = selection.feedable
         if not all(name in feeds for name in selection.required) or not all(name in known for name in feeds):
-            self._raise_wrong_inputs(selection, feeds)
+            selection.raise_wrong_inputs(feeds)
         for name, fed in feeds.items():
             position = known[name]
             array = convert(name, selection.inputs[position].value.type, fed)
@@ -412,16 +431,6 @@ class Executor:
             if name not in feeds:
                 arrays[position] = self.params[name]
         return arrays
-
-    def _raise_wrong_inputs(self, selection: Selection, feeds: Mapping[str, Any]) -> NoReturn:
-        """Raise an error that names unknown or missing inputs."""
-        missing = [s for s in selection.inputs if s.needed and s.value.role == "data" and s.name not in feeds]
-        for name in feeds:
-            if name not in selection.feedable:
-                known = [s.name for s in missing] or selection.feedable
-                raise InputError(f"no input {name!r}{did_you_mean(name, known)}")
-        listed = ", ".join(f"{s.name!r} ({s.value.type})" for s in missing)
-        raise InputError(f"input{'s' if len(missing) > 1 else ''} not given: {listed}")
 
     def _feed_rng(self, selection: Selection, arrays: list[Any]) -> None:
         """Put the state of the random generator into `arrays` where it is not fed, and advance its step."""
@@ -473,7 +482,10 @@ class Executor:
             unknown = [
                 f"{spec.name!r} ({spec.value.type})"
                 for spec in self._select(None).inputs
-                if spec.value.role == "data" and spec.needed and not spec.static and _has_shape(spec.value)
+                if spec.value.role == "data"
+                and spec.needed
+                and not spec.static
+                and isinstance(spec.value.type, TensorType)
             ]
             if unknown:
                 listed = ", ".join(unknown)
@@ -560,26 +572,6 @@ class Executor:
                     self._declarations.check_inputs(selection.shapes(key))
             self._latest = program
             return program
-
-
-def _results(
-    selection: Selection,
-    program: Executable,
-    arrays: list[Any],
-    buffers: Mapping[int, np.ndarray],
-    discard: Collection[str],
-) -> list[Any]:
-    """Run a program. Its results are None for discarded outputs that are in the memory of a device."""
-    if not discard:
-        return program.run(arrays, buffers)
-    first = len(selection.states)
-    discarded = [first + i for i, name in enumerate(selection.outputs) if name in discard]
-    return program.run(arrays, buffers, discarded)
-
-
-def _has_shape(value: Value) -> bool:
-    """Whether a value is a tensor. Sequences, optionals and maps have no shape."""
-    return isinstance(value.type, TensorType)
 
 
 def _program_cache(

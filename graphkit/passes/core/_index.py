@@ -44,6 +44,13 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
         ("SCANS_ALONG_FIRST_AXIS",),
         ("TRANSPOSES_MERGED",),
     ),
+    "group_for_backends": (
+        "distribution.backends",
+        None,
+        ("SIMPLIFIED", "CONSTANTS_FOLDED", "POINTWISE_APART"),
+        ("BACKENDS_SERVED",),
+        (),
+    ),
     "fuse_activation": (
         "fuse.activation",
         ("Clip", "Div", "Max", "Min", "Mul"),

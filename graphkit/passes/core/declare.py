@@ -48,6 +48,7 @@ class Property(Enum):
     MATMULS_FUSED = "matrix products are fused with the operators around them"
     CONVOLUTIONS_FUSED = "convolutions are fused with the operators behind them"
     CHANNELS_LAST = "convolutions of the requested types have the channels last"
+    BACKENDS_SERVED = "nodes that a backend computes are in groups, without random nodes and collectives"
     POINTWISE_APART = "pointwise nodes are not fused"
 
     # Enum's own hashes the name, in Python.

@@ -1,0 +1,128 @@
+"""The backends that have a name."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from graphkit.backend.backends import Backend, Part
+from graphkit.errors import UsageError, did_you_mean
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Node
+from graphkit.signatures import check_argument, typed
+from graphkit.text import quantity
+
+# Backends of this package: name -> the module with the object `BACKEND`.
+_OWN = {"onnxruntime": "graphkit.backend.onnx_runtime"}
+_lock = threading.Lock()
+_registered: dict[str, Backend] = {}
+
+
+@typed("gk.backend.register")
+def register(
+    name: str, *, supports: Callable[[Node], bool | str], compile: Callable[[Part], Callable[..., Any]], **options: Any
+) -> Backend:
+    """Register a backend under a name, for example `net.compile(backends=name)`.
+
+    Args:
+        name: The name. It must not be in use.
+        supports: Returns whether the backend supports a node, see `Backend`.
+        compile: Compiles a part of a graph, see `Backend`.
+        options: dynamic, control_flow, concurrent, min_nodes, min_flops, fallback, check (see `Backend`).
+
+    Raises:
+        UsageError: The name is in use, or an option is wrong.
+    """
+    made = Backend(name=name, supports=supports, compile=compile, **options)
+    with _lock:
+        if name in _registered or name in _OWN:
+            raise UsageError(f"gk.backend: the name {name!r} is in use; call gk.backend.unregister({name!r}) first")
+        _registered[name] = made
+    return made
+
+
+def unregister(name: str) -> None:
+    """Remove a registered backend. Executors that use it keep it.
+
+    Raises UsageError if no backend was registered under this name. The backends of graphkit cannot be removed.
+    """
+    with _lock:
+        if name not in _registered:
+            raise UsageError(f"gk.backend: no backend {name!r} was registered{did_you_mean(name, _registered)}")
+        del _registered[name]
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all backends: those of graphkit, then the registered ones."""
+    return (*_OWN, *_registered)
+
+
+def use(name: str, **options: Any) -> Backend:
+    """Return a backend with other options: `net.compile(backends=gk.backend.use("onnxruntime", check=True))`.
+
+    Args:
+        name: The name of a backend.
+        options: dynamic, control_flow, concurrent, min_nodes, min_flops, fallback, check (see `Backend`).
+
+    Raises:
+        UsageError: There is no such backend or option.
+    """
+    check_argument("gk.backend.use", "name", "str", name)
+    found = _registered.get(name)
+    if found is None and name in _OWN:
+        found = importlib.import_module(_OWN[name]).BACKEND
+    if found is None:
+        raise UsageError(f"gk.backend: there is no backend {name!r}{did_you_mean(name, names())}")
+    known = [key for key in Backend.__dataclass_fields__ if key not in ("name", "supports", "compile")]
+    for key in options:
+        if key not in known:
+            raise UsageError(f"gk.backend.use({name!r}): there is no option {key!r}{did_you_mean(key, known)}")
+    return replace(found, **options) if options else found
+
+
+def resolve(backends: str | Backend | Iterable[str | Backend]) -> tuple[Backend, ...]:
+    """Return the backends of an argument `backends=`: a name or a Backend, or several. The first one chooses first.
+
+    Raises:
+        UsageError: A backend is unknown or listed twice.
+    """
+    listed = [backends] if isinstance(backends, (str, Backend)) else list(backends)
+    for each in listed:
+        if not isinstance(each, (str, Backend)):
+            raise UsageError(f"backends= takes names of backends and Backend objects, not {each!r}")
+    found = tuple(use(each) if isinstance(each, str) else each for each in listed)
+    for position, each in enumerate(found):
+        if any(each.name == other.name for other in found[:position]):
+            raise UsageError(f"backends=: {each.name!r} is listed twice")
+    return found
+
+
+def explain(executor: Executor) -> str:
+    """Return a table of the groups of an executor, and of the nodes that graphkit computes, with the reasons.
+
+    Args:
+        executor: What `net.compile(backends=...)` returned, or `trainer.executor`.
+    """
+    decisions = executor.backend_decisions
+    if not decisions:
+        return "no backends"
+    groups: dict[str, list[str]] = {}
+    kept: dict[str, list[str]] = {}
+    for each in decisions:
+        (groups.setdefault(each.group, []) if each.group else kept.setdefault(each.reason, [])).append(each.operator)
+    given = sum(map(len, groups.values()))
+    lines = [f"{quantity(given, 'node')} of {len(decisions):,} in {quantity(len(groups), 'group')}"]
+    lines += [f"  {name}: {_counted(operators)}" for name, operators in groups.items()]
+    if kept:
+        lines.append(f"{quantity(len(decisions) - given, 'node')} in graphkit")
+        lines += [f"  {_counted(operators)}: {reason}" for reason, operators in kept.items()]
+    return "\n".join(lines)
+
+
+def _counted(operators: list[str]) -> str:
+    counts = Counter(operators)
+    return ", ".join(name if count == 1 else f"{count} {name}" for name, count in counts.items())
