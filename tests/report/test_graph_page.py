@@ -47,11 +47,11 @@ def looped():
     x = gk.input("x", [3])
     weight = gk.parameter("w", [3], init=gk.init.Ones())
 
-    def body(i, h):
+    def body(h, step):
         taken = gk.cond(
             gk.reduce_sum(h, keepdims=False) > 0, lambda: gk.sin(h, name="up"), lambda: gk.cos(h, name="down")
         )
-        return gk.mul(taken, weight, name="scaled")
+        return gk.mul(taken * step, weight, name="scaled")
 
     return gk.Model({"y": gk.fold(body, x, gk.constant(np.arange(4.0, dtype=np.float32)))}, name="looped")
 
