@@ -114,8 +114,8 @@ def reduce_message(
 
     label: Name of the file, for errors.
     on_try: Called before each try with the number of nodes of the smallest part so far, and the number of tries.
-    on_smaller: Called with each part that fails and is smaller than those before; first twice with the whole model, as
-        it is and with Constant nodes as initialisers.
+    on_smaller: Called with each part that fails and becomes the smallest one; first twice with the whole model, as it
+        is and with Constant nodes as initialisers.
     """
     from graphkit.onnx_io.editing.subset import Cutter
 
