@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from graphkit.errors import UsageError
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.types import TensorType
+from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op, operator
 from graphkit.ops.control.views import capture_count
 from graphkit.ops.cost import node_costs
@@ -72,10 +73,44 @@ def _matched(graph: Graph, drawing: Drawing, times: NodeTimes) -> tuple[dict[int
             found.setdefault(number, []).append(step)
         elif not _is_inside(step.path, containers):  # the time of a node includes the steps in its subgraphs
             left, missing = left + 1, missing + step.seconds
-    if times.source and 2 * left > len(times.steps):
-        known = f"only {len(times.steps) - left:,} of its {quantity(len(times.steps), 'step')} belong"
-        raise UsageError(f"{times.label} is one of another model: {known} to nodes of {graph.name or 'this model'!r}")
+    if times.source:
+        _require_same(graph, drawing, times, found, left)
     return found, missing
+
+
+def _require_same(
+    graph: Graph, drawing: Drawing, times: NodeTimes, found: Mapping[int, Sequence[StepTime]], left: int
+) -> None:
+    """Raise UsageError if most steps of a profile belong to no node, or many to nodes with results of other shapes.
+
+    found: Steps by number of the node. left: number of steps that belong to no node.
+    """
+    total = len(times.steps)
+    label = f"{times.label} is one of another model, or of training"
+    if 2 * left > total:
+        known = f"only {total - left:,} of its {quantity(total, 'step')} belong"
+        raise UsageError(f"{label}: {known} to nodes of {graph.name or 'this model'!r}")
+    other = [(step, node) for i, steps in found.items() for step in steps
+             if not _fits(step.type, (node := drawing.entries[i].node).outputs[0].type)]  # fmt: skip
+    if 4 * len(other) > total:
+        step, node = other[0]
+        raise UsageError(
+            f"{label}: the results of {len(other):,} steps have other shapes than those of their nodes, such as "
+            f"{step.type} and {node.outputs[0].type}"
+        )
+
+
+def _fits(concrete: str, declared: Type) -> bool:
+    """Whether a type of a profile has the rank and the known sizes of a declared one, in any order.
+
+    Passes change the order of axes, and the element type of quantised values.
+    """
+    if not isinstance(declared, TensorType) or declared.shape is None or not concrete:
+        return True
+    sizes = concrete.rstrip("]").partition("[")[2]
+    given = Counter(sizes.split(", ") if sizes else ())
+    known = Counter(str(size) for size in declared.shape if isinstance(size, int))
+    return given.total() == len(declared.shape) and known <= given
 
 
 class _Texts:

@@ -30,6 +30,7 @@ class StepTime(NamedTuple):
     results: tuple[str, ...]
     operator: str
     implementation: str
+    type: str  # of the first output
     seconds: float = 0.0
     calls: int = 0
 
@@ -101,7 +102,7 @@ def _times(events: Sequence[Any], source: str) -> NodeTimes:
         path, results = details["node"], details.get("results")
         known = found.get(path) or StepTime(
             path, tuple(map(str, results)) if isinstance(results, list | tuple) else (), str(event.get("name")),
-            str(details.get("implementation") or ""),
+            str(details.get("implementation") or ""), str(next(iter(details.get("outputs") or ()), "")),
         )  # fmt: skip
         found[path] = known._replace(seconds=known.seconds + event["dur"] / 1e6, calls=known.calls + 1)
     if not runs or not found:

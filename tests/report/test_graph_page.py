@@ -211,8 +211,16 @@ def test_profiles_that_do_not_fit(traced, tmp_path):
     with pytest.raises(UsageError, match="another model: 'lenet', expected 'chain'"):
         graph_page(chain(3), profile=path)
     other = gk.Model({"y": gk.relu(gk.input("x", [2]), name="only")}, name="lenet")
-    with pytest.raises(UsageError, match="another model: only 0 of its"):
+    with pytest.raises(UsageError, match="another model, or of training: only 0 of its"):
         graph_page(other, profile=path)
+    # The names are those of the profile, but the shapes are others.
+    with gk.profile(tmp_path / "chain.json"):
+        chain(6).run({"x": np.ones((2, 8), np.float32)})
+    h = gk.input("x", ["N", 9])
+    for i in range(6):
+        h = gk.relu(h, name=f"op{i}")
+    with pytest.raises(UsageError, match=r"other shapes than .*, such as float32\[2, 8\] and float32\[N, 9\]"):
+        graph_page(gk.Model({"y": h}, name="chain"), profile=tmp_path / "chain.json")
     for name, content, message in (
         ("broken.json", "{", "is not a JSON file"),
         ("list.json", "[1]", "expected a file that"),
