@@ -63,6 +63,15 @@ def trace_file(ctx: click.Context, parameter: click.Parameter, path: str | None)
     return path
 
 
+def page_file(ctx: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
+    """Return the path given as --html. Raises UsageError if it does not end in .html, or its folder does not exist."""
+    if path is not None and not path.endswith((".html", ".htm")):
+        raise UsageError(f"--html {path}: the name of the file must end in .html")
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise UsageError(f"--html {path}: there is no folder {Path(path).parent}")
+    return path
+
+
 def threads_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(
         "--threads", group=PRECISION, type=IntRange(1), callback=_permitted,

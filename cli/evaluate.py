@@ -21,6 +21,7 @@ from graphkit.cli._options import (
     json_option,
     key_values,
     model_file_options,
+    page_file,
     read_model,
     source_options,
     tokenizer_option,
@@ -29,7 +30,6 @@ from graphkit.cli._options import (
 )
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._ranges import IntRange
-from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
 from graphkit.train import defaults
 
@@ -98,7 +98,7 @@ _PAIRS = 10
     help="Number of samples with the largest losses to show.",
 )  # fmt: skip
 @option(
-    "--html", group=OUTPUT, type=click.Path(dir_okay=False), metavar="FILE",
+    "--html", group=OUTPUT, type=click.Path(dir_okay=False), callback=page_file, metavar="FILE",
     help="Write an HTML page with tables, confusion matrix, reliability diagram and the worst samples. It needs no "
     "other files.",
 )  # fmt: skip
@@ -134,10 +134,6 @@ def command(
     from graphkit.cli.train import data as train_data
     from graphkit.inference.evaluate import evaluate
 
-    if html is not None and not html.endswith((".html", ".htm")):
-        raise UsageError(f"--html {html}: the name of the file must end in .html")
-    if html is not None and not Path(html).parent.is_dir():
-        raise UsageError(f"--html {html}: there is no folder {Path(html).parent}")
     net = with_adapters(with_files_beside(read_model(model, external_root, best=True), model), adapters)
     options = with_tokenizer(source_options(data_options), spec, tokenizer, rows=True)
     data = _read(net, model, spec, part, options, train_data.axis_options(batch_axes))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import click
 
 from graphkit.cli._costs import as_json as costs_as_json
 from graphkit.cli._costs import cost_cells, label, model_costs, notes
+from graphkit.cli._inputs import parse_shapes
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import json_option, model_file_options, read_model
+from graphkit.cli._options import json_option, model_file_options, page_file, read_model
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.frontend.summary import frozen
+from graphkit.ir.atomic import write_whole
 from graphkit.ir.context import GROUP
 from graphkit.ir.counts import counts, elements, parameters
 from graphkit.ir.graph import Graph, Value
@@ -39,10 +42,28 @@ from graphkit.train.imported import float_constants
 @click.option(
     "--costs", "form", flag_value="costs", help="Print FLOPs and bytes per operator, for inputs of the given shapes."
 )
+@click.option(
+    "--html", type=click.Path(dir_okay=False), callback=page_file, metavar="FILE",
+    help="Write an HTML page that draws the graph, with a search and the details of each node. With input shapes, the "
+    "page shows the FLOPs and bytes of each node for them.",
+)  # fmt: skip
+@click.option(
+    "--profile",
+    type=click.Path(dir_okay=False),
+    metavar="TRACE.json",
+    help="With --html: show the times in this file, which --profile of `graphkit run` wrote.",
+)
+@click.option(
+    "--time", is_flag=True,
+    help="With --html: run the model with generated inputs on the CPU, and show the time of each node.",
+)  # fmt: skip
 @model_file_options
 @limit_options
 @json_option
-def command(model: str, shapes: tuple[str, ...], form: str, external_root: str | None, as_json: bool) -> None:
+def command(
+    model: str, shapes: tuple[str, ...], form: str, html: str | None, profile: str | None, time: bool,
+    external_root: str | None, as_json: bool,
+) -> None:  # fmt: skip
     """Show the nodes, inputs, outputs and parameters of MODEL, and the opset and producer of the file.
 
     --train and --freeze of `graphkit train` take the names of parameters that are shown here. If graphkit does not
@@ -53,16 +74,20 @@ def command(model: str, shapes: tuple[str, ...], form: str, external_root: str |
     graphkit inspect net.onnx --dot | dot -Tsvg > net.svg
     graphkit inspect net.onnx --passes
     graphkit inspect net.onnx --costs x:1,3,224,224
+    graphkit inspect net.onnx x:1,3,224,224 --html net.html --time
     """
-    if shapes and form != "costs":
-        raise UsageError(f"{shapes[0]}: input shapes only work with --costs")
+    _check(shapes, form, html, profile, time)
     try:
         net = read_model(model, external_root)
     except UnsupportedError as error:
-        if form != "summary" or model == "-" or not is_onnx_file(model):
+        if form != "summary" or html is not None or model == "-" or not is_onnx_file(model):
             raise
         _print_outline(model, error, as_json)
         return
+    if html is not None:
+        _write_page(net, html, parse_shapes(shapes), profile, time, as_json and form != "costs")
+        if form != "costs":
+            return
     if form == "costs":
         _print_costs(net, shapes, as_json)
         return
@@ -94,6 +119,30 @@ def command(model: str, shapes: tuple[str, ...], form: str, external_root: str |
     show({"text": net.to_text, "dot": net.to_dot, "summary": net.summary}[form]())
     if form == "summary":
         _print_facts(net)
+
+
+def _check(shapes: tuple[str, ...], form: str, html: str | None, profile: str | None, time: bool) -> None:
+    """Raise UsageError if options do not work together."""
+    if shapes and form != "costs" and html is None:
+        raise UsageError(f"{shapes[0]}: input shapes only work with --costs and --html")
+    if html is None and (profile is not None or time):
+        raise UsageError(f"{'--time' if time else '--profile'} only works with --html")
+    if html is not None and form not in ("summary", "costs"):
+        raise UsageError(f"--html does not work with --{form}: give one of them")
+
+
+def _write_page(
+    net: Model, html: str, shapes: Mapping[str, Sequence[int]], profile: str | None, time: bool, as_json: bool
+) -> None:
+    """Write the page that draws the graph."""
+    from graphkit.report.graph_page import graph_page
+
+    page = graph_page(net, shapes=shapes, profile=profile, time=time).encode()
+    write_whole(Path(html), [page])
+    log(f"wrote {html}")
+    if as_json:
+        nodes = len(net.graph.nodes)
+        print_json("graph_page", {"model": net.name, "file": html, "nodes": nodes, "bytes": len(page)})
 
 
 def _print_facts(net: Model) -> None:

@@ -75,8 +75,8 @@ def command(
     an .npz file with values of its inputs, which are recorded in a run of the whole MODEL.
 
     Parts are tried in a fixed order: single outputs, then ranges of nodes (delta debugging), then single nodes, outputs
-    and operands. Ctrl-C stops the search; the smallest part so far is in the output file. Exit code 2 if the command
-    does not fail for the whole MODEL.
+    and operands, then the same inside of branches and loops. Ctrl-C stops the search; the smallest part so far is in
+    the output file. Exit code 2 if the command does not fail for the whole MODEL.
 
     \b
     graphkit reduce net.onnx -o small.onnx -- python convert.py {}

@@ -61,6 +61,7 @@ _PUBLIC = {
     "check_gradient": "graphkit.checks.gradcheck",
     "find_nonfinite": "graphkit.checks.nonfinite",
     "reduce_model": "graphkit.checks.reduction",
+    "graph_page": "graphkit.report.graph_page",
     "predict": "graphkit.inference.predict",
     "generate": "graphkit.inference.generation.generate",
     "Trainer": "graphkit.train.trainer",

@@ -393,6 +393,7 @@ from graphkit.ops._functions import zip_map as zip_map
 from graphkit.quantisation.aware import quantization_aware as quantization_aware
 from graphkit.quantisation.quantize import quantize as quantize
 from graphkit.quantisation.reduced_precision import reduce_precision as reduce_precision
+from graphkit.report.graph_page import graph_page as graph_page
 from graphkit.report.loggers import CSVLogger as CSVLogger
 from graphkit.report.loggers import PythonLogger as PythonLogger
 from graphkit.report.loggers import RunLogger as RunLogger

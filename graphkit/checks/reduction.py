@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphkit.checks.body_reduction import BodyReduction, ranges, run_recorded
 from graphkit.checks.inputs import make_feeds
-from graphkit.errors import GraphkitError, GraphkitWarning, ReferenceEnded, UsageError
-from graphkit.ir.types import MAX_KNOWN_ELEMENTS, TensorType
+from graphkit.errors import GraphkitError, GraphkitWarning, UsageError
+from graphkit.ir.types import TensorType
 from graphkit.loading import load
 from graphkit.model import Model
 from graphkit.signatures import typed
@@ -36,7 +36,7 @@ class Candidate:
         message: The part as an ONNX message.
         model: The part as a Model.
         feeds: Recorded values by name of the part's inputs. Inputs whose values could not be recorded are left out.
-        operators: The operators of its nodes.
+        operators: The operators of its nodes, each followed by those in its subgraphs.
     """
 
     message: Message
@@ -51,7 +51,7 @@ class Reduction:
 
     Attributes:
         smallest: The smallest part that still fails.
-        nodes: The number of nodes of the original, without constants.
+        nodes: The number of nodes of the original and its subgraphs, without constants.
         tries: How often the test was called.
         is_complete: False if the limit of tries ended the search.
         recorded: How the values of inputs were recorded: "ONNX Runtime", "graphkit", or "" if the model cannot be run.
@@ -76,8 +76,9 @@ def reduce_model(
     """Return the smallest part of a model, as few nodes as possible, for which `still_fails` returns True.
 
     Parts are tried in a fixed order: single outputs, then ranges of nodes in dependency order (delta debugging), then
-    the model without single nodes, outputs and operands. If a part reads a value that another part computed, this value
-    becomes an input, or a constant if it is a small shape.
+    the model without single nodes, outputs and operands. Then branches and loops are replaced by one of their branches,
+    or by one iteration. If they have to stay, nodes, outputs and states are cut out of them. If a part reads a value
+    that another part computed, this value becomes an input, or a constant if it is a small shape.
 
     Args:
         model: A Model, or the path of an .onnx or .json file.
@@ -113,8 +114,8 @@ def reduce_message(
 
     label: Name of the file, for errors.
     on_try: Called before each try with the number of nodes of the smallest part so far, and the number of tries.
-    on_smaller: Called with each part that fails and is smaller than those before; first twice with the whole model, as
-        it is and with Constant nodes as initialisers.
+    on_smaller: Called with each part that fails and becomes the smallest one; first twice with the whole model, as it
+        is and with Constant nodes as initialisers.
     """
     from graphkit.onnx_io.editing.subset import Cutter
 
@@ -127,13 +128,12 @@ def reduce_message(
         search = _Search(cutter, still_fails, values, max_tries, on_try, on_smaller)
         complete = search.run(message)
         assert search.smallest is not None
-        return Reduction(search.smallest, cutter.count, search.tries, complete, engine)
+        nodes = len(cutter.operators(range(cutter.count)))
+        return Reduction(search.smallest, nodes, search.tries, complete, engine)
 
 
 def _recorded(message: Message, cutter: Cutter, inputs: Mapping[str, Any], seed: int) -> tuple[dict[str, Any], str]:
     """Return the values of all inputs and nodes in one run, and the engine that ran the model."""
-    from graphkit.onnx_io.runtime_process import running
-
     try:
         feeds = make_feeds(load(message), given=inputs, seed=seed).arrays
     except GraphkitError:
@@ -143,15 +143,8 @@ def _recorded(message: Message, cutter: Cutter, inputs: Mapping[str, Any], seed:
     whole = cutter.model(range(cutter.count), {}, {}, cutter.computed())
     if whole is None:
         return dict(feeds), ""
-    try:
-        with running(whole, feeds) as pending:
-            return feeds | pending.results(), "ONNX Runtime"
-    except (GraphkitError, ReferenceEnded):
-        pass
-    try:
-        return feeds | load(whole).run(feeds), "graphkit"
-    except GraphkitError:
-        return dict(feeds), ""
+    results, engine = run_recorded(whole, feeds)
+    return feeds | results, engine
 
 
 @dataclass(frozen=True)
@@ -176,22 +169,26 @@ class _Search:
         self,
         cutter: Cutter,
         still_fails: Callable[[Candidate], bool],
-        values: Mapping[str, Any],
+        values: dict[str, Any],
         max_tries: int,
         on_try: Callable[[int, int], None],
         on_smaller: Callable[[Candidate], None],
     ):
-        self.cutter = cutter
         self.still_fails = still_fails
         self.values = values
         self.max_tries = max_tries
         self.on_try = on_try
         self.on_smaller = on_smaller
         self.tries = 0
-        self.embeds = False
         self.smallest: Candidate | None = None
-        self.part = _Part(tuple(range(cutter.count)))
         self._seen: set[bytes] = set()
+        self._start(cutter)
+
+    def _start(self, cutter: Cutter) -> None:
+        """Begin with all nodes of a model."""
+        self.cutter = cutter
+        self.embeds = False
+        self.part = _Part(tuple(range(cutter.count)))
         self._shapes = {
             name: np.array(kind.constants, kind.dtype.numpy).reshape(kind.static_shape)
             for name, kind in cutter.types.items()
@@ -203,7 +200,9 @@ class _Search:
 
         Raises UsageError if the whole model does not fail.
         """
-        if not self._tries(self.part, original, load(original)):
+        from graphkit.onnx_io.editing.subset import Cutter
+
+        if not self._tries(original, load(original), self.cutter.operators(self.part.keep)):
             raise UsageError("the whole model does not fail, so there is nothing to reduce")
         if not self.fails(self.part):
             raise UsageError(
@@ -211,31 +210,45 @@ class _Search:
                 "reduced"
             )
         try:
-            self._single_outputs()
-            while True:
-                before = self.part
-                self._ranges()
-                self._bypasses()
-                if self.part == before:
-                    break
-            if len(self.part.keep) > 1 and self.values:
-                self._embedded()
-            self._outputs()
-            self._operands()
+            self._top()
+            bodies = BodyReduction(self)
+            while bodies.run():
+                assert self.smallest is not None
+                self._start(Cutter(self.smallest.message))
+                self._top()
         except _TriesSpent:
             return False
         return True
+
+    def _top(self) -> None:
+        """Reduce the nodes outside of subgraphs."""
+        self._single_outputs()
+        while True:
+            before = self.part
+            self._ranges()
+            self._bypasses()
+            if self.part == before:
+                break
+        if len(self.part.keep) > 1 and self.values:
+            self._embedded()
+        self._outputs()
+        self._operands()
 
     # --- trying one part -------------------------------------------------------------------------
 
     def fails(self, part: _Part) -> bool:
         """Whether a part fails. If it does, it becomes the smallest one."""
-        from graphkit.onnx_io.editing.subset import digest_of
-
         constants = self._constants(part)
         message = self.cutter.model(part.keep, part.replaced, constants, part.outputs, part.without)
-        if message is None:
+        if message is None or not self.fails_message(message, self.cutter.operators(part.keep)):
             return False
+        self.part = part
+        return True
+
+    def fails_message(self, message: Message, operators: Sequence[str]) -> bool:
+        """Whether a message fails that was not tried yet. If it does, it becomes the smallest one."""
+        from graphkit.onnx_io.editing.subset import digest_of
+
         digest = digest_of(message)
         if digest in self._seen:
             return False
@@ -244,33 +257,35 @@ class _Search:
             model = load(message)
         except GraphkitError:  # the part is no valid model: its failure would be another one
             return False
-        return self._tries(part, message, model)
+        return self._tries(message, model, operators)
 
-    def _tries(self, part: _Part, message: Message, model: Model) -> bool:
+    def _tries(self, message: Message, model: Model, operators: Sequence[str]) -> bool:
         """Call the test for a part."""
         if self.tries >= self.max_tries:
             raise _TriesSpent
-        self.on_try(len(self.part.keep), self.tries)
+        self.on_try(len(operators if self.smallest is None else self.smallest.operators), self.tries)
         self.tries += 1
         feeds = {name: self.values[name] for name in model.inputs if name in self.values}
-        candidate = Candidate(message, model, feeds, self.cutter.operators(part.keep))
+        candidate = Candidate(message, model, feeds, operators)
         if not self.still_fails(candidate):
             return False
-        self.part, self.smallest = part, candidate
+        self.smallest = candidate
         self.on_smaller(candidate)
         return True
 
     def _constants(self, part: _Part) -> dict[str, np.ndarray]:
         """Values of cut names that become constants: shapes, and all smaller ones if the part embeds them."""
+        from graphkit.onnx_io.editing.bodies import is_shape
+
         found = {}
         for name in self.cutter.cut_values(part.keep, part.replaced):
             value = self.values.get(name)
             if name in self._shapes:
                 found[name] = self._shapes[name]
-            elif isinstance(value, np.ndarray):
-                is_shape = value.dtype.kind == "i" and value.ndim <= 1 and value.size <= MAX_KNOWN_ELEMENTS
-                if is_shape or (part.embeds and value.nbytes <= _LARGEST_CONSTANT):
-                    found[name] = value
+            elif isinstance(value, np.ndarray) and (
+                is_shape(value) or (part.embeds and value.nbytes <= _LARGEST_CONSTANT)
+            ):
+                found[name] = value
         return found
 
     # --- the steps -------------------------------------------------------------------------------
@@ -287,10 +302,10 @@ class _Search:
         count = 2
         while len(self.part.keep) > 1:
             keep = self.part.keep
-            ranges = list(_ranges(keep, min(count, len(keep))))
-            if any(self._keeps(part) for part in ranges):
+            parts = list(ranges(keep, min(count, len(keep))))
+            if any(self._keeps(part) for part in parts):
                 count = 2
-            elif count > 2 and any(self._keeps([i for i in keep if i not in set(part)]) for part in ranges):
+            elif count > 2 and any(self._keeps([i for i in keep if i not in set(part)]) for part in parts):
                 count = max(count - 1, 2)
             elif count >= len(keep):
                 return
@@ -337,9 +352,3 @@ class _Search:
             for place in reversed(range(1, self.cutter.operand_count(index))):
                 if not self.fails(replace(self.part, without=self.part.without | {(index, place)})):
                     break
-
-
-def _ranges(keep: Sequence[int], count: int) -> Iterator[Sequence[int]]:
-    """Split a sequence into `count` ranges of about the same length."""
-    bounds = [len(keep) * i // count for i in range(count + 1)]
-    return (keep[a:b] for a, b in itertools.pairwise(bounds))

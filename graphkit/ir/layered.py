@@ -55,6 +55,16 @@ def arranged(boxes: Sequence[Box], edges: Sequence[tuple[Box, Box]]) -> tuple[li
     return layers, paths
 
 
+def vertical(layers: Sequence[Sequence[Box]]) -> tuple[list[float], float]:
+    """Return the vertical centre of each layer, and the height of the drawing."""
+    middles, y = [], _MARGIN
+    for layer in layers:
+        height = max((box.height for box in layer), default=0.0)
+        middles.append(y + height / 2)
+        y += height + _LAYER_GAP
+    return middles, y - _LAYER_GAP + _MARGIN
+
+
 # --- layers -------------------------------------------------------------------------------------------
 
 
@@ -148,14 +158,8 @@ def _fit(layer: Sequence[Box], wanted: Sequence[float]) -> None:
 
 
 def _svg(layers: Sequence[list[Box]], paths: Sequence[Sequence[Box]]) -> str:
-    tops, y = [], _MARGIN
-    heights = [max((box.height for box in layer), default=0.0) for layer in layers]
-    for height in heights:
-        tops.append(y)
-        y += height + _LAYER_GAP
+    middles, height = vertical(layers)
     width = max((box.x + box.width / 2 for layer in layers for box in layer), default=0.0) + _MARGIN
-    height = y - _LAYER_GAP + _MARGIN
-    middles = [top + tall / 2 for top, tall in zip(tops, heights, strict=True)]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="monospace" font-size="11">',

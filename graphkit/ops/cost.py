@@ -75,25 +75,30 @@ def costs(graph: Graph) -> Costs:
     """
     found: dict[tuple[str, str], Cost] = {}
     open_loops: list[str] = []
-
-    def add(inner: Costs, times: Dim) -> None:
-        for key, cost in inner.operators.items():
-            found[key] = found.get(key, Cost()) + cost.repeated(times)
-        open_loops.extend(inner.open_loops)
-
     for node in graph.nodes:
-        op = node.op
-        key = op.domain, op.name
-        found[key] = found.get(key, Cost()) + _cost(node)
-        if is_if(node):
-            add(_of_branch(IfView.of(node)), 1)
-        elif not op.domain and op.name in ("Loop", "Scan"):
-            view = LoopView.of(node)
-            length = _length(view)
-            if length is None:
-                open_loops.append(graph.node_name(node))
-            add(costs(view.body), 1 if length is None else length)
+        inner = node_costs(graph, node)
+        for key, cost in inner.operators.items():
+            found[key] = found.get(key, Cost()) + cost
+        open_loops.extend(inner.open_loops)
     return Costs(found, tuple(open_loops))
+
+
+def node_costs(graph: Graph, node: Node) -> Costs:
+    """The cost of one node of `graph`, including the nodes of its branches or of all iterations of its loop."""
+    key = node.op.domain, node.op.name
+    found = {key: _cost(node)}
+    inner, opened = Costs({}, ()), False
+    times: Dim = 1
+    if is_if(node):
+        inner = _of_branch(IfView.of(node))
+    elif not node.op.domain and node.op.name in ("Loop", "Scan"):
+        view = LoopView.of(node)
+        length = _length(view)
+        times, opened = (1, True) if length is None else (length, False)
+        inner = costs(view.body)
+    for key, cost in inner.operators.items():
+        found[key] = found.get(key, Cost()) + cost.repeated(times)
+    return Costs(found, ((graph.node_name(node),) if opened else ()) + inner.open_loops)
 
 
 def _cost(node: Node) -> Cost:

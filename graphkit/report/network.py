@@ -20,6 +20,9 @@ MOST_BOXES = 48
 # Name of a group of nodes without a common prefix.
 _UNNAMED = "..."
 
+# Largest number of parts of a prefix.
+_MOST_PARTS = 32
+
 # Separators of the parts of a name: block1/conv, /layer1/layer1.0/conv1/Conv.
 _SEPARATOR = re.compile(r"[/.]+")
 
@@ -39,7 +42,7 @@ def grouped(graph: Graph, nodes: Sequence[Node]) -> list[tuple[str, list[Node]]]
     depends on a later one.
     """
     names = {node: [p for p in _SEPARATOR.split(graph.node_name(node)) if p] for node in nodes}
-    deepest = max(map(len, names.values()), default=0)
+    deepest = min(max(map(len, names.values()), default=0), _MOST_PARTS)
     for depth in range(deepest, 0, -1):
         found = _by_prefix(nodes, names, depth)
         if len(found) <= MOST_BOXES:

@@ -60,6 +60,7 @@ class _Step(NamedTuple):
     implementation: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    results: tuple[str, ...]  # names of the outputs that have one, after `node`'s prefix
     bytes: int
     live_bytes: int | None  # in the arena; None inside a subgraph, whose arena is part of another step's
 
@@ -200,6 +201,7 @@ class Profile:
                 "implementation": step.implementation,
                 "inputs": step.inputs,
                 "outputs": step.outputs,
+                "results": step.results,
                 "bytes": step.bytes,
             }
             yield event
@@ -316,6 +318,7 @@ def _collect_steps(lowered: LoweredGraph, prefix: str, live: Mapping[str, int] |
             "" if lowering.packing is None else lowering.packing.implementation,
             tuple("" if v is None else str(v.type) for v in node.inputs),
             tuple(str(v.type) for v in node.outputs),
+            tuple(prefix + v.name for v in node.outputs if v.name),
             sum(v.tensor.nbytes for v in values if has_fixed_size(v)),
             None if live is None else live[name],
         )
@@ -325,7 +328,7 @@ def _collect_steps(lowered: LoweredGraph, prefix: str, live: Mapping[str, int] |
 
 def _copy(name: str) -> _Step:
     """Return a step without a node: it copies a result of a subgraph, or allocates memory for it."""
-    return _Step("copy", name, "native", "", (), (), 0, None)
+    return _Step("copy", name, "native", "", (), (), (), 0, None)
 
 
 def _own_times(events: Sequence[tuple[str, int, int]]) -> list[int]:

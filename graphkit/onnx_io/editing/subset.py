@@ -9,6 +9,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, ValueInfoProto
 
 from graphkit.ir.types import Type
+from graphkit.onnx_io.editing.bodies import kinds
 from graphkit.onnx_io.editing.constants import constant_nodes
 from graphkit.onnx_io.editing.document import Document, Node, Scope
 from graphkit.onnx_io.editing.observed import observe
@@ -40,8 +41,8 @@ class Cutter:
         return len(self.document.top.nodes)
 
     def operators(self, keep: Collection[int]) -> list[str]:
-        """Return the operators of nodes."""
-        return [self.document.top.nodes[i].kind for i in sorted(keep)]
+        """Return the operators of nodes, each followed by those in its subgraphs."""
+        return kinds([self.document.top.nodes[i] for i in sorted(keep)])
 
     def computed(self) -> list[str]:
         """Return the names of all values that nodes compute, as far as their types are known."""
