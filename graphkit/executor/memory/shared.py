@@ -15,7 +15,7 @@ class SharedMemory:
     def __init__(self, memory: np.ndarray):
         # Arrays in this memory, and views of them, refer to this view: numpy follows the bases of a view up to the last
         # numpy array, and the base of this one is a memoryview.
-        self._view = np.asarray(memoryview(memory.reshape(-1).view(np.uint8)))
+        self._view = np.asarray(memory.reshape(-1).view(np.uint8).data)
         self.nbytes = self._view.nbytes
         self._own_references = sys.getrefcount(self._view)
 
