@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from graphkit.errors import UsageError
-from graphkit.nd.backward import computed, gradients, stored
+from graphkit.nd.backward import gradients
 from graphkit.nd.ndarray import NDArray
 from graphkit.nd.runtime import settings
 from graphkit.text import quantity
@@ -47,7 +47,9 @@ def is_recording() -> bool:
 
 
 def mark_variables(
-    variables: NDArray | Sequence[NDArray], gradients: NDArray | Sequence[NDArray], grad_reqs: str | Sequence[str] = "write"
+    variables: NDArray | Sequence[NDArray],
+    gradients: NDArray | Sequence[NDArray],
+    grad_reqs: str | Sequence[str] = "write",
 ) -> None:
     """Attach existing arrays as the gradients of variables, as `attach_grad` does with new ones.
 
@@ -66,7 +68,7 @@ def mark_variables(
 
 def backward(
     heads: NDArray | Sequence[NDArray],
-    head_grads: NDArray | None | Sequence[NDArray | None] = None,
+    head_grads: NDArray | Sequence[NDArray | None] | None = None,
     retain_graph: bool = False,
 ) -> None:
     """Compute the gradient of the sum of all elements of `heads`, and store it in `x.grad` of each variable x.
@@ -82,13 +84,13 @@ def backward(
         MissingGradient: An operator has no gradient.
     """
     with pause():
-        stored(*gradients(_listed(heads), _seeds(heads, head_grads), None, retain_graph))
+        gradients(_listed(heads), _seeds(heads, head_grads), None, retain_graph).store()
 
 
 def grad(
     heads: NDArray | Sequence[NDArray],
     variables: NDArray | Sequence[NDArray],
-    head_grads: NDArray | None | Sequence[NDArray | None] = None,
+    head_grads: NDArray | Sequence[NDArray | None] | None = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
 ) -> Any:
@@ -107,8 +109,7 @@ def grad(
     several = _listed(variables)
     with _recording(create_graph):
         keep = create_graph if retain_graph is None else retain_graph
-        program, operands, _ = gradients(_listed(heads), _seeds(heads, head_grads), several, keep)
-        found = computed(program, operands)
+        found = gradients(_listed(heads), _seeds(heads, head_grads), several, keep).compute()
     return found[0] if isinstance(variables, NDArray) else found
 
 

@@ -11,10 +11,11 @@ from graphkit.autodiff.reverse_mode import gradient
 from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.subgraph import inline
+from graphkit.named_tuples import NamedTuple
 from graphkit.nd.calls import Call, compiled, remember
-from graphkit.nd.ndarray import NDArray, contiguous, signature, write
-from graphkit.nd.runtime import settings
-from graphkit.nd.tape import Made, Origin, TapeNode, Used, is_tracked, record
+from graphkit.nd.ndarray import NDArray, signature, write
+from graphkit.nd.runtime import queue, settings
+from graphkit.nd.tape import Deferred, Made, Origin, TapeNode, Used, is_tracked, record
 from graphkit.ops import F
 
 # Programs of gradients that are kept.
@@ -44,7 +45,7 @@ class _Structure:
             self.inputs.append(numbers)
             self._place[id(node)] = len(self.arrays)
             self.arrays += node.outputs
-            parts += (node.call.number, *numbers)
+            parts += (node.call.number, node.deferred is not None, *numbers)
         self.heads = [self._head(y) for y in heads]
         self.wanted = self._variables() if wanted is None else list(wanted)
         self.targets = [self._target(x) for x in self.wanted]
@@ -89,7 +90,7 @@ class _Structure:
         found = self.arrays[number]
         memory = found.memory if isinstance(found, Made) else found.array._memory
         if memory.version != found.version:
-            kind = (found.data if isinstance(found, Made) else found.array._data)
+            kind = found.data if isinstance(found, Made) else found.array._data
             raise UsageError(
                 f"backward: an array that the gradient reads, {kind.dtype}{list(kind.shape)}, was written after it was "
                 "recorded; write to a copy, or call backward before"
@@ -112,8 +113,12 @@ class _Structure:
 class _Gradients:
     """The program of the gradients for one structure.
 
+    Its results are the gradients, and then those of the deferred calls.
+
     Attributes:
-        call: The program; its inputs are the arrays of the structure with the numbers `reads`, then the given seeds.
+        call: The program.
+        reads: Its first inputs, as numbers of arrays of the structure.
+        seeds: Its other inputs, as positions of heads.
     """
 
     __slots__ = ("call", "reads", "seeds")
@@ -125,19 +130,23 @@ class _Gradients:
             if isinstance(used, Used)
         }
         boundary: dict[Value, int] = {value: number for number, value in values.items()}
+        deferred: list[Value] = []
         for node, inputs in zip(structure.nodes, structure.inputs, strict=True):
             results = inline(node.call.graph, [values[number] for number in inputs])
             first = structure._place[id(node)]
             for index, value in enumerate(results):
                 values[first + index] = value
-                boundary.setdefault(value, first + index)
+                if node.deferred is None:
+                    boundary.setdefault(value, first + index)
+                else:
+                    deferred.append(value)
         heads = [values[number] for number in structure.heads]
         self.seeds = [i for i, s in enumerate(structure.seeds) if s is not None]
         seeds = [Value(heads[i].type, f"seed{i}") for i in self.seeds]
-        given = {i: v for i, v in zip(self.seeds, seeds, strict=True)}
+        given = dict(zip(self.seeds, seeds, strict=True))
         all_seeds = [given.get(i) or _ones(y) for i, y in enumerate(heads)]
         found = gradient(heads, [values[n] for n in structure.targets], all_seeds, allow_unused=True)
-        inputs_of, results = _cut(found, boundary)
+        inputs_of, results = _cut([*found, *deferred], boundary)
         self.reads = [boundary[v] for v in inputs_of]
         graph = Graph([*inputs_of.values(), *seeds], results)
         self.call = compiled(graph, "backward")
@@ -190,7 +199,7 @@ _programs: dict[Any, _Gradients] = {}
 
 def gradients(
     heads: Sequence[NDArray], seeds: Sequence[NDArray | None], wanted: Sequence[NDArray] | None, retain: bool
-) -> tuple[_Gradients, list[NDArray], list[NDArray]]:
+) -> Backward:
     """Find or compile the program of the gradients of `heads`.
 
     Args:
@@ -199,8 +208,6 @@ def gradients(
         wanted: The variables; None for all that the heads depend on.
         retain: Whether to keep the record.
 
-    Returns:
-        The program, its operands, and the variables.
     """
     for y, seed in zip(heads, seeds, strict=True):
         if not is_tracked(y):
@@ -210,6 +217,10 @@ def gradients(
             )
         if seed is not None and seed._signature is not y._signature:
             raise TypeMismatch(f"backward of {y}: its gradient must have the same type, not {seed.type}")
+    if retain:
+        for node in _reached(heads):
+            if node.deferred is not None:
+                node.deferred.force()
     structure = _Structure(heads, seeds, wanted)
     if not structure.wanted:
         raise UsageError("backward: the heads depend on no array with attach_grad()")
@@ -219,39 +230,65 @@ def gradients(
         remember(_programs, structure.key, found, _MOST)
     operands = [structure.array(number) for number in found.reads]
     operands += [seeds[i] for i in found.seeds]  # type: ignore[misc]
+    waiting = [node.deferred for node in structure.nodes if node.deferred is not None]
     if not retain:
         for node in structure.nodes:
             node.inputs = None
             node.outputs = []
-    return found, operands, structure.wanted
+    return Backward(found.call, operands, structure.wanted, waiting)
 
 
-def computed(found: _Gradients, operands: Sequence[NDArray]) -> list[NDArray]:
-    """Return the gradients as new arrays. They are recorded within `record`."""
-    made = found.call.run(operands)
-    if settings.recording:
-        record(found.call, operands, made)
-    return made
+class Backward(NamedTuple):
+    """A program of gradients that is ready to run.
 
+    Attributes:
+        call: The program.
+        operands: Its operands.
+        wanted: The variables. The first results are their gradients.
+        deferred: Calls that the program computes, too. The other results are theirs.
+    """
 
-def stored(found: _Gradients, operands: Sequence[NDArray], wanted: Sequence[NDArray]) -> None:
-    """Compute the gradients, and write them to `x.grad` of the variables, or add them there."""
-    places = [x.grad for x in wanted]
-    memories = {id(x._memory) for x in operands}
-    direct = all(
-        g is not None and x._grad_req == "write" and id(g._memory) not in memories and g._data.flags.carray
-        for g, x in zip(places, wanted, strict=True)
-    )
-    if direct and found.call.outputs is not None and len({id(g._memory) for g in places}) == len(places):  # type: ignore[union-attr]
-        ready = [contiguous(x) for x in operands]
-        for g in places:
-            g._memory.version += 1  # type: ignore[union-attr]
-        found.call.push([x._data for x in ready], [x._memory.state for x in ready], places)  # type: ignore[arg-type]
-        return
-    for x, made in zip(wanted, found.call.run(operands), strict=True):
-        if x.grad is None:
-            x.grad = made
-        elif x._grad_req == "add":
-            x.grad += made
-        else:
-            write(made, x.grad)
+    call: Call
+    operands: list[NDArray]
+    wanted: list[NDArray]
+    deferred: list[Deferred]
+
+    def compute(self) -> list[NDArray]:
+        """Return the gradients as new arrays. They are recorded within `record`."""
+        self._finish()
+        made = self.call.run(self.operands)
+        if settings.recording:
+            record(self.call, self.operands, made)
+        count = len(self.wanted)
+        for y, result in zip(self._results(), made[count:], strict=True):
+            queue().push_copy(self.call.name, result._data, y._data, (result._memory.state,), (y._memory.state,))
+        return made[:count]
+
+    def store(self) -> None:
+        """Compute the gradients, and write them to `x.grad` of the variables, or add them there."""
+        places = [x.grad for x in self.wanted]
+        used = {id(x._memory) for x in self.operands}
+        direct = len({id(g._memory) for g in places if g is not None} - used) == len(places) and all(
+            x._grad_req == "write" and g is not None and g._data.flags.carray
+            for g, x in zip(places, self.wanted, strict=True)
+        )
+        if direct:
+            for g in places:
+                g._memory.written()  # type: ignore[union-attr]
+            self._finish()
+            self.call.run_into(self.operands, [*places, *self._results()])  # type: ignore[list-item]
+            return
+        for x, made in zip(self.wanted, self.compute(), strict=True):
+            if x.grad is None:
+                x.grad = made
+            elif x._grad_req == "add":
+                x.grad += made
+            else:
+                write(made, x.grad)
+
+    def _results(self) -> list[NDArray]:
+        return [y for call in self.deferred for y in call.results]
+
+    def _finish(self) -> None:
+        for call in self.deferred:
+            call.finish()

@@ -12,8 +12,8 @@ import numpy as np
 from graphkit.errors import UnsupportedError
 from graphkit.executor.run.array_program import ArrayProgram
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import INTEGERS, DType, TensorType, dtype_of
 from graphkit.ir.tensor import Tensor
+from graphkit.ir.types import INTEGERS, DType, TensorType, dtype_of
 from graphkit.nd.ndarray import NDArray, Signature, contiguous, own, signature
 from graphkit.nd.runtime import Memory, queue, settings
 from graphkit.ops import Op, constant
@@ -38,7 +38,7 @@ class Call:
 
     def __init__(self, graph: Graph, name: str):
         self.graph, self.name = graph, name
-        self.number = next(_numbers)
+        self.number = next_number()
         for value in graph.outputs:
             if not isinstance(value.type, TensorType):
                 raise UnsupportedError(f"{name}: a result is {value.type}; functions on arrays return tensors only")
@@ -53,14 +53,7 @@ class Call:
 
     def run(self, operands: Sequence[NDArray]) -> list[NDArray]:
         """Push the program, and return the arrays of its results. If their shapes depend on elements, wait."""
-        inputs, reads = [], []
-        for x in operands:
-            data = x._data
-            if not data.flags.carray:
-                x = contiguous(x)
-                data = x._data
-            inputs.append(data)
-            reads.append(x._memory.state)
+        inputs, reads = _readable(operands)
         if self.single:
             (kind,) = self.outputs  # type: ignore[misc]
             data = np.empty(kind.shape, kind.dtype)
@@ -74,6 +67,11 @@ class Call:
         self.push(inputs, reads, made)
         return made
 
+    def run_into(self, operands: Sequence[NDArray], made: Sequence[NDArray]) -> None:
+        """Push the program, which writes its results to contiguous arrays whose memory no operand uses."""
+        inputs, reads = _readable(operands)
+        self.push(inputs, reads, made)
+
     def push(self, inputs: list[np.ndarray], reads: list[Any], made: Sequence[NDArray]) -> None:
         """Push the program, which writes its results to the arrays `made`. inputs: contiguous arrays, which it owns."""
         waiting, program = queue(), self.program
@@ -83,9 +81,7 @@ class Call:
             return
         for output, source in program.copies:
             y = made[output]
-            waiting.push_copy(
-                self.name, inputs[source].reshape(y.shape), y._data, (reads[source],), (y._memory.state,)
-            )
+            waiting.push_copy(self.name, inputs[source].reshape(y.shape), y._data, (reads[source],), (y._memory.state,))
         if program.computed:
             writes = [made[i]._memory.state for i in program.computed]
             arrays = program.task_arrays(inputs, [y._data for y in made])
@@ -97,7 +93,28 @@ class Call:
         return [own(np.ascontiguousarray(result)) for result in self.program.call(inputs, None)]
 
 
+def _readable(operands: Sequence[NDArray]) -> tuple[list[Any], list[Any]]:
+    """Return the elements of operands as contiguous numpy arrays, and their states."""
+    inputs, reads = [], []
+    for x in operands:
+        data = x._data
+        if not data.flags.carray:
+            x = contiguous(x)
+            data = x._data
+        inputs.append(data)
+        memory = x._memory
+        reads.append(memory.state if memory.maker is None else memory.readable())
+    return inputs, reads
+
+
 _numbers = itertools.count()
+
+
+def next_number() -> int:
+    """Return a number for the keys of recorded calls, which no other graph has."""
+    return next(_numbers)
+
+
 _calls: dict[Any, Call] = {}
 _lock = threading.RLock()
 
@@ -145,7 +162,9 @@ class Immediate:
         return made[0] if len(made) == 1 else tuple(made)
 
     def call(self, operator: Op, operands: Sequence[Any]) -> list[NDArray]:
-        given = [x if type(x) is NDArray or x is None else _operand(operator, i, operands) for i, x in enumerate(operands)]
+        given = [
+            x if type(x) is NDArray or x is None else _operand(operator, i, operands) for i, x in enumerate(operands)
+        ]
         while given and given[-1] is None:
             given.pop()
         if operator.random:
@@ -155,7 +174,10 @@ class Immediate:
         if call is None:
             call = _compile(operator, given, key)
         if call is _NEEDS_VALUES:
-            given = [_literal(x) if type(x) is NDArray and _may_be_setting(operator, i, x) else x for i, x in enumerate(given)]
+            given = [
+                _literal(x) if type(x) is NDArray and _may_be_setting(operator, i, x) else x
+                for i, x in enumerate(given)
+            ]
             key = (operator, *[x._signature if type(x) is NDArray else x for x in given])
             call = _calls.get(key) or _compile(operator, given, key)
         arrays = [x for x in given if type(x) is NDArray]
@@ -174,8 +196,8 @@ class Immediate:
         found = _calls.get(key) or _compile(operator, (x, other), key)
         if not found.single or found.outputs[0] is not x._signature:
             return False
-        x._memory.version += 1
-        found.push([x._data, other._data], [x._memory.state, other._memory.state], [x])
+        x._memory.written()
+        found.push([x._data, other._data], [x._memory.state, other._memory.readable()], [x])
         return True
 
 
@@ -221,7 +243,7 @@ def _is_setting(operator: Op, position: int) -> bool:
 
 
 def _may_be_setting(operator: Op, position: int, x: NDArray) -> bool:
-    return x._data.size <= _MOST_LITERALS and (x.tensor.dtype.is_integer or x.tensor.dtype.is_float and position > 0)
+    return x._data.size <= _MOST_LITERALS and (x.tensor.dtype.is_integer or (x.tensor.dtype.is_float and position > 0))
 
 
 def _literal(x: NDArray) -> Literal:

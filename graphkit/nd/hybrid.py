@@ -6,18 +6,17 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-
+import numpy as np
 
 from graphkit.autodiff.reverse_mode import gradient
 from graphkit.errors import UsageError
 from graphkit.frontend import tree
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.types import TensorType
-from graphkit.nd.calls import Call, compiled, random_state, remember
-from graphkit.nd.ndarray import NDArray
-from graphkit.nd.runtime import settings
-from graphkit.nd.tape import is_tracked, record
-
+from graphkit.nd.calls import Call, compiled, next_number, random_state, remember
+from graphkit.nd.ndarray import NDArray, Signature, signature
+from graphkit.nd.runtime import Memory, settings
+from graphkit.nd.tape import Deferred, is_tracked, record, trace
 from graphkit.ops._registry import as_value
 from graphkit.passes.training.randomness import bind_rng
 
@@ -53,12 +52,14 @@ class Hybrid:
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         if settings.capture is not None:
             return self.function(*arguments, **options)
-        given = (arguments, options) if options else arguments
-        leaves = list(tree.leaves(given))
-        key = (
-            _hashable(tree.skeleton(given)),
-            *[x._signature if type(x) is NDArray else (type(x), x) for x in leaves],
-        )
+        if not options and all(type(x) is NDArray for x in arguments):
+            leaves: Sequence[Any] = arguments
+            key: Any = tuple([x._signature for x in arguments])
+        else:
+            given = (arguments, options)
+            leaves = list(tree.leaves(given))
+            kinds = [x._signature if type(x) is NDArray else (type(x), x) for x in leaves]
+            key = (_hashable(tree.skeleton(given)), *kinds)
         try:
             trace = self._traces.get(key)
         except TypeError:
@@ -94,9 +95,13 @@ class _Trace:
         self._captured: list[NDArray] = []
         self._inputs: list[Value] = []
         graph, self._skeleton = self._traced(function, arguments, options)
-        self._graph = bind_rng(graph)
-        self._draws = len(self._graph.inputs) > len(graph.inputs)
-        self._count = len(self._graph.outputs)
+        self.graph = bind_rng(graph)
+        self._draws = len(self.graph.inputs) > len(graph.inputs)
+        self.number = next_number()
+        # Signatures of the results; None if their shapes depend on elements.
+        self.outputs: list[Signature] | None = None
+        if all(isinstance(v.type, TensorType) and v.type.is_static for v in self.graph.outputs):
+            self.outputs = [signature(v.tensor.dtype.numpy, v.tensor.static_shape) for v in self.graph.outputs]
         self._plain: Call | None = None
         self._recorded: dict[tuple[bool, ...], Call] = {}
 
@@ -130,8 +135,8 @@ class _Trace:
         foreign = [v for v in made if v.node is None and v not in set(self._inputs)]
         if foreign:
             raise UsageError(
-                f"{self.name}: the result depends on {foreign[0]}, which is not an array; pass the parameters of layers "
-                "as arrays, as in gk.nn.linear(x, units, weight=w)"
+                f"{self.name}: the result depends on {foreign[0]}, which is not an array; pass the parameters of "
+                "layers as arrays, as in gk.nn.linear(x, units, weight=w)"
             )
         return Graph(self._inputs, outputs, name=self.name), tree.skeleton(result)
 
@@ -140,22 +145,26 @@ class _Trace:
         operands = [*arguments, *self._captured]
         if self._draws:
             operands.append(random_state())
-        if settings.recording and any(map(is_tracked, operands)):
-            call = self._recorded_call(tuple(map(is_tracked, operands)))
-            made = call.run(operands)
-            record(call, operands, made)
-            made = made[: self._count]
+        tracked = tuple(map(is_tracked, operands)) if settings.recording else ()
+        if any(tracked) and self.outputs is not None:
+            made = [NDArray(np.empty(k.shape, k.dtype), Memory(), k) for k in self.outputs]
+            for x in operands:
+                x._memory.readable()
+            node = trace(self, operands, made)
+            Deferred(node, lambda: self._recorded_call(tracked), operands, made)
         else:
             if self._plain is None:
-                self._plain = compiled(self._graph, self.name)
+                self._plain = compiled(self.graph, self.name)
             made = self._plain.run(operands)
+            if any(tracked):
+                record(self._plain, operands, made)
         return made[0] if self._skeleton is tree.LEAF else tree.unflatten(self._skeleton, made)
 
     def _recorded_call(self, tracked: tuple[bool, ...]) -> Call:
         """Return the program that also returns the values that the gradient reads."""
         found = self._recorded.get(tracked)
         if found is None:
-            graph = self._graph
+            graph = self.graph
             wanted = [v for v, t in zip(graph.inputs, tracked, strict=True) if t]
             found = compiled(graph.replace(outputs=[*graph.outputs, *_read_by_gradient(graph, wanted)]), self.name)
             self._recorded[tracked] = found

@@ -14,7 +14,6 @@ from graphkit.nd.ndarray import NDArray, contiguous, own, signature, view, write
 from graphkit.nd.operators import call, check_writable, immediate
 from graphkit.nd.runtime import settings
 from graphkit.nd.tape import is_tracked
-from graphkit.ops import F
 from graphkit.ops._overloads import index_value
 
 

@@ -132,13 +132,13 @@ class NDArray(Value):
 
     def wait_to_read(self) -> None:
         """Wait until the elements are computed. Raises the error of the operation that failed to compute them."""
-        error = queue().wait(self._memory.state)
+        error = queue().wait(self._memory.readable())
         if error is not None:
             raise fresh(error)
 
     def wait_to_write(self) -> None:
         """Wait until no pending operation reads or writes the array. Raises errors like `wait_to_read`."""
-        error = queue().wait(self._memory.state, exclusive=True)
+        error = queue().wait(self._memory.readable(), exclusive=True)
         if error is not None:
             raise fresh(error)
 
@@ -205,7 +205,7 @@ class NDArray(Value):
         return format(self.asscalar(), spec) if self._data.size == 1 or spec else f"array: {self.type}"
 
     def __repr__(self) -> str:
-        error = queue().wait(self._memory.state)
+        error = queue().wait(self._memory.readable())
         if error is not None:
             return short_repr(self, lambda: [f"{self.type}", f"failed: {error}"])
         return f"{self._data}\n<NDArray {self.dtype}{list(self.shape)}>"
@@ -238,7 +238,7 @@ def contiguous(x: NDArray) -> NDArray:
 def copied(x: NDArray) -> NDArray:
     """Return a copy of an array, which a background thread makes."""
     made = own(np.empty(x.shape, x.dtype))
-    queue().push_copy("copy", x._data, made._data, (x._memory.state,), (made._memory.state,))
+    queue().push_copy("copy", x._data, made._data, (x._memory.readable(),), (made._memory.state,))
     return made
 
 
@@ -247,6 +247,7 @@ def write(source: NDArray, target: NDArray, data: np.ndarray | None = None) -> N
     to = target._data if data is None else data
     # Elements that are not written keep their error.
     whole = to.size == target._data.size and target._data.base is None
-    reads = (source._memory.state,) if whole else (source._memory.state, target._memory.state)
-    target._memory.version += 1
+    target._memory.written()
+    state = source._memory.readable()
+    reads = (state,) if whole else (state, target._memory.state)
     queue().push_copy("assignment", source._data, to, reads, (target._memory.state,))

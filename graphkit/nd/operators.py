@@ -147,8 +147,8 @@ def check_writable(x: NDArray, source: Any = None) -> None:
         raise UsageError(f"{x}: a hybridized function cannot write to arrays; return the new values")
     if settings.recording and (is_tracked(x) or (type(source) is NDArray and is_tracked(source))):
         raise UsageError(
-            f"{x}: an array with a gradient cannot be written while operations are recorded; write y = y + x instead of "
-            "y += x, or write in `with gk.nd.pause():`"
+            f"{x}: an array with a gradient cannot be written while operations are recorded; write y = y + x "
+            "instead of y += x, or write in `with gk.nd.pause():`"
         )
     x._origin = None
 

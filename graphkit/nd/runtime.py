@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from graphkit.errors import GraphkitError
 from graphkit.executor.run.array_queue import ArrayQueue
@@ -16,13 +17,51 @@ if TYPE_CHECKING:
 
 
 class Memory:
-    """The memory of an array and of its views: the state of its pending operations, and the number of its writes."""
+    """The memory of an array and of its views.
 
-    __slots__ = ("state", "version")
+    Attributes:
+        state: The state of its pending operations.
+        version: The number of writes.
+        maker: The deferred call that will write it first; None if that was pushed.
+        readers: Deferred calls that read it, and must be pushed before it is written.
+    """
+
+    __slots__ = ("state", "version", "maker", "readers")
 
     def __init__(self) -> None:
         self.state: _native.ArrayState = (_queue or queue()).state()
         self.version = 0
+        self.maker: DeferredCall | None = None
+        self.readers: list[weakref.ref[DeferredCall]] | None = None
+
+    def written(self) -> None:
+        """Count a write. Call it before the write is pushed."""
+        self.version += 1
+        if self.maker is not None:
+            self.maker.force()
+        if self.readers is not None:
+            readers, self.readers = self.readers, None
+            for reference in readers:
+                if (call := reference()) is not None:
+                    call.force()
+
+    def readable(self) -> _native.ArrayState:
+        """Return the state, after a deferred call that writes the memory was pushed."""
+        if self.maker is not None:
+            self.maker.force()
+        return self.state
+
+
+class DeferredCall(Protocol):
+    """A call that is pushed later: when its results are needed, or its operands are about to be written."""
+
+    def force(self) -> None:
+        """Push the call, unless that was done."""
+        ...
+
+
+# The deferred calls that may not be pushed yet.
+deferred: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class ThreadSettings(threading.local):
@@ -57,6 +96,8 @@ def waitall() -> None:
 
     If operations failed, the error of the oldest one is raised, unless a wait has raised it before.
     """
+    for call in list(deferred):
+        call.force()
     if _queue is not None:
         error = _queue.wait_all()
         if error is not None:

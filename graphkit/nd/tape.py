@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from graphkit.errors import UsageError
+from graphkit.ir.graph import Graph
 from graphkit.nd.calls import Call
 from graphkit.nd.ndarray import NDArray
-from graphkit.nd.runtime import Memory
+from graphkit.nd.runtime import Memory, deferred
 
 
 class Used:
@@ -33,6 +37,14 @@ class Made:
         self.version = y._memory.version
 
 
+class Recorded(Protocol):
+    """What is recorded about a call. `Call` has it, and a call that is not pushed yet."""
+
+    graph: Graph
+    number: int
+    name: str
+
+
 class TapeNode:
     """A recorded call.
 
@@ -40,15 +52,71 @@ class TapeNode:
         number: Larger than those of all earlier calls.
         inputs: What it read; None after `backward`, which releases it.
         outputs: Its results.
+        deferred: The call, if it is not pushed yet. `backward` then computes it together with the gradients.
     """
 
-    __slots__ = ("number", "call", "inputs", "outputs")
+    __slots__ = ("number", "call", "inputs", "outputs", "deferred")
 
-    def __init__(self, call: Call, inputs: Sequence[NDArray], outputs: Sequence[NDArray]):
+    def __init__(self, call: Recorded, inputs: Sequence[NDArray], outputs: Sequence[NDArray]):
         self.number = next(_numbers)
         self.call = call
+        self.deferred: Deferred | None = None
         self.inputs: list[Used] | None = [Used(x) for x in inputs]
         self.outputs = [Made(y) for y in outputs]
+
+
+class Deferred:
+    """A recorded call that is pushed when its results are read, or by `backward`, with the gradients in one program.
+
+    Args:
+        node: Its record.
+        program: Returns the program of the call, whose first results are those of the call. The others are values that
+            the gradient reads.
+        operands: The operands.
+        made: The results, whose memory the call writes.
+    """
+
+    def __init__(
+        self, node: TapeNode, program: Callable[[], Call], operands: Sequence[NDArray], made: Sequence[NDArray]
+    ):
+        self._node, self._program = node, program
+        self._operands: list[NDArray] | None = list(operands)
+        # Arrays of the same memory: those of the caller refer to the record, and so to this object.
+        self.results = [NDArray(y._data, y._memory, y._signature) for y in made]
+        self._lock = threading.RLock()
+        node.deferred = self
+        own = weakref.ref(self)
+        for x in operands:
+            readers = x._memory.readers
+            x._memory.readers = [own] if readers is None else [*[r for r in readers if r() is not None], own]
+        for y in made:
+            y._memory.maker = self
+        deferred.add(self)
+
+    def force(self) -> None:
+        """Push the call, unless that was done."""
+        with self._lock:
+            operands = self._operands
+            if operands is None:
+                return
+            self.finish()
+            call = self._program()
+            kinds = call.outputs
+            assert kinds is not None, "hybridized functions have results of known shapes"
+            rest = [NDArray(np.empty(k.shape, k.dtype), Memory(), k) for k in kinds[len(self.results) :]]
+            made = [*self.results, *rest]
+            call.run_into(operands, made)
+            node = self._node
+            if node.inputs is not None:
+                node.call, node.outputs = call, [Made(y) for y in made]
+
+    def finish(self) -> None:
+        """Note that the call is pushed now."""
+        self._operands = None
+        self._node.deferred = None
+        deferred.discard(self)
+        for y in self.results:
+            y._memory.maker = None
 
 
 class Origin:
@@ -72,14 +140,20 @@ def record(call: Call, arrays: Sequence[NDArray], made: Sequence[NDArray]) -> No
     """Record a call if gradients may flow through it."""
     if not any(x._origin is not None or x._grad_req for x in arrays):
         return
-    floats = [i for i, y in enumerate(made) if y.tensor.dtype.is_float]
-    if not floats:
+    if not any(y.tensor.dtype.is_float for y in made):
         return
     if call.outputs is None:
         raise UsageError(
             f"{call.name}: the shape of the result depends on elements, so the call cannot be recorded; call it in "
             "`with gk.nd.pause():`"
         )
+    trace(call, arrays, made)
+
+
+def trace(call: Recorded, arrays: Sequence[NDArray], made: Sequence[NDArray]) -> TapeNode:
+    """Record a call whose results are `made`."""
     node = TapeNode(call, arrays, made)
-    for i in floats:
-        made[i]._origin = Origin(node, i)
+    for i, y in enumerate(made):
+        if y.tensor.dtype.is_float:
+            y._origin = Origin(node, i)
+    return node
