@@ -144,7 +144,7 @@ class _Gradients:
         self.seeds = [i for i, s in enumerate(structure.seeds) if s is not None]
         seeds = [Value(heads[i].type, f"seed{i}") for i in self.seeds]
         given = dict(zip(self.seeds, seeds, strict=True))
-        all_seeds = [given.get(i) or _ones(y) for i, y in enumerate(heads)]
+        all_seeds = [given[i] if i in given else _ones(y) for i, y in enumerate(heads)]
         found = gradient(heads, [values[n] for n in structure.targets], all_seeds, allow_unused=True)
         inputs_of, results = _cut([*found, *deferred], boundary)
         self.reads = [boundary[v] for v in inputs_of]

@@ -40,8 +40,8 @@ class Call:
         self.graph, self.name = graph, name
         self.number = next_number()
         for value in graph.outputs:
-            if not isinstance(value.type, TensorType):
-                raise UnsupportedError(f"{name}: a result is {value.type}; functions on arrays return tensors only")
+            if not isinstance(value.type, TensorType) or value.type.dtype is DType.STRING:
+                raise UnsupportedError(f"{name}: a result is {value.type}; functions on arrays return tensors of numbers only")
         self.program = program = ArrayProgram(graph, name)
         self.outputs: tuple[Signature, ...] | None = None
         if program.has_fixed_results or all(v.tensor.is_static for v in graph.outputs):
@@ -90,7 +90,7 @@ class Call:
     def _run_now(self, operands: Sequence[NDArray], inputs: list[np.ndarray]) -> list[NDArray]:
         for x in operands:
             x.wait_to_read()
-        return [own(np.ascontiguousarray(result)) for result in self.program.call(inputs, None)]
+        return [own(np.asarray(result, order="C")) for result in self.program.call(inputs, None)]
 
 
 def _readable(operands: Sequence[NDArray]) -> tuple[list[Any], list[Any]]:
@@ -226,7 +226,7 @@ def _operand(operator: Op, position: int, operands: Sequence[Any]) -> NDArray | 
     x = literal_operand(operator, position, operands)
     x = x.array if isinstance(x, Tensor) else np.asarray(x)
     if x.dtype.kind in "iu" and x.size <= _MOST_LITERALS and _is_setting(operator, position):
-        return Literal(np.ascontiguousarray(x))
+        return Literal(np.asarray(x, order="C"))
     if dtype_of(x.dtype) is DType.STRING:
         return Literal(x)
     return own(np.array(x, order="C"))
@@ -247,7 +247,7 @@ def _may_be_setting(operator: Op, position: int, x: NDArray) -> bool:
 
 
 def _literal(x: NDArray) -> Literal:
-    return Literal(np.ascontiguousarray(x.asnumpy()))
+    return Literal(x.asnumpy())
 
 
 def _compile(operator: Op, given: Sequence[NDArray | Literal | None], key: Any) -> Call:

@@ -1,0 +1,70 @@
+"""Every operator of the registry runs on arrays, and computes what its reference computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from cases import each_case
+
+import graphkit as gk
+from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
+from graphkit.ir.types import DType
+from graphkit.ops import apply, registry
+from graphkit.ops.evaluate import evaluate
+
+nd = gk.nd
+# The executor cannot run the expansion of GridSample for booleans.
+LEFT_OUT = {"GridSample-12-bool"}
+TOLERANCES = {DType.FLOAT16: 1e-2, DType.BFLOAT16: 6e-2, DType.FLOAT64: 1e-6, DType.FLOAT32: 1e-4}
+
+
+def cases() -> Iterator[Case]:
+    for cls in registry:
+        # Collectives need several processes, and a random operator without a state draws new numbers.
+        if not cls.__module__.startswith("graphkit.") or cls.collective or cls.name in ("Send", "Receive"):
+            continue
+        for number, sample in enumerate(samples_of(cls)):
+            for dtype in dtypes_of(cls, sample):
+                case = make_case(cls, number, dtype)
+                drawn = cls.random and not has_random_state(case)
+                if case.has_tensors_only and not drawn and not has_strings(case) and case.name not in LEFT_OUT:
+                    yield case
+
+
+def has_strings(case: Case) -> bool:
+    kinds = [*case.types, *(v.type for v in case.graph().outputs)]
+    return any(kind is not None and kind.dtype is DType.STRING for kind in kinds)
+
+
+def has_random_state(case: Case) -> bool:
+    position = [formal.name for formal in case.op.formals].index("rng")
+    return len(case.types) > position and case.types[position] is not None
+
+
+def is_full(case: Case) -> bool:
+    return case.number > 0 or case.dtype is not dtypes_of(type(case.op), case.sample)[0]
+
+
+@each_case(cases(), group=lambda case: case.op.name, full=is_full)
+def test_operators_on_arrays(case: Case) -> None:
+    operands = [
+        None if a is None else a if constant else nd.array(a)
+        for a, constant in zip(case.arrays, case.is_constant, strict=True)
+    ]
+    if not any(isinstance(x, nd.NDArray) for x in operands):
+        return
+    found = apply(case.op, *operands)
+    results = found if isinstance(found, tuple) else (found,)
+    expected = evaluate(case.graph(), case.feeds())
+    tolerance = TOLERANCES.get(case.dtype, 1e-5)
+    for result, wanted in zip(results, expected, strict=True):
+        assert isinstance(result, nd.NDArray)
+        assert (result.dtype, result.shape) == (wanted.dtype, wanted.shape)
+        array = result.asnumpy()
+        if array.dtype.kind in "biu":
+            np.testing.assert_array_equal(array, wanted)
+        else:
+            wide = np.complex128 if array.dtype.kind == "c" else np.float64
+            scale = float(np.max(np.abs(np.nan_to_num(wanted.astype(wide), posinf=0, neginf=0)), initial=1))
+            np.testing.assert_allclose(array.astype(wide), wanted.astype(wide), rtol=tolerance, atol=tolerance * scale)
