@@ -88,7 +88,9 @@ def rms_norm(x: Value, *, axis: int = -1, epsilon: float = 1e-5, affine: bool = 
         name: Name of the layer and prefix of its parameter.
     """
     shape = _trailing("rms_norm", name, x, axis)
-    weight = parameter(f"{name}_weight", shape, "ones", x.tensor.dtype) if affine else np.ones(shape, x.tensor.dtype.numpy)
+    weight = (
+        parameter(f"{name}_weight", shape, "ones", x.tensor.dtype) if affine else np.ones(shape, x.tensor.dtype.numpy)
+    )
     return first(F.rms_normalization(x, weight, axis=axis, epsilon=epsilon, name=name))
 
 

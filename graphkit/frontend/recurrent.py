@@ -138,7 +138,9 @@ def _layer(
     start = FanInUniform(units) if init is None else init
     shapes = {"weight": (columns, features), "recurrent": (columns, units), "bias": (2 * columns,)}
     weight, recurrent, offset = (
-        None if part == "bias" and not bias else parameter(f"{name}_{part}", (directions, *shape), start, x.tensor.dtype)
+        None
+        if part == "bias" and not bias
+        else parameter(f"{name}_{part}", (directions, *shape), start, x.tensor.dtype)
         for part, shape in shapes.items()
     )
     if lengths is not None and lengths.tensor.dtype is not DType.INT32:

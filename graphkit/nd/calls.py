@@ -41,7 +41,9 @@ class Call:
         self.number = next_number()
         for value in graph.outputs:
             if not isinstance(value.type, TensorType) or value.type.dtype is DType.STRING:
-                raise UnsupportedError(f"{name}: a result is {value.type}; functions on arrays return tensors of numbers only")
+                raise UnsupportedError(
+                    f"{name}: a result is {value.type}; functions on arrays return tensors of numbers only"
+                )
         self.program = program = ArrayProgram(graph, name)
         self.outputs: tuple[Signature, ...] | None = None
         if program.has_fixed_results or all(v.tensor.is_static for v in graph.outputs):

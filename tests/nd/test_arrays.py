@@ -77,7 +77,9 @@ def test_functions_that_make_arrays() -> None:
 def test_random_numbers_depend_on_the_seed() -> None:
     nd.random.seed(7)
     first = [nd.random.uniform(-1, 1, (50, 2)).asnumpy(), nd.random.normal(2, 0.1, 100).asnumpy()]
-    assert first[0].min() >= -1 and first[0].max() < 1 and first[0].std() > 0.3
+    assert first[0].min() >= -1
+    assert first[0].max() < 1
+    assert first[0].std() > 0.3
     assert abs(first[1].mean() - 2) < 0.1
     integers = nd.random.randint(3, 6, 200).asnumpy()
     assert set(integers.tolist()) == {3, 4, 5}
@@ -157,13 +159,18 @@ FUNCTIONS = {
     "tile": (lambda x: gk.tile(x, [2, 1]), lambda x: np.tile(x, (2, 1))),
     "top_k": (lambda x: gk.top_k(x, 2)[0], lambda x: -np.sort(-x, 1)[:, :2]),
     "cum_sum": (lambda x: gk.cum_sum(x, 1), lambda x: x.cumsum(1)),
-    "one_hot": (lambda x: gk.one_hot(gk.cast(x[0], to="int64"), 7, np.array([0.0, 1.0])), lambda x: np.eye(7)[x[0].astype(int)]),
+    "one_hot": (
+        lambda x: gk.one_hot(gk.cast(x[0], to="int64"), 7, np.array([0.0, 1.0])),
+        lambda x: np.eye(7)[x[0].astype(int)],
+    ),
     "non_zero": (lambda x: gk.non_zero(x > 3), lambda x: np.array(np.nonzero(x > 3))),
     "cast": (lambda x: x.astype("int32"), lambda x: x.astype(np.int32)),
     "softmax": (
         lambda x: gk.softmax(x, axis=1), lambda x: np.exp(x) / np.exp(x).sum(1, keepdims=True),
     ),
-    "linear": (lambda x: gk.nn.linear(x, 2, weight=nd.ones((2, 6)), bias=nd.ones(2)), lambda x: x @ np.ones((6, 2)) + 1),
+    "linear": (
+        lambda x: gk.nn.linear(x, 2, weight=nd.ones((2, 6)), bias=nd.ones(2)), lambda x: x @ np.ones((6, 2)) + 1,
+    ),
     "ufunc": (np.exp, np.exp), "ufunc of two": (lambda x: np.maximum(x, 3.0), lambda x: np.maximum(x, 3)),
 }  # fmt: skip
 
@@ -263,12 +270,17 @@ def test_in_place_operators() -> None:
 
 def test_conversions_to_python() -> None:
     x = nd.array([3.5])
-    assert float(x) == x.asscalar() == x.item() == 3.5 and int(x) == 3 and bool(x)
+    assert float(x) == x.asscalar() == x.item() == 3.5
+    assert int(x) == 3
+    assert bool(x)
     assert [10, 20, 30][nd.array(1)] == 20
     assert nd.array([[1, 2]]).tolist() == [[1, 2]]
-    assert [y.asscalar() for y in nd.arange(3)] == [0, 1, 2] and len(nd.zeros((4, 2))) == 4
-    assert f"{x:.2f}" == "3.50" and f"{nd.zeros((2, 2))}" == "array: float32[2, 2]"
-    assert repr(nd.ones(2)) == "[1. 1.]\n<NDArray float32[2]>" and str(nd.ones(2)) == "[1. 1.]"
+    assert [y.asscalar() for y in nd.arange(3)] == [0, 1, 2]
+    assert len(nd.zeros((4, 2))) == 4
+    assert f"{x:.2f}" == "3.50"
+    assert f"{nd.zeros((2, 2))}" == "array: float32[2, 2]"
+    assert repr(nd.ones(2)) == "[1. 1.]\n<NDArray float32[2]>"
+    assert str(nd.ones(2)) == "[1. 1.]"
     assert np.from_dlpack(nd.ones(2)).tolist() == [1, 1]
     assert (nd.ones(2) == None) is False  # noqa: E711
     assert len({nd.ones(2), nd.ones(2)}) == 2
@@ -281,7 +293,8 @@ def test_two_arrays_with_one_graph_value_make_a_constant() -> None:
     x = gk.input("x", [2], "float32")
     a = nd.array([1.0, 2.0])
     for y in (x * a, a * x, gk.mul(a, x), gk.add(x, a * 1.0)):
-        assert isinstance(y, gk.Value) and not isinstance(y, nd.NDArray)
+        assert isinstance(y, gk.Value)
+        assert not isinstance(y, nd.NDArray)
     net = gk.Model({"y": a * x + a})
     a += 10  # the constant has the elements of the time when the node was made
     np.testing.assert_array_equal(net.run({"x": np.float32([1, 1])})["y"], [2, 4])

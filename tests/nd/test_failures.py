@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 import graphkit as gk
@@ -23,17 +23,15 @@ def failing() -> gk.nd.NDArray:
 
 @pytest.fixture(autouse=True)
 def _no_errors_of_other_tests() -> Iterator[None]:
-    try:
+    with contextlib.suppress(RuntimeFailure):
         nd.waitall()
-    except RuntimeFailure:
-        pass
-    yield
+    return
 
 
 def test_each_wait_for_a_failed_array_raises_its_error() -> None:
     bad = failing()
     for wait in (bad.wait_to_read, bad.asnumpy, bad.wait_to_write, lambda: float(bad[0, 0])):
-        with pytest.raises(RuntimeFailure, match="Gather: .*index 5 .* is outside axis 0"):
+        with pytest.raises(RuntimeFailure, match=r"Gather: .*index 5 .* is outside axis 0"):
             wait()
     assert "failed" in repr(bad)
 

@@ -37,7 +37,8 @@ def test_trees_of_arrays_are_arguments_and_results() -> None:
 
     x, w, b = nd.ones((2, 3)), nd.full((3, 2), 2.0), nd.arange(2)
     found = step({"x": x}, [w, b], True)
-    assert found["h"].asnumpy().tolist() == [[6, 6], [6, 6]] and found["nothing"] is None
+    assert found["h"].asnumpy().tolist() == [[6, 6], [6, 6]]
+    assert found["nothing"] is None
     assert found["both"][0].asnumpy().tolist() == [[6, 7], [6, 7]]
     x[:] = 5  # a result is not the argument itself
     assert found["both"][1].asnumpy().tolist() == [[1, 1, 1], [1, 1, 1]]

@@ -1,4 +1,4 @@
-"""Operations run in the order of the program, whatever the threads of the engine do: compared with numpy, step by step."""
+"""Operations run in the order of the program, whatever the threads do: random programs are compared with numpy."""
 
 from __future__ import annotations
 
