@@ -75,7 +75,7 @@ class _Structure:
         return self._number(Used(y))
 
     def _target(self, x: NDArray) -> int:
-        origin = x._origin
+        origin: Origin | None = x._origin
         place = self._leaves.get(id(x)) if origin is None else self._place.get(id(origin.node))
         if place is None:
             raise UsageError(f"the heads do not depend on {x}: it has no gradient")

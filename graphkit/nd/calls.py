@@ -57,7 +57,7 @@ class Call:
         """Push the program, and return the arrays of its results. If their shapes depend on elements, wait."""
         inputs, reads = _readable(operands)
         if self.single:
-            (kind,) = self.outputs  # type: ignore[misc]
+            (kind,) = self.outputs or ()
             data = np.empty(kind.shape, kind.dtype)
             memory = Memory()
             inputs.append(data)
@@ -196,7 +196,7 @@ class Immediate:
             return False  # they may overlap in part
         key = (operator, x._signature, other._signature)
         found = _calls.get(key) or _compile(operator, (x, other), key)
-        if not found.single or found.outputs[0] is not x._signature:
+        if not found.single or found.outputs != (x._signature,):
             return False
         x._memory.written()
         found.push([x._data, other._data], [x._memory.state, other._memory.readable()], [x])

@@ -42,6 +42,8 @@ def hybridize(function: Callable[..., Any]) -> Hybrid:
 class Hybrid:
     """A function that `hybridize` compiles. Attributes: function: the function itself."""
 
+    __name__: str
+
     def __init__(self, function: Callable[..., Any]):
         if not callable(function):
             raise UsageError(f"hybridize takes a function, not {type(function).__name__}")

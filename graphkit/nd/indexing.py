@@ -69,9 +69,10 @@ def _part(self: NDArray, key: Any) -> np.ndarray:
     if not any(k is Ellipsis for k in keys):
         keys = (*keys, Ellipsis)  # so that numpy returns an array even for one element
     try:
-        return self._data[keys]
+        found: np.ndarray = self._data[keys]
     except (IndexError, TypeError, ValueError) as error:
         raise UsageError(f"index of {self}: {error}") from None
+    return found
 
 
 def _index(k: Any) -> np.ndarray:

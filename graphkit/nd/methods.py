@@ -51,7 +51,7 @@ def astype(self: NDArray, dtype: Any, copy: bool = True) -> NDArray:
 
 def copy(self: NDArray) -> NDArray:
     """Return a copy."""
-    return call("identity", self) if settings.recording and is_tracked(self) else copied(self)  # type: ignore[no-any-return]
+    return call("identity", self) if settings.recording and is_tracked(self) else copied(self)
 
 
 def copyto(self: NDArray, other: NDArray) -> NDArray:

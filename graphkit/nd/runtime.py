@@ -32,7 +32,7 @@ class Memory:
         self.state: _native.ArrayState = (_queue or queue()).state()
         self.version = 0
         self.maker: DeferredCall | None = None
-        self.readers: list[weakref.ref[DeferredCall]] | None = None
+        self.readers: list[weakref.ref[Any]] | None = None
 
     def written(self) -> None:
         """Count a write. Call it before the write is pushed."""

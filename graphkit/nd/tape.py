@@ -23,7 +23,8 @@ class Used:
     __slots__ = ("array", "origin", "version")
 
     def __init__(self, x: NDArray):
-        self.array, self.origin, self.version = x, x._origin, x._memory.version
+        self.array, self.version = x, x._memory.version
+        self.origin: Origin | None = x._origin
 
 
 class Made:

@@ -48,8 +48,9 @@ const PyArrayObject_fields* fields(nb::handle object, const char* name, bool wri
     const auto* array = reinterpret_cast<const PyArrayObject_fields*>(object.ptr());
     const int needed = layout | NPY_ARRAY_ALIGNED | (writable ? NPY_ARRAY_WRITEABLE : 0);
     if ((array->flags & needed) != needed || array->descr->byteorder == '>') {
-        const std::string message =
-            std::string("'") + name + "' must be " + (layout == 0 ? "an aligned" : "a contiguous") + (writable ? ", writable" : "") + " array";
+        const std::string message = std::string("'") + name + "' must be " +
+                                    (layout == 0 ? "an aligned" : "a contiguous") + (writable ? ", writable" : "") +
+                                    " array";
         throw nb::value_error(message.c_str());
     }
     return array;

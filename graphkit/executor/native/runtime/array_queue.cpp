@@ -61,8 +61,8 @@ struct ArrayOperation {
             try {
                 work();
             } catch (...) {
-                failure = std::make_shared<const Failure>(
-                    Failure{operations.fetch_add(1), name, std::current_exception()});
+                failure =
+                    std::make_shared<const Failure>(Failure{operations.fetch_add(1), name, std::current_exception()});
                 unreported->add(failure);
             }
         }

@@ -14,7 +14,8 @@ struct BoundArrayState {
 
 struct BoundArrayQueue {
     explicit BoundArrayQueue(nb::object owner)
-        : engine(std::move(owner)), numbers(nb::cast<BoundEngine&>(engine).numbers),
+        : engine(std::move(owner)),
+          numbers(nb::cast<BoundEngine&>(engine).numbers),
           queue(nb::cast<BoundEngine&>(engine).engine) {}
     nb::object engine;
     std::shared_ptr<Numbers> numbers;
@@ -137,16 +138,19 @@ GRAPHKIT_BINDINGS(array_queue, "engine", "program") {
 
     nb::class_<BoundArrayTask>(m, "ArrayTask", "A program without Python steps, which an ArrayQueue runs.")
         .def(nb::init<nb::object, const std::vector<int>&, nb::list>(), "program"_a, "externals"_a, "arrays"_a,
+             nb::sig("def __init__(self, program: Program, externals: collections.abc.Sequence[int], arrays: "
+                     "list[numpy.ndarray]) -> None"),
              "externals: the external memory of constants, whose arrays are `arrays`.");
 
     nb::class_<BoundArrayQueue>(m, "ArrayQueue", "Pushes operations on arrays to an engine.")
         .def(nb::init<nb::object>(), "engine"_a)
         .def("state", [](BoundArrayQueue& self) { return BoundArrayState{self.queue.state()}; })
-        .def("push_task", &push_task, "name"_a, "task"_a, "arrays"_a, "reads"_a, "writes"_a, "written"_a,
-             nb::sig("def push_task(self, name: str, task: ArrayTask, arrays: list[numpy.ndarray | None], reads: "
-                     "collections.abc.Sequence[ArrayState], writes: collections.abc.Sequence[ArrayState], written: int) "
-                     "-> None"),
-             "Run a task on its inputs and results, the last `written` arrays.")
+        .def(
+            "push_task", &push_task, "name"_a, "task"_a, "arrays"_a, "reads"_a, "writes"_a, "written"_a,
+            nb::sig("def push_task(self, name: str, task: ArrayTask, arrays: list[numpy.ndarray | None], reads: "
+                    "collections.abc.Sequence[ArrayState], writes: collections.abc.Sequence[ArrayState], written: int) "
+                    "-> None"),
+            "Run a task on its inputs and results, the last `written` arrays.")
         .def("push_copy", &push_copy, "name"_a, "source"_a, "target"_a, "reads"_a, "writes"_a,
              nb::sig("def push_copy(self, name: str, source: numpy.ndarray, target: numpy.ndarray, reads: "
                      "collections.abc.Sequence[ArrayState], writes: collections.abc.Sequence[ArrayState]) -> None"),
