@@ -151,7 +151,8 @@ class _Trace:
         if any(tracked) and self.outputs is not None:
             made = [NDArray(np.empty(k.shape, k.dtype), Memory(), k) for k in self.outputs]
             for x in operands:
-                x._memory.readable()
+                if x._memory.maker is not None:
+                    x._memory.readable()
             node = trace(self, operands, made)
             Deferred(node, lambda: self._recorded_call(tracked), operands, made)
         else:

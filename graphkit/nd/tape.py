@@ -88,8 +88,12 @@ class Deferred:
         node.deferred = self
         own = weakref.ref(self)
         for x in operands:
-            readers = x._memory.readers
-            x._memory.readers = [own] if readers is None else [*[r for r in readers if r() is not None], own]
+            memory = x._memory
+            if memory.readers is None:
+                memory.readers = [own]
+            elif memory.readers[-1] is not own:
+                memory.readers = [r for r in memory.readers if r() is not None]
+                memory.readers.append(own)
         for y in made:
             y._memory.maker = self
         deferred.add(self)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
-from cases import each_case
+import pytest
 
 import graphkit as gk
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.ir.types import DType
-from graphkit.ops import apply, registry
+from graphkit.ops import Op, apply, registry
 from graphkit.ops.evaluate import evaluate
 
 nd = gk.nd
@@ -19,17 +19,30 @@ LEFT_OUT = {"GridSample-12-bool"}
 TOLERANCES = {DType.FLOAT16: 1e-2, DType.BFLOAT16: 6e-2, DType.FLOAT64: 1e-6, DType.FLOAT32: 1e-4}
 
 
-def cases() -> Iterator[Case]:
+# Modules whose operators the default lane runs, each with one sample.
+CHOSEN = {
+    "linalg.matmul", "math.arithmetic", "math.logic", "math.reduce", "nn.conv", "nn.norm", "nn.pool", "tensor.concat",
+    "tensor.gather", "tensor.scatter", "tensor.slicing",
+}  # fmt: skip
+
+
+def operators() -> Iterator[type[Op]]:
+    """All operators of graphkit that one process can run."""
     for cls in registry:
-        # Collectives need several processes, and a random operator without a state draws new numbers.
-        if not cls.__module__.startswith("graphkit.") or cls.collective or cls.name in ("Send", "Receive"):
-            continue
-        for number, sample in enumerate(samples_of(cls)):
-            for dtype in dtypes_of(cls, sample):
-                case = make_case(cls, number, dtype)
-                drawn = cls.random and not has_random_state(case)
-                if case.has_tensors_only and not drawn and not has_strings(case) and case.name not in LEFT_OUT:
-                    yield case
+        if cls.__module__.startswith("graphkit.") and not cls.collective and cls.name not in ("Send", "Receive"):
+            yield cls
+
+
+def cases(cls: type[Op], numbers: Iterable[int], only_first: bool = False) -> Iterator[Case]:
+    """The cases of an operator between arrays of numbers."""
+    samples = samples_of(cls)
+    for number in numbers:
+        for dtype in dtypes_of(cls, samples[number])[: 1 if only_first else None]:
+            case = make_case(cls, number, dtype)
+            # A random operator without a state draws new numbers.
+            drawn = cls.random and not has_random_state(case)
+            if case.has_tensors_only and not drawn and not has_strings(case) and case.name not in LEFT_OUT:
+                yield case
 
 
 def has_strings(case: Case) -> bool:
@@ -42,20 +55,25 @@ def has_random_state(case: Case) -> bool:
     return len(case.types) > position and case.types[position] is not None
 
 
-# Modules whose operators the default lane runs, each with one sample.
-CHOSEN = {
-    "linalg.matmul", "math.arithmetic", "math.logic", "math.reduce", "nn.conv", "nn.norm", "nn.pool", "tensor.concat",
-    "tensor.gather", "tensor.scatter", "tensor.slicing",
-}  # fmt: skip
+@pytest.mark.parametrize(
+    "cls",
+    [cls for cls in operators() if cls.__module__.removeprefix("graphkit.ops.") in CHOSEN],
+    ids=lambda cls: cls.name,
+)
+def test_chosen_operators_on_arrays(cls: type[Op]) -> None:
+    for case in cases(cls, [0], only_first=True):
+        check(case)
 
 
-def is_full(case: Case) -> bool:
-    module = type(case.op).__module__.removeprefix("graphkit.ops.")
-    return module not in CHOSEN or case.number > 0 or case.dtype is not dtypes_of(type(case.op), case.sample)[0]
+@pytest.mark.full
+@pytest.mark.parametrize("cls", list(operators()), ids=lambda cls: cls.name)
+def test_operators_on_arrays(cls: type[Op]) -> None:
+    for case in cases(cls, range(len(samples_of(cls)))):
+        check(case)
 
 
-@each_case(cases(), group=lambda case: case.op.name, full=is_full)
-def test_operators_on_arrays(case: Case) -> None:
+def check(case: Case) -> None:
+    """Compare the results on arrays with those of the reference."""
     operands = [
         None if a is None else a if constant else nd.array(a)
         for a, constant in zip(case.arrays, case.is_constant, strict=True)
@@ -68,11 +86,13 @@ def test_operators_on_arrays(case: Case) -> None:
     tolerance = TOLERANCES.get(case.dtype, 1e-5)
     for result, wanted in zip(results, expected, strict=True):
         assert isinstance(result, nd.NDArray)
-        assert (result.dtype, result.shape) == (wanted.dtype, wanted.shape)
+        assert (result.dtype, result.shape) == (wanted.dtype, wanted.shape), case.name
         array = result.asnumpy()
         if array.dtype.kind in "biu":
-            np.testing.assert_array_equal(array, wanted)
+            np.testing.assert_array_equal(array, wanted, err_msg=case.name)
         else:
             wide = np.complex128 if array.dtype.kind == "c" else np.float64
             scale = float(np.max(np.abs(np.nan_to_num(wanted.astype(wide), posinf=0, neginf=0)), initial=1))
-            np.testing.assert_allclose(array.astype(wide), wanted.astype(wide), rtol=tolerance, atol=tolerance * scale)
+            np.testing.assert_allclose(
+                array.astype(wide), wanted.astype(wide), rtol=tolerance, atol=tolerance * scale, err_msg=case.name
+            )
