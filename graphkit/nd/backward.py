@@ -255,12 +255,13 @@ class Backward(NamedTuple):
 
     def compute(self) -> list[NDArray]:
         """Return the gradients as new arrays. They are recorded within `record`."""
+        results = self._results()
         self._finish()
         made = self.call.run(self.operands)
         if settings.recording:
             record(self.call, self.operands, made)
         count = len(self.wanted)
-        for y, result in zip(self._results(), made[count:], strict=True):
+        for y, result in zip(results, made[count:], strict=True):
             queue().push_copy(self.call.name, result._data, y._data, (result._memory.state,), (y._memory.state,))
         return made[:count]
 
@@ -275,8 +276,9 @@ class Backward(NamedTuple):
         if direct:
             for g in places:
                 g._memory.written()  # type: ignore[union-attr]
+            results = self._results()
             self._finish()
-            self.call.run_into(self.operands, [*places, *self._results()])  # type: ignore[list-item]
+            self.call.run_into(self.operands, [*places, *results])  # type: ignore[list-item]
             return
         for x, made in zip(self.wanted, self.compute(), strict=True):
             if x.grad is None:
@@ -287,7 +289,7 @@ class Backward(NamedTuple):
                 write(made, x.grad)
 
     def _results(self) -> list[NDArray]:
-        return [y for call in self.deferred for y in call.results]
+        return [y for call in self.deferred for y in call.results()]
 
     def _finish(self) -> None:
         for call in self.deferred:

@@ -47,6 +47,7 @@ class Hybrid:
     def __init__(self, function: Callable[..., Any]):
         if not callable(function):
             raise UsageError(f"hybridize takes a function, not {type(function).__name__}")
+        self.__name__ = type(function).__name__  # unless the function has a name
         functools.update_wrapper(self, function)
         self.function = function
         self._traces: dict[Any, _Trace] = {}

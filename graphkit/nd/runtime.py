@@ -26,7 +26,7 @@ class Memory:
         readers: Deferred calls that read it, and must be pushed before it is written.
     """
 
-    __slots__ = ("state", "version", "maker", "readers")
+    __slots__ = ("state", "version", "maker", "readers", "__weakref__")
 
     def __init__(self) -> None:
         self.state: _native.ArrayState = (_queue or queue()).state()
@@ -102,6 +102,16 @@ def waitall() -> None:
         error = _queue.wait_all()
         if error is not None:
             raise fresh(error)
+
+
+def stop() -> None:
+    """Wait for all operations, and end the threads that run them. The next operation starts new ones."""
+    global _queue
+    with _lock:
+        found, _queue = _queue, None
+    if found is not None:
+        found.settle()
+        found.engine.close()
 
 
 def fresh(error: BaseException) -> BaseException:

@@ -56,7 +56,7 @@ class TapeNode:
         deferred: The call, if it is not pushed yet. `backward` then computes it together with the gradients.
     """
 
-    __slots__ = ("number", "call", "inputs", "outputs", "deferred")
+    __slots__ = ("number", "call", "inputs", "outputs", "deferred", "__weakref__")
 
     def __init__(self, call: Recorded, inputs: Sequence[NDArray], outputs: Sequence[NDArray]):
         self.number = next(_numbers)
@@ -80,10 +80,11 @@ class Deferred:
     def __init__(
         self, node: TapeNode, program: Callable[[], Call], operands: Sequence[NDArray], made: Sequence[NDArray]
     ):
-        self._node, self._program = node, program
+        self._program = program
         self._operands: list[NDArray] | None = list(operands)
-        # Arrays of the same memory: those of the caller refer to the record, and so to this object.
-        self.results = [NDArray(y._data, y._memory, y._signature) for y in made]
+        # The record and the memory of the results refer to this object, so it must not refer to them.
+        self._node = weakref.ref(node)
+        self._made = [(y._data, weakref.ref(y._memory), y._signature) for y in made]
         self._lock = threading.RLock()
         node.deferred = self
         own = weakref.ref(self)
@@ -98,30 +99,37 @@ class Deferred:
             y._memory.maker = self
         deferred.add(self)
 
+    def results(self) -> list[NDArray]:
+        """Return arrays of the memory of the results. A result that was dropped has a memory of its own."""
+        return [NDArray(data, memory() or Memory(), kind) for data, memory, kind in self._made]
+
     def force(self) -> None:
         """Push the call, unless that was done."""
         with self._lock:
             operands = self._operands
             if operands is None:
                 return
+            results = self.results()
             self.finish()
             call = self._program()
             kinds = call.outputs
             assert kinds is not None, "hybridized functions have results of known shapes"
-            rest = [NDArray(np.empty(k.shape, k.dtype), Memory(), k) for k in kinds[len(self.results) :]]
-            made = [*self.results, *rest]
+            rest = [NDArray(np.empty(k.shape, k.dtype), Memory(), k) for k in kinds[len(results) :]]
+            made = [*results, *rest]
             call.run_into(operands, made)
-            node = self._node
-            if node.inputs is not None:
+            node = self._node()
+            if node is not None and node.inputs is not None:
                 node.call, node.outputs = call, [Made(y) for y in made]
 
     def finish(self) -> None:
         """Note that the call is pushed now."""
         self._operands = None
-        self._node.deferred = None
         deferred.discard(self)
-        for y in self.results:
-            y._memory.maker = None
+        if (node := self._node()) is not None:
+            node.deferred = None
+        for _, reference, _ in self._made:
+            if (memory := reference()) is not None:
+                memory.maker = None
 
 
 class Origin:

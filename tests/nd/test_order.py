@@ -148,3 +148,13 @@ def test_the_child_of_a_fork_uses_earlier_arrays() -> None:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert (y.asnumpy() == 300).all()
+
+
+def test_arrays_outlive_the_threads() -> None:
+    x = nd.ones((50, 50))
+    y = x @ x
+    nd.runtime.stop()
+    assert (y.asnumpy() == 50).all()
+    y += x
+    nd.waitall()
+    assert (y.asnumpy() == 51).all()
