@@ -43,7 +43,7 @@ def test_an_array_has_the_elements_of_its_data(dtype: str, shape: tuple[int, ...
     np.testing.assert_array_equal(copy.deepcopy(x).asnumpy(), data)
 
 
-def test_an_array_does_not_share_the_memory_of_its_data() -> None:
+def test_arrays_do_not_share_memory_with_data() -> None:
     data = np.ones(3, np.float32)
     x = nd.array(data)
     data[:] = 2
@@ -289,7 +289,7 @@ def test_conversions_to_python() -> None:
             wrong(nd.ones(2))
 
 
-def test_two_arrays_with_one_graph_value_make_a_constant() -> None:
+def test_arrays_beside_graph_values_become_constants() -> None:
     x = gk.input("x", [2], "float32")
     a = nd.array([1.0, 2.0])
     for y in (x * a, a * x, gk.mul(a, x), gk.add(x, a * 1.0)):

@@ -28,7 +28,7 @@ def _no_errors_of_other_tests() -> Iterator[None]:
     return
 
 
-def test_each_wait_for_a_failed_array_raises_its_error() -> None:
+def test_each_wait_for_a_failed_array_raises() -> None:
     bad = failing()
     for wait in (bad.wait_to_read, bad.asnumpy, bad.wait_to_write, lambda: float(bad[0, 0])):
         with pytest.raises(RuntimeFailure, match=r"Gather: .*index 5 .* is outside axis 0"):
@@ -36,7 +36,7 @@ def test_each_wait_for_a_failed_array_raises_its_error() -> None:
     assert "failed" in repr(bad)
 
 
-def test_operations_on_failed_arrays_fail_with_the_same_error() -> None:
+def test_operations_on_failed_arrays_fail_too() -> None:
     bad = failing()
     later = gk.relu(bad * 2.0)[0]
     target = nd.zeros((1, 2))
@@ -69,7 +69,7 @@ def test_waitall_raises_the_oldest_error_once() -> None:
         first.asnumpy()
 
 
-def test_an_error_of_a_deferred_call_surfaces_at_the_wait() -> None:
+def test_errors_of_deferred_calls_surface_at_waits() -> None:
     w = nd.ones((2, 2))
     w.attach_grad()
     pick = nd.hybridize(lambda x, i: gk.gather(x, i, axis=0))

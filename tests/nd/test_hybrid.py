@@ -13,7 +13,7 @@ from graphkit.errors import UsageError
 nd = gk.nd
 
 
-def test_a_function_is_traced_once_for_each_combination_of_types() -> None:
+def test_functions_are_traced_once_for_argument_types() -> None:
     traced = []
 
     @nd.hybridize

@@ -120,7 +120,7 @@ def test_threads_use_arrays_at_once() -> None:
     assert found == together
 
 
-def test_a_loop_without_waits_does_not_fill_the_memory() -> None:
+def test_loops_without_waits_do_not_fill_memory() -> None:
     from graphkit.executor.run import array_queue
 
     x = nd.ones(8)
