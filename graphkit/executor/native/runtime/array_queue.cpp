@@ -133,8 +133,9 @@ void ArrayQueue::push(std::string name, Work work, ArrayStates reads, ArrayState
                  read, written);
 }
 
-std::shared_ptr<const Failure> ArrayQueue::wait(const ArrayStatePtr& state, bool exclusive, const Engine::Poll& poll) {
-    std::shared_ptr<const Failure> failure = engine_.wait(variable_of(*state), exclusive, poll);
+std::shared_ptr<const Failure> ArrayQueue::wait(const ArrayStatePtr& state, const VariablePtr& variable, bool exclusive,
+                                                const Engine::Poll& poll) {
+    std::shared_ptr<const Failure> failure = engine_.wait(variable, exclusive, poll);
     if (failure == nullptr) {
         failure = state->failure();
     }

@@ -57,14 +57,17 @@ class ArrayQueue {
     ArrayStatePtr state();
     // Runs `work` after earlier operations on these arrays, unless one of `reads` has failed.
     void push(std::string name, Work work, ArrayStates reads, ArrayStates writes);
-    // Waits for earlier writes of the array and, if `exclusive`, reads. Returns the failure of the array.
-    std::shared_ptr<const Failure> wait(const ArrayStatePtr& state, bool exclusive, const Engine::Poll& poll);
+    // Waits for earlier writes of the array and, if `exclusive`, reads. Returns the failure of the array. The variable
+    // is that of the array.
+    std::shared_ptr<const Failure> wait(const ArrayStatePtr& state, const VariablePtr& variable, bool exclusive,
+                                        const Engine::Poll& poll);
     // Waits for all operations. Returns the oldest failure that no wait has returned yet.
     std::shared_ptr<const Failure> wait_all(const Engine::Poll& poll);
 
-  private:
+    // Returns the variable of an array. Like `push`, it is called by one thread at a time, which holds the GIL.
     const VariablePtr& variable_of(ArrayState& state);
 
+  private:
     Engine& engine_;
     std::uint64_t number_;
     std::shared_ptr<UnreportedFailures> unreported_ = std::make_shared<UnreportedFailures>();

@@ -114,10 +114,11 @@ nb::object report_array(const std::shared_ptr<const Failure>& failure) {
 
 nb::object wait_array(BoundArrayQueue& self, const BoundArrayState& state, bool exclusive) {
     std::shared_ptr<const Failure> failure;
+    const ArrayStatePtr held = state.state;
+    const VariablePtr variable = self.queue.variable_of(*held);
     {
-        const ArrayStatePtr held = state.state;
         const WithoutGil no_gil;
-        failure = self.queue.wait(held, exclusive, poll_signals);
+        failure = self.queue.wait(held, variable, exclusive, poll_signals);
     }
     return report_array(failure);
 }
