@@ -91,6 +91,8 @@ _PUBLIC = {
     "GraphkitWarning": "graphkit.errors",
 }
 _MODULES = {
+    "nd": "graphkit.nd",
+    "autograd": "graphkit.nd.autograd",
     "nn": "graphkit.frontend.layers",
     "init": "graphkit.frontend.initializers",
     "linalg": "graphkit.frontend.linalg",

@@ -8,6 +8,7 @@ from graphkit import data as data
 from graphkit import errors as errors
 from graphkit import models as models
 from graphkit import mxnet_io as mxnet_io
+from graphkit import nd as nd
 from graphkit.autodiff.reverse_mode import gradient as gradient
 from graphkit.checks.bisect import bisect as bisect
 from graphkit.checks.diff import diff as diff
@@ -49,6 +50,7 @@ from graphkit.ir.types import SequenceType as SequenceType
 from graphkit.ir.types import TensorType as TensorType
 from graphkit.loading import load as load
 from graphkit.model import Model as Model
+from graphkit.nd import autograd as autograd
 from graphkit.ops import Onnx as Onnx
 from graphkit.ops import Op as Op
 from graphkit.ops import OptionalSample as OptionalSample

@@ -48,6 +48,15 @@ _OF_ONEDNN = frozenset({
 })  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_threads_of_arrays() -> Iterator[None]:
+    """End the threads of gk.nd with each module, because tests of other modules count worker threads."""
+    yield
+    runtime = sys.modules.get("graphkit.nd.runtime")
+    if runtime is not None:
+        runtime.stop()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--case", default="*", metavar="PATTERN", help="run only these cases of tests of many cases")
 

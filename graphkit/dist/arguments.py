@@ -10,7 +10,7 @@ import numbers
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -109,22 +109,27 @@ class Outs:
         """Raise InputError unless a value of this dtype and shape fits the arrays of the key at position `place`."""
         key, arrays = self._by_key[place]
         for array in arrays:
-            if array.shape != shape or not np.can_cast(dtype, array.dtype, "same_kind"):
+            if tuple(array.shape) != shape or not np.can_cast(dtype, array.dtype, "same_kind"):
                 raise InputError(
                     f"key {key!r} is {dtype}{list(shape)}; the array to write to is {array.dtype}{list(array.shape)}"
                 )
-            if not array.flags.writeable:
+            if isinstance(array, np.ndarray) and not array.flags.writeable:
                 raise InputError(f"key {key!r}: the array to write to is read-only")
 
     def only(self, place: int) -> np.ndarray | None:
-        """Return the array of the key at position `place`; None if there is none, or there are several."""
+        """Return the array of the key at position `place`.
+
+        None if there is none, if there are several, or if it is an array of gk.nd.
+        """
         arrays = self._by_key[place][1]
-        return arrays[0] if len(arrays) == 1 else None
+        return arrays[0] if len(arrays) == 1 and isinstance(arrays[0], np.ndarray) else None
 
     def write(self, place: int, value: np.ndarray) -> None:
         """Write the value to the arrays of the key at position `place`."""
         for array in self._by_key[place][1]:
-            if array is not value:
+            if not isinstance(array, np.ndarray):
+                array[...] = value
+            elif array is not value:
                 np.copyto(array, value, casting="same_kind")
 
     def write_rows(self, place: int, indices: np.ndarray, values: np.ndarray) -> None:
@@ -134,14 +139,26 @@ class Outs:
 
     def may_overlap(self, place: int, values: Sequence[np.ndarray]) -> bool:
         """Whether an array of the key at position `place` may share memory with one of these values."""
-        return any(np.may_share_memory(array, v) for array in self._by_key[place][1] for v in values)
+        arrays = [array for array in self._by_key[place][1] if isinstance(array, np.ndarray)]
+        return any(np.may_share_memory(array, v) for array in arrays for v in values)
 
     def result(self, found: list[Any]) -> Any:
         """Return the result of the call: the arrays to write to, if given, or else the values."""
         return self.given if self.given is not None else found if self._several else found[0]
 
 
-def _arrays_of(key: Key, out: Any) -> Sequence[np.ndarray]:
+class DeferredArray(Protocol):
+    """An array of `gk.nd`: a background thread writes its elements."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    def wait_to_write(self) -> None: ...
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+
+
+def _arrays_of(key: Key, out: Any) -> Sequence[np.ndarray | DeferredArray]:
     """Return the arrays that the value of one key is written to."""
     if out is None:
         return ()
@@ -149,7 +166,7 @@ def _arrays_of(key: Key, out: Any) -> Sequence[np.ndarray]:
     if not outs:
         raise UsageError(f"key {key!r}: an empty list of arrays to write to; leave `out` out to get a new array")
     for o in outs:
-        if not isinstance(o, np.ndarray):
+        if not isinstance(o, np.ndarray) and not hasattr(o, "wait_to_write"):
             raise InputError(f"key {key!r}: its value can only be written to numpy arrays, not to {described(o)}")
     return outs
 

@@ -102,7 +102,7 @@ def known_size(layer: str, name: str, x: Value, axis: int, given: int | None, op
 
 
 def float_operand(layer: str, name: str, x: Value) -> None:
-    if not x.dtype.is_float:
+    if not x.tensor.dtype.is_float:
         raise TypeMismatch(f"{describe(layer, name, x)}: a floating-point operand is expected; cast it")
 
 

@@ -78,7 +78,7 @@ def linear(
     float_operand("linear", name, x)
     positive("linear", name, "units", units)
     features = known_size("linear", name, x, -1, in_features, "in_features")
-    weight, offset = weight_and_bias(name, (units, features), units, x.dtype, init, bias, bias_init, weight)
+    weight, offset = weight_and_bias(name, (units, features), units, x.tensor.dtype, init, bias, bias_init, weight)
     if x.rank == 2:
         return first(F.gemm(x, weight, offset, transB=True, name=name))
     product = F.mat_mul(x, F.transpose(weight, perm=(1, 0)), name=name if offset is None else "")
@@ -107,7 +107,7 @@ def embedding(
     Raises:
         TypeMismatch: The indices are not integers.
     """
-    if not indices.dtype.is_integer:
+    if not indices.tensor.dtype.is_integer:
         raise TypeMismatch(f"{describe('embedding', name, indices)}: integer indices are expected")
     shape = (positive("embedding", name, "rows", rows), positive("embedding", name, "features", features))
     table, _ = weight_and_bias(
@@ -178,7 +178,7 @@ def _conv(
             f"{groups} groups"
         )
     shape = (channels, inputs // groups, *sizes)
-    weight, offset = weight_and_bias(name, shape, channels, x.dtype, init, bias, bias_init, weight)
+    weight, offset = weight_and_bias(name, shape, channels, x.tensor.dtype, init, bias, bias_init, weight)
     y = F.conv(
         x,
         weight,
@@ -368,7 +368,7 @@ def conv_transpose2d(
             f"{groups} groups"
         )
     shape = (inputs, channels // groups, *sizes)
-    weight, offset = weight_and_bias(name, shape, channels, x.dtype, init, bias, bias_init, weight)
+    weight, offset = weight_and_bias(name, shape, channels, x.tensor.dtype, init, bias, bias_init, weight)
     y = F.conv_transpose(
         x, weight, offset, kernel_shape=sizes, strides=strides, dilations=dilations, group=groups,
         output_padding=per_axis(layer, name, "output_pad", output_pad, 2, 0),

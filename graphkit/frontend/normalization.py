@@ -47,9 +47,9 @@ def batch_norm(
     size = (_channels("batch_norm", name, x, channels),)
     if not 0.0 <= momentum <= 1.0:
         raise UsageError(f"layer {name!r} (batch_norm): momentum must be in [0, 1], not {momentum!r}")
-    weight, bias = _scale_and_shift(name, size, x.dtype, affine)
-    mean = state(f"{name}_running_mean", size, "zeros", x.dtype)
-    var = state(f"{name}_running_var", size, "ones", x.dtype)
+    weight, bias = _scale_and_shift(name, size, x.tensor.dtype, affine)
+    mean = state(f"{name}_running_mean", size, "zeros", x.tensor.dtype)
+    var = state(f"{name}_running_var", size, "ones", x.tensor.dtype)
     return first(F.batch_normalization(x, weight, bias, mean, var, epsilon=epsilon, momentum=momentum, name=name))
 
 
@@ -69,7 +69,7 @@ def layer_norm(
         name: Name of the layer and prefix of its parameters.
     """
     shape = _trailing("layer_norm", name, x, axis)
-    weight, offset = _scale_and_shift(name, shape, x.dtype, affine)
+    weight, offset = _scale_and_shift(name, shape, x.tensor.dtype, affine)
     return first(
         F.layer_normalization(x, weight, offset if bias and affine else None, axis=axis, epsilon=epsilon, name=name)
     )
@@ -88,7 +88,9 @@ def rms_norm(x: Value, *, axis: int = -1, epsilon: float = 1e-5, affine: bool = 
         name: Name of the layer and prefix of its parameter.
     """
     shape = _trailing("rms_norm", name, x, axis)
-    weight = parameter(f"{name}_weight", shape, "ones", x.dtype) if affine else np.ones(shape, x.dtype.numpy)
+    weight = (
+        parameter(f"{name}_weight", shape, "ones", x.tensor.dtype) if affine else np.ones(shape, x.tensor.dtype.numpy)
+    )
     return first(F.rms_normalization(x, weight, axis=axis, epsilon=epsilon, name=name))
 
 
@@ -106,7 +108,7 @@ def instance_norm(
         name: Name of the layer and prefix of its parameters.
     """
     size = (_channels("instance_norm", name, x, channels),)
-    weight, bias = _scale_and_shift(name, size, x.dtype, affine)
+    weight, bias = _scale_and_shift(name, size, x.tensor.dtype, affine)
     return first(F.instance_normalization(x, weight, bias, epsilon=epsilon, name=name))
 
 
@@ -130,7 +132,7 @@ def group_norm(
         raise TypeMismatch(
             f"{describe('group_norm', name, x)}: {count} channels cannot be divided into {groups} equal groups"
         )
-    weight, bias = _scale_and_shift(name, (count,), x.dtype, affine)
+    weight, bias = _scale_and_shift(name, (count,), x.tensor.dtype, affine)
     return first(F.group_normalization(x, weight, bias, num_groups=groups, epsilon=epsilon, name=name))
 
 

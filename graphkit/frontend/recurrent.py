@@ -138,10 +138,12 @@ def _layer(
     start = FanInUniform(units) if init is None else init
     shapes = {"weight": (columns, features), "recurrent": (columns, units), "bias": (2 * columns,)}
     weight, recurrent, offset = (
-        None if part == "bias" and not bias else parameter(f"{name}_{part}", (directions, *shape), start, x.dtype)
+        None
+        if part == "bias" and not bias
+        else parameter(f"{name}_{part}", (directions, *shape), start, x.tensor.dtype)
         for part, shape in shapes.items()
     )
-    if lengths is not None and lengths.dtype is not DType.INT32:
+    if lengths is not None and lengths.tensor.dtype is not DType.INT32:
         lengths = F.cast(lengths, to=DType.INT32)
     y, *last = getattr(F, kind)(
         x, weight, recurrent, offset, lengths, *states, hidden_size=units, direction=direction, name=name, **attributes

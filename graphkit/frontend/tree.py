@@ -111,18 +111,18 @@ def paths(tree: Any, prefix: str = "") -> Iterator[str]:
 
 def unflatten(shape: Skeleton, values: Sequence[Any]) -> Any:
     """Return the tree with this skeleton and these leaves."""
-    remaining = iter(values)
+    return _filled(shape, iter(values))
 
-    def build(part: Skeleton) -> Any:
-        if part is None:
-            return None
-        if part is LEAF:
-            return next(remaining)
-        items = _children(part)
-        assert items is not None
-        return _rebuild(part, [build(item) for item in items])
 
-    return build(shape)
+def _filled(part: Skeleton, values: Iterator[Any]) -> Any:
+    """Return the tree with the skeleton `part` and the next leaves of `values`."""
+    if part is None:
+        return None
+    if part is LEAF:
+        return next(values)
+    items = _children(part)
+    assert items is not None
+    return _rebuild(part, [_filled(item, values) for item in items])
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:

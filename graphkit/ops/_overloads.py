@@ -19,15 +19,14 @@ from graphkit.ops._base import F, as_value, constant, registry
 from graphkit.ops._calls import elsewhere
 
 
-def _operand(operand: Any, like: Value, exponent: bool = False) -> Value:
-    """Return `operand` as a Value to be combined with `like`. exponent: integers keep their dtype."""
-    if isinstance(operand, (list, tuple)):
-        operand = array_of("an operand", operand, objects=True)
-    if not isinstance(operand, (np.ndarray, np.generic)) or not isinstance(like.type, TensorType):
-        return as_value(operand, like)
-    wanted, given = like.dtype, dtype_of(operand.dtype)
+def converted_operand(operand: np.ndarray | np.generic, like: Value, exponent: bool = False) -> np.ndarray | np.generic:
+    """Return an array to be combined with `like`, in its dtype. exponent: integers keep their dtype.
+
+    Raises UsageError if the conversion would change the kind, or elements of integers.
+    """
+    wanted, given = like.tensor.dtype, dtype_of(operand.dtype)
     if given is wanted or (exponent and given in INTEGERS):
-        return constant(operand)
+        return operand
     kinds = (INTEGERS | FLOATS) if wanted in FLOATS else INTEGERS if wanted in INTEGERS else frozenset()
     if given not in kinds:
         raise UsageError(f"{given}{list(operand.shape)} cannot be combined with {like}: cast one of them")
@@ -35,10 +34,19 @@ def _operand(operand: Any, like: Value, exponent: bool = False) -> Value:
         converted = operand.astype(wanted.numpy)
     if wanted in INTEGERS and not (converted == operand).all():
         raise UsageError(f"{given}{list(operand.shape)} cannot be combined with {like}: elements do not fit {wanted}")
-    return constant(converted)
+    return converted
 
 
-def _apply(function: str, a: Any, b: Any) -> Any:
+def _operand(operand: Any, like: Value, exponent: bool = False) -> Value:
+    """Return `operand` as a Value to be combined with `like`. exponent: integers keep their dtype."""
+    if isinstance(operand, (list, tuple)):
+        operand = array_of("an operand", operand, objects=True)
+    if not isinstance(operand, (np.ndarray, np.generic)) or not isinstance(like.type, TensorType):
+        return as_value(operand, like)
+    return constant(converted_operand(operand, like, exponent))
+
+
+def combined(function: str, a: Any, b: Any) -> Any:
     """Apply `function` to two operands, at least one of which is a Value."""
     like = a if isinstance(a, Value) else b
     a, b = _operand(a, like), _operand(b, like, exponent=function == "pow")
@@ -67,7 +75,7 @@ _BUILT: dict[str, Callable[[Value, Value], Value]] = {
 
 def _binary(function: str, reflected: bool = False) -> Callable[[Value, Any], Any]:
     def method(self: Value, other: Any) -> Any:
-        return _apply(function, other, self) if reflected else _apply(function, self, other)
+        return combined(function, other, self) if reflected else combined(function, self, other)
 
     return method
 
@@ -84,14 +92,14 @@ def _invert(self: Value) -> Any:
 
 
 # numpy's functions -> graphkit's functions, or keys of _BUILT. All others but invert and square raise NotAnArray.
-_UFUNCS_OF_TWO = {
+UFUNCS_OF_TWO = {
     "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "power": "pow",
     "floor_divide": "floordiv", "remainder": "mod", "fmod": "fmod", "matmul": "mat_mul", "maximum": "max",
     "minimum": "min", "less": "less", "less_equal": "less_or_equal", "greater": "greater",
     "greater_equal": "greater_or_equal", "equal": "equal", "not_equal": "not_equal", "logical_and": "and_",
     "logical_or": "or_", "logical_xor": "xor", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
 }  # fmt: skip
-_UFUNCS_OF_ONE = {
+UFUNCS_OF_ONE = {
     "negative": "neg", "positive": "identity", "absolute": "abs", "fabs": "abs", "sign": "sign", "exp": "exp",
     "log": "log", "sqrt": "sqrt", "reciprocal": "reciprocal", "floor": "floor", "ceil": "ceil", "rint": "round",
     "sin": "sin", "cos": "cos", "tan": "tan", "arcsin": "asin", "arccos": "acos", "arctan": "atan", "sinh": "sinh",
@@ -110,10 +118,10 @@ def _array_ufunc(self: Value, ufunc: np.ufunc, method: str, *operands: Any, **op
     """Build the nodes for a call of numpy's `ufunc`. Raises NotAnArray for calls without a counterpart."""
     name = ufunc.__name__
     if method == "__call__" and not options:
-        if name in _UFUNCS_OF_TWO:
-            return _apply(_UFUNCS_OF_TWO[name], *operands)
-        if name in _UFUNCS_OF_ONE:
-            return getattr(F, _UFUNCS_OF_ONE[name])(self)
+        if name in UFUNCS_OF_TWO:
+            return combined(UFUNCS_OF_TWO[name], *operands)
+        if name in UFUNCS_OF_ONE:
+            return getattr(F, UFUNCS_OF_ONE[name])(self)
         if name in ("invert", "bitwise_not"):
             return _invert(self)
         if name == "square":
@@ -124,7 +132,7 @@ def _array_ufunc(self: Value, ufunc: np.ufunc, method: str, *operands: Any, **op
             "before the graph runs; write y = y + x instead of y += x"
         )
     call = f"np.{name}" if method == "__call__" else f"np.{name}.{method}"
-    known = _UFUNCS_OF_TWO.get(name) or _UFUNCS_OF_ONE.get(name)
+    known = UFUNCS_OF_TWO.get(name) or UFUNCS_OF_ONE.get(name)
     if method == "reduce":
         hint = _REDUCTIONS.get(name, ("", "gk.reduce_sum, gk.reduce_max, ..."))[1]
     else:
@@ -142,7 +150,7 @@ def _no_array(self: Value, dtype: Any = None, copy: Any = None) -> Any:
     )
 
 
-def _getitem(self: Value, key: Any) -> Value:
+def index_value(self: Value, key: Any) -> Value:
     """Index by integers, slices with constant bounds, Ellipsis and None, as numpy does.
 
     Raises UsageError for anything else: use `gk.gather` for indices that are graph values.
@@ -236,7 +244,7 @@ def _install_overloads() -> None:
     methods = {
         "getattr": _no_attribute,
         "invert": _invert,
-        "getitem": _getitem,
+        "getitem": index_value,
         "bool": no_bool,
         "iter": no_iter,
         "array_ufunc": _array_ufunc,

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -29,11 +29,36 @@ if TYPE_CHECKING:
     Operand: TypeAlias = Value | Tensor | ArrayLike
 
 
+class Immediate(Protocol):
+    """Runs operators on arrays that exist already. `graphkit.nd` installs it as `registry.immediate`."""
+
+    @property
+    def kind(self) -> type[Value]:
+        """The class of the arrays, which are values as well."""
+        ...
+
+    @property
+    def is_tracing(self) -> bool:
+        """Whether the current thread traces a function: then operators on arrays make nodes, too."""
+        ...
+
+    def constant(self, array: Any) -> Value:
+        """Return the graph value for an array that a graph reads."""
+        ...
+
+    def apply(self, operator: Op, operands: Sequence[Any]) -> Any:
+        """Run an operator and return its result, or a tuple if it has several. No operand is a value of a graph."""
+        ...
+
+
 class Registry:
     """All operators, by (domain, name) and by function name. The only list of operators.
 
     Operators of graphkit are imported when they are first asked for: `graphkit.ops._index` says where each one is.
     """
+
+    # Runs operators on arrays, if graphkit.nd is imported.
+    immediate: Immediate | None = None
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[str, str], type[Op]] = {}
@@ -183,29 +208,48 @@ def constant(value: Any, dtype: Any = None) -> Value:
 def as_value(operand: Any, like: Value | None = None) -> Value:
     """Convert an array or a Python number to a Value; return a Value as it is. Numbers take the dtype of `like`."""
     if isinstance(operand, Value):
-        return operand
+        immediate = registry.immediate
+        return immediate.constant(operand) if immediate is not None and type(operand) is immediate.kind else operand
+    found = array_operand(operand, like)
+    return F.constant(value=found if isinstance(found, Tensor) else Tensor(found))
+
+
+def array_operand(operand: Any, like: Value | None = None) -> Any:
+    """Return an operand that is not a Value as an array or a Tensor. Numbers take the dtype of `like`."""
     if isinstance(operand, (bool, int, float)) and like is not None:
-        if isinstance(operand, float) and not like.dtype.is_float:
+        dtype = like.tensor.dtype
+        if isinstance(operand, float) and not dtype.is_float:
             raise UsageError(f"a float constant {operand!r} cannot be combined with {like}: cast one of them")
         try:
-            return constant(np.asarray(operand, dtype=like.dtype.numpy))
+            return np.asarray(operand, dtype=dtype.numpy)
         except OverflowError:
             raise UsageError(f"the number {operand} does not fit the dtype of {like}: cast the value") from None
     if isinstance(operand, (bool, int, float, np.ndarray, np.generic, Tensor, list, tuple)):
         if isinstance(operand, Tensor):
-            return F.constant(value=operand)
+            return operand
         if isinstance(operand, float):
-            return constant(np.float32(operand))
+            return np.float32(operand)
         if isinstance(operand, (list, tuple)) and any(isinstance(item, Value) for item in operand):
             raise UsageError(
                 f"a list of graph values cannot be an operand; use gk.concat: [{', '.join(map(str, operand))}]"
             )
-        return constant(array_of("an operand", operand, objects=True))
+        return array_of("an operand", operand, objects=True)
     raise UsageError(f"an operand must be a graph value, an array or a number, not {shown(operand)}")
 
 
 def apply(operator: Op, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None) -> Any:
-    """Make a node; return its output, or a tuple if it has several outputs."""
+    """Make a node; return its output, or a tuple if it has several outputs.
+
+    If operands are arrays of `graphkit.nd`, and none is a value of a graph, run the operator.
+    """
+    immediate = registry.immediate
+    if immediate is not None:
+        kind = immediate.kind
+        arrays = [type(v) is kind for v in operands]
+        if True in arrays:
+            if not immediate.is_tracing and not any(isinstance(v, Value) and type(v) is not kind for v in operands):
+                return immediate.apply(operator, operands)
+            operands = tuple([immediate.constant(v) if type(v) is kind else v for v in operands])
     values = [_operand(operator, i, operands) for i in range(len(operands))]
     while values and values[-1] is None:
         values.pop()
@@ -223,6 +267,13 @@ def _operand(operator: Op, position: int, operands: Sequence[Any]) -> Value | No
     return as_value(operand, _number_like(operator, position, operands) if number else None)
 
 
+def literal_operand(operator: Op, position: int, operands: Sequence[Any]) -> Any:
+    """Return the operand at `position`, which is not a Value, as an array or a Tensor."""
+    operand = operands[position]
+    number = isinstance(operand, (bool, int, float))
+    return array_operand(operand, _number_like(operator, position, operands) if number else None)
+
+
 def _number_like(operator: Op, position: int, operands: Sequence[Any]) -> Value | None:
     """Return the operand whose dtype a number takes: one of the same type variable, else the first if it is allowed."""
     given = [(i, v) for i, v in enumerate(operands) if isinstance(v, Value) and isinstance(v.type, TensorType)]
@@ -231,7 +282,7 @@ def _number_like(operator: Op, position: int, operands: Sequence[Any]) -> Value 
         if variable and _type_variable(operator, other) == variable:
             return value
     allowed = operator.types.get(variable, ())
-    return next((value for _, value in given[:1] if value.dtype in allowed), None)
+    return next((value for _, value in given[:1] if value.tensor.dtype in allowed), None)
 
 
 def _type_variable(operator: Op, position: int) -> str:

@@ -27,6 +27,7 @@ from graphkit import config
 from graphkit.distribution import how_to_install
 from graphkit.errors import Cancelled, MissingDependency, RuntimeFailure, UsageError
 from graphkit.executor.devices.loading import load_native
+from graphkit.executor.run.base_program import failure_of
 from graphkit.named_tuples import NamedTuple
 from graphkit.text import short_repr
 
@@ -95,7 +96,7 @@ class Engine:
         self._native: _native.Engine = self._library.Engine(workers)
         # Exceptions of operations, by number. They are not in the native engine, because they may refer to this object,
         # and Python could not collect such a cycle.
-        self._raised: dict[int, BaseException] = {}
+        self.raised: dict[int, BaseException] = {}
         self.number = next(_numbers)
         if _recorded is not None:
             self._native.trace(True)
@@ -129,7 +130,7 @@ class Engine:
         if not callable(function):
             raise UsageError(f"an operation must be a callable without arguments, not {type(function).__name__}")
         label = name or getattr(function, "__qualname__", "") or type(function).__name__
-        self._call(self._native.push, label, function, self._raised, _handles(reads), _handles(writes), priority)
+        self._call(self._native.push, label, function, self.raised, _handles(reads), _handles(writes), priority)
 
     def push_kernel(
         self,
@@ -222,24 +223,31 @@ class Engine:
             raise RuntimeFailure(str(error)) from None
 
     def _raise(self, failure: tuple[BaseException | int, str] | None) -> None:
-        """Raise the error of an operation, if any.
+        """Raise the error of an operation, if any. failure: See `error_of`."""
+        if failure is not None:
+            found = self.error_of(failure)
+            cause = failure[0]
+            if isinstance(found, RuntimeFailure) and isinstance(cause, self._library.Error):
+                raise found from cause
+            raise found
 
-        failure: The error, or its number in `_raised`, and the name of the operation.
+    def error_of(self, failure: tuple[BaseException | int, str]) -> BaseException:
+        """Return the error of an operation. An exception of Python gets a note that names the operation.
+
+        failure: The error, or its number in `raised`, and the name of the operation.
         """
-        if failure is None:
-            return
         found, operation = failure
-        error = self._raised.get(found, MemoryError(operation)) if isinstance(found, int) else found
+        error = self.raised.get(found, MemoryError(operation)) if isinstance(found, int) else found
         for number in self._native.released():
-            self._raised.pop(number, None)
+            self.raised.pop(number, None)
         if isinstance(error, self._library.Cancelled):
-            raise Cancelled(str(error))
+            return Cancelled(str(error))
         if isinstance(error, self._library.Error):
-            raise RuntimeFailure(str(error)) from error
+            return failure_of(error)
         note = f"in operation {operation!r} of the engine"
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
-        raise error
+        return error
 
 
 def _handles(variables: Iterable[Variable]) -> list[_native.Variable]:

@@ -132,7 +132,7 @@ def test_old_exceptions_are_let_go() -> None:
             engine.push(lambda n=number: fail(str(n)), writes=[variable])  # type: ignore[misc]
             with pytest.raises(KeyError, match=str(number)):
                 engine.wait(variable)
-        assert len(engine._raised) < 5
+        assert len(engine.raised) < 5
 
 
 def test_a_wait_can_be_interrupted() -> None:

@@ -36,7 +36,8 @@ bool fits(ElementType type, char kind, char letter, npy_intp size) {
     }
 }
 
-const PyArrayObject_fields* fields(nb::handle object, const char* name, bool writable) {
+const PyArrayObject_fields* fields(nb::handle object, const char* name, bool writable,
+                                   int layout = NPY_ARRAY_C_CONTIGUOUS) {
     static PyTypeObject* const array_type =
         reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr());
     if (!PyObject_TypeCheck(object.ptr(), array_type)) {
@@ -45,10 +46,11 @@ const PyArrayObject_fields* fields(nb::handle object, const char* name, bool wri
         throw nb::type_error(message.c_str());
     }
     const auto* array = reinterpret_cast<const PyArrayObject_fields*>(object.ptr());
-    const int needed = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | (writable ? NPY_ARRAY_WRITEABLE : 0);
+    const int needed = layout | NPY_ARRAY_ALIGNED | (writable ? NPY_ARRAY_WRITEABLE : 0);
     if ((array->flags & needed) != needed || array->descr->byteorder == '>') {
-        const std::string message =
-            std::string("'") + name + "' must be a contiguous" + (writable ? ", writable" : "") + " array";
+        const std::string message = std::string("'") + name + "' must be " +
+                                    (layout == 0 ? "an aligned" : "a contiguous") + (writable ? ", writable" : "") +
+                                    " array";
         throw nb::value_error(message.c_str());
     }
     return array;
@@ -110,6 +112,14 @@ Operand open_operand(nb::handle object, const char* name, ElementType type) {
         throw nb::value_error((std::string("'") + name + "' is not of type " + name_of(type)).c_str());
     }
     return {array->data, Dims(array->dimensions, array->dimensions + array->nd)};
+}
+
+StridedArray open_strided(nb::handle object, const char* name, bool writable) {
+    const PyArrayObject_fields* array = fields(object, name, writable, 0);
+    return {reinterpret_cast<std::byte*>(array->data),
+            {array->dimensions, array->dimensions + array->nd},
+            {array->strides, array->strides + array->nd},
+            static_cast<std::size_t>(array->descr->elsize)};
 }
 
 }  // namespace graphkit

@@ -3,6 +3,7 @@
 
 #include "runtime/bindings.h"
 #include "runtime/data_dependent.h"
+#include "runtime/strided.h"
 
 namespace graphkit {
 
@@ -31,5 +32,8 @@ void* open_array(nb::handle object, const TensorSpec& spec, const Kernel& kernel
 
 // Returns the memory and the shape of an array, which must have this element type.
 Operand open_operand(nb::handle object, const char* name, ElementType type);
+
+// Returns the memory of an aligned array in native byte order, with any strides. Raises like open_array.
+StridedArray open_strided(nb::handle object, const char* name, bool writable);
 
 }  // namespace graphkit

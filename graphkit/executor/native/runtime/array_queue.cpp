@@ -1,0 +1,186 @@
+#include "runtime/array_queue.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+namespace graphkit {
+namespace {
+
+std::atomic<std::uint64_t> queues{0};      // number of queues made so far
+std::atomic<std::uint64_t> operations{0};  // number of failed operations so far
+
+// The memory of the intermediate results of a thread's current task. It grows to the largest arena that the thread
+// needed.
+class ThreadArena {
+  public:
+    ThreadArena() = default;
+    ThreadArena(const ThreadArena&) = delete;
+    ThreadArena& operator=(const ThreadArena&) = delete;
+    ~ThreadArena() { std::free(memory_); }
+
+    std::byte* at_least(std::size_t bytes) {
+        constexpr std::size_t kAlignment = 4096;
+        if (bytes > bytes_) {
+            std::free(memory_);
+            bytes_ = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+            memory_ = static_cast<std::byte*>(std::aligned_alloc(kAlignment, bytes_));
+            if (memory_ == nullptr) {
+                bytes_ = 0;
+                throw std::bad_alloc();
+            }
+        }
+        return memory_;
+    }
+
+  private:
+    std::byte* memory_ = nullptr;
+    std::size_t bytes_ = 0;
+};
+
+thread_local ThreadArena thread_arena;
+
+// An operation on arrays, which never throws: its failure becomes that of the arrays.
+struct ArrayOperation {
+    std::string name;
+    Work work;
+    ArrayStates reads;
+    ArrayStates writes;
+    std::shared_ptr<UnreportedFailures> unreported;
+
+    void operator()() const {
+        std::shared_ptr<const Failure> failure;
+        for (const ArrayStatePtr& state : reads) {
+            std::shared_ptr<const Failure> found = state->failure();
+            if (found != nullptr && (failure == nullptr || found->sequence < failure->sequence)) {
+                failure = std::move(found);
+            }
+        }
+        if (failure == nullptr) {
+            try {
+                work();
+            } catch (...) {
+                failure =
+                    std::make_shared<const Failure>(Failure{operations.fetch_add(1), name, std::current_exception()});
+                unreported->add(failure);
+            }
+        }
+        for (const ArrayStatePtr& state : writes) {
+            state->set_failure(failure);
+        }
+    }
+};
+
+}  // namespace
+
+std::shared_ptr<const Failure> ArrayState::failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+}
+
+void ArrayState::set_failure(std::shared_ptr<const Failure> failure) {
+    const std::lock_guard lock(mutex_);
+    failure_.swap(failure);
+}
+
+void UnreportedFailures::add(std::shared_ptr<const Failure> failure) {
+    const std::lock_guard lock(mutex_);
+    failures_.emplace(failure->sequence, std::move(failure));
+}
+
+void UnreportedFailures::remove(const Failure& failure) {
+    const std::lock_guard lock(mutex_);
+    failures_.erase(failure.sequence);
+}
+
+std::shared_ptr<const Failure> UnreportedFailures::take_oldest() {
+    const std::lock_guard lock(mutex_);
+    if (failures_.empty()) {
+        return nullptr;
+    }
+    std::shared_ptr<const Failure> oldest = failures_.begin()->second;
+    failures_.clear();
+    return oldest;
+}
+
+ArrayQueue::ArrayQueue(Engine& engine) : engine_(engine), number_(queues.fetch_add(1)) {}
+
+ArrayStatePtr ArrayQueue::state() {
+    return std::make_shared<ArrayState>(engine_.variable(), number_);
+}
+
+// After a fork there is another engine. All earlier operations are done, because the parent waits for them first.
+const VariablePtr& ArrayQueue::variable_of(ArrayState& state) {
+    if (state.queue_number != number_) {
+        state.variable = engine_.variable();
+        state.queue_number = number_;
+    }
+    return state.variable;
+}
+
+void ArrayQueue::push(std::string name, Work work, ArrayStates reads, ArrayStates writes) {
+    Variables read, written;
+    for (const ArrayStatePtr& state : reads) {
+        read.push_back(variable_of(*state));
+    }
+    for (const ArrayStatePtr& state : writes) {
+        written.push_back(variable_of(*state));
+    }
+    std::string label = name;
+    engine_.push(std::move(label),
+                 ArrayOperation{std::move(name), std::move(work), std::move(reads), std::move(writes), unreported_},
+                 read, written);
+}
+
+std::shared_ptr<const Failure> ArrayQueue::wait(const ArrayStatePtr& state, const VariablePtr& variable, bool exclusive,
+                                                const Engine::Poll& poll) {
+    std::shared_ptr<const Failure> failure = engine_.wait(variable, exclusive, poll);
+    if (failure == nullptr) {
+        failure = state->failure();
+    }
+    if (failure != nullptr) {
+        unreported_->remove(*failure);
+    }
+    return failure;
+}
+
+std::shared_ptr<const Failure> ArrayQueue::wait_all(const Engine::Poll& poll) {
+    const std::shared_ptr<const Failure> failure = engine_.wait_all(poll);
+    return failure == nullptr ? unreported_->take_oldest() : failure;
+}
+
+ArrayTask::ArrayTask(const Program& program, std::vector<External> fixed, std::size_t arena_bytes)
+    : program_(program), fixed_(std::move(fixed)), arena_bytes_(arena_bytes) {}
+
+std::unique_ptr<Instance> ArrayTask::take() {
+    {
+        const std::lock_guard lock(mutex_);
+        if (!idle_.empty()) {
+            std::unique_ptr<Instance> found = std::move(idle_.back());
+            idle_.pop_back();
+            return found;
+        }
+    }
+    auto made = std::make_unique<Instance>(program_);
+    for (const auto& [number, data] : fixed_) {
+        made->set_external(number, data);
+    }
+    return made;
+}
+
+void ArrayTask::run(const std::vector<void*>& externals) {
+    std::unique_ptr<Instance> instance = take();
+    instance->move(thread_arena.at_least(arena_bytes_));
+    for (std::size_t i = 0; i < externals.size(); ++i) {
+        if (externals[i] != nullptr) {
+            instance->set_external(static_cast<int>(i), externals[i]);
+        }
+    }
+    // A task has no Python steps, and its runs are not interrupted.
+    instance->run([](std::size_t) {}, [] {});
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(instance));
+}
+
+}  // namespace graphkit

@@ -1,0 +1,100 @@
+// Arrays whose elements operations of a dependency engine compute. A failed operation marks the arrays that it writes;
+// later operations that read them do not run, and mark theirs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/engine.h"
+#include "runtime/program.h"
+
+namespace graphkit {
+
+// The state of an array's memory. Unlike a failure of a variable, that of an array stays until its elements are
+// written anew, so that each wait returns it.
+class ArrayState {
+  public:
+    ArrayState(VariablePtr made, std::uint64_t queue) : variable(std::move(made)), queue_number(queue) {}
+
+    std::shared_ptr<const Failure> failure() const;
+    void set_failure(std::shared_ptr<const Failure> failure);
+
+    // Of the engine of queue number `queue_number`. The queue replaces them after a fork.
+    VariablePtr variable;
+    std::uint64_t queue_number;
+
+  private:
+    mutable std::mutex mutex_;
+    std::shared_ptr<const Failure> failure_;
+};
+
+using ArrayStatePtr = std::shared_ptr<ArrayState>;
+using ArrayStates = std::vector<ArrayStatePtr>;
+
+// Failures that no wait has returned yet.
+class UnreportedFailures {
+  public:
+    void add(std::shared_ptr<const Failure> failure);
+    void remove(const Failure& failure);
+    // Removes all failures, and returns the oldest one; null if there is none.
+    std::shared_ptr<const Failure> take_oldest();
+
+  private:
+    std::mutex mutex_;
+    std::map<std::uint64_t, std::shared_ptr<const Failure>> failures_;
+};
+
+// Pushes operations on arrays. The engine must outlive the queue.
+class ArrayQueue {
+  public:
+    explicit ArrayQueue(Engine& engine);
+
+    ArrayStatePtr state();
+    // Runs `work` after earlier operations on these arrays, unless one of `reads` has failed.
+    void push(std::string name, Work work, ArrayStates reads, ArrayStates writes);
+    // Waits for earlier writes of the array and, if `exclusive`, reads. Returns the failure of the array. The variable
+    // is that of the array.
+    std::shared_ptr<const Failure> wait(const ArrayStatePtr& state, const VariablePtr& variable, bool exclusive,
+                                        const Engine::Poll& poll);
+    // Waits for all operations. Returns the oldest failure that no wait has returned yet.
+    std::shared_ptr<const Failure> wait_all(const Engine::Poll& poll);
+
+    // Returns the variable of an array. Like `push`, it is called by one thread at a time, which holds the GIL.
+    const VariablePtr& variable_of(ArrayState& state);
+
+  private:
+    Engine& engine_;
+    std::uint64_t number_;
+    std::shared_ptr<UnreportedFailures> unreported_ = std::make_shared<UnreportedFailures>();
+};
+
+// A program that threads run at the same time. Each takes an instance of its own, and uses its own arena.
+class ArrayTask {
+  public:
+    struct External {
+        int number;
+        void* data;
+    };
+
+    // The program and the memory of `fixed` must outlive the task.
+    ArrayTask(const Program& program, std::vector<External> fixed, std::size_t arena_bytes);
+
+    // Runs the program on external memory 0, 1, ...; null for memory that it does not use.
+    void run(const std::vector<void*>& externals);
+
+  private:
+    std::unique_ptr<Instance> take();
+
+    const Program& program_;
+    const std::vector<External> fixed_;
+    const std::size_t arena_bytes_;
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<Instance>> idle_;
+};
+
+}  // namespace graphkit

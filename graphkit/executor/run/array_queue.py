@@ -1,0 +1,109 @@
+"""Operations on arrays, which a dependency engine runs: programs, copies and Python functions.
+
+An operation names the states of the arrays that it reads and writes. If it fails, the arrays that it writes are
+invalid: every wait for them raises its error, and operations that read them fail with it, until they are written anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphkit.executor.devices.loading import load_native
+from graphkit.executor.run.engine import Engine
+
+if TYPE_CHECKING:
+    from graphkit.executor.devices.loading import _native
+
+# Bytes of results that may be pushed before a push waits, so that a loop that never waits cannot fill the memory.
+_AHEAD_BYTES = 1 << 30
+# The same for the number of operations.
+_AHEAD_OPERATIONS = 4096
+
+
+class ArrayQueue:
+    """The operations on arrays of a process.
+
+    Attributes:
+        engine: The engine that runs them.
+        state: Returns the state of a new array.
+    """
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self._native: _native.ArrayQueue = load_native().ArrayQueue(engine._native)
+        self._raised = engine.raised
+        self.state: Callable[[], _native.ArrayState] = self._native.state
+        self._push_task = self._native.push_task
+        self._bytes = 0
+        self._operations = 0
+
+    def push_task(
+        self,
+        name: str,
+        task: _native.ArrayTask,
+        arrays: list[np.ndarray | None],
+        reads: Sequence[_native.ArrayState],
+        writes: Sequence[_native.ArrayState],
+        written: int,
+        nbytes: int,
+    ) -> None:
+        """Run a program on its inputs and results.
+
+        Args:
+            name: Name of the operation, for errors and profiles.
+            task: The program.
+            arrays: Its inputs, then memory for its results; None for those that it does not use.
+            reads: States of the inputs.
+            writes: States of the results.
+            written: How many of the last arrays are results.
+            nbytes: Bytes of the results.
+        """
+        self._push_task(name, task, arrays, reads, writes, written)
+        self._bytes += nbytes
+        self._operations += 1
+        if self._bytes > _AHEAD_BYTES or self._operations > _AHEAD_OPERATIONS:
+            self.settle()
+
+    def push_copy(
+        self,
+        name: str,
+        source: np.ndarray,
+        target: np.ndarray,
+        reads: Sequence[_native.ArrayState],
+        writes: Sequence[_native.ArrayState],
+    ) -> None:
+        """Copy all elements between arrays of one shape and dtype, which may have any strides."""
+        self._native.push_copy(name, source, target, reads, writes)
+        self._operations += 1
+        if self._operations > _AHEAD_OPERATIONS:
+            self.settle()
+
+    def push_call(
+        self,
+        name: str,
+        function: Callable[[], Any],
+        reads: Sequence[_native.ArrayState],
+        writes: Sequence[_native.ArrayState],
+    ) -> None:
+        """Call a Python function."""
+        self._native.push_call(name, function, self._raised, reads, writes)
+
+    def wait(self, state: _native.ArrayState, *, exclusive: bool = False) -> BaseException | None:
+        """Wait for earlier operations that write an array and, with `exclusive`, read it. Return the array's error."""
+        self._bytes = self._operations = 0
+        failure = self._native.wait(state, exclusive)
+        return None if failure is None else self.engine.error_of(failure)
+
+    def wait_all(self) -> BaseException | None:
+        """Wait for all operations. Return the error of the oldest one that failed and was not returned before."""
+        self._bytes = self._operations = 0
+        failure = self._native.wait_all()
+        return None if failure is None else self.engine.error_of(failure)
+
+    def settle(self) -> None:
+        """Wait for all operations. Errors stay with their arrays, and are returned by later waits."""
+        self._bytes = self._operations = 0
+        self.engine.wait_all()

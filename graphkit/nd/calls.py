@@ -1,0 +1,300 @@
+"""Calls of operators on arrays: each is a small program, compiled once for its operator and operand types."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import UnsupportedError
+from graphkit.executor.run.array_program import ArrayProgram
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.tensor import Tensor
+from graphkit.ir.types import INTEGERS, DType, TensorType, dtype_of
+from graphkit.nd.ndarray import NDArray, Signature, contiguous, own, signature
+from graphkit.nd.runtime import Memory, queue, settings
+from graphkit.ops import Op, constant
+from graphkit.ops._registry import literal_operand
+
+# Calls and operand constants that are kept. The oldest half is dropped if there are more.
+_MOST = 4096
+# A literal operand with more integers is an array, not a part of the program.
+_MOST_LITERALS = 64
+
+
+class Call:
+    """A compiled graph, which arrays of its input types run.
+
+    Attributes:
+        graph: The graph. Its inputs are the arrays.
+        outputs: Signatures of the results; None if their shapes depend on elements.
+        number: A number of its own, for keys.
+    """
+
+    __slots__ = ("graph", "name", "program", "outputs", "number", "task", "single", "nbytes")
+
+    def __init__(self, graph: Graph, name: str):
+        self.graph, self.name = graph, name
+        self.number = next_number()
+        for value in graph.outputs:
+            if not isinstance(value.type, TensorType) or value.type.dtype is DType.STRING:
+                raise UnsupportedError(
+                    f"{name}: a result is {value.type}; functions on arrays return tensors of numbers only"
+                )
+        self.program = program = ArrayProgram(graph, name)
+        self.outputs: tuple[Signature, ...] | None = None
+        if program.has_fixed_results or all(v.tensor.is_static for v in graph.outputs):
+            self.outputs = tuple([signature(v.dtype.numpy, v.tensor.static_shape) for v in graph.outputs])
+        self.task = program.task
+        self.nbytes = sum(s.nbytes for s in self.outputs or ())
+        # Whether the fast way of `run` can be used.
+        self.single = self.task is not None and len(graph.outputs) == 1 and not program.copies
+
+    def run(self, operands: Sequence[NDArray]) -> list[NDArray]:
+        """Push the program, and return the arrays of its results. If their shapes depend on elements, wait."""
+        inputs, reads = _readable(operands)
+        if self.single:
+            (kind,) = self.outputs or ()
+            data = np.empty(kind.shape, kind.dtype)
+            memory = Memory()
+            inputs.append(data)
+            queue().push_task(self.name, self.task, inputs, reads, (memory.state,), 1, kind.nbytes)  # type: ignore[arg-type]
+            return [NDArray(data, memory, kind)]
+        if self.outputs is None:
+            return self._run_now(operands, inputs)
+        made = [NDArray(np.empty(s.shape, s.dtype), Memory(), s) for s in self.outputs]
+        self.push(inputs, reads, made)
+        return made
+
+    def run_into(self, operands: Sequence[NDArray], made: Sequence[NDArray]) -> None:
+        """Push the program, which writes its results to contiguous arrays whose memory no operand uses."""
+        inputs, reads = _readable(operands)
+        self.push(inputs, reads, made)
+
+    def push(self, inputs: list[np.ndarray], reads: list[Any], made: Sequence[NDArray]) -> None:
+        """Push the program, which writes its results to the arrays `made`. inputs: contiguous arrays, which it owns."""
+        waiting, program = queue(), self.program
+        if self.task is None:
+            writes = [y._memory.state for y in made]
+            waiting.push_call(self.name, program.deferred(inputs, [y._data for y in made]), reads, writes)
+            return
+        for output, source in program.copies:
+            y = made[output]
+            waiting.push_copy(self.name, inputs[source].reshape(y.shape), y._data, (reads[source],), (y._memory.state,))
+        if program.computed:
+            writes = [made[i]._memory.state for i in program.computed]
+            arrays = program.task_arrays(inputs, [y._data for y in made])
+            waiting.push_task(self.name, self.task, arrays, reads, writes, len(made), self.nbytes)
+
+    def _run_now(self, operands: Sequence[NDArray], inputs: list[np.ndarray]) -> list[NDArray]:
+        for x in operands:
+            x.wait_to_read()
+        return [own(np.asarray(result, order="C")) for result in self.program.call(inputs, None)]
+
+
+def _readable(operands: Sequence[NDArray]) -> tuple[list[Any], list[Any]]:
+    """Return the elements of operands as contiguous numpy arrays, and their states."""
+    inputs, reads = [], []
+    for x in operands:
+        data = x._data
+        if not data.flags.carray:
+            x = contiguous(x)
+            data = x._data
+        inputs.append(data)
+        memory = x._memory
+        reads.append(memory.state if memory.maker is None else memory.readable())
+    return inputs, reads
+
+
+_numbers = itertools.count()
+
+
+def next_number() -> int:
+    """Return a number for the keys of recorded calls, which no other graph has."""
+    return next(_numbers)
+
+
+_calls: dict[Any, Call] = {}
+_lock = threading.RLock()
+
+
+def remember(cache: dict[Any, Any], key: Any, found: Any, most: int = _MOST) -> None:
+    """Put something into a cache. If it is full, drop the oldest half."""
+    if len(cache) >= most:
+        for old in list(itertools.islice(cache, most // 2)):
+            cache.pop(old, None)
+    cache[key] = found
+
+
+def compiled(graph: Graph, name: str) -> Call:
+    """Compile a graph. One thread compiles at a time."""
+    with _lock:
+        return Call(graph, name)
+
+
+# --- the hook of the functions of operators -----------------------------------------------------------
+
+
+class Immediate:
+    """Runs functions of operators at once if an operand is an array (see `graphkit.ops._registry.Immediate`)."""
+
+    kind = NDArray
+
+    def __init__(self, record: Callable[[Call, Sequence[NDArray], list[NDArray]], None]):
+        self._record = record
+
+    @property
+    def is_tracing(self) -> bool:
+        """Whether the current thread traces a function."""
+        return settings.capture is not None
+
+    def constant(self, x: NDArray) -> Value:
+        """Return the graph value for an array that a graph reads: an input of a traced function, or a constant."""
+        if settings.capture is not None:
+            found: Value = settings.capture(x)
+            return found
+        return constant(x.asnumpy())
+
+    def apply(self, operator: Op, operands: Sequence[Any]) -> Any:
+        """Run an operator; return an array, or a tuple of arrays if it has several results."""
+        made = self.call(operator, operands)
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def call(self, operator: Op, operands: Sequence[Any]) -> list[NDArray]:
+        given = [
+            x if type(x) is NDArray or x is None else _operand(operator, i, operands) for i, x in enumerate(operands)
+        ]
+        while given and given[-1] is None:
+            given.pop()
+        if operator.random:
+            operator, given = _with_random_state(operator, given)
+        key = (operator, *[x._signature if type(x) is NDArray else x for x in given])
+        call = _calls.get(key)
+        if call is None:
+            call = _compile(operator, given, key)
+        if call is _NEEDS_VALUES:
+            given = [
+                _literal(x) if type(x) is NDArray and _may_be_setting(operator, i, x) else x
+                for i, x in enumerate(given)
+            ]
+            key = (operator, *[x._signature if type(x) is NDArray else x for x in given])
+            call = _calls.get(key) or _compile(operator, given, key)
+        arrays = [x for x in given if type(x) is NDArray]
+        made = call.run(arrays)
+        if settings.recording:
+            self._record(call, arrays, made)
+        return made
+
+    def overwrite(self, operator: Op, x: NDArray, other: NDArray) -> bool:
+        """Write the result of an operator of two operands to the first one. Return False if that is not possible."""
+        if (0, 0) not in operator.inplace or not x._data.flags.carray or not other._data.flags.carray:
+            return False
+        if x._memory is other._memory and x._data is not other._data:
+            return False  # they may overlap in part
+        key = (operator, x._signature, other._signature)
+        found = _calls.get(key) or _compile(operator, (x, other), key)
+        if not found.single or found.outputs != (x._signature,):
+            return False
+        x._memory.written()
+        found.push([x._data, other._data], [x._memory.state, other._memory.readable()], [x])
+        return True
+
+
+# The key of operands whose elements the types of the results depend on.
+_NEEDS_VALUES: Any = object()
+
+
+class Literal:
+    """An operand that is part of the program: a small array of integers, such as axes or a shape."""
+
+    __slots__ = ("array", "_key")
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+        self._key = (array.dtype.str, array.shape, array.tobytes())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Literal) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def _operand(operator: Op, position: int, operands: Sequence[Any]) -> NDArray | Literal:
+    """Return an operand that is not an array: integers become part of the program, everything else an array."""
+    x = literal_operand(operator, position, operands)
+    x = x.array if isinstance(x, Tensor) else np.asarray(x)
+    if x.dtype.kind in "iu" and x.size <= _MOST_LITERALS and _is_setting(operator, position):
+        return Literal(np.asarray(x, order="C"))
+    if dtype_of(x.dtype) is DType.STRING:
+        return Literal(x)
+    return own(np.array(x, order="C"))
+
+
+def _is_setting(operator: Op, position: int) -> bool:
+    """Whether a literal operand is part of the program: an operand of integers, such as axes, but not indices."""
+    formals = operator.formals
+    if not formals:
+        return False
+    name = formals[min(position, len(formals) - 1)].name
+    allowed = operator.types.get(name, ())
+    return name != "indices" and not isinstance(allowed, str) and bool(allowed) and INTEGERS.issuperset(allowed)
+
+
+def _may_be_setting(operator: Op, position: int, x: NDArray) -> bool:
+    return x._data.size <= _MOST_LITERALS and (x.tensor.dtype.is_integer or (x.tensor.dtype.is_float and position > 0))
+
+
+def _literal(x: NDArray) -> Literal:
+    return Literal(x.asnumpy())
+
+
+def _compile(operator: Op, given: Sequence[NDArray | Literal | None], key: Any) -> Call:
+    """Compile the program of a call, or return _NEEDS_VALUES if the result types depend on elements of arrays.
+
+    Raises TypeMismatch if the operands do not fit.
+    """
+    inputs: list[Value] = []
+    values: list[Value | None] = []
+    for x in given:
+        if isinstance(x, NDArray):
+            inputs.append(Value(x.type, f"x{len(inputs)}"))
+            values.append(inputs[-1])
+        else:
+            values.append(None if x is None else constant(x.array))
+    node = Node(operator, values)
+    fixed = all(isinstance(v.type, TensorType) and v.type.is_static for v in node.outputs)
+    candidates = [
+        x for i, x in enumerate(given) if isinstance(x, NDArray) and i > 0 and _may_be_setting(operator, i, x)
+    ]
+    call = _NEEDS_VALUES if not fixed and candidates else compiled(Graph(inputs, node.outputs), operator.name)
+    remember(_calls, key, call)
+    return call
+
+
+# --- random numbers -----------------------------------------------------------------------------------
+
+
+class _Generator:
+    """The state of random numbers of this process."""
+
+    seed = 0
+    step = itertools.count()
+
+
+generator = _Generator()
+
+
+def random_state() -> NDArray:
+    """Return the state for the next random operator: the seed, and a number that each call increases."""
+    return own(np.array([generator.seed % (1 << 64), next(generator.step)], np.uint64))
+
+
+def _with_random_state(operator: Op, given: list[Any]) -> tuple[Op, list[Any]]:
+    position = [formal.name for formal in operator.formals].index("rng")
+    if len(given) > position and given[position] is not None:
+        return operator, given
+    return operator, [*given, *[None] * (position - len(given)), random_state()]

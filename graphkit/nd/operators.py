@@ -1,0 +1,171 @@
+"""Python's operators and methods of NDArray: arithmetic, comparisons, indexing, assignment, conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch, UsageError
+from graphkit.ir.arrays import array_of
+from graphkit.ir.graph import Value
+from graphkit.ir.types import DType
+from graphkit.nd.calls import Immediate, remember
+from graphkit.nd.ndarray import NDArray, own, write
+from graphkit.nd.runtime import settings
+from graphkit.nd.tape import is_tracked, record
+from graphkit.ops import F, Op, registry
+from graphkit.ops._overloads import UFUNCS_OF_ONE, UFUNCS_OF_TWO, combined, converted_operand
+from graphkit.ops._registry import array_operand
+
+immediate = Immediate(record)
+registry.immediate = immediate
+
+_operators: dict[Any, Op] = {}
+_scalars: dict[Any, NDArray] = {}
+# Numbers that are kept as arrays, for `x + 1.5`.
+_MOST_SCALARS = 1024
+
+
+def call(function: str, *operands: Any, **attributes: Any) -> Any:
+    """Run the operator of a function `gk.NAME` on arrays; return its only result."""
+    return immediate.call(_operator_of(function, **attributes), operands)[0]
+
+
+def _operator_of(function: str, **attributes: Any) -> Op:
+    """Return the operator of a function `gk.NAME` with these attributes, always the same object."""
+    key = (function, *attributes.items()) if attributes else function
+    operator = _operators.get(key)
+    if operator is None:
+        found = registry.function(function)
+        assert found is not None, function
+        operator = _operators[key] = found.op(**attributes)
+    return operator
+
+
+# --- arithmetic and comparisons -----------------------------------------------------------------------
+
+
+def _other(x: Any, like: NDArray, exponent: bool = False) -> NDArray:
+    """Return the second operand of a Python operator as an array, with the dtype rules of graph values."""
+    kind = type(x)
+    if kind is float or kind is int or kind is bool:
+        key = (kind, x, like.dtype)
+        found = _scalars.get(key)
+        # NaN is not equal to itself, and 0.0 is equal to -0.0.
+        if found is None or x == 0 or x != x:
+            found = own(np.asarray(array_operand(x, like)))
+            remember(_scalars, key, found, _MOST_SCALARS)
+        return found
+    if isinstance(x, (list, tuple)):
+        x = array_of("an operand", x, objects=True)
+    if isinstance(x, (np.ndarray, np.generic)):
+        return own(np.array(converted_operand(x, like, exponent), order="C"))
+    return own(np.asarray(array_operand(x, like)))
+
+
+def _floor_div(a: NDArray, b: NDArray) -> NDArray:
+    quotient = call("div", call("sub", a, call("mod", a, b)), b)
+    return call("round", quotient) if a.tensor.dtype.is_float else quotient  # type: ignore[no-any-return]
+
+
+def _bitwise(function: str, logical: str) -> Callable[[NDArray, NDArray], Any]:
+    return lambda a, b: call(logical if a.tensor.dtype is DType.BOOL else f"bitwise_{function}", a, b)
+
+
+# Python operators that are not one operator of graphkit, or depend on the dtype.
+_BUILT: dict[str, Callable[[NDArray, NDArray], Any]] = {
+    "floordiv": _floor_div,
+    "fmod": lambda a, b: call("mod", a, b, fmod=True),
+    "not_equal": lambda a, b: call("not_", call("equal", a, b)),
+    "and": _bitwise("and", "and_"),
+    "or": _bitwise("or", "or_"),
+    "xor": _bitwise("xor", "xor"),
+}
+
+
+def _combined(function: str, a: Any, b: Any) -> Any:
+    """Apply a function of two operands, at least one of which is an array. A value of a graph gives NotImplemented."""
+    if settings.capture is not None or (isinstance(a, Value) and type(a) is not NDArray):
+        return _symbolic(function, a, b)
+    if type(b) is not NDArray:
+        if isinstance(b, Value):
+            return _symbolic(function, a, b)
+        b = _other(b, a, function == "pow")
+    elif type(a) is not NDArray:
+        a = _other(a, b)
+    return _BUILT[function](a, b) if function in _BUILT else call(function, a, b)
+
+
+def _symbolic(function: str, a: Any, b: Any) -> Any:
+    """Apply a function to operands of a graph, some of which are arrays."""
+    a, b = [immediate.constant(v) if type(v) is NDArray else v for v in (a, b)]
+    return combined(function, a, b)
+
+
+def binary(function: str, reflected: bool = False) -> Callable[[NDArray, Any], Any]:
+    def method(self: NDArray, other: Any) -> Any:
+        if other is None:
+            return NotImplemented
+        return _combined(function, other, self) if reflected else _combined(function, self, other)
+
+    return method
+
+
+def unary(function: str) -> Callable[[NDArray], Any]:
+    def method(self: NDArray) -> Any:
+        return getattr(F, function)(self)
+
+    return method
+
+
+def in_place(function: str) -> Callable[[NDArray, Any], NDArray]:
+    def method(self: NDArray, other: Any) -> NDArray:
+        check_writable(self, other)
+        if type(other) is not NDArray:
+            if isinstance(other, Value):
+                raise UsageError(f"{self} cannot be changed in place by a value of a graph")
+            other = _other(other, self, function == "pow")
+        if function not in _BUILT and immediate.overwrite(_operator_of(function), self, other):
+            return self
+        result = _combined(function, self, other)
+        if result._signature is not self._signature:
+            raise TypeMismatch(f"an in-place operation of {self} cannot store its result, {result.type}")
+        write(result, self)
+        return self
+
+    return method
+
+
+def check_writable(x: NDArray, source: Any = None) -> None:
+    """Raise UsageError if writing the array would make recorded gradients wrong.
+
+    source: What is written, or an operand of it.
+    """
+    if settings.capture is not None:
+        raise UsageError(f"{x}: a hybridized function cannot write to arrays; return the new values")
+    if settings.recording and (is_tracked(x) or (type(source) is NDArray and is_tracked(source))):
+        raise UsageError(
+            f"{x}: an array with a gradient cannot be written while operations are recorded; write y = y + x "
+            "instead of y += x, or write in `with gk.nd.pause():`"
+        )
+    x._origin = None
+
+
+def invert(self: NDArray) -> Any:
+    """Return the logical complement of booleans, or the bitwise one of integers."""
+    return F.not_(self) if self.tensor.dtype is DType.BOOL else F.bitwise_not(self)
+
+
+def array_ufunc(self: NDArray, ufunc: np.ufunc, method: str, *operands: Any, **options: Any) -> Any:
+    """Call a function of numpy: as an operator of graphkit if there is one, or else on copies as numpy arrays."""
+    name = ufunc.__name__
+    if method == "__call__" and not options:
+        if name in UFUNCS_OF_TWO:
+            return _combined(UFUNCS_OF_TWO[name], *operands)
+        if name in UFUNCS_OF_ONE:
+            return getattr(F, UFUNCS_OF_ONE[name])(self)
+    if any(type(out) is NDArray for out in options.get("out", ())):
+        raise UsageError(f"np.{name} cannot write to an NDArray: assign its result, as in x[:] = np.{name}(...)")
+    return getattr(ufunc, method)(*[x.asnumpy() if type(x) is NDArray else x for x in operands], **options)

@@ -1,0 +1,168 @@
+"""Hybridized functions: one program for each combination of types, with the results of the operators one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.errors import UsageError
+
+nd = gk.nd
+
+
+def test_functions_are_traced_once_for_argument_types() -> None:
+    traced = []
+
+    @nd.hybridize
+    def scaled(x: Any, factor: float = 2.0) -> Any:
+        traced.append((x.shape, factor))
+        return gk.relu(x) * factor
+
+    for shape in ((2,), (3, 2), (2,)):
+        assert scaled(nd.ones(shape)).asnumpy().tolist() == np.full(shape, 2.0).tolist()
+    assert scaled(nd.ones(2), factor=3.0).asnumpy().tolist() == [3, 3]
+    assert scaled(nd.ones(2, "float64")).dtype == np.float64
+    assert len(traced) == 4
+    assert scaled.__name__ == "scaled"
+
+
+def test_trees_of_arrays_are_arguments_and_results() -> None:
+    @nd.hybridize
+    def step(batch: dict[str, Any], weights: list[Any], flag: bool) -> dict[str, Any]:
+        h = batch["x"] @ weights[0]
+        return {"h": h, "both": (h + weights[1], batch["x"]), "nothing": None if flag else h}
+
+    x, w, b = nd.ones((2, 3)), nd.full((3, 2), 2.0), nd.arange(2)
+    found = step({"x": x}, [w, b], True)
+    assert found["h"].asnumpy().tolist() == [[6, 6], [6, 6]]
+    assert found["nothing"] is None
+    assert found["both"][0].asnumpy().tolist() == [[6, 7], [6, 7]]
+    x[:] = 5  # a result is not the argument itself
+    assert found["both"][1].asnumpy().tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert step({"x": x}, [w, b], False)["nothing"].shape == (2, 2)
+
+
+def test_arrays_from_elsewhere_are_read_in_each_call() -> None:
+    w = nd.ones((2, 2))
+    w.attach_grad()
+
+    @nd.hybridize
+    def f(x: Any) -> Any:
+        return gk.reduce_sum(x @ (w * 2.0))
+
+    for value in (1.0, 3.0):
+        w[:] = value
+        with nd.record():
+            y = f(nd.ones((1, 2)))
+        y.backward()
+        assert y.asscalar() == 8 * value
+        assert w.grad.asnumpy().tolist() == [[2, 2], [2, 2]]
+
+
+@pytest.mark.parametrize("read_first", [False, True])
+def test_a_call_is_deferred_until_it_is_needed(read_first: bool) -> None:
+    """`backward` computes it with the gradients; a wait, or a write of an operand, does it before."""
+    x, w = nd.array([[1.0, 2.0]]), nd.ones((2, 2))
+    w.attach_grad()
+    f = nd.hybridize(lambda a, b: (gk.tanh(a @ b), a * 2.0))
+    with nd.record():
+        y, z = f(x, w)
+        loss = gk.reduce_sum(y) if read_first else y
+    x[:] = 100
+    if read_first:
+        w[:] = 1
+        assert z.asnumpy().tolist() == [[2, 4]]
+        with nd.pause(), pytest.raises(UsageError, match="was written after it was recorded"):
+            loss.backward()
+        return
+    with nd.record():
+        y, z = f(nd.array([[1.0, 2.0]]), w)
+    y.backward()
+    expected = 1 - np.tanh(3) ** 2
+    np.testing.assert_allclose(w.grad.asnumpy(), [[expected] * 2, [2 * expected] * 2], rtol=1e-3)
+    np.testing.assert_allclose(y.asnumpy(), np.tanh([[3, 3]]), rtol=1e-6)
+    assert z.asnumpy().tolist() == [[2, 4]]
+
+
+def test_readers_of_a_deferred_call_see_old_elements() -> None:
+    x = nd.ones(3)
+    x.attach_grad()
+    double = nd.hybridize(lambda v: v * 2.0)
+    for write in (lambda: x.__iadd__(1.0), lambda: x.__setitem__(slice(None), 7.0), lambda: x[1:].__imul__(3.0)):
+        x[:] = 1
+        with nd.record():
+            y = double(x)
+        write()
+        assert y.asnumpy().tolist() == [2, 2, 2]
+    with nd.record():
+        y = double(x)
+    y[:] = 0  # written before it was computed
+    assert y.asnumpy().tolist() == [0, 0, 0]
+    with nd.record():
+        y = double(x)
+    nd.waitall()
+    assert y._memory.maker is None
+
+
+def test_chains_of_hybridized_functions_and_operators() -> None:
+    rng = np.random.default_rng(0)
+    first, second = nd.hybridize(lambda x, w: gk.sigmoid(x @ w)), nd.hybridize(lambda h: gk.softmax(h * h, axis=1))
+    data, weight = rng.standard_normal((4, 3)), rng.standard_normal((3, 3))
+    gradients = []
+    for f, g in ((first, second), (first.function, second.function)):
+        w = nd.array(weight)
+        w.attach_grad()
+        with nd.record():
+            loss = gk.reduce_sum(g(f(nd.array(data), w)) * f(nd.array(data), w))
+        loss.backward()
+        gradients.append(w.grad.asnumpy())
+    np.testing.assert_allclose(*gradients, rtol=1e-9)
+
+
+def test_control_flow_of_graphs_in_hybridized_functions() -> None:
+    @nd.hybridize
+    def powers(x: Any, n: Any) -> Any:
+        start = (np.int64(0), gk.identity(x))
+        return gk.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, s[1] * x), start)[1]
+
+    x = nd.array([2.0, 3.0])
+    x.attach_grad()
+    for n in (1, 3):
+        with nd.record():
+            y = powers(x, nd.array(n))
+        assert y.asnumpy().tolist() == [2.0 ** (n + 1), 3.0 ** (n + 1)]
+        y.backward()
+        np.testing.assert_allclose(x.grad.asnumpy(), [(n + 1) * 2.0**n, (n + 1) * 3.0**n])
+
+
+def test_methods_are_hybridized_for_each_object() -> None:
+    class Scale:
+        def __init__(self, factor: float):
+            self.w = nd.array([factor])
+
+        @nd.hybridize
+        def apply(self, x: Any) -> Any:
+            return x * self.w
+
+    two, three = Scale(2.0), Scale(3.0)
+    assert [two.apply(nd.ones(1)).asscalar(), three.apply(nd.ones(1)).asscalar()] == [2, 3]
+
+
+def test_what_a_hybridized_function_cannot_do() -> None:
+    x = nd.ones((2, 2))
+    for function, message in (
+        (lambda v: x.__iadd__(v), "cannot write to arrays"),
+        (lambda v: gk.nn.linear(v, 3), "not an array; pass the parameters"),
+        (lambda v: (), "must return arrays"),
+        (lambda v: 1 if v[0, 0] > 0 else 2, "truth value"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            nd.hybridize(function)(x)
+    assert (x + 1.0).asnumpy().tolist() == [[2, 2], [2, 2]]
+    with pytest.raises(UsageError, match="takes a function"):
+        nd.hybridize(3)
+    with pytest.raises(UsageError, match="must be hashable"):
+        nd.hybridize(lambda v, s: v)(x, np.ones(2))
