@@ -125,7 +125,7 @@ def test_resume_after_sigkill_is_bit_identical(tmp_path):
     code = KILLED.format(tests=str(Path(__file__).parent))
     ends = []
     for at in (9, 7, 0):  # killed in a save or in a step; the last process is not killed
-        done = subprocess.run([sys.executable, "-c", code, tmp_path, str(at)], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-P", "-c", code, tmp_path, str(at)], capture_output=True, text=True)
         ends.append(done.returncode)
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
     assert ends == [-signal.SIGKILL, -signal.SIGKILL, 0]
