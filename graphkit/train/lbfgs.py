@@ -17,11 +17,10 @@ from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.signatures import typed
 from graphkit.text import quantity, short_repr
-from graphkit.train import defaults
 from graphkit.train.arguments import NOT_NEGATIVE, POSITIVE, integer, real
 from graphkit.train.inputs import Inputs, by_name
 from graphkit.train.line_search import Point, strong_wolfe
-from graphkit.train.losses import AnyLoss
+from graphkit.train.losses import AnyLoss, default_loss
 from graphkit.train.metrics import LOSS
 from graphkit.train.selection import ParameterSelection, select_parameters
 from graphkit.train.training_graph import Criterion, training_graph
@@ -67,7 +66,7 @@ class LBFGS:
     def __init__(
         self,
         net: Model,
-        loss: Any = defaults.LOSS,
+        loss: Any = None,
         *,
         lr: float = 1.0,
         max_iter: int = 20,
@@ -104,12 +103,12 @@ class LBFGS:
         self._length = 0.0
 
     def _create_program(
-        self, loss: AnyLoss, targets: Mapping[str, TensorType] | None, output: str | None,
+        self, loss: AnyLoss | None, targets: Mapping[str, TensorType] | None, output: str | None,
         selection: ParameterSelection, device: AnyDevice, threads: int | None, seed: int | None,
     ) -> None:  # fmt: skip
         self.net.separate_roles()
         graph, self._targets = training_graph(
-            self.net, Criterion(loss, targets, output, None), selection,
+            self.net, Criterion(default_loss(self.net, loss, output), targets, output, None), selection,
             mixed=False, straight_through=False, batch_statistics=True, statistics_over=None,
         )  # fmt: skip
         trained = select_parameters(graph, selection)
