@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,20 @@ import click
 
 from graphkit.cli._groups import INPUTS, OUTPUT, PROCESSES, REPORTING, GroupedCommand, option
 from graphkit.cli._limits import limit_options
-from graphkit.cli._options import device_of, device_options, json_option, model_file_options, read_model
+from graphkit.cli._options import (
+    device_of,
+    device_options,
+    json_option,
+    model_file_options,
+    read_model,
+    set_model_shapes,
+)
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._ranges import IntRange
 from graphkit.cli._training import check_training, trainer_of, training_options
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.ir.atomic import write_whole
+from graphkit.loading import is_mxnet
 from graphkit.text import human
 
 # Name in JSON, name in the table, whether steps work in place, whether values reuse buffers.
@@ -59,7 +68,7 @@ _PLANNERS = (
     help="Also run the model, and measure its memory (--run), or only plan (--no-run).",
 )  # fmt: skip
 @device_options
-@model_file_options
+@partial(model_file_options, shapes=False)
 @limit_options
 @json_option
 def command(
@@ -95,6 +104,8 @@ def command(
     from graphkit.dist.collectives.gpu import sum_route
     from graphkit.executor.run.session import Executor
 
+    if is_mxnet(model):
+        set_model_shapes(click.get_current_context(), parse_shapes(shapes))
     net = read_model(model, external_root)
     check_training(training)
     if processes > 1 and not training:

@@ -320,7 +320,7 @@ class _Builder:
         unknown = {name: v for name, v in self.inputs.items() if v.rank is None}
         examples = {name: _example(v) for name, v in (unknown or self.inputs).items()}
         words = " ".join(f"--shape {name}:{','.join(map(str, shape))}" for name, shape in examples.items())
-        return f"; pass shapes of the inputs, for example shapes={examples}; graphkit export takes {words}"
+        return f"; pass shapes of the inputs, for example shapes={examples}; commands take {words}"
 
     def check_size(self) -> None:
         self.built += 1
