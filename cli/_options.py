@@ -30,6 +30,10 @@ _SYMBOLIC_SHAPE = re.compile(r"(?P<name>.+):(?P<sizes>\w*(,\w+)*)", re.ASCII)
 _TRUSTED = "graphkit.trust_run_folder"
 # There too: the shapes of --shape, by input name.
 _SHAPES = "graphkit.model_shapes"
+# There too: the name given as --preprocessing.
+_PREPROCESSING = "graphkit.preprocessing"
+# The names that --preprocessing takes: those of `graphkit.data.preprocessing.families`, which imports much more.
+_FAMILIES = ("gluoncv", "gluoncv-detection", "insightface", "mxnet-imagenet", "raw")
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -222,7 +226,22 @@ def model_file_options(command: Callable[..., Any], *, shapes: bool = True) -> C
     shapes: whether to add --shape. A command with its own --shape calls `set_model_shapes`.
     """
     command = external_root_option(trust_option(command, folder="given as MODEL", expose=False))
+    command = preprocessing_option(command)
     return model_shape_option(command) if shapes else command
+
+
+def preprocessing_option(command: Callable[..., Any], *, expose: bool = False) -> Callable[..., Any]:
+    """--preprocessing, which `read_model` writes into the metadata. expose: whether the command gets the option."""
+    return option(
+        "--preprocessing", group=NETWORK, type=click.Choice(_FAMILIES), expose_value=expose, callback=_with_family,
+        help="How images become inputs of MODEL, by the library that it comes from: see with_preprocessing in the "
+        "documentation of gk.data. Default: the model's metadata.",
+    )(command)  # fmt: skip
+
+
+def _with_family(ctx: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    ctx.meta[_PREPROCESSING] = name
+    return name
 
 
 def model_shape_option(command: Callable[..., Any], *, expose: bool = False) -> Callable[..., Any]:
@@ -269,6 +288,18 @@ def read_model(source: str, external_root: str | None = None, *, best: bool = Fa
         UsageError: There is no such file, but a model of the zoo with that name: the message says how to build it. Or
             --shape is given, but no model is of MXNet.
     """
+    found = _read(source, external_root, best)
+    context = click.get_current_context(silent=True)
+    family = None if context is None else context.meta.get(_PREPROCESSING)
+    if family is None:
+        return found
+    from graphkit.data.preprocessing.families import with_preprocessing
+
+    return with_preprocessing(found, family)
+
+
+def _read(source: str, external_root: str | None, best: bool) -> Model:
+    """Load a model. Arguments: see `read_model`."""
     shapes = _model_shapes(source)
     if source == "-":
         data = sys.stdin.buffer.read()

@@ -75,8 +75,8 @@ from graphkit.train.adapter_marks import has_adapters
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str, opset: int | None, purpose: str | None,
-    adapter: str | None, merge: bool, precision: str | None, keep_float32: tuple[str, ...],
-    spec: str | None, samples: int, check: bool, external_root: str | None, as_json: bool, **image: Any,
+    adapter: str | None, merge: bool, precision: str | None, keep_float32: tuple[str, ...], spec: str | None,
+    samples: int, check: bool, external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Write MODEL as standard ONNX, and verify the file in ONNX Runtime.
 
@@ -98,7 +98,6 @@ def command(
     """
     if not output.endswith(".onnx"):
         raise UsageError(f"-o {output}: the name of the output file must end in .onnx")
-    options = dict(click.get_current_context().params)
     check_options(precision)
     original = net = read_model(model, external_root, best=True)
     if purpose == "inference":
@@ -117,7 +116,7 @@ def command(
         log("merged the adapters into the weights; --keep-adapters writes them as nodes of their own")
     if precision is not None:
         is_file = written is original and opset is None and model.endswith((".onnx", ".json")) and not is_mxnet(model)
-        return export(written, model if is_file else written, images_of(image), options)
+        return export(written, model if is_file else written, images_of(image), click.get_current_context().params)
     from graphkit.cli._inputs import feeds_for
 
     feeds = feeds_for(net, inputs, fill, seed, images_of(image)).arrays if check else None

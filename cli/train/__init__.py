@@ -23,6 +23,7 @@ from graphkit.cli._options import (
     json_option,
     memory_options,
     model_shape_option,
+    preprocessing_option,
 )
 from graphkit.cli._output import log
 from graphkit.cli._processes import Job, process_options
@@ -59,6 +60,7 @@ from graphkit.train import defaults
 @device_options
 @external_root_option
 @partial(model_shape_option, expose=True)
+@partial(preprocessing_option, expose=True)
 @limit_options
 @option("--print-config", group=REPORTING, is_flag=True, help="Print all options in effect as a .toml file, and exit.")
 @json_option

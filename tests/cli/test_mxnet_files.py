@@ -108,3 +108,24 @@ def test_export_writes_nothing_if_no_sizes_are_found(call, tmp_path):
     assert not (tmp_path / "net.onnx").exists()
     code, out, err = call("export", path, "-o", "net.onnx", "data:2,7,11", "--shape", "data:N,H,W")
     assert code == 0, out + err
+
+
+def test_preprocessing_is_used_and_exported(call, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    image.fromarray(pixels).save("a.png")
+    nodes = [node("null", "data", attrs={"__shape__": "(0, 3, 4, 4)"})]
+    nodes += [node("_minus_scalar", "minus", [(0, 0)], attrs={"scalar": "127.5"})]
+    nodes += [node("_mul_scalar", "mul", [(1, 0)], attrs={"scalar": "0.0078125"}), node("Flatten", "flat", [(2, 0)])]
+    path = write_model(tmp_path, symbol(nodes, [(3, 0)]), {})
+    expected = ((pixels.astype(np.float32) - 127.5) / 128).transpose(2, 0, 1).reshape(1, -1)
+    code, _, err = call("export", path, "-o", "net.onnx", "--preprocessing", "insightface")
+    assert code == 0, err
+    for model, options in ((path, ("--preprocessing", "insightface")), ("net.onnx", ())):
+        code, _, err = call("run", model, "a.png", *options, "-o", "out.npz")
+        assert code == 0, err
+        with np.load("out.npz") as found:
+            np.testing.assert_allclose(found["flat_output"], expected, atol=1e-6)
+    code, _, err = call("run", path, "a.png", "--preprocessing", "gluon")
+    assert code == 2
+    assert "gluoncv-detection" in err
