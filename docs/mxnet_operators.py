@@ -33,7 +33,8 @@ to date.
   that names the node and the attribute, except where the column says that the result differs.
 - Operators that update weights (`sgd_update`, ...) are not read: graphkit's own optimizers train a model. Nor are
   operators that call Python (`Custom`), read image files (`_cvimread`), change images at random for training
-  (`_image_random_brightness`), assign to their operand (`_set_value`), or work on sparse graphs (`_contrib_dgl_subgraph`).
+  (`_image_random_brightness`), assign to their operand (`_set_value`), or work on sparse graphs
+  (`_contrib_dgl_subgraph`).
 """
 _CALIBRATED = (
     "MXNet's CPU kernel writes the range of int8 for uint8 data, and does not rescale the int8 bias "
