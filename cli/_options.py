@@ -17,7 +17,7 @@ from graphkit.cli._groups import COMPARISON, DATA, INPUTS, LIMITS, NETWORK, OUTP
 from graphkit.cli._output import log
 from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.errors import UsageError
-from graphkit.loading import load
+from graphkit.loading import is_mxnet, load
 from graphkit.model import Model
 
 # Engines, by the names that options and functions take.
@@ -29,6 +29,12 @@ _SYMBOLIC_SHAPE = re.compile(r"(?P<name>.+):(?P<sizes>\w*(,\w+)*)", re.ASCII)
 
 # In the context of a command, whether --trust-run-folder is given.
 _TRUSTED = "graphkit.trust_run_folder"
+# There too: the shapes of --shape, by input name.
+_SHAPES = "graphkit.model_shapes"
+# There too: the name given as --preprocessing.
+_PREPROCESSING = "graphkit.preprocessing"
+# The names that --preprocessing takes: those of `graphkit.data.preprocessing.families`, which imports much more.
+_FAMILIES = ("gluoncv", "gluoncv-detection", "insightface", "mxnet-imagenet", "raw")
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -255,25 +261,87 @@ def external_root_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)  # fmt: skip
 
 
-def model_file_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--allow-external-root, and --trust-run-folder for `read_model`: which other files a command may read."""
-    return external_root_option(trust_option(command, folder="given as MODEL", expose=False))
+def model_file_options(command: Callable[..., Any], *, shapes: bool = True) -> Callable[..., Any]:
+    """Options for `read_model`: --shape, and which other files a command may read.
+
+    shapes: whether to add --shape. A command with its own --shape calls `set_model_shapes`.
+    """
+    command = external_root_option(trust_option(command, folder="given as MODEL", expose=False))
+    command = preprocessing_option(command)
+    return model_shape_option(command) if shapes else command
 
 
-def read_model(
-    source: str, external_root: str | None = None, *, best: bool = False, shapes: Mapping[str, Any] | None = None
-) -> Model:
+def preprocessing_option(command: Callable[..., Any], *, expose: bool = False) -> Callable[..., Any]:
+    """--preprocessing, which `read_model` writes into the metadata. expose: whether the command gets the option."""
+    return option(
+        "--preprocessing", group=NETWORK, type=click.Choice(_FAMILIES), expose_value=expose, callback=_with_family,
+        help="How images become inputs of MODEL, by the library that it comes from: see with_preprocessing in the "
+        "documentation of gk.data. Default: the model's metadata.",
+    )(command)  # fmt: skip
+
+
+def _with_family(ctx: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    ctx.meta[_PREPROCESSING] = name
+    return name
+
+
+def model_shape_option(command: Callable[..., Any], *, expose: bool = False) -> Callable[..., Any]:
+    """--shape for the inputs of MXNet's models, which `read_model` uses. expose: whether the command gets `shape`."""
+    return option(
+        "--shape", group=NETWORK, multiple=True, metavar="NAME:SIZES", expose_value=expose, callback=_with_shapes,
+        help="For a model of MXNet: the shape of an input, such as data:N,3,224,224. A name stands for a size that "
+        "varies. Default: what the operators that read the input require. Repeatable.",
+    )(command)  # fmt: skip
+
+
+def _with_shapes(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    set_model_shapes(ctx, shapes_of(texts, symbols=True))
+    return texts
+
+
+def set_model_shapes(ctx: click.Context, shapes: Mapping[str, Any]) -> None:
+    """Set the shapes with which `read_model` reads models of MXNet."""
+    ctx.meta[_SHAPES] = shapes
+
+
+def _model_shapes(source: str) -> Mapping[str, Any] | None:
+    """Return the shapes of --shape for a model. Raises UsageError if no argument of the command is a model of MXNet."""
+    context = click.get_current_context(silent=True)
+    shapes: Mapping[str, Any] = {} if context is None else context.meta.get(_SHAPES, {})
+    if context is None or not shapes:
+        return None
+    if is_mxnet(source):
+        return shapes
+    if not any(is_mxnet(value) for value in context.params.values()):
+        raise UsageError(f"--shape is for models of MXNet, not for {source!r}; leave it out")
+    return None
+
+
+def read_model(source: str, external_root: str | None = None, *, best: bool = False) -> Model:
     """Load a model.
 
     Args:
         source: A path, or `-` for stdin.
         external_root: Another folder from which external data may be read.
-        shapes: Shapes of the inputs of an MXNet model.
         best: Load the best model (--keep-best) of a run folder that has one, and log this.
 
     Raises:
-        UsageError: There is no such file, but a model of the zoo with that name: the message says how to build it.
+        UsageError: There is no such file, but a model of the zoo with that name: the message says how to build it. Or
+            --shape is given, but no model is of MXNet.
     """
+    found = _read(source, external_root, best)
+    context = click.get_current_context(silent=True)
+    family = None if context is None else context.meta.get(_PREPROCESSING)
+    if family is None:
+        return found
+    from graphkit.data.preprocessing.families import with_preprocessing
+
+    return with_preprocessing(found, family)
+
+
+def _read(source: str, external_root: str | None, best: bool) -> Model:
+    """Load a model. Arguments: see `read_model`."""
+    shapes = _model_shapes(source)
     if source == "-":
         data = sys.stdin.buffer.read()
         return load(data, external_root=external_root)
@@ -295,7 +363,7 @@ def read_model(
         epoch = found.meta.get("best_epoch", "unknown")
         log(f"{source}: using the best model, of epoch {epoch}. The last one is {path / MODEL}")
         return found
-    return load(path, external_root=external_root, shapes=shapes or None)
+    return load(path, external_root=external_root, shapes=shapes)
 
 
 def with_files_beside(model: Model, source: str) -> Model:

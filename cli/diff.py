@@ -14,6 +14,7 @@ from graphkit.cli._options import (
     external_root_option,
     input_options,
     json_option,
+    model_shape_option,
     read_model,
     tolerance_options,
     trust_option,
@@ -42,6 +43,7 @@ _ROWS = 20
     help=f"Show all rows of each table, not only the first {_ROWS}.",
 )  # fmt: skip
 @image_options
+@model_shape_option
 @external_root_option
 @partial(trust_option, folder="given as A or B", expose=False)
 @limit_options

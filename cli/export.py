@@ -18,8 +18,6 @@ from graphkit.cli._options import (
     model_file_options,
     opset_option,
     read_model,
-    shape_option,
-    shapes_of,
     verify_option,
 )
 from graphkit.cli._output import log, print_json
@@ -27,6 +25,7 @@ from graphkit.cli._ranges import IntRange
 from graphkit.cli._reduced_precision import check_options, export
 from graphkit.cli.verify import print_report
 from graphkit.errors import UsageError
+from graphkit.loading import is_mxnet
 from graphkit.model import Model
 from graphkit.passes.training.to_training import to_inference
 from graphkit.quantisation.reduced_precision import PRECISIONS, SAMPLES
@@ -43,11 +42,6 @@ from graphkit.train.adapter_marks import has_adapters
     help="inference: switch BatchNormalization and Dropout to inference mode. Default: keep the mode that they have in "
     "MODEL.",
 )  # fmt: skip
-@partial(
-    shape_option,
-    text="For a model of MXNet: the shape of an input, such as data:N,3,224,224. A name stands for a size that varies. "
-    "Default: what the operators that read the input require.",
-)
 @adapter_option
 @option(
     "--merge-adapters/--keep-adapters", "merge", group=OUTPUT, default=True, show_default=True,
@@ -79,9 +73,8 @@ from graphkit.train.adapter_marks import has_adapters
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str, opset: int | None, purpose: str | None,
-    shapes: tuple[str, ...], adapters: tuple[str, ...], merge: bool, precision: str | None,
-    keep_float32: tuple[str, ...], spec: str | None, samples: int, check: bool, external_root: str | None,
-    as_json: bool, **image: Any,
+    adapters: tuple[str, ...], merge: bool, precision: str | None, keep_float32: tuple[str, ...], spec: str | None,
+    samples: int, check: bool, external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Write MODEL as standard ONNX, and verify the file in ONNX Runtime.
 
@@ -103,9 +96,8 @@ def command(
     """
     if not output.endswith(".onnx"):
         raise UsageError(f"-o {output}: the name of the output file must end in .onnx")
-    options = dict(click.get_current_context().params)
     check_options(precision)
-    original = net = read_model(model, external_root, best=True, shapes=shapes_of(shapes, symbols=True))
+    original = net = read_model(model, external_root, best=True)
     if purpose == "inference":
         net = Model.from_graph(to_inference(net.graph), net.params.entries())
     written = net = with_adapters(net, adapters)
@@ -117,15 +109,17 @@ def command(
         written = merge_lora(net)
         log("merged the adapters into the weights; --keep-adapters writes them as nodes of their own")
     if precision is not None:
-        is_file = written is original and opset is None and not shapes and model.endswith((".onnx", ".json"))
-        return export(written, model if is_file else written, images_of(image), options)
+        is_file = written is original and opset is None and model.endswith((".onnx", ".json")) and not is_mxnet(model)
+        return export(written, model if is_file else written, images_of(image), click.get_current_context().params)
+    from graphkit.cli._inputs import feeds_for
+
+    feeds = feeds_for(net, inputs, fill, seed, images_of(image)).arrays if check else None
     written.save(Path(output), opset=opset)
     log(f"wrote {output}: {written!r}")
-    if check:
+    if feeds is not None:
         from graphkit.checks.verify import verify
-        from graphkit.cli._inputs import feeds_for
 
-        report = verify(net, feeds_for(net, inputs, fill, seed, images_of(image)).arrays, against=output)
+        report = verify(net, feeds, against=output)
         print_report(report, as_json)
         return 0 if report.passed else 1
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from graphkit.cli._options import (
     json_option,
     model_file_options,
     read_model,
+    set_model_shapes,
 )
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._ranges import IntRange
 from graphkit.cli._training import check_training, trainer_of, training_options
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.ir.atomic import write_whole
+from graphkit.loading import is_mxnet
 from graphkit.text import human
 
 # Name in JSON, name in the table, whether steps work in place, whether values reuse buffers.
@@ -67,7 +70,7 @@ _PLANNERS = (
 )  # fmt: skip
 @device_options
 @backend_option
-@model_file_options
+@partial(model_file_options, shapes=False)
 @limit_options
 @json_option
 def command(
@@ -105,6 +108,8 @@ def command(
     from graphkit.dist.collectives.gpu import sum_route
     from graphkit.executor.run.session import Executor
 
+    if is_mxnet(model):
+        set_model_shapes(click.get_current_context(), parse_shapes(shapes))
     net = read_model(model, external_root)
     check_training(training)
     if processes > 1 and not training:

@@ -175,8 +175,8 @@ def _validation(
             "the run folder does not say which data it was trained on; give the data to predict with --data"
         )
     axes = data.axis_options(tuple(own.get("batch_axes") or ()))
-    names = objective.loss_names(tuple(own.get("loss_specs") or ()))
+    names = objective.target_names(net, tuple(own.get("loss_specs") or ()), own.get("output_name"))
     # Split the data as the run did. Runs without a record of the split were split by the positions of their samples.
     split = str(own.get("split", "position")) if own else None
     parts = data.read_data(net, spec or valid_spec or "", valid_spec, options, axes, split)
-    return data.fitted(net, parts, [] if isinstance(names, str) else list(names)).test
+    return data.fitted(net, parts, names).test

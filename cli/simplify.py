@@ -15,6 +15,7 @@ from graphkit.cli._options import (
     json_option,
     model_file_options,
     read_model,
+    set_model_shapes,
     shape_option,
     shapes_of,
     tolerance_options,
@@ -22,6 +23,7 @@ from graphkit.cli._options import (
 )
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.errors import UsageError
+from graphkit.loading import is_mxnet
 from graphkit.text import human
 from graphkit.transforms.simplify import FOLD_LIMIT, Simplified, simplify_onnx
 
@@ -48,7 +50,7 @@ class FoldLimit(Memory):
 @partial(verify_option, text="Run the original and the result in ONNX Runtime, and compare the outputs.")
 @tolerance_options
 @image_options
-@model_file_options
+@partial(model_file_options, shapes=False)
 @limit_options
 @json_option
 def command(
@@ -71,6 +73,8 @@ def command(
     """
     if not output.endswith((".onnx", ".json")):
         raise UsageError(f"{output}: the name of the output file must end in .onnx or .json")
+    if is_mxnet(model):
+        set_model_shapes(click.get_current_context(), shapes_of(shapes, symbols=True))
     net = read_model(model, external_root)
     source = model if model.endswith(".onnx") else net
     found = simplify_onnx(source, shapes=shapes_of(shapes), fold_limit=fold_limit, external_root=external_root)

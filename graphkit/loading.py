@@ -63,12 +63,12 @@ def load(
     """
     bounds = limits.Bounds.of(memory=max_memory)
     with limits.limited(bounds and bounds.memory, timeout):
-        if params is not None or epoch is not None or shapes is not None or _is_mxnet(source):
+        if params is not None or epoch is not None or shapes is not None or is_mxnet(source):
             return _read_mxnet(source, params, epoch, shapes)
         return _read(source, external_root)
 
 
-def _is_mxnet(source: Any) -> bool:
+def is_mxnet(source: Any) -> bool:
     """Return whether a path names a file of MXNet."""
     if not isinstance(source, (str, os.PathLike)):
         return False
@@ -80,7 +80,7 @@ def _is_mxnet(source: Any) -> bool:
 
 def is_onnx_file(path: str | os.PathLike[str]) -> bool:
     """Return whether `load` reads a path as an ONNX file: it is no folder, no .json file and no file of MXNet."""
-    return not os.path.isdir(path) and os.path.splitext(path)[1] != ".json" and not _is_mxnet(path)
+    return not os.path.isdir(path) and os.path.splitext(path)[1] != ".json" and not is_mxnet(path)
 
 
 def _read_mxnet(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,15 @@ from graphkit import config
 from graphkit.cli._groups import OUTPUT, REPORTING, GroupedCommand, option
 from graphkit.cli._limits import limit_options
 from graphkit.cli._meta import ARGUMENTS
-from graphkit.cli._options import data_option, device_options, external_root_option, json_option, memory_options
+from graphkit.cli._options import (
+    data_option,
+    device_options,
+    external_root_option,
+    json_option,
+    memory_options,
+    model_shape_option,
+    preprocessing_option,
+)
 from graphkit.cli._output import log
 from graphkit.cli._processes import Job, process_options
 from graphkit.cli.train import config_file, stopping
@@ -50,6 +59,8 @@ from graphkit.train import defaults
 @process_options
 @device_options
 @external_root_option
+@partial(model_shape_option, expose=True)
+@partial(preprocessing_option, expose=True)
 @limit_options
 @option("--print-config", group=REPORTING, is_flag=True, help="Print all options in effect as a .toml file, and exit.")
 @json_option

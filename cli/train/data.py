@@ -120,13 +120,29 @@ def workers(given: int | None, *parts: Dataset) -> int:
     return given
 
 
-def fitted(net: Model, parts: Splits, outputs: Sequence[str]) -> Splits:
-    """Adapt the data to the model: number classes like the model, name targets after the outputs that have a loss."""
+def fitted(net: Model, parts: Splits, outputs: Sequence[str] | None) -> Splits:
+    """Adapt the data to the model: number classes like the model, name targets after the outputs that have a loss.
+
+    outputs: names of the targets; [] for one target, None if the loss needs none.
+    """
     from graphkit import data
 
-    train, valid = (with_targets(part, outputs) for part in parts) if outputs else parts
+    if outputs is None:
+        train, valid = (_without_targets(net, part) for part in parts)
+    else:
+        train, valid = (with_targets(part, outputs) for part in parts) if outputs else parts
     train = _numbered(net, train)
     return data.Splits(train, valid if train.classes is None else valid.renumbered(train.classes))
+
+
+def _without_targets(net: Model, part: Dataset) -> Dataset:
+    """Return the data with their targets as the input that they lack, if there is one such input."""
+    from graphkit.data import Dataset, LazyDataset
+
+    missing = [name for name in net.inputs if name not in part.arrays]
+    if isinstance(part, LazyDataset) or len(missing) != 1 or part.targets is None or isinstance(part.targets, dict):
+        return part
+    return Dataset({**part.arrays, missing[0]: part.targets}, name=part.name, axes=part.axes)
 
 
 def with_targets(part: Dataset, outputs: Sequence[str]) -> Dataset:
@@ -141,8 +157,7 @@ def with_targets(part: Dataset, outputs: Sequence[str]) -> Dataset:
     if missing:
         found = ", ".join(known) or "none"
         raise InputError(
-            f"{part.name}: there is no array {missing[0]!r}, the target for the output of that name (--loss "
-            f"{missing[0]}=...); the arrays are {found}"
+            f"{part.name}: there is no array {missing[0]!r}, a target of the loss (--loss); the arrays are {found}"
         )
     inputs = {name: array for name, array in part.arrays.items() if name not in outputs}
     targets = {name: known[name] for name in outputs}

@@ -40,16 +40,40 @@ def loss_names(specs: Sequence[str]) -> str | dict[str, str]:
     return key_values(tuple(specs), "--loss")
 
 
-def first_loss(specs: Sequence[str]) -> str:
-    """Return the name of the loss for the output that metrics use."""
+def first_loss(net: Model, specs: Sequence[str], output: str | None) -> str:
+    """Return the name of the loss for the output that metrics use. specs: of --loss. output: of --output-name."""
+    from graphkit.train.losses import of_mxnet
+
+    if not specs and (heads := of_mxnet(net, output)):
+        return next(iter(heads.values())).name
     names = loss_names(specs)
     return names if isinstance(names, str) else next(iter(names.values()))
+
+
+def target_names(net: Model, specs: Sequence[str], output: str | None) -> list[str] | None:
+    """Return the names of the targets in the data; [] if there is one, which needs no name; None if there are none.
+
+    specs: of --loss. output: of --output-name.
+    """
+    if specs:
+        names = loss_names(specs)
+        return [] if isinstance(names, str) else list(names)
+    from graphkit.train.losses import of_mxnet
+
+    heads = of_mxnet(net, output)
+    labels = {each.target for each in heads.values() if each.has_target}
+    if heads and not labels:
+        return None
+    return sorted(labels) if len(labels) > 1 else []
 
 
 def loss(net: Model, train: Dataset, o: Mapping[str, Any]) -> Loss | dict[str, Loss]:
     """Return the loss, or losses by output. Balanced class weights depend on the targets of `train`."""
     from graphkit.train import losses
 
+    if not o["loss_specs"] and (heads := losses.of_mxnet(net, o["output_name"])):
+        _check_no_options(next(iter(heads.values())), o)
+        return heads
     names = loss_names(o["loss_specs"])
     if isinstance(names, str):
         if len(net.outputs) > 1 and o["output_name"] is None:
@@ -86,6 +110,19 @@ def loss(net: Model, train: Dataset, o: Mapping[str, Any]) -> Loss | dict[str, L
     if o["teacher"] is not None:
         raise UsageError("--teacher works with one loss; leave out --loss OUTPUT=NAME")
     return found
+
+
+def _check_no_options(head: Loss, o: Mapping[str, Any]) -> None:
+    """Raise UsageError if an option of a loss is given, because the losses of MXNet's output operators have none."""
+    given = {
+        "--label-smoothing": o["label_smoothing"], "--ignore-index": o["ignore_index"],
+        "--class-weights": o["class_weights"], "--loss-option": o["loss_options"] or None, "--teacher": o["teacher"],
+        "--distill": o["distill_options"] or None,
+    }  # fmt: skip
+    if wrong := [option for option, value in given.items() if value is not None]:
+        raise UsageError(
+            f"{wrong[0]} does not work with the loss of MXNet's output operator, {head}: choose a loss with --loss"
+        )
 
 
 def _with_teacher(loss: Loss, o: Mapping[str, Any]) -> Loss:

@@ -101,6 +101,9 @@ def _announce(trainer: Trainer, parts: Splits, o: Mapping[str, Any]) -> None:
 
     log(data.counted(*parts, divided=_divided(o)))
     log(_counted(trainer))
+    if not o["loss_specs"] and isinstance(trainer.loss, Mapping):
+        shown = listed((f"{name}={loss}" for name, loss in trainer.loss.items()), len(trainer.loss))
+        log(f"loss of MXNet's output operators: {shown}. To use another one: --loss NAME")
     if has_adapters(trainer.net.graph):
         from graphkit.train.adapters.files import described
 
@@ -149,7 +152,6 @@ def _made(source: Network, store: KVStore, o: Mapping[str, Any]) -> tuple[Traine
 
     optimizer = objective.optimizer(o)
     axes = data.axis_options(o["batch_axes"])
-    names = objective.loss_names(o["loss_specs"])
     seed = config.SEED.get() if o["seed"] is None else o["seed"]
     given = (
         o["data_spec"], o["valid_spec"],
@@ -161,7 +163,8 @@ def _made(source: Network, store: KVStore, o: Mapping[str, Any]) -> tuple[Traine
     if parts is None and head_of_data(o["head_options"]):
         parts = data.read_data(net, *given)
     net, head = prepare_network(net, None if parts is None else parts.train, axes, o)
-    parts = data.fitted(net, parts or data.read_data(net, *given), [] if isinstance(names, str) else list(names))
+    targets = objective.target_names(net, o["loss_specs"], o["output_name"])
+    parts = data.fitted(net, parts or data.read_data(net, *given), targets)
     net = sources.described(net, parts.train)
     trainer = _trainer(net, head, objective.loss(net, parts.train, o), optimizer, store, o)
     return trainer, data.skipping(parts, o["on_damaged"])
@@ -212,7 +215,7 @@ def _fit(
     try:
         return trainer.fit(
             parts.train, parts.test, epochs=o["epochs"], max_steps=o["max_steps"], batch_size=o["batch_size"],
-            metrics=_metrics(o),
+            metrics=_metrics(trainer, o),
             folder=run, checkpoint_every=o["checkpoint_every"], workers=data.workers(o["workers"], *parts),
             on_epoch=tell, callbacks=callbacks, log_every=o["log_every"], fast_dev_run=o["fast_dev_run"] or False,
             sample_weight=o["weight_column"],
@@ -229,9 +232,10 @@ def _trial(batches: int, folder: Path | None) -> str:
     return f"--fast-dev-run: training and validation end after {batches} batch{'es' * (batches != 1)}; {written}"
 
 
-def _metrics(o: Mapping[str, Any]) -> Sequence[str]:
+def _metrics(trainer: Trainer, o: Mapping[str, Any]) -> Sequence[str]:
     """Return the names of the metrics. Default: those of the loss."""
-    found: Sequence[str] = o["metric_names"] or defaults.METRICS.get(objective.first_loss(o["loss_specs"]), ())
+    name = objective.first_loss(trainer.net, o["loss_specs"], o["output_name"])
+    found: Sequence[str] = o["metric_names"] or defaults.METRICS.get(name, ())
     return found
 
 

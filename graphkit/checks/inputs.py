@@ -177,7 +177,7 @@ def _choose_sizes(
             continue
         return shapes, _labelled(tensors, guess)
     raise InputError(
-        f"no sizes found for {', '.join(open_dims)} that the model accepts; give shapes"
+        f"no sizes found for {', '.join(open_dims)} that the model accepts; give shapes, such as NAME:1,3,224,224"
         + (f" ({failure})" if failure else "")
     )
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from graphkit.data.images.dataset import ImageDataset
     from graphkit.data.lazy import LazyDataset
     from graphkit.data.prefetching import prefetch
+    from graphkit.data.preprocessing.families import with_preprocessing
     from graphkit.data.preprocessing.image import Preprocess
     from graphkit.data.preprocessing.tokenizer import Tokenizer
     from graphkit.data.preprocessing.vocabulary import Vocabulary
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TEXT_SOURCES", "Augment", "Batch", "Batches", "Dataset", "ImageDataset", "IterableDataset", "LazyDataset",
     "MapDataset", "Preprocess", "Ratings", "Sentences", "Splits", "TableData", "TokenStream", "Tokenizer", "Vocabulary",
-    "Workers", "as_dataset", "described", "load", "names", "prefetch", "read",
+    "Workers", "as_dataset", "described", "load", "names", "prefetch", "read", "with_preprocessing",
 ]  # fmt: skip
 
 # Public names -> the modules that define them. A module must not have the name of a public object.
@@ -40,6 +41,7 @@ _HOMES = {
     "batches": ("Batch", "Batches"),
     "dataset": ("Dataset", "Splits"),
     "description": ("described",),
+    "preprocessing.families": ("with_preprocessing",),
     "foreign": ("IterableDataset", "MapDataset", "as_dataset"),
     "images.augment": ("Augment",),
     "images.dataset": ("ImageDataset",),

@@ -125,7 +125,9 @@ class Attributes:
         """Return a tuple of pairs of integers; () if it is absent."""
         found = self._parsed(name) or ()
         try:
-            return tuple((operator.index(first), operator.index(second)) for first, second in found)  # type: ignore[attr-defined]
+            if not isinstance(found, (tuple, list)):
+                raise TypeError("it is a number")
+            return tuple((operator.index(first), operator.index(second)) for first, second in found)
         except (TypeError, ValueError):
             raise InvalidModel(f"attribute {name} must contain pairs of integers, not {self._texts[name]!r}") from None
 

@@ -17,12 +17,12 @@ from graphkit.ir.graph import Graph, Value, give_name, next_serial
 from graphkit.ir.names import unique_names
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.types import TensorType, dtype_of
-from graphkit.mxnet_io import operators
+from graphkit.mxnet_io import operators, output_heads
 from graphkit.mxnet_io.arrays import read_arrays
 from graphkit.mxnet_io.attributes import Attributes
 from graphkit.mxnet_io.call import CONVERTERS, Call, ShapeNeeded
 from graphkit.mxnet_io.input_types import Readers, sizes
-from graphkit.mxnet_io.symbol import Symbol, SymbolNode, read_symbol
+from graphkit.mxnet_io.symbol import Symbol, SymbolNode, parse_symbol, read_symbol
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, constant
 from graphkit.text import nodes_by_operator, quantity
@@ -86,6 +86,20 @@ def import_model(
         return _Builder(graph, label, name, arrays, dict(shapes or {})).build()
 
 
+def build_expression(document: Any, operand: Value, label: str) -> Value:
+    """Return the output of a symbol with one variable and no parameters, for a value of this variable.
+
+    Args:
+        document: The symbol, as read from JSON.
+        operand: The value.
+        label: Names the symbol in errors.
+    """
+    symbol = parse_symbol(document, label)
+    _check_operators(symbol, label)
+    builder = _Builder(symbol, label, "", {}, {})
+    return _Body(builder, symbol, label, [operand]).outputs()[0]
+
+
 def _located(path: str, params: Any) -> tuple[str, Any]:
     """Return the symbol file, and the parameters if they are given, from a path that names one of them or the model."""
     if path.endswith(".params"):
@@ -145,6 +159,8 @@ class _Region:
         self.graph = graph
         self.label = label
         self.results: dict[int, list[Value]] = {}
+        # Results of output operators for other nodes: no gradient flows back through them.
+        self.stopped: dict[tuple[int, int], Value] = {}
 
     def outputs(self) -> list[Value]:
         """Build all nodes that the outputs depend on."""
@@ -161,7 +177,7 @@ class _Region:
             index = pending.pop()
             if index not in found:
                 found.add(index)
-                pending += [source for source, _ in self.graph.nodes[index].inputs]
+                pending += [source for source, _ in output_heads.operands(self.graph.nodes[index])]
         return found
 
     def convert(self, node: SymbolNode) -> list[Value]:
@@ -194,7 +210,12 @@ class _Region:
 
     def operand(self, node: SymbolNode, position: int) -> Value:
         source, output = node.inputs[position]
-        return self.result(source, output, f"{self.label}: node {node}")
+        found = self.result(source, output, f"{self.label}: node {node}")
+        if not output_heads.blocks_gradient(self.graph.nodes[source]):
+            return found
+        if (source, output) not in self.stopped:
+            self.stopped[source, output] = F.stop_gradient(found)
+        return self.stopped[source, output]
 
     def result(self, index: int, output: int, reader: str) -> Value:
         if index not in self.results:
@@ -269,7 +290,25 @@ class _Builder:
         self.stored = dict(sorted(self.stored.items(), key=lambda item: order[item[0]]))
         inputs = [*self.inputs.values(), *self.stored.values()]
         graph = Graph(inputs, outputs, name=self.name, output_names=names)
+        if heads := self.heads(graph, region.results, names):
+            graph = graph.replace(meta={output_heads.HEADS: output_heads.to_text(heads)})
         return Imported(graph, {graph.name_of(value): self.arrays[key] for key, value in self.stored.items()})
+
+    def heads(
+        self, graph: Graph, results: Mapping[int, Sequence[Value]], names: Sequence[str]
+    ) -> list[output_heads.Head]:
+        """Return the output operators of the model, with the labels that they read in training."""
+        known = {v: graph.name_of(v) for v in (*graph.inputs, *graph.values)}
+
+        def name_of(index: int, output: int) -> str | None:
+            values = results.get(index, ())
+            return known.get(values[output]) if output < len(values) else None
+
+        def shape_of(index: int) -> Sequence[int | str | None] | None:
+            node = self.graph.nodes[index]
+            return self.shapes.get(node.name) or _annotated(node)
+
+        return output_heads.find_heads(self.graph, names, name_of, self.arrays, shape_of)
 
     def located_error(self, kind: type[GraphkitError], message: str) -> GraphkitError:
         """Return an error whose message is complete, so that enclosing nodes do not add to it."""
@@ -281,7 +320,7 @@ class _Builder:
         unknown = {name: v for name, v in self.inputs.items() if v.rank is None}
         examples = {name: _example(v) for name, v in (unknown or self.inputs).items()}
         words = " ".join(f"--shape {name}:{','.join(map(str, shape))}" for name, shape in examples.items())
-        return f"; pass shapes of the inputs, for example shapes={examples}; graphkit export takes {words}"
+        return f"; pass shapes of the inputs, for example shapes={examples}; commands take {words}"
 
     def check_size(self) -> None:
         self.built += 1

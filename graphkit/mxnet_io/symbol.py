@@ -67,7 +67,11 @@ def read_symbol(path: str | os.PathLike[str]) -> Symbol:
         InvalidModel: The file is damaged. The message names the file and the node.
     """
     label = repr(os.fspath(path))
-    document = read_json(path, "a symbol of MXNet")
+    return parse_symbol(read_json(path, "a symbol of MXNet"), label)
+
+
+def parse_symbol(document: Any, label: str) -> Symbol:
+    """Return the symbol in a JSON document. Raises InvalidModel, which begins with `label`, if it is damaged."""
     try:
         return _symbol(document, label)
     except RecursionError:

@@ -17,6 +17,12 @@ METRICS = {
     "mse": ("mse",),
     "huber": ("mse",),
     "l1": ("mae",),
+    "SoftmaxOutput": ("accuracy",),
+    "Softmax": ("accuracy",),
+    "SVMOutput": ("accuracy",),
+    "LogisticRegressionOutput": ("accuracy",),
+    "LinearRegressionOutput": ("mse",),
+    "MAERegressionOutput": ("mae",),
 }
 # The modes of BatchNormalization in training. The first one is the default.
 BATCH_NORM = ("train", "frozen")

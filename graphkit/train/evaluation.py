@@ -89,7 +89,7 @@ class Evaluation:
                     share = weight_in(results, batch.size)
                     total += float(results[program.outputs[0]]) * share
                     weight += share
-                if trainer._output in results:
+                if measured and trainer._output in results:
                     target = trainer._targets.metric_target(batch.targets, trainer._output)
                     background.measure(
                         measured, *trainer._targets.counted(trainer._output, results[trainer._output], target)

@@ -15,6 +15,7 @@ from graphkit.ir.names import Names
 from graphkit.ir.origin import titled
 from graphkit.ir.types import TensorType
 from graphkit.model import CLASSES, Model
+from graphkit.mxnet_io.output_heads import HEADS
 from graphkit.ops import F, constant
 from graphkit.ops.linalg.matmul import Gemm, MatMul
 from graphkit.ops.nn.conv import Conv
@@ -155,8 +156,8 @@ def replace_head(
         raise UsageError(f"pool must be {', '.join(map(repr, POOLS[:-1]))} or {POOLS[-1]!r}, not {pool!r}")
     if pool is not None and at is None:
         raise UsageError(f"pool={pool!r} (--head pool={pool}) only works for a head at a value (at=, --head-at)")
-    # The class names in the metadata are those of the old classes.
-    meta = {key: text for key, text in model.graph.meta.items() if key != CLASSES}
+    # The class names in the metadata are those of the old classes, and MXNet's output operators those of the old layer.
+    meta = {key: text for key, text in model.graph.meta.items() if key not in (CLASSES, HEADS)}
     if at is not None:
         if output is not None:
             raise UsageError(

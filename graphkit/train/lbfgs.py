@@ -21,12 +21,12 @@ from graphkit.model import Model
 from graphkit.signatures import typed
 from graphkit.text import quantity, short_repr
 from graphkit.train import checkpoint as checkpoints
-from graphkit.train import defaults, losses
+from graphkit.train import losses
 from graphkit.train.arguments import NOT_NEGATIVE, POSITIVE, integer, real
 from graphkit.train.inputs import Inputs, by_name
 from graphkit.train.lbfgs_history import History, names_in
 from graphkit.train.line_search import Point, strong_wolfe
-from graphkit.train.losses import AnyLoss
+from graphkit.train.losses import default_loss
 from graphkit.train.metrics import LOSS
 from graphkit.train.position import Position
 from graphkit.train.run_folder import RunFolder, check_links
@@ -71,7 +71,7 @@ class LBFGS:
     def __init__(
         self,
         net: Model,
-        loss: Any = defaults.LOSS,
+        loss: Any = None,
         *,
         lr: float = 1.0,
         max_iter: int = 20,
@@ -98,20 +98,20 @@ class LBFGS:
         self.tolerance_change = real("LBFGS", "tolerance_change", tolerance_change, NOT_NEGATIVE)
         self.history_size = integer("LBFGS", "history_size", history_size, 1)
         self.line_search = line_search
-        self.loss, self.notes = loss, dict[str, Any]()
+        self.loss, self.notes = default_loss(net, loss, output), dict[str, Any]()
         self.seed = config.SEED.get() if seed is None else integer("LBFGS", "seed", seed, 0)
         self._run = secrets.token_hex(8)
-        self._create_program(loss, targets, output, ParameterSelection(freeze, train), device, threads)
+        self._create_program(targets, output, ParameterSelection(freeze, train), device, threads)
         nothing = self._parameters()[:0].copy()
         self._history = History(self.history_size, nothing, nothing)
 
     def _create_program(
-        self, loss: AnyLoss, targets: Mapping[str, TensorType] | None, output: str | None,
-        selection: ParameterSelection, device: AnyDevice, threads: int | None,
+        self, targets: Mapping[str, TensorType] | None, output: str | None, selection: ParameterSelection,
+        device: AnyDevice, threads: int | None,
     ) -> None:  # fmt: skip
         self.net.separate_roles()
         graph, self._targets = training_graph(
-            self.net, Criterion(loss, targets, output, None), selection,
+            self.net, Criterion(self.loss, targets, output, None), selection,
             mixed=False, straight_through=False, batch_statistics=True, statistics_over=None,
         )  # fmt: skip
         trained = select_parameters(graph, selection)

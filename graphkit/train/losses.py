@@ -15,8 +15,10 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.names import Names
 from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model
+from graphkit.mxnet_io.output_heads import HEADS
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
+from graphkit.train import defaults
 from graphkit.train.alignment_loss import ctc
 from graphkit.train.arguments import NOT_NEGATIVE, real
 from graphkit.train.distance_losses import contrastive, triplet, triplet_margin
@@ -41,7 +43,7 @@ from graphkit.train.programs.weights import mixed as mixed_terms
 
 __all__ = [
     "BoundLoss", "Loss", "attach", "balanced", "bind_loss", "categorical_cross_entropy", "contrastive", "ctc",
-    "dice", "distillation", "focal", "get", "huber", "kl_divergence", "l1", "mse", "names",
+    "default_loss", "dice", "distillation", "focal", "get", "huber", "kl_divergence", "l1", "mse", "names", "of_mxnet",
     "sigmoid_binary_cross_entropy", "sigmoid_focal", "softmax_cross_entropy", "triplet", "triplet_margin", "with_loss",
 ]  # fmt: skip
 
@@ -106,6 +108,37 @@ def attach(
     )
 
 
+def of_mxnet(net: Model, output: str | None = None) -> dict[str, Loss]:
+    """Return losses by output, with the gradients of the output operators of a model from MXNet.
+
+    They are the default of `gk.Trainer` for such a model. The gradients are those of SoftmaxOutput and the other output
+    operators, with all their attributes, divided by the number of samples. MXNet's `Module.fit` divides by it, too.
+
+    Args:
+        net: A model that was loaded from MXNet, or trained from one.
+        output: Return only the loss of this output (default: of all).
+
+    Returns:
+        The losses, for `gk.Trainer(net, loss=...)`. Empty if the model has no output operators of MXNet.
+
+    Raises:
+        UsageError: No loss has the gradients of an operator. The message names it.
+    """
+    if HEADS not in net.meta:
+        return {}
+    from graphkit.train.mxnet_losses import losses_of  # most models do not come from MXNet
+
+    return {name: loss for name, loss in losses_of(net).items() if output in (None, name)}
+
+
+def default_loss(net: Model, given: AnyLoss | None = None, output: str | None = None) -> AnyLoss:
+    """Return the given loss. If there is none, return those of MXNet's output operators, or the usual loss.
+
+    output: the output that the user chose for the loss, or None.
+    """
+    return given if given is not None else of_mxnet(net, output) or defaults.LOSS
+
+
 def _placed(graph: Graph, bound: BoundLoss, mixed: bool, sample_weights: bool) -> tuple[Term, list[Value]]:
     """Return the loss of a graph, and the inputs for its targets. Arguments: see `attach`."""
     types, names = dict(bound.targets), target_inputs(graph, bound.targets)
@@ -162,19 +195,10 @@ class BoundLoss:
 
     @property
     def averaged_over(self) -> dict[tuple[Any, ...], str]:
-        """The different divisors of the losses. Each key stands for a divisor.
-
-        The key has the target, the class weights and the ignored class number, or else the symbolic dimensions of the
-        target that are counted. The value is the name of the first output whose loss has this divisor.
-        """
+        """The different divisors of the losses: the name of the first output with each, by key (see `Loss.divisor`)."""
         over: dict[tuple[Any, ...], str] = {}
         for target, (loss, output) in self.named.items():
-            shape = self.targets[target].shape or ()
-            dims = shape[:1] if loss.per_sample else shape
-            if loss.class_weights or loss.ignore_index is not None:
-                over.setdefault((target, loss.class_weights, loss.ignore_index), output)
-            else:
-                over.setdefault(tuple(dim for dim in dims if not isinstance(dim, int)), output)
+            over.setdefault(loss.divisor(target, self.targets[target].shape or ()), output)
         return over
 
     def warn_of_weights(self) -> None:
@@ -250,12 +274,20 @@ def _of_outputs(
     losses = {name: get(loss) for name, loss in given.items()}
     _check_floats(graph, [outputs[name] for name in losses], every=True)
 
-    types = {target_of(name): loss.target_type(outputs[name].tensor) for name, loss in losses.items()}
-    named = {target_of(name): (loss, name) for name, loss in losses.items()}
+    types: dict[str, TensorType] = {}
+    named: dict[str, tuple[Loss, str]] = {}
+    for name, loss in losses.items():
+        target, kind = loss.target or target_of(name), loss.target_type(outputs[name].tensor)
+        if loss.has_target and types.setdefault(target, kind) != kind:
+            raise UsageError(f"two losses need different targets {target!r}: {types[target]} and {kind}")
+        if loss.has_target:
+            named.setdefault(target, (loss, name))
 
     def build(*values: Value, sample_weight: Value | None = None) -> Term:
-        terms, first = [], None
-        for (name, loss), target in zip(losses.items(), values, strict=True):
+        terms, first, given = [], None, dict(zip(types, values, strict=True))
+        for name, loss in losses.items():
+            # A loss without target does not read this operand.
+            target = given[loss.target or target_of(name)] if loss.has_target else outputs[name]
             found = loss.term(graph, logits_of(outputs[name], loss.of_logits), target, sample_weight)
             first = first or found
             factor, term = weights.get(name, 1.0), found.mean
@@ -264,7 +296,7 @@ def _of_outputs(
         for term in terms[1:]:
             total = F.add(total, F.cast(term, to=total.dtype) if term.dtype is not total.dtype else term)
         assert first is not None, "`given` is not empty"
-        if len(made.averaged_over) == 1:
+        if len(made.averaged_over) <= 1:
             return Term(total, first.weight)
         return Term(total, None if sample_weight is None else weight_sum(values[0], sample_weight, every_target=False))
 

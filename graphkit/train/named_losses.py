@@ -56,6 +56,8 @@ class Loss:
         needs: Which targets the loss needs, in words (default: a description from the other attributes).
         takes: Names of the possible options.
         options: The options that are set.
+        target: Name of the target if the loss is one of several (default: see `losses.target_of`).
+        has_target: Whether the loss compares its output with a target.
     """
 
     name: str
@@ -69,6 +71,8 @@ class Loss:
     needs: str = ""
     takes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    target: str = ""
+    has_target: bool = True
 
     def with_options(self, **options: Any) -> Loss:
         """Return a copy of this loss with the options that are not None. Unknown options raise UsageError."""
@@ -116,6 +120,16 @@ class Loss:
         if sample_weight is not None:
             return Term(mean, weight_sum(target, sample_weight, every_target=not self.per_sample))
         return Term(mean, None if self.per_sample else target_count(graph, target))
+
+    def divisor(self, target: str, shape: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return a key that is equal for losses with the same divisor, for a target of this name and shape.
+
+        The key has the target, the class weights and the ignored class number, or else the symbolic dimensions of the
+        target that are counted.
+        """
+        if self.class_weights or self.ignore_index is not None:
+            return target, self.class_weights, self.ignore_index
+        return tuple(dim for dim in (shape[:1] if self.per_sample else shape) if not isinstance(dim, int))
 
     @property
     def class_weights(self) -> tuple[float, ...] | None:

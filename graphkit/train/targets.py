@@ -73,9 +73,15 @@ class Targets:
         """Return targets by name, from an array, a tuple in their order, or a dict by target or output."""
         if given is None and self.names:
             raise self._no_targets("the data have")
+        if given is None:
+            return {}
         if isinstance(given, Mapping):
             return {self._target_of_output.get(str(n), str(n)): array for n, array in given.items()}
         arrays = given if isinstance(given, tuple) else (given,)
+        if not self.names:
+            raise InputError(
+                "the loss needs no targets, but the data have one: give it as an input of the model, by name"
+            )
         if len(arrays) != len(self.names):
             names = ", ".join(self._target_of_output if len(self._target_of_output) > 1 else self.names)
             raise InputError(f"expected {len(self.names)} targets ({names}), got {len(arrays)}")
@@ -94,6 +100,8 @@ class Targets:
 
     def metric_target(self, given: Any, output: str) -> np.ndarray:
         """Return the target of a batch that metrics compare with an output. given: the targets of the batch."""
+        if not self.names:
+            raise InputError("metrics need targets, but the loss has none: leave the metrics out (metrics=, --metric)")
         named, wanted = self.named(given), self.name_for(output)
         if wanted not in named:
             raise InputError(f"metrics compare the output {output!r} with the target {wanted!r}, which is not given")

@@ -74,7 +74,9 @@ class Trainer(BaseTrainer):
         loss: A name (see `gk.losses.names()`), a loss with options (`gk.losses.get(name, label_smoothing=...,
             class_weights=...)`), a function, or a dict of losses by output. A function gets the outputs, then the
             targets, as graph values. It returns the mean over the batch, or a pair (sum, weight). The losses of a dict
-            are multiplied by `loss_weights` and added; targets are then given by the names of their outputs.
+            are multiplied by `loss_weights` and added; targets are then given by the names of their outputs. The
+            default is "softmax_cross_entropy", or for a model from MXNet the losses of its output operators (see
+            `gk.losses.of_mxnet`).
         optimizer: An optimizer such as `gk.optim.SGD(0.1)`, or its name.
         device: "cpu" or "cuda". With several processes on a host and "cuda", process n uses GPU n. If there are fewer
             GPUs than processes, several processes share a GPU. A dict such as `{"first": "cuda:0", "second": "cuda:1"}`
@@ -161,7 +163,7 @@ class Trainer(BaseTrainer):
     def __init__(
         self,
         net: Model,
-        loss: losses.AnyLoss = defaults.LOSS,
+        loss: losses.AnyLoss | None = None,
         optimizer: optimizers.Optimizer | str | Mapping[str, Any] = defaults.OPTIMIZER,
         *,
         device: AnyDevice = "cpu",
@@ -203,7 +205,7 @@ class Trainer(BaseTrainer):
         backends: str | Backend | Sequence[str | Backend] = (),
     ):
         keywords = dict(locals())
-        known = isinstance(loss, (str, losses.Loss, Mapping)) or callable(loss)
+        known = loss is None or isinstance(loss, (str, losses.Loss, Mapping)) or callable(loss)
         if isinstance(loss, optimizers.Optimizer) or not known:
             raise UsageError(
                 f"Trainer: loss must be a name or a function, not {loss!r}; pass an optimizer as optimizer="
@@ -215,7 +217,8 @@ class Trainer(BaseTrainer):
             net = model_to_train(net, lora, train, seed)
             train = net.trainable
         super().__init__(
-            net, Criterion(loss, targets, output, loss_weights), optimizers.get(optimizer),
+            net, Criterion(losses.default_loss(net, loss, output), targets, output, loss_weights),
+            optimizers.get(optimizer),
             ParameterSelection(freeze, train, lazy, lr_mult or {}, wd_mult or {}, masks or {}),
             numerics=group_of(Numerics, numerics, keywords), memory=group_of(Memory, memory, keywords),
             parallel=group_of(Parallel, parallel, keywords),

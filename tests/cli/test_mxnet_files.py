@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import graphkit as gk
 from tests.mxnet_io.files import node, symbol, write_model
@@ -51,3 +52,80 @@ def test_an_unsupported_operator_is_exit_code_3(call, tmp_path):
     code, _, err = call("inspect", path)
     assert code == 3
     assert "Custom: 'c'" in err
+
+
+def _needs_a_shape(folder):
+    """A trainable model whose operators do not determine the shape of its input."""
+    nodes = [node("null", "data"), node("null", "w_weight")]
+    nodes += [node("broadcast_add", "added", [(0, 0), (1, 0)]), node("sum", "s", [(2, 0)], attrs={"axis": "2"})]
+    nodes.append(node("SoftmaxOutput", "softmax", [(3, 0), (5, 0)]))
+    nodes.insert(4, node("null", "label"))
+    nodes[5]["inputs"] = [[3, 0, 0], [4, 0, 0]]
+    return write_model(folder, symbol(nodes, [(5, 0)]), {"arg:w_weight": np.ones((1, 3, 4), np.float32)})
+
+
+@pytest.mark.parametrize("command", [
+    ("run",), ("verify",), ("inspect",), ("plan", "--no-run"), ("bench", "--runs", 1), ("ops",),
+    ("grad", "--check"), ("evaluate", "--data", "data.npz"), ("diff",), ("predict", "data.npz", "-o", "out.csv"),
+    ("train", "--data", "data.npz", "--valid", "data.npz", "-o", "run"), ("simplify", "small.onnx"),
+    ("export", "-o", "net.onnx"),
+], ids=lambda c: c[0])  # fmt: skip
+def test_every_command_takes_the_shape_of_an_input(call, tmp_path, command):
+    path = _needs_a_shape(tmp_path)
+    x = np.random.default_rng(0).standard_normal((8, 3, 4)).astype(np.float32)
+    np.savez("data.npz", data=x, y=np.arange(8) % 3)
+    name, *options = command
+    models = (path, path) if name == "diff" else (path,)
+    code, _, err = call(name, *models, *options)
+    assert code == 2, err
+    assert "--shape data:1,10" in err
+    code, _, err = call(name, *models, *options, "--shape", "date:2,3,4")
+    assert code == 2
+    assert "has no data input 'date'; did you mean 'data'?" in err
+    batch = 4 if name in ("plan", "simplify") else "N"
+    code, out, err = call(name, *models, *options, "--shape", f"data:{batch},3,4")
+    assert code == 0, out + err
+
+
+def test_a_shape_for_another_format_is_an_error(call, tmp_path):
+    x = gk.input("x", ["N", 4])
+    gk.Model({"y": gk.relu(x)}).save("net.onnx")
+    code, _, err = call("run", "net.onnx", "--shape", "x:1,4")
+    assert code == 2
+    assert "--shape is for models of MXNet, not for 'net.onnx'" in err
+    code, _, err = call("run", "net.onnx", "--shape", "x")
+    assert "expected NAME:SIZES" in err
+
+
+def test_export_writes_nothing_if_no_sizes_are_found(call, tmp_path):
+    """Sizes whose product is 77, as the layer needs, are not among those that are tried."""
+    nodes = [node("null", "data"), node("Flatten", "flat", [(0, 0)]), node("null", "fc_weight")]
+    nodes.append(node("FullyConnected", "fc", [(1, 0), (2, 0)], attrs={"num_hidden": "2", "no_bias": "True"}))
+    path = write_model(tmp_path, symbol(nodes, [(3, 0)]), {"arg:fc_weight": np.ones((2, 77), np.float32)})
+    code, _, err = call("export", path, "-o", "net.onnx", "--shape", "data:N,H,W")
+    assert code != 0
+    assert "give shapes, such as NAME:" in err
+    assert not (tmp_path / "net.onnx").exists()
+    code, out, err = call("export", path, "-o", "net.onnx", "data:2,7,11", "--shape", "data:N,H,W")
+    assert code == 0, out + err
+
+
+def test_preprocessing_is_used_and_exported(call, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    image.fromarray(pixels).save("a.png")
+    nodes = [node("null", "data", attrs={"__shape__": "(0, 3, 4, 4)"})]
+    nodes += [node("_minus_scalar", "minus", [(0, 0)], attrs={"scalar": "127.5"})]
+    nodes += [node("_mul_scalar", "mul", [(1, 0)], attrs={"scalar": "0.0078125"}), node("Flatten", "flat", [(2, 0)])]
+    path = write_model(tmp_path, symbol(nodes, [(3, 0)]), {})
+    expected = ((pixels.astype(np.float32) - 127.5) / 128).transpose(2, 0, 1).reshape(1, -1)
+    code, _, err = call("export", path, "-o", "net.onnx", "--preprocessing", "insightface")
+    assert code == 0, err
+    for model, options in ((path, ("--preprocessing", "insightface")), ("net.onnx", ())):
+        code, _, err = call("run", model, "a.png", *options, "-o", "out.npz")
+        assert code == 0, err
+        with np.load("out.npz") as found:
+            np.testing.assert_allclose(found["flat_output"], expected, atol=1e-6)
+    code, _, err = call("run", path, "a.png", "--preprocessing", "gluon")
+    assert code == 2
+    assert "gluoncv-detection" in err

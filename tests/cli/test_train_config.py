@@ -126,6 +126,7 @@ def test_every_option_is_one_of_the_file(call, task, tmp_path):
         "max-memory": 10**10,
         "allow-external-root": ".",
         "profile": "some/trace.json",
+        "shape": "data:N,4",
     }
     of_a_call = ("resume", "overwrite", "find-lr", "fast-dev-run", "print-config", "json", "help")
     values = {"bool": True, "integer": 7, "float": 0.5, "number": 0.5, "choice": None}

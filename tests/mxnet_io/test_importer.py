@@ -200,7 +200,7 @@ def test_a_shape_that_does_not_follow_is_asked_for(tmp_path):
     path = _written(tmp_path, document, {})
     with pytest.raises(
         gk.errors.UsageError,
-        match=r"node 's' \(sum\).*shapes=\{'data': \(1, 10\)\}; graphkit export takes --shape data:1,10",
+        match=r"node 's' \(sum\).*shapes=\{'data': \(1, 10\)\}; commands take --shape data:1,10",
     ):
         gk.load(path)
     assert gk.load(path, shapes={"data": (2, 3)}).run({"data": np.ones((2, 3), np.float32)})["s_output"] == 6

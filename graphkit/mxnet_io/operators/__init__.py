@@ -3,9 +3,11 @@
 from graphkit.mxnet_io.operators import (
     attention,
     boxes,
+    checking,
     control,
     convolution,
     creation,
+    densities,
     detection,
     elementwise,
     fused,
@@ -32,7 +34,8 @@ from graphkit.mxnet_io.operators import (
 )
 
 __all__ = [
-    "attention", "boxes", "control", "convolution", "creation", "detection", "elementwise", "fused", "heads", "image",
-    "indexing", "joining", "linear_algebra", "normalization", "numpy_forms", "pooling", "product", "quantised",
-    "random", "recurrent", "reduction", "regions", "repeating", "sequence", "shape", "slices", "sparse", "special",
+    "attention", "boxes", "checking", "control", "convolution", "creation", "densities", "detection", "elementwise",
+    "fused", "heads", "image", "indexing", "joining", "linear_algebra", "normalization", "numpy_forms", "pooling",
+    "product", "quantised", "random", "recurrent", "reduction", "regions", "repeating", "sequence", "shape", "slices",
+    "sparse", "special",
 ]  # fmt: skip

@@ -128,7 +128,6 @@ _FORMULAS: dict[str, Callable[[Value], Value]] = {
     "zeros_like": lambda x: _filled_like(x, 0.0),
     "ones_like": lambda x: _filled_like(x, 1.0),
     "_contrib_div_sqrt_dim": lambda x: F.div(x, F.sqrt(F.cast(F.gather(F.shape(x), np.int64(-1)), to=x.dtype))),
-    "_contrib_gradientmultiplier": lambda x: x,
 }
 
 
@@ -137,8 +136,19 @@ def _filled_like(x: Value, number: float) -> Value:
     return result
 
 
+@converter("_contrib_gradientmultiplier")
+def gradient_multiplier(call: Call) -> Value:
+    """x itself, whose gradient is multiplied by a number."""
+    call.attributes.ignore("is_int")
+    x = call.x
+    fixed = F.stop_gradient(x)
+    result: Value = F.add(fixed, _scaled(F.sub(x, fixed), call.attributes.number("scalar", 1.0)))
+    return result
+
+
 def _formula(build: Callable[[Value], Value], call: Call) -> Value:
-    call.attributes.ignore("scalar", "is_int") if call.op == "_contrib_gradientmultiplier" else None
+    # GluonCV writes dtype for zeros_like; MXNet does not read it.
+    call.attributes.ignore("dtype")
     x = call.x
     return x if call.op.split("_")[-1] in _ROUNDING and not x.dtype.is_float else build(x)
 

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from graphkit.errors import UnsupportedError
+from graphkit.frontend.alignment import log_likelihood
 from graphkit.ir.graph import Value
-from graphkit.mxnet_io.call import Call, axis_of, converter, flattened, rank_of, scalar, sizes_of
+from graphkit.ir.types import DType
+from graphkit.mxnet_io.call import (
+    Call,
+    as_indices,
+    axis_of,
+    converter,
+    flattened,
+    rank_of,
+    scalar,
+    sizes_of,
+    static_sizes,
+    transpose,
+)
 from graphkit.mxnet_io.operators.sequence import positions_below
 from graphkit.ops import F
-from graphkit.ops.axes import reshape_like
+from graphkit.ops.axes import i64, reshape_like
 
 _OF_TRAINING = (
     "grad_scale", "ignore_label", "use_ignore", "normalization", "out_grad", "smooth_alpha", "multi_output",
@@ -93,6 +108,33 @@ def unchanged(call: Call) -> Value:
 def logistic(call: Call) -> Value:
     call.attributes.ignore(*_OF_TRAINING)
     result: Value = F.sigmoid(call.x, name=call.name)
+    return result
+
+
+@converter("CTCLoss", "ctc_loss", "_contrib_CTCLoss", "_contrib_ctc_loss")
+def ctc_loss(call: Call) -> Value:
+    """-log p(labels) of each sample. Labels end at the first padding: 0 if the blank is the first class, else -1.
+
+    data: [T, N, classes]; label: [N, S].
+    """
+    attributes = call.attributes
+    x, label = call.x, as_indices(call[1])
+    classes = static_sizes(x, [2])[0]
+    first = attributes.choice("blank_label", "first", "last") == "first"
+    position = 2
+    lengths = None
+    if attributes.flag("use_data_lengths", False):
+        lengths, position = as_indices(call[position]), position + 1
+    places = F.sub(F.cum_sum(F.add(F.mul(label, np.int64(0)), np.int64(1)), np.int64(1)), np.int64(1))
+    if attributes.flag("use_label_lengths", False):
+        kept = F.less(places, F.unsqueeze(as_indices(call[position]), i64(1)))
+    else:
+        padding = F.equal(label, np.int64(0 if first else -1))
+        kept = F.equal(F.cum_sum(F.cast(padding, to="int64"), np.int64(1)), np.int64(0))
+    label = F.where(kept, label, np.int64(-1))
+    wide = F.cast(x, to=x.dtype if x.dtype is DType.FLOAT64 else DType.FLOAT32)
+    total, _ = log_likelihood(transpose(wide, 1, 0, 2), label, lengths, 0 if first else classes - 1)
+    result: Value = F.cast(F.neg(total), to=x.dtype)
     return result
 
 

@@ -173,7 +173,8 @@ def roi_pooling(call: Call) -> Value:
 def roi_align(call: Call) -> Value:
     """The mean of interpolated samples in each bin of a region [batch index, x1, y1, x2, y2].
 
-    With position_sensitive, each bin is pooled from channels of its own: those of an output are one after another.
+    A region with a negative batch index gives 0: GluonCV's feature pyramids mark regions of other levels so. With
+    position_sensitive, each bin is pooled from channels of its own: those of an output are one after another.
     """
     attributes = call.attributes
     by_position = attributes.flag("position_sensitive", False)
@@ -182,12 +183,14 @@ def roi_align(call: Call) -> Value:
     corners = F.slice(regions, i64(1), i64(5), i64(1))
     batch = as_indices(F.squeeze(F.slice(regions, i64(0), i64(1), i64(1)), i64(1)))
     aligned = attributes.flag("aligned", False)
-    result: Value = F.roi_align(
-        call[0], corners, batch, output_height=height, output_width=width, name="" if by_position else call.name,
+    pooled: Value = F.roi_align(
+        call[0], corners, F.max(batch, np.int64(0)), output_height=height, output_width=width,
         sampling_ratio=max(attributes.integer("sample_ratio", -1), 0),
         spatial_scale=attributes.number("spatial_scale", 1.0),
         coordinate_transformation_mode="half_pixel" if aligned else "output_half_pixel",
     )  # fmt: skip
+    counts = reshape(F.greater_or_equal(batch, np.int64(0)), [-1, 1, 1, 1])
+    result: Value = F.where(counts, pooled, scalar(0.0, pooled), name=call.name)
     if not by_position:
         return result
     # Bin i of the channels i, i + bins, i + 2 * bins, ...

@@ -16,7 +16,7 @@ _LANCZOS = (
 )  # fmt: skip
 
 
-def _log_gamma(x: Value) -> Value:
+def log_gamma(x: Value) -> Value:
     """log |gamma(x)| of float64. Below 0.5: log(pi / |sin(pi x)|) - log gamma(1 - x)."""
     left = F.less(x, scalar(0.5, x))
     z = F.sub(F.where(left, F.sub(scalar(1.0, x), x), x), scalar(1.0, x))
@@ -40,7 +40,7 @@ def _log_gamma(x: Value) -> Value:
 @converter("gammaln", "_npx_gammaln", "_sparse_gammaln")
 def gammaln(call: Call) -> Value:
     x = call.x
-    result: Value = F.cast(_log_gamma(F.cast(x, to="float64")), to=x.dtype)
+    result: Value = F.cast(log_gamma(F.cast(x, to="float64")), to=x.dtype)
     return result
 
 
@@ -50,7 +50,7 @@ def gamma(call: Call) -> Value:
     x = call.x
     wide = F.cast(x, to="float64")
     zero, below = scalar(0.0, wide), F.floor(wide)
-    size = F.exp(_log_gamma(wide))
+    size = F.exp(log_gamma(wide))
     odd = F.not_(F.equal(F.mod(below, scalar(2.0, wide), fmod=True), zero))
     negative = F.less(wide, zero)
     signed = F.where(F.and_(negative, odd), F.neg(size), size)

@@ -17,7 +17,7 @@ _GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 def recurrent(writer: Writer) -> list[Entry]:
     kind = writer.node.op.name
     mode = _mode(writer, kind)
-    hidden = writer["hidden_size"] or int(writer.value(2).tensor.shape[2])  # type: ignore[index,arg-type]
+    hidden = writer["hidden_size"] or writer.value(2).tensor.static_shape[2]
     directions = 2 if writer["direction"] == "bidirectional" else 1
     if writer["direction"] == "reverse" or writer["layout"] or writer["clip"] is not None:
         raise UnsupportedError("MXNet has no reverse direction, no clip, and time as the first axis")
