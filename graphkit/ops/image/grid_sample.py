@@ -109,6 +109,9 @@ class GridSample(Op):
             places = F.reshape(F.range(one, F.add(F.size(x), one), one), F.shape(x))
             words = F.concat(np.array([""], object), F.reshape(x, all_of), axis=0)
             return F.gather(words, F.grid_sample(places, grid, **self.attributes()))
+        if x.dtype is DType.BOOL:
+            bits = F.grid_sample(F.cast(x, to=DType.UINT8), grid, **self.attributes())
+            return F.cast(bits, to=DType.BOOL)
         rank = x.rank - 2
         points = converted(grid, wide_type(grid.dtype))
         columns = [F.gather(points, np.array(rank - 1 - axis, np.int64), axis=-1) for axis in range(rank)]
