@@ -8,7 +8,7 @@ construction always prints the same text.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from graphkit.collector import without_gc
@@ -16,6 +16,7 @@ from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, TypeMismatch
 from graphkit.ir import context
 from graphkit.ir.names import Names, snake_case
 from graphkit.ir.origin import described, graph_facts, titled, unfinished
+from graphkit.ir.sweeps import NativeSweeps, native_sweeps, use_native_sweeps
 from graphkit.ir.types import DType, SequenceType, TensorType, Type
 from graphkit.signatures import check_argument
 from graphkit.text import quantity, short_repr
@@ -226,7 +227,12 @@ class Node:
             # Values compare by identity.
             if given is self.inputs or given == self.inputs:
                 return self
-            if _same_types(given, self.inputs):
+            native = native_sweeps()
+            if native is not None:
+                copy: Node | None = native.copied(self, given)
+                if copy is not None:
+                    return copy
+            elif _same_types(given, self.inputs):
                 return self.with_types(given, [v.type for v in self.outputs])
         with context.detached():
             names = [v.name for v in self.outputs]
@@ -275,6 +281,11 @@ def _same_types(given: Sequence[Value | None], before: Sequence[Value | None]) -
     return True
 
 
+def accelerate(make_sweeps: Callable[..., NativeSweeps]) -> None:
+    """Use the class `GraphSweeps` of the native extension from now on."""
+    use_native_sweeps(make_sweeps(Node, Value, _serial, same_type, _NO_ATTRS))
+
+
 def next_serial() -> int:
     """Return a serial number above those of all existing nodes and values, and below those of later ones."""
     return next(_serial)
@@ -287,6 +298,9 @@ def topological(values: Iterable[Value | None], stop: Iterable[Value] = ()) -> l
     A node is left out if all its needed outputs are in `stop`. Not recursive, so the depth of a graph has no limit.
     """
     stopped = set(stop)
+    native = native_sweeps()
+    if native is not None:
+        return native.topological(list(values), stopped)
     order: list[Node] = []
     # False: entered, its operands are above it on the stack; True: in `order`.
     state: dict[Node, bool] = {}

@@ -13,6 +13,7 @@ from graphkit.collector import without_gc
 from graphkit.ir import context
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.sweeps import native_sweeps
 from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
 from graphkit.passes.core.declare import CONTROL, Pass, Rewrite, Step
@@ -33,7 +34,7 @@ def rewrite(
     at: Collection[str] | None = None,
     inputs: Mapping[Value, Value] | None = None,
     extra_inputs: Sequence[Value] = (),
-    replaced: Callable[[Value, Value], None] | None = None,
+    readers: Readers | None = None,
 ) -> Graph:
     """Rewrite a graph in one sweep. `rule(node, operands)` returns one value per output, or None to keep the node.
 
@@ -47,18 +48,27 @@ def rewrite(
         at: Names of operators. The rule is called only for nodes with one of them; others are kept. None: all nodes.
         inputs: Values that replace graph inputs.
         extra_inputs: Values that are appended to the graph inputs.
-        replaced: Called as `replaced(old, new)` for each result that is replaced.
+        readers: Gets the replaced results, so that it counts the uses in the new graph.
     """
     # The replaced values. Most sweeps replace few.
     table: dict[Any, Value] = dict(inputs or {})
     if not table and not extra_inputs and at is not None and graph.operators.isdisjoint(at):
         return graph
-    changed, current = table.keys(), table.get
+    changed, current, nodes, sweeps = table.keys(), table.get, graph.nodes, native_sweeps()
+    counts = None if readers is None else readers.counts
+    visited = None if at is None else frozenset(at)
+    position = 0
     with context.detached():
-        for node in graph.nodes:
+        while True:
+            if sweeps is not None and visited is not None:
+                position = sweeps.copy_until(nodes, position, visited, table, counts)
+            if position == len(nodes):
+                break
+            node = nodes[position]
+            position += 1
             given, results = node.inputs, node.outputs
             touched = not changed.isdisjoint(given)
-            if at is None or node.op.name in at:
+            if visited is None or node.op.name in visited:
                 operands = tuple([current(v, v) for v in given]) if touched else given
                 replacement = rule(node, operands)
                 if replacement is None:
@@ -71,8 +81,8 @@ def rewrite(
                 for old, new in zip(results, replacement, strict=True):
                     if new is not old:
                         table[old] = new
-                        if replaced is not None:
-                            replaced(old, new)
+                        if readers is not None:
+                            readers.replace(old, new)
     if not table and not extra_inputs:
         return graph
     return Graph(
@@ -158,24 +168,28 @@ def use_counts(graph: Graph) -> Counter[Value]:
 
 
 class Readers:
-    """The number of uses of each value in a graph that is being rewritten."""
+    """The number of uses of each value in a graph that is being rewritten.
+
+    Attributes:
+        counts: The uses by value.
+    """
 
     def __init__(self, counts: dict[Value, int]) -> None:
         """counts: The uses in the old graph. The object keeps and changes this dictionary."""
-        self._counts = counts
+        self.counts = counts
 
     def replace(self, old: Value, new: Value) -> None:
         """Record that all readers of `old` now read `new`."""
-        count = self._counts.pop(old, 0)
-        self._counts[new] = self._counts.get(new, 0) + count
+        count = self.counts.pop(old, 0)
+        self.counts[new] = self.counts.get(new, 0) + count
 
     def count(self, value: Value) -> int:
         """Return the number of uses; 1 for a value that a rule has just made."""
-        return self._counts.get(value, 1)
+        return self.counts.get(value, 1)
 
     def has_one_use(self, value: Value) -> bool:
         """Return whether the value has a single use. Then it may be fused into its reader."""
-        return self._counts.get(value, 1) == 1
+        return self.counts.get(value, 1) == 1
 
 
 FusionRule: TypeAlias = Callable[[Node, Readers], Sequence[Value] | None]
@@ -216,7 +230,7 @@ def fuse(
             rebuilt = node.rebuilt(operands)
         return rule(rebuilt, readers) or rebuilt.outputs
 
-    return rewrite(graph, visit, at=None if at is None else {*at, *CONTROL}, replaced=readers.replace)
+    return rewrite(graph, visit, at=None if at is None else {*at, *CONTROL}, readers=readers)
 
 
 def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]:

@@ -1,0 +1,42 @@
+"""Native versions of sweeps over graphs. They are used once the native extension is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any, Protocol
+
+
+class NativeSweeps(Protocol):
+    """`graphkit._native.GraphSweeps`."""
+
+    def topological(self, values: list[Any], stop: set[Any]) -> list[Any]:
+        """Return the same as `graph.topological`."""
+
+    def copied(self, node: Any, inputs: tuple[Any, ...]) -> Any:
+        """Return the node with these operands, or None if their types differ from those of its operands."""
+
+    def copy_until(
+        self, nodes: tuple[Any, ...], start: int, at: Set[str], table: dict[Any, Any], counts: dict[Any, int] | None
+    ) -> int:
+        """Copy the nodes from `start` on that read values of `table`, which maps replaced values to new ones.
+
+        Adds the outputs of the copies to `table`. Moves the numbers of their uses in `counts` to the copies.
+
+        Returns:
+            The position of the first node that the caller must handle: its operator is in `at`, or its operands have
+            other types than before. If there is none, the number of nodes.
+        """
+
+
+_sweeps: NativeSweeps | None = None
+
+
+def native_sweeps() -> NativeSweeps | None:
+    """Return the native versions, or None if the extension is not imported."""
+    return _sweeps
+
+
+def use_native_sweeps(sweeps: NativeSweeps) -> None:
+    """Use these versions from now on."""
+    global _sweeps
+    _sweeps = sweeps
