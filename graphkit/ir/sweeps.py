@@ -12,6 +12,9 @@ class NativeSweeps(Protocol):
     def topological(self, values: list[Any], stop: set[Any]) -> list[Any]:
         """Return the same as `graph.topological`."""
 
+    def reads_only(self, nodes: tuple[Any, ...], known: set[Any]) -> bool:
+        """Return whether each operand is the result of a node, or in `known`."""
+
     def copied(self, node: Any, inputs: tuple[Any, ...]) -> Any:
         """Return the node with these operands, or None if their types differ from those of its operands."""
 

@@ -63,7 +63,9 @@ def _kernel_key(site: Site) -> tuple[object, ...]:
     given = node.inputs
     repeated = () if len(set(given)) == len(given) else tuple([given.index(v) for v in given])
     # 0.0 and -0.0 are equal, but not the same attribute.
-    zeros = [repr(v) for v in vars(node.op).values() if v.__class__ is float and not v] if isinstance(node.op, Op) else ()
+    zeros = (
+        [repr(v) for v in vars(node.op).values() if v.__class__ is float and not v] if isinstance(node.op, Op) else ()
+    )
     return node.op, tuple(types), tuple(arrays), context.used_outputs, repeated, tuple(zeros)
 
 

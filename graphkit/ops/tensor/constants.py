@@ -79,7 +79,6 @@ class ReduceToShapeOf(Op):
         axes_value = F.compress(positions, summed, axis=0)
         return F.reshape(F.reduce_sum(x, axes_value, keepdims=True, noop_with_empty_axes=True), target)
 
-
     @staticmethod
     def summed(x: Value, like: Value) -> Value | None:
         """Return the sum over the axes along which `like` broadcasts, without these axes.

@@ -160,6 +160,10 @@ def elements_read(node: Node) -> Sequence[Value]:
 
 def use_counts(graph: Graph) -> Counter[Value]:
     """Return how many times each value is used: as operand of nodes, as output, and as new value of an update."""
+    return graph.cached(_count_uses).copy()
+
+
+def _count_uses(graph: Graph) -> Counter[Value]:
     counts: Counter[Any] = Counter(itertools.chain.from_iterable([node.inputs for node in graph.nodes]))
     del counts[None]  # operands that are absent
     counts.update(graph.outputs)
@@ -243,16 +247,22 @@ def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]
     return readers
 
 
-def _shape_readers(graph: Graph) -> Iterator[Node]:
-    """Yield the Shape and Size nodes that become constant when the dimensions of the graph's inputs are bound."""
+def _shape_readers(graph: Graph) -> Sequence[Node]:
+    """Return the Shape and Size nodes that become constant when the dimensions of the graph's inputs are bound."""
+    return graph.cached(_find_shape_readers)
+
+
+def _find_shape_readers(graph: Graph) -> Sequence[Node]:
     if graph.operators.isdisjoint(("Shape", "Size")):
-        return
+        return ()
+    found: list[Node] = []
     known = {s for v in graph.inputs for d in symbolic_dims(v) for s in d.symbols}
     for node in graph.nodes:
         if node.op.name in ("Shape", "Size") and not node.op.domain:
             (value,) = node.operands
             if value.rank is not None and all(d.symbols <= known for d in symbolic_dims(value)):
-                yield node
+                found.append(node)
+    return found
 
 
 def symbolic_dims(value: Value) -> list[DimExpr]:

@@ -80,6 +80,7 @@ class GraphSweeps {
           value_serial(value_, "serial") {}
 
     nb::list topological(const nb::list& values, const nb::set& stop) const;
+    bool reads_only(const nb::tuple& nodes, const nb::set& known) const;
     nb::object copied(nb::handle node, const nb::tuple& inputs) const;
     Py_ssize_t copy_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
                           nb::handle counts) const;
@@ -163,6 +164,24 @@ nb::list GraphSweeps::topological(const nb::list& values, const nb::set& stop) c
         }
     }
     return order;
+}
+
+// Returns whether each operand is the result of a node, or in `known`.
+bool GraphSweeps::reads_only(const nb::tuple& nodes, const nb::set& known) const {
+    for (const nb::handle node : nodes) {
+        PyObject* const given = inputs(node.ptr());
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); ++i) {
+            PyObject* const operand = PyTuple_GET_ITEM(given, i);
+            if (operand != Py_None && producer(operand) == nullptr) {
+                const int found = PySet_Contains(known.ptr(), operand);
+                require(found >= 0);
+                if (found == 0) {
+                    return false;
+                }
+            }
+        }
+    }
+    return true;
 }
 
 bool GraphSweeps::has_same_types(PyObject* given, PyObject* before) const {
@@ -303,6 +322,8 @@ GRAPHKIT_BINDINGS(graph_sweeps) {
              "serials"_a, "same_type"_a, "no_attributes"_a)
         .def("topological", &GraphSweeps::topological, "values"_a, "stop"_a,
              nb::sig("def topological(self, values: list[typing.Any], stop: set[typing.Any]) -> list[typing.Any]"))
+        .def("reads_only", &GraphSweeps::reads_only, "nodes"_a, "known"_a,
+             nb::sig("def reads_only(self, nodes: tuple[typing.Any, ...], known: set[typing.Any]) -> bool"))
         .def("copied", &GraphSweeps::copied, "node"_a, "inputs"_a,
              nb::sig("def copied(self, node: object, inputs: tuple[typing.Any, ...]) -> typing.Any"))
         .def("copy_until", &GraphSweeps::copy_until, "nodes"_a, "start"_a, "at"_a, "table"_a, "counts"_a.none(),
