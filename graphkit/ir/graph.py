@@ -16,15 +16,19 @@ from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, TypeMismatch
 from graphkit.ir import context
 from graphkit.ir.names import Names, snake_case
 from graphkit.ir.origin import described, graph_facts, titled, unfinished
-from graphkit.ir.sweeps import NativeSweeps, native_sweeps, use_native_sweeps
 from graphkit.ir.types import DType, SequenceType, TensorType, Type
 from graphkit.signatures import check_argument
 from graphkit.text import quantity, short_repr
+
+if TYPE_CHECKING:
+    from graphkit.ir.sweeps import NativeSweeps
 
 T = TypeVar("T")
 
 _serial = itertools.count()
 _NO_ATTRS: Mapping[str, Any] = {}
+# Native versions of sweeps over graphs, once the native extension is imported.
+_native: NativeSweeps | None = None
 
 
 class Operator(Protocol):
@@ -243,7 +247,7 @@ class Node:
         # Values compare by identity.
         if given is self.inputs or given == self.inputs:
             return self
-        native = native_sweeps()
+        native = _native
         if native is not None:
             copy: Node | None = native.copied(self, given)
             return copy
@@ -292,7 +296,13 @@ def _same_types(given: Sequence[Value | None], before: Sequence[Value | None]) -
 
 def accelerate(make_sweeps: Callable[..., NativeSweeps]) -> None:
     """Use the class `GraphSweeps` of the native extension from now on."""
-    use_native_sweeps(make_sweeps(Node, Value, _serial, same_type, _NO_ATTRS))
+    global _native
+    _native = make_sweeps(Node, Value, _serial, same_type, _NO_ATTRS)
+
+
+def native_sweeps() -> NativeSweeps | None:
+    """Return native versions of sweeps, or None if the extension is not imported."""
+    return _native
 
 
 def next_serial() -> int:
@@ -307,7 +317,7 @@ def topological(values: Iterable[Value | None], stop: Iterable[Value] = ()) -> l
     A node is left out if all its needed outputs are in `stop`. Not recursive, so the depth of a graph has no limit.
     """
     stopped = set(stop)
-    native = native_sweeps()
+    native = _native
     if native is not None:
         return native.topological(list(values), stopped)
     order: list[Node] = []
@@ -400,7 +410,7 @@ class Graph:
         known = set(self.inputs)
         if len(known) != len(self.inputs):
             raise InvalidModel(f"{titled(self)}: an input is listed twice")
-        native = native_sweeps()
+        native = _native
         is_complete = native is not None and native.reads_only(self.nodes, known)
         operands = [] if is_complete else [node.inputs for node in self.nodes]
         read = itertools.chain(self.outputs, [new for _, new in self.updates], *operands)

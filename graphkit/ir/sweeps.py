@@ -1,4 +1,4 @@
-"""Native versions of sweeps over graphs. They are used once the native extension is imported."""
+"""The protocol of the native sweeps over graphs. Only type checkers import this module."""
 
 from __future__ import annotations
 
@@ -29,17 +29,3 @@ class NativeSweeps(Protocol):
             The position of the first node that the caller must handle: its operator is in `at`, or its operands have
             other types than before. If there is none, the number of nodes.
         """
-
-
-_sweeps: NativeSweeps | None = None
-
-
-def native_sweeps() -> NativeSweeps | None:
-    """Return the native versions, or None if the extension is not imported."""
-    return _sweeps
-
-
-def use_native_sweeps(sweeps: NativeSweeps) -> None:
-    """Use these versions from now on."""
-    global _sweeps
-    _sweeps = sweeps

@@ -8,8 +8,8 @@ import pytest
 import graphkit as gk
 from graphkit.errors import InvalidModel
 from graphkit.executor.devices.extension import import_extension
-from graphkit.ir import sweeps
-from graphkit.ir.graph import Graph, Node, Value, topological
+from graphkit.ir import graph as graphs
+from graphkit.ir.graph import Graph, Node, Value, native_sweeps, topological
 from graphkit.ops import F
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import fuse, rewrite, run_passes
@@ -19,7 +19,7 @@ from graphkit.passes.pipeline import INFERENCE
 @pytest.fixture(autouse=True)
 def extension() -> None:
     import_extension()
-    assert sweeps.native_sweeps() is not None
+    assert native_sweeps() is not None
 
 
 def random_values(seed: int) -> list[Value]:
@@ -40,11 +40,11 @@ def random_values(seed: int) -> list[Value]:
 
 
 def in_python(compute: object) -> object:
-    native, sweeps._sweeps = sweeps._sweeps, None
+    native, graphs._native = graphs._native, None
     try:
         return compute()  # type: ignore[operator]
     finally:
-        sweeps._sweeps = native
+        graphs._native = native
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -116,7 +116,7 @@ def test_missing_input_is_named() -> None:
 
 
 def test_other_objects_are_rejected() -> None:
-    native = sweeps.native_sweeps()
+    native = native_sweeps()
     assert native is not None
     error = import_extension().Error
     with pytest.raises(error, match="neither a node nor a value"):

@@ -12,8 +12,7 @@ from graphkit import config, debug
 from graphkit.collector import without_gc
 from graphkit.ir import context
 from graphkit.ir.dims import DimExpr
-from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.sweeps import native_sweeps
+from graphkit.ir.graph import Graph, Node, Value, native_sweeps
 from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
 from graphkit.passes.core.declare import CONTROL, Pass, Rewrite, Step

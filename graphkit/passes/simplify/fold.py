@@ -99,10 +99,8 @@ def _has_constant_operands(node: Node) -> bool:
 
 def _has_known_elements(node: Node) -> bool:
     """Return whether inference knows the elements of a result."""
-    for value in node.outputs:
-        if isinstance(value.type, TensorType) and value.type.value is not None:
-            return True
-    return False
+    known = [v for v in node.outputs if isinstance(v.type, TensorType) and v.type.value is not None]
+    return bool(known)
 
 
 def _foldable(node: Node, size_limit: int) -> bool:
