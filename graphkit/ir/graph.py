@@ -16,7 +16,7 @@ from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, TypeMismatch
 from graphkit.ir import context
 from graphkit.ir.names import Names, snake_case
 from graphkit.ir.origin import described, graph_facts, titled, unfinished
-from graphkit.ir.types import DType, SequenceType, TensorType, Type
+from graphkit.ir.types import DType, TensorType, Type, same_type
 from graphkit.signatures import check_argument
 from graphkit.text import quantity, short_repr
 
@@ -273,17 +273,6 @@ class Node:
 
     def __repr__(self) -> str:
         return short_repr(self, lambda: [str(self)])
-
-
-def same_type(a: Type, b: Type) -> bool:
-    """Whether two types are equal, including known elements, on which inference may depend."""
-    if a is b:
-        return True
-    if isinstance(a, TensorType) and isinstance(b, TensorType):
-        return a == b and a.value == b.value and a.floats == b.floats
-    if isinstance(a, SequenceType) and isinstance(b, SequenceType):
-        return a.length == b.length and same_type(a.element, b.element)
-    return a == b
 
 
 def _same_types(given: Sequence[Value | None], before: Sequence[Value | None]) -> bool:

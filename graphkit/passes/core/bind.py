@@ -9,8 +9,8 @@ from graphkit.collector import without_gc
 from graphkit.errors import InputError, TypeMismatch, did_you_mean
 from graphkit.ir import context, dims
 from graphkit.ir.dims import Dim, DimExpr
-from graphkit.ir.graph import Graph, Node, Value, same_type
-from graphkit.ir.types import SequenceType, TensorType, Type
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import SequenceType, TensorType, Type, same_type
 from graphkit.ops import Op
 from graphkit.passes.core.match import is_op
 
