@@ -84,6 +84,11 @@ def rewrite(
                             readers.replace(old, new)
     if not table and not extra_inputs:
         return graph
+    return _with_replaced(graph, table, extra_inputs)
+
+
+def _with_replaced(graph: Graph, table: Mapping[Any, Value], extra_inputs: Sequence[Value]) -> Graph:
+    """Return the graph with values replaced by those of `table`, and with more inputs."""
     return Graph(
         [*(table.get(v, v) for v in graph.inputs), *extra_inputs],
         [table.get(v, v) for v in graph.outputs],
@@ -98,7 +103,7 @@ def map_subgraphs(node: Node, operands: Sequence[Value | None], transform: Rewri
     """Return the node with `transform` applied to each of its subgraphs. The transform must keep inputs and outputs."""
     subgraphs = node.op.subgraphs()
     if not subgraphs:
-        return node.rebuilt(operands)
+        return node if operands is node.inputs else node.rebuilt(operands)
     changed = {k: new for k, g in subgraphs.items() if (new := transform(g)) is not g}
     operator = node.op.replace(**changed) if changed and isinstance(node.op, Op) else None
     return node.rebuilt(operands, operator)
@@ -230,7 +235,7 @@ def fuse(
         if is_control(node):
             rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, needs=needs, at=at, nested=True))
         else:
-            rebuilt = node.rebuilt(operands)
+            rebuilt = node if operands is node.inputs else node.rebuilt(operands)
         return rule(rebuilt, readers) or rebuilt.outputs
 
     return rewrite(graph, visit, at=None if at is None else {*at, *CONTROL}, readers=readers)
