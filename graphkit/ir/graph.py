@@ -445,6 +445,14 @@ class Graph:
         found: T = self._facts[compute]
         return found
 
+    def note(self, fact: str) -> None:
+        """Note a fact about the nodes, which never changes."""
+        self._facts[fact] = True
+
+    def is_noted(self, fact: str) -> bool:
+        """Return whether the fact was noted."""
+        return fact in self._facts
+
     @property
     def spent(self) -> tuple[tuple[Value, ...], ...]:
         """For each node, those of its operands and results that nothing reads later. No value occurs twice."""
