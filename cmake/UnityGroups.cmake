@@ -25,7 +25,7 @@ set(unity_groups
     "onednn/onednn onednn/post_ops onednn/product onednn/watched_product"
     "primitives/axis_gather primitives/indices primitives/partition primitives/reduction"
     "kernels/pointwise/pointwise_steps primitives/strided_copy runtime/variable"
-    "runtime/arena_layout runtime/array runtime/bindings runtime/cpu_info"
+    "runtime/arena_layout runtime/array runtime/bindings runtime/cpu_info runtime/schedule runtime/graph_sweeps"
     "runtime/deadline runtime/engine runtime/isa runtime/kernel"
     "runtime/kernel_call runtime/parts runtime/pool runtime/run_data_dependent"
     "runtime/program runtime/run_dynamic runtime/run_loop runtime/threads")

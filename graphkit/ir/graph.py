@@ -8,20 +8,27 @@ construction always prints the same text.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from graphkit.collector import without_gc
 from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, TypeMismatch, UsageError, did_you_mean
 from graphkit.ir import context
 from graphkit.ir.names import Names, snake_case
 from graphkit.ir.origin import described, graph_facts, titled, unfinished
-from graphkit.ir.types import DType, SequenceType, TensorType, Type
+from graphkit.ir.types import DType, TensorType, Type, same_type
 from graphkit.signatures import check_argument
 from graphkit.text import quantity, short_repr
 
+if TYPE_CHECKING:
+    from graphkit.ir.sweeps import NativeSweeps
+
+T = TypeVar("T")
+
 _serial = itertools.count()
 _NO_ATTRS: Mapping[str, Any] = {}
+# Native versions of sweeps over graphs, once the native extension is imported.
+_native: NativeSweeps | None = None
 
 
 class Operator(Protocol):
@@ -222,17 +229,29 @@ class Node:
     def rebuilt(self, inputs: Sequence[Value | None], op: Operator | None = None) -> Node:
         """Return this node with other operands, or itself if nothing changes. Infers types only if necessary."""
         if op is None:
-            given = tuple(inputs)
-            # Values compare by identity.
-            if given is self.inputs or given == self.inputs:
-                return self
-            if _same_types(given, self.inputs):
-                return self.with_types(given, [v.type for v in self.outputs])
+            found = self.with_operands(inputs)
+            if found is not None:
+                return found
         with context.detached():
             names = [v.name for v in self.outputs]
             node = Node(op or self.op, inputs, self.name, self.meta, output_names=names)
         node.scope = self.scope
         return node
+
+    def with_operands(self, inputs: Sequence[Value | None]) -> Node | None:
+        """Return this node with other operands of the same types, or itself if nothing changes.
+
+        Returns None if operands have other types, so that the types of the outputs must be inferred.
+        """
+        given = tuple(inputs)
+        # Values compare by identity.
+        if given is self.inputs or given == self.inputs:
+            return self
+        native = _native
+        if native is not None:
+            copy: Node | None = native.copied(self, given)
+            return copy
+        return self.with_types(given, [v.type for v in self.outputs]) if _same_types(given, self.inputs) else None
 
     def with_types(self, inputs: Iterable[Value | None], types: Sequence[Type]) -> Node:
         """Return this node with other operands. `types` must be what inference would return for the outputs."""
@@ -256,23 +275,23 @@ class Node:
         return short_repr(self, lambda: [str(self)])
 
 
-def same_type(a: Type, b: Type) -> bool:
-    """Whether two types are equal, including known elements, on which inference may depend."""
-    if a is b:
-        return True
-    if isinstance(a, TensorType) and isinstance(b, TensorType):
-        return a == b and a.value == b.value and a.floats == b.floats
-    if isinstance(a, SequenceType) and isinstance(b, SequenceType):
-        return a.length == b.length and same_type(a.element, b.element)
-    return a == b
-
-
 def _same_types(given: Sequence[Value | None], before: Sequence[Value | None]) -> bool:
     """Whether new operands have the same types as the old ones."""
     for new, old in zip(given, before, strict=True):
         if new is not old and (new is None or old is None or not same_type(new.type, old.type)):
             return False
     return True
+
+
+def accelerate(make_sweeps: Callable[..., NativeSweeps]) -> None:
+    """Use the class `GraphSweeps` of the native extension from now on."""
+    global _native
+    _native = make_sweeps(Node, Value, _serial, same_type, _NO_ATTRS)
+
+
+def native_sweeps() -> NativeSweeps | None:
+    """Return native versions of sweeps, or None if the extension is not imported."""
+    return _native
 
 
 def next_serial() -> int:
@@ -287,6 +306,9 @@ def topological(values: Iterable[Value | None], stop: Iterable[Value] = ()) -> l
     A node is left out if all its needed outputs are in `stop`. Not recursive, so the depth of a graph has no limit.
     """
     stopped = set(stop)
+    native = _native
+    if native is not None:
+        return native.topological(list(values), stopped)
     order: list[Node] = []
     # False: entered, its operands are above it on the stack; True: in `order`.
     state: dict[Node, bool] = {}
@@ -340,7 +362,9 @@ class Graph:
         "_operators",
         "_spent",
         "_output_names",
+        "_facts",
         "_names",
+        "_input_names",
         "_by_name",
         "_node_names",
     )
@@ -364,7 +388,9 @@ class Graph:
         self._operators: frozenset[str] | None = None
         self._spent: tuple[tuple[Value, ...], ...] | None = None
         self._output_names = None if output_names is None else tuple(output_names)
+        self._facts: dict[Any, Any] = {}
         self._names: dict[Value, str] | None = None
+        self._input_names: dict[Value, str] | None = None
         self._node_names: dict[Node, str] | None = None
         self._by_name: dict[str, Value] | None = None
         self._check()
@@ -373,7 +399,10 @@ class Graph:
         known = set(self.inputs)
         if len(known) != len(self.inputs):
             raise InvalidModel(f"{titled(self)}: an input is listed twice")
-        read = itertools.chain(self.outputs, [new for _, new in self.updates], *[n.inputs for n in self.nodes])
+        native = _native
+        is_complete = native is not None and native.reads_only(self.nodes, known)
+        operands = [] if is_complete else [node.inputs for node in self.nodes]
+        read = itertools.chain(self.outputs, [new for _, new in self.updates], *operands)
         missing = {v: None for v in read if v is not None and v.node is None and v not in known}
         if missing:
             listed = ", ".join(str(v) for v in missing)
@@ -406,6 +435,24 @@ class Graph:
             self._operators = frozenset([node.op.name for node in self.nodes])
         return self._operators
 
+    def cached(self, compute: Callable[[Graph], T]) -> T:
+        """Return `compute(graph)`, which is called once. It may depend on the nodes, inputs, outputs and updates only.
+
+        Do not change the result: later callers get the same object.
+        """
+        if compute not in self._facts:
+            self._facts[compute] = compute(self)
+        found: T = self._facts[compute]
+        return found
+
+    def note(self, fact: str) -> None:
+        """Note a fact about the nodes, which never changes."""
+        self._facts[fact] = True
+
+    def is_noted(self, fact: str) -> bool:
+        """Return whether the fact was noted."""
+        return fact in self._facts
+
     @property
     def spent(self) -> tuple[tuple[Value, ...], ...]:
         """For each node, those of its operands and results that nothing reads later. No value occurs twice."""
@@ -430,9 +477,22 @@ class Graph:
     def name_of(self, value: Value) -> str:
         """The unique name of one of this graph's values."""
         if self._names is None:
+            if value.node is None and (names := self._names_of_inputs()):
+                return names[value]
             self._assign_names()
         assert self._names is not None
         return self._names[value]
+
+    def _names_of_inputs(self) -> dict[Value, str]:
+        """Return the names of the inputs if they do not depend on other values, else an empty dictionary.
+
+        Inputs take the names that they were given before all other values do.
+        """
+        if self._input_names is None:
+            unique = Names()
+            named = all(v.name for v in self.inputs)
+            self._input_names = {v: unique.take(v.name) for v in self.inputs} if named else {}
+        return self._input_names
 
     def node_name(self, node: Node) -> str:
         """The unique name of one of this graph's nodes."""

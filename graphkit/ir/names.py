@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 
 class Names:
@@ -34,6 +35,7 @@ def unique_names(names: Iterable[str]) -> list[str]:
 _WORD = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
 
 
+@lru_cache(maxsize=1024)
 def snake_case(name: str) -> str:
     """Relu -> relu, BatchNormalization -> batch_normalization, RMSNorm -> rms_norm, IsNaN -> is_nan."""
     return re.sub(_WORD, "_", name.replace("NaN", "Nan")).lower()

@@ -379,6 +379,17 @@ class MapType:
 Type: TypeAlias = TensorType | SequenceType | OptionalType | MapType
 
 
+def same_type(a: Type, b: Type) -> bool:
+    """Whether two types are equal, including known elements, on which inference may depend."""
+    if a is b:
+        return True
+    if isinstance(a, TensorType) and isinstance(b, TensorType):
+        return a == b and a.value == b.value and a.floats == b.floats
+    if isinstance(a, SequenceType) and isinstance(b, SequenceType):
+        return a.length == b.length and same_type(a.element, b.element)
+    return a == b
+
+
 def type_of_array(array: np.ndarray) -> TensorType:
     """Return the type of an array. If the array is small, the type contains its elements."""
     dtype = dtype_of(array.dtype)

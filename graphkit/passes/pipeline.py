@@ -15,11 +15,17 @@ from graphkit.passes.core.sweep import effect, is_constant
 
 
 def _computes_halves(node: Node) -> bool:
-    return any(isinstance(v.type, TensorType) and v.type.dtype in HALVES for v in (*node.operands, *node.outputs))
+    for value in (*node.inputs, *node.outputs):
+        if value is not None and isinstance(value.type, TensorType) and value.type.dtype in HALVES:
+            return True
+    return False
 
 
 def _reads_unknown_rank(node: Node) -> bool:
-    return any(isinstance(v.type, TensorType) and v.type.shape is None for v in node.operands)
+    for value in node.inputs:
+        if value is not None and isinstance(value.type, TensorType) and value.type.shape is None:
+            return True
+    return False
 
 
 def _is_composite(node: Node) -> bool:

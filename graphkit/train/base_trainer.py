@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from graphkit import config
+from graphkit.collector import without_gc
 from graphkit.data import Batch, Dataset, IterableDataset
 from graphkit.data.foreign import are_samples, dataset_of
 from graphkit.errors import UsageError
@@ -140,6 +141,7 @@ class BaseTrainer:
         compare_setup(kvstore, spec.rule, spec.trained, net.params, compared)
         self._create_programs(spec)
 
+    @without_gc
     def _describe_step(
         self, selection: ParameterSelection, numerics: Numerics, memory: Memory, parallel: Parallel,
         regularisation: Regularisation, device: AnyDevice, threads: int | None, *, sample_weights: bool = False,
@@ -180,6 +182,7 @@ class BaseTrainer:
             accumulate=memory.accumulate, recompute=memory.recompute, swap_memory=memory.swap_memory,
         )  # fmt: skip
 
+    @without_gc
     def _create_programs(self, spec: StepSpec) -> None:
         """Create the programs for training and inference, and give all ranks the parameters of rank 0."""
         net, kvstore = self.net, self.kvstore

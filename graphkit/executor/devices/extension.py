@@ -8,6 +8,7 @@ from types import ModuleType
 
 from graphkit import config, cores
 from graphkit.errors import MissingDependency
+from graphkit.ir.graph import accelerate
 
 _ONEDNN_DISTRIBUTION = "onednn-cpu-gomp"
 _ONEDNN_LIBRARY = "libdnnl.so.3"
@@ -22,6 +23,7 @@ def import_extension() -> ModuleType:
         MissingDependency: oneDNN, which the extension was built with, is not installed any more.
     """
     native = _imported()
+    accelerate(native.GraphSweeps)
     if config.PIN.get():
         native.pin_helpers(cores.nearest())
     return native

@@ -95,9 +95,12 @@ def _may_fail(
 ) -> bool:
     if getattr(node.op, "collective", False):
         return False
-    made = any(placement.place[v] == "dynamic" for v in node.outputs if v in placement.used)
-    if made or any(has_run_time_size(v) for v in node.operands):
-        return True
+    for value in node.outputs:
+        if placement.place.get(value) == "dynamic" and value in placement.used:
+            return True
+    for value in node.operands:
+        if has_run_time_size(value):
+            return True
     if lowering is not None and lowering.may_fail:
         return True
     if lowering is not None and lowering.subgraphs:

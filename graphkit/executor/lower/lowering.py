@@ -412,6 +412,7 @@ class Site(NamedTuple):
         unspecialised: The subgraphs that could not be specialised, and why.
         lower: Lowers a subgraph.
         hosted: Outputs of loops that are stacked in host memory.
+        kernels: The kernels of earlier nodes of the graph, which equal nodes share; None: kernels are not shared.
     """
 
     node: Node
@@ -422,6 +423,7 @@ class Site(NamedTuple):
     unspecialised: Unspecialised
     lower: LowerSubgraph
     hosted: Set[Value] = frozenset()
+    kernels: dict[Any, NativeKernel] | None = None
 
     @property
     def static(self) -> bool:

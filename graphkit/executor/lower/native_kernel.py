@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from graphkit.executor.devices.kernel import NativeKernel, is_native
 from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.lower.lowering import ABSENT, Emission, Location, Lowering, Site
+from graphkit.ops import Op
 
 
 class PreparedKernel(Lowering):
@@ -31,14 +33,40 @@ class PreparedKernel(Lowering):
 
 def native_kernel(site: Site) -> Lowering | None:
     """Return the lowering of a node to a kernel of the device; None if a size is unknown, or if there is no kernel."""
-    kernel = make_kernel(site.settings.device, site.node, site.context) if site.static else None
+    if not site.static:
+        return None
+    key = None if site.kernels is None else _kernel_key(site)
+    if site.kernels is not None and (shared := site.kernels.get(key)) is not None:
+        return PreparedKernel(shared)
+    kernel = make_kernel(site.settings.device, site.node, site.context)
     if kernel is None:
         return None
     if is_native(kernel):
+        if site.kernels is not None:
+            site.kernels[key] = kernel
         return PreparedKernel(kernel)
     from graphkit.executor.lower.python_step import PythonKernel
 
     return PythonKernel("native", site.node, kernel)
+
+
+def _kernel_key(site: Site) -> tuple[object, ...]:
+    """Return everything that the kernel of a node with tensors of known sizes depends on. Kernels have no state.
+
+    The key contains arrays by identity, so it is valid while these arrays exist. It says which operands are the same
+    value.
+    """
+    node, context = site.node, site.context
+    kinds: list[Any] = [None if v is None else v.type for v in (*node.inputs, *node.outputs)]
+    types = [None if t is None else (t.dtype, t.shape, t.value, t.floats and repr(t.floats)) for t in kinds]
+    arrays = [(position, id(array)) for position, array in context.constant_inputs.items()]
+    given = node.inputs
+    repeated = () if len(set(given)) == len(given) else tuple([given.index(v) for v in given])
+    # 0.0 and -0.0 are equal, but not the same attribute.
+    zeros = (
+        [repr(v) for v in vars(node.op).values() if v.__class__ is float and not v] if isinstance(node.op, Op) else ()
+    )
+    return node.op, tuple(types), tuple(arrays), context.used_outputs, repeated, tuple(zeros)
 
 
 def _padded(locations: Sequence[Location], count: int) -> list[Location]:

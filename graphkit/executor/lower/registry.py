@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from graphkit.errors import BAD_VALUE, GraphkitError
-from graphkit.executor.devices.kernel import KernelContext, VersionedArray
+from graphkit.executor.devices.kernel import KernelContext, NativeKernel, VersionedArray
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering, NotNative, Settings, Site
 from graphkit.executor.lower.native_kernel import native_kernel
 from graphkit.executor.memory.errors import require_memory_for, require_shapes_for
@@ -165,6 +165,8 @@ def lower_graph(
     def lower(subgraph: Graph, arrays: Mapping[int, VersionedArray]) -> LoweredGraph:
         return _lower_subgraph(subgraph, arrays, settings, unspecialised)
 
+    kernels: dict[Any, NativeKernel] | None = {} if settings.device == "cpu" else None
+
     def lowering(node: Node) -> Lowering:
         if placement.host_storage(node) is not None:
             from graphkit.executor.lower.arrays.swapped import SwapStep
@@ -172,7 +174,7 @@ def lower_graph(
             return SwapStep(node)
         context = kernel_context(node, placement, known, settings)
         is_dynamic = any(placement.place[v] == "dynamic" for v in node.outputs if v in placement.used)
-        return choose(Site(node, settings, context, inner, is_dynamic, unspecialised, lower, hosted))
+        return choose(Site(node, settings, context, inner, is_dynamic, unspecialised, lower, hosted, kernels))
 
     lowerings = [lowering(node) for node in placement.steps]
     failing = _failing_steps(placement, lowerings) if graph.updates else ()

@@ -306,6 +306,8 @@ class _LiveRanges:
 def _dependencies(node: Node, placement: Placement) -> list[Value]:
     """Return the storages that must be written before the node may run."""
     root, view_dependencies = placement.root, placement.view_dependencies
+    if not view_dependencies:
+        return [root[v] for v in node.operands]
     return [storage for v in node.operands for storage in (root[v], *view_dependencies.get(v, ()))]
 
 
@@ -317,6 +319,8 @@ def _inplace_pairs(node: Node, placement: Placement, permitted: Sequence[tuple[i
 
     permitted: Pairs of positions (input, output) that the kernel permits.
     """
+    if not permitted:
+        return []
     root, allowed = placement.root, set(permitted)
     readers: dict[Value, list[tuple[int, Value]]] = {}  # for each storage, its operands and their positions
     for i, v in enumerate(node.inputs):

@@ -7,6 +7,7 @@ import heapq
 import itertools
 from collections.abc import Sequence
 
+from graphkit.executor.devices.loading import native_module
 from graphkit.named_tuples import NamedTuple
 
 # `updates_last` may raise the peak by at most 1 / SLACK of it.
@@ -55,10 +56,21 @@ def schedule(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
     should run early. Both are tried with and without counting buffers that only updates read, because an update can
     free these at once. The given order is kept unless another one is better.
 
+    The native extension computes the same order, in a fraction of the time.
+
     Args:
         tasks: The steps.
         sizes: Bytes of the buffers; 0 for those outside the arena.
     """
+    native = native_module()
+    if native is None:
+        return schedule_in_python(tasks, sizes)
+    order, peak, plain_peak = native.schedule(tasks, sizes)
+    return Schedule(tuple(order), peak, plain_peak)
+
+
+def schedule_in_python(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
+    """Return the result of `schedule` without the native extension."""
     plain = plain_order(tasks)
     best = plain_peak = peak_bytes(tasks, sizes, plain)
     chosen = plain

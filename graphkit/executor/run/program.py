@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from graphkit.collector import without_gc
 from graphkit.errors import GraphkitError, OutOfMemory
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.emit import Emitter
@@ -76,6 +77,7 @@ class Program(InstancedProgram):
             if node not in steps or not _is_shape_arithmetic(node)
         )
 
+    @without_gc
     def instance(self) -> Instance:
         return _Instance(self)
 

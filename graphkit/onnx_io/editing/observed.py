@@ -7,8 +7,7 @@ from typing import Any
 from onnx import ModelProto
 
 from graphkit.ir import context
-from graphkit.ir.graph import same_type
-from graphkit.ir.types import MAX_KNOWN_ELEMENTS, Type
+from graphkit.ir.types import MAX_KNOWN_ELEMENTS, Type, same_type
 from graphkit.onnx_io.building import Differentiate, Names, Setting
 from graphkit.onnx_io.editing.document import Document
 from graphkit.onnx_io.external_data import ExternalData

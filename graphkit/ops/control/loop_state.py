@@ -9,9 +9,9 @@ from typing import TypeAlias
 from graphkit.errors import BAD_VALUE, TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
-from graphkit.ir.graph import Graph, Node, Value, same_type
+from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.origin import titled
-from graphkit.ir.types import OptionalType, SequenceType, TensorType, Type
+from graphkit.ir.types import OptionalType, SequenceType, TensorType, Type, same_type
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import normal_axis
 from graphkit.text import quantity

@@ -8,7 +8,7 @@ import numpy as np
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir.dims import may_equal
-from graphkit.ir.graph import Node
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import FLOATS, TensorType, broadcast_shapes
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
@@ -65,9 +65,8 @@ class ReduceToShapeOf(Op):
         return F.expand(dy, F.shape(node.operands[0])), None
 
     def expand(self, x: Any, like: Any) -> Any:
-        axes = _static_axes(x.shape, like.shape)
-        if axes is not None:
-            total = F.reduce_sum(x, np.asarray(axes, np.int64), keepdims=False) if axes else x
+        total = self.summed(x, like)
+        if total is not None:
             return F.reshape(total, F.shape(like))
         # Sizes are unknown: extend like's shape to x's rank, and sum over axes where only `like` has size 1.
         target, source = F.shape(like), F.shape(x)
@@ -79,6 +78,18 @@ class ReduceToShapeOf(Op):
         positions = F.range(np.array(0, np.int64), F.squeeze(F.shape(source), np.array([0])), one)
         axes_value = F.compress(positions, summed, axis=0)
         return F.reshape(F.reduce_sum(x, axes_value, keepdims=True, noop_with_empty_axes=True), target)
+
+    @staticmethod
+    def summed(x: Value, like: Value) -> Value | None:
+        """Return the sum over the axes along which `like` broadcasts, without these axes.
+
+        Returns None if the shapes do not determine the axes.
+        """
+        axes = _static_axes(x.shape, like.shape)
+        if not axes:
+            return None if axes is None else x
+        total: Value = F.reduce_sum(x, np.asarray(axes, np.int64), keepdims=False)
+        return total
 
 
 def _static_axes(x: tuple[Any, ...] | None, like: tuple[Any, ...] | None) -> list[int] | None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from graphkit.errors import TypeMismatch
-from graphkit.ir.graph import Graph, Node, Value, same_type
-from graphkit.ir.types import DType, TensorType, Type
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, TensorType, Type, same_type
 from graphkit.ops import Op
 from graphkit.ops.control.loop_state import output_types, stable_types, without_value
 from graphkit.ops.control.views import LoopView

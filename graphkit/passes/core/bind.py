@@ -9,8 +9,8 @@ from graphkit.collector import without_gc
 from graphkit.errors import InputError, TypeMismatch, did_you_mean
 from graphkit.ir import context, dims
 from graphkit.ir.dims import Dim, DimExpr
-from graphkit.ir.graph import Graph, Node, Value, same_type
-from graphkit.ir.types import SequenceType, TensorType, Type
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import SequenceType, TensorType, Type, same_type
 from graphkit.ops import Op
 from graphkit.passes.core.match import is_op
 
@@ -105,12 +105,16 @@ def rebind(graph: Graph, types: Mapping[Value, Type]) -> Graph:
 
     `types` contains a type for each input. Raises TypeMismatch, which names the node.
     """
+    inferred: dict[Any, tuple[Type, ...]] = {}
     table = {v: v if same_type(v.type, types[v]) else v.like(type=types[v]) for v in graph.inputs}
     with context.detached():
         for node in graph.nodes:
             operands = [None if v is None else table[v] for v in node.inputs]
             operator = _bound_operator(node, operands)
-            table.update(zip(node.outputs, node.rebuilt(operands, operator).outputs, strict=True))
+            bound = node.with_operands(operands) if operator is None else node.rebuilt(operands, operator)
+            if bound is None:
+                bound = _inferred(node, operands, inferred)
+            table.update(zip(node.outputs, bound.outputs, strict=True))
     if all(new is old for old, new in table.items()):
         return graph
     return graph.replace(
@@ -119,6 +123,42 @@ def rebind(graph: Graph, types: Mapping[Value, Type]) -> Graph:
         updates=[(table[state], table[new]) for state, new in graph.updates],
         output_names=graph.output_names,
     )
+
+
+def _inferred(node: Node, operands: Sequence[Value | None], known: dict[Any, tuple[Type, ...]]) -> Node:
+    """Return the node on operands of other types. `known` contains the types that were inferred for equal nodes."""
+    given = None if node.op.subgraphs() else _static_types(operands)
+    if given is None:
+        return node.rebuilt(operands)
+    types = known.get((node.op, given))
+    if types is not None:
+        return node.with_types(operands, types)
+    bound = node.rebuilt(operands)
+    found = tuple([v.type for v in bound.outputs])
+    if all(_is_static(kind) for kind in found):
+        known[node.op, given] = found
+    return bound
+
+
+def _is_static(kind: Type) -> bool:
+    """Return whether the type is that of a tensor of known size, and contains no elements."""
+    return isinstance(kind, TensorType) and kind.is_static and kind.value is None and kind.floats is None
+
+
+def _static_types(operands: Sequence[Value | None]) -> tuple[object, ...] | None:
+    """Return the types of operands, on which the types of the results depend.
+
+    Returns None if a type is not static (`_is_static`). Then inference may return new unknown dimensions each time.
+    """
+    found: list[object] = []
+    for value in operands:
+        if value is None:
+            found.append(None)
+        elif _is_static(value.type):
+            found.append(value.type)
+        else:
+            return None
+    return tuple(found)
 
 
 def _bound_operator(node: Node, operands: Sequence[Value | None]) -> Op | None:

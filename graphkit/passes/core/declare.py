@@ -144,10 +144,13 @@ def _has_any(graph: Graph, operators: frozenset[str]) -> bool:
 
 def _any_node(graph: Graph, condition: Callable[[Node], bool]) -> bool:
     """Return whether a node of the graph, or of its subgraphs, fulfils the condition."""
-    return any(
-        condition(node) or any(_any_node(inner, condition) for inner in node.op.subgraphs().values())
-        for node in graph.nodes
-    )
+    for node in graph.nodes:
+        if condition(node):
+            return True
+        for inner in node.op.subgraphs().values():
+            if _any_node(inner, condition):
+                return True
+    return False
 
 
 # By name: all passes that exist so far, those that `deferred` made, and the imported passes that replace the latter.

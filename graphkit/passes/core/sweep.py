@@ -12,7 +12,7 @@ from graphkit import config, debug
 from graphkit.collector import without_gc
 from graphkit.ir import context
 from graphkit.ir.dims import DimExpr
-from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.graph import Graph, Node, Value, native_sweeps
 from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
 from graphkit.passes.core.declare import CONTROL, Pass, Rewrite, Step
@@ -33,7 +33,7 @@ def rewrite(
     at: Collection[str] | None = None,
     inputs: Mapping[Value, Value] | None = None,
     extra_inputs: Sequence[Value] = (),
-    replaced: Callable[[Value, Value], None] | None = None,
+    readers: Readers | None = None,
 ) -> Graph:
     """Rewrite a graph in one sweep. `rule(node, operands)` returns one value per output, or None to keep the node.
 
@@ -47,18 +47,27 @@ def rewrite(
         at: Names of operators. The rule is called only for nodes with one of them; others are kept. None: all nodes.
         inputs: Values that replace graph inputs.
         extra_inputs: Values that are appended to the graph inputs.
-        replaced: Called as `replaced(old, new)` for each result that is replaced.
+        readers: Gets the replaced results, so that it counts the uses in the new graph.
     """
     # The replaced values. Most sweeps replace few.
     table: dict[Any, Value] = dict(inputs or {})
     if not table and not extra_inputs and at is not None and graph.operators.isdisjoint(at):
         return graph
-    changed, current = table.keys(), table.get
+    changed, current, nodes, sweeps = table.keys(), table.get, graph.nodes, native_sweeps()
+    counts = None if readers is None else readers.counts
+    visited = None if at is None else frozenset(at)
+    position = 0
     with context.detached():
-        for node in graph.nodes:
+        while True:
+            if sweeps is not None and visited is not None:
+                position = sweeps.copy_until(nodes, position, visited, table, counts)
+            if position == len(nodes):
+                break
+            node = nodes[position]
+            position += 1
             given, results = node.inputs, node.outputs
             touched = not changed.isdisjoint(given)
-            if at is None or node.op.name in at:
+            if visited is None or node.op.name in visited:
                 operands = tuple([current(v, v) for v in given]) if touched else given
                 replacement = rule(node, operands)
                 if replacement is None:
@@ -71,10 +80,15 @@ def rewrite(
                 for old, new in zip(results, replacement, strict=True):
                     if new is not old:
                         table[old] = new
-                        if replaced is not None:
-                            replaced(old, new)
+                        if readers is not None:
+                            readers.replace(old, new)
     if not table and not extra_inputs:
         return graph
+    return _with_replaced(graph, table, extra_inputs)
+
+
+def _with_replaced(graph: Graph, table: Mapping[Any, Value], extra_inputs: Sequence[Value]) -> Graph:
+    """Return the graph with values replaced by those of `table`, and with more inputs."""
     return Graph(
         [*(table.get(v, v) for v in graph.inputs), *extra_inputs],
         [table.get(v, v) for v in graph.outputs],
@@ -89,7 +103,7 @@ def map_subgraphs(node: Node, operands: Sequence[Value | None], transform: Rewri
     """Return the node with `transform` applied to each of its subgraphs. The transform must keep inputs and outputs."""
     subgraphs = node.op.subgraphs()
     if not subgraphs:
-        return node.rebuilt(operands)
+        return node if operands is node.inputs else node.rebuilt(operands)
     changed = {k: new for k, g in subgraphs.items() if (new := transform(g)) is not g}
     operator = node.op.replace(**changed) if changed and isinstance(node.op, Op) else None
     return node.rebuilt(operands, operator)
@@ -150,6 +164,10 @@ def elements_read(node: Node) -> Sequence[Value]:
 
 def use_counts(graph: Graph) -> Counter[Value]:
     """Return how many times each value is used: as operand of nodes, as output, and as new value of an update."""
+    return graph.cached(_count_uses).copy()
+
+
+def _count_uses(graph: Graph) -> Counter[Value]:
     counts: Counter[Any] = Counter(itertools.chain.from_iterable([node.inputs for node in graph.nodes]))
     del counts[None]  # operands that are absent
     counts.update(graph.outputs)
@@ -158,24 +176,28 @@ def use_counts(graph: Graph) -> Counter[Value]:
 
 
 class Readers:
-    """The number of uses of each value in a graph that is being rewritten."""
+    """The number of uses of each value in a graph that is being rewritten.
+
+    Attributes:
+        counts: The uses by value.
+    """
 
     def __init__(self, counts: dict[Value, int]) -> None:
         """counts: The uses in the old graph. The object keeps and changes this dictionary."""
-        self._counts = counts
+        self.counts = counts
 
     def replace(self, old: Value, new: Value) -> None:
         """Record that all readers of `old` now read `new`."""
-        count = self._counts.pop(old, 0)
-        self._counts[new] = self._counts.get(new, 0) + count
+        count = self.counts.pop(old, 0)
+        self.counts[new] = self.counts.get(new, 0) + count
 
     def count(self, value: Value) -> int:
         """Return the number of uses; 1 for a value that a rule has just made."""
-        return self._counts.get(value, 1)
+        return self.counts.get(value, 1)
 
     def has_one_use(self, value: Value) -> bool:
         """Return whether the value has a single use. Then it may be fused into its reader."""
-        return self._counts.get(value, 1) == 1
+        return self.counts.get(value, 1) == 1
 
 
 FusionRule: TypeAlias = Callable[[Node, Readers], Sequence[Value] | None]
@@ -213,10 +235,10 @@ def fuse(
         if is_control(node):
             rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, needs=needs, at=at, nested=True))
         else:
-            rebuilt = node.rebuilt(operands)
+            rebuilt = node if operands is node.inputs else node.rebuilt(operands)
         return rule(rebuilt, readers) or rebuilt.outputs
 
-    return rewrite(graph, visit, at=None if at is None else {*at, *CONTROL}, replaced=readers.replace)
+    return rewrite(graph, visit, at=None if at is None else {*at, *CONTROL}, readers=readers)
 
 
 def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]:
@@ -229,16 +251,22 @@ def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]
     return readers
 
 
-def _shape_readers(graph: Graph) -> Iterator[Node]:
-    """Yield the Shape and Size nodes that become constant when the dimensions of the graph's inputs are bound."""
+def _shape_readers(graph: Graph) -> Sequence[Node]:
+    """Return the Shape and Size nodes that become constant when the dimensions of the graph's inputs are bound."""
+    return graph.cached(_find_shape_readers)
+
+
+def _find_shape_readers(graph: Graph) -> Sequence[Node]:
     if graph.operators.isdisjoint(("Shape", "Size")):
-        return
+        return ()
+    found: list[Node] = []
     known = {s for v in graph.inputs for d in symbolic_dims(v) for s in d.symbols}
     for node in graph.nodes:
         if node.op.name in ("Shape", "Size") and not node.op.domain:
             (value,) = node.operands
             if value.rank is not None and all(d.symbols <= known for d in symbolic_dims(value)):
-                yield node
+                found.append(node)
+    return found
 
 
 def symbolic_dims(value: Value) -> list[DimExpr]:

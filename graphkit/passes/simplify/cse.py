@@ -11,6 +11,9 @@ from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.draws import is_undetermined
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
 
+# Fact about graphs that the pass returned: a further sweep would change nothing.
+_MERGED = "no two equal nodes"
+
 
 def _first_duplicate(graph: Graph) -> Node | None:
     seen = _Seen()
@@ -25,6 +28,8 @@ def cse(graph: Graph) -> Graph:
     state and stream; nodes without a random state are never merged. Nodes with operands are not merged if they are in
     different groups (`ctx_group`), because different processes may compute them.
     """
+    if graph.is_noted(_MERGED):
+        return graph
     seen = _Seen()
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
@@ -33,7 +38,9 @@ def cse(graph: Graph) -> Graph:
             return rebuilt.outputs
         return seen.first_equal(rebuilt).outputs
 
-    return rewrite(graph, rule)
+    merged = rewrite(graph, rule)
+    merged.note(_MERGED)
+    return merged
 
 
 class _Seen:

@@ -42,8 +42,7 @@ def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
                 return inline(branch, IfView.of(node).captures)
         else:
             node = node.rebuilt(operands)
-        computable = _has_constant_operands(node)
-        has_known_elements = any(isinstance(v.type, TensorType) and v.type.value is not None for v in node.outputs)
+        computable, has_known_elements = _has_constant_operands(node), _has_known_elements(node)
         if not (computable or has_known_elements) or isinstance(node.op, Constant) or is_random(node.op):
             return node.outputs
         known = [_known_array(v) for v in node.outputs]
@@ -92,7 +91,16 @@ def _byte_limit(node: Node, size_limit: int) -> int:
 
 def _has_constant_operands(node: Node) -> bool:
     """Return whether all operands are constants."""
-    return all(v is None or array_of(v) is not None for v in node.inputs)
+    for value in node.inputs:
+        if value is not None and (value.node is None or not isinstance(value.node.op, Constant)):
+            return False
+    return True
+
+
+def _has_known_elements(node: Node) -> bool:
+    """Return whether inference knows the elements of a result."""
+    known = [v for v in node.outputs if isinstance(v.type, TensorType) and v.type.value is not None]
+    return bool(known)
 
 
 def _foldable(node: Node, size_limit: int) -> bool:

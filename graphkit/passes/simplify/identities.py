@@ -16,6 +16,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import Op, operator
 from graphkit.ops._base import DOMAIN
+from graphkit.ops.tensor.constants import ReduceToShapeOf
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import RESHAPES, array_of, first, is_op, permutation
 from graphkit.passes.core.sweep import rewrite
@@ -106,7 +107,12 @@ def _reduce_to_shape(node: Node) -> Sequence[Value] | None:
     same = _same_type(node)
     if same is not None or not all(v.tensor.is_static for v in node.operands):
         return same
-    return (operator(node, Op).expand(*node.operands),)
+    x, like = node.operands
+    # Usually the sum has the wanted shape. The operator's expansion would add a Reshape, which a later sweep removes.
+    total = operator(node, ReduceToShapeOf).summed(x, like)
+    if total is not None and _equal_shapes(total, node.output):
+        return (total,)
+    return (operator(node, Op).expand(x, like),)
 
 
 @_rule("Cast")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from combinations import in_one_item
 
+from graphkit.executor.devices.extension import import_extension
 from graphkit.executor.memory.planner import Request, aligned, plan_memory
 from graphkit.executor.memory.schedule import (
     SLACK,
@@ -15,6 +16,7 @@ from graphkit.executor.memory.schedule import (
     peak_bytes,
     plain_order,
     schedule,
+    schedule_in_python,
     updates_last,
 )
 
@@ -173,3 +175,39 @@ def test_an_order_with_updates_last_is_one(seed: int) -> None:
     assert is_topological_order(tasks, late.order)
     assert late.peak_bytes == peak_bytes(tasks, sizes, late.order) <= found.peak_bytes + found.peak_bytes // SLACK
     assert sum(index in free for index in late.order[-5:]) >= sum(index in free for index in found.order[-5:])
+
+
+def random_steps(seed: int) -> tuple[list[Task], list[int]]:
+    """Tasks with several results, repeated operands, in-place pairs, working memory, and results outside the arena."""
+    rng = np.random.default_rng(seed)
+    tasks: list[Task] = []
+    buffers = 0
+    for _ in range(int(rng.integers(1, 80))):
+        reads = (
+            tuple(int(b) for b in rng.integers(max(0, buffers - 12), buffers, rng.integers(0, 4))) if buffers else ()
+        )
+        after = (*reads, *(int(b) for b in rng.integers(0, buffers, 1))) if buffers else ()
+        writes = tuple(range(buffers, buffers + int(rng.integers(0, 3))))
+        buffers += len(writes)
+        pairs = tuple((r, w) for r in reads for w in writes if rng.random() < 0.6)
+        tasks.append(Task(reads, writes, after, pairs, int(rng.integers(0, 3)) * 64))
+    sizes = rng.integers(0, 4, buffers) * rng.choice([0, 1, 64, 1 << 40], buffers)
+    return tasks, [int(size) for size in sizes]
+
+
+@in_one_item()
+@pytest.mark.parametrize("seed", range(200))
+def test_native_and_python_order_are_equal(seed: int) -> None:
+    tasks, sizes = random_steps(seed)
+    import_extension()  # `schedule` uses it if it is imported
+    assert schedule(tasks, sizes) == schedule_in_python(tasks, sizes)
+
+
+def test_native_schedule_rejects_unknown_buffers_and_cycles() -> None:
+    native = import_extension()
+    for tasks, error in (
+        ([((5,), (0,), (), (), 0)], "buffer 5"),
+        ([((1,), (0,), (), (), 0), ((0,), (1,), (), (), 0)], "cyclic"),
+    ):
+        with pytest.raises(native.Error, match=error):
+            native.schedule(tasks, [1, 1])

@@ -64,3 +64,13 @@ def test_updates_and_long_chains() -> None:
     for _ in range(5_000):
         a, b = F.neg(a), F.neg(b)
     assert len(cse(Graph([x], [a, b])).nodes) == 5_000
+
+
+def test_merged_graph_is_left_alone_until_it_gets_new_nodes() -> None:
+    x = Value(TensorType(DType.FLOAT32, (3,)), "x")
+    merged = cse(Graph([x], [F.add(F.exp(x), F.exp(x))]))
+    assert cse(merged) is merged
+    assert cse(merged.replace(name="other")).nodes == merged.nodes
+    more = merged.replace(outputs=[*merged.outputs, F.exp(x)])
+    assert len(more.nodes) == 3
+    assert len(cse(more).nodes) == 2

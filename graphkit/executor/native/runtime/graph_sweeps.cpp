@@ -1,0 +1,334 @@
+// Sweeps over Python's graphs. They compute the same as the functions of graphkit/ir/graph.py and
+// graphkit/passes/core/sweep.py that call them.
+#include <structmember.h>  // PyMemberDef, before Python 3.12
+
+#include <unordered_map>
+
+#include "runtime/bindings.h"
+
+namespace graphkit {
+namespace {
+
+// Throws the pending Python error if a call into Python failed.
+void require(bool succeeded) {
+    if (!succeeded) {
+        throw nb::python_error();
+    }
+}
+
+// A slot of a class with __slots__: where its objects store the attribute.
+class Slot {
+  public:
+    Slot(nb::handle cls, const char* name) {
+        const nb::object found = nb::getattr(cls, name);
+        if (Py_TYPE(found.ptr()) != &PyMemberDescr_Type) {
+            throw NativeError(std::string(name) + " is not in __slots__");
+        }
+        offset_ = reinterpret_cast<PyMemberDescrObject*>(found.ptr())->d_member->offset;
+    }
+
+    // Returns a borrowed reference. The attribute must be set.
+    PyObject* get(PyObject* object) const {
+        PyObject* const found = place(object);
+        if (found == nullptr) {
+            throw NativeError("an attribute of a graph's node or value is not set");
+        }
+        return found;
+    }
+
+    // Stores a new reference to `value`. The attribute must not be set yet.
+    void set(PyObject* object, PyObject* value) const { place(object) = Py_NewRef(value); }
+
+  private:
+    PyObject*& place(PyObject* object) const {
+        return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset_);
+    }
+
+    Py_ssize_t offset_ = 0;
+};
+
+nb::object new_object(PyTypeObject* type) {
+    nb::object made = nb::steal(type->tp_alloc(type, 0));
+    require(made.is_valid());
+    return made;
+}
+
+class GraphSweeps {
+  public:
+    GraphSweeps(nb::type_object node, nb::type_object value, nb::object serials, nb::object same_type,
+                nb::object no_attributes)
+        : node_(std::move(node)),
+          value_(std::move(value)),
+          serials_(std::move(serials)),
+          same_type_(std::move(same_type)),
+          no_attributes_(std::move(no_attributes)),
+          role_(nb::steal(PyUnicode_InternFromString("data"))),
+          name_(nb::steal(PyUnicode_InternFromString("name"))),
+          op_of(node_, "op"),
+          inputs_of(node_, "inputs"),
+          outputs_of(node_, "outputs"),
+          node_name(node_, "name"),
+          meta_of(node_, "meta"),
+          scope_of(node_, "scope"),
+          node_serial(node_, "serial"),
+          producer_of(value_, "node"),
+          index_of(value_, "index"),
+          type_of(value_, "type"),
+          value_name(value_, "name"),
+          role_of(value_, "role"),
+          attributes_of(value_, "attrs"),
+          value_serial(value_, "serial") {}
+
+    nb::list topological(const nb::list& values, const nb::set& stop) const;
+    bool reads_only(const nb::tuple& nodes, const nb::set& known) const;
+    nb::object copied(nb::handle node, const nb::tuple& inputs) const;
+    Py_ssize_t copy_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
+                          nb::handle counts) const;
+
+  private:
+    PyObject* checked(PyObject* object, nb::handle type) const {
+        if (!PyObject_TypeCheck(object, reinterpret_cast<PyTypeObject*>(type.ptr()))) {
+            throw NativeError("a graph contains an object that is neither a node nor a value");
+        }
+        return object;
+    }
+    // Returns the node that computes a value; null for an absent value (None), and for an input.
+    PyObject* producer(PyObject* value) const {
+        if (value == Py_None) {
+            return nullptr;
+        }
+        PyObject* const node = producer_of.get(checked(value, value_));
+        return node == Py_None ? nullptr : node;
+    }
+    PyObject* inputs(PyObject* node) const {
+        PyObject* const given = inputs_of.get(checked(node, node_));
+        if (!PyTuple_Check(given)) {
+            throw NativeError("the inputs of a node are not a tuple");
+        }
+        return given;
+    }
+    void set_serial(const Slot& slot, PyObject* object) const {
+        const nb::object serial = nb::steal(PyIter_Next(serials_.ptr()));
+        require(serial.is_valid());
+        slot.set(object, serial.ptr());
+    }
+    bool has_same_types(PyObject* given, PyObject* before) const;
+    nb::object with_inputs(PyObject* node, PyObject* given) const;
+    nb::object output(PyObject* before, PyObject* node) const;
+    void record(PyObject* before, PyObject* after, const nb::dict& table, nb::handle counts) const;
+
+    nb::object node_, value_, serials_, same_type_, no_attributes_, role_, name_;
+    Slot op_of, inputs_of, outputs_of, node_name, meta_of, scope_of, node_serial;
+    Slot producer_of, index_of, type_of, value_name, role_of, attributes_of, value_serial;
+};
+
+// Returns the nodes that `values` depend on, each after its operands; see `topological` in graph.py.
+nb::list GraphSweeps::topological(const nb::list& values, const nb::set& stop) const {
+    const bool stops = nb::len(stop) != 0;
+    const auto is_stopped = [&](PyObject* value) {
+        const int found = stops ? PySet_Contains(stop.ptr(), value) : 0;
+        require(found >= 0);
+        return found == 1;
+    };
+    nb::list order;
+    std::unordered_map<PyObject*, bool> done;  // false: entered, its operands are above it on the stack
+    std::vector<PyObject*> stack;
+    for (const nb::handle root : values) {
+        PyObject* const last = producer(root.ptr());
+        if (last == nullptr || is_stopped(root.ptr())) {
+            continue;
+        }
+        stack.push_back(last);
+        while (!stack.empty()) {
+            PyObject* const node = stack.back();
+            const auto [state, entered] = done.try_emplace(node, false);
+            if (entered) {
+                PyObject* const given = inputs(node);
+                const std::size_t height = stack.size();
+                for (Py_ssize_t i = PyTuple_GET_SIZE(given); i-- > 0;) {
+                    PyObject* const operand = PyTuple_GET_ITEM(given, i);
+                    PyObject* const needed = producer(operand);
+                    if (needed != nullptr && !done.contains(needed) && !is_stopped(operand)) {
+                        stack.push_back(needed);
+                    }
+                }
+                if (stack.size() > height) {
+                    continue;
+                }
+            }
+            stack.pop_back();
+            if (!state->second) {
+                state->second = true;
+                require(PyList_Append(order.ptr(), node) == 0);
+            }
+        }
+    }
+    return order;
+}
+
+// Returns whether each operand is the result of a node, or in `known`.
+bool GraphSweeps::reads_only(const nb::tuple& nodes, const nb::set& known) const {
+    for (const nb::handle node : nodes) {
+        PyObject* const given = inputs(node.ptr());
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); ++i) {
+            PyObject* const operand = PyTuple_GET_ITEM(given, i);
+            if (operand != Py_None && producer(operand) == nullptr) {
+                const int found = PySet_Contains(known.ptr(), operand);
+                require(found >= 0);
+                if (found == 0) {
+                    return false;
+                }
+            }
+        }
+    }
+    return true;
+}
+
+bool GraphSweeps::has_same_types(PyObject* given, PyObject* before) const {
+    const Py_ssize_t count = PyTuple_GET_SIZE(given);
+    if (count != PyTuple_GET_SIZE(before)) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        PyObject* const now = PyTuple_GET_ITEM(given, i);
+        PyObject* const then = PyTuple_GET_ITEM(before, i);
+        if (now == then) {
+            continue;
+        }
+        if (now == Py_None || then == Py_None) {
+            return false;
+        }
+        PyObject* const type = type_of.get(checked(now, value_));
+        PyObject* const earlier = type_of.get(checked(then, value_));
+        if (type != earlier && !nb::cast<bool>(same_type_(nb::handle(type), nb::handle(earlier)))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+nb::object GraphSweeps::output(PyObject* before, PyObject* node) const {
+    nb::object made = new_object(reinterpret_cast<PyTypeObject*>(value_.ptr()));
+    PyObject* const value = made.ptr();
+    producer_of.set(value, node);
+    index_of.set(value, index_of.get(checked(before, value_)));
+    type_of.set(value, type_of.get(before));
+    value_name.set(value, value_name.get(before));
+    role_of.set(value, role_.ptr());
+    attributes_of.set(value, no_attributes_.ptr());
+    set_serial(value_serial, value);
+    return made;
+}
+
+// Returns the node with other operands of the same types.
+nb::object GraphSweeps::with_inputs(PyObject* node, PyObject* given) const {
+    nb::object made = new_object(reinterpret_cast<PyTypeObject*>(node_.ptr()));
+    PyObject* const copy = made.ptr();
+    inputs_of.set(copy, given);
+    for (const Slot* slot : {&op_of, &node_name, &meta_of, &scope_of}) {
+        slot->set(copy, slot->get(node));
+    }
+    set_serial(node_serial, copy);
+    PyObject* const results = outputs_of.get(node);
+    const Py_ssize_t count = PyTuple_GET_SIZE(results);
+    const nb::object outputs = nb::steal(PyTuple_New(count));
+    require(outputs.is_valid());
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        PyTuple_SET_ITEM(outputs.ptr(), i, output(PyTuple_GET_ITEM(results, i), copy).release().ptr());
+    }
+    outputs_of.set(copy, outputs.ptr());
+    return made;
+}
+
+// Returns the node with these operands, or None if their types differ from those of its operands.
+nb::object GraphSweeps::copied(nb::handle node, const nb::tuple& given) const {
+    if (!has_same_types(given.ptr(), inputs(node.ptr()))) {
+        return nb::none();
+    }
+    return with_inputs(node.ptr(), given.ptr());
+}
+
+// Records that `after` replaces `before`. counts: of their uses, or None.
+void GraphSweeps::record(PyObject* before, PyObject* after, const nb::dict& table, nb::handle counts) const {
+    require(PyDict_SetItem(table.ptr(), before, after) == 0);
+    if (counts.is_none()) {
+        return;
+    }
+    nb::object count = nb::borrow(PyDict_GetItemWithError(counts.ptr(), before));
+    if (count.is_valid()) {
+        require(PyDict_DelItem(counts.ptr(), before) == 0);
+    } else {
+        require(PyErr_Occurred() == nullptr);
+        count = nb::int_(0);
+    }
+    require(PyDict_SetItem(counts.ptr(), after, count.ptr()) == 0);
+}
+
+// Copies the nodes from `start` on that read replaced values, and records the copies. Stops at the first node whose
+// operator is in `at`, or whose operands have other types than before, and returns its position.
+Py_ssize_t GraphSweeps::copy_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
+                                   nb::handle counts) const {
+    const auto count = static_cast<Py_ssize_t>(nodes.size());
+    for (Py_ssize_t position = start; position < count; ++position) {
+        PyObject* const node = PyTuple_GET_ITEM(nodes.ptr(), position);
+        PyObject* const before = inputs(node);
+        const nb::object name = nb::steal(PyObject_GetAttr(op_of.get(node), name_.ptr()));
+        require(name.is_valid());
+        const int stops = PySet_Contains(at.ptr(), name.ptr());
+        require(stops >= 0);
+        if (stops == 1) {
+            return position;
+        }
+        nb::object given;
+        const Py_ssize_t operands = PyDict_GET_SIZE(table.ptr()) == 0 ? 0 : PyTuple_GET_SIZE(before);
+        for (Py_ssize_t i = 0; i < operands; ++i) {
+            PyObject* const found = PyDict_GetItemWithError(table.ptr(), PyTuple_GET_ITEM(before, i));
+            if (found == nullptr) {
+                require(PyErr_Occurred() == nullptr);
+                continue;
+            }
+            if (!given.is_valid()) {
+                given = nb::steal(PyTuple_New(operands));
+                require(given.is_valid());
+                for (Py_ssize_t j = 0; j < operands; ++j) {
+                    PyTuple_SET_ITEM(given.ptr(), j, Py_NewRef(PyTuple_GET_ITEM(before, j)));
+                }
+            }
+            PyObject* const replaced = PyTuple_GET_ITEM(given.ptr(), i);
+            PyTuple_SET_ITEM(given.ptr(), i, Py_NewRef(found));
+            Py_DECREF(replaced);
+        }
+        if (!given.is_valid()) {
+            continue;
+        }
+        if (!has_same_types(given.ptr(), before)) {
+            return position;
+        }
+        const nb::object copy = with_inputs(node, given.ptr());
+        PyObject* const results = outputs_of.get(node);
+        PyObject* const copies = outputs_of.get(copy.ptr());
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(results); ++i) {
+            record(PyTuple_GET_ITEM(results, i), PyTuple_GET_ITEM(copies, i), table, counts);
+        }
+    }
+    return count;
+}
+
+}  // namespace
+
+GRAPHKIT_BINDINGS(graph_sweeps) {
+    nb::class_<GraphSweeps>(m, "GraphSweeps", "Sweeps over graphs; see graphkit.ir.sweeps.")
+        .def(nb::init<nb::type_object, nb::type_object, nb::object, nb::object, nb::object>(), "node"_a, "value"_a,
+             "serials"_a, "same_type"_a, "no_attributes"_a)
+        .def("topological", &GraphSweeps::topological, "values"_a, "stop"_a,
+             nb::sig("def topological(self, values: list[typing.Any], stop: set[typing.Any]) -> list[typing.Any]"))
+        .def("reads_only", &GraphSweeps::reads_only, "nodes"_a, "known"_a,
+             nb::sig("def reads_only(self, nodes: tuple[typing.Any, ...], known: set[typing.Any]) -> bool"))
+        .def("copied", &GraphSweeps::copied, "node"_a, "inputs"_a,
+             nb::sig("def copied(self, node: object, inputs: tuple[typing.Any, ...]) -> typing.Any"))
+        .def("copy_until", &GraphSweeps::copy_until, "nodes"_a, "start"_a, "at"_a, "table"_a, "counts"_a.none(),
+             nb::sig("def copy_until(self, nodes: tuple[typing.Any, ...], start: int, at: typing.AbstractSet[str], "
+                     "table: dict[typing.Any, typing.Any], counts: dict[typing.Any, int] | None) -> int"));
+}
+
+}  // namespace graphkit

@@ -1,0 +1,129 @@
+"""The native sweeps over graphs give the same results as those in Python."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.errors import InvalidModel
+from graphkit.executor.devices.extension import import_extension
+from graphkit.ir import graph as graphs
+from graphkit.ir.graph import Graph, Node, Value, native_sweeps, topological
+from graphkit.ops import F
+from graphkit.passes.cleanup import CLEANUP
+from graphkit.passes.core.sweep import fuse, rewrite, run_passes
+from graphkit.passes.pipeline import INFERENCE
+
+
+@pytest.fixture(autouse=True)
+def extension() -> None:
+    import_extension()
+    assert native_sweeps() is not None
+
+
+def random_values(seed: int) -> list[Value]:
+    """Return two inputs and the results of 60 nodes, some of which have several results or an absent operand."""
+    rng = np.random.default_rng(seed)
+    values = [gk.input("a", [4, "N"]), gk.input("b", [4, "N"])]
+    for _ in range(60):
+        x, y = (values[int(i)] for i in rng.integers(0, len(values), 2))
+        kind = int(rng.integers(0, 4))
+        if kind == 0:
+            parts = F.split(x, np.array([1, 3]), axis=0)
+            values.append(F.concat(*parts, axis=0))
+        elif kind == 1:
+            values.append(F.clip(x, None, np.float32(2)))
+        else:
+            values.append(F.add(x, y) if kind == 2 else F.relu(x))
+    return values
+
+
+def in_python(compute: object) -> object:
+    native, graphs._native = graphs._native, None
+    try:
+        return compute()  # type: ignore[operator]
+    finally:
+        graphs._native = native
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_topological_order_is_equal(seed: int) -> None:
+    values = random_values(seed)
+    rng = np.random.default_rng(seed)
+    roots = [None, *(values[int(i)] for i in rng.integers(0, len(values), 5))]
+    for stop in ([], [values[int(i)] for i in rng.integers(0, len(values), 8)]):
+        assert topological(roots, stop) == in_python(lambda stop=stop: topological(roots, stop))
+
+
+def shown(graph: Graph) -> list[object]:
+    """Return everything that a sweep determines: the text, and facts about copies that the text lacks."""
+    values = [(v.index, v.role, v.attrs, v.type, v.name, v.node is node) for node in graph.nodes for v in node.outputs]
+    serials = [s for node in graph.nodes for s in (node.serial, *(v.serial for v in node.outputs))]
+    ranks = sorted(range(len(serials)), key=serials.__getitem__)
+    return [str(graph), values, [(node.name, node.meta, node.scope) for node in graph.nodes], ranks]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rewritten_graph_is_equal(seed: int) -> None:
+    values = random_values(seed)
+    graph = gk.Model({f"y{i}": v for i, v in enumerate(values[-4:])}).graph
+
+    def halved(node: Node, operands: object) -> list[Value] | None:
+        return [F.reshape(F.add(*node.rebuilt(operands).outputs, np.float32(1)), np.array([4, -1]))]  # type: ignore[arg-type]
+
+    def rewritten() -> list[object]:
+        return shown(rewrite(graph, halved, at=["Clip"]))
+
+    assert rewritten() == in_python(rewritten)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_counted_uses_are_equal(seed: int) -> None:
+    values = random_values(seed)
+    graph = gk.Model({f"y{i}": v for i, v in enumerate(values[-4:])}).graph
+
+    def counted() -> list[int]:
+        found = []
+
+        def rule(node: Node, readers: object) -> list[Value] | None:
+            x = node.inputs[0]
+            found.append(readers.count(x))  # type: ignore[attr-defined]
+            return [x] if node.op.name == "Clip" else None
+
+        fuse(graph, rule, at=["Clip", "Concat"])
+        return found
+
+    assert counted() == in_python(counted)
+
+
+@pytest.mark.parametrize("name", ["lenet", "lstm_lm"])
+def test_passes_give_equal_graphs(name: str) -> None:
+    graph = gk.models.build(name).graph
+
+    def prepared() -> list[object]:
+        return shown(run_passes(graph, (*CLEANUP, *INFERENCE)))
+
+    assert prepared() == in_python(prepared)
+
+
+def test_missing_input_is_named() -> None:
+    x, y = gk.input("x", [2]), gk.input("y", [2])
+    total = F.add(x, F.relu(y))
+    with pytest.raises(InvalidModel, match="inputs: y"):
+        Graph([x], [total])
+    Graph([x, y], [total])
+
+
+def test_other_objects_are_rejected() -> None:
+    native = native_sweeps()
+    assert native is not None
+    error = import_extension().Error
+    with pytest.raises(error, match="neither a node nor a value"):
+        native.topological([object()], set())
+    with pytest.raises(error, match="neither a node nor a value"):
+        native.reads_only((object(),), set())
+    with pytest.raises(AttributeError, match="op"):
+        import_extension().GraphSweeps(object, Value, iter([]), max, {})
+    with pytest.raises(error, match="op is not in __slots__"):
+        import_extension().GraphSweeps(type("Other", (), {"op": 1}), Value, iter([]), max, {})
