@@ -10,6 +10,7 @@ import click
 
 from graphkit.cli._costs import as_json as costs_as_json
 from graphkit.cli._costs import cost_cells, label, model_costs, notes
+from graphkit.cli._groups import REPORTING, GroupedCommand, option
 from graphkit.cli._inputs import parse_shapes
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import json_option, model_file_options, page_file, read_model
@@ -30,31 +31,33 @@ from graphkit.text import human, listed
 from graphkit.train.imported import float_constants
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("model")
 @click.argument("shapes", nargs=-1, metavar="[NAME:SHAPE]...")
-@click.option("--text", "form", flag_value="text", help="Print every node, as text.")
-@click.option("--dot", "form", flag_value="dot", help="Print the graph as Graphviz source.")
-@click.option("--passes", "form", flag_value="passes", help="Print what each graph pass for inference changes.")
-@click.option(
-    "--summary", "form", flag_value="summary", default="summary", help="Print a table of nodes. This is the default."
+@option("--text", "form", group=REPORTING, flag_value="text", help="Print every node, as text.")
+@option("--dot", "form", group=REPORTING, flag_value="dot", help="Print the graph as Graphviz source.")
+@option(
+    "--passes", "form", group=REPORTING, flag_value="passes", help="Print what each graph pass for inference changes."
 )
-@click.option(
-    "--costs", "form", flag_value="costs", help="Print FLOPs and bytes per operator, for inputs of the given shapes."
-)
-@click.option(
-    "--html", type=click.Path(dir_okay=False), callback=page_file, metavar="FILE",
+@option(
+    "--summary", "form", group=REPORTING, flag_value="summary", default="summary",
+    help="Print a table of nodes. This is the default.",
+)  # fmt: skip
+@option(
+    "--costs", "form", group=REPORTING, flag_value="costs",
+    help="Print FLOPs and bytes per operator, for inputs of the given shapes.",
+)  # fmt: skip
+@option(
+    "--html", group=REPORTING, type=click.Path(dir_okay=False), callback=page_file, metavar="FILE",
     help="Write an HTML page that draws the graph, with a search and the details of each node. With input shapes, the "
     "page shows the FLOPs and bytes of each node for them.",
 )  # fmt: skip
-@click.option(
-    "--profile",
-    type=click.Path(dir_okay=False),
-    metavar="TRACE.json",
+@option(
+    "--profile", group=REPORTING, type=click.Path(dir_okay=False), metavar="TRACE.json",
     help="With --html: show the times in this file, which --profile of `graphkit run` wrote.",
-)
-@click.option(
-    "--time", is_flag=True,
+)  # fmt: skip
+@option(
+    "--time", group=REPORTING, is_flag=True,
     help="With --html: run the model with generated inputs on the CPU, and show the time of each node.",
 )  # fmt: skip
 @model_file_options
