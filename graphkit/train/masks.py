@@ -58,7 +58,7 @@ def note_on_zeros(model: Model, trained: Collection[str], masked: Collection[str
     """Return a note that training will change the zeros of pruned weights; None if there are no such weights.
 
     A weight counts as pruned if it has at least two axes, and at least 30% of its elements are 0, but not all: layers
-    may start with zeros.
+    may start with zeros. Weights that another process holds are not counted.
 
     Args:
         model: The model, before training.
@@ -68,7 +68,7 @@ def note_on_zeros(model: Model, trained: Collection[str], masked: Collection[str
     """
     shares = {}
     for name in trained:
-        if name not in masked and len(model.params.type_of(name).static_shape) > 1:
+        if name in model.params and name not in masked and len(model.params.type_of(name).static_shape) > 1:
             array = np.asarray(model.params[name])
             shares[name] = 1 - np.count_nonzero(array) / max(array.size, 1)
     pruned = [f"{name} ({share:.0%} zeros)" for name, share in shares.items() if _PRUNED <= share < 1]
