@@ -68,7 +68,7 @@ def note_on_zeros(model: Model, trained: Collection[str], masked: Collection[str
     """
     shares = {}
     for name in trained:
-        if name in model.params and name not in masked and len(model.params.type_of(name).static_shape) > 1:
+        if model.params.holds(name) and name not in masked and len(model.params.type_of(name).static_shape) > 1:
             array = np.asarray(model.params[name])
             shares[name] = 1 - np.count_nonzero(array) / max(array.size, 1)
     pruned = [f"{name} ({share:.0%} zeros)" for name, share in shares.items() if _PRUNED <= share < 1]
