@@ -12,6 +12,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.errors import BackendError, BackendWarning, UnsupportedError
+from graphkit.ops import F
 
 
 def images(count: int, seed: int = 0) -> np.ndarray:
@@ -291,6 +292,34 @@ def test_check_finds_a_wrong_result(image_net, make) -> None:
         image_net.compile(backends=wrong).run(feeds)
 
 
+def test_check_finds_errors_of_small_values(make) -> None:
+    x = gk.input("x", ["N"])
+    wrong = make(change=lambda results: (results[0] + np.float32(1e-6),), check=True)
+    with pytest.raises(BackendError, match=r"check=True: result .* differs from graphkit's"):
+        gk.Model({"y": gk.tanh(x)}).compile(backends=wrong).run({"x": np.full(3, 1e-7, np.float32)})
+
+
+def add_one(results: Any) -> Any:
+    return tuple((np.asarray(r) + 1).astype(r.dtype) for r in results)
+
+
+def test_check_finds_wrong_small_integers(make) -> None:
+    x = gk.input("x", ["N", 4])
+    net = gk.Model({"y": F.cast(F.arg_max(x, axis=1, keepdims=False), to="uint8")})
+    with pytest.raises(BackendError, match="by more than 0"):
+        net.compile(backends=make(change=add_one, check=True)).run({"x": np.ones((2, 4), np.float32)})
+
+
+def test_check_allows_one_step_of_quantised_results(make) -> None:
+    x, scale, zero = gk.input("x", ["N", 4]), np.float32(0.1), np.uint8(7)
+    net = gk.Model({"y": F.reshape(F.quantize_linear(x, scale, zero), np.array([-1]))})
+    feeds = {"x": np.ones((2, 4), np.float32)}
+    assert (net.compile(backends=make(change=add_one, check=True)).run(feeds)["y"] == 18).all()
+    wrong = make(change=lambda results: add_one(add_one(results)), check=True)
+    with pytest.raises(BackendError, match="19 instead of 17 at .*, by more than 1"):
+        net.compile(backends=wrong).run(feeds)
+
+
 @pytest.mark.parametrize(
     ("found", "wanted", "differs"),
     [
@@ -300,6 +329,8 @@ def test_check_finds_a_wrong_result(image_net, make) -> None:
         ([np.inf, 1], [-np.inf, 1], True),
         ([1000.5], [1000], False),
         ([0.1], [0], True),
+        ([1e-30], [0], True),
+        ([1e-40], [0], False),
     ],
 )
 def test_differences(found: list[float], wanted: list[float], differs: bool) -> None:
@@ -311,6 +342,8 @@ def test_differences(found: list[float], wanted: list[float], differs: bool) -> 
 def test_differences_of_integers() -> None:
     from graphkit.executor.run.backend_calls import _difference
 
-    assert _difference(np.array([3], np.uint8), np.array([2], np.uint8)) == ""
+    assert _difference(np.array([3], np.uint8), np.array([2], np.uint8))
+    assert _difference(np.array([3], np.uint8), np.array([2], np.uint8), is_quantised=True) == ""
+    assert _difference(np.array([2**60 + 1]), np.array([2**60]))
     assert _difference(np.array([3]), np.array([2])) == "3 instead of 2 at [0], by more than 0"
     assert _difference(np.zeros(0), np.zeros(0)) == ""

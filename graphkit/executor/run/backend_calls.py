@@ -9,13 +9,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
+import ml_dtypes
 import numpy as np
 
 from graphkit.errors import BackendError, BackendWarning, error_text
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import TensorType
+from graphkit.ir.types import DType, TensorType, dtype_of
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import operator
 from graphkit.ops.internal.backend_group import BackendGroup
@@ -137,6 +138,7 @@ class _Compiled:
         self.backend, self.body = backend, body
         self._op, self._constants, self._threads = op, dict(constants), threads
         self._make_executor = make_executor
+        self.quantised = _quantised_values(body) if backend.check else set()
         self._lock = threading.RLock()
         self._form: _Form | None = None
         self._changes = 0
@@ -258,7 +260,8 @@ class _Call:
     def _check(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
         """Raise BackendError if a result differs from graphkit's."""
         for position, (found, wanted) in enumerate(zip(results, self._compiled.in_graphkit(*inputs), strict=True)):
-            if found is not None and (why := _difference(found, wanted)):
+            value = self._compiled.body.outputs[position]
+            if found is not None and (why := _difference(found, wanted, value in self._compiled.quantised)):
                 raise self._compiled.error(f"check=True: result {self._name(position)} differs from graphkit's: {why}")
 
     def _failed(self, error: Exception) -> BackendError:
@@ -294,24 +297,48 @@ def _mismatch(result: Any, kind: TensorType) -> str | None:
 
 # Largest difference, relative to the largest magnitude of graphkit's result, by bytes of an element.
 _TOLERANCES = {2: 2e-2, 4: 1e-3, 8: 1e-6, 16: 1e-6}
+# Operators whose integer results are rounded numbers. QLinearConv, QLinearMatMul and others begin with the last one.
+_QUANTISING = ("QuantizeLinear", "DynamicQuantizeLinear", "QLinear")
 
 
-def _difference(found: np.ndarray, wanted: np.ndarray) -> str:
-    """Return how a result differs from graphkit's by more than rounding; "" if it does not."""
+def _quantised_values(graph: Graph) -> set[Value]:
+    """Return the integer results of quantising operators, and values of the same type that are computed from them."""
+    found: set[Value] = set()
+    for node in graph.nodes:
+        for value in node.outputs:
+            if not isinstance(value.type, TensorType) or not value.type.dtype.is_integer:
+                continue
+            dtype = value.type.dtype
+            read = (v for v in node.operands if v in found)
+            if node.op.name.startswith(_QUANTISING) or any(v.tensor.dtype is dtype for v in read):
+                found.add(value)
+    return found
+
+
+def _difference(found: np.ndarray, wanted: np.ndarray, is_quantised: bool = False) -> str:
+    """Return how a result differs from graphkit's by more than rounding; "" if it does not.
+
+    Integers must be equal, but quantised ones may differ by one step. Numbers that are not normal may become zero.
+    """
     if wanted.size == 0:
         return ""
     wide = np.complex128 if wanted.dtype.kind == "c" else np.float64
     a, b = found.astype(wide), wanted.astype(wide)
-    if wanted.dtype.kind in "iub":
-        # Quantised results may differ by one step.
-        allowed = 1.0 if wanted.dtype.itemsize == 1 and wanted.dtype.kind != "b" else 0.0
+    dtype = dtype_of(wanted.dtype)
+    is_exact = dtype.is_integer or dtype is DType.BOOL
+    if is_exact:
+        allowed = 1.0 if is_quantised else 0.0
     else:
-        largest = np.abs(b[np.isfinite(b)]).max(initial=1e-2)
-        allowed = _TOLERANCES.get(wanted.dtype.itemsize, 0.1) * float(largest)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
+        largest = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
+        smallest_normal = float(ml_dtypes.finfo(wanted.dtype).smallest_normal)
+        allowed = max(_TOLERANCES.get(wanted.dtype.itemsize, 0.1) * largest, smallest_normal)
+    same = (found == wanted) | (np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore"):
         apart = np.where(same, 0.0, np.abs(a - b))
     apart[np.isnan(apart)] = np.inf
+    if is_exact:
+        # Large 64-bit integers may be equal as float64.
+        apart[~same] = np.maximum(apart[~same], 1.0)
     if apart.max() <= allowed:
         return ""
     at = np.unravel_index(int(apart.argmax()), apart.shape)
