@@ -26,6 +26,8 @@ _CLASSES = {
     "Value": "a graph value",
     "Model": "a Model",
     "Graph": "a Graph",
+    "Executor": "an Executor, such as the result of net.compile()",
+    "Backend": "a gk.backend.Backend",
     "KVStore": "a KVStore",
     "Trainer": "a Trainer",
     "StepNetwork": "a network of gk.StepBuilder",

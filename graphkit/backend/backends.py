@@ -57,7 +57,7 @@ class Backend:
     Args:
         name: Its name.
         supports: Called with each node (`gk.Node`). It returns True if the backend can compute the node; False, or a
-            text that says why not, if it cannot. `node.op.name` is the operator, `node.op.attributes()` are its
+            text that says why not, if it cannot. An empty text means False. `node.op.name` is the operator, `node.op.attributes()` are its
             attributes, and `value.type` is the type of each operand and result in `node.inputs` and `node.outputs`.
         compile: Called with a `Part`. It returns a function that takes one array for each operand, and returns the
             result, or a tuple of all results, in the order of `part.graph.outputs`. Dtypes and shapes must be those of
@@ -88,8 +88,11 @@ class Backend:
     check: bool = False
 
     def __post_init__(self) -> None:
-        if not self.name or "/" in self.name:
-            raise UsageError(f"gk.backend: the name of a backend must not be empty or contain '/': {self.name!r}")
+        if not self.name.strip() or "/" in self.name or not self.name.isprintable():
+            raise UsageError(
+                "gk.backend: the name of a backend must not be empty or contain '/' or control characters: "
+                f"{self.name!r}"
+            )
         for option in ("supports", "compile"):
             if not callable(getattr(self, option)):
                 raise UsageError(f"backend {self.name!r}: {option} must be a function, not {getattr(self, option)!r}")
@@ -114,14 +117,15 @@ class Backend:
             raise BackendError(
                 f"backend {self.name!r}: supports failed for {node.describe()}: {error_text(error)}"
             ) from error
+        reason = ""
         if isinstance(answer, str):
-            return answer
+            answer, reason = False, " ".join(answer.split())
         if not isinstance(answer, (bool, np.bool_)):
             raise BackendError(
                 f"backend {self.name!r}: supports returned {answer!r} for {node.describe()}; return True, False or a "
                 "text that says why not"
             )
-        return None if answer else f"it does not support {node.op.name} here"
+        return None if answer else reason or f"it does not support {node.op.name} here"
 
     def compile_group(self, source: Source) -> Callable[..., Any]:
         """Return the function that `compile` returns for a group."""

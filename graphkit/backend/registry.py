@@ -45,11 +45,14 @@ def register(
     return made
 
 
+@typed("gk.backend.unregister")
 def unregister(name: str) -> None:
     """Remove a registered backend. Executors that use it keep it.
 
     Raises UsageError if no backend was registered under this name. The backends of graphkit cannot be removed.
     """
+    if name in _OWN:
+        raise UsageError(f"gk.backend: {name!r} is a backend of graphkit; only registered backends can be removed")
     with _lock:
         if name not in _registered:
             raise UsageError(f"gk.backend: no backend {name!r} was registered{did_you_mean(name, _registered)}")
@@ -84,6 +87,7 @@ def use(name: str, **options: Any) -> Backend:
     return replace(found, **options) if options else found
 
 
+@typed("gk.backend.resolve")
 def resolve(backends: str | Backend | Iterable[str | Backend]) -> tuple[Backend, ...]:
     """Return the backends of an argument `backends=`: a name or a Backend, or several. The first one chooses first.
 
@@ -91,9 +95,6 @@ def resolve(backends: str | Backend | Iterable[str | Backend]) -> tuple[Backend,
         UsageError: A backend is unknown or listed twice.
     """
     listed = [backends] if isinstance(backends, (str, Backend)) else list(backends)
-    for each in listed:
-        if not isinstance(each, (str, Backend)):
-            raise UsageError(f"backends= takes names of backends and Backend objects, not {each!r}")
     found = tuple(use(each) if isinstance(each, str) else each for each in listed)
     for position, each in enumerate(found):
         if any(each.name == other.name for other in found[:position]):
@@ -101,6 +102,7 @@ def resolve(backends: str | Backend | Iterable[str | Backend]) -> tuple[Backend,
     return found
 
 
+@typed("gk.backend.explain")
 def explain(executor: Executor) -> str:
     """Return a table of the groups of an executor, and of the nodes that graphkit computes, with the reasons.
 

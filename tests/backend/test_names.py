@@ -40,7 +40,7 @@ def test_unregistered_backends_are_gone() -> None:
         gk.backend.use("gone")
     with pytest.raises(UsageError, match="no backend 'gone' was registered"):
         gk.backend.unregister("gone")
-    with pytest.raises(UsageError, match="no backend 'onnxruntime' was registered"):
+    with pytest.raises(UsageError, match="'onnxruntime' is a backend of graphkit; only registered backends can be rem"):
         gk.backend.unregister("onnxruntime")
 
 
@@ -49,11 +49,35 @@ def test_unknown_names_are_errors(image_net) -> None:
         image_net.compile(backends="onnxruntim")
     with pytest.raises(UsageError, match="there is no option 'min_node'; did you mean 'min_nodes'"):
         gk.backend.use("onnxruntime", min_node=1)
-    with pytest.raises(UsageError, match="backends= takes names of backends and Backend objects, not 3"):
-        image_net.compile(backends=[3])
 
 
-@pytest.mark.parametrize("options", [{"name": ""}, {"name": "a/b"}, {"min_nodes": 0}, {"min_flops": -1}])
+@pytest.mark.parametrize("backends", [3, [3], {"onnxruntime": 1}, b"onnxruntime"])
+def test_wrong_backends_are_errors(backends, image_net) -> None:
+    wanted = r"backends(\[0\])? (must be|is 3, but backends must be) a string or a gk.backend.Backend or a list of str"
+    with pytest.raises(UsageError, match=f"Model.compile: {wanted}"):
+        image_net.compile(backends=backends)
+    with pytest.raises(UsageError, match=f"gk.Trainer: {wanted}"):
+        gk.Trainer(image_net, backends=backends)
+    with pytest.raises(UsageError, match="gk.backend.resolve: backends"):
+        gk.backend.resolve(backends)
+
+
+@pytest.mark.parametrize("name", [3, [3]])
+def test_wrong_names_are_errors(name) -> None:
+    for function in (gk.backend.use, gk.backend.unregister):
+        with pytest.raises(UsageError, match="name must be a string, not"):
+            function(name)
+
+
+def test_table_of_something_else_is_an_error(image_net) -> None:
+    for other in (image_net, None):
+        with pytest.raises(UsageError, match="gk.backend.explain: executor must be an Executor, such as the result of"):
+            gk.backend.explain(other)
+
+
+@pytest.mark.parametrize(
+    "options", [{"name": ""}, {"name": "a/b"}, {"name": "a\nb"}, {"name": " "}, {"min_nodes": 0}, {"min_flops": -1}]
+)
 def test_wrong_options_are_errors(options) -> None:
     with pytest.raises(UsageError):
         Backend(**{"name": "a", "supports": lambda node: True, "compile": lambda part: None} | options)
@@ -70,6 +94,12 @@ def test_supports_must_answer(answer, image_net) -> None:
     backend = Backend(name="a", supports=lambda node: answer, compile=lambda part: None)
     with pytest.raises(BackendError, match=r"supports returned .* for node 'conv' Conv"):
         image_net.compile(backends=backend)
+
+
+@pytest.mark.parametrize(("answer", "reason"), [("", "it does not support Conv here"), ("no\nConv", "no Conv")])
+def test_texts_of_supports_are_reasons(answer: str, reason: str, image_net) -> None:
+    backend = Backend(name="a", supports=lambda node: answer, compile=lambda part: None)
+    assert image_net.compile(backends=backend).backend_decisions[0].reason == f"a: {reason}."
 
 
 def test_failing_supports_is_a_named_error(image_net) -> None:

@@ -316,7 +316,7 @@ def test_check_allows_one_step_of_quantised_results(make) -> None:
     feeds = {"x": np.ones((2, 4), np.float32)}
     assert (net.compile(backends=make(change=add_one, check=True)).run(feeds)["y"] == 18).all()
     wrong = make(change=lambda results: add_one(add_one(results)), check=True)
-    with pytest.raises(BackendError, match="19 instead of 17 at .*, by more than 1"):
+    with pytest.raises(BackendError, match=r"19 instead of 17 at .*, by more than 1"):
         net.compile(backends=wrong).run(feeds)
 
 
