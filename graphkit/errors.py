@@ -135,7 +135,7 @@ class DeclarationWarning(FileWarning):
 
 
 class BackendWarning(GraphkitWarning):
-    """A backend could not compile a group, so graphkit computes it. The message names backend and group."""
+    """graphkit computes nodes for a backend: it could not compile a group, or no node is in a group."""
 
 
 # Exceptions that Python and numpy raise for an operation on an unsuitable value.

@@ -364,10 +364,12 @@ class Model:
         from graphkit.executor.run.session import Executor
 
         if backends:
-            from graphkit.backend import resolve
+            from graphkit.backend.registry import resolve, warn_without_groups
 
             options["backends"] = resolve(backends)
         executor = Executor(self.graph, self.params, device=device, declared=self._declared, **options)
+        if backends:
+            warn_without_groups(executor, 4)
         if shapes is not None:
             executor.specialise(shapes)
         return executor

@@ -57,8 +57,9 @@ class Backend:
     Args:
         name: Its name.
         supports: Called with each node (`gk.Node`). It returns True if the backend can compute the node; False, or a
-            text that says why not, if it cannot. An empty text means False. `node.op.name` is the operator, `node.op.attributes()` are its
-            attributes, and `value.type` is the type of each operand and result in `node.inputs` and `node.outputs`.
+            text that says why not, if it cannot. An empty text means False. `node.op.name` is the operator,
+            `node.op.attributes()` are its attributes, and `value.type` is the type of each operand and result in
+            `node.inputs` and `node.outputs`.
         compile: Called with a `Part`. It returns a function that takes one array for each operand, and returns the
             result, or a tuple of all results, in the order of `part.graph.outputs`. Dtypes and shapes must be those of
             `part.graph.outputs`. The function must not change or keep its arguments: their memory is used again.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from graphkit.backend.backends import Backend, Part
-from graphkit.errors import UsageError, did_you_mean
+from graphkit.errors import BackendWarning, UsageError, did_you_mean
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Node
 from graphkit.signatures import check_argument, typed
@@ -106,6 +107,9 @@ def resolve(backends: str | Backend | Iterable[str | Backend]) -> tuple[Backend,
 def explain(executor: Executor) -> str:
     """Return a table of the groups of an executor, and of the nodes that graphkit computes, with the reasons.
 
+    Groups are compiled in the first run. After it, the table also shows groups that a backend could not compile
+    (`fallback=True`).
+
     Args:
         executor: What `net.compile(backends=...)` returned, or `trainer.executor`.
     """
@@ -114,15 +118,40 @@ def explain(executor: Executor) -> str:
         return "no backends"
     groups: dict[str, list[str]] = {}
     kept: dict[str, list[str]] = {}
+    notes = {each.group: each.reason for each in decisions if each.group and each.reason}
     for each in decisions:
         (groups.setdefault(each.group, []) if each.group else kept.setdefault(each.reason, [])).append(each.operator)
     given = sum(map(len, groups.values()))
     lines = [f"{quantity(given, 'node')} of {len(decisions):,} in {quantity(len(groups), 'group')}"]
-    lines += [f"  {name}: {_counted(operators)}" for name, operators in groups.items()]
+    for name, operators in groups.items():
+        note = f" ({notes[name]} graphkit computes it then.)" if name in notes else ""
+        lines.append(f"  {name}: {_counted(operators)}{note}")
     if kept:
         lines.append(f"{quantity(len(decisions) - given, 'node')} in graphkit")
         lines += [f"  {_counted(operators)}: {reason}" for reason, operators in kept.items()]
     return "\n".join(lines)
+
+
+def summary(executor: Executor) -> str:
+    """Return the first line of `explain`: how many nodes are in groups."""
+    return explain(executor).partition("\n")[0]
+
+
+def warn_without_groups(executor: Executor, stacklevel: int) -> None:
+    """Warn if no node of an executor with backends is in a group.
+
+    stacklevel: That of `warnings.warn` for the caller of this function, which is 1.
+    """
+    decisions = executor.backend_decisions
+    if not decisions or any(each.group for each in decisions):
+        return
+    ((reason, count),) = Counter(each.reason for each in decisions).most_common(1)
+    warnings.warn(
+        f"backends= (--backend): no backend gets a node, so graphkit computes the whole graph. The reason for {count:,} "
+        f"of {quantity(len(decisions), 'node')}: {reason} gk.backend.explain (graphkit plan) lists all reasons",
+        BackendWarning,
+        stacklevel=stacklevel + 1,
+    )
 
 
 def _counted(operators: list[str]) -> str:

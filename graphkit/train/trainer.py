@@ -227,6 +227,10 @@ class Trainer(BaseTrainer):
             seed=None if seed is None else integer("Trainer", "seed", seed, 0), backends=_resolved(backends),
         )  # fmt: skip
         self._evaluation = Evaluation(self._options)
+        if backends:
+            from graphkit.backend.registry import warn_without_groups
+
+            warn_without_groups(self.executor, 3)
 
     @typed("Trainer.fit")
     def fit(

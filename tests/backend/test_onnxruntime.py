@@ -139,6 +139,7 @@ def test_other_float_types(dtype: str, tolerance: float) -> None:
     assert any(each.group for each in executor.backend_decisions)
 
 
+@pytest.mark.filterwarnings("ignore::graphkit.errors.BackendWarning")
 def test_bfloat16_stays_in_graphkit() -> None:
     x = gk.input("x", [3], "bfloat16")
     executor = gk.Model({"y": gk.tanh(gk.exp(x))}).compile(backends=gk.backend.use("onnxruntime", min_nodes=1))

@@ -70,6 +70,7 @@ def test_decisions_name_groups_and_reasons(image_net, make) -> None:
     assert gk.backend.explain(executor).splitlines()[0] == "4 nodes of 8 in 2 groups"
 
 
+@pytest.mark.filterwarnings("ignore::graphkit.errors.BackendWarning")
 def test_text_of_supports_is_the_reason(image_net, make) -> None:
     executor = image_net.compile(backends=make(supports=lambda node: f"no {node.op.name}"))
     assert by_name(executor)["conv"].reason == "toy: no Conv."
@@ -82,6 +83,7 @@ def test_first_backend_chooses_first(image_net, make) -> None:
     assert found["fc"].group == "b/1"
 
 
+@pytest.mark.filterwarnings("ignore::graphkit.errors.BackendWarning")
 def test_views_alone_are_no_group(make) -> None:
     x = gk.input("x", ["N", 4])
     net = gk.Model(gk.exp(gk.reshape(x, [-1, 2])))
@@ -109,6 +111,7 @@ def test_random_nodes_stay(make) -> None:
     np.testing.assert_allclose(executor.run({"x": np.ones(3, np.float32)})["y"], np.e * np.ones(3), rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::graphkit.errors.BackendWarning")
 def test_values_that_are_not_numbers_stay(make) -> None:
     x = gk.input("x", [2], "string")
     net = gk.Model({"y": gk.string_normalizer(x, case_change_action="UPPER")})

@@ -222,7 +222,7 @@ def test_plan_shows_the_backend(image_net, make) -> None:
 
 
 def test_gpu_is_refused_before_it_is_opened(image_net, make) -> None:
-    with pytest.raises(UnsupportedError, match="backends='toy': backends compute on the CPU, but the device is 'cuda'"):
+    with pytest.raises(UnsupportedError, match=r"on the CPU only: leave out device='cuda' \(--device\)"):
         image_net.compile("cuda", backends=make())
 
 
@@ -276,6 +276,48 @@ def test_fallback_computes_in_graphkit_with_a_warning(image_net) -> None:
         warnings.simplefilter("error")
         found = executor.run({"x": images(2)})
     assert_equal(found, image_net.run({"x": images(2)}))
+
+
+def test_table_shows_groups_that_fell_back(image_net) -> None:
+    backend = gk.backend.Backend(name="bad", supports=lambda node: True, compile=fail, fallback=True)
+    executor = image_net.compile(backends=backend)
+    assert gk.backend.explain(executor).startswith("8 nodes of 8 in 1 group")
+    with pytest.warns(BackendWarning) as warned:
+        for count in (1, 2, 3):
+            executor.run({"x": images(count)})
+    assert len(warned) == 1
+    table = gk.backend.explain(executor)
+    assert table.startswith("0 nodes of 8 in 0 groups\n8 nodes in graphkit")
+    assert table.endswith(": bad: it cannot compile group bad/0 (ValueError: no luck).")
+
+
+def test_table_shows_fallback_for_some_shapes(image_net, make) -> None:
+    good = make()
+
+    def compile_part(part: gk.backend.Part) -> Any:
+        return good.compile(part) if part.graph.outputs[0].shape[0] == 1 else fail()
+
+    backend = gk.backend.Backend(name="some", supports=lambda node: True, compile=compile_part, fallback=True)
+    executor = image_net.compile(backends=backend)
+    executor.run({"x": images(1)})
+    with pytest.warns(BackendWarning):
+        executor.run({"x": images(2)})
+    assert (
+        "(some: for some input shapes, it cannot compile the group (ValueError: no luck). graph"
+        in gk.backend.explain(executor)
+    )
+
+
+def test_backend_without_nodes_is_a_warning(image_net, make) -> None:
+    backend, message = (
+        make(supports=[]),
+        "no backend gets a node, so graphkit computes the whole graph. The reason for 2 ",
+    )
+    with pytest.warns(BackendWarning, match=message) as compiled:
+        image_net.compile(backends=backend)
+    with pytest.warns(BackendWarning, match="no backend gets a node") as trained:
+        gk.Trainer(classifier(), "softmax_cross_entropy", backends=backend)
+    assert {each.filename for each in (*compiled, *trained)} == {__file__}
 
 
 def test_compile_must_return_a_function(image_net) -> None:

@@ -21,7 +21,7 @@ from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import operator
 from graphkit.ops.internal.backend_group import BackendGroup
 from graphkit.passes.core.bind import rebind
-from graphkit.passes.distribution.backends import Partitioner
+from graphkit.passes.distribution.backends import Decision, Partitioner
 
 # Number of compiled forms of one group that are kept: those that were used last.
 _KEPT = 16
@@ -82,6 +82,7 @@ class BackendCalls:
         self._threads, self._make_executor = threads, make_executor
         self._lock = threading.Lock()
         self._kept: dict[str, OrderedDict[Hashable, _Compiled]] = {}
+        self._outcomes: dict[str, _Outcome] = {}
 
     def call(self, node: Node, constants: Mapping[int, VersionedArray]) -> _Call:
         """Compile a BackendGroup for the types of its operands, or return the call that was compiled before.
@@ -99,7 +100,10 @@ class BackendCalls:
                 body = op.body
                 if not backend.dynamic:
                     body = rebind(body, {v: x.type for v, x in zip(body.inputs, node.operands, strict=True)})
-                compiled = kept[key] = _Compiled(op, backend, body, constants, self._threads, self._make_executor)
+                outcome = self._outcomes.setdefault(op.group, _Outcome())
+                compiled = kept[key] = _Compiled(
+                    op, backend, body, constants, self._threads, self._make_executor, outcome
+                )
             kept.move_to_end(key)
             while len(kept) > _KEPT:
                 kept.popitem(last=False)
@@ -107,6 +111,41 @@ class BackendCalls:
         if not call.is_empty:
             compiled.current()
         return call
+
+    def decided(self, decisions: Sequence[Decision]) -> Sequence[Decision]:
+        """Return the decisions of the pass, changed for groups that graphkit computes because `compile` failed."""
+        return [self._decided(each) for each in decisions]
+
+    def _decided(self, decision: Decision) -> Decision:
+        outcome = self._outcomes.get(decision.group)
+        if outcome is None or not outcome.failure:
+            return decision
+        backend, failure = decision.group.rpartition("/")[0], " ".join(outcome.failure.split())
+        if outcome.compiled:
+            reason = f"{backend}: for some input shapes, it cannot compile the group ({failure})."
+            return decision._replace(reason=reason)
+        reason = f"{backend}: it cannot compile group {decision.group} ({failure})."
+        return decision._replace(group="", reason=reason)
+
+
+class _Outcome:
+    """Whether a backend could compile a group.
+
+    Attributes:
+        compiled: Whether it compiled the group, for some input shapes.
+        failure: The error of the first compilation that failed, if graphkit computes the group instead; "" if none did.
+    """
+
+    def __init__(self) -> None:
+        self.compiled, self.failure = False, ""
+        self._lock = threading.Lock()
+
+    def is_first_failure(self, failure: str) -> bool:
+        """Record a compilation that failed; return whether it is the first one of the group."""
+        with self._lock:
+            is_first = not self.failure
+            self.failure = self.failure or failure
+        return is_first
 
 
 class _Form(NamedTuple):
@@ -134,10 +173,11 @@ class _Compiled:
         constants: Mapping[int, VersionedArray],
         threads: int,
         make_executor: Callable[..., Any],
+        outcome: _Outcome,
     ):
         self.backend, self.body = backend, body
         self._op, self._constants, self._threads = op, dict(constants), threads
-        self._make_executor = make_executor
+        self._make_executor, self._outcome = make_executor, outcome
         self.quantised = _quantised_values(body) if backend.check else set()
         self._lock = threading.RLock()
         self._form: _Form | None = None
@@ -200,13 +240,19 @@ class _Compiled:
                 raise self.error(
                     f"it cannot compile the group: {error_text(error)}; fallback=True lets graphkit compute such groups"
                 ) from error
+            self._warn(error_text(error))
+            return _Form(self.in_graphkit, range(len(inputs)), None)
+        self._outcome.compiled = True
+        return _Form(run, operands, versions)
+
+    def _warn(self, failure: str) -> None:
+        """Record that the backend cannot compile the group, and warn if it is the first time."""
+        if self._outcome.is_first_failure(failure):
             warnings.warn(
-                f"{self.named()}: it cannot compile the group, so graphkit computes it: {error_text(error)}",
+                f"{self.named()}: it cannot compile the group, so graphkit computes it: {failure}",
                 BackendWarning,
                 stacklevel=2,
             )
-            return _Form(self.in_graphkit, range(len(inputs)), None)
-        return _Form(run, operands, versions)
 
 
 class _Call:

@@ -10,7 +10,7 @@ from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.groups import AnyDevice
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.devices.registry import rule_of, runs_whole
-from graphkit.executor.lower.lowering import GroupCalls, Settings
+from graphkit.executor.lower.lowering import Settings
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, DType
 from graphkit.ops._base import DOMAIN
@@ -19,6 +19,7 @@ from graphkit.passes.core.match import is_op
 from graphkit.passes.pipeline import array_passes, inference_passes
 
 if TYPE_CHECKING:
+    from graphkit.executor.run.backend_calls import BackendCalls
     from graphkit.passes.distribution.backends import Decision
 
 
@@ -41,13 +42,13 @@ def check_on_cpu(backends: Sequence[Any], device: AnyDevice) -> None:
     if backends and device != "cpu":
         listed = ", ".join(repr(backend.name) for backend in backends)
         raise UnsupportedError(
-            f"backends={listed}: backends compute on the CPU, but the device is {device!r}; use device='cpu'"
+            f"backends={listed} (--backend): backends compute on the CPU only: leave out device={device!r} (--device)"
         )
 
 
 def backend_calls(
     backends: Sequence[Any], threads: int, deterministic: bool, make_executor: Callable[..., Any]
-) -> GroupCalls | None:
+) -> BackendCalls | None:
     """Return what compiles and calls groups for backends; None without backends. See `BackendCalls`."""
     if not backends:
         return None

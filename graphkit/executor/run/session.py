@@ -141,7 +141,7 @@ class Executor:
         common = Settings(
             "cpu", False, threads, deterministic, inplace, share, optimize, declared,
             collectives=collectives, channels=channels, tf32=precision == "tf32",
-            backends=backend_calls(backends, threads, deterministic, Executor),
+            backends=(calls := backend_calls(backends, threads, deterministic, Executor)),
         )  # fmt: skip
         settings = [
             common._replace(device=kind, number=number, native=kind == "cpu" and native_module() is not None)
@@ -150,6 +150,7 @@ class Executor:
         self._check_finite = check_finite
         self._rng, self._rng_stride = (config.SEED.get() if seed is None else seed, 0), rng_stride
         self._decisions: list[Decision] = []
+        self._backend_calls = calls
         prepared = without_gc(run_passes)(graph, self._passes(settings, precision, backends))
         self._graph, self._map_builders = remove_maps(prepared)
         # Callers use the names of the original graph. Passes may rename inputs, and append others.
@@ -185,9 +186,10 @@ class Executor:
     def backend_decisions(self) -> Sequence[Decision]:
         """For each node of the prepared graph, the group that it is in, or why graphkit computes it.
 
-        Empty without backends. `gk.backend.explain` prints it.
+        Empty without backends. `gk.backend.explain` prints it. Groups are compiled in the first run, so nodes that
+        graphkit computes because of `fallback=True` are known only after it.
         """
-        return tuple(self._decisions)
+        return () if self._backend_calls is None else tuple(self._backend_calls.decided(self._decisions))
 
     def __reduce__(self) -> Any:
         raise UsageError(

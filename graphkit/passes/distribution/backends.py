@@ -55,7 +55,8 @@ class Decision(NamedTuple):
         node: The name of the node.
         operator: The name of its operator.
         group: The name of its group, such as "onnxruntime/0"; "" if graphkit computes the node.
-        reason: Why graphkit computes the node: one sentence for each backend; "" for a node in a group.
+        reason: Why graphkit computes the node: one sentence for each backend; "" for a node in a group. If a node is in
+            a group that the backend could not compile for some input shapes, the reason says so.
     """
 
     node: str
