@@ -16,7 +16,7 @@ from graphkit import config, models
 from graphkit.cli._groups import COMPARISON, DATA, INPUTS, LIMITS, NETWORK, OUTPUT, PRECISION, REPORTING, option
 from graphkit.cli._output import log
 from graphkit.cli._ranges import FloatRange, IntRange
-from graphkit.errors import UsageError
+from graphkit.errors import UsageError, did_you_mean
 from graphkit.loading import is_mxnet, load
 from graphkit.model import Model
 
@@ -100,15 +100,49 @@ def _backends(ctx: click.Context, parameter: click.Parameter, names: tuple[str, 
         return ()
     from graphkit.backend import resolve
 
-    return resolve(names)
+    return resolve([_imported(name) for name in names])
+
+
+def _imported(backend: str) -> str:
+    """Execute the file of FILE.py:NAME, which registers the backend, and return the name. A NAME is returned as it is.
+
+    Raises UsageError if the file does not exist or does not register the backend.
+    """
+    path, _, name = backend.rpartition(":")
+    if backend.endswith(".py"):
+        raise UsageError(f"--backend {backend}: also give the name of the backend that it registers: {backend}:NAME")
+    if not path.endswith(".py"):
+        return backend
+    from graphkit.backend import names
+    from graphkit.user_code import module_of
+
+    before = names()
+    module_of(path)
+    if name not in names():
+        registered = [each for each in names() if each not in before]
+        raise UsageError(
+            f"--backend {backend}: {path} registers no backend {name!r}{did_you_mean(name, registered)}; call "
+            f"gk.backend.register({name!r}, ...) in it"
+        )
+    return name
 
 
 def backend_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return option(
-        "--backend", "backends", group=PRECISION, multiple=True, metavar="NAME", callback=_backends,
-        help="Another engine, such as onnxruntime, which computes the parts of the model that it supports. Repeatable: "
-        "the first one chooses its nodes first.",
+        "--backend", "backends", group=PRECISION, multiple=True, metavar="NAME | FILE.py:NAME",
+        callback=_backends,
+        help="Another engine, such as onnxruntime, which computes the parts of the model that it supports. "
+        "FILE.py:NAME is a backend that a Python file registers with gk.backend.register; the file is executed. "
+        "Repeatable: the first one chooses its nodes first.",
     )(command)  # fmt: skip
+
+
+def log_backends(executor: Any, backends: Any) -> None:
+    """Print how many nodes of an executor the backends get, if there are any."""
+    if backends:
+        from graphkit.backend.registry import summary
+
+        log(f"backends: {summary(executor)}")
 
 
 def device_of(text: str) -> str | dict[str | None, str]:

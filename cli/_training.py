@@ -10,7 +10,7 @@ import numpy as np
 
 from graphkit.cli._groups import TRAINING_STEP, option
 from graphkit.cli._inputs import Batch
-from graphkit.cli._options import check_needed, memory_options
+from graphkit.cli._options import check_needed, log_backends, memory_options
 from graphkit.errors import UsageError
 from graphkit.model import Model
 
@@ -106,5 +106,6 @@ def training_step(net: Model, loss: str, optimizer: str, batch: Batch, **options
     inputs = {name: feeds[name] for name in net.inputs}
     targets = {name: array for name, array in feeds.items() if name not in inputs}
     plan = trainer.plan({name: np.shape(array) for name, array in feeds.items()})
+    log_backends(trainer.executor, options.get("backends"))
     samples = next((len(array) for array in inputs.values() if np.ndim(array)), 1)
     return TrainingStep(lambda: float(trainer.step(inputs, targets)), plan, feeds, samples)

@@ -19,6 +19,7 @@ from graphkit.cli._options import (
     device_options,
     input_options,
     json_option,
+    log_backends,
     model_file_options,
     read_model,
     trace_file,
@@ -103,9 +104,10 @@ def command(
 ) -> int:  # fmt: skip
     """Time MODEL in graphkit and in ONNX Runtime; print percentiles of both, and the ratio of their speeds.
 
-    The outputs are compared first. Exit code 1 if they differ. Then the engines take turns in rounds, with a warm-up
-    before each timing. In each round, the median time of ONNX Runtime is divided by that of graphkit. The ratio is the
-    median of these quotients, with its 95% confidence interval.
+    The outputs are compared first. Exit code 1 if they differ. With --backend, the outputs with the backend are
+    compared with those of graphkit alone. Then the engines take turns in rounds, with a warm-up before each timing. In
+    each round, the median time of ONNX Runtime is divided by that of graphkit. The ratio is the median of these
+    quotients, with its 95% confidence interval.
 
     With --training, a run is a training step on one batch: forward, backward and update.
 
@@ -147,6 +149,7 @@ def _inference(
     feeds = batch.arrays(net, net.inputs)
     executor = net.compile(device_of(result["device"]), threads=result["threads"], backends=result["backends"])
     outputs = executor.run(feeds)
+    log_backends(executor, result["backends"])
     calls: Calls = {"graphkit": lambda: executor.run(feeds)}
     result["inputs"] = {n: list(a.shape) for n, a in feeds.items() if isinstance(a, np.ndarray)}
     result["fallbacks"] = executor.plan.fallbacks
@@ -160,7 +163,13 @@ def _inference(
             log(f"outputs are not compared, because these nodes draw random numbers: {', '.join(drawing)}")
             result["outputs"] = None
         else:
-            result["outputs"] = compare_outputs(outputs, other.run(feeds), rtol, atol, by_magnitude=True)
+            reference = other.run(feeds)
+            result["compared_with"] = "onnxruntime"
+            if result["backends"]:
+                # The backend may be ONNX Runtime, too.
+                alone = net.compile(device_of(result["device"]), threads=result["threads"])
+                reference, result["compared_with"] = alone.run(feeds), "graphkit"
+            result["outputs"] = compare_outputs(outputs, reference, rtol, atol, by_magnitude=True)
     return calls
 
 
@@ -223,8 +232,10 @@ def _report(result: dict[str, Any], recorded: Profile | None, as_json: bool) -> 
         print_json("bench", plain)
         return
     shapes = ", ".join(f"{n}{s}" for n, s in result["inputs"].items())
+    backends = f" with {', '.join(result['backends'])}" if result["backends"] else ""
+    titles = _TITLES | {"graphkit": f"graphkit{backends}"}
     rows = [
-        (_TITLES[name], *(f"{1e3 * t:.4g}" for t in (s.p50, s.p90, s.p99, s.best)), s.runs)
+        (titles[name], *(f"{1e3 * t:.4g}" for t in (s.p50, s.p90, s.p99, s.best)), s.runs)
         for name, s in result["seconds"].items()
     ]
     threads = result["threads"]
@@ -235,12 +246,14 @@ def _report(result: dict[str, Any], recorded: Profile | None, as_json: bool) -> 
     if "ratio" in result:
         ratio = result["ratio"]
         click.echo(
-            f"graphkit runs at {ratio.median:.2f} times the speed of ONNX Runtime (95% interval {ratio.low:.2f} "
-            f"to {ratio.high:.2f})"
+            f"{titles['graphkit']} runs at {ratio.median:.2f} times the speed of ONNX Runtime (95% interval "
+            f"{ratio.low:.2f} to {ratio.high:.2f})"
         )
     if training is not None:
         speed, arena = training["samples_per_second"], human(training["arena_bytes"])
         click.echo(f"{speed:.4g} samples per second; arena {arena}")
+    if reports and backends:
+        click.echo(f"outputs of {titles['graphkit']}, compared with graphkit without backends:")
     for report in reports or ():
         click.echo(f"output {report}")
     if recorded is not None:

@@ -23,6 +23,7 @@ from graphkit.cli._options import (
     device_options,
     input_options,
     json_option,
+    log_backends,
     model_file_options,
     read_model,
     trace_file,
@@ -121,6 +122,7 @@ def command(
     else:
         results, recorded = _profiled(executor, feeds, trace)
         seconds = recorded.seconds
+    log_backends(executor, backends)
     arrays = arrays_of(flattened(results))
     if output is not None:
         write_whole(Path(output), [npz_bytes(arrays, instead="--json instead of -o")])

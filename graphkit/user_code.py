@@ -20,15 +20,23 @@ def function_of(path: str, name: str) -> Callable[..., Any]:
 
     Raises UsageError if there is no such file or function; for errors in the file see `running`.
     """
-    if not Path(path).is_file():
-        raise UsageError(f"there is no file {path!r}")
-    state = Path(path).stat()
-    module = _module(path, state.st_mtime_ns, state.st_size)
+    module = module_of(path)
     function: Any = getattr(module, name, None)
     if not callable(function):
         raise UsageError(f"{path} has no function {name!r}{did_you_mean(name, _functions(module))}")
     found: Callable[..., Any] = function
     return found
+
+
+def module_of(path: str) -> ModuleType:
+    """Execute a Python file and return its module. The file is executed again only if it has changed.
+
+    Raises UsageError if there is no such file; for errors in the file see `running`.
+    """
+    if not Path(path).is_file():
+        raise UsageError(f"there is no file {path!r}")
+    state = Path(path).stat()
+    return _module(path, state.st_mtime_ns, state.st_size)
 
 
 def _functions(module: ModuleType) -> list[str]:

@@ -147,8 +147,9 @@ def warn_without_groups(executor: Executor, stacklevel: int) -> None:
         return
     ((reason, count),) = Counter(each.reason for each in decisions).most_common(1)
     warnings.warn(
-        f"backends= (--backend): no backend gets a node, so graphkit computes the whole graph. The reason for {count:,} "
-        f"of {quantity(len(decisions), 'node')}: {reason} gk.backend.explain (graphkit plan) lists all reasons",
+        "backends= (--backend): no backend gets a node, so graphkit computes the whole graph. The reason for "
+        f"{count:,} of {quantity(len(decisions), 'node')}: {reason} gk.backend.explain and graphkit plan show all "
+        "reasons",
         BackendWarning,
         stacklevel=stacklevel + 1,
     )

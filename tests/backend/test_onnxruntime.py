@@ -15,6 +15,7 @@ from graphkit.checks.random_nodes import build
 from graphkit.cli import invoke
 from graphkit.errors import BackendError
 from graphkit.onnx_io import runtime_session
+from graphkit.onnx_io.compare import OnnxRuntimeModel
 
 pytest.importorskip("onnxruntime")
 
@@ -200,6 +201,45 @@ def test_run_command(command, lenet_file: str) -> None:
     code, _, message = command("run", lenet_file, "--backend", "nothing")
     assert code == 2
     assert "there is no backend 'nothing'" in message
+
+
+def test_bench_compares_with_graphkit_alone(command, lenet_file: str, monkeypatch) -> None:
+    """A wrong backend is found even if ONNX Runtime is the other engine."""
+    given = ("bench", lenet_file, "--runs", "1", "--threads", "1", "--backend", "onnxruntime")
+    code, text, errors = command(*given)
+    assert code == 0
+    assert "outputs of graphkit with onnxruntime, compared with graphkit without backends:\noutput" in text
+    assert "backends: 10 nodes of 10 in 1 group" in errors
+    run = OnnxRuntimeModel.run
+    monkeypatch.setattr(OnnxRuntimeModel, "run", lambda *given: {n: a + 1 for n, a in run(*given).items()})
+    code, text, _ = command(*given, "--json")
+    assert (code, json.loads(text)["compared_with"]) == (1, "graphkit")
+
+
+OWN = """
+import numpy as np
+import graphkit as gk
+
+gk.backend.register(
+    "own", supports=lambda node: node.op.name == "Tanh", compile=lambda part: lambda x: np.tanh(x)
+)
+"""
+
+
+def test_backend_of_a_file(command, lenet_file: str, tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    try:
+        code, _, errors = command("run", lenet_file, "--backend", f"{file}:own")
+        assert code == 0
+        assert "backends: 3 nodes of 10 in 3 groups" in errors
+        code, _, errors = command("run", lenet_file, "--backend", f"{file}:other")
+        assert code == 2
+        assert f"{file} registers no backend 'other'" in errors
+        assert "also give the name" in command("run", lenet_file, "--backend", str(file))[2]
+        assert "there is no file" in command("run", lenet_file, "--backend", f"{tmp_path}/no.py:own")[2]
+    finally:
+        gk.backend.unregister("own")
 
 
 @pytest.mark.full

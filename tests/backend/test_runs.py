@@ -282,10 +282,10 @@ def test_table_shows_groups_that_fell_back(image_net) -> None:
     backend = gk.backend.Backend(name="bad", supports=lambda node: True, compile=fail, fallback=True)
     executor = image_net.compile(backends=backend)
     assert gk.backend.explain(executor).startswith("8 nodes of 8 in 1 group")
-    with pytest.warns(BackendWarning) as warned:
-        for count in (1, 2, 3):
-            executor.run({"x": images(count)})
-    assert len(warned) == 1
+    with pytest.warns(BackendWarning, match="group 'bad/0'"):
+        executor.run({"x": images(1)})
+    # No second warning: the tests turn warnings into errors.
+    executor.run({"x": images(2)})
     table = gk.backend.explain(executor)
     assert table.startswith("0 nodes of 8 in 0 groups\n8 nodes in graphkit")
     assert table.endswith(": bad: it cannot compile group bad/0 (ValueError: no luck).")
@@ -302,17 +302,12 @@ def test_table_shows_fallback_for_some_shapes(image_net, make) -> None:
     executor.run({"x": images(1)})
     with pytest.warns(BackendWarning):
         executor.run({"x": images(2)})
-    assert (
-        "(some: for some input shapes, it cannot compile the group (ValueError: no luck). graph"
-        in gk.backend.explain(executor)
-    )
+    note = "some: for some input shapes, it cannot compile the group (ValueError: no luck). graphkit computes it then."
+    assert note in gk.backend.explain(executor)
 
 
 def test_backend_without_nodes_is_a_warning(image_net, make) -> None:
-    backend, message = (
-        make(supports=[]),
-        "no backend gets a node, so graphkit computes the whole graph. The reason for 2 ",
-    )
+    backend, message = make(supports=[]), "no backend gets a node, so graphkit computes the whole graph. The reason for"
     with pytest.warns(BackendWarning, match=message) as compiled:
         image_net.compile(backends=backend)
     with pytest.warns(BackendWarning, match="no backend gets a node") as trained:

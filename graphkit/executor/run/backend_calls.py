@@ -256,7 +256,10 @@ class _Compiled:
 
 
 class _Call:
-    """A kernel that calls a compiled group. If all results are empty, as for an empty batch, it does nothing."""
+    """A kernel that calls a compiled group. If all results are empty, as for an empty batch, it does nothing.
+
+    Sizes that depend on data are not known before the call. Then the backend may get empty arrays.
+    """
 
     inplace = ()
 
