@@ -53,12 +53,13 @@ class OnnxRuntimeModel:
     `threads` is the size of its intra-op pool (None: its own choice); `optimize=False` turns graph optimisations off.
     `exact=True` multiplies dequantised weights with floats, as the standard defines it. By default, ONNX Runtime rounds
     these floats to 8 bits (MatMulNBits with accuracy level 4).
+    `spinning=False`: threads that wait for work sleep. By default, they use processor time for a while.
     Raises MissingDependency without onnxruntime, InvalidModel if ONNX Runtime rejects the model.
     """
 
     def __init__(
         self, model: str | os.PathLike[str] | bytes | ModelProto, threads: int | None = None, *, optimize: bool = True,
-        exact: bool = False,
+        exact: bool = False, spinning: bool = True,
     ):  # fmt: skip
         ort = onnxruntime_module()
         options = ort.SessionOptions()
@@ -70,6 +71,8 @@ class OnnxRuntimeModel:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if exact:
             options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+        if not spinning:
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._ort = ort
         try:
             self._session = self._open(model, options)

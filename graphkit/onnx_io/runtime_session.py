@@ -33,10 +33,13 @@ _CONTROL = frozenset({"If", "Loop", "Scan"})
 
 
 class BoundModel(OnnxRuntimeModel):
-    """A model in ONNX Runtime that writes its results to given arrays, without copies of inputs or results."""
+    """A model in ONNX Runtime that writes its results to given arrays, without copies of inputs or results.
+
+    Its threads sleep between runs: spinning threads would take the cores from graphkit's threads.
+    """
 
     def __init__(self, model: ModelProto, threads: int | None = None):
-        super().__init__(model, threads)
+        super().__init__(model, threads, spinning=False)
         self._local = threading.local()
 
     def __call__(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:

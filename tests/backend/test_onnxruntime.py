@@ -117,6 +117,13 @@ def test_new_sizes_need_no_new_session(monkeypatch) -> None:
     assert made == [1]  # threads of one session
 
 
+def test_threads_of_sessions_do_not_spin() -> None:
+    x = gk.input("x", [4])
+    model = runtime_session.BoundModel(gk.Model({"y": gk.tanh(x)}).to_onnx(), 2)
+    options = model._session.get_session_options()
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
 @pytest.mark.parametrize("count", [10, 100_000])
 def test_results_are_copied_or_written_in_place(count: int) -> None:
     x = gk.input("x", ["N"])
