@@ -111,7 +111,7 @@ class Backend:
             MissingDependency: The package of the backend is not installed.
         """
         try:
-            answer = self.supports(node)
+            answer: object = self.supports(node)
         except MissingDependency:
             raise
         except Exception as error:

@@ -147,10 +147,9 @@ class Executor:
             common._replace(device=kind, number=number, native=kind == "cpu" and native_module() is not None)
             for kind, number in names
         ]
-        self._check_finite = check_finite
+        self._check_finite, self._backend_calls = check_finite, calls
         self._rng, self._rng_stride = (config.SEED.get() if seed is None else seed, 0), rng_stride
         self._decisions: list[Decision] = []
-        self._backend_calls = calls
         prepared = without_gc(run_passes)(graph, self._passes(settings, precision, backends))
         self._graph, self._map_builders = remove_maps(prepared)
         # Callers use the names of the original graph. Passes may rename inputs, and append others.
