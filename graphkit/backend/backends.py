@@ -111,7 +111,7 @@ class Backend:
             MissingDependency: The package of the backend is not installed.
         """
         try:
-            answer: object = self.supports(node)
+            answer = self.supports(node)
         except MissingDependency:
             raise
         except Exception as error:
@@ -120,7 +120,7 @@ class Backend:
             ) from error
         reason = ""
         if isinstance(answer, str):
-            answer, reason = False, " ".join(answer.split())
+            reason, answer = " ".join(answer.split()), False
         if not isinstance(answer, (bool, np.bool_)):
             raise BackendError(
                 f"backend {self.name!r}: supports returned {answer!r} for {node.describe()}; return True, False or a "

@@ -14,6 +14,7 @@ from graphkit.backend.backends import Backend, Part
 from graphkit.errors import BackendWarning, UsageError, did_you_mean
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Node
+from graphkit.passes.distribution.backends import NOT_FORWARD
 from graphkit.signatures import check_argument, typed
 from graphkit.text import quantity
 
@@ -138,12 +139,15 @@ def summary(executor: Executor) -> str:
 
 
 def warn_without_groups(executor: Executor, stacklevel: int) -> None:
-    """Warn if no node of an executor with backends is in a group.
+    """Warn if no node of an executor with backends is in a group. In training, only the forward pass counts.
 
     stacklevel: That of `warnings.warn` for the caller of this function, which is 1.
     """
     decisions = executor.backend_decisions
-    if not decisions or any(each.group for each in decisions):
+    if any(each.group for each in decisions):
+        return
+    decisions = [each for each in decisions if NOT_FORWARD not in each.reason]
+    if not decisions:
         return
     ((reason, count),) = Counter(each.reason for each in decisions).most_common(1)
     warnings.warn(

@@ -19,6 +19,9 @@ from graphkit.passes.core.sweep import all_nodes, is_constant, is_control
 from graphkit.passes.distribution.convex import divide
 from graphkit.text import quantity
 
+# Why a node of a training step that is not part of the forward pass stays in graphkit.
+NOT_FORWARD = "it is not part of the forward pass of the training step"
+
 
 class Partitioner(Protocol):
     """The part of a backend that decides which nodes it gets.
@@ -217,7 +220,7 @@ class _Grouping:
     def _refusal(self, node: Node) -> str | None:
         """Return why a node cannot be in a group of this backend; None if it can."""
         if context.GRADIENT in node.meta or (self._forward is not None and node not in self._forward):
-            return "it is not part of the forward pass of the training step"
+            return NOT_FORWARD
         for value in (*node.operands, *node.outputs):
             if why := self._unsuitable(value):
                 return why
