@@ -80,7 +80,9 @@ class AdapterSet:
         others = dict.fromkeys(name for each in saved.values() for name in each.others)
         settings = Lora(rank=size, alpha=float(size), layers=tuple(names))
         self._adapted = adapted(model, settings, tuple(others), seed=0, owner=_OWNER)
-        self._defaults = {name: np.asarray(self._adapted.params[name]) for name in adapter_parameters(self._adapted)}
+        self._defaults = {
+            name: _read_only(np.array(self._adapted.params[name])) for name in adapter_parameters(self._adapted)
+        }
         if replaced := [name for name in names if f"{name}.{A}" not in self._defaults]:
             raise UsageError(
                 f"{_OWNER}: one adapter replaces the weight of layer {replaced[0]!r}, and another one changes the "
@@ -147,7 +149,7 @@ class AdapterSet:
 
     @typed("AdapterSet.feeds")
     def feeds(self, adapter: str | None = None) -> dict[str, np.ndarray]:
-        """Return the arrays of an adapter by the names of the inputs of `model`.
+        """Return the arrays of an adapter by the names of the inputs of `model`. They are read-only.
 
         adapter: Its name; None: the arrays with which the model computes as without adapters.
 
@@ -172,7 +174,7 @@ class AdapterSet:
 
     def _read(self, folder: str | Path | Sequence[str | Path], weights: Sequence[float] | None) -> SavedAdapter:
         """Return the adapter of folders, with scaling 1."""
-        found = read_adapter(self._base, folder, weights, _OWNER)
+        found = read_adapter(self._base, folder, weights, _OWNER, self._layers)
         return combined(self._base, self._layers, [found], [1.0], _OWNER)
 
     def _padded(self, saved: SavedAdapter) -> dict[str, np.ndarray]:
@@ -194,8 +196,14 @@ class AdapterSet:
                 widths = [(0, 0)] * array.ndim
                 widths[axis] = (0, self.rank - array.shape[axis])
                 array = np.pad(array, widths)
-            found[name] = np.ascontiguousarray(array)
+            found[name] = _read_only(np.ascontiguousarray(array))
         return found
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """Return the array, which nobody can write to from now on: `AdapterSet.feeds` returns it."""
+    array.flags.writeable = False
+    return array
 
 
 def _with_inputs(model: Model, names: Mapping[str, Any]) -> Model:
