@@ -201,7 +201,7 @@ class AdapterSet:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """Return the array, which nobody can write to from now on: `AdapterSet.feeds` returns it."""
+    """Make an array read-only, because `AdapterSet.feeds` returns it to the user; return it."""
     array.flags.writeable = False
     return array
 
