@@ -9,6 +9,7 @@ import pytest
 
 import graphkit as gk
 from graphkit import cli
+from graphkit.checks.bisect import bisect
 from graphkit.errors import InvalidModel
 from graphkit.ops import F
 
@@ -92,7 +93,7 @@ def with_a_half_beside(change=0.0, half=True):
     """Return a model whose output `y` is float32 throughout. Its output `k` depends on a node in float16."""
     x, k = gk.input("x", ["N", 16]), gk.input("k", [3])
     y = gk.nn.linear(gk.tanh(gk.nn.linear(x, 16, name="a")), 4, name="b")
-    net = gk.Model({"y": y, "k": F.cast(F.cast(k, to="float16"), to="float32") if half else F.neg(k)}, seed=0)
+    net = gk.Model({"y": y, "k": F.cast(F.cast(k, to="float16"), to="float32") if half else F.abs(k)}, seed=0)
     net.params["b_weight"] = np.array(net.params["b_weight"]) * np.float32(1 + change)
     return net
 
@@ -104,10 +105,19 @@ def test_float16_beside_an_output_does_not_widen_its_limits():
     assert gk.verify(with_a_half_beside(), against=with_a_half_beside()).passed
 
 
+def test_bisect_finds_a_node_in_float32_beside_float16():
+    result = bisect(with_a_half_beside(), against=with_a_half_beside(1e-3))
+    assert not result.passed
+    assert result.found is not None
+    assert result.found.node == "b"
+
+
 def test_lower_precision_beside_an_output_does_not_widen_its_limits():
+    feeds = {"x": np.ones((2, 16), np.float32), "k": np.array([0.1, 0.2, 0.3], np.float32)}
     for first, second in ((True, False), (False, True)):
-        pair = with_a_half_beside(half=first).select("y", "k"), with_a_half_beside(1e-3, half=second)
-        assert not gk.verify(pair[0], against=pair[1]).outputs[0].passed
+        report = gk.verify(with_a_half_beside(half=first), feeds, against=with_a_half_beside(1e-3, half=second))
+        assert [output.passed for output in report.outputs] == [False, True]
+        assert report.notes == ("k: the precisions differ: the limits are those of float16",)
 
 
 def test_float16_within_a_subgraph_widens_the_limits():
