@@ -78,6 +78,7 @@ class AdapterSet:
         smallest = 1 if rank is None else integer(_OWNER, "rank", rank, 1)
         size = max([smallest, *(each.settings.rank for each in saved.values())])
         others = dict.fromkeys(name for each in saved.values() for name in each.others)
+        self._rank = size
         settings = Lora(rank=size, alpha=float(size), layers=tuple(names))
         self._adapted = adapted(model, settings, tuple(others), seed=0, owner=_OWNER)
         self._defaults = {
@@ -108,7 +109,7 @@ class AdapterSet:
     @property
     def rank(self) -> int:
         """The largest rank that an adapter may have."""
-        return Lora.from_text(self._adapted.meta[LORA]).rank
+        return self._rank
 
     @typed("AdapterSet.load")
     def load(
@@ -192,7 +193,7 @@ class AdapterSet:
         found = {}
         for name, array in saved.arrays.items():
             axis = 0 if name.endswith(f".{A}") else 1 if name.endswith(f".{B}") else None
-            if axis is not None:
+            if axis is not None and array.shape[axis] < self.rank:
                 widths = [(0, 0)] * array.ndim
                 widths[axis] = (0, self.rank - array.shape[axis])
                 array = np.pad(array, widths)

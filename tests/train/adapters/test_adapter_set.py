@@ -14,6 +14,7 @@ from graphkit.errors import UsageError
 from graphkit.executor.run.program_cache import ProgramCache
 from graphkit.train.adapters import adapter_set, combine
 from graphkit.train.adapters.layers import find_layers
+from graphkit.train.adapters.settings import Lora
 
 RNG = np.random.default_rng(0)
 X = {"x": RNG.standard_normal((4, 6)).astype(np.float32)}
@@ -215,8 +216,11 @@ def test_layers_are_searched_once_for_all_adapters(merged, tmp_path, monkeypatch
     for module in (adapter_set, combine):
         monkeypatch.setattr(module, "find_layers", lambda graph: calls.append(1) or search(graph))
     adapters = gk.AdapterSet(merged[None], {name: tmp_path / name for name in "abcd"}, threads=1)
-    adapters.load("e", tmp_path / "a")
     assert len(calls) == 1
+    # Nor does each array of an adapter read the settings of the set again.
+    monkeypatch.setattr(Lora, "from_text", lambda text: calls.append(2))
+    adapters.load("e", tmp_path / "a")
+    assert calls == [1]
 
 
 def test_folders_without_an_order_are_errors(merged, tmp_path) -> None:
