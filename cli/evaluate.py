@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from graphkit.cli._adapters import adapter_option, with_adapters
+from graphkit.cli._adapters import adapter_option, folder_of, with_adapters
 from graphkit.cli._groups import DATA, LOSS, NETWORK, OUTPUT, REPORTING, GroupedCommand, option
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
@@ -136,7 +137,8 @@ def command(
 
     net = with_adapters(with_files_beside(read_model(model, external_root, best=True), model), adapters)
     options = with_tokenizer(source_options(data_options), spec, tokenizer, rows=True)
-    data = _read(net, model, spec, part, options, train_data.axis_options(batch_axes))
+    origins = (model, *map(str, map(folder_of, adapters)))
+    data = _read(net, origins, spec, part, options, train_data.axis_options(batch_axes))
     found = evaluate(
         net, data, loss=loss, metrics=metric_names or None, output=output, probabilities=probabilities,
         batch_size=batch_size, worst=worst, engine=engine,
@@ -158,11 +160,12 @@ def command(
 
 
 def _read(
-    net: Model, model: str, spec: str, part: str | None, options: dict[str, Any], axes: dict[str, int | None]
-) -> Dataset:
+    net: Model, origins: Sequence[str], spec: str, part: str | None, options: dict[str, Any],
+    axes: dict[str, int | None],
+) -> Dataset:  # fmt: skip
     """Return the data, and log how many samples there are and how images become inputs.
 
-    net: the model. model: its file. Other arguments: options of the command line.
+    net: the model. origins: its file, and the folders of its adapters. Other arguments: options of the command line.
     """
     from graphkit.data import ImageDataset, TokenStream
     from graphkit.inference.labelled_data import read_labelled
@@ -174,10 +177,11 @@ def _read(
     if part is None and chosen == "all":
         line += " (all; --part test takes only those that graphkit train holds out for validation)"
     log(line)
-    if part is None and chosen == "all" and _trained_on(model, spec):
+    trained = [origin for origin in origins if _trained_on(origin, spec)]
+    if part is None and chosen == "all" and trained:
         log(
-            f"note: {model} was trained on {spec}, so these samples include its training samples. To evaluate only the "
-            "others: --part test"
+            f"note: {trained[0]} was trained on {spec}, so these samples include its training samples. To evaluate "
+            "only the others: --part test"
         )
     if isinstance(found, ImageDataset):
         origin = "of the model's metadata" if PREPROCESSING in net.meta else "default: the model's metadata have none"
@@ -186,7 +190,7 @@ def _read(
 
 
 def _trained_on(model: str, spec: str) -> bool:
-    """Return whether a model is in a run folder, and its run was trained on a data set."""
+    """Return whether a model or its adapters are in a run folder, and its run was trained on a data set."""
     from graphkit.train.run_folder import CONFIG
 
     folder = Path(model) if Path(model).is_dir() else Path(model).parent

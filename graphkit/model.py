@@ -42,6 +42,8 @@ _STORED_ROLES = ("parameter", "state")
 # number of tokens of a text.
 CLASSES, VOCABULARY, PREPROCESSING, COLUMNS = "classes", "vocabulary", "preprocessing", "columns"
 MAX_TOKENS = "max_tokens"
+# The file that the vocabulary was read from, for errors. Models without it got theirs from their own metadata.
+VOCABULARY_FILE = "vocabulary_file"
 
 
 class Model:

@@ -12,7 +12,7 @@ import numpy as np
 from graphkit.checks.comparison import OutputReport, compare_outputs, errors, flattened
 from graphkit.checks.findings import Divergence, ValueDifference
 from graphkit.checks.judging import judged
-from graphkit.checks.lower_precision import Precision
+from graphkit.checks.lower_precision import Precision, precision_of
 from graphkit.checks.noise import EPSILON
 from graphkit.checks.nonfinite import counted
 from graphkit.checks.pairing import Cut, Pair, Producers, pairs_of
@@ -20,6 +20,7 @@ from graphkit.checks.sides import Side, lower_precision, match
 from graphkit.checks.trace import GraphTrace, Trace, trace_of
 from graphkit.checks.walk import Walk
 from graphkit.errors import GraphkitError, InvalidModel, RuntimeFailure, UsageError
+from graphkit.ir.graph import Graph
 from graphkit.ir.types import FLOATS, DType, TensorType, Type, dtype_of
 
 # Functions with values up to 1. Engines approximate them with an absolute error of at most _STEPS epsilons, also where
@@ -248,17 +249,17 @@ class Comparer:
         own = {p.ours: exact[p.ours] for p in targets}
         found = judged(part, feeds, ours, theirs, reports, labels=self.labels, own=own, lower=self.lower)
         found = self._accepted(targets, found)
-        if self._rounding is None or all(report.passed for report in found):
+        rounding = self._rounding(part.graph)
+        if rounding is None or all(report.passed for report in found):
             return found
         # Of the two engines, either may round more often: then both errors are compared with the measured rounding.
-        by_rounding = judged(part, feeds, ours, theirs, reports, labels=self.labels, own=own, lower=self._rounding)
+        by_rounding = judged(part, feeds, ours, theirs, reports, labels=self.labels, own=own, lower=rounding)
         by_rounding = self._accepted(targets, by_rounding)
         return by_rounding if all(report.passed for report in by_rounding) else found
 
-    @cached_property
-    def _rounding(self) -> Precision | None:
-        """The precision of the models, if it is equal and that of a float type."""
-        own = self.first.precision
+    def _rounding(self, part: Graph) -> Precision | None:
+        """The precision of isolated nodes, if that of the models is equal and it is that of a float type."""
+        own = precision_of(part)
         return own if self.lower is None and own is not None and own.name in map(str, FLOATS) else None
 
     @cached_property

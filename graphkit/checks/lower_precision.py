@@ -44,6 +44,16 @@ def precision_of(graph: Graph) -> Precision | None:
     return max(_precisions(graph), key=lambda found: found.epsilon, default=None)
 
 
+def precisions_of_outputs(graph: Graph) -> list[Precision | None]:
+    """Return the lowest precision among the nodes that each output depends on; None if these compute no floats."""
+    found: dict[Value, Precision | None] = {}
+    for node in graph.nodes:
+        known = (found.get(value) for value in node.operands)
+        lowest = max(filter(None, (*_precisions_of(node), *known)), key=lambda each: each.epsilon, default=None)
+        found |= dict.fromkeys(node.outputs, lowest)
+    return [found.get(value) for value in graph.outputs]
+
+
 def lower_of(one: Precision | None, other: Precision | None) -> Precision | None:
     """Return the lower of two precisions; None if they are equal, or one of them is unknown."""
     if one is None or other is None or one.epsilon == other.epsilon:
@@ -53,15 +63,19 @@ def lower_of(one: Precision | None, other: Precision | None) -> Precision | None
 
 def _precisions(graph: Graph) -> Iterator[Precision]:
     for node in graph.nodes:
-        for inner in node.op.subgraphs().values():
-            yield from _precisions(inner)
-        if node.operands:
-            for dtype in _dtypes(node.outputs):
-                if dtype in FLOATS and dtype in TOLERANCES:
-                    yield Precision(str(dtype), EPSILON.get(dtype, _DOUBLE_EPSILON), TOLERANCES[dtype])
-        if bits := _bits(node):
-            epsilon = 2.0 ** (1 - bits)
-            yield Precision(f"{bits}-bit quantisation", epsilon, (10 * epsilon, 10 * epsilon))
+        yield from _precisions_of(node)
+
+
+def _precisions_of(node: Node) -> Iterator[Precision]:
+    for inner in node.op.subgraphs().values():
+        yield from _precisions(inner)
+    if node.operands:
+        for dtype in _dtypes(node.outputs):
+            if dtype in FLOATS and dtype in TOLERANCES:
+                yield Precision(str(dtype), EPSILON.get(dtype, _DOUBLE_EPSILON), TOLERANCES[dtype])
+    if bits := _bits(node):
+        epsilon = 2.0 ** (1 - bits)
+        yield Precision(f"{bits}-bit quantisation", epsilon, (10 * epsilon, 10 * epsilon))
 
 
 def _bits(node: Node) -> int:

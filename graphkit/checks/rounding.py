@@ -127,6 +127,7 @@ def _moved(model: Any, feeds: Mapping[str, Any], truth: Mapping[str, Any], kind:
 
 
 def _dtypes(graph: Graph) -> Iterator[DType]:
-    for value in (*graph.inputs, *(v for node in graph.nodes for v in node.outputs)):
+    """The element types that nodes compute in. Inputs and constants are not rounded."""
+    for value in (v for node in graph.nodes if node.operands for v in node.outputs):
         if isinstance(value.type, TensorType):
             yield value.type.dtype

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.checks.lower_precision import Precision, lower_of, precision_of
+from graphkit.checks.lower_precision import Precision, lower_of, precision_of, precisions_of_outputs
 from graphkit.errors import GraphkitError, InvalidModel, UsageError, did_you_mean
-from graphkit.ir.types import FLOATS, HALVES, DType, TensorType, Type, dtype_of
+from graphkit.ir.types import FLOATS, DType, TensorType, Type, dtype_of
 from graphkit.loading import is_onnx_file, load
 from graphkit.model import Model
 from graphkit.text import listed
@@ -79,6 +79,14 @@ class Side:
             return precision_of(self.model.graph)
         except GraphkitError:
             return None
+
+    @cached_property
+    def precisions(self) -> Mapping[str, Precision | None]:
+        """The lowest precision that each output depends on, by name; empty if graphkit cannot read the model."""
+        try:
+            return dict(zip(self.model.outputs, precisions_of_outputs(self.model.graph), strict=True))
+        except GraphkitError:
+            return {}
 
     def feeds(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arrays of the first side under the names, and with the float types, of this side's inputs."""
@@ -206,19 +214,6 @@ def match_inputs(first: Side, second: Side, arrays: Mapping[str, Any]) -> tuple[
 def lower_precision(first: Side, second: Side) -> Precision | None:
     """Return the lower precision of two sides with different models; None if it is the same, or unknown."""
     return None if first.given is second.given else lower_of(first.precision, second.precision)
-
-
-def inner_precision(side: Side) -> Precision | None:
-    """Return the precision of a model of float16 or bfloat16 nodes whose outputs are wider; None for other models.
-
-    Such files are written by `gk.reduce_precision`. Their outputs have the errors of float16, in the type float32.
-    """
-    found = side.precision
-    if found is None or found.name not in map(str, HALVES):
-        return None
-    kinds = side.model.output_types.values()
-    wider = FLOATS - HALVES
-    return found if any(isinstance(kind, TensorType) and kind.dtype in wider for kind in kinds) else None
 
 
 def _same_rank(one: Type, other: Type) -> bool:

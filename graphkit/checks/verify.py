@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,9 +12,10 @@ import numpy as np
 from graphkit.checks.comparison import OutputReport, compare, compare_outputs
 from graphkit.checks.inputs import make_feeds
 from graphkit.checks.judging import judged
+from graphkit.checks.limits import Limits, PartOfModel, limits_by_output, notes_on_limits
 from graphkit.checks.lower_precision import TOLERANCES
 from graphkit.checks.noise import ENGINES
-from graphkit.checks.sides import Side, inner_precision, lower_precision, match, match_inputs, renamed, sides_of
+from graphkit.checks.sides import Side, match, match_inputs, renamed, sides_of
 from graphkit.errors import CheckFailed, ReferenceEnded, UsageError
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.model import Model
@@ -128,8 +130,9 @@ def verify(
 
     If `against` is another model, a and b are the results of `model` and of `against`. If the precisions of the two
     models differ, the limits come from the lower precision: its tolerances in check 1; then the error of both models
-    may be at most 4 times the measured effect of rounding to the lower precision. The limits are also those of the
-    lower precision if nodes of the model compute in float16 or bfloat16, and its outputs are wider.
+    may be at most 4 times the measured effect of rounding to the lower precision. This second rule also applies to
+    outputs of a wider type that depend on nodes in float16 or bfloat16. The precision of each output is that of the
+    nodes that it depends on.
 
     Args:
         model: The model.
@@ -216,19 +219,42 @@ def _compared(
     reports = compare_outputs(mine, theirs, settings.rtol, settings.atol, by_magnitude=True)
     if all(report.passed for report in reports):
         return reports, notes
-    lower, why = lower_precision(first, second), "the precisions differ"
-    # The more precise of two models is evaluated in double precision.
-    exact = second if lower is not None and lower == first.precision else first
-    if lower is None and (lower := inner_precision(first)) is not None:
-        why = f"the model computes in {lower.name}"
-    if lower is not None:
-        notes = (*notes, f"{why}: the limits are those of {lower.name}")
-        reports = compare_outputs(mine, theirs, settings.rtol, settings.atol, by_magnitude=True, lower=lower)
+    groups = limits_by_output(first, second, pairs, mine)
+    judged_by_output: dict[str, tuple[OutputReport, ...]] = {}
+    for limits, group in groups.items():
+        judged_by_output |= _within(limits, first, second, arrays, mine, theirs, group, settings)
+    ordered = tuple(report for name in mine for report in judged_by_output[name])
+    return ordered, (*notes, *notes_on_limits(groups))
+
+
+def _within(
+    limits: Limits, first: Side, second: Side, arrays: Mapping[str, Any], mine: Mapping[str, Any],
+    theirs: Mapping[str, Any], pairs: Sequence[tuple[str, str]], settings: _Settings,
+) -> dict[str, tuple[OutputReport, ...]]:  # fmt: skip
+    """Compare outputs that have the same limits. Return the reports by output.
+
+    mine, theirs: results in the same order. pairs: names of the outputs on both sides.
+    """
+    names = [own for own, _ in pairs]
+    other = dict(zip(mine, theirs.values(), strict=False))
+    tolerances = None if limits.is_measured and not settings.strict else limits.lower
+    parts = [
+        compare_outputs(
+            {name: mine[name]}, {name: other[name]}, settings.rtol, settings.atol, by_magnitude=True, lower=tolerances
+        )
+        for name in names
+    ]  # fmt: skip
+    reports = tuple(report for part in parts for report in part)
     if not settings.strict:
-        own = {name: other if exact is second else name for name, other in pairs}
-        given = second.feeds(arrays) if exact is second else arrays
-        reports = judged(exact.model, given, mine, theirs, reports, labels=labels, own=own, lower=lower)
-    return reports, notes
+        exact = second if limits.exact_is_second else first
+        own = dict(pairs) if exact is second and first.given is not second.given else {name: name for name in names}
+        reports = judged(
+            PartOfModel.of(exact.model, list(own.values())), second.feeds(arrays) if exact is second else arrays,
+            {name: mine[name] for name in names}, {name: other[name] for name in names}, reports,
+            labels=(first.label, second.label), own=own, lower=limits.lower,
+        )  # fmt: skip
+    left = iter(reports)
+    return {name: tuple(itertools.islice(left, len(part))) for name, part in zip(names, parts, strict=True)}
 
 
 def _kinds(results: Mapping[str, Any]) -> dict[str, Any]:

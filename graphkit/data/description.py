@@ -11,7 +11,7 @@ from graphkit.data.dataset import Dataset
 from graphkit.data.preprocessing.encoding import Encoding
 from graphkit.data.preprocessing.image import Preprocess
 from graphkit.ir.types import TensorType
-from graphkit.model import CLASSES, COLUMNS, PREPROCESSING, VOCABULARY, Model
+from graphkit.model import CLASSES, COLUMNS, PREPROCESSING, VOCABULARY, VOCABULARY_FILE, Model
 from graphkit.signatures import typed
 from graphkit.transforms.metadata import scores_classes
 
@@ -59,14 +59,16 @@ def vocabulary_of(meta: Mapping[str, str]) -> Vocabulary | None:
 
     Raises InputError if the metadata is damaged, MissingDependency without the package `tokenizers`.
     """
-    return _vocabulary(meta[VOCABULARY]) if VOCABULARY in meta else None
+    if VOCABULARY not in meta:
+        return None
+    return _vocabulary(meta[VOCABULARY], meta.get(VOCABULARY_FILE, "the model's metadata"))
 
 
 @functools.lru_cache(maxsize=4)  # reading a large tokenizer takes longer than a step of the model
-def _vocabulary(text: str) -> Vocabulary:
+def _vocabulary(text: str, source: str) -> Vocabulary:
     from graphkit.data.preprocessing.tokenizer import vocabulary_from_json
 
-    return vocabulary_from_json(text, "the model's metadata")
+    return vocabulary_from_json(text, source)
 
 
 def options_of_model(model: Model, spec: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from graphkit.data.preprocessing.vocabulary import read_text
 from graphkit.errors import InputError
-from graphkit.model import CLASSES, MAX_TOKENS, VOCABULARY, Model
+from graphkit.model import CLASSES, MAX_TOKENS, VOCABULARY, VOCABULARY_FILE, Model
 
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
 # The input of token numbers in models of Hugging Face.
@@ -32,13 +32,13 @@ def with_files_beside(model: Model, path: str | os.PathLike[str]) -> tuple[Model
     folder, meta = Path(path).parent, dict(model.meta)
     read = []
     if VOCABULARY not in meta and (folder / TOKENIZER).is_file():
-        meta[VOCABULARY] = read_text(folder / TOKENIZER)
+        meta[VOCABULARY], meta[VOCABULARY_FILE] = read_text(folder / TOKENIZER), str(folder / TOKENIZER)
         read.append(f"the tokenizer of {folder / TOKENIZER}")
     config = _object(folder / CONFIG)
     if CLASSES not in meta and (names := _class_names(folder / CONFIG, config)):
         meta[CLASSES] = json.dumps(names, ensure_ascii=False)
         read.append(f"the class names of {folder / CONFIG}")
-    if MAX_TOKENS not in meta and (longest := _longest(config, _object(folder / TOKENIZER_CONFIG))) is not None:
+    if MAX_TOKENS not in meta and (longest := _longest(folder, config)) is not None:
         meta[MAX_TOKENS] = str(longest)
         read.append(f"at most {longest} tokens")
     if not read:
@@ -71,18 +71,56 @@ def _class_names(path: Path, config: dict[str, Any]) -> list[str]:
     if sorted(numbered) != list(range(len(labels))):
         raise InputError(f"{path}: the keys of id2label must be the class numbers from 0 to {len(labels) - 1}")
     names = [numbered[number] for number in range(len(labels))]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        numbers = [str(number) for number, name in enumerate(names) if name == repeated]
+        raise InputError(
+            f"{path}: id2label gives the classes {' and '.join(numbers)} the same name {repeated!r}, so classes cannot "
+            "be matched by name. Change id2label, or remove it to use class numbers"
+        )
     return [] if names == [f"LABEL_{number}" for number in range(len(names))] else names
 
 
-def _longest(config: dict[str, Any], tokenizer: dict[str, Any]) -> int | None:
+def _longest(folder: Path, config: dict[str, Any]) -> int | None:
     """Return the largest number of tokens that the model takes, or None.
 
     RoBERTa's positions begin after the number of the padding token, so fewer of them can be used.
+
+    Args:
+        folder: The folder of the files.
+        config: The content of config.json.
     """
-    sizes = [tokenizer.get("model_max_length"), config.get("max_position_embeddings")]
-    if config.get("model_type") in _OFFSET and isinstance(sizes[1], int):
-        sizes[1] -= int(config.get("pad_token_id", 1)) + 1
-    return min((int(s) for s in sizes if isinstance(s, (int, float)) and 0 < s < _UNLIMITED), default=None)
+    path = folder / CONFIG
+    kind = config.get("model_type")
+    if kind is not None and not isinstance(kind, str):
+        raise InputError(f"{path}: model_type must be a text, not {kind!r}")
+    positions = _count(path, config, "max_position_embeddings")
+    if positions is not None and kind in _OFFSET:
+        padding = config.get("pad_token_id")
+        padding = 1 if padding is None else padding
+        if isinstance(padding, bool) or not isinstance(padding, int) or not 0 <= padding < positions - 1:
+            raise InputError(
+                f"{path}: pad_token_id must be a token number below max_position_embeddings - 1, which is "
+                f"{positions - 1}, not {padding!r}"
+            )
+        positions -= padding + 1
+    found = _count(folder / TOKENIZER_CONFIG, _object(folder / TOKENIZER_CONFIG), "model_max_length")
+    return min((size for size in (found, positions) if size is not None), default=None)
+
+
+def _count(path: Path, config: dict[str, Any], name: str) -> int | None:
+    """Return a number of tokens; None if it is missing or unlimited. Raises InputError if it is not a number above 0.
+
+    Hugging Face writes huge numbers, -1 or 0 if there is no limit.
+    """
+    size = config.get(name)
+    if size is None:
+        return None
+    is_number = isinstance(size, (int, float)) and not isinstance(size, bool)
+    if is_number and (size in (0, -1) or size >= _UNLIMITED):
+        return None
+    if not is_number or not size > 0 or size != int(size):
+        raise InputError(f"{path}: {name} must be a whole number above 0, not {size!r}")
+    return int(size)
 
 
 # Kinds of models whose positions begin after the number of the padding token.

@@ -94,11 +94,16 @@ def with_classes_of(model: Model, data: Dataset) -> tuple[Dataset, str]:
     has changed.
 
     Raises:
-        InputError: The data have a class that the model does not have.
+        InputError: The data have a class that the model does not have, or two classes of the model have one name.
     """
     named, own = model.classes, data.classes
     if named is None or own is None or named == own:
         return data, ""
+    if repeated := next((name for name in named if named.count(name) > 1), None):
+        raise InputError(
+            f"{data.name}: classes cannot be matched by name, because the metadata of the model {model.name!r} contain "
+            f"the class {repeated!r} twice"
+        )
     if missing := [name for name in own if name not in named]:
         raise InputError(
             f"{data.name}: the model {model.name!r} has no class {missing[0]!r}. The {len(own)} classes of the data "

@@ -136,9 +136,15 @@ def _default_metrics(task: Task, output: str, scores: np.ndarray) -> Sequence[st
 
 
 def _class_names(net: Model, data: Dataset | IterableDataset, output: str, width: int) -> tuple[str, ...]:
-    """Return names of the classes of an output. Raises InputError if the data have another number of classes."""
+    """Return names of the classes of an output. Raises InputError if the data or the model name another number."""
     own = getattr(data, "classes", None)
     if own is not None and len(own) != width:
+        if net.classes is not None and len(net.classes) != width:
+            raise InputError(
+                f"the model {net.name!r} has {len(net.classes)} class names "
+                f"({listed(net.classes, len(net.classes), 8)}), but its output {output!r} has {width} classes. Correct "
+                'the metadata "classes" of the model, or id2label in the config.json beside it'
+            )
         known = (
             "the model's metadata have no class names. Give class numbers as targets (images: in a list, images:FILE)"
             if net.classes is None

@@ -14,7 +14,7 @@ from graphkit.data.preprocessing.vocabulary import Vocabulary, read_text
 from graphkit.errors import InputError
 from graphkit.inference.position_table import position_table
 from graphkit.ir.types import DType, TensorType, Type
-from graphkit.model import MAX_TOKENS, Model
+from graphkit.model import MAX_TOKENS, VOCABULARY_FILE, Model
 
 # Lengths are rounded up to a multiple of this number, as `gk.data.Sentences` does in training by default.
 _BUCKET = 8
@@ -119,7 +119,9 @@ def encoder_for(path: Path, model: Model, tokenizer: Vocabulary | None = None) -
     if tokenizer is not None:
         return _tokens(path, tokenizer, "the tokenizer given", types, longest)
     if (vocabulary := vocabulary_of(model.meta)) is not None:
-        return _tokens(path, vocabulary, "the vocabulary in the model's metadata", types, longest)
+        file = model.meta.get(VOCABULARY_FILE)
+        origin = "the vocabulary in the model's metadata" if file is None else f"the tokenizer of {file}"
+        return _tokens(path, vocabulary, origin, types, longest)
     if (strings := _strings(model)) is not None:
         return strings
     raise InputError(

@@ -116,6 +116,8 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
 
 
 def _check_notes(notes: Mapping[str, Any]) -> None:
+    if not isinstance(notes, dict):
+        raise UsageError(f"notes must be a dict of JSON values by name, not {notes!r}")
     for name, note in notes.items():
         try:
             json.dumps({name: note})

@@ -27,10 +27,11 @@ from graphkit.train.inputs import Inputs, by_name
 from graphkit.train.lbfgs_history import History, names_in
 from graphkit.train.line_search import Point, strong_wolfe
 from graphkit.train.losses import default_loss
+from graphkit.train.masks import check as check_masks
 from graphkit.train.metrics import LOSS
 from graphkit.train.position import Position
 from graphkit.train.run_folder import RunFolder, check_links
-from graphkit.train.selection import ParameterSelection, select_parameters
+from graphkit.train.selection import MASK, ParameterSelection, select_parameters
 from graphkit.train.training_graph import Criterion, training_graph
 
 
@@ -53,6 +54,9 @@ class LBFGS:
         line_search: "strong_wolfe", or None for steps of length `lr`.
         freeze: Parameters that keep their values: names or glob patterns.
         train: If given, only these parameters are trained.
+        masks: A dict of parameter name to an array of booleans (or 0 and 1) in the shape of the parameter. Where it is
+            False, the parameter must be 0, and stays exactly 0. `gk.prune` and `gk.zero_masks` make masks. Checkpoints
+            contain the masks, and a resumed run takes them from there.
         targets: A dict of target name to TensorType. Required if `loss` is a function.
         output: Name of the output for the loss, if the model has several.
         device: "cpu" or "cuda".
@@ -82,6 +86,7 @@ class LBFGS:
         line_search: str | None = "strong_wolfe",
         freeze: Sequence[str] = (),
         train: Sequence[str] = (),
+        masks: Mapping[str, Any] | None = None,
         targets: Mapping[str, TensorType] | None = None,
         output: str | None = None,
         device: AnyDevice = "cpu",
@@ -101,7 +106,8 @@ class LBFGS:
         self.loss, self.notes = default_loss(net, loss, output), dict[str, Any]()
         self.seed = config.SEED.get() if seed is None else integer("LBFGS", "seed", seed, 0)
         self._run = secrets.token_hex(8)
-        self._create_program(targets, output, ParameterSelection(freeze, train), device, threads)
+        selection = ParameterSelection(freeze, train, masks=masks or {})
+        self._create_program(targets, output, selection, device, threads)
         nothing = self._parameters()[:0].copy()
         self._history = History(self.history_size, nothing, nothing)
 
@@ -116,6 +122,8 @@ class LBFGS:
         )  # fmt: skip
         trained = select_parameters(graph, selection)
         self.trained = tuple(t.name for t in trained)
+        check_masks(trained, self.net.params, None)
+        self._set_masks({t.name: t.mask.array for t in trained if t.mask is not None})
         types = {t.value.dtype for t in trained}
         if len(types) > 1:
             raise UsageError(f"LBFGS: all trained parameters need one type, not {', '.join(sorted(map(str, types)))}")
@@ -124,6 +132,22 @@ class LBFGS:
         program = graph.replace(outputs=[graph.outputs[0], *gradients], output_names=names)
         self._executor = Executor(program, self.net.params, device=device, threads=threads, seed=self.seed)
         self._inputs = Inputs(self.net.input_types)
+
+    def _set_masks(self, masks: Mapping[str, np.ndarray]) -> None:
+        self._masks = dict(masks)
+        self._kept: np.ndarray | None = None
+        if masks:
+            shapes = {name: self.net.params.type_of(name).static_shape for name in self.trained}
+            kept = [masks.get(name, np.ones(shape, bool)).reshape(-1) for name, shape in shapes.items()]
+            self._kept = np.concatenate(kept)
+
+    def _masked(self, flat: np.ndarray) -> np.ndarray:
+        """Return a gradient or direction that is 0 where a mask is False."""
+        return flat if self._kept is None else np.where(self._kept, flat, flat.dtype.type(0))
+
+    def masks(self) -> dict[str, np.ndarray]:
+        """Return the masks by parameter name: booleans, False where the parameter stays 0."""
+        return {name: mask.copy() for name, mask in self._masks.items()}
 
     @property
     def iterations(self) -> int:
@@ -151,10 +175,14 @@ class LBFGS:
             targets: An array, a tuple, or a dict by name.
 
         Raises:
+            InputError: The batch is empty, or does not fit the model.
             NotFinite: The loss or a gradient is NaN or infinite. Parameters then have their values from before the
                 iteration.
         """
-        feeds = self._inputs.converted(by_name(inputs, self._inputs.names, "input")) | self._targets.fitted(targets)
+        fitted = self._targets.fitted(targets)
+        if any(np.size(array) == 0 for array in fitted.values()):
+            raise InputError("LBFGS.step: the batch is empty; give at least one sample")
+        feeds = self._inputs.converted(by_name(inputs, self._inputs.names, "input")) | fitted
         here = self._evaluate(feeds)
         first, done = here.loss, self.evaluations - 1
         for iteration in range(1, self.max_iter + 1):
@@ -183,7 +211,7 @@ class LBFGS:
         else:
             move = history.direction * current.dtype.type(history.length)
             history.store_pair(current - history.gradient, move)
-            history.direction, length = history.approximate_newton_step(current), self.lr
+            history.direction, length = self._masked(history.approximate_newton_step(current)), self.lr
         history.gradient = current
         return length
 
@@ -212,7 +240,8 @@ class LBFGS:
                 found = start._replace(t=length)
         except BaseException:
             self._set_parameters(origin)
-            self._history.length = 0.0  # a move of 0: its pair is not stored
+            # A move of 0: its pair is not stored. A direction that is not finite would make a checkpoint invalid.
+            self._history.direction, self._history.length = np.zeros_like(origin), 0.0
             raise
         self._history.length = found.t
         return found
@@ -222,7 +251,7 @@ class LBFGS:
     def _evaluate(self, feeds: Mapping[str, Any]) -> Point:
         found = self._executor.run(feeds)
         loss = float(found[LOSS])
-        flat = np.concatenate([found[f"{name}_grad"].reshape(-1) for name in self.trained])
+        flat = self._masked(np.concatenate([found[f"{name}_grad"].reshape(-1) for name in self.trained]))
         self._history.evaluations += 1
         if not (math.isfinite(loss) and np.isfinite(flat).all()):
             what = "the loss" if not math.isfinite(loss) else "a gradient"
@@ -254,7 +283,11 @@ class LBFGS:
             checkpoints.save(
                 held.path,
                 checkpoints.Checkpoint(
-                    arrays={**self.net.params, **self._history.arrays()},
+                    arrays={
+                        **self.net.params,
+                        **{f"{name}/{MASK}": mask for name, mask in self._masks.items()},
+                        **self._history.arrays(),
+                    },
                     optimizer={"kind": "lbfgs", "trained": list(self.trained)},
                     loss=losses.described(self.loss),
                     rng=self._executor.rng,
@@ -285,7 +318,8 @@ class LBFGS:
         if not trusted:
             check_links(folder)
         saved, params = checkpoints.load(folder), self.net.params
-        checkpoints.check_names(set(saved.arrays), {*params, *names_in(saved.arrays)}, folder)
+        masks = {name: f"{name}/{MASK}" for name in self._masks}
+        checkpoints.check_names(set(saved.arrays), {*params, *masks.values(), *names_in(saved.arrays)}, folder)
         try:
             arrays = {name: params.fitting(name, saved.arrays[name]) for name in params}
         except InputError as error:
@@ -296,9 +330,17 @@ class LBFGS:
             raise InvalidModel(
                 f"the checkpoint in {folder} does not fit: that run trained other parameters. {checkpoints.ADVICE}"
             )
-        elements = self._parameters().size
-        history = self._history.restored(saved.arrays, elements, f"the checkpoint in {folder}")
+        if saved.loss != losses.described(self.loss):
+            raise InvalidModel(
+                f"the checkpoint in {folder} does not fit: that run has the loss {saved.loss}, but this one has "
+                f"{losses.described(self.loss)}, and L-BFGS uses the gradients of earlier steps. To train the model "
+                "with another loss, load its parameters into a new LBFGS"
+            )
+        elements, where = self._parameters().size, f"the checkpoint in {folder}"
+        history = self._history.restored(saved.arrays, elements, where)
+        masks_before = {name: _mask_of(name, saved.arrays[key], arrays[name], where) for name, key in masks.items()}
         with uninterrupted:
+            self._set_masks(masks_before)
             for name, array in arrays.items():
                 params.commit(name, array)
             self._history, self._executor.rng = history, saved.rng
@@ -310,6 +352,17 @@ class LBFGS:
     def _facts(self) -> Iterator[str]:
         yield repr(self.net.name)
         yield quantity(self.iterations, "iteration")
+
+
+def _mask_of(name: str, mask: np.ndarray, parameter: np.ndarray, where: str) -> np.ndarray:
+    """Return the mask in a checkpoint. Raises InvalidModel if it does not fit the parameter in the checkpoint."""
+    if mask.dtype != bool or mask.shape != parameter.shape:
+        raise InvalidModel(
+            f"{where} does not fit: '{name}/{MASK}' is {mask.dtype}{list(mask.shape)}, not bool{list(parameter.shape)}"
+        )
+    if np.any(parameter[~mask]):
+        raise InvalidModel(f"{where} is damaged: parameter {name!r} is not 0 everywhere where its mask is False")
+    return np.array(mask)
 
 
 def _largest(vector: np.ndarray) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -44,7 +45,7 @@ class History:
     def store_pair(self, change: np.ndarray, move: np.ndarray) -> None:
         """Store a change of the gradient and of the parameters, if the loss is convex between them."""
         curvature = float(change @ move)
-        if curvature > _LEAST_CURVATURE:
+        if _LEAST_CURVATURE < curvature < math.inf:
             if len(self.pairs) == self.size:
                 del self.pairs[0]
             self.pairs.append((change, move, 1.0 / curvature))
@@ -86,7 +87,7 @@ class History:
             where: The checkpoint, for errors.
 
         Raises:
-            InvalidModel: An array has another shape or dtype.
+            InvalidModel: An array has another shape or dtype, or numbers that no run can have.
         """
         vectors = (elements,) if arrays[f"{_PREFIX}direction"].size else (0,)
         count = len(arrays[f"{_PREFIX}factors"].reshape(-1))
@@ -100,11 +101,22 @@ class History:
                 raise InvalidModel(
                     f"{where} does not fit: {key!r} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}"
                 )
+            if not np.isfinite(array).all():
+                raise InvalidModel(f"{where} is damaged: {key!r} contains NaN or infinity")
             # A copy: arrays of a file may be less aligned than those of numpy, which could change how sums are rounded.
             found[name] = np.array(array)
         pairs = [(found[f"change/{i}"], found[f"move/{i}"], float(found["factors"][i])) for i in range(count)]
         scale, length = map(float, found["scale and length"])
         iterations, evaluations = map(int, found["iterations and evaluations"])
+        if iterations < 0 or evaluations < 0:
+            raise InvalidModel(
+                f"{where} is damaged: it has {iterations} iterations and {evaluations} evaluations of the loss"
+            )
+        if (elements and (iterations > 0) != (vectors == (elements,))) or (count and not iterations):
+            raise InvalidModel(
+                f"{where} is damaged: after {iterations} iterations, it has a direction of {vectors[0]} elements, and "
+                f"{count} pairs"
+            )
         return History(
             self.size, found["direction"], found["gradient"], length, pairs[-self.size :], scale, iterations,
             evaluations,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graphkit.errors import InputError, InvalidModel, UsageError
+from graphkit.errors import GraphkitWarning, InputError, InvalidModel, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.ir.types import DType
 from graphkit.model import Model
@@ -160,6 +160,13 @@ def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> N
         raise InvalidModel(
             f"the checkpoint in {folder} does not fit this model: {error}. {checkpoints.ADVICE}"
         ) from None
+    if trainer._place[0] == 0 and saved.loss != losses.described(trainer.loss):
+        warnings.warn(
+            f"the checkpoint in {folder} is of a run with the loss {saved.loss}; from now on, the loss is "
+            f"{losses.described(trainer.loss)}",
+            GraphkitWarning,
+            stacklevel=4,
+        )
     with uninterrupted:
         for name, array in arrays.items():
             stepper.store.commit(name, array)

@@ -520,7 +520,8 @@ class Trainer(BaseTrainer):
 
         The number of processes may differ from that of the saved run, unless the checkpoint was written within an epoch
         and contains carried states (`carry`). If it differs, the residuals of gradient compression are divided equally
-        among the processes. If this trainer does not compress gradients, the residuals are dropped with a warning.
+        among the processes. If this trainer does not compress gradients, the residuals are dropped with a warning. If
+        it has another loss than that run, it warns, and trains with its own loss.
 
         If `resume` raises an error, the trainer stays unchanged.
 

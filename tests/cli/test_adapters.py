@@ -150,16 +150,30 @@ def test_errors_name_the_folder_and_the_layer(call, base, task):
     for arguments, code, message in (
         (["net.onnx", "--adapter", "none"], 2, "none contains no adapter: adapter_config.json is missing"),
         (["net.onnx", "--adapter", "none:half"], 2, "there is no such folder, and 'half' is not a number"),
-        (["net.onnx", "--adapter", "a:nan"], 2, "one finite weight for each"),
+        (["net.onnx", "--adapter", "a:nan"], 2, "--adapter a:nan: the weight must be a finite number, not nan"),
+        (["net.onnx", "--adapter", ""], 2, "--adapter '': the name of the folder is empty"),
+        (["net.onnx", "--adapter", ":0.5"], 2, "--adapter ':0.5': the name of the folder is empty"),
         (["net.onnx", "--adapter", "a/adapter_model.safetensors"], 2, "is a file; give the folder that contains"),
-        (["net.onnx", "--adapter", "layer"], 2, "layer contains an adapter of layer 'fc9', but model 'small' has no"),
+        (
+            ["net.onnx", "--adapter", "layer"],
+            2,
+            "--adapter: layer contains an adapter of layer 'fc9', but model",
+        ),
         (["net.onnx", "--adapter", "shape"], 4, "fc1.lora_B.weight has shape [4, 2], but the layer needs [8, 2]"),
-        (["adapted.json", "--adapter", "a"], 2, "model 'small' has adapters already"),
+        (["adapted.json", "--adapter", "a"], 2, "--adapter a: model 'small' has adapters already. Leave out --adapter"),
         (["net.onnx", "--adapter", "a", "--adapter", "dora"], 2, "dora contains DoRA adapters"),
         (["net.onnx", "--adapter", "dora:0.5"], 2, "They can neither be added nor multiplied by a weight"),
-        (["net.onnx", "--adapter", "head:0.5"], 2, "head replaces the parameter 'fc2_bias', with the weight 0.5"),
-        (["net.onnx", "--adapter", "head", "--adapter", "a"], 2, "'fc2_weight', and adapters change the layer 'fc2'"),
-        (["net.onnx", "--adapter", "b", "--adapter", "head", "--adapter", "head"], 2, "and so does another folder"),
+        (["net.onnx", "--adapter", "head:0.5"], 2, "'fc2_bias'. They cannot be multiplied by the weight 0.5: give"),
+        (
+            ["net.onnx", "--adapter", "head", "--adapter", "a"],
+            2,
+            "but there are also adapters of the layer 'fc2'",
+        ),
+        (
+            ["net.onnx", "--adapter", "b", "--adapter", "head", "--adapter", "head"],
+            2,
+            "and so does head. Give only one",
+        ),
     ):
         found, _, err = call("run", *arguments)
         assert found == code, (arguments, err)

@@ -157,6 +157,17 @@ def test_note_if_the_data_contain_training_samples(call, digits):
     assert json.loads(out)["samples"] == 1797
 
 
+def test_note_if_the_adapter_was_trained_on_the_data(call, digits):
+    arguments = ["--data", "digits", "--epochs", 1, "--lora", "rank=1", "-o", "tuned"]
+    assert call("train", digits / "net.json", *arguments)[0] == 0
+    for adapter in ("tuned", "tuned:0.5"):
+        code, _, err = call("evaluate", digits / "net.json", "--data", "digits", "--adapter", adapter)
+        assert code == 0, err
+        assert "tuned was trained on digits" in err
+    more = ["--adapter", "tuned", "--part", "test"]
+    assert "was trained on" not in call("evaluate", digits / "net.json", "--data", "digits", *more)[2]
+
+
 def test_note_if_the_file_of_the_data_was_trained_on(call, digits):
     names = ("a", "b")
     for name in names:

@@ -188,7 +188,12 @@ def test_parts_are_disjoint_and_complete(tmp_path, run):
         ("a.jsonl", '{"text": "a", "label": 1}\n[1]\n', "line 2: expected a JSON object"),
         ("a.jsonl", "nonsense\n", "line 1: not valid JSON"),
         ("a.jsonl", "\n", "contains no row"),
-        ("a.jsonl", '{"text": 3, "label": 1}\n', "'text' must contain texts, but one value is 3"),
+        ("a.jsonl", '{"text": 3, "label": 1}\n', r"a\.jsonl, line 1: 'text' must be a text, not 3"),
+        ("a.jsonl", '{"text": "a", "label": 1}\n\n{"text": null, "label": 1}\n', "line 3: .* must be a text, not null"),
+        ("a.jsonl", '{"text": 0, "label": 1}\n', "must be a text, not 0"),
+        ("a.jsonl", '{"text": false, "label": 1}\n', "must be a text, not false"),
+        ("a.jsonl", '{"text": [], "label": 1}\n', r"must be a text, not \[\]"),
+        ("a.jsonl", '{"text": {}, "label": 1}\n', "must be a text, not {}"),
         ("a.jsonl", '{"text": "a", "label": null}\n', "the label 'label' of sample 1 is missing"),
         ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": "a", "label": 1.5}\n', "is text in some samples, and 1.5"),
         ("a.jsonl", '{"one": "a", "two": "b", "label": 1}\n', "it is not clear which column contains the texts"),
@@ -217,6 +222,65 @@ def test_damaged_files_beside_the_model_are_refused(tmp_path):
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(InputError, match=message):
             gk.evaluate(model, data)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"pad_token_id": "x"}, "pad_token_id must be a token number below max_position_embeddings - 1, .* not 'x'"),
+        ({"pad_token_id": 600}, "pad_token_id must be a token number"),
+        ({"pad_token_id": True}, "pad_token_id must be a token number"),
+        ({"model_type": [1]}, r"model_type must be a text, not \[1\]"),
+        ({"max_position_embeddings": True}, "max_position_embeddings must be a whole number above 0, not True"),
+        ({"max_position_embeddings": 0.5}, "max_position_embeddings must be a whole number above 0, not 0.5"),
+        ({"max_position_embeddings": "9"}, "max_position_embeddings must be a whole number above 0, not '9'"),
+        ({"max_position_embeddings": float("nan")}, "max_position_embeddings must be a whole number"),
+        ({"id2label": {"0": "a", "1": "b", "2": "a"}}, "id2label gives the classes 0 and 2 the same name 'a'"),
+    ],
+)
+def test_settings_of_a_wrong_type_name_the_file(tmp_path, config, message):
+    config = {"model_type": "roberta", "max_position_embeddings": 512, **config}
+    model = write_folder(tmp_path, classifier(), **config)
+    with pytest.raises(InputError, match=rf"config\.json: {message}"):
+        gk.evaluate(model, write_data(tmp_path, "csv"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "roberta", "max_position_embeddings": 8, "pad_token_id": None},
+        {"model_type": None, "max_position_embeddings": 6.0},
+    ],
+)
+def test_settings_without_a_value_have_their_defaults(tmp_path, config):
+    net = classifier()
+    path = write_folder(tmp_path, net, **config)
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1e30}')
+    found = gk.evaluate(path, write_data(tmp_path, "jsonl"))
+    assert found.metrics["loss"] == pytest.approx(expected(net, 6)[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("content", ["{", '{"model": 3}', "[]"])
+def test_a_damaged_tokenizer_names_the_file(tmp_path, content):
+    model, data = write_folder(tmp_path, classifier()), write_data(tmp_path, "csv")
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(InputError, match=r"[^ ]*tokenizer\.json: "):
+        gk.evaluate(model, data)
+
+
+def test_class_names_are_compared_with_the_output_first(tmp_path):
+    names = [*CLASSES, "other", "none"]
+    model = write_folder(tmp_path, classifier(), id2label={str(i): name for i, name in enumerate(names)})
+    (tmp_path / "two.csv").write_text("text,label\na,positive\nb,negative\n")
+    with pytest.raises(InputError, match=r"has 5 class names .* but its output 'logits' has 3 classes.* config\.json"):
+        gk.evaluate(model, tmp_path / "two.csv")
+
+
+def test_repeated_class_names_in_metadata_are_refused():
+    net = gk.Model({"y": gk.nn.linear(gk.input("x", ["N", 2]), 3)}, meta={"classes": '["a", "b", "a"]'}, seed=0)
+    data = gk.data.Dataset(np.zeros((2, 2), np.float32), np.array([0, 1]), classes=["a", "b"])
+    with pytest.raises(InputError, match="contain the class 'a' twice"):
+        gk.evaluate(net, data)
 
 
 def test_wrong_options_are_refused(tmp_path, run):

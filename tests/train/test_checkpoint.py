@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.errors import InvalidModel, RuntimeFailure, UsageError
+from graphkit.errors import GraphkitWarning, InvalidModel, RuntimeFailure, UsageError
 from graphkit.ir import atomic
 from graphkit.train import checkpoint
 
@@ -283,3 +283,14 @@ def test_killed_at_random_moments_the_last_checkpoint_loads(tmp_path, number, ki
         assert all(np.isfinite(net.params[n]).all() for n in net.params)
         updates.append(trainer.updates)
     assert max(updates) > 0, "no checkpoint was written between the kills: the test proves nothing"
+
+
+def test_resume_with_another_loss_warns(tmp_path):
+    first = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
+    first.step(*data())
+    first.save(tmp_path)
+    second = gk.Trainer(model(), loss="focal", optimizer=gk.optim.SGD(0.1))
+    with pytest.warns(GraphkitWarning, match="of a run with the loss softmax_cross_entropy; from now on, .* is focal"):
+        second.resume(tmp_path)
+    assert second.updates == 1
+    gk.Trainer(model(), optimizer=gk.optim.SGD(0.5)).resume(tmp_path)  # the same loss: no warning

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.errors import InvalidModel, UnsafeModel, UsageError
+from graphkit.errors import InputError, InvalidModel, NotFinite, UnsafeModel, UsageError
 from graphkit.train import checkpoint
 
 RNG = np.random.default_rng(0)
@@ -170,6 +170,15 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path):
         ({"L-BFGS/direction": arrays["L-BFGS/direction"][:-1]}, "'L-BFGS/direction' is float64"),
         ({"L-BFGS/move/0": arrays["L-BFGS/move/0"].astype("float32")}, "'L-BFGS/move/0' is float32"),
         ({"L-BFGS/scale and length": np.zeros(3)}, "'L-BFGS/scale and length' is"),
+        (
+            {"L-BFGS/direction": np.zeros(0), "L-BFGS/gradient": np.zeros(0)},
+            "after 4 iterations, it has a direction of 0",
+        ),
+        ({"L-BFGS/iterations and evaluations": np.array([0, 9])}, "after 0 iterations, it has a direction of"),
+        ({"L-BFGS/iterations and evaluations": np.array([-3, 9])}, "it has -3 iterations"),
+        ({"L-BFGS/iterations and evaluations": np.array([6, -9])}, "and -9 evaluations"),
+        ({"L-BFGS/scale and length": np.array([np.nan, 1.0])}, "'L-BFGS/scale and length' contains NaN or infinity"),
+        ({"L-BFGS/move/0": arrays["L-BFGS/move/0"] * np.inf}, "'L-BFGS/move/0' contains NaN or infinity"),
         ({"L-BFGS/factors": np.zeros(0)}, "it contains .*L-BFGS/change/0"),
     ]:
         saved.arrays = {**arrays, **damage}
@@ -187,3 +196,113 @@ def test_link_to_a_place_outside_is_refused(tmp_path):
     with pytest.raises(UnsafeModel, match="symbolic link"):
         first.resume(tmp_path / "run")
     first.resume(tmp_path / "run", trusted=True)
+
+
+def test_pairs_without_an_iteration_are_refused(tmp_path):
+    first = solver()
+    take_steps(first, 2)
+    first.save(tmp_path)
+    saved = checkpoint.load(tmp_path)
+    nothing = {"L-BFGS/direction": np.zeros(0), "L-BFGS/gradient": np.zeros(0)}
+    saved.arrays = {**saved.arrays, **nothing, "L-BFGS/iterations and evaluations": np.array([0, 0])}
+    checkpoint.save(tmp_path, saved)
+    with pytest.raises(InvalidModel, match=r"after 0 iterations, it has a direction of 0 elements, and \d+ pairs"):
+        solver().resume(tmp_path)
+
+
+def test_checkpoints_of_another_loss_are_refused(tmp_path):
+    first = solver()
+    take_steps(first, 1)
+    first.save(tmp_path)
+    with pytest.raises(InvalidModel, match="that run has the loss mse, but this one has l1"):
+        gk.LBFGS(network(), "l1").resume(tmp_path)
+
+
+def test_run_that_failed_in_a_move_can_be_resumed(tmp_path, monkeypatch):
+    first = solver()
+    take_steps(first, 1)
+    monkeypatch.setattr(first._history, "approximate_newton_step", lambda gradient: gradient * -np.inf)
+    with pytest.raises(NotFinite):
+        take_steps(first, 1)
+    monkeypatch.undo()
+    first.save(tmp_path)
+    second = solver()
+    second.resume(tmp_path)
+    assert take_steps(second, 2) == take_steps(first, 2)
+
+
+def test_notes_of_another_type_are_errors(tmp_path):
+    first = solver()
+    first.notes = 3
+    with pytest.raises(UsageError, match="notes must be a dict of JSON values by name, not 3"):
+        first.save(tmp_path)
+
+
+def pruned(**options):
+    """Return a solver of a model whose `fc1_weight` is half zeros, with masks."""
+    net = network()
+    weight = np.array(net.params["fc1_weight"])
+    weight[::2] = 0
+    net.params["fc1_weight"] = weight
+    return solver(net, masks=gk.zero_masks(net), **options)
+
+
+@pytest.mark.parametrize("line_search", ["strong_wolfe", None])
+def test_masks_keep_zeros_and_continue_bit_for_bit(tmp_path, line_search):
+    straight, first = (pruned(line_search=line_search, lr=0.2) for _ in range(2))
+    losses = take_steps(straight, 4)
+    assert losses[-1] < losses[0]
+    weight = straight.net.params["fc1_weight"]
+    assert (weight[::2] == 0).all()
+    assert (weight[1::2] != pruned().net.params["fc1_weight"][1::2]).all()
+    take_steps(first, 2)
+    first.save(tmp_path)
+    second = pruned(line_search=line_search, lr=0.2)
+    second.resume(tmp_path)
+    np.testing.assert_array_equal(second.masks()["fc1_weight"], weight != 0)
+    assert take_steps(second, 2) == losses[2:]
+    assert_same_bits(straight, second)
+    with pytest.raises(InvalidModel, match="fc1_weight/mask"):
+        solver().resume(tmp_path)
+    saved = checkpoint.load(tmp_path)
+    mask = saved.arrays["fc1_weight/mask"]
+    for damaged, message in ((~mask, "is not 0 everywhere"), (mask[1:], "fc1_weight/mask' is bool")):
+        saved.arrays = {**saved.arrays, "fc1_weight/mask": damaged}
+        checkpoint.save(tmp_path, saved)
+        with pytest.raises(InvalidModel, match=message):
+            second.resume(tmp_path)
+
+
+def test_masked_steps_are_those_of_the_smaller_problem():
+    """A masked column of a linear layer gives the result of a layer without this input."""
+
+    def trained(inputs, masks):
+        x = gk.input("x", ["N", inputs], dtype="float64")
+        net = gk.Model({"y": gk.nn.linear(x, 2, name="fc")}, seed=0)
+        weight = np.zeros((2, inputs))
+        weight[:, :2] = [[0.5, -0.2], [0.1, 0.3]]
+        net.params["fc_weight"], net.params["fc_bias"] = weight, np.zeros(2)
+        steps = gk.LBFGS(net, "mse", masks=masks, max_iter=5)
+        for _ in range(4):
+            steps.step(X[:, :inputs], T)
+        return net.params
+
+    full = trained(3, {"fc_weight": np.array([[1, 1, 0], [1, 1, 0]])})
+    np.testing.assert_allclose(full["fc_weight"][:, :2], trained(2, None)["fc_weight"], rtol=1e-9)
+    assert (full["fc_weight"][:, 2] == 0).all()
+
+
+def test_wrong_masks_are_errors():
+    net = network()
+    for masks, message in (
+        ({"fc1_weight": np.zeros((6, 3))}, "'fc1_weight' is not 0 everywhere"),
+        ({"fc1_weight": np.ones(3)}, "has shape"),
+        ({"none": np.ones(3)}, "there is no parameter 'none'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            gk.LBFGS(net, "mse", masks=masks)
+
+
+def test_an_empty_batch_is_an_error():
+    with pytest.raises(InputError, match="the batch is empty"):
+        solver().step(X[:0], T[:0])

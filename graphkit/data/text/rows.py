@@ -94,8 +94,10 @@ def text_column(path: Path, columns: Columns, name: str | None = None, besides: 
         )
     if name not in columns:
         raise InputError(f"{path}: there is no column {name!r}{did_you_mean(name, columns)}")
-    if odd := next((value for value in columns[name] if not isinstance(value, str)), None):
-        raise InputError(f"{path}: {name!r} must contain texts, but one value is {odd!r}")
+    for row, value in enumerate(columns[name]):
+        if not isinstance(value, str):  # only .jsonl files have such values
+            lines = [number for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
+            raise InputError(f"{path}, line {lines[row]}: {name!r} must be a text, not {json.dumps(value)}")
     return list(columns[name])
 
 

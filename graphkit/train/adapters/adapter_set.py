@@ -78,9 +78,12 @@ class AdapterSet:
         smallest = 1 if rank is None else integer(_OWNER, "rank", rank, 1)
         size = max([smallest, *(each.settings.rank for each in saved.values())])
         others = dict.fromkeys(name for each in saved.values() for name in each.others)
+        self._rank = size
         settings = Lora(rank=size, alpha=float(size), layers=tuple(names))
         self._adapted = adapted(model, settings, tuple(others), seed=0, owner=_OWNER)
-        self._defaults = {name: np.asarray(self._adapted.params[name]) for name in adapter_parameters(self._adapted)}
+        self._defaults = {
+            name: _read_only(np.array(self._adapted.params[name])) for name in adapter_parameters(self._adapted)
+        }
         if replaced := [name for name in names if f"{name}.{A}" not in self._defaults]:
             raise UsageError(
                 f"{_OWNER}: one adapter replaces the weight of layer {replaced[0]!r}, and another one changes the "
@@ -106,7 +109,7 @@ class AdapterSet:
     @property
     def rank(self) -> int:
         """The largest rank that an adapter may have."""
-        return Lora.from_text(self._adapted.meta[LORA]).rank
+        return self._rank
 
     @typed("AdapterSet.load")
     def load(
@@ -147,7 +150,7 @@ class AdapterSet:
 
     @typed("AdapterSet.feeds")
     def feeds(self, adapter: str | None = None) -> dict[str, np.ndarray]:
-        """Return the arrays of an adapter by the names of the inputs of `model`.
+        """Return the arrays of an adapter by the names of the inputs of `model`. They are read-only.
 
         adapter: Its name; None: the arrays with which the model computes as without adapters.
 
@@ -172,7 +175,7 @@ class AdapterSet:
 
     def _read(self, folder: str | Path | Sequence[str | Path], weights: Sequence[float] | None) -> SavedAdapter:
         """Return the adapter of folders, with scaling 1."""
-        found = read_adapter(self._base, folder, weights, _OWNER)
+        found = read_adapter(self._base, folder, weights, _OWNER, self._layers)
         return combined(self._base, self._layers, [found], [1.0], _OWNER)
 
     def _padded(self, saved: SavedAdapter) -> dict[str, np.ndarray]:
@@ -190,12 +193,18 @@ class AdapterSet:
         found = {}
         for name, array in saved.arrays.items():
             axis = 0 if name.endswith(f".{A}") else 1 if name.endswith(f".{B}") else None
-            if axis is not None:
+            if axis is not None and array.shape[axis] < self.rank:
                 widths = [(0, 0)] * array.ndim
                 widths[axis] = (0, self.rank - array.shape[axis])
                 array = np.pad(array, widths)
-            found[name] = np.ascontiguousarray(array)
+            found[name] = _read_only(np.ascontiguousarray(array))
         return found
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    """Make an array read-only, because `AdapterSet.feeds` returns it to the user; return it."""
+    array.flags.writeable = False
+    return array
 
 
 def _with_inputs(model: Model, names: Mapping[str, Any]) -> Model:

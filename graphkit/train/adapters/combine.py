@@ -19,7 +19,11 @@ from graphkit.train.adapters.settings import Lora
 
 
 def read_adapter(
-    model: Model, folder: str | Path | Sequence[str | Path], weights: Sequence[float] | None, owner: str
+    model: Model,
+    folder: str | Path | Sequence[str | Path],
+    weights: Sequence[float] | None,
+    owner: str,
+    layers: Mapping[str, Layer] | None = None,
 ) -> SavedAdapter:
     """Return the adapters of one folder, or the weighted sum of those of several.
 
@@ -28,11 +32,17 @@ def read_adapter(
         folder: The folder or folders.
         weights: A factor for each folder (default: 1).
         owner: The function, for errors.
+        layers: The layers of the model by name, if they are known.
 
     Raises:
         UsageError: A folder has no adapters, they do not belong to the model, or they cannot be added.
         InvalidModel: A file is damaged, or a tensor has another shape or type than the layer needs.
     """
+    for name, given in (("folder", folder), ("weights", weights)):
+        if given is not None and not isinstance(given, (Path, Sequence)):
+            raise UsageError(
+                f"{owner}: {name}= must be a list or tuple, because its order matters, not {type(given).__name__}"
+            )
     folders = [Path(folder)] if isinstance(folder, (str, Path)) else [Path(each) for each in folder]
     factors = [1.0] * len(folders) if weights is None else [float(weight) for weight in weights]
     if not folders or len(factors) != len(folders) or not all(map(math.isfinite, factors)):
@@ -42,7 +52,8 @@ def read_adapter(
         )
     check_without_adapters(model, owner)
     saved = [read_folder(each) for each in folders]
-    layers = {layer.name: layer for layer in find_layers(model.graph)[0]}
+    if layers is None:
+        layers = {layer.name: layer for layer in find_layers(model.graph)[0]}
     for each in saved:
         check_layers(model, layers, each, owner)
     return saved[0] if factors == [1.0] else combined(model, layers, saved, factors, owner)
@@ -89,20 +100,22 @@ def _others(
 ) -> dict[str, np.ndarray]:
     """Return the parameters besides adapters. Raises UsageError if their value in the sum is not clear."""
     found: dict[str, np.ndarray] = {}
+    origin: dict[str, Path] = {}
     adapted = {model.graph.name_of(v): name for name, layer in layers.items() for v in leaves_of(layer.weight)}
     for each, factor in zip(saved, factors, strict=True):
         for name in each.others:
-            reason = ""
+            start = f"{owner}: {each.folder} contains new values of the parameter {name!r}"
             if factor != 1.0:
-                reason = f"with the weight {factor:g}"
-            elif name in found:
-                reason = "and so does another folder"
-            elif name in adapted:
-                reason = f"and adapters change the layer {adapted[name]!r}, which reads it"
-            if reason:
                 raise UsageError(
-                    f"{owner}: {each.folder} replaces the parameter {name!r}, {reason}. Only adapters can be added and "
-                    "multiplied by a weight"
+                    f"{start}. They cannot be multiplied by the weight {factor:g}: give this folder the weight 1"
                 )
+            if name in found:
+                raise UsageError(f"{start}, and so does {origin[name]}. Give only one of these folders")
+            if name in adapted:
+                raise UsageError(
+                    f"{start}, but there are also adapters of the layer {adapted[name]!r}, which uses this parameter. "
+                    "Give only folders with adapters of the layer, or only folders with new values"
+                )
+            origin[name] = each.folder
             found[name] = each.fitted(name, model.params.type_of(name))
     return found

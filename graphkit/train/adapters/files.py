@@ -133,8 +133,15 @@ def load_adapter(
             adapters cannot be added: DoRA, or two folders that contain the same other parameter.
         InvalidModel: A file is damaged, or a tensor has another shape or type than the layer needs.
     """
-    whole = read_adapter(model, folder, weights, "gk.load_adapter")
-    new = adapted(model, whole.settings, whole.others, seed=0, owner="gk.load_adapter")
+    return loaded(model, folder, weights, "gk.load_adapter")
+
+
+def loaded(
+    model: Model, folder: str | Path | Sequence[str | Path], weights: Sequence[float] | None, owner: str
+) -> Model:
+    """Implement `gk.load_adapter`. owner: the function or option, for errors."""
+    whole = read_adapter(model, folder, weights, owner)
+    new = adapted(model, whole.settings, whole.others, seed=0, owner=owner)
     _assign(new, whole)
     return new
 

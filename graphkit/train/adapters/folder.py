@@ -38,6 +38,8 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "use_qalora": (False,),
     "alora_invocation_tokens": ({}, []),
 }
+# Settings of peft that contain names, and the type that they may have instead of a list.
+_OF_NAMES: Mapping[str, tuple[type, ...]] = {"target_modules": (str,), "modules_to_save": ()}
 
 
 class SavedAdapter(NamedTuple):
@@ -125,6 +127,11 @@ def _read_config(path: Path) -> dict[str, Any]:
     for name, allowed in _WITHOUT_EFFECT.items():
         if (value := config.get(name)) is not None and value not in allowed:
             raise InvalidModel(f"{path}: {name}={value!r} is not supported; it must be {allowed[0]!r}")
+    for name, kinds in _OF_NAMES.items():
+        value = config.get(name)
+        is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        if value is not None and not is_list and not isinstance(value, kinds):
+            raise InvalidModel(f"{path}: {name} must be a list of names, not {value!r}")
     return config
 
 

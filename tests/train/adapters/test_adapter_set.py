@@ -12,6 +12,9 @@ import pytest
 import graphkit as gk
 from graphkit.errors import UsageError
 from graphkit.executor.run.program_cache import ProgramCache
+from graphkit.train.adapters import adapter_set, combine
+from graphkit.train.adapters.layers import find_layers
+from graphkit.train.adapters.settings import Lora
 
 RNG = np.random.default_rng(0)
 X = {"x": RNG.standard_normal((4, 6)).astype(np.float32)}
@@ -192,3 +195,40 @@ def test_adapters_that_do_not_fit_are_errors(merged, tmp_path) -> None:
             gk.AdapterSet(net, adapters, **options)
     with pytest.raises(UsageError, match="has adapters already"):
         gk.AdapterSet(gk.load_adapter(net, tmp_path / "a"), {"a": tmp_path / "a"})
+
+
+def test_arrays_of_feeds_are_read_only(merged, tmp_path) -> None:
+    adapters = gk.AdapterSet(merged[None], {"a": tmp_path / "a", "d": tmp_path / "d"}, threads=1)
+    adapters.load("b", tmp_path / "c")
+    for name in ("a", "b", "d", None):
+        for array in adapters.feeds(name).values():
+            with pytest.raises(ValueError, match="read-only"):
+                array[...] = 5
+    # A model of the set has arrays of its own when it is trained.
+    before = adapters.run(X, "a")["y"]
+    gk.Trainer(adapters.model_with("a"), loss="mse", optimizer=gk.optim.SGD(0.1)).step(X["x"], np.ones((4, 3)))
+    np.testing.assert_array_equal(adapters.run(X, "a")["y"], before)
+
+
+def test_layers_are_searched_once_for_all_adapters(merged, tmp_path, monkeypatch) -> None:
+    calls: list[int] = []
+    search = find_layers
+    for module in (adapter_set, combine):
+        monkeypatch.setattr(module, "find_layers", lambda graph: calls.append(1) or search(graph))
+    adapters = gk.AdapterSet(merged[None], {name: tmp_path / name for name in "abcd"}, threads=1)
+    assert len(calls) == 1
+    # Nor does each array of an adapter read the settings of the set again.
+    monkeypatch.setattr(Lora, "from_text", lambda text: calls.append(2))
+    adapters.load("e", tmp_path / "a")
+    assert calls == [1]
+
+
+def test_folders_without_an_order_are_errors(merged, tmp_path) -> None:
+    net, folders = merged[None], [tmp_path / "a", tmp_path / "b"]
+    for given in (set(folders), frozenset(folders)):
+        with pytest.raises(UsageError, match="list or tuple"):
+            gk.load_adapter(net, given, weights=[1.0, 2.0])
+        with pytest.raises(UsageError, match="list or tuple"):
+            gk.AdapterSet(net, {"a": given})
+    with pytest.raises(UsageError, match="list or tuple"):
+        gk.load_adapter(net, folders, weights={1.0, 2.0})

@@ -181,6 +181,9 @@ def test_missing_and_damaged_files_are_errors(saved) -> None:
         ({"r": 10**30}, r"adapter_config\.json: r is 10+, but"),
         ({"r": 10**9}, r"adapter_config\.json: r is 10+, but"),
         ({"lora_alpha": 10**400}, r"adapter_config\.json: a setting is not valid"),
+        ({"target_modules": 3}, r"adapter_config\.json: target_modules must be a list of names, not 3"),
+        ({"target_modules": ["body", 3]}, r"target_modules must be a list of names, not \['body', 3\]"),
+        ({"modules_to_save": "head"}, "modules_to_save must be a list of names, not 'head'"),
         ({"use_dora": True}, "lacks base_model.model.body.lora_magnitude_vector"),
     ],
 )
