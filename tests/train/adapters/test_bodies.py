@@ -16,6 +16,15 @@ from graphkit.passes.core.sweep import operators
 from graphkit.train.adapters.layers import find_layers
 
 RNG = np.random.default_rng(0)
+_STATE = RNG.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """Let each test draw the same numbers, whatever ran before it."""
+    RNG.bit_generator.state = _STATE
+
+
 STEPS, BATCH, INPUTS, STATES = 4, 3, 5, 6
 
 
@@ -327,7 +336,8 @@ def test_half_layers_in_a_loop_get_float32_adapters(dtype: str, dora: bool) -> N
     feeds = {"x": RNG.standard_normal((3, 6)).astype(net.params["fc.weight"].dtype)}
     found, expected = (model.run(feeds)["y"].astype(np.float32) for model in (adapted, net))
     # The kernel of a loop may round once where two kernels round twice.
-    np.testing.assert_allclose(found, expected, rtol=2 * float(ml_dtypes.finfo(dtype).eps))
+    rtol = 2 * float(ml_dtypes.finfo(dtype).eps)
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=rtol * np.abs(expected).max())
     assert {str(adapted.params.type_of(name).dtype) for name in adapted.trainable} == {"float32"}
     disturbed(adapted)
     merged = gk.merge_lora(adapted)

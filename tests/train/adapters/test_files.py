@@ -13,6 +13,15 @@ from graphkit.errors import InvalidModel, UsageError
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 
 RNG = np.random.default_rng(0)
+_STATE = RNG.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """Let each test draw the same numbers, whatever ran before it."""
+    RNG.bit_generator.state = _STATE
+
+
 X = {"x": RNG.standard_normal((4, 6)).astype(np.float32)}
 
 
