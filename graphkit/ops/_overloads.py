@@ -6,6 +6,7 @@ floats, integers beside integers.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -185,11 +186,11 @@ def index_value(self: Value, key: Any) -> Value:
             steps.append(1)
             drop.append(axis)
         elif isinstance(k, slice):
-            step = 1 if k.step is None else int(k.step)
+            first, last, step = _bounds(self, k)
             low, high = (0, np.iinfo(np.int64).max) if step > 0 else (np.iinfo(np.int64).max, np.iinfo(np.int64).min)
             if k != slice(None):
-                starts.append(low if k.start is None else int(k.start))
-                ends.append(high if k.stop is None else int(k.stop))
+                starts.append(low if first is None else first)
+                ends.append(high if last is None else last)
                 axes.append(axis)
                 steps.append(step)
             out += 1
@@ -204,6 +205,15 @@ def index_value(self: Value, key: Any) -> Value:
     if add:
         result = F.unsqueeze(result, np.asarray(add, np.int64))
     return result
+
+
+def _bounds(x: Value, key: slice) -> tuple[int | None, int | None, int]:
+    """Return start, stop and step of a slice. Raises UsageError if one of them is not an integer."""
+    try:
+        first, last, step = [None if b is None else operator.index(b) for b in (key.start, key.stop, key.step)]
+    except TypeError:
+        raise UsageError(f"{x.describe()} cannot be indexed by {key!r}: its bounds must be integers") from None
+    return first, last, 1 if step is None else step
 
 
 def _check_index(x: Value, index: int, axis: int) -> None:

@@ -74,6 +74,9 @@ WRONG: list[tuple[Callable[[], Any], type[GraphkitError], str]] = [
     (lambda: gk.Graph([], [ones()]), UsageError, "inputs and outputs of graph .* must be graph values, not NDArray"),
     (lambda: gk.gradient([ones()], [gk.input("x", [2])]), UsageError, "must be graph values, not NDArray"),
     (lambda: gk.gradient([gk.input("x", [2])], [ones()]), UsageError, "must be graph values, not NDArray"),
+    (lambda: recorded_head()["a":], UsageError, "index of array"),
+    (lambda: gk.input("x", [2])["a":], UsageError, "its bounds must be integers"),
+    (lambda: gk.input("x", [2])[0.5:], UsageError, "its bounds must be integers"),
     (lambda: gk.input("x", [2])[True], UsageError, "cannot be indexed by True"),
 ]  # fmt: skip
 
