@@ -51,6 +51,8 @@ _CLASSES = {
     "dtype": "a dtype of numpy",
     "type": "a class",
 }
+# End of the message for something that is not a graph value.
+_CONSTANT = "; gk.constant(array) makes a graph value from an array, gk.input(name, shape) creates an input"
 # Names of unions in annotations.
 _ALIASES = {
     "AnyDevice": "str | Mapping[str | None, str] | GroupDevices",
@@ -201,6 +203,13 @@ def check_argument(owner: str, name: str, annotation: str, value: Any) -> None:
     _check(owner, name, _parsed(annotation), value)
 
 
+def check_values(what: str, given: Iterable[Any]) -> None:
+    """Raise UsageError if something is not a value of a graph. An array of `graphkit.nd` is none, though a subclass."""
+    for value in given:
+        if type(value).__name__ != "Value":
+            raise UsageError(f"{what} must be graph values, not {shown(value)}{_CONSTANT}")
+
+
 def _check(owner: str, name: str, kinds: _Kinds, value: Any) -> None:
     if kinds is None or any(_fits(kind, value) for kind in kinds):
         return
@@ -210,7 +219,7 @@ def _check(owner: str, name: str, kinds: _Kinds, value: Any) -> None:
     if any(kind.name == "Value" for kind in kinds) and (
         hasattr(value, "__array__") or isinstance(value, (list, float))
     ):
-        hint = "; gk.constant(array) makes a graph value from an array, gk.input(name, shape) creates an input"
+        hint = _CONSTANT
     if (odd := _odd(kinds, value)) is None:
         raise UsageError(f"{owner}: {name} must be {wanted}, not {shown(value)}{hint}")
     place, item = f"{name}[{odd[0]!r}]", odd[1]

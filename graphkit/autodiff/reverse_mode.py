@@ -22,7 +22,7 @@ from graphkit.ir.types import OptionalType, TensorType
 from graphkit.ops import F, Op, operator
 from graphkit.ops.axes import zeros_like
 from graphkit.passes.core.draws import is_undetermined
-from graphkit.signatures import typed
+from graphkit.signatures import check_values, typed
 from graphkit.text import quantity
 
 
@@ -51,6 +51,7 @@ def gradient(
         UsageError: A value is not a float; seeds are missing or too many; or a value of `wrt` gets no gradient, because
             no output depends on it, or because every path stops at an operator such as Floor.
     """
+    check_values("gk.gradient: outputs, wrt and seeds", (*outputs, *wrt, *(seeds or ())))
     for value in (*outputs, *wrt):
         if not differentiable(value):
             raise UsageError(f"{value} is not a float tensor: it has no gradient")

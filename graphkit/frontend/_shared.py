@@ -75,7 +75,7 @@ def named(layer: str, name: str) -> str:
 
 def describe(layer: str, name: str, x: Value) -> str:
     """`layer 'block1/fc' (linear) of x: float32[N, ...]`, for messages."""
-    return f"{named(layer, context.current().qualify(name) if name else name)} of {x}"
+    return f"{named(layer, context.current().qualify(name) if name else name)} of {x.describe()}"
 
 
 def known_size(layer: str, name: str, x: Value, axis: int, given: int | None, option: str) -> int:

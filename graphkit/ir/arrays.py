@@ -46,6 +46,11 @@ def array_of(what: str, given: Any, dtype: np.dtype | None = None, *, objects: b
     return found
 
 
+def native_order(array: np.ndarray) -> np.ndarray:
+    """Return the array, or a copy of it in the byte order of the machine, which kernels need."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
 _TEXTS = frozenset({str, bytes})
 
 

@@ -17,7 +17,7 @@ from graphkit.ir import context
 from graphkit.ir.names import Names, snake_case
 from graphkit.ir.origin import described, graph_facts, titled, unfinished
 from graphkit.ir.types import DType, TensorType, Type, same_type
-from graphkit.signatures import check_argument
+from graphkit.signatures import check_argument, check_values
 from graphkit.text import quantity, short_repr
 
 if TYPE_CHECKING:
@@ -150,6 +150,8 @@ class Value:
             return f"{self.name or 'input'}: {self.type}"
         suffix = f".{self.index}" if len(self.node.outputs) > 1 else ""
         return f"{self.name or (self.node.name or self.node.op.name) + suffix}: {self.type}"
+
+    describe = __str__  # for messages: that of an array of `graphkit.nd` needs no elements
 
     def __repr__(self) -> str:
         return short_repr(self, lambda: [str(self)])
@@ -382,6 +384,7 @@ class Graph:
         self.inputs: tuple[Value, ...] = tuple(inputs)
         self.outputs: tuple[Value, ...] = tuple(outputs)
         self.updates: tuple[tuple[Value, Value], ...] = tuple(updates)
+        check_values(f"inputs and outputs of graph {name!r}", itertools.chain(self.inputs, self.outputs, *self.updates))
         self.name = name
         self.meta: Mapping[str, str] = dict(meta or {})
         self.nodes: tuple[Node, ...] = tuple(topological([*self.outputs, *(new for _, new in self.updates)]))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from graphkit.errors import UsageError
 from graphkit.ir.graph import Value, topological
+from graphkit.signatures import check_values
 
 
 def ordered_inputs(outputs: Iterable[Value], given: Sequence[Value] | None = None) -> list[Value]:
@@ -14,9 +15,8 @@ def ordered_inputs(outputs: Iterable[Value], given: Sequence[Value] | None = Non
     given: the data inputs to return instead.
     """
     outputs = list(outputs)
-    for value in outputs:
-        if not isinstance(value, Value):
-            raise UsageError(f"a model's outputs must be graph values, not {type(value).__name__}")
+    check_values("a model's outputs", outputs)
+    check_values("a model's inputs", given or ())
     found: dict[Value, None] = {v: None for v in outputs if v.node is None}
     for node in topological(outputs):
         found.update((v, None) for v in node.inputs if v is not None and v.node is None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.ir.arrays import array_of
+from graphkit.ir.arrays import array_of, native_order
 from graphkit.ir.strings import as_strings
 from graphkit.ir.types import DType, TensorType, dtype_of, type_of_array
 
@@ -30,7 +30,7 @@ class Tensor:
         given = array_of("a constant", array, wanted, objects=True)
         if given.dtype.kind in "OUST":
             given = as_strings(given, surrogates=True)
-        contiguous = np.ascontiguousarray(given).reshape(given.shape)
+        contiguous = np.ascontiguousarray(native_order(given)).reshape(given.shape)
         if contiguous.flags.writeable:
             contiguous = contiguous.copy() if np.may_share_memory(contiguous, array) else contiguous
             contiguous.flags.writeable = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,6 +11,7 @@ from graphkit.errors import UsageError
 from graphkit.nd.backward import gradients
 from graphkit.nd.ndarray import NDArray
 from graphkit.nd.runtime import settings
+from graphkit.signatures import shown
 from graphkit.text import quantity
 
 __all__ = ["backward", "grad", "is_recording", "mark_variables", "pause", "record"]
@@ -63,7 +65,7 @@ def mark_variables(
         raise UsageError(f"{quantity(len(several), 'variable')}, but {quantity(len(into), 'gradient')}")
     for x, g, request in zip(several, into, requests, strict=True):
         if g._signature is not x._signature:
-            raise UsageError(f"the gradient of {x} cannot be written to {g}")
+            raise UsageError(f"the gradient of {x.describe()} cannot be written to {g.describe()}")
         x.attach_grad(request)
         x.grad = g
 
@@ -122,18 +124,33 @@ def gradient_function(function: Callable[..., NDArray], argnums: int | Sequence[
         function: Function of arrays that returns an array. The gradient is that of the sum of its elements.
         argnums: The position of the argument to differentiate with respect to, or several positions; then the function
             returns a tuple.
+
+    Raises:
+        UsageError: `function` is not a function, or `argnums` are not integers. In a call: there is no argument at one
+            of the positions, or it is not an NDArray.
     """
-    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    if not callable(function):
+        raise UsageError(f"nd.grad takes a function, not {shown(function)}; nd.autograd.grad takes heads and variables")
+    several: Sequence[Any] = argnums if isinstance(argnums, Sequence) else [argnums]
+    try:
+        positions = [operator.index(p) for p in several]
+    except TypeError:
+        raise UsageError(f"nd.grad: argnums must be integers, not {shown(argnums)}") from None
 
     def gradient(*arguments: Any, **options: Any) -> Any:
         given = list(arguments)
         for position in positions:
+            if not -len(given) <= position < len(given):
+                count = quantity(len(given), "positional argument")
+                raise UsageError(f"nd.grad: argnums has position {position}, but the call has {count}")
+            if type(given[position]) is not NDArray:
+                raise UsageError(f"nd.grad: argument {position} must be an NDArray, not {shown(given[position])}")
             given[position] = given[position].detach()
             given[position].attach_grad()
         with record():
             result = function(*given, **options)
         found = grad(result, [given[p] for p in positions])
-        return found[0] if isinstance(argnums, int) else tuple(found)
+        return tuple(found) if isinstance(argnums, Sequence) else found[0]
 
     return gradient
 
@@ -142,7 +159,7 @@ def _listed(arrays: Any) -> list[NDArray]:
     several = list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
     for x in several:
         if type(x) is not NDArray:
-            raise UsageError(f"an NDArray is expected, not {type(x).__name__}")
+            raise UsageError(f"an NDArray is expected, not {shown(x)}")
     return several
 
 
@@ -153,4 +170,7 @@ def _seeds(heads: Any, head_grads: Any) -> list[NDArray | None]:
     found = list(head_grads) if isinstance(head_grads, (list, tuple)) else [head_grads]
     if len(found) != count:
         raise UsageError(f"{quantity(count, 'head')}, but {quantity(len(found), 'gradient')} of heads")
+    for seed in found:
+        if seed is not None and type(seed) is not NDArray:
+            raise UsageError(f"head_grads must be an NDArray for each head, not {shown(seed)}; use gk.nd.array(...)")
     return found

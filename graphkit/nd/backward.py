@@ -64,7 +64,9 @@ class _Structure:
         found = self._leaves.get(key)
         if found is not None and self.arrays[found].version != used.version:
             if used.array._grad_req:
-                raise UsageError(f"backward: {used.array} was written between two recorded operations that read it")
+                raise UsageError(
+                    f"backward: {used.array.describe()} was written between two recorded operations that read it"
+                )
             found = None
         if found is None:
             found = self._leaves[key] = len(self.arrays)
@@ -78,7 +80,7 @@ class _Structure:
         origin: Origin | None = x._origin
         place = self._leaves.get(id(x)) if origin is None else self._place.get(id(origin.node))
         if place is None:
-            raise UsageError(f"the heads do not depend on {x}: it has no gradient")
+            raise UsageError(f"the heads do not depend on {x.describe()}: it has no gradient")
         return place if origin is None else place + origin.index
 
     def _variables(self) -> list[NDArray]:
@@ -212,11 +214,11 @@ def gradients(
     for y, seed in zip(heads, seeds, strict=True):
         if not is_tracked(y):
             raise UsageError(
-                f"backward of {y}: it does not depend on a recorded operation; call attach_grad() of a variable, and "
-                "compute in `with gk.nd.record():`"
+                f"backward of {y.describe()}: it does not depend on a recorded operation; call attach_grad() of a "
+                "variable, and compute in `with gk.nd.record():`"
             )
         if seed is not None and seed._signature is not y._signature:
-            raise TypeMismatch(f"backward of {y}: its gradient must have the same type, not {seed.type}")
+            raise TypeMismatch(f"backward of {y.describe()}: its gradient must have the same type, not {seed.type}")
     if retain:
         for node in _reached(heads):
             if node.deferred is not None:

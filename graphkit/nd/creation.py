@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from graphkit.errors import InputError, UsageError
+from graphkit.errors import BAD_VALUE, InputError, OutOfMemory, UsageError, lacks_memory
 from graphkit.ir.arrays import array_of
 from graphkit.ir.types import dtype_of
 from graphkit.nd.ndarray import NDArray, own
+from graphkit.signatures import shown
 
 Shape = int | Sequence[int]
 
@@ -39,54 +41,87 @@ def array(data: Any, dtype: Any = None) -> NDArray:
 
 def zeros(shape: Shape, dtype: Any = "float32") -> NDArray:
     """Return an array of zeros."""
-    return own(np.zeros(_sizes(shape), dtype_of(dtype).numpy))
+    return _filled("zeros", np.zeros, sizes(shape), dtype_of(dtype).numpy)
 
 
 def ones(shape: Shape, dtype: Any = "float32") -> NDArray:
     """Return an array of ones."""
-    return own(np.ones(_sizes(shape), dtype_of(dtype).numpy))
+    return _filled("ones", np.ones, sizes(shape), dtype_of(dtype).numpy)
 
 
 def full(shape: Shape, value: Any, dtype: Any = "float32") -> NDArray:
-    """Return an array whose elements all are `value`."""
-    return own(np.full(_sizes(shape), value, dtype_of(dtype).numpy))
+    """Return an array whose elements all are `value`. Raises UsageError if `dtype` cannot store the value."""
+    return _filled(f"full: value {shown(value)}", np.full, sizes(shape), value, dtype_of(dtype).numpy)
 
 
 def empty(shape: Shape, dtype: Any = "float32") -> NDArray:
     """Return an array with arbitrary elements."""
-    return own(np.empty(_sizes(shape), dtype_of(dtype).numpy))
+    return _filled("empty", np.empty, sizes(shape), dtype_of(dtype).numpy)
 
 
 def zeros_like(x: NDArray) -> NDArray:
     """Return an array of zeros with the shape and dtype of `x`."""
-    return own(np.zeros(x.shape, x.dtype))
+    return own(np.zeros(*_like("zeros_like", x)))
 
 
 def ones_like(x: NDArray) -> NDArray:
     """Return an array of ones with the shape and dtype of `x`."""
-    return own(np.ones(x.shape, x.dtype))
+    return own(np.ones(*_like("ones_like", x)))
 
 
 def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any = "float32") -> NDArray:
-    """Return the numbers from `start` up to, but without, `stop`. With one argument, `start` is 0."""
+    """Return the numbers from `start` up to, but without, `stop`. With one argument, `start` is 0.
+
+    Raises UsageError if `step` is 0, or if an argument is not a number.
+    """
     first, last = (0, start) if stop is None else (start, stop)
-    return own(np.arange(first, last, step).astype(dtype_of(dtype).numpy))
+    where = f"arange: start, stop and step are {shown(first)}, {shown(last)} and {shown(step)}"
+    kind = dtype_of(dtype).numpy
+    return _filled(where, lambda: np.arange(first, last, step).astype(kind))
 
 
 def eye(rows: int, columns: int | None = None, dtype: Any = "float32") -> NDArray:
     """Return a matrix with ones on the diagonal."""
-    return own(np.eye(rows, columns, dtype=dtype_of(dtype).numpy))
+    height, width = sizes((rows, rows if columns is None else columns), "eye: rows and columns")
+    return _filled("eye", np.eye, height, width, 0, dtype_of(dtype).numpy)
 
 
 def from_numpy(data: np.ndarray) -> NDArray:
-    """Return an array that uses the memory of a contiguous, writable numpy array. Do not use `data` afterwards."""
-    if not isinstance(data, np.ndarray) or not data.flags.carray:
-        raise InputError("from_numpy takes a contiguous, writable numpy array; gk.nd.array copies any array")
+    """Return an array that uses the memory of a contiguous, writable numpy array. Do not use `data` afterwards.
+
+    Raises InputError for arrays that must be copied, such as those of another byte order.
+    """
+    if not isinstance(data, np.ndarray) or not data.flags.carray or not data.dtype.isnative:
+        raise InputError(
+            "from_numpy takes a contiguous, writable numpy array in the byte order of the machine, not "
+            f"{shown(data)}; gk.nd.array copies any array"
+        )
     return own(data)
 
 
-def _sizes(shape: Any) -> tuple[int, ...]:
-    sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
-    if not all(isinstance(size, (int, np.integer)) and size >= 0 for size in sizes):
-        raise UsageError(f"a shape consists of integers of at least 0, not {shape!r}")
-    return tuple(int(size) for size in sizes)
+def sizes(shape: Any, what: str = "a shape") -> tuple[int, ...]:
+    """Return a shape, or the size of one axis, as a tuple. what: its name in the UsageError for anything else."""
+    try:
+        given = list(shape) if hasattr(shape, "__iter__") else [shape]
+        found = tuple([operator.index(size) for size in given])
+    except TypeError:
+        found = (-1,)
+    if any(size < 0 for size in found):
+        raise UsageError(f"{what} must be integers of at least 0, not {shown(shape)}")
+    return found
+
+
+def _like(function: str, x: Any) -> tuple[tuple[int, ...], np.dtype]:
+    if not isinstance(x, (NDArray, np.ndarray)):
+        raise UsageError(f"{function} takes an NDArray, not {shown(x)}")
+    return x.shape, dtype_of(x.dtype).numpy
+
+
+def _filled(where: str, make: Callable[..., np.ndarray], *arguments: Any) -> NDArray:
+    """Return the array that a function of numpy makes. where: start of the messages for arguments that it refuses."""
+    try:
+        made = make(*arguments)
+    except (*BAD_VALUE, MemoryError) as error:
+        kind = OutOfMemory if lacks_memory(error) else UsageError
+        raise kind(f"{where}: {error}") from None
+    return own(made)

@@ -76,6 +76,11 @@ class Hybrid:
         """A method: bound to its object, of which each has programs of its own."""
         if instance is None:
             return self
+        if not hasattr(instance, "__dict__"):
+            raise UsageError(
+                f"{self.__name__}: a hybridized method stores its programs in the object, so its class "
+                f"{type(instance).__name__} cannot have __slots__ without '__dict__'"
+            )
         bound = Hybrid(functools.partial(self.function, instance))
         functools.update_wrapper(bound, self.function)
         instance.__dict__[self.__name__] = bound

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import TypeMismatch, UsageError
+from graphkit.ir.arrays import array_of
 from graphkit.ir.graph import Value
 from graphkit.ir.types import INDICES, DType
 from graphkit.nd.ndarray import NDArray, contiguous, own, signature, view, write
@@ -22,6 +23,8 @@ def getitem(self: NDArray, key: Any) -> Any:
     if settings.capture is not None:
         return immediate.constant(self)[key]
     if not _is_basic(key):
+        if (truth := _truth(key)) is not None:
+            return _rows(self[None], [0] if truth else [])
         return call("gather_nd", self, _places(self, key)) if _gathers(key) else _rows(self, key)
     if settings.recording and is_tracked(self):
         return index_value(self, key)
@@ -32,7 +35,13 @@ def setitem(self: NDArray, key: Any, value: Any) -> None:
     """Write elements, converted to the dtype of the array, as numpy does. An operation in the background does it."""
     check_writable(self, value)
     source = _source(value, self)
-    if _is_basic(key):
+    is_basic = _is_basic(key)
+    if not is_basic and (truth := _truth(key)) is not None:
+        if not truth:
+            _broadcast(source, (0, *self.shape), self)  # raises an error if the value does not fit
+            return
+        key, is_basic = ..., True
+    if is_basic:
         part = _part(self, key)
         write(_broadcast(source, part.shape, self), self, part)
         return
@@ -63,6 +72,23 @@ def _is_basic(key: Any) -> bool:
     )
 
 
+def _truth(key: Any) -> bool | None:
+    """Return whether all booleans of an index of single booleans are true; None for other indices.
+
+    As in numpy, such an index adds an axis of size 1 if it is true, or of size 0.
+    """
+    keys = _keys(key)
+    if not keys or not all(map(_is_boolean, keys)):
+        return None
+    return all(map(bool, keys))
+
+
+def _is_boolean(k: Any) -> bool:
+    return isinstance(k, (bool, np.bool_)) or (
+        isinstance(k, (np.ndarray, NDArray)) and k.ndim == 0 and k.dtype == np.bool_
+    )
+
+
 def _part(self: NDArray, key: Any) -> np.ndarray:
     """Return the view of the elements that a key of integers and slices selects."""
     keys = _keys(key)
@@ -71,12 +97,14 @@ def _part(self: NDArray, key: Any) -> np.ndarray:
     try:
         found: np.ndarray = self._data[keys]
     except (IndexError, TypeError, ValueError) as error:
-        raise UsageError(f"index of {self}: {error}") from None
+        raise UsageError(f"index of {self.describe()}: {error}") from None
     return found
 
 
 def _index(k: Any) -> np.ndarray:
-    found = k.asnumpy() if isinstance(k, NDArray) else np.asarray(k)
+    found = k.asnumpy() if isinstance(k, NDArray) else array_of("an index", k, objects=True)
+    if found.size == 0 and isinstance(k, list):
+        found = found.astype(np.int64)
     if found.dtype.kind not in "iub":
         raise UsageError(f"an index is an integer, a slice, or an array of integers or booleans, not {found.dtype}")
     return found
@@ -85,9 +113,10 @@ def _index(k: Any) -> np.ndarray:
 def _gathers(key: Any) -> bool:
     """Whether a key needs one place for each element: it has several arrays, or booleans."""
     keys = _keys(key)
+    if len(keys) > 1:
+        return True
     first = keys[0]
-    dtype = first.dtype if isinstance(first, (NDArray, np.ndarray)) else np.asarray(first).dtype
-    return len(keys) > 1 or dtype == np.bool_
+    return (first.dtype if isinstance(first, (NDArray, np.ndarray)) else _index(first).dtype) == np.bool_
 
 
 def _rows(self: NDArray, key: Any) -> Any:
@@ -95,10 +124,10 @@ def _rows(self: NDArray, key: Any) -> Any:
     (k,) = _keys(key)
     indices = k if isinstance(k, NDArray) else own(np.array(_index(k), np.int64, order="C"))
     if not self.shape:
-        raise UsageError(f"{self} has no axis that an array can index")
+        raise UsageError(f"{self.describe()} has no axis that an array can index")
     if indices.tensor.dtype not in INDICES:
         if not indices.tensor.dtype.is_integer:
-            raise UsageError(f"an index must be integers or booleans, not {indices}")
+            raise UsageError(f"an index must be integers or booleans, not {indices.describe()}")
         indices = call("cast", indices, to=DType.INT64)
     return call("gather", self, indices, axis=0)
 
@@ -106,22 +135,34 @@ def _rows(self: NDArray, key: Any) -> Any:
 def _places(self: NDArray, key: Any) -> NDArray:
     """Return the places that arrays of integers or booleans select, int64[..., number of indexed axes]."""
     arrays: list[np.ndarray] = []
+    single: list[np.ndarray] = []  # of booleans without an axis, which select all or nothing
     for k in _keys(key):
         if k is None or k is Ellipsis or isinstance(k, slice):
-            raise UsageError(f"index of {self}: arrays of indices cannot be combined with slices; index twice")
+            raise UsageError(
+                f"index of {self.describe()}: arrays of indices cannot be combined with slices; index twice"
+            )
         found = _index(k)
-        if found.dtype == np.bool_:
+        if _is_boolean(k):
+            single.append(np.zeros(int(found), np.int64))
+        elif found.dtype == np.bool_:
             if found.shape != self.shape[len(arrays) : len(arrays) + found.ndim]:
-                raise UsageError(f"index of {self}: booleans of shape {list(found.shape)} do not fit its axes")
+                raise UsageError(
+                    f"index of {self.describe()}: booleans of shape {list(found.shape)} do not fit its axes"
+                )
             arrays += np.nonzero(found)
         else:
             arrays.append(found)
     if len(arrays) > self.ndim:
-        raise UsageError(f"{self} has {self.ndim} axes, {len(arrays)} indices given")
+        raise UsageError(f"{self.describe()} has {self.ndim} axes, {len(arrays)} indices given")
     for axis, found in enumerate(arrays):
         if found.size and (found.min() < -self.shape[axis] or found.max() >= self.shape[axis]):
-            raise UsageError(f"index of {self}: out of range for axis {axis}, of size {self.shape[axis]}")
-    return own(np.stack(np.broadcast_arrays(*arrays), axis=-1).astype(np.int64, order="C"))
+            raise UsageError(f"index of {self.describe()}: out of range for axis {axis}, of size {self.shape[axis]}")
+    try:
+        together = np.broadcast_arrays(*arrays, *single)[: len(arrays)]
+    except ValueError:
+        shapes = ", ".join(str(list(found.shape)) for found in [*arrays, *single])
+        raise UsageError(f"index of {self.describe()}: indices of shapes {shapes} do not broadcast") from None
+    return own(np.stack(together, axis=-1).astype(np.int64, order="C"))
 
 
 def _source(value: Any, like: NDArray) -> NDArray:
@@ -134,7 +175,7 @@ def _source(value: Any, like: NDArray) -> NDArray:
         with np.errstate(over="ignore"):
             found = np.array(value).astype(like.dtype, order="C")
     except (TypeError, ValueError) as error:
-        raise UsageError(f"assignment to {like}: {error}") from None
+        raise UsageError(f"assignment to {like.describe()}: {error}") from None
     return own(found)
 
 
@@ -146,6 +187,7 @@ def _broadcast(source: NDArray, shape: tuple[int, ...], target: NDArray) -> NDAr
         spread = np.broadcast_to(data, shape)
     except ValueError:
         raise TypeMismatch(
-            f"assignment to {target}: elements of shape {list(source.shape)} cannot be broadcast to {list(shape)}"
+            f"assignment to {target.describe()}: elements of shape {list(source.shape)} cannot be broadcast to "
+            f"{list(shape)}"
         ) from None
     return NDArray(spread, source._memory, signature(spread.dtype, spread.shape))

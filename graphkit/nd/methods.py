@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,30 +17,43 @@ from graphkit.nd.operators import array_ufunc, binary, call, in_place, invert, u
 from graphkit.nd.runtime import settings
 from graphkit.nd.tape import is_tracked
 from graphkit.ops import F
+from graphkit.signatures import shown
 
 
 def reshape(self: NDArray, *shape: Any) -> NDArray:
     """Return the elements in another shape; one size may be -1. It is a view if the elements are contiguous."""
-    sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+    given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+    sizes = _integers("reshape", self, given)
     if settings.capture is not None or (settings.recording and is_tracked(self)):
         return F.reshape(self, np.array(sizes, np.int64), allowzero=True)  # type: ignore[return-value]
     source = self if self._data.flags.c_contiguous else copied(self)
     try:
         return view(source, source._data.reshape(sizes))
-    except (TypeError, ValueError) as error:
-        raise TypeMismatch(f"reshape of {self}: {error}") from None
+    except ValueError as error:
+        raise TypeMismatch(f"reshape of {self.describe()}: {error}") from None
 
 
 def transpose(self: NDArray, *axes: Any) -> NDArray:
     """Return a view with the axes in another order; by default in reverse order."""
-    order = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
-    order = tuple(order) or tuple(reversed(range(self.ndim)))
+    given = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
+    order = _integers("transpose", self, given) or list(reversed(range(self.ndim)))
+    # Negative axes count from the end, and all others must stay what they are.
+    order = [a + self.ndim if -self.ndim <= a < 0 else a for a in order]
+    if sorted(order) != list(range(self.ndim)):
+        raise TypeMismatch(
+            f"transpose of {self.describe()}: the axes {list(given)} are not a permutation of its {self.ndim} axes"
+        )
     if settings.capture is not None or (settings.recording and is_tracked(self)):
-        return F.transpose(self, perm=[a % self.ndim for a in order])  # type: ignore[return-value]
+        return F.transpose(self, perm=order)  # type: ignore[return-value]
+    return view(self, self._data.transpose(order))
+
+
+def _integers(method: str, x: NDArray, given: Iterable[Any]) -> list[int]:
+    """Return sizes or axes as Python's integers. Raises TypeMismatch for anything else."""
     try:
-        return view(self, self._data.transpose(order))
-    except (TypeError, ValueError) as error:
-        raise TypeMismatch(f"transpose of {self}: {error}") from None
+        return [operator.index(item) for item in given]
+    except TypeError:
+        raise TypeMismatch(f"{method} of {x.describe()}: it takes integers, not {shown(given)}") from None
 
 
 def astype(self: NDArray, dtype: Any, copy: bool = True) -> NDArray:
@@ -55,7 +70,9 @@ def copy(self: NDArray) -> NDArray:
 
 
 def copyto(self: NDArray, other: NDArray) -> NDArray:
-    """Write the elements to another array, and return it."""
+    """Write the elements to another array, and return it. Raises UsageError if `other` is not an NDArray."""
+    if type(other) is not NDArray:
+        raise UsageError(f"copyto writes to an NDArray, not {shown(other)}; asnumpy() returns a copy as a numpy array")
     other[...] = self
     return other
 
@@ -77,7 +94,7 @@ def attach_grad(self: NDArray, grad_req: str = "write") -> None:
     if grad_req not in ("write", "add", "null"):
         raise UsageError(f"attach_grad: grad_req must be 'write', 'add' or 'null', not {grad_req!r}")
     if not self.tensor.dtype.is_float:
-        raise UsageError(f"attach_grad of {self}: only floating-point arrays have gradients")
+        raise UsageError(f"attach_grad of {self.describe()}: only floating-point arrays have gradients")
     self._origin = None
     self._grad_req = "" if grad_req == "null" else grad_req
     self.grad = None if grad_req == "null" else own(np.zeros(self.shape, self.dtype))

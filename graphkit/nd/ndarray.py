@@ -77,6 +77,8 @@ class NDArray(Value):
     def __init__(self, data: np.ndarray, memory: Memory, signature: Signature):
         self._data = data
         self._memory = memory
+        if memory.nbytes < 0:
+            memory.nbytes = data.nbytes
         self._signature = signature
         self._origin = None
         self._grad_req = ""
@@ -183,7 +185,7 @@ class NDArray(Value):
     def asscalar(self) -> Any:
         """Wait, and return the only element as a Python number. Raises UsageError for any other number of elements."""
         if self._data.size != 1:
-            raise UsageError(f"asscalar of {self}: the array must have one element")
+            raise UsageError(f"asscalar of {self.describe()}: the array must have one element")
         self.wait_to_read()
         found = self._data.item()
         return float(found) if self.tensor.dtype is DType.BFLOAT16 else found
@@ -214,12 +216,12 @@ class NDArray(Value):
 
     def __index__(self) -> int:
         if not (self.tensor.dtype.is_integer and self._data.size == 1):
-            raise TypeError(f"{self} is not an integer")
+            raise TypeError(f"{self.describe()} is not an integer")
         return int(self.asscalar())
 
     def __bool__(self) -> bool:
         if self._data.size != 1:
-            raise UsageError(f"{self} has no truth value: it does not have exactly one element")
+            raise UsageError(f"{self.describe()} has no truth value: it does not have exactly one element")
         return bool(self.asscalar())
 
     def __len__(self) -> int:
@@ -230,12 +232,16 @@ class NDArray(Value):
     # Arrays are compared element by element, but a dict or set finds the object itself.
     __hash__ = object.__hash__
 
+    def describe(self) -> str:
+        """Return the type for messages, without waiting for the elements."""
+        return f"array: {self.type}"
+
     def __str__(self) -> str:
         return str(self.asnumpy())
 
     def __format__(self, spec: str) -> str:
-        """Format the number of an array with one element, or else the type, as errors do with values of graphs."""
-        return format(self.asscalar(), spec) if self._data.size == 1 or spec else f"array: {self.type}"
+        """Format the number of an array with one element, or else the type. Messages use `describe`, which is fast."""
+        return format(self.asscalar(), spec) if self._data.size == 1 or spec else self.describe()
 
     def __repr__(self) -> str:
         error = queue().wait(self._memory.readable())
@@ -279,8 +285,9 @@ def write(source: NDArray, target: NDArray, data: np.ndarray | None = None) -> N
     """Copy `source`, of the same shape and dtype, to an array, or to the part `data` of its memory."""
     to = target._data if data is None else data
     # Elements that are not written keep their error.
-    whole = to.size == target._data.size and target._data.base is None
-    target._memory.written()
+    memory = target._memory
+    reads_old = to.nbytes != memory.nbytes
+    memory.written()
     state = source._memory.readable()
-    reads = (state,) if whole else (state, target._memory.state)
-    queue().push_copy("assignment", source._data, to, reads, (target._memory.state,))
+    reads = (state, memory.state) if reads_old else (state,)
+    queue().push_copy("assignment", source._data, to, reads, (memory.state,))

@@ -125,13 +125,13 @@ def in_place(function: str) -> Callable[[NDArray, Any], NDArray]:
         check_writable(self, other)
         if type(other) is not NDArray:
             if isinstance(other, Value):
-                raise UsageError(f"{self} cannot be changed in place by a value of a graph")
+                raise UsageError(f"{self.describe()} cannot be changed in place by a value of a graph")
             other = _other(other, self, function == "pow")
         if function not in _BUILT and immediate.overwrite(_operator_of(function), self, other):
             return self
         result = _combined(function, self, other)
         if result._signature is not self._signature:
-            raise TypeMismatch(f"an in-place operation of {self} cannot store its result, {result.type}")
+            raise TypeMismatch(f"an in-place operation of {self.describe()} cannot store its result, {result.type}")
         write(result, self)
         return self
 
@@ -144,11 +144,11 @@ def check_writable(x: NDArray, source: Any = None) -> None:
     source: What is written, or an operand of it.
     """
     if settings.capture is not None:
-        raise UsageError(f"{x}: a hybridized function cannot write to arrays; return the new values")
+        raise UsageError(f"{x.describe()}: a hybridized function cannot write to arrays; return the new values")
     if settings.recording and (is_tracked(x) or (type(source) is NDArray and is_tracked(source))):
         raise UsageError(
-            f"{x}: an array with a gradient cannot be written while operations are recorded; write y = y + x "
-            "instead of y += x, or write in `with gk.nd.pause():`"
+            f"{x.describe()}: an array with a gradient cannot be written while operations are recorded; write y = y "
+            "+ x instead of y += x, or write in `with gk.nd.pause():`"
         )
     x._origin = None
 

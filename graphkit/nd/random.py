@@ -3,42 +3,68 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from typing import Any
 
+import numpy as np
+
 from graphkit.errors import UsageError
-from graphkit.ir.types import dtype_of
+from graphkit.ir.types import DType, dtype_of
 from graphkit.nd.calls import generator, random_state
-from graphkit.nd.creation import Shape, _sizes
+from graphkit.nd.creation import Shape, array, sizes
 from graphkit.nd.ndarray import NDArray
 from graphkit.nd.operators import call
+from graphkit.signatures import shown
 
 
 def seed(number: int) -> None:
-    """Restart the random numbers of this process from a seed."""
-    generator.seed, generator.step = int(number), itertools.count()
+    """Restart the random numbers of this process from a seed. Raises UsageError if it is not an integer."""
+    generator.seed, generator.step = _integer("seed", "number", number), itertools.count()
 
 
 def uniform(low: float = 0.0, high: float = 1.0, shape: Shape = (1,), dtype: Any = "float32") -> NDArray:
-    """Return uniform random numbers of [low, high)."""
-    attributes = {"shape": _sizes(shape), "low": float(low), "high": float(high), "dtype": dtype_of(dtype)}
-    return call("random_uniform", random_state(), **attributes)  # type: ignore[no-any-return]
+    """Return uniform random numbers of [low, high). Raises UsageError if a bound is not a number."""
+    bounds = {"low": _real("uniform", "low", low), "high": _real("uniform", "high", high)}
+    return call("random_uniform", random_state(), shape=sizes(shape), **bounds, dtype=dtype_of(dtype))  # type: ignore[no-any-return]
 
 
 def normal(loc: float = 0.0, scale: float = 1.0, shape: Shape = (1,), dtype: Any = "float32") -> NDArray:
-    """Return normal random numbers of mean `loc` and standard deviation `scale`."""
-    attributes = {"shape": _sizes(shape), "mean": float(loc), "scale": float(scale), "dtype": dtype_of(dtype)}
-    return call("random_normal", random_state(), **attributes)  # type: ignore[no-any-return]
+    """Return normal random numbers of mean `loc` and standard deviation `scale`.
+
+    Raises UsageError if one of these is not a number.
+    """
+    moments = {"mean": _real("normal", "loc", loc), "scale": _real("normal", "scale", scale)}
+    return call("random_normal", random_state(), shape=sizes(shape), **moments, dtype=dtype_of(dtype))  # type: ignore[no-any-return]
 
 
 def randint(low: int, high: int, shape: Shape = (1,), dtype: Any = "int32") -> NDArray:
-    """Return random integers from `low` to `high - 1`. The range must have at most 2^24 numbers."""
-    if not 0 < high - low <= 1 << 24:
-        raise UsageError(f"randint: high - low must be from 1 to 2^24, not {high - low}")
-    drawn = uniform(0.0, 1.0, shape, "float64") * float(high - low)
-    return call("add", call("cast", drawn, to=dtype_of("int64")), _number(low)).astype(dtype)  # type: ignore[no-any-return]
+    """Return random integers from `low` to `high - 1`. The range must have at most 2^24 numbers.
+
+    Raises UsageError if a bound is not an integer, or if `dtype` is not an integer type that can store the range.
+    """
+    first, end, kind = _integer("randint", "low", low), _integer("randint", "high", high), dtype_of(dtype)
+    if not 0 < end - first <= 1 << 24:
+        raise UsageError(f"randint: high - low must be from 1 to 2^24, not {end - first}")
+    if not kind.is_integer:
+        raise UsageError(f"randint: dtype must be an integer type, not {kind}; convert the result with astype")
+    limits = np.iinfo(kind.numpy)
+    if first < limits.min or end - 1 > limits.max:
+        raise UsageError(f"randint: {kind} cannot store all integers from {first} to {end - 1}; give another dtype")
+    # Of a wider range, `cast` keeps the lowest bits, so that uint64 can be computed in int64.
+    start = first if first <= np.iinfo(np.int64).max else first - (1 << 64)
+    drawn = uniform(0.0, 1.0, shape, "float64") * float(end - first)
+    return call("add", call("cast", drawn, to=DType.INT64), array(start, "int64")).astype(kind)  # type: ignore[no-any-return]
 
 
-def _number(value: int) -> NDArray:
-    from graphkit.nd.creation import array
+def _integer(function: str, name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(f"{function}: {name} must be an integer, not {shown(value)}") from None
 
-    return array(value, "int64")
+
+def _real(function: str, name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{function}: {name} must be a number, not {shown(value)}") from None

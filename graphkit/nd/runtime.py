@@ -24,15 +24,17 @@ class Memory:
         version: The number of writes.
         maker: The deferred call that will write it first; None if that was pushed.
         readers: Deferred calls that read it, and must be pushed before it is written.
+        nbytes: The number of its bytes, which the first array of it sets; -1 before.
     """
 
-    __slots__ = ("state", "version", "maker", "readers", "__weakref__")
+    __slots__ = ("state", "version", "maker", "readers", "nbytes", "__weakref__")
 
     def __init__(self) -> None:
         self.state: _native.ArrayState = (_queue or queue()).state()
         self.version = 0
         self.maker: DeferredCall | None = None
         self.readers: list[weakref.ref[Any]] | None = None
+        self.nbytes = -1
 
     def written(self) -> None:
         """Count a write. Call it before the write is pushed."""

@@ -6,13 +6,14 @@ floats, integers beside integers.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from graphkit.errors import NotAnArray, UsageError
-from graphkit.ir.arrays import array_of
+from graphkit.ir.arrays import array_of, native_order
 from graphkit.ir.graph import Value
 from graphkit.ir.types import FLOATS, INTEGERS, DType, TensorType, dtype_of
 from graphkit.ops._base import F, as_value, constant, registry
@@ -26,14 +27,16 @@ def converted_operand(operand: np.ndarray | np.generic, like: Value, exponent: b
     """
     wanted, given = like.tensor.dtype, dtype_of(operand.dtype)
     if given is wanted or (exponent and given in INTEGERS):
-        return operand
+        return native_order(operand) if isinstance(operand, np.ndarray) else operand
     kinds = (INTEGERS | FLOATS) if wanted in FLOATS else INTEGERS if wanted in INTEGERS else frozenset()
     if given not in kinds:
-        raise UsageError(f"{given}{list(operand.shape)} cannot be combined with {like}: cast one of them")
+        raise UsageError(f"{given}{list(operand.shape)} cannot be combined with {like.describe()}: cast one of them")
     with np.errstate(over="ignore"):
         converted = operand.astype(wanted.numpy)
     if wanted in INTEGERS and not (converted == operand).all():
-        raise UsageError(f"{given}{list(operand.shape)} cannot be combined with {like}: elements do not fit {wanted}")
+        raise UsageError(
+            f"{given}{list(operand.shape)} cannot be combined with {like.describe()}: elements do not fit {wanted}"
+        )
     return converted
 
 
@@ -157,13 +160,13 @@ def index_value(self: Value, key: Any) -> Value:
     """
     keys = key if isinstance(key, tuple) else (key,)
     if sum(1 for k in keys if k is Ellipsis) > 1:
-        raise UsageError(f"{self}: an index can contain ... only once")
+        raise UsageError(f"{self.describe()}: an index can contain ... only once")
     rank = self.tensor.rank
     if rank is None:
-        raise UsageError(f"{self} cannot be indexed: its rank is unknown")
+        raise UsageError(f"{self.describe()} cannot be indexed: its rank is unknown")
     consumed = sum(1 for k in keys if k is not None and k is not Ellipsis)
     if consumed > rank:
-        raise UsageError(f"{self} has rank {rank}, {consumed} indices given")
+        raise UsageError(f"{self.describe()} has rank {rank}, {consumed} indices given")
     if not any(k is Ellipsis for k in keys):
         keys = (*keys, Ellipsis)
     position = next(i for i, k in enumerate(keys) if k is Ellipsis)
@@ -175,7 +178,7 @@ def index_value(self: Value, key: Any) -> Value:
             add.append(out)
             out += 1
             continue
-        if isinstance(k, (int, np.integer)):
+        if isinstance(k, (int, np.integer)) and not isinstance(k, bool):
             _check_index(self, int(k), axis)
             starts.append(int(k))
             ends.append(int(k) + 1 if k != -1 else np.iinfo(np.int64).max)
@@ -183,16 +186,16 @@ def index_value(self: Value, key: Any) -> Value:
             steps.append(1)
             drop.append(axis)
         elif isinstance(k, slice):
-            step = 1 if k.step is None else int(k.step)
+            first, last, step = _bounds(self, k)
             low, high = (0, np.iinfo(np.int64).max) if step > 0 else (np.iinfo(np.int64).max, np.iinfo(np.int64).min)
             if k != slice(None):
-                starts.append(low if k.start is None else int(k.start))
-                ends.append(high if k.stop is None else int(k.stop))
+                starts.append(low if first is None else first)
+                ends.append(high if last is None else last)
                 axes.append(axis)
                 steps.append(step)
             out += 1
         else:
-            raise UsageError(f"{self} cannot be indexed by {k!r}; use gather for computed indices")
+            raise UsageError(f"{self.describe()} cannot be indexed by {k!r}; use gather for computed indices")
         axis += 1
     result = self
     if axes:
@@ -204,10 +207,19 @@ def index_value(self: Value, key: Any) -> Value:
     return result
 
 
+def _bounds(x: Value, key: slice) -> tuple[int | None, int | None, int]:
+    """Return start, stop and step of a slice. Raises UsageError if one of them is not an integer."""
+    try:
+        first, last, step = [None if b is None else operator.index(b) for b in (key.start, key.stop, key.step)]
+    except TypeError:
+        raise UsageError(f"{x.describe()} cannot be indexed by {key!r}: its bounds must be integers") from None
+    return first, last, 1 if step is None else step
+
+
 def _check_index(x: Value, index: int, axis: int) -> None:
     size = x.tensor.known_shape[axis]
     if isinstance(size, int) and not -size <= index < size:
-        raise UsageError(f"index {index} is out of range for axis {axis}, which has size {size}: {x}")
+        raise UsageError(f"index {index} is out of range for axis {axis}, which has size {size}: {x.describe()}")
 
 
 def _no_attribute(self: Value, name: str) -> Any:
@@ -236,10 +248,10 @@ def _install_overloads() -> None:
         setattr(Value, f"__{python}__", _unary(function))
 
     def no_bool(self: Value) -> bool:
-        raise UsageError(f"{self} has no truth value while the graph is built; use gk.where or gk.cond")
+        raise UsageError(f"{self.describe()} has no truth value while the graph is built; use gk.where or gk.cond")
 
     def no_iter(self: Value) -> Any:
-        raise UsageError(f"{self} cannot be iterated; use gk.split or gk.scan")
+        raise UsageError(f"{self.describe()} cannot be iterated; use gk.split or gk.scan")
 
     methods = {
         "getattr": _no_attribute,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from graphkit.errors import UnsupportedOperator, UsageError, did_you_mean
-from graphkit.ir.arrays import array_of
+from graphkit.ir.arrays import array_of, native_order
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.names import snake_case
 from graphkit.ir.tensor import Tensor
@@ -219,21 +219,24 @@ def array_operand(operand: Any, like: Value | None = None) -> Any:
     if isinstance(operand, (bool, int, float)) and like is not None:
         dtype = like.tensor.dtype
         if isinstance(operand, float) and not dtype.is_float:
-            raise UsageError(f"a float constant {operand!r} cannot be combined with {like}: cast one of them")
+            raise UsageError(
+                f"a float constant {operand!r} cannot be combined with {like.describe()}: cast one of them"
+            )
         try:
             return np.asarray(operand, dtype=dtype.numpy)
         except OverflowError:
-            raise UsageError(f"the number {operand} does not fit the dtype of {like}: cast the value") from None
+            raise UsageError(
+                f"the number {operand} does not fit the dtype of {like.describe()}: cast the value"
+            ) from None
     if isinstance(operand, (bool, int, float, np.ndarray, np.generic, Tensor, list, tuple)):
         if isinstance(operand, Tensor):
             return operand
         if isinstance(operand, float):
             return np.float32(operand)
         if isinstance(operand, (list, tuple)) and any(isinstance(item, Value) for item in operand):
-            raise UsageError(
-                f"a list of graph values cannot be an operand; use gk.concat: [{', '.join(map(str, operand))}]"
-            )
-        return array_of("an operand", operand, objects=True)
+            items = ", ".join(v.describe() if isinstance(v, Value) else str(v) for v in operand)
+            raise UsageError(f"a list of graph values cannot be an operand; use gk.concat: [{items}]")
+        return native_order(array_of("an operand", operand, objects=True))
     raise UsageError(f"an operand must be a graph value, an array or a number, not {shown(operand)}")
 
 

@@ -24,6 +24,23 @@ CHOSEN = {
 }  # fmt: skip
 
 
+_STRINGS = "arrays have no strings"
+_CONTAINERS = "arrays are no sequences, maps or optionals"
+# Operators that no case compares, and why.
+NOT_COMPARED = {
+    **dict.fromkeys(
+        ["EncodedColumns", "TokenizedNgrams", "CategoryMapper", "RegexFullMatch", "StringConcat", "StringSplit",
+         "StringNormalizer", "Tokenizer"], _STRINGS,
+    ),
+    **dict.fromkeys(
+        ["DictVectorizer", "CastMap", "ZipMap", "SequenceAtGrad", "SequenceElementSizes", "SequenceConstruct",
+         "SequenceEmpty", "SequenceAt", "SequenceInsert", "SequenceErase", "SequenceLength", "Optional",
+         "SplitToSequence", "ConcatFromSequence"], _CONTAINERS,
+    ),
+    "Constant": "it has no operands, so it makes a node",
+}  # fmt: skip
+
+
 def operators() -> Iterator[type[Op]]:
     """All operators of graphkit that one process can run."""
     for cls in registry:
@@ -59,28 +76,36 @@ def has_random_state(case: Case) -> bool:
     ids=lambda cls: cls.name,
 )
 def test_chosen_operators_on_arrays(cls: type[Op]) -> None:
-    for case in cases(cls, [0], only_first=True):
-        check(case)
+    compare(cls, cases(cls, [0], only_first=True))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("cls", list(operators()), ids=lambda cls: cls.name)
 def test_operators_on_arrays(cls: type[Op]) -> None:
-    for case in cases(cls, range(len(samples_of(cls)))):
-        check(case)
+    compare(cls, cases(cls, range(len(samples_of(cls)))))
 
 
-def check(case: Case) -> None:
-    """Compare the results on arrays with those of the reference."""
+def compare(cls: type[Op], given: Iterable[Case]) -> None:
+    """Check all cases. There must be one, unless the operator is in NOT_COMPARED."""
+    compared = sum([check(case) for case in given])
+    assert (compared == 0) == (cls.name in NOT_COMPARED), f"{cls.name}: {compared} comparisons"
+
+
+def check(case: Case) -> int:
+    """Compare the results on arrays with those of the reference; return how many were compared.
+
+    Operands that are constants of the sample's graph stay numpy arrays, unless all are: then all become arrays.
+    """
+    all_inputs = all(a is None or constant for a, constant in zip(case.arrays, case.is_constant, strict=True))
     operands = [
-        None if a is None else a if constant else nd.array(a)
+        None if a is None else nd.array(a) if all_inputs or not constant else a
         for a, constant in zip(case.arrays, case.is_constant, strict=True)
     ]
     if not any(isinstance(x, nd.NDArray) for x in operands):
-        return
+        return 0
     found = apply(case.op, *operands)
     results = found if isinstance(found, tuple) else (found,)
-    expected = evaluate(case.graph(), case.feeds())
+    expected = evaluate(case.graph(all_inputs=all_inputs), case.feeds(all_inputs=all_inputs))
     tolerance = TOLERANCES.get(case.dtype, 1e-5)
     for result, wanted in zip(results, expected, strict=True):
         assert isinstance(result, nd.NDArray)
@@ -94,3 +119,4 @@ def check(case: Case) -> None:
             np.testing.assert_allclose(
                 array.astype(wide), wanted.astype(wide), rtol=tolerance, atol=tolerance * scale, err_msg=case.name
             )
+    return len(expected)
