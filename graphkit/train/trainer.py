@@ -508,7 +508,8 @@ class Trainer(BaseTrainer):
         """
         from graphkit.train.exported.export import StepOptions, export_step
 
-        return export_step(self, Path(path), StepOptions(opset, batch, rate, _patterns(metrics), loss_scaling, verify))
+        named = tuple(dict.fromkeys(_patterns(metrics)))
+        return export_step(self, Path(path), StepOptions(opset, batch, rate, named, loss_scaling, verify))
 
     @typed("Trainer.resume")
     def resume(self, folder: str | Path, *, trusted: bool = False) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from graphkit.errors import CheckFailed, InvalidModel, NotFinite, RuntimeFailure, UsageError
+from graphkit.errors import CheckFailed, InvalidModel, NotFinite, RuntimeFailure
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir.types import HALVES, dtype_of
 from graphkit.text import short_repr
@@ -259,7 +259,7 @@ class _Runtime:
         try:
             self._model = OnnxRuntimeModel(subject.model, threads=threads)
         except InvalidModel as error:
-            raise UsageError(f"{error}. {_UNCHECKED}") from None
+            raise InvalidModel(f"{error}. {_UNCHECKED}") from None
         self._controls = {i["role"]: i["name"] for i in self._described["inputs"]}
 
     def step(
