@@ -12,7 +12,9 @@ import onnxruntime
 import pytest
 
 import graphkit as gk
-from graphkit.errors import CheckFailed, UnsupportedError, UsageError
+from graphkit.errors import CheckFailed, RuntimeFailure, UnsupportedError, UsageError
+from graphkit.ir.atomic import PendingFile
+from graphkit.onnx_io import writing
 from graphkit.ops import F
 from graphkit.train.exported import graph as exported_graph
 from graphkit.train.exported import rates
@@ -389,6 +391,57 @@ def test_steps_that_cannot_be_written(tmp_path, options, arguments, error, text)
     with pytest.raises(error, match=text):
         gk.Trainer(small(), **options).to_onnx(tmp_path / "step.onnx", **arguments)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_write_leaves_the_old_files(tmp_path, monkeypatch):
+    gk.Trainer(small()).to_onnx(tmp_path / "step.onnx", verify=False)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    finish = PendingFile.finish
+
+    def full(self):
+        if ".step.onnx." in self.path.name:
+            raise OSError("No space left on device")
+        finish(self)
+
+    monkeypatch.setattr(PendingFile, "finish", full)
+    with pytest.raises(RuntimeFailure, match=r"step\.onnx cannot be written: No space"):
+        gk.Trainer(small(), optimizer="adam").to_onnx(tmp_path / "step.onnx", verify=False)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_an_old_step_never_lies_beside_a_new_init_file(tmp_path, monkeypatch):
+    gk.Trainer(small()).to_onnx(tmp_path / "step.onnx", verify=False)
+    commit = PendingFile.commit
+
+    def broken(self, target):
+        if target.name == "step_roles.json":
+            raise OSError("broken")
+        commit(self, target)
+
+    monkeypatch.setattr(PendingFile, "commit", broken)
+    with pytest.raises(RuntimeFailure, match="broken"):
+        gk.Trainer(small(), optimizer="adam").to_onnx(tmp_path / "step.onnx", verify=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_init.onnx", "step_roles.json"]
+
+
+@pytest.mark.parametrize("name", ["step.onnx", "step_init.onnx", "step_roles.json"])
+def test_a_folder_with_the_name_of_a_file_is_refused(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(UsageError, match="is a directory"):
+        gk.Trainer(small()).to_onnx(tmp_path / "step.onnx", verify=False)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_large_step_has_a_data_file_that_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "EXTERNAL_ABOVE", 4096)
+    h = gk.nn.linear(gk.input("x", ["N", 64]), 64, name="wide")
+    net = gk.Model({"logits": gk.nn.linear(h, 3)}, seed=0)
+    first = gk.Trainer(net, freeze="wide*").to_onnx(tmp_path / "step.onnx", verify=False)
+    net.params["wide_weight"] = np.array(net.params["wide_weight"]) + 1
+    second = gk.Trainer(net, freeze="wide*").to_onnx(tmp_path / "step.onnx", verify=False)
+    assert len(first.files) == len(second.files) == 4
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in second.files)
+    assert np.isfinite(RuntimeTrainer(tmp_path / "step.onnx").step(x=np.ones((2, 64), np.float32), target=[0, 1]))
 
 
 def test_other_reasons_against_writing(tmp_path):

@@ -13,7 +13,6 @@ import numpy as np
 from graphkit import config
 from graphkit.checks.inputs import concrete_shapes, make_feeds
 from graphkit.errors import UnsupportedError, UsageError
-from graphkit.ir.atomic import write_whole
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType, dtype_of
 from graphkit.ops import F
@@ -78,14 +77,12 @@ class StepOptions:
 def export_step(trainer: BaseTrainer, path: Path, options: StepOptions) -> ExportedStep:
     """See `Trainer.to_onnx`."""
     from graphkit.onnx_io import exporter
-    from graphkit.onnx_io.writing import EXTERNAL_ABOVE, raw_bytes, write_proto
+    from graphkit.onnx_io.writing import write_together
 
-    if path.suffix != ".onnx":
-        raise UsageError(f"{path}: the name of the file of a training step must end in .onnx")
+    path, init_path, description_path = step_files(path)
     spec = _exportable(trainer, options.loss_scaling)
     graph = standalone_step(spec, _rate(trainer, options.rate))
     graph = with_metrics(graph, options.metrics, trainer._output, trainer._targets)
-    init_path, description_path = path.with_name(f"{path.stem}_init.onnx"), path.with_name(f"{path.stem}_roles.json")
     weights = trainer._targets.weight_input if trainer._targets.weighted else None
     description = describe(
         graph, spec, trainer.net.inputs, weights=weights, carried=trainer._recurrent_state.names,
@@ -108,13 +105,24 @@ def export_step(trainer: BaseTrainer, path: Path, options: StepOptions) -> Expor
         )
         report.raise_if_failed()
     init = exporter.export(*_init_graph(states), opset=options.opset, name=f"{trainer.net.name}_init")
-    further: list[Path] = []
-    # The step comes last: a new one never lies beside files that do not fit.
-    for proto, file in ((init, init_path), (step, path)):
-        if proto is step:
-            write_whole(description_path, [f"{text}\n".encode()])
-        further += write_proto(proto, file, external=raw_bytes(proto) > EXTERNAL_ABOVE)[:-1]
-    return ExportedStep((*further, path, init_path, description_path), description, report)
+    *data, _, _, _ = write_together({init_path: init, description_path: f"{text}\n".encode(), path: step})
+    return ExportedStep((*data, path, init_path, description_path), description, report)
+
+
+def step_files(path: Path) -> tuple[Path, Path, Path]:
+    """Return the names of the step, its init file and its description.
+
+    Raises UsageError if `path` does not end in .onnx, its folder does not exist, or one of the names is a folder.
+    """
+    if path.suffix != ".onnx":
+        raise UsageError(f"{path}: the name of the file of a training step must end in .onnx")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}")
+    found = path, path.with_name(f"{path.stem}_init.onnx"), path.with_name(f"{path.stem}_roles.json")
+    for file in found:
+        if file.is_dir():
+            raise UsageError(f"{file}: is a directory; choose another name for the training step")
+    return found
 
 
 def _exportable(trainer: BaseTrainer, loss_scaling: bool) -> StepSpec:
