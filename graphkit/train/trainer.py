@@ -477,7 +477,7 @@ class Trainer(BaseTrainer):
         path: str | Path,
         *,
         opset: int | None = None,
-        batch: tuple[Any, Any] | None = None,
+        batch: Any = None,
         rate: str = "schedule",
         metrics: str | Sequence[str] = (),
         loss_scaling: bool = False,
@@ -492,7 +492,8 @@ class Trainer(BaseTrainer):
         Args:
             path: The file, which must end in `.onnx`.
             opset: Version of the operators (default: 21, or the first later one that has all operators of the step).
-            batch: Inputs and targets of the comparison, in the forms that `step` takes (default: random numbers).
+            batch: A pair (inputs, targets) for the comparison, in the forms that `step` takes, of at least one sample
+                (default: random numbers).
             rate: "schedule": the file computes the learning rate. "input": the caller feeds it in each step.
             metrics: Metrics of the batch that become outputs: "accuracy", "mse" or "mae".
             loss_scaling: Add loss scaling, as `precision="f16"` does: for float16 models, and for runtimes that compute

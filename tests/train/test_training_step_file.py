@@ -234,7 +234,8 @@ def test_a_step_goes_on_from_a_trained_state(tmp_path):
 
 @pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_states_stay_if_the_loss_is_not_finite(tmp_path, accumulate):
-    trainer = gk.Trainer(small(), optimizer="adam", on_nonfinite="skip", accumulate=accumulate)
+    """The random state stays, too, so that later steps draw the numbers of the Trainer."""
+    trainer = gk.Trainer(small(dropout=0.5), optimizer="adam", on_nonfinite="skip", accumulate=accumulate)
     theirs = exported(trainer, tmp_path, loss_scaling=accumulate == 1)
     flush = {"flush": np.asarray(False)} if accumulate > 1 else {}
     batches = list(vectors(8))
@@ -243,6 +244,7 @@ def test_states_stay_if_the_loss_is_not_finite(tmp_path, accumulate):
         before = theirs.states
         ours = float(trainer.step(inputs, target))
         loss = theirs.step(**inputs, target=target, **flush)
+        assert theirs.states["random_state"].tolist() == list(trainer.executor.rng)
         assert np.isnan(loss) if number == 2 else loss == pytest.approx(ours, rel=1e-5)
         if number == 2 and accumulate == 1:
             same = [name for name, array in before.items() if np.array_equal(array, theirs.states[name])]
@@ -442,6 +444,57 @@ def test_a_large_step_has_a_data_file_that_is_replaced(tmp_path, monkeypatch):
     assert len(first.files) == len(second.files) == 4
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in second.files)
     assert np.isfinite(RuntimeTrainer(tmp_path / "step.onnx").step(x=np.ones((2, 64), np.float32), target=[0, 1]))
+
+
+@pytest.mark.parametrize(("parameter", "output", "inputs"), [("loss", "y", "x"), ("w", "w", "x"), ("w", "target", "x"),
+                                                             ("w", "x", "x"), ("accuracy", "y", "x")])  # fmt: skip
+def test_the_description_has_the_names_of_the_file(tmp_path, parameter, output, inputs):
+    net = gk.Model({output: gk.tanh(gk.input(inputs, ["N", 4])) @ gk.parameter(parameter, (4, 3))}, seed=0)
+    trainer = gk.Trainer(net, optimizer=gk.optim.SGD(0.1))
+    about = trainer.to_onnx(tmp_path / "step.onnx", metrics="accuracy").description
+    proto = onnx.load(tmp_path / "step.onnx")
+    said = [about["loss"], *about["outputs"], *about["metrics"], *(s["output"] for s in about["states"])]
+    assert sorted(o.name for o in proto.graph.output) == sorted(said)
+    listed = [i["name"] for i in about["inputs"]] + [s["input"] for s in about["states"]]
+    assert sorted(i.name for i in proto.graph.input) == sorted(listed)
+
+
+def test_the_name_of_the_loss_scale_is_taken_only_with_loss_scaling(tmp_path):
+    net = gk.Model(gk.input("x", ["N", 4]) @ gk.parameter("loss_scale", (4, 3)), seed=0)
+    trainer = gk.Trainer(net, optimizer=gk.optim.SGD(0.1))
+    assert set(exported(trainer, tmp_path).with_role("parameter")) == {"loss_scale"}
+    with pytest.raises(UsageError, match="'loss_scale', a name that"):
+        trainer.to_onnx(tmp_path / "step.onnx", loss_scaling=True)
+
+
+def test_a_step_is_compared_with_graphkit_and_not_with_a_backend(tmp_path):
+    calls = []
+
+    def compile_group(graph):
+        calls.append(graph)
+        return gk.Model.from_graph(graph, {}).compile()
+
+    backend = gk.backend.Backend(name="other", supports=lambda node: True, compile=compile_group, dynamic=True)
+    assert exported(gk.Trainer(small(), backends=backend), tmp_path)
+    assert not calls
+
+
+X = np.ones((4, 6), np.float32)
+
+
+@pytest.mark.parametrize(("batch", "text"), [
+    ((X,), r"pair \(inputs, targets\)"),
+    (X, r"pair \(inputs, targets\)"),
+    ((X, [0, 1, 2]), "dimension N is 4 in input 'x' and 3 in input 'target'"),
+    ((X[:, :5], [0, 1, 2, 0]), "axis 1 is 5, not 6"),
+    ((X[:0], np.zeros(0, np.int64)), "at least one sample"),
+    (({"y": X}, [0, 1, 2, 0]), "no input 'y'"),
+    (({}, [0, 1, 2, 0]), "no array for 'x'"),
+])  # fmt: skip
+def test_batches_that_do_not_fit_have_clear_errors(tmp_path, batch, text):
+    with pytest.raises(UsageError, match=text):
+        gk.Trainer(small()).to_onnx(tmp_path / "step.onnx", batch=batch)
+    assert not list(tmp_path.iterdir())
 
 
 def test_other_reasons_against_writing(tmp_path):
