@@ -197,6 +197,7 @@ def _report(exported: ExportedStep, as_json: bool) -> None:
     for item in (*described["inputs"], *described["states"]):
         roles[item["role"]] = roles.get(item["role"], 0) + 1
     found = {} if report is None else {r.role: (f"{r.difference:.2e}", f"{r.limit:.0e}") for r in report.roles}
-    rows = [(role, count, *found.get(role, ("", ""))) for role, count in {"loss": 1, **roles}.items()]
+    counts = {"loss": 1} | {r.role: r.count for r in (report.roles if report else ()) if r.role not in {"loss", *roles}}
+    rows = [(role, count, *found.get(role, ("", ""))) for role, count in {**counts, **roles}.items()]
     title = "not compared with graphkit" if report is None else f"{report.steps} steps in ONNX Runtime and in graphkit"
     print_table(title, ["role", "count", "relative difference", "limit"], rows)

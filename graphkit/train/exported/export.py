@@ -105,8 +105,9 @@ def export_step(trainer: BaseTrainer, path: Path, options: StepOptions) -> Expor
         subject = Subject(
             step, description, spec, states, trainer.executor.rng,
             (trainer.updates, trainer._stepper.accumulated, trainer._stepper.accumulated_weight),
+            *_compared_outputs(trainer, spec, renamed, options.metrics),
         )  # fmt: skip
-        report = compare_steps(subject, batch, _rates(trainer, spec.accumulate), spec.options["threads"])
+        report = compare_steps(subject, batch, _steps(trainer, spec.accumulate), spec.options["threads"])
         report.raise_if_failed()
     init = exporter.export(*_init_graph(states), opset=options.opset, name=f"{trainer.net.name}_init")
     *data, _, _, _ = write_together({init_path: init, description_path: f"{text}\n".encode(), path: step})
@@ -167,8 +168,23 @@ def _rate(trainer: BaseTrainer, kind: str) -> Rate:
     return Rate(schedule, trainer.rate_scale, trainer.updates - count - first)
 
 
-def _rates(trainer: BaseTrainer, accumulate: int) -> list[float]:
-    """Return the learning rates of the steps that are compared: the first update, and the batch after it."""
+def _compared_outputs(
+    trainer: BaseTrainer, spec: StepSpec, renamed: Mapping[str, str], metrics: Sequence[str]
+) -> tuple[dict[str, str], dict[str, tuple[str, str, str]]]:
+    """Return `outputs` and `metrics` of a Subject."""
+    outputs = {renamed[name]: name for name in spec.graph.output_names[1:]}
+    if not metrics:
+        return outputs, {}
+    targets, output = trainer._targets, trainer._output
+    target = targets.program_input(targets.name_for(output))
+    return outputs, {renamed[name]: (name, renamed[output], target) for name in metrics}
+
+
+def _steps(trainer: BaseTrainer, accumulate: int) -> list[tuple[float, bool]]:
+    """Return the learning rate of each step that is compared, and whether it flushes: the first update, and a step.
+
+    With accumulated gradients, the step after the first update flushes, and the one after it begins a group.
+    """
     schedule, count = trainer.optimizer.schedule, accumulate - trainer._stepper.accumulated
     if schedule.is_open and trainer._rates.run_updates is None:
         schedule = schedule.over(1000)
@@ -176,7 +192,8 @@ def _rates(trainer: BaseTrainer, accumulate: int) -> list[float]:
     else:
         position = trainer.position.first_update
         rates = [trainer._rates.at(schedule, trainer.updates + n, position) for n in range(2)]
-    return [rates[0]] * max(count, 1) + [rates[1]]
+    after = [(rates[1], True), (rates[1], False)] if accumulate > 1 else [(rates[1], False)]
+    return [(rates[0], False)] * max(count, 1) + after
 
 
 # --- states -----------------------------------------------------------------------------------------
