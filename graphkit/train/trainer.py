@@ -487,7 +487,8 @@ class Trainer(BaseTrainer):
 
         States, such as parameters and optimizer states, are inputs and outputs of the file. Beside `step.onnx`,
         `step_init.onnx` computes their first values, and `step_roles.json` describes all inputs and outputs (see
-        docs/training_step.md). The file computes in the types of the model; `precision` and `device` have no effect.
+        docs/training_step.md). The file computes in the types of the model. `precision`, `device` and `backends` have
+        no effect. If a step is not finite, its states keep their values, also the random state, as in `step`.
 
         Args:
             path: The file, which must end in `.onnx`.
@@ -498,7 +499,7 @@ class Trainer(BaseTrainer):
             metrics: Metrics of the batch that become outputs: "accuracy", "mse" or "mae".
             loss_scaling: Add loss scaling, as `precision="f16"` does: for float16 models, and for runtimes that compute
                 in float16.
-            verify: Take some steps in ONNX Runtime and in graphkit, and compare losses and states.
+            verify: Take some steps in ONNX Runtime and in graphkit, and compare losses, outputs and states.
 
         Returns:
             The files, the description, and the comparison.
@@ -506,6 +507,7 @@ class Trainer(BaseTrainer):
         Raises:
             UnsupportedError: Standard operators cannot express the step. The message says why.
             CheckFailed: ONNX Runtime and graphkit differ, or a loss is not finite. No file is written.
+            InputError: The arrays of `batch` do not fit the step.
         """
         from graphkit.train.exported.export import StepOptions, export_step
 
