@@ -157,21 +157,23 @@ def compare_steps(
     worst: dict[str, RoleReport] = {}
     before = subject
     for rate, flush in steps:
+        ours.load(before)
         given, new = theirs.step(feeds, before.states, rate, flush), ours.step(feeds, rate, flush)
         found = _differences(subject, roles, before.states, new, given)
         if subject.metrics:
             found[METRIC] = max(_metric_error(given, feeds, name, *of) for name, of in subject.metrics.items())
         limits = _limits(before, roles, new, given, found)
+        following = replace(subject, states=new.states, rng=ours.rng, counts=ours.counts)
         if any(not found[role] <= limit for role, limit in limits.items() if role not in (LOSS, METRIC)):
-            noise = _noise(before, feeds, (rate, flush), new, roles)
+            noise = _noise(ours, before, feeds, (rate, flush), new, roles)
             limits |= {role: max(limits[role], min(_NOISE_FACTOR * d, _LARGEST)) for role, d in noise.items() if d}
         for role, difference in found.items():
             difference = difference if np.isfinite(difference) else float("inf")
             report = RoleReport(role, counts.get(role, 1), difference, limits[role])
             if role not in worst or report.excess > worst[role].excess:
                 worst[role] = report
-        before = replace(subject, states=new.states, rng=ours.rng, counts=ours.counts)
-    skipped = _skipped_step(before, theirs, feeds, steps[-1][0])
+        before = following
+    skipped = _skipped_step(before, ours, theirs, feeds, steps[-1][0])
     return StepReport(len(steps) + len(skipped), (*worst.values(), *skipped))
 
 
@@ -199,8 +201,9 @@ def _differences(
 
 
 def _noise(
-    before: Subject, feeds: Mapping[str, Any], step: tuple[float, bool], new: _Taken, roles: Mapping[str, Sequence[str]]
-) -> dict[str, float]:
+    ours: _Graphkit, before: Subject, feeds: Mapping[str, Any], step: tuple[float, bool], new: _Taken,
+    roles: Mapping[str, Sequence[str]],
+) -> dict[str, float]:  # fmt: skip
     """Return how much a step of graphkit differs, by role, if its parameters change by two units in the last place.
 
     For example, if a parameter has a gradient of 0 in exact arithmetic, Adam divides rounding errors by their size. The
@@ -215,7 +218,8 @@ def _noise(
             sign = draw.integers(0, 2, array.shape) * 2 - 1
             scale = 1 + 2 * float(ml_dtypes.finfo(array.dtype).eps) * sign
             states[name] = (array.astype(np.float64) * scale).astype(array.dtype)
-        found = _Graphkit(replace(before, states=states)).step(feeds, *step)
+        ours.load(replace(before, states=states))
+        found = ours.step(feeds, *step)
         differences = _differences(before, roles, before.states, new, found)
         worst |= {role: max(worst.get(role, 0.0), d) for role, d in differences.items() if role != LOSS}
     return worst
@@ -290,7 +294,9 @@ def _metric_error(given: _Taken, feeds: Mapping[str, Any], name: str, kind: str,
 # --- a step that is not finite ----------------------------------------------------------------------
 
 
-def _skipped_step(before: Subject, theirs: _Runtime, feeds: Mapping[str, Any], rate: float) -> tuple[RoleReport, ...]:
+def _skipped_step(
+    before: Subject, ours: _Graphkit, theirs: _Runtime, feeds: Mapping[str, Any], rate: float
+) -> tuple[RoleReport, ...]:
     """Compare the states after a step whose loss is NaN: they stay, except the loss scale and accumulated gradients.
 
     Return no report if such steps are not skipped, or if NaN in no array makes the loss NaN in both runtimes. For
@@ -306,8 +312,9 @@ def _skipped_step(before: Subject, theirs: _Runtime, feeds: Mapping[str, Any], r
             continue
         if np.isfinite(given.loss):
             continue
+        ours.load(replace(before, states=states), skips=True)
         try:
-            new = _Graphkit(replace(before, states=states), skips=True).step(spoiled, rate, True)
+            new = ours.step(spoiled, rate, True)
         except RuntimeFailure:
             continue
         if np.isfinite(new.loss):
@@ -337,24 +344,30 @@ def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 class _Graphkit:
-    """Takes steps as a Trainer does, with parameters and states of its own.
+    """Takes steps as a Trainer does, with parameters and states of its own. Call `load` before the first step."""
 
-    skips: skip a step that is not finite, also if the Trainer raises an error, as the file does.
-    """
-
-    def __init__(self, subject: Subject, *, skips: bool = False):
-        self._subject, self._skips = subject, skips
+    def __init__(self, subject: Subject):
+        self._subject, self._skips = subject, False
         params = subject.spec.params
-        arrays = params.entries() | {name: array for name, array in subject.states.items() if name in params}
-        spec = replace(subject.spec, params=ParamStore({name: params.type_of(name) for name in params}, arrays))
-        self._exchange = LocalExchange(spec)
+        copies = ParamStore({name: params.type_of(name) for name in params}, params.entries())
+        self._spec = replace(subject.spec, params=copies)
+        self._exchange = LocalExchange(self._spec)
+        self._stepper = Stepper(self._spec, self._exchange)
+
+    def load(self, subject: Subject, *, skips: bool = False) -> None:
+        """Begin with the states and counts of a subject with the same training step.
+
+        skips: skip a step that is not finite, also if the Trainer raises an error, as the file does.
+        """
+        self._skips = skips
         # The exchange keeps the rule of the Trainer, which says what is checked.
-        skipping = replace(spec, rule=replace(spec.rule, on_nonfinite="skip")) if skips else spec
-        self._stepper = Stepper(skipping, self._exchange)
+        rule = replace(self._spec.rule, on_nonfinite="skip") if skips else self._spec.rule
+        self._stepper = Stepper(replace(self._spec, rule=rule), self._exchange)
         self._stepper.updates, self._stepper.accumulated, self._stepper.accumulated_weight = subject.counts
-        for name in self._exchange.slots:
-            if name in subject.states:
-                self._exchange.slots[name] = subject.states[name]
+        for store in (self._spec.params, self._exchange.slots):
+            for name in store:
+                if name in subject.states:
+                    store[name] = subject.states[name]
         self._exchange.executors[0].rng = subject.rng
 
     @property
