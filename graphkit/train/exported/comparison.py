@@ -164,7 +164,7 @@ def compare_steps(
             found[METRIC] = max(_metric_error(given, feeds, name, *of) for name, of in subject.metrics.items())
         limits = _limits(before, roles, new, given, found)
         following = replace(subject, states=new.states, rng=ours.rng, counts=ours.counts)
-        if any(not found[role] <= limit for role, limit in limits.items() if role not in (LOSS, METRIC)):
+        if any(not found[role] <= limit for role, limit in limits.items() if role != METRIC):
             noise = _noise(ours, before, feeds, (rate, flush), new, roles)
             limits |= {role: max(limits[role], min(_NOISE_FACTOR * d, _LARGEST)) for role, d in noise.items() if d}
         for role, difference in found.items():
@@ -221,7 +221,7 @@ def _noise(
         ours.load(replace(before, states=states))
         found = ours.step(feeds, *step)
         differences = _differences(before, roles, before.states, new, found)
-        worst |= {role: max(worst.get(role, 0.0), d) for role, d in differences.items() if role != LOSS}
+        worst |= {role: max(worst.get(role, 0.0), d) for role, d in differences.items()}
     return worst
 
 
