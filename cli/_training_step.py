@@ -104,11 +104,24 @@ def check_step_options(training_step: bool) -> None:
         raise UsageError(f"{flag} only works with --training-step")
 
 
-def write_step(net: Model, output: str, batch: Batch, o: Mapping[str, Any]) -> int:
-    """Write the step, and print what it contains. o: the options of the command by parameter name."""
+def check_files(output: str, model: str) -> None:
+    """Raise UsageError if one of the three files cannot be written, or is the file of the model."""
+    from graphkit.cli._compression import check_output
+    from graphkit.train.exported.export import step_files
+
     if not output.endswith(".onnx"):
         raise UsageError(f"-o {output}: a training step is an .onnx file; choose a name that ends in .onnx")
+    for file in step_files(Path(output)):
+        check_output(str(file), model)
+
+
+def write_step(net: Model, output: str, batch: Batch, o: Mapping[str, Any]) -> int:
+    """Write the step, and print what it contains. o: the options of the command by parameter name."""
+    from graphkit.train.masks import note_on_zeros
+
     trainer = _trainer(net, o)
+    if note := note_on_zeros(trainer.net, trainer.trained, trainer.masks(), "--keep-zeros '*'"):
+        log(note)
     given = _batch(trainer, batch) if o["check_step"] else None
     exported = trainer.to_onnx(
         Path(output), opset=o["opset"], batch=given, rate="input" if o["rate_input"] else "schedule",
@@ -128,7 +141,7 @@ def _trainer(net: Model, o: Mapping[str, Any]) -> Trainer:
 
     if head_of_data(o["head_options"]):
         raise UsageError("--head auto takes the number of classes from data: give it, as --head classes=N")
-    if o["lr_schedule"] == "plateau":
+    if o["lr_schedule"] == "plateau" and not o["rate_input"]:
         raise UsageError(
             "--lr-schedule plateau depends on validation, which is not part of a step: feed the rate (--rate-input)"
         )
@@ -184,6 +197,7 @@ def _report(exported: ExportedStep, as_json: bool) -> None:
     for item in (*described["inputs"], *described["states"]):
         roles[item["role"]] = roles.get(item["role"], 0) + 1
     found = {} if report is None else {r.role: (f"{r.difference:.2e}", f"{r.limit:.0e}") for r in report.roles}
-    rows = [(role, count, *found.get(role, ("", ""))) for role, count in {"loss": 1, **roles}.items()]
+    counts = {"loss": 1} | {r.role: r.count for r in (report.roles if report else ()) if r.role not in {"loss", *roles}}
+    rows = [(role, count, *found.get(role, ("", ""))) for role, count in {**counts, **roles}.items()]
     title = "not compared with graphkit" if report is None else f"{report.steps} steps in ONNX Runtime and in graphkit"
     print_table(title, ["role", "count", "relative difference", "limit"], rows)

@@ -14,7 +14,7 @@ from graphkit.cli._inputs import Batch
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import input_options, json_option, model_file_options, read_model
 from graphkit.cli._output import log, print_json, print_table, show
-from graphkit.cli._training_step import SAMPLES, check_step_options, step_options, write_step
+from graphkit.cli._training_step import SAMPLES, check_files, check_step_options, step_options, write_step
 from graphkit.errors import UsageError
 from graphkit.model import Model
 
@@ -86,6 +86,7 @@ def command(
     if training_step:
         if output is None:
             raise UsageError("--training-step also needs a file: -o step.onnx")
+        check_files(output, model)
         net = read_model(model, external_root)
         if constants:
             net = _with_constants(net)

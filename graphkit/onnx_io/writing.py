@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -198,6 +198,46 @@ def write_proto(model: ModelProto, path: Path, *, external: bool) -> list[Path]:
         return write(UnwrittenModel.of(model), path, external=True)
     write_whole(path, [_serialised(model, path)])
     return [path]
+
+
+def write_together(files: Mapping[Path, ModelProto | bytes]) -> list[Path]:
+    """Write files of one folder that belong together; return the files written, data files first.
+
+    All files are complete under temporary names before one of them is replaced. The last one is removed before, and
+    replaced after the others. So it never lies beside others that do not fit, and if a disk is full, all stay as they
+    were. Models above 1 GiB get data files.
+    """
+    *_, main = files
+    earlier = {p for path in files for p in previous_data_files(path)}
+    data: list[Path] = []
+    try:
+        with contextlib.ExitStack() as stack:
+            pending = {}
+            for path, content in files.items():
+                chunk = content if isinstance(content, bytes) else _with_data_file(content, path, data)
+                with writing_of(path):
+                    pending[path] = stack.enter_context(PendingFile(path.parent, path.name))
+                    pending[path].write(chunk)
+                    pending[path].finish()
+            with writing_of(main):
+                main.unlink(missing_ok=True)
+            for path, file in pending.items():
+                with writing_of(path):
+                    file.commit(path)
+    except BaseException:
+        _remove({*data} - earlier)
+        raise
+    _remove(earlier.difference(data))
+    return [*data, *files]
+
+
+def _with_data_file(model: ModelProto, path: Path, data: list[Path]) -> bytes:
+    """Return the content of a model file. Above 1 GiB, write its data file, and add the path to `data`."""
+    if raw_bytes(model) <= EXTERNAL_ABOVE:
+        return _serialised(model, path)
+    unwritten = UnwrittenModel.of(model)
+    data += _write_data(unwritten, path)
+    return _serialised(unwritten.proto, path)
 
 
 def _serialised(message: Message, path: Path) -> bytes:

@@ -27,7 +27,7 @@ class RecurrentState:
         names: Input name to output name.
 
     Raises:
-        UsageError: A name is unknown, or the types of input and output differ.
+        UsageError: A name is unknown, or the types or known sizes of input and output differ.
     """
 
     def __init__(self, net: Model, names: Mapping[str, str]):
@@ -48,6 +48,11 @@ class RecurrentState:
             if not isinstance(before, TensorType) or not isinstance(after, TensorType) or before.dtype != after.dtype:
                 raise UsageError(
                     f"carry= (--recurrent-state): input {source!r} is {before}, but output {result!r} is {after}"
+                )
+            if not _may_be_equal(before, after):
+                raise UsageError(
+                    f"carry= (--recurrent-state): input {source!r} is {before}, but output {result!r} is {after}; "
+                    "their sizes must be equal"
                 )
             self._types[source] = before
         self._given = tuple(name for name in inputs if name not in self.names)
@@ -111,3 +116,12 @@ class RecurrentState:
     def restore(self, saved: Mapping[str, np.ndarray]) -> None:
         """Restore the states that `arrays` returned."""
         self._arrays = {n: saved[f"{n}{_SUFFIX}"] for n in self.names if f"{n}{_SUFFIX}" in saved}
+
+
+def _may_be_equal(one: TensorType, other: TensorType) -> bool:
+    """Return False if two shapes differ in rank, or in sizes that are numbers."""
+    if one.shape is None or other.shape is None:
+        return True
+    return len(one.shape) == len(other.shape) and all(
+        a == b for a, b in zip(one.shape, other.shape, strict=True) if isinstance(a, int) and isinstance(b, int)
+    )

@@ -481,7 +481,7 @@ class Trainer(BaseTrainer):
         path: str | Path,
         *,
         opset: int | None = None,
-        batch: tuple[Any, Any] | None = None,
+        batch: Any = None,
         rate: str = "schedule",
         metrics: str | Sequence[str] = (),
         loss_scaling: bool = False,
@@ -491,17 +491,19 @@ class Trainer(BaseTrainer):
 
         States, such as parameters and optimizer states, are inputs and outputs of the file. Beside `step.onnx`,
         `step_init.onnx` computes their first values, and `step_roles.json` describes all inputs and outputs (see
-        docs/training_step.md). The file computes in the types of the model; `precision` and `device` have no effect.
+        docs/training_step.md). The file computes in the types of the model. `precision`, `device` and `backends` have
+        no effect. If a step is not finite, its states keep their values, also the random state, as in `step`.
 
         Args:
             path: The file, which must end in `.onnx`.
             opset: Version of the operators (default: 21, or the first later one that has all operators of the step).
-            batch: Inputs and targets of the comparison, in the forms that `step` takes (default: random numbers).
+            batch: A pair (inputs, targets) for the comparison, in the forms that `step` takes, of at least one sample
+                (default: random numbers).
             rate: "schedule": the file computes the learning rate. "input": the caller feeds it in each step.
             metrics: Metrics of the batch that become outputs: "accuracy", "mse" or "mae".
             loss_scaling: Add loss scaling, as `precision="f16"` does: for float16 models, and for runtimes that compute
                 in float16.
-            verify: Take some steps in ONNX Runtime and in graphkit, and compare losses and states.
+            verify: Take some steps in ONNX Runtime and in graphkit, and compare losses, outputs and states.
 
         Returns:
             The files, the description, and the comparison.
@@ -509,10 +511,12 @@ class Trainer(BaseTrainer):
         Raises:
             UnsupportedError: Standard operators cannot express the step. The message says why.
             CheckFailed: ONNX Runtime and graphkit differ, or a loss is not finite. No file is written.
+            InputError: The arrays of `batch` do not fit the step.
         """
         from graphkit.train.exported.export import StepOptions, export_step
 
-        return export_step(self, Path(path), StepOptions(opset, batch, rate, _patterns(metrics), loss_scaling, verify))
+        named = tuple(dict.fromkeys(_patterns(metrics)))
+        return export_step(self, Path(path), StepOptions(opset, batch, rate, named, loss_scaling, verify))
 
     @typed("Trainer.resume")
     def resume(self, folder: str | Path, *, trusted: bool = False) -> None:

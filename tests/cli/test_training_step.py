@@ -72,6 +72,42 @@ def test_json_lists_files_and_the_comparison(call, net):
     assert len([s for s in states if s["role"] == "parameter"]) == 2
 
 
+@pytest.mark.parametrize(("model", "output"), [("m.onnx", "m.onnx"), ("m_init.onnx", "m.onnx"),
+                                               ("m_roles.json", "m.onnx")])  # fmt: skip
+def test_the_model_is_not_overwritten(call, net, model, output):
+    gk.load(net / "net.onnx").save(model)
+    before = {p.name: p.read_bytes() for p in Path().iterdir()}
+    code, _, err = call("grad", model, "--training-step", "-o", output, "--no-verify")
+    assert code == 2
+    assert f"{model} is MODEL itself" in err
+    assert {p.name: p.read_bytes() for p in Path().iterdir()} == before
+
+
+def test_plateau_with_the_rate_as_input_and_a_pruned_model(call, net):
+    """Both only change what the command says and accepts, so one run is enough."""
+    model = gk.load(net / "net.onnx")
+    weight = np.array(model.params["fc1_weight"])
+    weight[:4] = 0
+    model.params["fc1_weight"] = weight
+    model.save("pruned.onnx")
+    arguments = ("pruned.onnx", "--training-step", "--lr-schedule", "plateau", "--rate-input", "-o", "step.onnx")
+    code, _, err = call("grad", *arguments, "--no-verify", "--metric", "mse", "--metric", "mse", "--loss", "mse")
+    assert code == 0, err
+    about = json.loads(Path("step_roles.json").read_text())
+    assert "learning_rate" in [i["role"] for i in about["inputs"]]
+    assert about["metrics"] == ["mse"]
+    assert "training changes these zeros" in err
+    assert "--keep-zeros" in err
+
+
+def test_a_step_that_onnx_runtime_refuses_has_the_code_of_verify(call):
+    gk.Model(gk.nn.linear(gk.input("x", ["N", 4], "bfloat16"), 3), seed=0).save("half.onnx")
+    assert call("verify", "half.onnx")[0] == 4
+    code, _, err = call("grad", "half.onnx", "--training-step", "-o", "step.onnx")
+    assert code == 4
+    assert "--no-verify" in err
+
+
 @pytest.mark.full
 def test_the_seed_is_that_of_dropout(call, net):
     h = gk.nn.dropout(gk.nn.linear(gk.input("x", ["N", 6]), 3), 0.5)
@@ -95,7 +131,7 @@ def test_the_seed_is_that_of_dropout(call, net):
     (("--training-step", "--head", "auto", "-o", "s.onnx"), 2, "--head classes=N"),
     (("--training-step", "--freeze", "nothing*", "-o", "s.onnx"), 2, "nothing*"),
     (("--training-step", "x=none.npy", "-o", "s.onnx"), 2, "none.npy"),
-    (("--training-step", "-o", "missing/s.onnx"), 5, "missing"),
+    (("--training-step", "-o", "missing/s.onnx"), 2, "there is no folder missing"),
     (("--training-step", "bad.npz", "-o", "s.onnx"), 1, "the loss is nan"),
 ])  # fmt: skip
 def test_errors_write_nothing(call, net, arguments, code, text):

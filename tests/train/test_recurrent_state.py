@@ -43,6 +43,14 @@ def test_fit_feeds_the_last_state_to_next_batch(stream):
         np.testing.assert_allclose(fitted.net.params[n], by_hand.net.params[n], rtol=1e-4, atol=1e-6)
 
 
+def test_input_and_output_of_a_state_need_equal_sizes():
+    x, h = gk.input("x", ["N", 6]), gk.input("h", ["N", 4])
+    net = gk.Model({"y": gk.nn.linear(x, 3), "next": gk.nn.linear(h, 5), "flat": gk.reduce_sum(h, keepdims=False)})
+    for output in ("next", "flat"):
+        with pytest.raises(UsageError, match="sizes must be equal"):
+            gk.Trainer(net, output="y", carry={"h": output})
+
+
 def test_state_is_carried_while_gradients_accumulate(stream):
     found = trainer(accumulate=2)
     history = found.fit(stream, epochs=3, batch_size=4, metrics=["perplexity"])

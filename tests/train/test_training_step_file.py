@@ -12,9 +12,10 @@ import onnxruntime
 import pytest
 
 import graphkit as gk
-from graphkit.errors import CheckFailed, UnsupportedError, UsageError
+from graphkit.errors import RuntimeFailure, UnsupportedError, UsageError
+from graphkit.ir.atomic import PendingFile
+from graphkit.onnx_io import writing
 from graphkit.ops import F
-from graphkit.train.exported import graph as exported_graph
 from graphkit.train.exported import rates
 
 GUIDE = Path(__file__).parents[2] / "docs" / "training_step.md"
@@ -232,7 +233,8 @@ def test_a_step_goes_on_from_a_trained_state(tmp_path):
 
 @pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_states_stay_if_the_loss_is_not_finite(tmp_path, accumulate):
-    trainer = gk.Trainer(small(), optimizer="adam", on_nonfinite="skip", accumulate=accumulate)
+    """The random state stays, too, so that later steps draw the numbers of the Trainer."""
+    trainer = gk.Trainer(small(dropout=0.5), optimizer="adam", on_nonfinite="skip", accumulate=accumulate)
     theirs = exported(trainer, tmp_path, loss_scaling=accumulate == 1)
     flush = {"flush": np.asarray(False)} if accumulate > 1 else {}
     batches = list(vectors(8))
@@ -241,6 +243,7 @@ def test_states_stay_if_the_loss_is_not_finite(tmp_path, accumulate):
         before = theirs.states
         ours = float(trainer.step(inputs, target))
         loss = theirs.step(**inputs, target=target, **flush)
+        assert theirs.states["random_state"].tolist() == list(trainer.executor.rng)
         assert np.isnan(loss) if number == 2 else loss == pytest.approx(ours, rel=1e-5)
         if number == 2 and accumulate == 1:
             same = [name for name, array in before.items() if np.array_equal(array, theirs.states[name])]
@@ -357,26 +360,6 @@ def test_writing_and_checking_leave_the_trainer_unchanged(tmp_path):
         assert float(one.step(inputs, target)) == float(other.step(inputs, target))
 
 
-@pytest.mark.parametrize("fault", ["rate", pytest.param("updates", marks=pytest.mark.full)])
-def test_a_wrong_step_is_not_written(tmp_path, monkeypatch, fault):
-    if fault == "rate":
-        wrong = dict(rates._WRITERS)
-        wrong[gk.optim.Constant] = lambda s, step: rates._number(2 * s.rate)
-        monkeypatch.setattr(rates, "_WRITERS", wrong)
-    else:
-        monkeypatch.setattr(exported_graph, "_where", lambda condition, new, old: old)
-    with pytest.raises(CheckFailed, match="parameter"):
-        gk.Trainer(small(), optimizer="adam").to_onnx(tmp_path / "step.onnx")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_batch_without_a_finite_loss_tests_nothing(tmp_path):
-    inputs = np.full((2, 6), np.nan, np.float32)
-    with pytest.raises(CheckFailed, match="batch="):
-        gk.Trainer(small()).to_onnx(tmp_path / "step.onnx", batch=(inputs, np.zeros(2, np.int64)))
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(("options", "arguments", "error", "text"), [
     ({"mixup": 0.2}, {}, UnsupportedError, "mixup"),
     ({"optimizer": gk.optim.SGD(gk.optim.Cosine(0.1))}, {}, UsageError, "schedule-option steps"),
@@ -389,6 +372,78 @@ def test_steps_that_cannot_be_written(tmp_path, options, arguments, error, text)
     with pytest.raises(error, match=text):
         gk.Trainer(small(), **options).to_onnx(tmp_path / "step.onnx", **arguments)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_write_leaves_the_old_files(tmp_path, monkeypatch):
+    gk.Trainer(small()).to_onnx(tmp_path / "step.onnx", verify=False)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    finish = PendingFile.finish
+
+    def full(self):
+        if ".step.onnx." in self.path.name:
+            raise OSError("No space left on device")
+        finish(self)
+
+    monkeypatch.setattr(PendingFile, "finish", full)
+    with pytest.raises(RuntimeFailure, match=r"step\.onnx cannot be written: No space"):
+        gk.Trainer(small(), optimizer="adam").to_onnx(tmp_path / "step.onnx", verify=False)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_an_old_step_never_lies_beside_a_new_init_file(tmp_path, monkeypatch):
+    gk.Trainer(small()).to_onnx(tmp_path / "step.onnx", verify=False)
+    commit = PendingFile.commit
+
+    def broken(self, target):
+        if target.name == "step_roles.json":
+            raise OSError("broken")
+        commit(self, target)
+
+    monkeypatch.setattr(PendingFile, "commit", broken)
+    with pytest.raises(RuntimeFailure, match="broken"):
+        gk.Trainer(small(), optimizer="adam").to_onnx(tmp_path / "step.onnx", verify=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_init.onnx", "step_roles.json"]
+
+
+@pytest.mark.parametrize("name", ["step.onnx", "step_init.onnx", "step_roles.json"])
+def test_a_folder_with_the_name_of_a_file_is_refused(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(UsageError, match="is a directory"):
+        gk.Trainer(small()).to_onnx(tmp_path / "step.onnx", verify=False)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_large_step_has_a_data_file_that_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "EXTERNAL_ABOVE", 4096)
+    h = gk.nn.linear(gk.input("x", ["N", 64]), 64, name="wide")
+    net = gk.Model({"logits": gk.nn.linear(h, 3)}, seed=0)
+    first = gk.Trainer(net, freeze="wide*").to_onnx(tmp_path / "step.onnx", verify=False)
+    net.params["wide_weight"] = np.array(net.params["wide_weight"]) + 1
+    second = gk.Trainer(net, freeze="wide*").to_onnx(tmp_path / "step.onnx", verify=False)
+    assert len(first.files) == len(second.files) == 4
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in second.files)
+    assert np.isfinite(RuntimeTrainer(tmp_path / "step.onnx").step(x=np.ones((2, 64), np.float32), target=[0, 1]))
+
+
+@pytest.mark.parametrize(("parameter", "output", "inputs"), [("loss", "y", "x"), ("w", "w", "x"), ("w", "target", "x"),
+                                                             ("w", "x", "x"), ("accuracy", "y", "x")])  # fmt: skip
+def test_the_description_has_the_names_of_the_file(tmp_path, parameter, output, inputs):
+    net = gk.Model({output: gk.tanh(gk.input(inputs, ["N", 4])) @ gk.parameter(parameter, (4, 3))}, seed=0)
+    trainer = gk.Trainer(net, optimizer=gk.optim.SGD(0.1))
+    about = trainer.to_onnx(tmp_path / "step.onnx", metrics="accuracy").description
+    proto = onnx.load(tmp_path / "step.onnx")
+    said = [about["loss"], *about["outputs"], *about["metrics"], *(s["output"] for s in about["states"])]
+    assert sorted(o.name for o in proto.graph.output) == sorted(said)
+    listed = [i["name"] for i in about["inputs"]] + [s["input"] for s in about["states"]]
+    assert sorted(i.name for i in proto.graph.input) == sorted(listed)
+
+
+def test_the_name_of_the_loss_scale_is_taken_only_with_loss_scaling(tmp_path):
+    net = gk.Model(gk.input("x", ["N", 4]) @ gk.parameter("loss_scale", (4, 3)), seed=0)
+    trainer = gk.Trainer(net, optimizer=gk.optim.SGD(0.1))
+    assert set(exported(trainer, tmp_path).with_role("parameter")) == {"loss_scale"}
+    with pytest.raises(UsageError, match="'loss_scale', a name that"):
+        trainer.to_onnx(tmp_path / "step.onnx", loss_scaling=True)
 
 
 def test_other_reasons_against_writing(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from graphkit.errors import CheckFailed, InvalidModel, NotFinite, RuntimeFailure, UsageError
+from graphkit.errors import CheckFailed, InvalidModel, NotFinite, RuntimeFailure
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir.types import HALVES, dtype_of
 from graphkit.text import short_repr
@@ -17,14 +17,18 @@ from graphkit.train.exchange.exchange import StepSpec
 from graphkit.train.exchange.local import LocalExchange
 from graphkit.train.stepper import Stepper
 
-# Largest relative difference of the loss, and of the change of all states with one role: for float32 or wider, and if
-# a state or the loss is float16 or bfloat16. Rounding moves some elements across the kink of a ReLU, which changes the
-# gradients of a deep network by a few percent.
-LIMITS = (1e-4, 5e-2), (3e-2, 1e-1)
+# Largest relative difference of the loss and the outputs, and of the change of all states with one role: for float32 or
+# wider, and if a state or the loss is float16 or bfloat16. In float32, small networks differ by 1e-6.
+LIMITS = (1e-4, 1e-3), (3e-2, 1e-1)
 
-# If states differ more, the effect of rounding on graphkit's own step is measured. The limit is then this factor times
-# the effect, but not above the largest limit.
+# If more differs, the effect of rounding on graphkit's own step is measured, because rounding moves elements across the
+# kink of a ReLU, which changes the gradients of a deep network by up to a few percent. The limit is then this factor
+# times the effect, but not above the largest limit.
 _NOISE_FACTOR, _LARGEST = 4.0, 0.5
+_DRAWS = 2
+
+# Roles in reports that are not roles of states.
+LOSS, OUTPUT, METRIC, SKIPPED = "loss", "output", "metric", "skipped_step"
 
 
 _UNCHECKED = "To write the file without the comparison: verify=False, --no-verify"
@@ -32,14 +36,15 @@ _UNCHECKED = "To write the file without the comparison: verify=False, --no-verif
 
 @dataclass(frozen=True)
 class RoleReport:
-    """The comparison of the losses, or of all states with one role.
+    """The comparison of the losses, of outputs, or of all states with one role.
 
     Attributes:
-        role: "loss", or the role of the states.
+        role: "loss", "output" (of the model), "metric", "batch_weight", the role of the states, or "skipped_step": the
+            states after a step that is not finite.
         count: Number of arrays that were compared.
-        difference: The largest one of all steps. For the loss: the relative difference. For states: the norm of the
-            difference, divided by the norm of their change in the step. For counters: 0 if they are equal, else
-            infinity.
+        difference: The largest one of all steps. For the loss and outputs: the relative difference. For states: the
+            norm of the difference, divided by the norm of their change in the step. For counters, and after a skipped
+            step: 0 if they are equal, else infinity.
         limit: The largest difference that passes.
     """
 
@@ -103,6 +108,8 @@ class Subject:
         states: The first values of the states by name.
         rng: (seed, step) of random numbers.
         counts: Numbers of updates and accumulated batches, and the weight of these batches.
+        outputs: For each output of the file that is neither the loss nor a metric: its name in `spec.graph`.
+        metrics: For each metric of the file: its kind, the output, and the input with the target.
     """
 
     model: Any
@@ -111,14 +118,32 @@ class Subject:
     states: Mapping[str, np.ndarray]
     rng: tuple[int, int]
     counts: tuple[int, int, float]
+    outputs: Mapping[str, str]
+    metrics: Mapping[str, tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """Results of a step: the loss, other outputs by their names in the file, and the states after it."""
+
+    loss: Any
+    outputs: Mapping[str, Any]
+    states: dict[str, np.ndarray]
 
 
 def compare_steps(
-    subject: Subject, feeds: Mapping[str, Any], rates: Sequence[float], threads: int | None
+    subject: Subject, feeds: Mapping[str, Any], steps: Sequence[tuple[float, bool]], threads: int | None
 ) -> StepReport:
-    """Take one step for each of `rates` on the batch `feeds`, in both runtimes. Return how much they differ.
+    """Take steps on the batch `feeds` in both runtimes. Return how much they differ.
 
-    Both begin each step with graphkit's states, so that differences do not grow from step to step.
+    Both begin each step with graphkit's states, so that differences do not grow from step to step. At the end, both
+    take a step that is not finite, if inputs or parameters of NaN make the loss NaN in both.
+
+    Args:
+        subject: The exported step.
+        feeds: Inputs and targets by name.
+        steps: The learning rate of each step, and whether it flushes accumulated gradients.
+        threads: Number of threads of ONNX Runtime.
 
     Raises:
         CheckFailed: A loss is not finite, so nothing can be compared.
@@ -127,46 +152,87 @@ def compare_steps(
     roles: dict[str, list[str]] = {}
     for state in subject.description["states"]:
         roles.setdefault(state["role"], []).append(state["input"])
+    counts = {LOSS: len(steps), METRIC: len(subject.metrics), OUTPUT: len(subject.description["outputs"])}
+    counts |= {role: len(names) for role, names in roles.items()}
     worst: dict[str, RoleReport] = {}
-    states = dict(subject.states)
-    for rate in rates:
-        their_loss, their_states = theirs.step(feeds, states, rate)
-        before = replace(subject, states=states, rng=ours.rng, counts=ours.counts)
-        loss, new = ours.step(feeds, rate)
-        error = abs(float(their_loss) - loss) / max(abs(loss), 1e-6)
-        found = {"loss": error} | {role: _difference(n, states, new, their_states) for role, n in roles.items()}
-        of_loss, of_states = LIMITS[any(dtype_of(a.dtype) in HALVES for a in (*new.values(), np.asarray(their_loss)))]
-        limits = dict.fromkeys(found, of_states) | {"loss": of_loss}
-        limits |= {role: 0.0 for role, names in roles.items() if all(states[n].dtype.kind in "iub" for n in names)}
-        if any(not found[role] <= limit for role, limit in limits.items() if role != "loss"):
-            noise = _noise(before, feeds, rate, new, roles)
+    before = subject
+    for rate, flush in steps:
+        ours.load(before)
+        given, new = theirs.step(feeds, before.states, rate, flush), ours.step(feeds, rate, flush)
+        found = _differences(subject, roles, before.states, new, given)
+        if subject.metrics:
+            found[METRIC] = max(_metric_error(given, feeds, name, *of) for name, of in subject.metrics.items())
+        limits = _limits(before, roles, new, given, found)
+        following = replace(subject, states=new.states, rng=ours.rng, counts=ours.counts)
+        if any(not found[role] <= limit for role, limit in limits.items() if role != METRIC):
+            noise = _noise(ours, before, feeds, (rate, flush), new, roles)
             limits |= {role: max(limits[role], min(_NOISE_FACTOR * d, _LARGEST)) for role, d in noise.items() if d}
         for role, difference in found.items():
-            count = len(roles[role]) if role in roles else len(rates)
-            report = RoleReport(role, count, difference if np.isfinite(difference) else float("inf"), limits[role])
+            difference = difference if np.isfinite(difference) else float("inf")
+            report = RoleReport(role, counts.get(role, 1), difference, limits[role])
             if role not in worst or report.excess > worst[role].excess:
                 worst[role] = report
-        states = new
-    return StepReport(len(rates), tuple(worst.values()))
+        before = following
+    skipped = _skipped_step(before, ours, theirs, feeds, steps[-1][0])
+    return StepReport(len(steps) + len(skipped), (*worst.values(), *skipped))
+
+
+def _limits(
+    before: Subject, roles: Mapping[str, Sequence[str]], new: _Taken, given: _Taken, found: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the limit of each role, without the effect of rounding."""
+    kinds = [array.dtype for array in new.states.values()] + [np.asarray(given.loss).dtype]
+    of_outputs, of_states = LIMITS[any(dtype_of(kind) in HALVES for kind in kinds)]
+    limits = {role: of_states if role in roles else of_outputs for role in found}
+    return limits | {
+        role: 0.0 for role, names in roles.items() if all(before.states[n].dtype.kind in "iub" for n in names)
+    }
+
+
+def _differences(
+    subject: Subject, roles: Mapping[str, Sequence[str]], before: Mapping[str, Any], ours: _Taken, theirs: _Taken
+) -> dict[str, float]:
+    """Return how much two steps from the states `before` differ, by role, without metrics."""
+    found = {LOSS: abs(float(theirs.loss) - float(ours.loss)) / max(abs(float(ours.loss)), 1e-6)}
+    for name in subject.outputs:
+        role = OUTPUT if name in subject.description["outputs"] else "batch_weight"
+        found[role] = max(found.get(role, 0.0), _output_difference(ours.outputs[name], theirs.outputs[name]))
+    return found | {role: _difference(n, before, ours.states, theirs.states) for role, n in roles.items()}
 
 
 def _noise(
-    before: Subject, feeds: Mapping[str, Any], rate: float, new: Mapping[str, np.ndarray],
+    ours: _Graphkit, before: Subject, feeds: Mapping[str, Any], step: tuple[float, bool], new: _Taken,
     roles: Mapping[str, Sequence[str]],
 ) -> dict[str, float]:  # fmt: skip
     """Return how much a step of graphkit differs, by role, if its parameters change by two units in the last place.
 
-    For example, if a parameter has a gradient of 0 in exact arithmetic, Adam divides rounding errors by their size.
+    For example, if a parameter has a gradient of 0 in exact arithmetic, Adam divides rounding errors by their size. The
+    result is at least the effect of rounding the new states.
     """
     draw = np.random.default_rng(0)
-    states = dict(before.states)
-    for name in roles.get("parameter", ()):
-        array = states[name]
-        sign = draw.integers(0, 2, array.shape) * 2 - 1
-        scale = 1 + 2 * float(ml_dtypes.finfo(array.dtype).eps) * sign
-        states[name] = (array.astype(np.float64) * scale).astype(array.dtype)
-    _, found = _Graphkit(replace(before, states=states)).step(feeds, rate)
-    return {role: _difference(names, before.states, new, found) for role, names in roles.items()}
+    worst = {role: _rounding(names, before.states, new.states) for role, names in roles.items()}
+    for _ in range(_DRAWS):
+        states = dict(before.states)
+        for name in roles.get("parameter", ()):
+            array = states[name]
+            sign = draw.integers(0, 2, array.shape) * 2 - 1
+            scale = 1 + 2 * float(ml_dtypes.finfo(array.dtype).eps) * sign
+            states[name] = (array.astype(np.float64) * scale).astype(array.dtype)
+        ours.load(replace(before, states=states))
+        found = ours.step(feeds, *step)
+        differences = _differences(before, roles, before.states, new, found)
+        worst |= {role: max(worst.get(role, 0.0), d) for role, d in differences.items()}
+    return worst
+
+
+def _rounding(names: Sequence[str], before: Mapping[str, Any], new: Mapping[str, Any]) -> float:
+    """Return the largest `_difference` if each new element differs by one unit in the last place."""
+    moved = {
+        n: (a.astype(np.float64) * (1 + float(ml_dtypes.finfo(a.dtype).eps))).astype(a.dtype)
+        for n in names
+        if (a := np.asarray(new[n])).dtype.kind not in "iub"
+    }
+    return _difference(list(moved), before, new, moved)
 
 
 def _difference(
@@ -191,20 +257,117 @@ def _difference(
     return float(np.sqrt(error) / max(np.sqrt(change), 1e-5 * np.sqrt(size), 1e-30)) if error else 0.0
 
 
+def _output_difference(ours: Any, theirs: Any) -> float:
+    """Return |theirs - ours| / |ours| of an output; for integers, the share of elements that differ.
+
+    Elements that are equal or both NaN do not differ. For a sequence, return the largest difference.
+    """
+    if isinstance(ours, (list, tuple)):
+        if len(ours) != len(theirs):
+            return float("inf")
+        return max((_output_difference(a, b) for a, b in zip(ours, theirs, strict=True)), default=0.0)
+    mine, other = np.asarray(ours), np.asarray(theirs)
+    if mine.shape != other.shape or mine.dtype != other.dtype:
+        return float("inf")
+    if not mine.size:
+        return 0.0
+    if not isinstance(ours, np.ndarray) or not dtype_of(mine.dtype).is_float:
+        return float(np.mean(mine != other))
+    mine, other = mine.astype(np.float64), other.astype(np.float64)
+    differs = ~((mine == other) | (np.isnan(mine) & np.isnan(other)))
+    error = float(np.linalg.norm(other[differs] - mine[differs]))
+    size = float(np.linalg.norm(mine[np.isfinite(mine)]))
+    return error / max(size, 1e-6 * float(np.sqrt(mine.size))) if np.isfinite(error) else float("inf")
+
+
+def _metric_error(given: _Taken, feeds: Mapping[str, Any], name: str, kind: str, output: str, target: str) -> float:
+    """Return the relative difference of a metric of the file from that of the file's own output."""
+    scores, wanted = np.asarray(given.outputs[output], np.float64), np.asarray(feeds[target])
+    if kind == "accuracy":
+        expected = np.mean(scores.argmax(-1) == wanted)
+    else:
+        difference = scores - wanted.astype(np.float64)
+        expected = np.mean(difference**2 if kind == "mse" else np.abs(difference))
+    return float(abs(float(given.outputs[name]) - expected) / max(abs(expected), 1e-6))
+
+
+# --- a step that is not finite ----------------------------------------------------------------------
+
+
+def _skipped_step(
+    before: Subject, ours: _Graphkit, theirs: _Runtime, feeds: Mapping[str, Any], rate: float
+) -> tuple[RoleReport, ...]:
+    """Compare the states after a step whose loss is NaN: they stay, except the loss scale and accumulated gradients.
+
+    Return no report if such steps are not skipped, or if NaN in no array makes the loss NaN in both runtimes. For
+    example, the MaxPool of ONNX Runtime drops NaN. A loop whose condition reads NaN may not end.
+    """
+    loops = any(node.op_type == "Loop" for node in before.model.graph.node)
+    if before.spec.rule.on_nonfinite == "ignore" or loops:
+        return ()
+    for spoiled, states in _with_nan(before, feeds):
+        try:
+            given = theirs.step(spoiled, states, rate, True)
+        except CheckFailed:  # ONNX Runtime fails, for example because NaN became an index
+            continue
+        if np.isfinite(given.loss):
+            continue
+        ours.load(replace(before, states=states), skips=True)
+        try:
+            new = ours.step(spoiled, rate, True)
+        except RuntimeFailure:
+            continue
+        if np.isfinite(new.loss):
+            continue
+        same = all(_same_bits(new.states[name], given.states[name]) for name in states)
+        return (RoleReport(SKIPPED, len(states), 0.0 if same else float("inf"), 0.0),)
+    return ()
+
+
+def _with_nan(
+    subject: Subject, feeds: Mapping[str, Any]
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]:
+    """Yield feeds and states in which one array is NaN: a target or weight, else an input, else a parameter."""
+    data = {i["name"] for i in subject.description["inputs"] if i["role"] == "data"}
+    for name in sorted(feeds, key=lambda n: n in data):
+        if isinstance(array := feeds[name], np.ndarray) and dtype_of(array.dtype).is_float:
+            yield {**feeds, name: np.full_like(array, np.nan)}, subject.states
+    for name in [s["input"] for s in subject.description["states"] if s["role"] == "parameter"][-1:]:
+        yield feeds, {**subject.states, name: np.full_like(subject.states[name], np.nan)}
+
+
+def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether two arrays are equal. NaN is equal to NaN, whatever its bits are."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return bool(np.all((one == other) | ((one != one) & (other != other))))
+
+
 class _Graphkit:
-    """Takes steps as a Trainer does, with parameters and states of its own."""
+    """Takes steps as a Trainer does, with parameters and states of its own. Call `load` before the first step."""
 
     def __init__(self, subject: Subject):
-        self._subject = subject
+        self._subject, self._skips = subject, False
         params = subject.spec.params
-        arrays = params.entries() | {name: array for name, array in subject.states.items() if name in params}
-        spec = replace(subject.spec, params=ParamStore({name: params.type_of(name) for name in params}, arrays))
-        self._exchange = LocalExchange(spec)
-        self._stepper = Stepper(spec, self._exchange)
+        copies = ParamStore({name: params.type_of(name) for name in params}, params.entries())
+        self._spec = replace(subject.spec, params=copies)
+        self._exchange = LocalExchange(self._spec)
+        self._stepper = Stepper(self._spec, self._exchange)
+
+    def load(self, subject: Subject, *, skips: bool = False) -> None:
+        """Begin with the states and counts of a subject with the same training step.
+
+        skips: skip a step that is not finite, also if the Trainer raises an error, as the file does.
+        """
+        self._skips = skips
+        # The exchange keeps the rule of the Trainer, which says what is checked.
+        rule = replace(self._spec.rule, on_nonfinite="skip") if skips else self._spec.rule
+        self._stepper = Stepper(replace(self._spec, rule=rule), self._exchange)
         self._stepper.updates, self._stepper.accumulated, self._stepper.accumulated_weight = subject.counts
-        for name in self._exchange.slots:
-            if name in subject.states:
-                self._exchange.slots[name] = subject.states[name]
+        for store in (self._spec.params, self._exchange.slots):
+            for name in store:
+                if name in subject.states:
+                    store[name] = subject.states[name]
         self._exchange.executors[0].rng = subject.rng
 
     @property
@@ -217,13 +380,15 @@ class _Graphkit:
         """The counts of `Subject`."""
         return self._stepper.updates, self._stepper.accumulated, self._stepper.accumulated_weight
 
-    def step(self, feeds: Mapping[str, Any], rate: float) -> tuple[float, dict[str, np.ndarray]]:
-        """Return the loss of a step and copies of the states after it. Raises CheckFailed if it is not finite."""
+    def step(self, feeds: Mapping[str, Any], rate: float, flush: bool) -> _Taken:
+        """Return the results of a step, with copies of the states. Raises CheckFailed if it is not finite."""
         try:
-            loss, _ = self._stepper.take(dict(feeds), None, rate, None)
+            loss, results = self._stepper.take(dict(feeds), None, rate, None)
+            if flush:
+                self._stepper.flush(rate)
         except NotFinite as error:
             raise _untestable(str(error).partition(". The parameters")[0]) from None
-        if not np.isfinite(loss):
+        if not np.isfinite(loss) and not self._skips:
             raise _untestable(f"the loss or a gradient is not finite (loss {float(loss)})")
         # The states that graphkit keeps outside of its programs.
         own = {
@@ -233,7 +398,8 @@ class _Graphkit:
         }
         states = self._subject.description["states"]
         found = {s["input"]: own[s["role"]] if s["role"] in own else self._exchange.store[s["input"]] for s in states}
-        return float(loss), {name: np.array(array) for name, array in found.items()}
+        outputs = {name: results[own] for name, own in self._subject.outputs.items() if own in results}
+        return _Taken(float(loss), outputs, {name: np.array(array) for name, array in found.items()})
 
 
 def random_state(rng: tuple[int, int]) -> np.ndarray:
@@ -259,20 +425,20 @@ class _Runtime:
         try:
             self._model = OnnxRuntimeModel(subject.model, threads=threads)
         except InvalidModel as error:
-            raise UsageError(f"{error}. {_UNCHECKED}") from None
+            raise InvalidModel(f"{error}. {_UNCHECKED}") from None
         self._controls = {i["role"]: i["name"] for i in self._described["inputs"]}
 
-    def step(
-        self, feeds: Mapping[str, Any], states: Mapping[str, np.ndarray], rate: float
-    ) -> tuple[Any, dict[str, np.ndarray]]:
-        """Return the loss of a step, and the states after it."""
+    def step(self, feeds: Mapping[str, Any], states: Mapping[str, np.ndarray], rate: float, flush: bool) -> _Taken:
+        """Return the results of a step. Raises CheckFailed if ONNX Runtime fails."""
         given = {**{name: np.asarray(array) for name, array in feeds.items()}, **states}
         if "flush" in self._controls:
-            given[self._controls["flush"]] = np.asarray(False)
+            given[self._controls["flush"]] = np.asarray(flush)
         if "learning_rate" in self._controls:
             given[self._controls["learning_rate"]] = np.asarray(rate, np.float32)
         try:
             found = self._model.run({name: array for name, array in given.items() if name in self._model.inputs})
         except RuntimeFailure as error:
             raise _untestable(str(error)) from None
-        return found[self._described["loss"]], {s["input"]: found[s["output"]] for s in self._described["states"]}
+        return _Taken(
+            found[self._described["loss"]], found, {s["input"]: found[s["output"]] for s in self._described["states"]}
+        )

@@ -92,7 +92,7 @@ def _input_role(name: str, inputs: Sequence[str], weights: str | None) -> str:
 
 def _role(name: str, spec: StepSpec) -> dict[str, str]:
     """Return the role of a state, and the parameter and slot that it belongs to."""
-    if name in _COUNTERS:
+    if name in _COUNTERS and (name != loss_scale.NAME or spec.rule.scale is not None):
         return {"role": _COUNTERS[name]}
     for parameter, slot, role in _slots(spec):
         if name == (f"{parameter}/{slot}" if slot else parameter):

@@ -12,12 +12,14 @@ import numpy as np
 
 from graphkit import config
 from graphkit.checks.inputs import concrete_shapes, make_feeds
-from graphkit.errors import UnsupportedError, UsageError
-from graphkit.ir.atomic import write_whole
+from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from graphkit.ir.graph import Graph, Value
+from graphkit.ir.names import Names
 from graphkit.ir.types import DType, TensorType, dtype_of
 from graphkit.ops import F
+from graphkit.passes.core.bind import match_shapes
 from graphkit.passes.core.sweep import rewrite
+from graphkit.signatures import shown
 from graphkit.text import quantity, short_repr
 from graphkit.train import states as optimizer_states
 from graphkit.train.base_trainer import BaseTrainer
@@ -68,7 +70,7 @@ class StepOptions:
     """The options of `Trainer.to_onnx`."""
 
     opset: int | None
-    batch: tuple[Any, Any] | None
+    batch: Any
     rate: str
     metrics: Sequence[str]
     loss_scaling: bool
@@ -78,18 +80,19 @@ class StepOptions:
 def export_step(trainer: BaseTrainer, path: Path, options: StepOptions) -> ExportedStep:
     """See `Trainer.to_onnx`."""
     from graphkit.onnx_io import exporter
-    from graphkit.onnx_io.writing import EXTERNAL_ABOVE, raw_bytes, write_proto
+    from graphkit.onnx_io.writing import write_together
 
-    if path.suffix != ".onnx":
-        raise UsageError(f"{path}: the name of the file of a training step must end in .onnx")
+    path, init_path, description_path = step_files(path)
     spec = _exportable(trainer, options.loss_scaling)
+    batch = _batch(trainer, spec, options.batch) if options.verify else {}
     graph = standalone_step(spec, _rate(trainer, options.rate))
     graph = with_metrics(graph, options.metrics, trainer._output, trainer._targets)
-    init_path, description_path = path.with_name(f"{path.stem}_init.onnx"), path.with_name(f"{path.stem}_roles.json")
+    graph, renamed = _with_unique_outputs(graph)
     weights = trainer._targets.weight_input if trainer._targets.weighted else None
     description = describe(
-        graph, spec, trainer.net.inputs, weights=weights, carried=trainer._recurrent_state.names,
-        metrics=options.metrics, init=init_path.name,
+        graph, spec, trainer.net.inputs, weights=weights,
+        carried={fed: renamed[output] for fed, output in trainer._recurrent_state.names.items()},
+        metrics=[renamed[name] for name in options.metrics], init=init_path.name,
     )  # fmt: skip
     states = _first_states(trainer, spec, graph)
     text = json.dumps(description, indent=1)
@@ -102,23 +105,33 @@ def export_step(trainer: BaseTrainer, path: Path, options: StepOptions) -> Expor
         subject = Subject(
             step, description, spec, states, trainer.executor.rng,
             (trainer.updates, trainer._stepper.accumulated, trainer._stepper.accumulated_weight),
+            *_compared_outputs(trainer, spec, renamed, options.metrics),
         )  # fmt: skip
-        report = compare_steps(
-            subject, _batch(trainer, spec, options.batch), _rates(trainer, spec.accumulate), spec.options["threads"]
-        )
+        report = compare_steps(subject, batch, _steps(trainer, spec.accumulate), spec.options["threads"])
         report.raise_if_failed()
     init = exporter.export(*_init_graph(states), opset=options.opset, name=f"{trainer.net.name}_init")
-    further: list[Path] = []
-    # The step comes last: a new one never lies beside files that do not fit.
-    for proto, file in ((init, init_path), (step, path)):
-        if proto is step:
-            write_whole(description_path, [f"{text}\n".encode()])
-        further += write_proto(proto, file, external=raw_bytes(proto) > EXTERNAL_ABOVE)[:-1]
-    return ExportedStep((*further, path, init_path, description_path), description, report)
+    *data, _, _, _ = write_together({init_path: init, description_path: f"{text}\n".encode(), path: step})
+    return ExportedStep((*data, path, init_path, description_path), description, report)
+
+
+def step_files(path: Path) -> tuple[Path, Path, Path]:
+    """Return the names of the step, its init file and its description.
+
+    Raises UsageError if `path` does not end in .onnx, its folder does not exist, or one of the names is a folder.
+    """
+    if path.suffix != ".onnx":
+        raise UsageError(f"{path}: the name of the file of a training step must end in .onnx")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}")
+    found = path, path.with_name(f"{path.stem}_init.onnx"), path.with_name(f"{path.stem}_roles.json")
+    for file in found:
+        if file.is_dir():
+            raise UsageError(f"{file}: is a directory; choose another name for the training step")
+    return found
 
 
 def _exportable(trainer: BaseTrainer, loss_scaling: bool) -> StepSpec:
-    """Return the description of the step, without the settings of its own device."""
+    """Return the description of the step, without the settings of its own device, precision and backends."""
     if trainer._division is not None or not trainer._alone:
         raise UnsupportedError(
             "the training step of several processes (kvstore=, groups=) cannot be exported, because ONNX has no "
@@ -131,7 +144,7 @@ def _exportable(trainer: BaseTrainer, loss_scaling: bool) -> StepSpec:
         )
     trainer._averages.check_not_swapped("to_onnx()")
     spec: StepSpec = trainer._exchange.spec  # type: ignore[attr-defined]  # a LocalExchange: there is one process
-    options = {**spec.options, "device": "cpu", "precision": "f32"}
+    options = {**spec.options, "device": "cpu", "precision": "f32", "backends": ()}
     rule = spec.rule
     if loss_scaling and rule.scale is None:
         rule = replace(rule, scale=loss_scale.state())
@@ -155,8 +168,23 @@ def _rate(trainer: BaseTrainer, kind: str) -> Rate:
     return Rate(schedule, trainer.rate_scale, trainer.updates - count - first)
 
 
-def _rates(trainer: BaseTrainer, accumulate: int) -> list[float]:
-    """Return the learning rates of the steps that are compared: the first update, and the batch after it."""
+def _compared_outputs(
+    trainer: BaseTrainer, spec: StepSpec, renamed: Mapping[str, str], metrics: Sequence[str]
+) -> tuple[dict[str, str], dict[str, tuple[str, str, str]]]:
+    """Return `outputs` and `metrics` of a Subject."""
+    outputs = {renamed[name]: name for name in spec.graph.output_names[1:]}
+    if not metrics:
+        return outputs, {}
+    targets, output = trainer._targets, trainer._output
+    target = targets.program_input(targets.name_for(output))
+    return outputs, {renamed[name]: (name, renamed[output], target) for name in metrics}
+
+
+def _steps(trainer: BaseTrainer, accumulate: int) -> list[tuple[float, bool]]:
+    """Return the learning rate of each step that is compared, and whether it flushes: the first update, and a step.
+
+    With accumulated gradients, the step after the first update flushes, and the one after it begins a group.
+    """
     schedule, count = trainer.optimizer.schedule, accumulate - trainer._stepper.accumulated
     if schedule.is_open and trainer._rates.run_updates is None:
         schedule = schedule.over(1000)
@@ -164,7 +192,8 @@ def _rates(trainer: BaseTrainer, accumulate: int) -> list[float]:
     else:
         position = trainer.position.first_update
         rates = [trainer._rates.at(schedule, trainer.updates + n, position) for n in range(2)]
-    return [rates[0]] * max(count, 1) + [rates[1]]
+    after = [(rates[1], True), (rates[1], False)] if accumulate > 1 else [(rates[1], False)]
+    return [(rates[0], False)] * max(count, 1) + after
 
 
 # --- states -----------------------------------------------------------------------------------------
@@ -215,10 +244,21 @@ def _with_states_as_data(graph: Graph, description: Mapping[str, Any]) -> Graph:
     )  # fmt: skip
 
 
+def _with_unique_outputs(graph: Graph) -> tuple[Graph, dict[str, str]]:
+    """Return the graph, in which no output has the name of an input, and the new name of each output.
+
+    In ONNX, a name belongs to one value.
+    """
+    free = Names(graph.name_of(v) for v in graph.inputs)
+    names = {name: free.take(name) for name in graph.output_names}
+    return graph.replace(output_names=names.values()), names
+
+
 def _init_graph(states: Mapping[str, np.ndarray]) -> tuple[Graph, dict[str, np.ndarray]]:
     """Return a graph without inputs whose outputs are the first values of the states, and its parameters."""
+    free = Names(states)
     inputs = {
-        name: Value(TensorType(dtype_of(array.dtype), array.shape), f"{name}/first", role="parameter")
+        name: Value(TensorType(dtype_of(array.dtype), array.shape), free.take(f"{name}/first"), role="parameter")
         for name, array in states.items()
     }
     graph = Graph(inputs.values(), [F.identity(v) for v in inputs.values()], output_names=inputs)
@@ -240,20 +280,51 @@ class _OfGraph:
     graph: Graph
 
 
-def _batch(trainer: BaseTrainer, spec: StepSpec, given: tuple[Any, Any] | None) -> dict[str, Any]:
-    """Return the arrays of the batch for the comparison: the given ones, or generated ones."""
-    if given is not None:
-        inputs, targets = given
-        feeds = trainer._inputs.converted(by_name(inputs, trainer._inputs.names, "input"))
-        return feeds | trainer._targets.fitted(targets)
+def _batch(trainer: BaseTrainer, spec: StepSpec, given: Any) -> dict[str, Any]:
+    """Return the arrays of the batch for the comparison: the given ones, or generated ones.
+
+    Sample weights that are not given are random numbers, because weights that are all equal would test nothing.
+    """
+    targets = trainer._targets
+    feeds = _generated(trainer, spec) if given is None else _given(trainer, spec, given)
+    if targets.weighted and (given is None or targets.weight_name not in targets.named(given[1])):
+        array = feeds[targets.weight_input]
+        feeds[targets.weight_input] = np.random.default_rng(0).uniform(0.25, 2, array.shape).astype(array.dtype)
+    return feeds
+
+
+def _generated(trainer: BaseTrainer, spec: StepSpec) -> dict[str, Any]:
     subject = _OfGraph(spec.graph)
     shapes, _ = concrete_shapes(subject, None, _SAMPLES)
     feeds = make_feeds(subject, shapes=shapes, seed=config.SEED.get()).arrays
     loss = get_loss(trainer.loss) if isinstance(trainer.loss, str) else trainer.loss
-    for name in feeds.keys() - set(trainer.net.inputs):
-        array = feeds[name]
-        if name == trainer._targets.weight_input:
-            feeds[name] = np.ones_like(array)
-        elif getattr(loss, "probabilities", False):
-            feeds[name] = (array > 0).astype(array.dtype)
+    if getattr(loss, "probabilities", False):
+        for name in feeds.keys() - {*trainer.net.inputs, trainer._targets.weight_input}:
+            feeds[name] = (feeds[name] > 0).astype(feeds[name].dtype)
+    return feeds
+
+
+def _given(trainer: BaseTrainer, spec: StepSpec, given: Any) -> dict[str, Any]:
+    """Return the arrays of a batch by name. Raises InputError if they do not fit the step."""
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise InputError(f"to_onnx: batch must be a pair (inputs, targets), not {shown(given)}")
+    inputs, targets = given
+    feeds = trainer._inputs.converted(by_name(inputs, trainer._inputs.names, "input"))
+    feeds |= trainer._targets.fitted(targets)
+    kinds = {spec.graph.name_of(v): v.type for v in spec.graph.inputs if v.role == "data"}
+    if unknown := [name for name in feeds if name not in kinds]:
+        raise InputError(f"to_onnx: batch: the step has no input {unknown[0]!r}{did_you_mean(unknown[0], kinds)}")
+    if missing := [name for name in kinds if name not in feeds]:
+        raise InputError(f"to_onnx: batch: there is no array for {', '.join(map(repr, missing))}")
+    tensors = {name: kind for name, kind in kinds.items() if isinstance(kind, TensorType)}
+    arrays = {name: np.asarray(feeds[name]) for name in tensors}
+    try:
+        match_shapes([(n, kind, TensorType(dtype_of(arrays[n].dtype), arrays[n].shape)) for n, kind in tensors.items()])
+    except InputError as error:
+        raise InputError(f"to_onnx: batch: {error}") from None
+    if empty := [name for name, array in arrays.items() if not array.size]:
+        raise InputError(
+            f"to_onnx: batch: the array for {empty[0]!r} has the shape {list(arrays[empty[0]].shape)}, but a batch "
+            "needs at least one sample"
+        )
     return feeds

@@ -64,18 +64,20 @@ def standalone_step(spec: StepSpec, rate: Rate) -> Graph:
         UnsupportedError: Standard operators cannot express the random numbers or the learning rate.
         UsageError: An input or output of the model has a name that the step uses.
     """
-    _check_names(spec.graph)
+    _check_names(spec)
     if spec.accumulate > 1:
         graph = _accumulating_step(spec, rate)
     else:
-        fused = steps.fused_step(spec.graph, spec.trained, spec.rule)
+        fused = _with_random_state(steps.fused_step(spec.graph, spec.trained, spec.rule))
         graph = _selecting(_with_rate(fused, rate), spec.rule.scale)
-    plain = run_passes(_without_guards(_with_random_state(graph)), CLEANUP)
+    plain = run_passes(_without_guards(graph), CLEANUP)
     return cse(standard_random(standard_batch_norm(plain)))
 
 
-def _check_names(graph: Graph) -> None:
-    own = {RANDOM, BATCHES, WEIGHT, FLUSH}
+def _check_names(spec: StepSpec) -> None:
+    own, graph = {RANDOM, BATCHES, WEIGHT, FLUSH}, spec.graph
+    if spec.rule.scale is not None:
+        own.add(loss_scale.NAME)
     if taken := own.intersection([*(graph.name_of(v) for v in graph.inputs), *graph.output_names]):
         raise UsageError(
             f"the model has an input, parameter or output {min(taken)!r}, a name that the file of a training step uses "
@@ -177,6 +179,7 @@ def _selecting(graph: Graph, scale: Value | None) -> Graph:
 def _accumulating_step(spec: StepSpec, rate: Rate) -> Graph:
     """Join the two programs of `split_step`: each run adds gradients, and every `accumulate` runs also update."""
     accumulate, update = steps.split_step(spec.graph, spec.trained, spec.rule)
+    accumulate = _with_random_state(accumulate)
     batches = Value(TensorType(DType.INT64, ()), BATCHES, role="state")
     weight_sum = Value(TensorType(DType.FLOAT32, ()), WEIGHT, role="state")
     flush = Value(TensorType(DType.BOOL, ()), FLUSH)
