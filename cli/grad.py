@@ -119,6 +119,7 @@ def _gradients(
     check: bool, external_root: str | None, as_json: bool, image: dict[str, Any],
 ) -> int:  # fmt: skip
     """Write or check a gradient graph. The arguments are those of the command."""
+    from graphkit.cli._compression import check_output
     from graphkit.train.losses import with_loss
     from graphkit.transforms.gradients import grad
 
@@ -129,6 +130,8 @@ def _gradients(
             "--check and --straight-through contradict each other: numeric differentiation finds the true derivative "
             "of rounding, which is 0. Leave out one of them"
         )
+    if output is not None:
+        check_output(output, model)
     net = read_model(model, external_root)
     if constants:
         net = _with_constants(net)

@@ -284,6 +284,14 @@ def test_grad_writes_standard_onnx_and_checks(call, folder, tmp_path):
     assert [o.name for o in proto.graph.output][:1] == ["loss"]
 
 
+def test_grad_does_not_write_onto_its_model(call, folder):
+    before = (folder / "net.json").read_bytes()
+    code, _, err = call("grad", folder / "net.json", "--loss", "softmax_cross_entropy", "-o", folder / "net.json")
+    assert code == 2
+    assert "net.json is MODEL itself: give another name for the output file" in err
+    assert (folder / "net.json").read_bytes() == before
+
+
 def test_export_as_json_says_the_opset(call, folder, tmp_path):
     path = tmp_path / "net.onnx"
     for more, opset in ((), 21), (("--opset", 17), 17):
