@@ -16,7 +16,7 @@ from graphkit.nd.ndarray import NDArray, own, write
 from graphkit.nd.runtime import settings
 from graphkit.nd.tape import is_tracked, record
 from graphkit.ops import F, Op, registry
-from graphkit.ops._overloads import UFUNCS_OF_ONE, UFUNCS_OF_TWO, combined, converted_operand
+from graphkit.ops._overloads import UFUNCS_OF_ONE, UFUNCS_OF_TWO, combined, converted_operand, floor_div
 from graphkit.ops._registry import array_operand
 
 immediate = Immediate(record)
@@ -65,18 +65,13 @@ def _other(x: Any, like: NDArray, exponent: bool = False) -> NDArray:
     return own(np.asarray(array_operand(x, like)))
 
 
-def _floor_div(a: NDArray, b: NDArray) -> NDArray:
-    quotient = call("div", call("sub", a, call("mod", a, b)), b)
-    return call("round", quotient) if a.tensor.dtype.is_float else quotient  # type: ignore[no-any-return]
-
-
 def _bitwise(function: str, logical: str) -> Callable[[NDArray, NDArray], Any]:
     return lambda a, b: call(logical if a.tensor.dtype is DType.BOOL else f"bitwise_{function}", a, b)
 
 
 # Python operators that are not one operator of graphkit, or depend on the dtype.
 _BUILT: dict[str, Callable[[NDArray, NDArray], Any]] = {
-    "floordiv": _floor_div,
+    "floordiv": floor_div,
     "fmod": lambda a, b: call("mod", a, b, fmod=True),
     "not_equal": lambda a, b: call("not_", call("equal", a, b)),
     "and": _bitwise("and", "and_"),
