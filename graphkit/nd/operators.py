@@ -35,7 +35,9 @@ def call(function: str, *operands: Any, **attributes: Any) -> Any:
 
 def _operator_of(function: str, **attributes: Any) -> Op:
     """Return the operator of a function `gk.NAME` with these attributes, always the same object."""
-    key = (function, *attributes.items()) if attributes else function
+    # Numbers as text: 0.0 and -0.0 are equal, and NaN is not equal to itself.
+    named = [(k, repr(v) if type(v) is float else v) for k, v in attributes.items()]
+    key = (function, *named) if named else function
     operator = _operators.get(key)
     if operator is None:
         found = registry.function(function)

@@ -59,14 +59,14 @@ def floor_div(a: Value, b: Value) -> Value:
     if dtype.is_float:
         return _float_floor_div(a, b)
     if dtype not in SIGNED:
-        return F.div(a, b)  # type: ignore[no-any-return]
+        return F.div(a, b)
     if _is_size_arithmetic(a, b):
-        return F.div(F.sub(a, F.mod(a, b)), b)  # type: ignore[no-any-return]
+        return F.div(F.sub(a, F.mod(a, b)), b)
     zero = np.zeros((), dtype.numpy)
     # Not a - mod(a, b), which overflows near the ends of the range.
     is_inexact = F.not_(F.equal(F.mod(a, b), zero))
     is_above = F.and_(is_inexact, F.xor(F.less(a, zero), F.less(b, zero)))
-    return F.sub(F.div(a, b), F.cast(is_above, to=dtype))  # type: ignore[no-any-return]
+    return F.sub(F.div(a, b), F.cast(is_above, to=dtype))
 
 
 def _is_size_arithmetic(a: Value, b: Value) -> bool:
@@ -85,7 +85,7 @@ def _float_floor_div(a: Value, b: Value) -> Value:
     dtype = a.tensor.dtype
     if dtype in HALVES:
         wide = [F.cast(v, to=DType.FLOAT32) for v in (a, b)]
-        return F.cast(_float_floor_div(*wide), to=dtype)  # type: ignore[no-any-return]
+        return F.cast(_float_floor_div(*wide), to=dtype)
     zero, half, one = [np.asarray(v, dtype.numpy) for v in (0.0, 0.5, 1.0)]
     quotient, rest = F.div(a, b), F.mod(a, b, fmod=True)
     nearly = F.div(F.sub(a, rest), b)
@@ -96,7 +96,7 @@ def _float_floor_div(a: Value, b: Value) -> Value:
     # A quotient of 0 has the sign of a / b.
     signed = F.where(F.equal(nearly, zero), F.mul(quotient, zero), rounded)
     # All elements are whole numbers, infinite or NaN: this Floor changes none, but its gradient is 0.
-    return F.floor(F.where(F.equal(b, zero), quotient, signed))  # type: ignore[no-any-return]
+    return F.floor(F.where(F.equal(b, zero), quotient, signed))
 
 
 def _bitwise(function: str) -> Callable[[Value, Value], Value]:
