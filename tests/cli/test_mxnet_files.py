@@ -92,7 +92,7 @@ def test_an_empty_shape_is_an_error(call, tmp_path):
     assert code == 2
     assert "--shape 'data:': expected NAME:SIZES" in err
     code, _, err = call("inspect", _needs_a_shape(tmp_path), "--shape", "data:5")
-    assert code == 2
+    assert code != 0
     assert ".py" not in err
 
 
