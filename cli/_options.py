@@ -255,7 +255,7 @@ def shapes_of(texts: Sequence[str], *, symbols: bool = False) -> dict[str, tuple
     found: dict[str, tuple[Any, ...]] = {}
     for text in texts:
         match = (_SYMBOLIC_SHAPE if symbols else _SHAPE).fullmatch(text)
-        if match is None:
+        if match is None or (symbols and not match["sizes"]):
             raise UsageError(f"--shape {text!r}: expected NAME:SIZES, such as x:1,3,224,224")
         if match["name"] in found:
             raise UsageError(f"--shape {match['name']} is given twice; give it once")

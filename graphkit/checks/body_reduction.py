@@ -71,8 +71,8 @@ class BodyReduction:
         self.search = search
         self.types: dict[str, Type] = {}
         self._recorded_types: dict[str, Type] = {}
-        # First results and subgraphs of the nodes whose values were recorded.
-        self._recorded: set[tuple[str, str]] = set()
+        # Results and subgraphs of the nodes whose values were recorded.
+        self._recorded: set[tuple[tuple[str, ...], str]] = set()
 
     @property
     def part(self) -> Part:
@@ -138,9 +138,9 @@ class BodyReduction:
 
         document = Document(alone)
         place = next(iter(_places(document)), None)
-        if place is None or (place.node.outputs[0], part) in self._recorded:
+        if place is None or (tuple(place.node.outputs), part) in self._recorded:
             return []
-        self._recorded.add((place.node.outputs[0], part))
+        self._recorded.add((tuple(place.node.outputs), part))
         run = run_recorded if self._runs(place.node, part) else run_quietly
         replaced = inline(document, place, part, self._recorded_types)
         try:

@@ -349,6 +349,6 @@ class _Search:
     def _operands(self) -> None:
         """Leave out the last operand of each node, such as a bias, while the node stays valid."""
         for index in self.part.keep:
-            for place in reversed(range(1, self.cutter.operand_count(index))):
+            for place in reversed(range(self.cutter.required_operands(index), self.cutter.operand_count(index))):
                 if not self.fails(replace(self.part, without=self.part.without | {(index, place)})):
                     break

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from graphkit.ir.graph import Graph, Node, Value
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_COMMANDS = "graphkit.cli."
 # Largest number of values that are searched for a name.
 _FARTHEST = 1000
 # How many operands an error lists.
@@ -140,11 +141,17 @@ def _before(node: Node) -> str:
 
 
 def _caller() -> str:
-    """Return file and line of the innermost stack frame of the user's code. Slow, so only for errors."""
+    """Return file and line of the innermost stack frame of the user's code; "" in a command of graphkit.
+
+    Slow, so only for errors.
+    """
     frame = sys._getframe(1)
     while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith((_PACKAGE, "<frozen")):
+        path, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
+        if module.startswith(_COMMANDS):
+            return ""
+        # Packages such as graphkit.models may lie outside of the folder.
+        if not path.startswith((_PACKAGE, "<frozen")) and not module.startswith("graphkit."):
             return f"{os.path.basename(path)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""

@@ -78,12 +78,14 @@ class Attributes:
         if found is None:
             return None
         try:
-            return int(found)
+            number: float = int(found)
         except ValueError:
             number = self._number(name, found)
-            if number != math.floor(number):
-                raise InvalidModel(f"attribute {name} must be an integer, not {found!r}") from None
-            return int(number)
+        if not -(1 << 63) <= number < 1 << 63:
+            raise InvalidModel(f"attribute {name} must be an integer of 64 bits, not {found!r}")
+        if number != int(number):
+            raise InvalidModel(f"attribute {name} must be an integer, not {found!r}")
+        return int(number)
 
     def axis(self, default: int | None) -> int | None:
         """Return the attribute axis, where "None" differs from an absent attribute: it means the flat tensor."""

@@ -61,7 +61,7 @@ class Hybrid:
         else:
             given = (arguments, options)
             leaves = list(tree.leaves(given))
-            kinds = [x._signature if type(x) is NDArray else (type(x), x) for x in leaves]
+            kinds = [x._signature if type(x) is NDArray else _distinct(x) for x in leaves]
             key = (_hashable(tree.skeleton(given)), *kinds)
         try:
             trace = self._traces.get(key)
@@ -85,6 +85,12 @@ class Hybrid:
         functools.update_wrapper(bound, self.function)
         instance.__dict__[self.__name__] = bound
         return bound
+
+
+def _distinct(value: Any) -> Any:
+    """Return a key for an argument that is no array: 0.0 and -0.0 differ, and so do numbers of other types."""
+    kind = type(value)
+    return (kind, repr(value)) if isinstance(value, float | complex | np.inexact) else (kind, value)
 
 
 def _hashable(skeleton: Any) -> Any:

@@ -16,7 +16,7 @@ from graphkit.nd.ndarray import NDArray, own, write
 from graphkit.nd.runtime import settings
 from graphkit.nd.tape import is_tracked, record
 from graphkit.ops import F, Op, registry
-from graphkit.ops._overloads import UFUNCS_OF_ONE, UFUNCS_OF_TWO, combined, converted_operand
+from graphkit.ops._overloads import UFUNCS_OF_ONE, UFUNCS_OF_TWO, combined, converted_operand, floor_div
 from graphkit.ops._registry import array_operand
 
 immediate = Immediate(record)
@@ -35,7 +35,9 @@ def call(function: str, *operands: Any, **attributes: Any) -> Any:
 
 def _operator_of(function: str, **attributes: Any) -> Op:
     """Return the operator of a function `gk.NAME` with these attributes, always the same object."""
-    key = (function, *attributes.items()) if attributes else function
+    # Numbers as text: 0.0 and -0.0 are equal, and NaN is not equal to itself.
+    named = [(k, repr(v) if type(v) is float else v) for k, v in attributes.items()]
+    key = (function, *named) if named else function
     operator = _operators.get(key)
     if operator is None:
         found = registry.function(function)
@@ -65,18 +67,13 @@ def _other(x: Any, like: NDArray, exponent: bool = False) -> NDArray:
     return own(np.asarray(array_operand(x, like)))
 
 
-def _floor_div(a: NDArray, b: NDArray) -> NDArray:
-    quotient = call("div", call("sub", a, call("mod", a, b)), b)
-    return call("round", quotient) if a.tensor.dtype.is_float else quotient  # type: ignore[no-any-return]
-
-
 def _bitwise(function: str, logical: str) -> Callable[[NDArray, NDArray], Any]:
     return lambda a, b: call(logical if a.tensor.dtype is DType.BOOL else f"bitwise_{function}", a, b)
 
 
 # Python operators that are not one operator of graphkit, or depend on the dtype.
 _BUILT: dict[str, Callable[[NDArray, NDArray], Any]] = {
-    "floordiv": _floor_div,
+    "floordiv": floor_div,
     "fmod": lambda a, b: call("mod", a, b, fmod=True),
     "not_equal": lambda a, b: call("not_", call("equal", a, b)),
     "and": _bitwise("and", "and_"),

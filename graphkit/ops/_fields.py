@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -38,8 +39,24 @@ def _ints(value: Any) -> tuple[int, ...]:
     return tuple(int(v) for v in value)
 
 
+# NaN by its bits. One object for each makes attributes equal, and their hashes too.
+_NANS: dict[bytes, float] = {}
+
+
+def _float(value: Any) -> float:
+    number = float(value)
+    return number if number == number else _NANS.setdefault(struct.pack("d", number), number)
+
+
 def _floats(value: Any) -> tuple[float, ...]:
-    return tuple(float(v) for v in value)
+    return tuple(_float(v) for v in value)
+
+
+def same_zeros(a: float | tuple[float, ...] | None, b: float | tuple[float, ...] | None) -> bool:
+    """Return whether zeros have the same signs. a, b: Values of a float attribute for which a == b."""
+    if a.__class__ is tuple:
+        return 0.0 not in a or repr(a) == repr(b)
+    return bool(a) or repr(a) == repr(b)
 
 
 def _strings(value: Any) -> tuple[str, ...]:
@@ -66,7 +83,7 @@ def _type(value: Any) -> Type:
 
 COERCE: dict[str, Callable[[Any], Any]] = {
     "int": _integer,
-    "float": float,
+    "float": _float,
     "bool": bool,
     "str": str,
     "DType": dtype_of,

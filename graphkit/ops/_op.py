@@ -17,7 +17,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.named_tuples import NamedTuple
-from graphkit.ops._fields import COERCE, REQUIRED, WORDS, Field
+from graphkit.ops._fields import COERCE, REQUIRED, WORDS, Field, same_zeros
 from graphkit.text import quantity
 
 DOMAIN = "ai.graphkit"
@@ -79,7 +79,7 @@ _FORMER = {
 
 
 class Op:
-    """An operator with its attribute values. Immutable; two are equal if their class and attributes are equal.
+    """An operator with its attribute values. Immutable; equal operators have one class and the same bits in attributes.
 
     A subclass sets these class attributes:
 
@@ -140,6 +140,8 @@ class Op:
     formals: ClassVar[tuple[Formal, ...]] = ()
     # The fields that hold subgraphs.
     _graphs: ClassVar[tuple[str, ...]] = ()
+    # The fields that hold floats.
+    _floats: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
@@ -176,10 +178,25 @@ class Op:
         raise AttributeError(f"{self.name} is immutable")
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (type(self) is type(other) and self.__dict__ == other.__dict__)
+        return self is other or (
+            type(self) is type(other)
+            and self.__dict__ == other.__dict__
+            and (not self._floats or self._has_zeros_of(other))  # 0.0 == -0.0, but they are not the same attribute
+        )
+
+    def _has_zeros_of(self, other: Op) -> bool:
+        """Return whether the zeros among the floats have the same signs as those of an operator with equal values."""
+        for key in self._floats:
+            value, given = self.__dict__[key], other.__dict__[key]
+            if value is not given and (not value or value.__class__ is tuple) and not same_zeros(value, given):
+                return False
+        return True
 
     def __hash__(self) -> int:
         return hash((type(self), *self.__dict__.values()))
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update({key: self._coerced(key, value) for key, value in state.items()})
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.__dict__.items())})"
@@ -366,6 +383,7 @@ def declared(cls: type[OpT]) -> type[OpT]:
     cls.name = cls.__dict__.get("name") or cls.__name__
     cls.formals = tuple(Formal.parse(text) for text in cls.inputs)
     cls._graphs = tuple(key for key, field in fields.items() if field.kind == "Graph")
+    cls._floats = tuple(key for key, field in fields.items() if "float" in field.kind)
     return cls
 
 

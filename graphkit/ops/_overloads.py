@@ -15,7 +15,7 @@ import numpy as np
 from graphkit.errors import NotAnArray, UsageError
 from graphkit.ir.arrays import array_of, native_order
 from graphkit.ir.graph import Value
-from graphkit.ir.types import FLOATS, INTEGERS, DType, TensorType, dtype_of
+from graphkit.ir.types import FLOATS, HALVES, INTEGERS, SIGNED, DType, TensorType, dtype_of
 from graphkit.ops._base import F, as_value, constant, registry
 from graphkit.ops._calls import elsewhere
 
@@ -56,9 +56,50 @@ def combined(function: str, a: Any, b: Any) -> Any:
     return _BUILT[function](a, b) if function in _BUILT else getattr(F, function)(a, b)
 
 
-def _floor_div(a: Value, b: Value) -> Value:
-    quotient = F.div(F.sub(a, F.mod(a, b)), b)
-    return F.round(quotient) if a.dtype.is_float else quotient
+def floor_div(a: Value, b: Value) -> Value:
+    """Return a // b as numpy computes it, from standard operators. The gradient is 0."""
+    dtype = a.tensor.dtype
+    if dtype.is_float:
+        return _float_floor_div(a, b)
+    if dtype not in SIGNED:
+        return F.div(a, b)
+    if _is_size_arithmetic(a, b):
+        return F.div(F.sub(a, F.mod(a, b)), b)
+    zero = np.zeros((), dtype.numpy)
+    # Not a - mod(a, b), which overflows near the ends of the range.
+    is_inexact = F.not_(F.equal(F.mod(a, b), zero))
+    is_above = F.and_(is_inexact, F.xor(F.less(a, zero), F.less(b, zero)))
+    return F.sub(F.div(a, b), F.cast(is_above, to=dtype))
+
+
+def _is_size_arithmetic(a: Value, b: Value) -> bool:
+    """Whether all elements are known sizes, far from the ends of int64: shape inference knows a - mod(a, b)."""
+    known = [*(a.tensor.value or ()), *(b.tensor.value or ())]
+    return (
+        a.tensor.dtype is DType.INT64
+        and a.tensor.value is not None
+        and b.tensor.value is not None
+        and all(not isinstance(v, int) or abs(v) < 1 << 62 for v in known)
+    )
+
+
+def _float_floor_div(a: Value, b: Value) -> Value:
+    """Follow npy_floor_divide of numpy, which computes float16 in float32."""
+    dtype = a.tensor.dtype
+    if dtype in HALVES:
+        wide = [F.cast(v, to=DType.FLOAT32) for v in (a, b)]
+        return F.cast(_float_floor_div(*wide), to=dtype)
+    zero, half, one = [np.asarray(v, dtype.numpy) for v in (0.0, 0.5, 1.0)]
+    quotient, rest = F.div(a, b), F.mod(a, b, fmod=True)
+    nearly = F.div(F.sub(a, rest), b)
+    is_above = F.and_(F.not_(F.equal(rest, zero)), F.xor(F.less(rest, zero), F.less(b, zero)))
+    nearly = F.where(is_above, F.sub(nearly, one), nearly)
+    below = F.floor(nearly)
+    rounded = F.where(F.greater(F.sub(nearly, below), half), F.add(below, one), below)
+    # A quotient of 0 has the sign of a / b.
+    signed = F.where(F.equal(nearly, zero), F.mul(quotient, zero), rounded)
+    # All elements are whole numbers, infinite or NaN: this Floor changes none, but its gradient is 0.
+    return F.floor(F.where(F.equal(b, zero), quotient, signed))
 
 
 def _bitwise(function: str) -> Callable[[Value, Value], Value]:
@@ -67,7 +108,7 @@ def _bitwise(function: str) -> Callable[[Value, Value], Value]:
 
 # Python operators that are not one operator of graphkit, or depend on the dtype.
 _BUILT: dict[str, Callable[[Value, Value], Value]] = {
-    "floordiv": _floor_div,
+    "floordiv": floor_div,
     "fmod": lambda a, b: F.mod(a, b, fmod=True),
     "not_equal": lambda a, b: F.not_(F.equal(a, b)),
     "and": _bitwise("and"),

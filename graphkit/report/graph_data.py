@@ -33,10 +33,13 @@ _NAMES = (*dict.fromkeys(_KINDS.values()), "other operators")
 _BOXES = ("input", "output", "node", "group")
 
 
-def page_data(graph: Graph, drawing: Drawing, times: NodeTimes | None) -> dict[str, Any]:
-    """Return the data that the script of the page reads. Texts are numbers of entries of the list `texts`."""
+def page_data(graph: Graph, drawing: Drawing, times: NodeTimes | None, made_up: Collection[str] = ()) -> dict[str, Any]:
+    """Return the data that the script of the page reads. Texts are numbers of entries of the list `texts`.
+
+    made_up: Names of results that the user did not choose.
+    """
     texts = _Texts()
-    steps, missing = ({}, 0.0) if times is None else _matched(graph, drawing, times)
+    steps, missing = ({}, 0.0) if times is None else _matched(graph, drawing, times, made_up)
     views = [_view(drawing, view, texts) for view in drawing.views]
     nodes = [_node(drawing, entry, steps.get(i, ()), texts) for i, entry in enumerate(drawing.entries)]
     return {
@@ -50,11 +53,14 @@ def _is_inside(path: str, containers: Collection[str]) -> bool:
     return bool(containers) and any(path[:i] in containers for i, letter in enumerate(path) if letter == "/")
 
 
-def _matched(graph: Graph, drawing: Drawing, times: NodeTimes) -> tuple[dict[int, list[StepTime]], float]:
+def _matched(
+    graph: Graph, drawing: Drawing, times: NodeTimes, made_up: Collection[str]
+) -> tuple[dict[int, list[StepTime]], float]:
     """Return the steps by number of the node, and the seconds of steps that belong to no node.
 
     A step belongs to the node that computes a value with the name of its result: the passes keep the names of values.
-    If no name is known, it belongs to the node with its name. Names that the graph made up are not compared.
+    If no name is known, it belongs to the node with its name. Names of results in `made_up` are compared last, because
+    the user did not choose them.
 
     Raises:
         UsageError: The profile is one of another model.
@@ -62,13 +68,16 @@ def _matched(graph: Graph, drawing: Drawing, times: NodeTimes) -> tuple[dict[int
     if graph.name and graph.name not in times.graphs:
         names = ", ".join(map(repr, times.graphs[:3]))
         raise UsageError(f"{times.label} is one of another model: {names}, expected {graph.name!r}")
-    values = {e.prefix + v.name: i for i, e in enumerate(drawing.entries) for v in e.node.outputs if v.name}
+    results = [(e.prefix + v.name, v.name in made_up, i)
+               for i, e in enumerate(drawing.entries) for v in e.node.outputs if v.name]  # fmt: skip
+    values, others = [{name: i for name, is_made_up, i in results if is_made_up is kind} for kind in (False, True)]
     nodes = {e.path: i for i, e in enumerate(drawing.entries) if e.node.name or e.bodies}
     containers = {entry.path for entry in drawing.entries if entry.bodies}
     found: dict[int, list[StepTime]] = {}
     left, missing = 0, 0.0
     for step in times.steps:
-        number = next((values[name] for name in step.results if name in values), nodes.get(step.path))
+        candidates = (*map(values.get, step.results), nodes.get(step.path), *map(others.get, step.results))
+        number = next((i for i in candidates if i is not None), None)
         if number is not None:
             found.setdefault(number, []).append(step)
         elif not _is_inside(step.path, containers):  # the time of a node includes the steps in its subgraphs

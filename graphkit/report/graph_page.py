@@ -17,6 +17,7 @@ from graphkit.passes.control.specialise import specialise_subgraphs
 from graphkit.passes.core.bind import bind
 from graphkit.report.graph_data import page_data
 from graphkit.report.graph_views import Drawing, drawing_of
+from graphkit.report.named_results import named_model, with_results
 from graphkit.report.node_times import NodeTimes, measured, read_times
 from graphkit.report.page import filled
 from graphkit.signatures import typed
@@ -54,18 +55,29 @@ def graph_page(
     """
     if time and profile is not None:
         raise UsageError("give either a profile or time=True (--time), not both")
-    graph = model.graph
+    named, made_up = named_model(model) if time or profile else (model, frozenset())
+    graph = named.graph
     if shapes:
         graph, _ = specialise_subgraphs(bind(graph, {name: tuple(shape) for name, shape in shapes.items()}))
     drawing = drawing_of(graph)
-    times = read_times(measured(model, shapes or {}) if profile is None else profile) if time or profile else None
-    data = page_data(graph, drawing, times)
+    times = _times(model, named, shapes or {}, profile) if time or profile else None
+    data = page_data(graph, drawing, times, made_up)
     # A "<" in a name could end the script element.
     embedded = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return filled(
         "graph.html", title=escape(graph.name or "unnamed"), about=escape(_about(graph, drawing, times)), data=embedded,
         style=_file("graph.css"), script=_file("graph.js"), draw=_file("graph_draw.js"),
     )  # fmt: skip
+
+
+def _times(
+    model: Model, named: Model, shapes: Mapping[str, Sequence[int]], profile: Profile | str | os.PathLike[str] | None
+) -> NodeTimes:
+    """Return the times of a profile of `model`, or measure them with `named`, the model with names for all results."""
+    if profile is None:
+        return read_times(measured(named, shapes))
+    times = read_times(profile)
+    return times if named is model else with_results(times, named, shapes)
 
 
 def _file(name: str) -> str:

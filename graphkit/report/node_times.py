@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from graphkit.checks.inputs import make_feeds
 from graphkit.errors import UsageError
 from graphkit.named_tuples import NamedTuple
+from graphkit.signatures import shown
 
 if TYPE_CHECKING:
     from graphkit.executor.run.profile import Profile
@@ -93,18 +95,21 @@ def read_times(profile: Profile | str | os.PathLike[str]) -> NodeTimes:
 
 
 def _times(events: Sequence[Any], source: str) -> NodeTimes:
-    runs = [str(e.get("name")).removeprefix("run ") for e in events if _is_slice(e) and e.get("cat") == "run"]
+    slices = [event for event in events if isinstance(event, dict) and event.get("ph") == "X"]
+    runs = [str(e.get("name")).removeprefix("run ") for e in slices if e.get("cat") == "run"]
     found: dict[str, StepTime] = {}
-    for event in events:
-        details = event.get("args") if _is_slice(event) else None
+    for event in slices:
+        details = event.get("args")
         if not isinstance(details, dict) or not isinstance(details.get("node"), str):
             continue
-        path, results = details["node"], details.get("results")
+        path = details["node"]
+        where = f"{_label(source)}: step {path!r} has"
+        seconds = _seconds(event.get("dur"), where)
+        results, outputs = [_texts(details.get(key, ()), f"{where} {key}") for key in ("results", "outputs")]
         known = found.get(path) or StepTime(
-            path, tuple(map(str, results)) if isinstance(results, list | tuple) else (), str(event.get("name")),
-            str(details.get("implementation") or ""), str(next(iter(details.get("outputs") or ()), "")),
-        )  # fmt: skip
-        found[path] = known._replace(seconds=known.seconds + event["dur"] / 1e6, calls=known.calls + 1)
+            path, results, str(event.get("name")), str(details.get("implementation") or ""), next(iter(outputs), "")
+        )
+        found[path] = known._replace(seconds=known.seconds + seconds, calls=known.calls + 1)
     if not runs or not found:
         raise UsageError(f"{_label(source)} contains no steps of a graphkit model")
     steps = [step._replace(seconds=step.seconds / len(runs)) for step in found.values()]
@@ -115,5 +120,19 @@ def _label(source: str) -> str:
     return f"profile {source}" if source else "the profile"
 
 
-def _is_slice(event: Any) -> bool:
-    return isinstance(event, dict) and event.get("ph") == "X" and isinstance(event.get("dur"), int | float)
+def _seconds(duration: Any, where: str) -> float:
+    """Return a duration, which the file has in microseconds. where: Start of the error if it is not valid."""
+    is_number = isinstance(duration, int | float) and not isinstance(duration, bool)
+    if not is_number or not 0 <= duration <= sys.float_info.max:
+        raise UsageError(
+            f"{where} the duration {shown(duration)}; expected a finite number of microseconds that is not negative. "
+            "Record the profile again"
+        )
+    return float(duration) / 1e6
+
+
+def _texts(given: Any, where: str) -> tuple[str, ...]:
+    """Return a list of texts as a tuple. where: Start of the error if it is not valid."""
+    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
+        raise UsageError(f"{where} {shown(given)}; expected a list of texts. Record the profile again")
+    return tuple(given)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from graphkit.errors import UsageError
+from graphkit.errors import InvalidModel, UsageError
 from graphkit.ir.dims import fresh, symbol
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.origin import titled
@@ -46,7 +46,11 @@ def losses_of(net: Model) -> dict[str, Loss]:
                 f"{titled(net.graph, 'model')}: {where}: {head.problem}. Give a loss: gk.Trainer(net, loss=...), --loss"
             )
         if head.output in outputs and _operand(head, outputs[head.output]) is not None:
-            found[head.output] = _loss(head, outputs[head.output].tensor)
+            try:
+                found[head.output] = _loss(head, outputs[head.output].tensor)
+            except InvalidModel as error:
+                where = f"output {head.output!r} ({head.operator})"
+                raise InvalidModel(f"{titled(net.graph, 'model')}: {where}: {error}") from None
     return found
 
 
@@ -77,7 +81,7 @@ class HeadLoss(Loss):
         attributes = Attributes(self.head.attributes)
         if _kind(self.head) != "SoftmaxOutput" or not attributes.flag("use_ignore", False):
             return None
-        return int(attributes.number("ignore_label", -1.0))
+        return _ignored(attributes)
 
     def divisor(self, target: str, shape: tuple[Any, ...]) -> tuple[Any, ...]:
         return ("samples",)
@@ -105,6 +109,11 @@ class HeadLoss(Loss):
         return Term(F.div(total, F.cast(_samples(graph), to=total.dtype)), None)
 
 
+def _ignored(attributes: Attributes) -> int:
+    """Return the label that counts as no label if `use_ignore` is set. Raises InvalidModel if it is no integer."""
+    return attributes.integer("ignore_label", -1)
+
+
 def _samples(graph: Graph) -> Value:
     """Return the size of axis 0 of the input `data`, or of the first input: the batch size of MXNet's Module."""
     inputs = {graph.name_of(v): v for v in graph.inputs if v.role == "data"}
@@ -115,6 +124,8 @@ def _samples(graph: Graph) -> Value:
 
 def _loss(head: Head, output: TensorType) -> HeadLoss:
     attributes, kind = Attributes(head.attributes), _kind(head)
+    if kind == "SoftmaxOutput":
+        _ignored(attributes)  # for the error
     shape = _label_shape(head, attributes, kind, output)
     by_class = kind in ("SoftmaxOutput", "SVMOutput") and not _are_probabilities(head, output)
     dtype = DType.INT64 if by_class else output.dtype
@@ -197,7 +208,7 @@ def _softmax(attributes: Attributes, x: Value, label: Value) -> Value:
     rows = F.transpose(x, perm=[0, *range(2, rank), 1]) if multi and rank > 2 else x
     logits = F.reshape(rows, np.array([-1, classes], np.int64))
     target = F.reshape(F.cast(label, to="int64"), np.array([-1], np.int64))
-    ignored = int(attributes.number("ignore_label", -1.0))
+    ignored = _ignored(attributes)
     drops = attributes.flag("use_ignore", False)
     each, log_p = F.softmax_cross_entropy_loss(
         logits, target, None, reduction="none", ignore_index=ignored if drops else None

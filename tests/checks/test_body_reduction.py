@@ -221,6 +221,48 @@ def test_states_and_outputs_are_dropped():
     assert len(found.smallest.operators) <= 3
 
 
+def _without_first_output(kind):
+    """A Loop, Scan or If whose first output is not named."""
+    flags = [helper.make_node("Identity", ["k"], ["k2"])] if kind == "Loop" else []
+    inner = [*flags, helper.make_node("Relu", ["h"], ["h1"]), helper.make_node("Sin", ["h1"], ["h2"])]
+    shape = [] if kind == "Scan" else (4,)
+    counters = [info("i", [], INT64), info("k", [], BOOL)] if kind == "Loop" else []
+    elements = [info("e", shape)] if kind == "Scan" else []
+    states = [] if kind == "If" else [info("h", shape)]
+    flag = [info("k2", [], BOOL)] if kind == "Loop" else []
+    if kind == "If":
+        inner = [helper.make_node("Relu", ["x"], ["h1"]), helper.make_node("Sin", ["h1"], ["h2"])]
+    results = [info("h1", shape), info("h2", shape)]
+    body = helper.make_graph(inner, "body", [*counters, *states, *elements], [*flag, *results])
+    operands = {"Loop": ["trips", "", "x"], "Scan": ["zero", "x"], "If": ["yes"]}[kind]
+    bodies = {"then_branch": body, "else_branch": body} if kind == "If" else {"body": body}
+    options = {"num_scan_inputs": 1} if kind == "Scan" else {}
+    constants = {"trips": np.array(3), "zero": np.float32(0), "yes": np.array(True)}
+    rank = 2 if kind == "Loop" else 1
+    nodes = [
+        helper.make_node(kind, operands, ["", "s"], **bodies, **options),
+        helper.make_node("ReduceMax", ["s"], ["y"], axes=list(range(rank))),
+    ]
+    stored = [numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items() if n in operands]
+    graph = helper.make_graph(nodes, "g", [info("x")], [info("y", [1] * rank)], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("kind", ["Loop", "Scan", "If"])
+def test_parts_of_a_node_without_first_output_are_valid(kind):
+    original, checked = _without_first_output(kind), []
+    onnx.checker.check_model(original)
+
+    def check(part):
+        # ONNX Runtime crashes for such models.
+        onnx.checker.check_model(part.message, full_check=True)
+        checked.append(part)
+
+    found = reduce_message(original, lambda part: inside(part.model.graph, [kind]), on_smaller=check)
+    assert len(checked) > 3
+    assert {kind, "Sin"} <= set(found.smallest.operators) <= {kind, "Sin", "Identity"}
+
+
 def test_a_loop_without_trip_count_still_ends():
     """The condition is computed by nodes that are cut out."""
     body = helper.make_graph(

@@ -87,6 +87,15 @@ def test_every_command_takes_the_shape_of_an_input(call, tmp_path, command):
     assert code == 0, out + err
 
 
+def test_an_empty_shape_is_an_error(call, tmp_path):
+    code, _, err = call("inspect", _needs_a_shape(tmp_path), "--shape", "data:")
+    assert code == 2
+    assert "--shape 'data:': expected NAME:SIZES" in err
+    code, _, err = call("inspect", _needs_a_shape(tmp_path), "--shape", "data:5")
+    assert code != 0
+    assert ".py" not in err
+
+
 def test_a_shape_for_another_format_is_an_error(call, tmp_path):
     x = gk.input("x", ["N", 4])
     gk.Model({"y": gk.relu(x)}).save("net.onnx")

@@ -144,3 +144,14 @@ def test_titles_of_many_inputs_are_short() -> None:
     assert titled(Graph(values, [])) == "the graph of inputs 'x0', 'x1', 'x2' and 997 more"
     assert titled(Graph([], [F.constant(value=np.ones(2))])) == "the graph without a name"
     assert titled(Graph(values, [], name="net"), "model") == "model 'net'"
+
+
+@pytest.mark.parametrize("module", ["graphkit.cli.inspect", "graphkit.models.own"])
+def test_own_files_are_not_shown(module):
+    code = compile("def build():\n    return gk.transpose(gk.input('x', [2]), perm=[1])", "_own.py", "exec")
+    names = {"__name__": module, "gk": gk}
+    exec(code, names)
+    with pytest.raises(GraphkitError) as found:
+        names["build"]()
+    assert "_own.py" not in str(found.value)
+    assert ("test_origin.py" in str(found.value)) == (module == "graphkit.models.own")

@@ -154,6 +154,14 @@ def test_rules_without_a_loss_are_errors(tmp_path):
     gk.Trainer(net, "softmax_cross_entropy")
 
 
+@pytest.mark.parametrize("label", ["inf", "-1e300", "9223372036854775808", "0.5"])
+def test_ignored_labels_that_are_no_integers_are_errors(tmp_path, label):
+    attributes = {"use_ignore": True, "ignore_label": label}
+    net = gk.load(head_cases.written(tmp_path, head_cases.HeadCase("SoftmaxOutput", attributes, head_cases.CLASS)))
+    with pytest.raises(InvalidModel, match=rf"'out_output' \(SoftmaxOutput\): .*ignore_label .*'{label}'"):
+        gk.Trainer(net)
+
+
 def test_a_new_last_layer_has_the_usual_loss(tmp_path):
     net = gk.load(head_cases.written(tmp_path, head_cases.CASES["svm"]))
     assert HEADS in net.meta

@@ -29,6 +29,14 @@ def test_functions_are_traced_once_for_argument_types() -> None:
     assert scaled.__name__ == "scaled"
 
 
+def test_zeros_of_both_signs_are_different_arguments() -> None:
+    divided = nd.hybridize(lambda x, divisor: x / divisor)
+    for zero in (0.0, np.float32(0.0)):
+        assert [divided(nd.ones(1), divisor).asscalar() for divisor in (zero, -zero)] == [np.inf, -np.inf]
+    x = nd.array([-1.0])
+    assert [str(gk.leaky_relu(x, alpha=alpha).asscalar()) for alpha in (0.0, -0.0)] == ["-0.0", "0.0"]
+
+
 def test_trees_of_arrays_are_arguments_and_results() -> None:
     @nd.hybridize
     def step(batch: dict[str, Any], weights: list[Any], flag: bool) -> dict[str, Any]:

@@ -206,6 +206,25 @@ def test_measured_times():
     assert details(data, "conv1")["time"] > 0
 
 
+@pytest.mark.parametrize("source", ["time", "file", "profile"])
+def test_times_of_nodes_without_names(source, tmp_path):
+    h = gk.input("x", ["N", 8])
+    for i in range(4):
+        h = gk.tanh(h @ np.eye(8, dtype=np.float32), name="named" if i == 2 else "")
+    net = gk.Model({"y": gk.reduce_sum(gk.fold(lambda s, row: gk.sin(s + row), gk.zeros_like(h[0]), h))})
+    with gk.profile(tmp_path / "own.json") as profile:
+        net.run({"x": np.ones((3, 8), np.float32)})
+    given = (
+        {"time": True} if source == "time" else {"profile": profile if source == "profile" else tmp_path / "own.json"}
+    )
+    data = data_of(graph_page(net, **given))
+    timed = [data["texts"][n["op"]] for n in data["nodes"] if n["at"][0] == 0 and "time" in n]
+    assert timed.count("Tanh") == 4
+    assert {"ReduceSum"} < set(timed)
+    assert data["unmatched"] < 0.1 * sum(n.get("time", 0) for n in data["nodes"])
+    assert [n["name"] for n in data["nodes"]] == [n["name"] for n in data_of(graph_page(net))["nodes"]]
+
+
 def test_profiles_that_do_not_fit(traced, tmp_path):
     _, path, profile = traced
     with pytest.raises(UsageError, match="another model: 'lenet', expected 'chain'"):
@@ -233,6 +252,28 @@ def test_profiles_that_do_not_fit(traced, tmp_path):
         graph_page(chain(3), profile=tmp_path / "missing.json")
     with pytest.raises(UsageError, match="not both"):
         graph_page(chain(3), profile=profile, time=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("dur", float("nan"), "the duration nan"),
+        ("dur", float("inf"), "the duration inf"),
+        ("dur", 10**400, "the duration 1000"),
+        ("dur", -1, "the duration -1"),
+        ("dur", True, "the duration True"),
+        ("outputs", 5, "outputs 5;"),
+        ("results", "abc", "results 'abc';"),
+    ],
+)
+def test_damaged_steps_of_profiles(traced, tmp_path, key, value, message):
+    net, path, _ = traced
+    content = json.loads(path.read_text())
+    step = next(event for event in content["traceEvents"] if "node" in event.get("args", ()))
+    (step if key == "dur" else step["args"])[key] = value
+    (tmp_path / "damaged.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match=rf"damaged\.json: step '.*' has {message}"):
+        graph_page(net, profile=tmp_path / "damaged.json")
 
 
 @pytest.mark.parametrize(

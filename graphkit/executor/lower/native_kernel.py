@@ -8,7 +8,7 @@ from typing import Any
 from graphkit.executor.devices.kernel import NativeKernel, is_native
 from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.lower.lowering import ABSENT, Emission, Location, Lowering, Site
-from graphkit.ops import Op
+from graphkit.ops.pointwise import divides_integers
 
 
 class PreparedKernel(Lowering):
@@ -62,11 +62,9 @@ def _kernel_key(site: Site) -> tuple[object, ...]:
     arrays = [(position, id(array)) for position, array in context.constant_inputs.items()]
     given = node.inputs
     repeated = () if len(set(given)) == len(given) else tuple([given.index(v) for v in given])
-    # 0.0 and -0.0 are equal, but not the same attribute.
-    zeros = (
-        [repr(v) for v in vars(node.op).values() if v.__class__ is float and not v] if isinstance(node.op, Op) else ()
-    )
-    return node.op, tuple(types), tuple(arrays), context.used_outputs, repeated, tuple(zeros)
+    # The error of an integer division by zero names the node.
+    label = node.name or node.describe() if divides_integers(node) else ""
+    return node.op, tuple(types), tuple(arrays), context.used_outputs, repeated, label
 
 
 def _padded(locations: Sequence[Location], count: int) -> list[Location]:

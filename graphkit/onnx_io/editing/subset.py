@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from onnx import ModelProto, NodeProto, ValueInfoProto
+from onnx.defs import SchemaError, get_schema
 
 from graphkit.ir.types import Type
 from graphkit.onnx_io.editing.bodies import kinds
@@ -64,6 +65,17 @@ class Cutter:
     def operand_count(self, index: int) -> int:
         """Return how many operands a node lists."""
         return len(self.document.top.nodes[index].inputs)
+
+    def required_operands(self, index: int) -> int:
+        """Return how many operands a node must list: those of its ONNX definition, and at least one."""
+        proto = self.document.top.nodes[index].proto
+        domain = _spelled(proto.domain)
+        version = next((o.version for o in self.document.model.opset_import if _spelled(o.domain) == domain), 1)
+        try:
+            required = get_schema(proto.op_type, version, domain).min_input
+        except SchemaError:  # an operator that ONNX does not define
+            required = 1
+        return max(1, required)
 
     def ancestors(self, name: str) -> tuple[int, ...]:
         """Return the nodes that a value depends on."""
@@ -164,6 +176,10 @@ def digest_of(model: ModelProto) -> bytes:
 def _captured(body: Scope) -> set[str]:
     """The names that a subgraph reads, and that are defined outside of it."""
     return Node(NodeProto(), [], [], {"body": body}).free
+
+
+def _spelled(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
 
 
 def _final(name: str, replaced: Mapping[str, str]) -> str:

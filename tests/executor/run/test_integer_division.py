@@ -65,6 +65,14 @@ def test_the_division_is_named_inside_of_a_fused_region():
         net.run({"a": np.ones(4, np.int32), "b": np.zeros(4, np.int32)})
 
 
+def test_errors_of_equal_divisions_name_the_node_that_failed():
+    ones, zeros = np.ones(3, np.int32), np.zeros(3, np.int32)
+    first, second = [[gk.input(f"{name}{i}", [3], "int32") for name in "ab"] for i in range(2)]
+    net = gk.Model({"p": gk.div(*first, name="first"), "q": gk.div(*second, name="second")})
+    with pytest.raises(RuntimeFailure, match=r"second.*by zero in second$"):
+        net.run({"a0": ones, "b0": ones, "a1": ones, "b1": zeros})
+
+
 def test_one_divisor_for_all_elements():
     a, b = gk.input("a", ["N", 3], dtype="int64"), gk.input("b", ["N", 1], dtype="int64")
     net = gk.Model({"rows": gk.div(a, b), "all": gk.mod(a, gk.reduce_sum(b))})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
+from graphkit.model import Model
 from graphkit.ops import F
 from graphkit.passes.core.draws import is_random
 from graphkit.passes.simplify.cse import cse
@@ -26,6 +29,25 @@ def test_attributes_and_order_of_operands_matter() -> None:
     x, y = Value(VECTOR, "x"), Value(VECTOR, "y")
     graph = Graph([x, y], [F.sub(x, y), F.sub(y, x), F.elu(x, alpha=1.0), F.elu(x, alpha=2.0)])
     assert len(cse(graph).nodes) == 4
+
+
+def test_float_attributes_are_compared_by_bits() -> None:
+    x, k = Value(VECTOR, "x"), Value(TensorType("int64", ("N",)), "k")
+    labels = [F.label_encoder(k, keys_int64s=[1, 2], values_floats=[1.0, zero]) for zero in (0.0, -0.0, 0.0)]
+    rectified = [F.leaky_relu(x, alpha=alpha) for alpha in (0.0, -0.0, float("nan"), 0.0, -0.0, float("nan"))]
+    merged = cse(Graph([x, k], [*labels, *rectified]))
+    assert len(merged.nodes) == 5
+    values = np.array([-1.0], np.float32)
+    results = Model.from_graph(merged, {}).run({"x": values, "k": np.array([2])})
+    found = [str(y[0]) for y in results.values()]
+    assert found == ["0.0", "-0.0", "0.0", "-0.0", "0.0", "nan", "-0.0", "0.0", "nan"]
+
+
+def test_equal_attributes_have_equal_hashes() -> None:
+    first, second = [F.leaky_relu(Value(VECTOR, "x"), alpha=float("nan")).node.op for _ in range(2)]
+    for other in (second, pickle.loads(pickle.dumps(first)), first.replace(alpha=-first.alpha).replace(alpha=np.nan)):
+        assert first == other
+        assert hash(first) == hash(other)
 
 
 def test_constants_are_equal_by_bytes() -> None:

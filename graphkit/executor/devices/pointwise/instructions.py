@@ -13,11 +13,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from graphkit.ir.graph import Node
-from graphkit.ir.types import HALVES, INTEGERS, DType, TensorType
+from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.named_tuples import NamedTuple
-
-# Operators that fail for integers if the divisor is zero. For Pow, if the base is zero and the exponent is negative.
-DIVISIONS = frozenset({"Div", "Mod", "Pow"})
+from graphkit.ops.pointwise import divides_integers
 
 
 class Term(NamedTuple):
@@ -94,7 +92,7 @@ class Instructions:
 
     def divides(self, node: Node) -> None:
         """If a node divides integers, add its name to the error message for a division by zero."""
-        if node.op.name in DIVISIONS and node.operands[0].dtype in INTEGERS:
+        if divides_integers(node):
             self._divisions.append(node.name or node.describe())
 
     def input(self, position: int) -> Term:
