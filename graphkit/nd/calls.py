@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import INTEGERS, DType, TensorType, dtype_of
 from graphkit.nd.ndarray import NDArray, Signature, contiguous, own, signature
-from graphkit.nd.runtime import Memory, queue, settings
+from graphkit.nd.runtime import Memory, locks, queue, settings
 from graphkit.ops import Op, constant
 from graphkit.ops._registry import literal_operand
 
@@ -118,7 +117,6 @@ def next_number() -> int:
 
 
 _calls: dict[Any, Call] = {}
-_lock = threading.RLock()
 
 
 def remember(cache: dict[Any, Any], key: Any, found: Any, most: int = _MOST) -> None:
@@ -131,7 +129,7 @@ def remember(cache: dict[Any, Any], key: Any, found: Any, most: int = _MOST) -> 
 
 def compiled(graph: Graph, name: str) -> Call:
     """Compile a graph. One thread compiles at a time."""
-    with _lock:
+    with locks.compiling:
         return Call(graph, name)
 
 
