@@ -92,13 +92,13 @@ class Locks:
     Attributes:
         deferring: Held while deferred calls are pushed, one by one or by `backward`.
         compiling: Held while a program is compiled.
-        listing: Held while the tables of deferred calls change.
+        listing: Held while the tables of deferred calls and of signatures change.
     """
 
     def __init__(self) -> None:
         self.deferring = threading.RLock()
         self.compiling = threading.RLock()
-        self.listing = threading.Lock()
+        self.listing = threading.RLock()  # the garbage collector may run code that needs it again
         # The thread that holds all locks because it forks.
         self.forking: int | None = None
 
