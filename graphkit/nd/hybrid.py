@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.autodiff.reverse_mode import gradient
-from graphkit.errors import UsageError
+from graphkit.errors import MissingGradient, UsageError
 from graphkit.frontend import tree
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.subgraph import inline
@@ -175,7 +175,11 @@ class _Trace:
         if found is None:
             graph = self.graph
             wanted = [v for v, t in zip(graph.inputs, tracked, strict=True) if t]
-            found = compiled(graph.replace(outputs=[*graph.outputs, *_read_by_gradient(graph, wanted)]), self.name)
+            try:
+                read = _read_by_gradient(graph, wanted)
+            except MissingGradient:
+                read = []  # the results can be read; `backward` raises the error
+            found = compiled(graph.replace(outputs=[*graph.outputs, *read]), self.name)
             self._recorded[tracked] = found
         return found
 

@@ -247,7 +247,7 @@ def test_control_flow_of_graphs_outside_of_hybridized_functions() -> None:
             call()
 
 
-def test_arguments_that_are_numbers_are_told_apart_by_their_bits() -> None:
+def test_number_arguments_are_compared_by_bits() -> None:
     f = nd.hybridize(lambda x, c: x / c)
     x = nd.ones(1)
     found = [f(x, c).asscalar() for c in (0.0, -0.0, np.float32(0), -np.float32(0))]
