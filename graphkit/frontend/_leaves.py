@@ -13,11 +13,31 @@ from graphkit.frontend import tree
 from graphkit.ir import dims
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType, Type
-from graphkit.ops import F, as_value
+from graphkit.ops import F, as_value, registry
 
 
 def leaf(item: Any, like: Any = None) -> Value:
     return as_value(item, like if isinstance(like, Value) else None)
+
+
+def is_computed(item: Any) -> bool:
+    """Whether a leaf is an array of `gk.nd` whose elements can be read now: no function is being traced."""
+    immediate = registry.immediate
+    return immediate is not None and type(item) is immediate.kind and not immediate.is_tracing
+
+
+def refuse_arrays(name: str, instead: str, *trees: Any) -> None:
+    """Raise UsageError if the leaves contain arrays of `gk.nd` and no value of a graph, so there is no graph to build.
+
+    instead: the statement of Python that works with arrays.
+    """
+    leaves = [item for each in trees for item in tree.leaves(each)]
+    arrays = [item for item in leaves if is_computed(item)]
+    if arrays and not any(isinstance(item, Value) and not is_computed(item) for item in leaves):
+        raise UsageError(
+            f"{name} of {arrays[0].type}: control flow of graphs does not take arrays of gk.nd; use Python's "
+            f"{instead}, or call it in a function with gk.nd.hybridize"
+        )
 
 
 def hint(what: str, path: str) -> str:

@@ -35,9 +35,11 @@ from graphkit.frontend._leaves import (
     check_predicate,
     count,
     hint,
+    is_computed,
     leaf,
     outputs,
     predicate,
+    refuse_arrays,
     same_kind,
     same_tree,
     scanned_axes,
@@ -70,7 +72,7 @@ def cond(
     Gradients flow through the branch that ran; values that only the other branch uses get zeros.
 
     Args:
-        pred: A graph value, bool []; or a Python bool.
+        pred: A graph value, bool []; or a Python bool. If it is an array of `gk.nd`, cond calls only one function.
         then_fn: Function of the operands that returns a graph value, or nested tuples, lists and dicts of graph values.
         else_fn: Function that returns the same: tuples of the same length, dicts with the same keys, and values of the
             same element types at the same places. Where sizes differ, the size of the result is unknown.
@@ -85,12 +87,17 @@ def cond(
             value, such as `result[0]`.
         UsageError: The functions return no value.
     """
+    if is_computed(pred):
+        check_predicate(pred, name, "pred")
+        return (then_fn if pred else else_fn)(*(args if isinstance(args, tuple) else (args,)))
+    refuse_arrays(name, "if", pred, args)
     decision = predicate(as_value(pred), name, "pred")
     operands = tree.map_leaves(as_value, args if isinstance(args, tuple) else (args,))
     then_mark = checkpoint()
     then_tree = then_fn(*operands)
     else_mark = checkpoint()
     else_tree = else_fn(*operands)
+    refuse_arrays(name, "if", pred, then_tree, else_tree)
     shape = tree.skeleton(then_tree)
     if shape != tree.skeleton(else_tree):
         raise TypeMismatch(
@@ -153,6 +160,7 @@ def while_loop(
             scalar. The message names the value.
     """
     _check_parallel(name, parallel_iterations)
+    refuse_arrays(name, "while", state)
     shape = tree.skeleton(state)
     start = [leaf(item) for item in tree.leaves(state)]
     if not start:
@@ -260,6 +268,7 @@ def scan(
         UsageError: fn does not return a pair, or `length` is given together with xs.
     """
     _check_parallel(name, parallel_iterations)
+    refuse_arrays(name, "for", init, xs)
     sequences, paths, axes = _sequences(name, xs, length, axis)
     start = [leaf(item) for item in tree.leaves(init)]
     carry_shape = tree.skeleton(init)

@@ -10,7 +10,7 @@ from typing import Any
 from graphkit.errors import UsageError
 from graphkit.nd.backward import gradients
 from graphkit.nd.ndarray import NDArray
-from graphkit.nd.runtime import settings
+from graphkit.nd.runtime import locks, settings
 from graphkit.signatures import shown
 from graphkit.text import quantity
 
@@ -87,7 +87,7 @@ def backward(
             recorded; or the record was released by an earlier call.
         MissingGradient: An operator has no gradient.
     """
-    with pause():
+    with pause(), locks.deferring:
         gradients(_listed(heads), _seeds(heads, head_grads), None, retain_graph).store()
 
 
@@ -111,7 +111,7 @@ def grad(
         A list, or one array if `variables` is one.
     """
     several = _listed(variables)
-    with _Recording(create_graph):
+    with _Recording(create_graph), locks.deferring:
         keep = create_graph if retain_graph is None else retain_graph
         found = gradients(_listed(heads), _seeds(heads, head_grads), several, keep).compute()
     return found[0] if isinstance(variables, NDArray) else found

@@ -27,12 +27,14 @@ class _Structure:
 
     Attributes:
         nodes: The calls, in the order in which they were made.
+        states: Their states.
         key: A tuple that is equal for records of equal structure.
         wanted: The variables, in the order of their first use.
     """
 
     def __init__(self, heads: Sequence[NDArray], seeds: Sequence[NDArray | None], wanted: Sequence[NDArray] | None):
         self.nodes = _reached(heads)
+        self.states = [node.state for node in self.nodes]
         self.seeds = seeds
         self._place: dict[int, int] = {}  # by the id of a node, the number of its first result
         # The array of each number: a result of a node, or what nodes read beside results.
@@ -40,16 +42,17 @@ class _Structure:
         self._leaves: dict[int, int] = {}
         self.inputs: list[list[int]] = []
         parts: list[Any] = []
-        for node in self.nodes:
+        for node, (call, outputs, deferred) in zip(self.nodes, self.states, strict=True):
             numbers = [self._number(used) for used in node.inputs or ()]
             self.inputs.append(numbers)
             self._place[id(node)] = len(self.arrays)
-            self.arrays += node.outputs
-            parts += (node.call.number, node.deferred is not None, *numbers)
+            self.arrays += outputs
+            parts += (call.number, deferred is not None, *numbers)
         self.heads = [self._head(y) for y in heads]
         self.wanted = self._variables() if wanted is None else list(wanted)
         self.targets = [self._target(x) for x in self.wanted]
-        given = [None if s is None else s._signature for s in seeds]
+        # Heads and targets may be variables, of which the calls say nothing.
+        given = [None if s is None else s._signature for s in (*heads, *self.wanted, *seeds)]
         self.key = (*parts, *self.heads, -1, *self.targets, *given)
 
     def _number(self, used: Used) -> int:
@@ -105,9 +108,9 @@ class _Structure:
         return made
 
     def _origin(self, number: int) -> Origin | None:
-        for node in self.nodes:
+        for node, (_, outputs, _) in zip(self.nodes, self.states, strict=True):
             place = self._place[id(node)]
-            if place <= number < place + len(node.outputs):
+            if place <= number < place + len(outputs):
                 return Origin(node, number - place)
         return None
 
@@ -133,12 +136,13 @@ class _Gradients:
         }
         boundary: dict[Value, int] = {value: number for number, value in values.items()}
         deferred: list[Value] = []
-        for node, inputs in zip(structure.nodes, structure.inputs, strict=True):
-            results = inline(node.call.graph, [values[number] for number in inputs])
+        for node, state, inputs in zip(structure.nodes, structure.states, structure.inputs, strict=True):
+            call, _, pending = state
+            results = inline(call.graph, [values[number] for number in inputs])
             first = structure._place[id(node)]
             for index, value in enumerate(results):
                 values[first + index] = value
-                if node.deferred is None:
+                if pending is None:
                     boundary.setdefault(value, first + index)
                 else:
                     deferred.append(value)
@@ -188,8 +192,8 @@ def _reached(heads: Sequence[NDArray]) -> list[TapeNode]:
             continue
         if node.inputs is None:
             raise UsageError(
-                f"backward through {node.call.name}: an earlier call of backward has released what was recorded; give "
-                "that call retain_graph=True"
+                f"backward through {node.state[0].name}: an earlier call of backward has released what was recorded; "
+                "give that call retain_graph=True"
             )
         found[node.number] = node
         pending += [used.origin.node for used in node.inputs if used.origin is not None]
@@ -202,7 +206,7 @@ _programs: dict[Any, _Gradients] = {}
 def gradients(
     heads: Sequence[NDArray], seeds: Sequence[NDArray | None], wanted: Sequence[NDArray] | None, retain: bool
 ) -> Backward:
-    """Find or compile the program of the gradients of `heads`.
+    """Find or compile the program of the gradients of `heads`. The caller holds `locks.deferring` until it has run.
 
     Args:
         heads: Results of recorded calls.
@@ -219,10 +223,13 @@ def gradients(
             )
         if seed is not None and seed._signature is not y._signature:
             raise TypeMismatch(f"backward of {y.describe()}: its gradient must have the same type, not {seed.type}")
+        if seed is not None:
+            seed._memory.readable()  # it may be a result of a deferred call that the program computes
     if retain:
         for node in _reached(heads):
-            if node.deferred is not None:
-                node.deferred.force()
+            deferred = node.state[2]
+            if deferred is not None:
+                deferred.force()
     structure = _Structure(heads, seeds, wanted)
     if not structure.wanted:
         raise UsageError("backward: the heads depend on no array with attach_grad()")
@@ -232,12 +239,8 @@ def gradients(
         remember(_programs, structure.key, found, _MOST)
     operands = [structure.array(number) for number in found.reads]
     operands += [seeds[i] for i in found.seeds]  # type: ignore[misc]
-    waiting = [node.deferred for node in structure.nodes if node.deferred is not None]
-    if not retain:
-        for node in structure.nodes:
-            node.inputs = None
-            node.outputs = []
-    return Backward(found.call, operands, structure.wanted, waiting)
+    waiting = [deferred for _, _, deferred in structure.states if deferred is not None]
+    return Backward(found.call, operands, structure.wanted, waiting, [] if retain else structure.nodes)
 
 
 class Backward(NamedTuple):
@@ -248,29 +251,32 @@ class Backward(NamedTuple):
         operands: Its operands.
         wanted: The variables. The first results are their gradients.
         deferred: Calls that the program computes, too. The other results are theirs.
+        released: Recorded calls that are released when the program is pushed.
     """
 
     call: Call
     operands: list[NDArray]
     wanted: list[NDArray]
     deferred: list[Deferred]
+    released: list[TapeNode]
 
     def compute(self) -> list[NDArray]:
         """Return the gradients as new arrays. They are recorded within `record`."""
         results = self._results()
-        self._finish()
         made = self.call.run(self.operands)
         if settings.recording:
             record(self.call, self.operands, made)
         count = len(self.wanted)
         for y, result in zip(results, made[count:], strict=True):
             queue().push_copy(self.call.name, result._data, y._data, (result._memory.state,), (y._memory.state,))
+        self._finish()
         return made[:count]
 
     def store(self) -> None:
         """Compute the gradients, and write them to `x.grad` of the variables, or add them there."""
         places = [x.grad for x in self.wanted]
-        used = {id(x._memory) for x in self.operands}
+        results = self._results()
+        used = {id(x._memory) for x in (*self.operands, *results)}
         direct = len({id(g._memory) for g in places if g is not None} - used) == len(places) and all(
             x._grad_req == "write" and g is not None and g._data.flags.carray
             for g, x in zip(places, self.wanted, strict=True)
@@ -278,9 +284,8 @@ class Backward(NamedTuple):
         if direct:
             for g in places:
                 g._memory.written()  # type: ignore[union-attr]
-            results = self._results()
-            self._finish()
             self.call.run_into(self.operands, [*places, *results])  # type: ignore[list-item]
+            self._finish()
             return
         for x, made in zip(self.wanted, self.compute(), strict=True):
             if x.grad is None:
@@ -294,5 +299,9 @@ class Backward(NamedTuple):
         return [y for call in self.deferred for y in call.results()]
 
     def _finish(self) -> None:
+        """Release the record, and note that the deferred calls are pushed."""
+        for node in self.released:
+            node.inputs = None
+            node.state = (node.state[0], [], node.state[2])
         for call in self.deferred:
             call.finish()

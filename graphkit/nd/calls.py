@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from graphkit.errors import UnsupportedError
+from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.run.array_program import ArrayProgram
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import INTEGERS, DType, TensorType, dtype_of
 from graphkit.nd.ndarray import NDArray, Signature, contiguous, own, signature
-from graphkit.nd.runtime import Memory, queue, settings
+from graphkit.nd.runtime import Memory, locks, queue, settings
 from graphkit.ops import Op, constant
 from graphkit.ops._registry import literal_operand
 
@@ -118,7 +117,6 @@ def next_number() -> int:
 
 
 _calls: dict[Any, Call] = {}
-_lock = threading.RLock()
 
 
 def remember(cache: dict[Any, Any], key: Any, found: Any, most: int = _MOST) -> None:
@@ -129,9 +127,18 @@ def remember(cache: dict[Any, Any], key: Any, found: Any, most: int = _MOST) -> 
     cache[key] = found
 
 
+def exact(x: Any) -> Any:
+    """Return a key for something that is not an array. 0, 0.0 and -0.0 have different keys, and NaN has one."""
+    if isinstance(x, float):
+        return (type(x), x.hex())
+    if isinstance(x, np.generic):
+        return (type(x), x.dtype.str, x.tobytes())
+    return (type(x), (x.real.hex(), x.imag.hex()) if isinstance(x, complex) else x)
+
+
 def compiled(graph: Graph, name: str) -> Call:
     """Compile a graph. One thread compiles at a time."""
-    with _lock:
+    with locks.compiling:
         return Call(graph, name)
 
 
@@ -175,11 +182,8 @@ class Immediate:
         call = _calls.get(key)
         if call is None:
             call = _compile(operator, given, key)
-        if call is _NEEDS_VALUES:
-            given = [
-                _literal(x) if type(x) is NDArray and _may_be_setting(operator, i, x) else x
-                for i, x in enumerate(given)
-            ]
+        while call is _NEEDS_INTEGERS or call is _NEEDS_NUMBERS:
+            given = _with_literals(operator, given, call is _NEEDS_NUMBERS)
             key = (operator, *[x._signature if type(x) is NDArray else x for x in given])
             call = _calls.get(key) or _compile(operator, given, key)
         arrays = [x for x in given if type(x) is NDArray]
@@ -203,8 +207,10 @@ class Immediate:
         return True
 
 
-# The key of operands whose elements the types of the results depend on.
-_NEEDS_VALUES: Any = object()
+# Kept instead of a call if the types of the results depend on the elements of small arrays: of integers, or of floats
+# as well.
+_NEEDS_INTEGERS: Any = object()
+_NEEDS_NUMBERS: Any = object()
 
 
 class Literal:
@@ -244,16 +250,47 @@ def _is_setting(operator: Op, position: int) -> bool:
     return name != "indices" and not isinstance(allowed, str) and bool(allowed) and INTEGERS.issuperset(allowed)
 
 
-def _may_be_setting(operator: Op, position: int, x: NDArray) -> bool:
-    return x._data.size <= _MOST_LITERALS and (x.tensor.dtype.is_integer or (x.tensor.dtype.is_float and position > 0))
+def _may_be_setting(position: int, x: Any, floats: bool) -> bool:
+    """Whether an operand may become a literal. floats: also if it has floating-point numbers."""
+    if type(x) is not NDArray or x._data.size > _MOST_LITERALS:
+        return False
+    return x.tensor.dtype.is_integer or (floats and position > 0 and x.tensor.dtype.is_float)
 
 
-def _literal(x: NDArray) -> Literal:
-    return Literal(x.asnumpy())
+def _with_literals(operator: Op, given: Sequence[Any], floats: bool) -> list[Any]:
+    """Return the operands with literals in place of small arrays. Raises UsageError if gradients would be lost."""
+    found = list(given)
+    for i, x in enumerate(given):
+        if _may_be_setting(i, x, floats):
+            if settings.recording and (x._origin is not None or x._grad_req):
+                raise UsageError(
+                    f"{operator.name}: the shape of the result depends on the elements of {x}, so it has no gradient; "
+                    "give the operator x.detach()"
+                )
+            found[i] = Literal(x.asnumpy())
+    return found
+
+
+def _missing_literals(operator: Op, given: Sequence[Any], values: Sequence[Value | None]) -> Any:
+    """Return which literals make the result types static: _NEEDS_INTEGERS, _NEEDS_NUMBERS, or None for none."""
+    integers = any(i > 0 and _may_be_setting(i, x, False) for i, x in enumerate(given))
+    for floats in (False, True):
+        chosen = [_may_be_setting(i, x, floats) for i, x in enumerate(given)]
+        if any(chosen[1:]):
+            tried = [
+                constant(x.asnumpy()) if is_chosen else v for x, v, is_chosen in zip(given, values, chosen, strict=True)
+            ]
+            if _is_fixed(Node(operator, tried)):
+                return _NEEDS_NUMBERS if floats else _NEEDS_INTEGERS
+    return _NEEDS_INTEGERS if integers else None
+
+
+def _is_fixed(node: Node) -> bool:
+    return all(isinstance(v.type, TensorType) and v.type.is_static for v in node.outputs)
 
 
 def _compile(operator: Op, given: Sequence[NDArray | Literal | None], key: Any) -> Call:
-    """Compile the program of a call, or return _NEEDS_VALUES if the result types depend on elements of arrays.
+    """Compile the program of a call, or return which literals it needs.
 
     Raises TypeMismatch if the operands do not fit.
     """
@@ -266,11 +303,9 @@ def _compile(operator: Op, given: Sequence[NDArray | Literal | None], key: Any) 
         else:
             values.append(None if x is None else constant(x.array))
     node = Node(operator, values)
-    fixed = all(isinstance(v.type, TensorType) and v.type.is_static for v in node.outputs)
-    candidates = [
-        x for i, x in enumerate(given) if isinstance(x, NDArray) and i > 0 and _may_be_setting(operator, i, x)
-    ]
-    call = _NEEDS_VALUES if not fixed and candidates else compiled(Graph(inputs, node.outputs), operator.name)
+    call = None if _is_fixed(node) else _missing_literals(operator, given, values)
+    if call is None:
+        call = compiled(Graph(inputs, node.outputs), operator.name)
     remember(_calls, key, call)
     return call
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from graphkit.autodiff.reverse_mode import gradient
-from graphkit.errors import UsageError
+from graphkit.errors import MissingGradient, UsageError
 from graphkit.frontend import tree
 from graphkit.ir.graph import Graph, Value, topological
+from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType
-from graphkit.nd.calls import Call, compiled, next_number, random_state, remember
+from graphkit.nd.calls import Call, compiled, exact, next_number, random_state, remember
 from graphkit.nd.ndarray import NDArray, Signature, signature
 from graphkit.nd.runtime import Memory, settings
 from graphkit.nd.tape import Deferred, is_tracked, record, trace
@@ -61,7 +62,7 @@ class Hybrid:
         else:
             given = (arguments, options)
             leaves = list(tree.leaves(given))
-            kinds = [x._signature if type(x) is NDArray else _distinct(x) for x in leaves]
+            kinds = [x._signature if type(x) is NDArray else exact(x) for x in leaves]
             key = (_hashable(tree.skeleton(given)), *kinds)
         try:
             trace = self._traces.get(key)
@@ -85,12 +86,6 @@ class Hybrid:
         functools.update_wrapper(bound, self.function)
         instance.__dict__[self.__name__] = bound
         return bound
-
-
-def _distinct(value: Any) -> Any:
-    """Return a key for an argument that is no array: 0.0 and -0.0 differ, and so do numbers of other types."""
-    kind = type(value)
-    return (kind, repr(value)) if isinstance(value, float | complex | np.inexact) else (kind, value)
 
 
 def _hashable(skeleton: Any) -> Any:
@@ -124,7 +119,8 @@ class _Trace:
 
         def capture(x: NDArray) -> Value:
             if id(x) not in known:
-                known[id(x)] = Value(x.type, f"captured{len(self._captured)}")
+                # By the role, functions of `gk.cond` and loops know that the value is not their own.
+                known[id(x)] = Value(x.type, f"captured{len(self._captured)}", role="captured")
                 self._captured.append(x)
             return known[id(x)]
 
@@ -152,6 +148,9 @@ class _Trace:
                 f"{self.name}: the result depends on {foreign[0]}, which is not an array; pass the parameters of "
                 "layers as arrays, as in gk.nn.linear(x, units, weight=w)"
             )
+        if known:
+            plain = [v.like(role="data") for v in self._inputs]
+            outputs, self._inputs = inline(Graph(self._inputs, outputs), plain), plain
         return Graph(self._inputs, outputs, name=self.name), tree.skeleton(result)
 
     def run(self, arguments: Sequence[NDArray]) -> Any:
@@ -181,7 +180,11 @@ class _Trace:
         if found is None:
             graph = self.graph
             wanted = [v for v, t in zip(graph.inputs, tracked, strict=True) if t]
-            found = compiled(graph.replace(outputs=[*graph.outputs, *_read_by_gradient(graph, wanted)]), self.name)
+            try:
+                read = _read_by_gradient(graph, wanted)
+            except MissingGradient:
+                read = []  # the results can be read; `backward` raises the error
+            found = compiled(graph.replace(outputs=[*graph.outputs, *read]), self.name)
             self._recorded[tracked] = found
         return found
 

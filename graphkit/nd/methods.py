@@ -13,7 +13,8 @@ from graphkit.ir.types import dtype_of
 from graphkit.nd import autograd
 from graphkit.nd.indexing import getitem, iterate, setitem
 from graphkit.nd.ndarray import NDArray, copied, own, view
-from graphkit.nd.operators import array_ufunc, binary, call, in_place, invert, unary
+from graphkit.nd.numpy_functions import array_function, array_ufunc, invert
+from graphkit.nd.operators import binary, in_place, unary
 from graphkit.nd.runtime import settings
 from graphkit.nd.tape import is_tracked
 from graphkit.ops import F
@@ -66,7 +67,9 @@ def astype(self: NDArray, dtype: Any, copy: bool = True) -> NDArray:
 
 def copy(self: NDArray) -> NDArray:
     """Return a copy."""
-    return call("identity", self) if settings.recording and is_tracked(self) else copied(self)
+    if settings.capture is not None or (settings.recording and is_tracked(self)):
+        return F.identity(self)  # type: ignore[return-value]
+    return copied(self)
 
 
 def copyto(self: NDArray, other: NDArray) -> NDArray:
@@ -122,7 +125,10 @@ def _install() -> None:
         setattr(NDArray, f"__{python}__", binary(function))
     for python, function in {"neg": "neg", "abs": "abs", "pos": "identity"}.items():
         setattr(NDArray, f"__{python}__", unary(function))
-    special = {"invert": invert, "getitem": getitem, "setitem": setitem, "iter": iterate, "array_ufunc": array_ufunc}
+    special = {
+        "invert": invert, "getitem": getitem, "setitem": setitem, "iter": iterate, "copy": copy,
+        "array_ufunc": array_ufunc, "array_function": array_function,
+    }  # fmt: skip
     for python, method in special.items():
         setattr(NDArray, f"__{python}__", method)
     for method in (reshape, transpose, astype, copy, copyto, detach, attach_grad, backward):

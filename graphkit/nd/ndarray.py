@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,14 @@ import numpy as np
 from graphkit.errors import UsageError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType, dtype_of
-from graphkit.nd.runtime import Memory, fresh, queue
+from graphkit.nd.runtime import Memory, fresh, locks, queue, settings
 from graphkit.text import short_repr
 
 
 class Signature:
     """A dtype and a shape. Equal ones are the same object, so that calls with arrays are found by identity."""
 
-    __slots__ = ("dtype", "shape", "type", "nbytes", "size")
+    __slots__ = ("dtype", "shape", "type", "nbytes", "size", "__weakref__")
 
     def __init__(self, dtype: np.dtype, shape: tuple[int, ...]):
         self.dtype, self.shape = dtype, shape
@@ -27,7 +28,10 @@ class Signature:
         self.size = self.nbytes // dtype.itemsize if dtype.itemsize else 0
 
 
+# Signatures that are found fast, and all that are in use.
 _signatures: dict[tuple[np.dtype, tuple[int, ...]], Signature] = {}
+_used: weakref.WeakValueDictionary[tuple[np.dtype, tuple[int, ...]], Signature] = weakref.WeakValueDictionary()
+_MOST_SIGNATURES = 4096
 
 
 def signature(dtype: np.dtype, shape: tuple[int, ...]) -> Signature:
@@ -36,8 +40,13 @@ def signature(dtype: np.dtype, shape: tuple[int, ...]) -> Signature:
     if found is None:
         if dtype.hasobject or dtype.kind in "SU":
             raise UsageError(f"gk.nd has no arrays of dtype {dtype}: strings are values of graphs only")
-        # Two threads may make it at the same time; all use the first one.
-        found = _signatures.setdefault((dtype, shape), Signature(dtype, shape))
+        with locks.listing:
+            found = _used.get((dtype, shape))
+            if found is None:
+                found = _used[dtype, shape] = Signature(dtype, shape)
+            if len(_signatures) >= _MOST_SIGNATURES:
+                _signatures.clear()
+            _signatures[dtype, shape] = found
     return found
 
 
@@ -112,6 +121,7 @@ class NDArray(Value):
         def transpose(self, *axes: Any) -> NDArray: ...
         def astype(self, dtype: Any, copy: bool = True) -> NDArray: ...
         def copy(self) -> NDArray: ...
+        def __copy__(self) -> NDArray: ...
         def copyto(self, other: NDArray) -> NDArray: ...
         def detach(self) -> NDArray: ...
         def attach_grad(self, grad_req: str = "write") -> None: ...
@@ -179,15 +189,23 @@ class NDArray(Value):
 
     def asnumpy(self) -> np.ndarray:
         """Wait, and return a copy as a numpy array."""
+        return self._elements().copy()
+
+    def _elements(self) -> np.ndarray:
+        """Wait, and return the elements. Raises UsageError while a function is traced: they would become constants."""
+        if settings.capture is not None:
+            raise UsageError(
+                f"array of {self.type}: a hybridized function cannot read elements, which may differ in later calls; "
+                "use operators, or pass the number as an argument"
+            )
         self.wait_to_read()
-        return self._data.copy()
+        return self._data
 
     def asscalar(self) -> Any:
         """Wait, and return the only element as a Python number. Raises UsageError for any other number of elements."""
         if self._data.size != 1:
             raise UsageError(f"asscalar of {self.describe()}: the array must have one element")
-        self.wait_to_read()
-        found = self._data.item()
+        found = self._elements().item()
         return float(found) if self.tensor.dtype is DType.BFLOAT16 else found
 
     item = asscalar
@@ -237,20 +255,20 @@ class NDArray(Value):
         return f"array: {self.type}"
 
     def __str__(self) -> str:
-        return str(self.asnumpy())
+        self.wait_to_read()
+        return str(self._data)
 
     def __format__(self, spec: str) -> str:
         """Format the number of an array with one element, or else the type. Messages use `describe`, which is fast."""
-        return format(self.asscalar(), spec) if self._data.size == 1 or spec else self.describe()
+        if settings.capture is None and (self._data.size == 1 or spec):
+            return format(self.asscalar(), spec)
+        return self.describe()
 
     def __repr__(self) -> str:
         error = queue().wait(self._memory.readable())
         if error is not None:
             return short_repr(self, lambda: [f"{self.type}", f"failed: {error}"])
         return f"{self._data}\n<NDArray {self.dtype}{list(self.shape)}>"
-
-    def __copy__(self) -> NDArray:
-        return own(self.asnumpy())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NDArray:
         return own(self.asnumpy())

@@ -11,12 +11,12 @@ from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir.arrays import array_of
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
-from graphkit.nd.calls import Immediate, remember
+from graphkit.nd.calls import Immediate, exact, remember
 from graphkit.nd.ndarray import NDArray, own, write
 from graphkit.nd.runtime import settings
 from graphkit.nd.tape import is_tracked, record
 from graphkit.ops import F, Op, registry
-from graphkit.ops._overloads import UFUNCS_OF_ONE, UFUNCS_OF_TWO, combined, converted_operand, floor_div
+from graphkit.ops._overloads import combined, converted_operand, floor_div
 from graphkit.ops._registry import array_operand
 
 immediate = Immediate(record)
@@ -34,15 +34,14 @@ def call(function: str, *operands: Any, **attributes: Any) -> Any:
 
 
 def _operator_of(function: str, **attributes: Any) -> Op:
-    """Return the operator of a function `gk.NAME` with these attributes, always the same object."""
-    # Numbers as text: 0.0 and -0.0 are equal, and NaN is not equal to itself.
-    named = [(k, repr(v) if type(v) is float else v) for k, v in attributes.items()]
-    key = (function, *named) if named else function
+    """Return the operator of a function `gk.NAME` with these attributes, the same object as before if it is kept."""
+    key = (function, *[(name, exact(value)) for name, value in attributes.items()]) if attributes else function
     operator = _operators.get(key)
     if operator is None:
         found = registry.function(function)
         assert found is not None, function
-        operator = _operators[key] = found.op(**attributes)
+        operator = found.op(**attributes)
+        remember(_operators, key, operator)
     return operator
 
 
@@ -82,7 +81,7 @@ _BUILT: dict[str, Callable[[NDArray, NDArray], Any]] = {
 }
 
 
-def _combined(function: str, a: Any, b: Any) -> Any:
+def combine(function: str, a: Any, b: Any) -> Any:
     """Apply a function of two operands, at least one of which is an array. A value of a graph gives NotImplemented."""
     if settings.capture is not None or (isinstance(a, Value) and type(a) is not NDArray):
         return _symbolic(function, a, b)
@@ -105,7 +104,7 @@ def binary(function: str, reflected: bool = False) -> Callable[[NDArray, Any], A
     def method(self: NDArray, other: Any) -> Any:
         if other is None:
             return NotImplemented
-        return _combined(function, other, self) if reflected else _combined(function, self, other)
+        return combine(function, other, self) if reflected else combine(function, self, other)
 
     return method
 
@@ -126,7 +125,7 @@ def in_place(function: str) -> Callable[[NDArray, Any], NDArray]:
             other = _other(other, self, function == "pow")
         if function not in _BUILT and immediate.overwrite(_operator_of(function), self, other):
             return self
-        result = _combined(function, self, other)
+        result = combine(function, self, other)
         if result._signature is not self._signature:
             raise TypeMismatch(f"an in-place operation of {self.describe()} cannot store its result, {result.type}")
         write(result, self)
@@ -148,21 +147,3 @@ def check_writable(x: NDArray, source: Any = None) -> None:
             "+ x instead of y += x, or write in `with gk.nd.pause():`"
         )
     x._origin = None
-
-
-def invert(self: NDArray) -> Any:
-    """Return the logical complement of booleans, or the bitwise one of integers."""
-    return F.not_(self) if self.tensor.dtype is DType.BOOL else F.bitwise_not(self)
-
-
-def array_ufunc(self: NDArray, ufunc: np.ufunc, method: str, *operands: Any, **options: Any) -> Any:
-    """Call a function of numpy: as an operator of graphkit if there is one, or else on copies as numpy arrays."""
-    name = ufunc.__name__
-    if method == "__call__" and not options:
-        if name in UFUNCS_OF_TWO:
-            return _combined(UFUNCS_OF_TWO[name], *operands)
-        if name in UFUNCS_OF_ONE:
-            return getattr(F, UFUNCS_OF_ONE[name])(self)
-    if any(type(out) is NDArray for out in options.get("out", ())):
-        raise UsageError(f"np.{name} cannot write to an NDArray: assign its result, as in x[:] = np.{name}(...)")
-    return getattr(ufunc, method)(*[x.asnumpy() if type(x) is NDArray else x for x in operands], **options)

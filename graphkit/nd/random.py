@@ -11,9 +11,11 @@ import numpy as np
 from graphkit.errors import UsageError
 from graphkit.ir.types import DType, dtype_of
 from graphkit.nd.calls import generator, random_state
-from graphkit.nd.creation import Shape, array, sizes
+from graphkit.nd.creation import Shape, sizes
 from graphkit.nd.ndarray import NDArray
 from graphkit.nd.operators import call
+from graphkit.nd.runtime import settings
+from graphkit.ops import F
 from graphkit.signatures import shown
 
 
@@ -25,7 +27,7 @@ def seed(number: int) -> None:
 def uniform(low: float = 0.0, high: float = 1.0, shape: Shape = (1,), dtype: Any = "float32") -> NDArray:
     """Return uniform random numbers of [low, high). Raises UsageError if a bound is not a number."""
     bounds = {"low": _real("uniform", "low", low), "high": _real("uniform", "high", high)}
-    return call("random_uniform", random_state(), shape=sizes(shape), **bounds, dtype=dtype_of(dtype))  # type: ignore[no-any-return]
+    return _drawn("random_uniform", shape, dtype, **bounds)
 
 
 def normal(loc: float = 0.0, scale: float = 1.0, shape: Shape = (1,), dtype: Any = "float32") -> NDArray:
@@ -33,8 +35,12 @@ def normal(loc: float = 0.0, scale: float = 1.0, shape: Shape = (1,), dtype: Any
 
     Raises UsageError if one of these is not a number.
     """
-    moments = {"mean": _real("normal", "loc", loc), "scale": _real("normal", "scale", scale)}
-    return call("random_normal", random_state(), shape=sizes(shape), **moments, dtype=dtype_of(dtype))  # type: ignore[no-any-return]
+    mean, deviation = _real("normal", "loc", loc), _real("normal", "scale", scale)
+    # One program draws for all means and deviations.
+    found = _drawn("random_normal", shape, dtype)
+    if deviation != 1:
+        found = found * deviation
+    return found + mean if mean else found
 
 
 def randint(low: int, high: int, shape: Shape = (1,), dtype: Any = "int32") -> NDArray:
@@ -53,7 +59,7 @@ def randint(low: int, high: int, shape: Shape = (1,), dtype: Any = "int32") -> N
     # Of a wider range, `cast` keeps the lowest bits, so that uint64 can be computed in int64.
     start = first if first <= np.iinfo(np.int64).max else first - (1 << 64)
     drawn = uniform(0.0, 1.0, shape, "float64") * float(end - first)
-    return call("add", call("cast", drawn, to=DType.INT64), array(start, "int64")).astype(kind)  # type: ignore[no-any-return]
+    return F.cast(F.add(F.cast(drawn, to=DType.INT64), np.array(start, np.int64)), to=kind)  # type: ignore[return-value]
 
 
 def _integer(function: str, name: str, value: Any) -> int:
@@ -68,3 +74,11 @@ def _real(function: str, name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise UsageError(f"{function}: {name} must be a number, not {shown(value)}") from None
+
+
+def _drawn(function: str, shape: Shape, dtype: Any, **attributes: float) -> NDArray:
+    """Draw numbers, or return a value that is drawn in each call of the function that is being traced."""
+    options = {"shape": sizes(shape), "dtype": dtype_of(dtype), **attributes}
+    if settings.capture is not None:
+        return getattr(F, function)(**options)  # type: ignore[no-any-return]
+    return call(function, random_state(), **options)  # type: ignore[no-any-return]

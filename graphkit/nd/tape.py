@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -14,7 +13,7 @@ from graphkit.errors import UsageError
 from graphkit.ir.graph import Graph
 from graphkit.nd.calls import Call
 from graphkit.nd.ndarray import NDArray
-from graphkit.nd.runtime import Memory, deferred
+from graphkit.nd.runtime import Memory, deferred, locks
 
 
 class Used:
@@ -52,22 +51,22 @@ class TapeNode:
     Attributes:
         number: Larger than those of all earlier calls.
         inputs: What it read; None after `backward`, which releases it.
-        outputs: Its results.
-        deferred: The call, if it is not pushed yet. `backward` then computes it together with the gradients.
+        state: The call, its results, and the deferred call if it is not pushed yet; `backward` then computes it
+            together with the gradients. One attribute, so that other threads never see a part of a change.
     """
 
-    __slots__ = ("number", "call", "inputs", "outputs", "deferred", "__weakref__")
+    __slots__ = ("number", "inputs", "state", "__weakref__")
 
     def __init__(self, call: Recorded, inputs: Sequence[NDArray], outputs: Sequence[NDArray]):
         self.number = next(_numbers)
-        self.call = call
-        self.deferred: Deferred | None = None
         self.inputs: list[Used] | None = [Used(x) for x in inputs]
-        self.outputs = [Made(y) for y in outputs]
+        self.state: tuple[Recorded, list[Made], Deferred | None] = (call, [Made(y) for y in outputs], None)
 
 
 class Deferred:
     """A recorded call that is pushed when its results are read, or by `backward`, with the gradients in one program.
+
+    If pushing fails or is interrupted, the call stays deferred, and the next read of a result pushes it.
 
     Args:
         node: Its record.
@@ -85,19 +84,14 @@ class Deferred:
         # The record and the memory of the results refer to this object, so it must not refer to them.
         self._node = weakref.ref(node)
         self._made = [(y._data, weakref.ref(y._memory), y._signature) for y in made]
-        self._lock = threading.RLock()
-        node.deferred = self
-        own = weakref.ref(self)
-        for x in operands:
-            memory = x._memory
-            if memory.readers is None:
-                memory.readers = [own]
-            elif memory.readers[-1] is not own:
-                memory.readers = [r for r in memory.readers if r() is not None]
-                memory.readers.append(own)
+        node.state = (*node.state[:2], self)
         for y in made:
             y._memory.maker = self
-        deferred.add(self)
+        own = weakref.ref(self)
+        with locks.listing:
+            for x in operands:
+                x._memory.add_reader(own)
+            deferred.add(self)
 
     def results(self) -> list[NDArray]:
         """Return arrays of the memory of the results. A result that was dropped has a memory of its own."""
@@ -105,28 +99,35 @@ class Deferred:
 
     def force(self) -> None:
         """Push the call, unless that was done."""
-        with self._lock:
+        with locks.deferring:
             operands = self._operands
             if operands is None:
                 return
             results = self.results()
-            self.finish()
             call = self._program()
             kinds = call.outputs
             assert kinds is not None, "hybridized functions have results of known shapes"
             rest = [NDArray(np.empty(k.shape, k.dtype), Memory(), k) for k in kinds[len(results) :]]
             made = [*results, *rest]
             call.run_into(operands, made)
-            node = self._node()
-            if node is not None and node.inputs is not None:
-                node.call, node.outputs = call, [Made(y) for y in made]
+            self.finish(call, made)
 
-    def finish(self) -> None:
-        """Note that the call is pushed now."""
-        self._operands = None
-        deferred.discard(self)
+    def finish(self, call: Recorded | None = None, made: Sequence[NDArray] = ()) -> None:
+        """Note that the call is pushed. The caller holds `locks.deferring`, and has pushed it.
+
+        Args:
+            call: The program that was pushed; None if `backward` pushed it with the gradients, and released the record.
+            made: The results of `call`.
+        """
         if (node := self._node()) is not None:
-            node.deferred = None
+            before, outputs, _ = node.state
+            if call is not None and node.inputs is not None:
+                before, outputs = call, [Made(y) for y in made]
+            node.state = (before, outputs, None)
+        self._operands = None
+        with locks.listing:
+            deferred.discard(self)
+        # Last: from now on, other threads read the results without taking the lock.
         for _, reference, _ in self._made:
             if (memory := reference()) is not None:
                 memory.maker = None

@@ -12,6 +12,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.errors import InputError, TypeMismatch, UsageError
+from graphkit.nd import ndarray, operators
 
 nd = gk.nd
 DTYPES = ["float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"]
@@ -325,3 +326,17 @@ def test_arrays_beside_graph_values_become_constants() -> None:
 def test_wrong_calls_raise_at_once(call, error, message) -> None:
     with pytest.raises(error, match=message):
         call(nd.ones((2, 3)))
+
+
+def test_tables_of_types_and_operators_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ndarray, "_MOST_SIGNATURES", 50)
+    kept = nd.zeros((3, 777))
+    for i in range(200):
+        nd.zeros((i, 3))
+    assert len(ndarray._signatures) <= 50
+    assert len(ndarray._used) < 4096
+    assert nd.zeros((3, 777))._signature is kept._signature
+    for i in range(4200):
+        operators._operator_of("random_uniform", shape=(1,), high=float(i))
+    assert len(operators._operators) <= 4096
+    assert operators._operator_of("leaky_relu", alpha=0.0) is not operators._operator_of("leaky_relu", alpha=-0.0)

@@ -292,6 +292,13 @@ def test_operators_without_a_gradient() -> None:
         y = apply(_WithoutGradient(), x)
     with pytest.raises(MissingGradient, match="no gradient rule for\\n  _WithoutGradient"):
         y.backward()
+    with nd.record():
+        y = nd.hybridize(lambda v: apply(_WithoutGradient(), v) * v)(x)
+    for _ in range(2):
+        assert y.asnumpy().tolist() == [[2, 2], [2, 2]]
+    with pytest.raises(MissingGradient, match="no gradient rule for\\n  _WithoutGradient"):
+        y.backward()
+    nd.waitall()
     with nd.record(), pytest.raises(UsageError, match="depends on elements, so the call cannot be recorded"):
         gk.compress(x, nd.array([True, False]), axis=0)
 

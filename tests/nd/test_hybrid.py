@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.errors import UsageError
+from graphkit.nd import calls
 
 nd = gk.nd
 
@@ -174,3 +176,90 @@ def test_what_a_hybridized_function_cannot_do() -> None:
         nd.hybridize(3)
     with pytest.raises(UsageError, match="must be hashable"):
         nd.hybridize(lambda v, s: v)(x, np.ones(2))
+
+
+def test_random_numbers_are_drawn_in_each_call() -> None:
+    @nd.hybridize
+    def noise() -> Any:
+        random = nd.random
+        return random.uniform(shape=(64,)), random.normal(5.0, 0.1, (64,)), random.randint(3, 9, (64,), "int64")
+
+    first, second = ([y.asnumpy() for y in noise()] for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        assert (a != b).any()
+    assert (np.floor(first[0]) == 0).all()
+    assert np.abs(first[1] - 5).max() < 1
+    assert first[2].dtype == np.int64
+    assert set(first[2]) == set(range(3, 9))
+
+
+def test_a_new_deviation_compiles_nothing() -> None:
+    nd.random.normal(0.5, 1.5, (2, 3)).wait_to_read()
+    before = set(calls._calls)
+    nd.random.seed(3)
+    standard = nd.random.normal(shape=(2, 3))
+    nd.random.seed(3)
+    found = nd.random.normal(-2.0, 3.0, (2, 3))
+    np.testing.assert_allclose(found.asnumpy(), standard.asnumpy() * 3 - 2, rtol=1e-6)
+    assert set(calls._calls) == before
+
+
+def test_elements_are_not_frozen_in_a_program() -> None:
+    w = nd.array([1.0])
+    for copied in (lambda: w.copy(), lambda: copy.copy(w)):
+        f = nd.hybridize(lambda x, copied=copied: x + copied())
+        for value in (1.0, 5.0):
+            w[:] = value
+            assert f(nd.ones(1)).asscalar() == 1 + value
+    for read in (w.asnumpy, w.asscalar, w.__float__, lambda: np.asarray(w), lambda: 1.0 if w else 0.0):
+        with pytest.raises(UsageError, match="cannot read elements"):
+            nd.hybridize(lambda x, read=read: x * read())(nd.ones(1))
+    assert nd.hybridize(lambda x: (str(w), f"{w}", x)[2])(w).asscalar() == 5
+
+
+def test_control_flow_reads_arrays_from_elsewhere() -> None:
+    w = nd.array([2.0, 3.0])
+    w.attach_grad()
+
+    @nd.hybridize
+    def f(x: Any) -> Any:
+        y = gk.cond(gk.reduce_max(x) > 0.0, lambda: x * w, lambda: x)
+        y = gk.while_loop(lambda v: gk.reduce_max(v) < 20.0, lambda v: v * w, y)
+        return gk.foreach(lambda e, s: (e, s + e * w), gk.tile(gk.unsqueeze(x, [0]), [2, 1]), y)[1]
+
+    for elements, n in (([2.0, 3.0], 3), ([4.0, 6.0], 2)):
+        w[:] = elements
+        with nd.record():
+            y = f(nd.ones(2))
+        assert y.asnumpy().tolist() == [e**n + 2 * e for e in elements]
+        y.backward()
+        np.testing.assert_allclose(w.grad.asnumpy(), [n * e ** (n - 1) + 2 for e in elements], rtol=1e-6)
+
+
+def test_control_flow_of_graphs_outside_of_hybridized_functions() -> None:
+    x = nd.array([1.0, -1.0])
+    x.attach_grad()
+    for number in (2.0, -2.0):
+        with nd.record():
+            y = gk.cond(nd.array(number) > 0.0, lambda v: v * 3.0, lambda v: v * v, x)
+        y.backward()
+        assert x.grad.asnumpy().tolist() == ([3, 3] if number > 0 else [2, -2])
+    with pytest.raises(gk.errors.TypeMismatch, match="must be a boolean"):
+        gk.cond(x, lambda: x, lambda: x)
+    for call in (
+        lambda: gk.cond(True, lambda: x, lambda: x),
+        lambda: gk.while_loop(lambda v: gk.reduce_max(v) < 9.0, lambda v: v * 2.0, x),
+        lambda: gk.scan(lambda c, v: (c, v), None, x),
+    ):
+        with pytest.raises(UsageError, match=r"use Python's (if|while|for), or call it"):
+            call()
+
+
+def test_number_arguments_are_compared_by_bits() -> None:
+    f = nd.hybridize(lambda x, c: x / c)
+    x = nd.ones(1)
+    found = [f(x, c).asscalar() for c in (0.0, -0.0, np.float32(0), -np.float32(0))]
+    assert found == [np.inf, -np.inf, np.inf, -np.inf]
+    for _ in range(2):
+        f(x, float("nan"))
+    assert len(f._traces) == 5

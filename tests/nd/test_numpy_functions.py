@@ -1,0 +1,98 @@
+"""Functions of numpy on arrays: the results of numpy, and gradients or an error while operations are recorded."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.errors import UsageError
+
+nd = gk.nd
+
+DIFFERENTIABLE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "log1p": (np.log1p, lambda x: 1 / (1 + x)),
+    "expm1": (np.expm1, np.exp),
+    "square": (np.square, lambda x: 2 * x),
+    "sum": (lambda x: np.sum(x, axis=-1, keepdims=True), np.ones_like),
+    "max": (np.max, lambda x: x == x.max()),
+    "min": (lambda x: np.min(x, axis=(0,)), lambda x: x == x.min()),
+    "prod": (np.prod, lambda x: x.prod() / x),
+    "reduce": (np.add.reduce, np.ones_like),
+    "copy": (copy.copy, np.ones_like),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients_pass_through(name: str) -> None:
+    function, gradient = DIFFERENTIABLE[name]
+    elements = np.array([1e-9, -0.3, 0.499, 0.7, 40.0, -0.999])
+    x = nd.array(elements)
+    x.attach_grad()
+    with nd.record():
+        y = function(x)
+    np.testing.assert_allclose(y.asnumpy(), function(elements), rtol=1e-14)
+    y.backward()
+    np.testing.assert_allclose(x.grad.asnumpy(), gradient(elements), rtol=1e-12)
+
+
+def test_log1p_and_expm1_at_the_ends() -> None:
+    elements = np.array([0.0, -1.0, np.inf, -np.inf, np.nan, 1e30, -40.0, -2.0], np.float32)
+    with np.errstate(all="ignore"):
+        for function in (np.log1p, np.expm1):
+            np.testing.assert_allclose(function(nd.array(elements)).asnumpy(), function(elements), rtol=1e-6)
+
+
+def test_other_functions_refuse_arrays_with_gradients() -> None:
+    x = nd.array([1.0, 2.0])
+    x.attach_grad()
+    functions: list[Callable[[], Any]] = [
+        lambda: np.cbrt(x),
+        lambda: np.mean(x),
+        lambda: np.concatenate([np.ones(2), x * 2.0]),
+        lambda: np.add.outer(x, x),
+        lambda: np.hypot(np.ones(2), x),
+        lambda: np.sum(x, dtype=np.float64),
+    ]
+    for function in functions:
+        with nd.record(), pytest.raises(UsageError, match="gradients do not pass"):
+            function()
+        assert isinstance(function(), (np.ndarray, np.generic))
+    with nd.record():
+        assert np.shape(x) == (2,)
+        assert np.isfinite(x).all()
+        assert np.argmax(x) == 1
+        assert np.zeros_like(x).tolist() == [0, 0]
+        assert np.cbrt(x.detach()).shape == (2,)
+
+
+def test_numpy_does_not_write_to_arrays() -> None:
+    a = nd.array([1.0, -1.0])
+    with pytest.raises(UsageError, match=r"np.add.at cannot write"):
+        np.add.at(a, [0], 1.0)
+    with pytest.raises(UsageError, match="cannot write"):
+        np.add(np.ones(2), np.ones(2), out=a)
+    found = np.add(a, a, where=a > 0, out=np.zeros(2, np.float32))
+    assert found.tolist() == [2, 0]
+    assert np.sum(nd.array([1, 2, 3])) == 6
+
+
+def test_a_float_operand_keeps_its_gradient() -> None:
+    """Only operands that the shape of the result depends on become part of the program."""
+    x, v = nd.ones(3), nd.full((), 2.0)
+    v.attach_grad()
+    for pads in ([1, 1], nd.array([1, 1])):
+        v.grad[...] = 7
+        with nd.record():
+            y = gk.reduce_sum(gk.pad(x, pads, v))
+        y.backward()
+        assert (y.asscalar(), v.grad.asscalar()) == (7, 2)
+    stop = nd.full((), 3.0)
+    assert gk.range(nd.full((), 0.0), stop, nd.full((), 1.0)).shape == (3,)
+    stop.attach_grad()
+    with nd.record(), pytest.raises(UsageError, match=r"Range: the shape of the result depends"):
+        gk.range(nd.full((), 0.0), stop, nd.full((), 1.0))
