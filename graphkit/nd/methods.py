@@ -13,11 +13,12 @@ from graphkit.ir.types import dtype_of
 from graphkit.nd import autograd
 from graphkit.nd.indexing import getitem, iterate, setitem
 from graphkit.nd.ndarray import NDArray, copied, own, view
-from graphkit.nd.numpy_functions import array_function, array_ufunc, invert
-from graphkit.nd.operators import binary, in_place, unary
+from graphkit.nd.numpy_functions import array_function, array_ufunc
+from graphkit.nd.operators import binary, in_place
 from graphkit.nd.runtime import settings
 from graphkit.nd.tape import is_tracked
 from graphkit.ops import F
+from graphkit.ops._overloads import ARITHMETIC, ORDER
 from graphkit.signatures import shown
 
 
@@ -109,24 +110,14 @@ def backward(self: NDArray, head_grads: NDArray | None = None, retain_graph: boo
 
 
 def _install() -> None:
-    table = {
-        "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floordiv", "pow": "pow",
-        "matmul": "mat_mul", "mod": "mod", "and": "and", "or": "or", "xor": "xor",
-    }  # fmt: skip
-    for python, function in table.items():
+    for python, function in ARITHMETIC.items():
         setattr(NDArray, f"__{python}__", binary(function))
         setattr(NDArray, f"__r{python}__", binary(function, reflected=True))
         setattr(NDArray, f"__i{python}__", in_place(function))
-    comparisons = {
-        "lt": "less", "le": "less_or_equal", "gt": "greater", "ge": "greater_or_equal", "eq": "equal",
-        "ne": "not_equal",
-    }  # fmt: skip
-    for python, function in comparisons.items():
+    for python, function in {**ORDER, "eq": "equal", "ne": "not_equal"}.items():
         setattr(NDArray, f"__{python}__", binary(function))
-    for python, function in {"neg": "neg", "abs": "abs", "pos": "identity"}.items():
-        setattr(NDArray, f"__{python}__", unary(function))
     special = {
-        "invert": invert, "getitem": getitem, "setitem": setitem, "iter": iterate, "copy": copy,
+        "getitem": getitem, "setitem": setitem, "iter": iterate, "copy": copy,
         "array_ufunc": array_ufunc, "array_function": array_function,
     }  # fmt: skip
     for python, method in special.items():

@@ -11,23 +11,17 @@ import numpy as np
 from graphkit.errors import UsageError
 from graphkit.frontend import tree
 from graphkit.ir.graph import Value
-from graphkit.ir.types import DType
 from graphkit.nd.ndarray import NDArray
 from graphkit.nd.operators import combine, immediate
 from graphkit.nd.runtime import settings
 from graphkit.nd.tape import is_tracked
 from graphkit.ops import F
-from graphkit.ops._overloads import UFUNCS_OF_ONE, UFUNCS_OF_TWO
+from graphkit.ops._overloads import UFUNCS_OF_ONE, UFUNCS_OF_TWO, invert
 
 # Reductions of floating-point arrays. numpy sums integers in other dtypes than graphkit.
 _REDUCTIONS = {"add": "reduce_sum", "multiply": "reduce_prod", "maximum": "reduce_max", "minimum": "reduce_min"}
 # Functions whose results have no gradient, although they are floating-point numbers.
 _CONSTANTS = frozenset({"zeros_like", "ones_like", "empty_like", "full_like"})
-
-
-def invert(self: NDArray) -> Any:
-    """Return the logical complement of booleans, or the bitwise one of integers."""
-    return F.not_(self) if self.tensor.dtype is DType.BOOL else F.bitwise_not(self)
 
 
 def _log1p(x: NDArray) -> Any:

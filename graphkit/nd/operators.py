@@ -10,13 +10,13 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir.arrays import array_of
 from graphkit.ir.graph import Value
-from graphkit.ir.types import DType
 from graphkit.nd.calls import Immediate, exact, remember
+from graphkit.nd.hybrid import hybridize
 from graphkit.nd.ndarray import NDArray, own, write
 from graphkit.nd.runtime import settings
 from graphkit.nd.tape import is_tracked, record
-from graphkit.ops import F, Op, registry
-from graphkit.ops._overloads import combined, converted_operand, floor_div
+from graphkit.ops import Op, registry
+from graphkit.ops._overloads import BUILT, combined, converted_operand
 from graphkit.ops._registry import array_operand
 
 immediate = Immediate(record)
@@ -66,19 +66,8 @@ def _other(x: Any, like: NDArray, exponent: bool = False) -> NDArray:
     return own(np.asarray(array_operand(x, like)))
 
 
-def _bitwise(function: str, logical: str) -> Callable[[NDArray, NDArray], Any]:
-    return lambda a, b: call(logical if a.tensor.dtype is DType.BOOL else f"bitwise_{function}", a, b)
-
-
-# Python operators that are not one operator of graphkit, or depend on the dtype.
-_BUILT: dict[str, Callable[[NDArray, NDArray], Any]] = {
-    "floordiv": floor_div,
-    "fmod": lambda a, b: call("mod", a, b, fmod=True),
-    "not_equal": lambda a, b: call("not_", call("equal", a, b)),
-    "and": _bitwise("and", "and_"),
-    "or": _bitwise("or", "or_"),
-    "xor": _bitwise("xor", "xor"),
-}
+# Each of these functions runs as one program.
+_BUILT = {name: hybridize(function) for name, function in BUILT.items()}
 
 
 def combine(function: str, a: Any, b: Any) -> Any:
@@ -105,13 +94,6 @@ def binary(function: str, reflected: bool = False) -> Callable[[NDArray, Any], A
         if other is None:
             return NotImplemented
         return combine(function, other, self) if reflected else combine(function, self, other)
-
-    return method
-
-
-def unary(function: str) -> Callable[[NDArray], Any]:
-    def method(self: NDArray) -> Any:
-        return getattr(F, function)(self)
 
     return method
 

@@ -53,7 +53,7 @@ def combined(function: str, a: Any, b: Any) -> Any:
     """Apply `function` to two operands, at least one of which is a Value."""
     like = a if isinstance(a, Value) else b
     a, b = _operand(a, like), _operand(b, like, exponent=function == "pow")
-    return _BUILT[function](a, b) if function in _BUILT else getattr(F, function)(a, b)
+    return BUILT[function](a, b) if function in BUILT else getattr(F, function)(a, b)
 
 
 def floor_div(a: Value, b: Value) -> Value:
@@ -103,17 +103,17 @@ def _float_floor_div(a: Value, b: Value) -> Value:
 
 
 def _bitwise(function: str) -> Callable[[Value, Value], Value]:
-    return lambda a, b: getattr(F, f"{function}_" if a.dtype is DType.BOOL else f"bitwise_{function}")(a, b)
+    return lambda a, b: getattr(F, f"{function}_" if a.tensor.dtype is DType.BOOL else f"bitwise_{function}")(a, b)
 
 
 # Python operators that are not one operator of graphkit, or depend on the dtype.
-_BUILT: dict[str, Callable[[Value, Value], Value]] = {
+BUILT: dict[str, Callable[[Value, Value], Value]] = {
     "floordiv": floor_div,
     "fmod": lambda a, b: F.mod(a, b, fmod=True),
     "not_equal": lambda a, b: F.not_(F.equal(a, b)),
     "and": _bitwise("and"),
     "or": _bitwise("or"),
-    "xor": lambda a, b: F.xor(a, b) if a.dtype is DType.BOOL else F.bitwise_xor(a, b),
+    "xor": lambda a, b: F.xor(a, b) if a.tensor.dtype is DType.BOOL else F.bitwise_xor(a, b),
 }
 
 
@@ -131,11 +131,12 @@ def _unary(function: str) -> Callable[[Value], Any]:
     return method
 
 
-def _invert(self: Value) -> Any:
-    return F.not_(self) if self.dtype is DType.BOOL else F.bitwise_not(self)
+def invert(self: Value) -> Any:
+    """Return the logical complement of booleans, or the bitwise one of integers."""
+    return F.not_(self) if self.tensor.dtype is DType.BOOL else F.bitwise_not(self)
 
 
-# numpy's functions -> graphkit's functions, or keys of _BUILT. All others but invert and square raise NotAnArray.
+# numpy's functions -> graphkit's functions, or keys of BUILT. All others but invert and square raise NotAnArray.
 UFUNCS_OF_TWO = {
     "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "power": "pow",
     "floor_divide": "floordiv", "remainder": "mod", "fmod": "fmod", "matmul": "mat_mul", "maximum": "max",
@@ -167,7 +168,7 @@ def _array_ufunc(self: Value, ufunc: np.ufunc, method: str, *operands: Any, **op
         if name in UFUNCS_OF_ONE:
             return getattr(F, UFUNCS_OF_ONE[name])(self)
         if name in ("invert", "bitwise_not"):
-            return _invert(self)
+            return invert(self)
         if name == "square":
             return F.mul(self, self)
     if "out" in options:
@@ -275,15 +276,19 @@ def _no_attribute(self: Value, name: str) -> Any:
     raise AttributeError(f"a graph value has no {name!r}{hint}", name=name, obj=None)
 
 
+# Python's operators -> graphkit's functions, or keys of BUILT.
+ARITHMETIC = {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floordiv", "pow": "pow",
+    "matmul": "mat_mul", "mod": "mod", "and": "and", "or": "or", "xor": "xor",
+}  # fmt: skip
+ORDER = {"lt": "less", "le": "less_or_equal", "gt": "greater", "ge": "greater_or_equal"}
+
+
 def _install_overloads() -> None:
-    table = {
-        "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floordiv", "pow": "pow",
-        "matmul": "mat_mul", "mod": "mod", "and": "and", "or": "or", "xor": "xor",
-    }  # fmt: skip
-    for python, function in table.items():
+    for python, function in ARITHMETIC.items():
         setattr(Value, f"__{python}__", _binary(function))
         setattr(Value, f"__r{python}__", _binary(function, reflected=True))
-    for python, function in {"lt": "less", "le": "less_or_equal", "gt": "greater", "ge": "greater_or_equal"}.items():
+    for python, function in ORDER.items():
         setattr(Value, f"__{python}__", _binary(function))
     for python, function in {"neg": "neg", "abs": "abs", "pos": "identity"}.items():
         setattr(Value, f"__{python}__", _unary(function))
@@ -296,7 +301,7 @@ def _install_overloads() -> None:
 
     methods = {
         "getattr": _no_attribute,
-        "invert": _invert,
+        "invert": invert,
         "getitem": index_value,
         "bool": no_bool,
         "iter": no_iter,

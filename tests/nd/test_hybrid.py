@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator as operators
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import graphkit as gk
 from graphkit.errors import UsageError
 from graphkit.nd import calls
+from graphkit.nd.operators import immediate
 
 nd = gk.nd
 
@@ -263,3 +265,14 @@ def test_number_arguments_are_compared_by_bits() -> None:
     for _ in range(2):
         f(x, float("nan"))
     assert len(f._traces) == 5
+
+
+@pytest.mark.parametrize("operator", ["floordiv", "ne", "and_", "xor"])
+def test_python_operators_of_several_nodes_run_as_one_program(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = np.arange(-4, 4, dtype=np.int32), np.full(8, 3, np.int32)
+    compute = getattr(operators, operator)
+    x, y = nd.array(a), nd.array(b)
+    compute(x, y)  # compiles
+    monkeypatch.setattr(immediate, "call", None)  # a call for one operator would fail
+    monkeypatch.setattr(immediate, "apply", None)
+    np.testing.assert_array_equal(compute(x, y).asnumpy(), compute(a, b))
