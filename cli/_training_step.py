@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +14,13 @@ from graphkit.cli._groups import STEP_FILE, option
 from graphkit.cli._inputs import Batch
 from graphkit.cli._options import key_values, opset_option, verify_option
 from graphkit.cli._output import log, print_json, print_table
-from graphkit.cli.train.options import loss_options, network_options, optimizer_options
+from graphkit.cli.train import command as train_command
 from graphkit.errors import UsageError
 from graphkit.model import Model
 
 if TYPE_CHECKING:
     from graphkit.train.exported.export import ExportedStep
     from graphkit.train.trainer import Trainer
-
-Command = Callable[..., Any]
 
 # The options of `graphkit train` that describe a step.
 _OF_TRAIN = (
@@ -36,27 +34,8 @@ _OF_TRAIN = (
 SAMPLES = 4
 
 
-def _options_of_train() -> dict[str, click.Option]:
-    """Return the options of `graphkit train` by parameter name."""
-
-    def holder() -> None: ...
-
-    for decorate in (network_options, loss_options, optimizer_options):
-        decorate(holder)
-    found: list[click.Option] = holder.__click_params__  # type: ignore[attr-defined]
-    return {str(o.name): o for o in found}
-
-
-def step_options(command: Command) -> Command:
-    """--training-step with its options."""
-    known = _options_of_train()
-    added: list[click.Option] = []
-    for name in _OF_TRAIN:
-        shared: Any = copy.copy(known[name])
-        shared.group = STEP_FILE
-        added.append(shared)
-    parameters = command.__dict__.setdefault("__click_params__", [])
-    parameters.extend(reversed(added))
+def step_options(command: click.Command) -> click.Command:
+    """--training-step with its options, which a command gets in this order."""
     own = (
         option(
             "--training-step", group=STEP_FILE, is_flag=True,
@@ -78,13 +57,19 @@ def step_options(command: Command) -> Command:
             "float16.",
         ),
     )  # fmt: skip
-    for decorate in reversed(own):
-        command = decorate(command)
-    command = opset_option(command, what="training step")
-    return verify_option(
+    for add in own:
+        add(command)
+    known = {option.name: option for option in train_command.params}
+    for name in _OF_TRAIN:
+        shared: Any = copy.copy(known[name])
+        shared.group = STEP_FILE
+        command.params.append(shared)
+    verify_option(
         command, text="With --training-step: take some steps in ONNX Runtime and in graphkit, and compare them.",
         name="check_step",
     )  # fmt: skip
+    opset_option(command, what="training step")
+    return command
 
 
 def check_step_options(training_step: bool) -> None:
@@ -149,8 +134,7 @@ def _trainer(net: Model, o: Mapping[str, Any]) -> Trainer:
         raise UsageError("--class-weights balanced depends on data: give the weights, as numbers or as a file")
     net, head = prepare_network(net, None, {}, o)
     settings = {**o, "teacher": None, "distill_options": ()}
-    # Without `balanced`, the loss reads no data.
-    loss = objective.loss(net, _NoData(), settings)  # type: ignore[arg-type]
+    loss = objective.loss(net, None, settings)
     lora = from_options(key_values(o["lora_options"], "--lora"), o["lora_layers"], "--lora", "--lora-layers")
     return Trainer(
         net, loss, objective.optimizer(o), output=o["output_name"], freeze=o["freeze"],
@@ -163,12 +147,6 @@ def _trainer(net: Model, o: Mapping[str, Any]) -> Trainer:
         clip_norm=o["clip_norm"], accumulate=o["accumulate"], seed=o["seed"], on_nonfinite=o["on_nonfinite"],
         batch_norm=o["batch_norm"], straight_through=o["straight_through"],
     )  # fmt: skip
-
-
-class _NoData:
-    """Stands for training data without targets."""
-
-    targets: Any = None
 
 
 def _batch(trainer: Trainer, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:

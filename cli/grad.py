@@ -19,6 +19,7 @@ from graphkit.errors import UsageError
 from graphkit.model import Model
 
 
+@step_options
 @click.command(cls=GroupedCommand)
 @click.argument("model")
 @input_options
@@ -62,7 +63,6 @@ from graphkit.model import Model
     "--check", group=GRADIENT, is_flag=True,
     help="Compare the gradients with numeric differentiation in float64. Exit code 1 if they differ.",
 )  # fmt: skip
-@step_options
 @image_options
 @model_file_options
 @limit_options

@@ -67,8 +67,8 @@ def target_names(net: Model, specs: Sequence[str], output: str | None) -> list[s
     return sorted(labels) if len(labels) > 1 else []
 
 
-def loss(net: Model, train: Dataset, o: Mapping[str, Any]) -> Loss | dict[str, Loss]:
-    """Return the loss, or losses by output. Balanced class weights depend on the targets of `train`."""
+def loss(net: Model, train: Dataset | None, o: Mapping[str, Any]) -> Loss | dict[str, Loss]:
+    """Return the loss, or losses by output. Balanced class weights depend on the targets of `train`, and need it."""
     from graphkit.train import losses
 
     if not o["loss_specs"] and (heads := losses.of_mxnet(net, o["output_name"])):
@@ -99,7 +99,8 @@ def loss(net: Model, train: Dataset, o: Mapping[str, Any]) -> Loss | dict[str, L
             )
         for output in taking or list(made):  # if no loss has the option, the loss raises an error
             if option == "class_weights":
-                target = train.targets[output] if isinstance(train.targets, dict) else train.targets
+                targets = None if train is None else train.targets
+                target = targets[output] if isinstance(targets, dict) else targets
                 if (ignored := options[output].get("ignore_index")) is not None:
                     target = np.asarray(target)[np.asarray(target) != ignored]
                 value = class_weights(value, made[output], net.output_types.get(output), target)
