@@ -9,6 +9,7 @@ import click
 import numpy as np
 
 from graphkit.cli._groups import IMAGES, option
+from graphkit.cli._options import preprocessing_option
 
 if TYPE_CHECKING:
     from graphkit.data.images.feeding import Said
@@ -30,7 +31,7 @@ class _Numbers(click.ParamType):
 
 
 def image_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--image-scale, --image-mean, --image-std, --image-layout as image_... arguments: see `images_of`."""
+    """--preprocessing, and --image-scale, --image-mean, --image-std, --image-layout for `images_of`."""
     command = option(
         "--image-layout", group=IMAGES, type=click.Choice(["NCHW", "NHWC"]),
         help="Order of the axes of images. Default: from the model's metadata, else from the shape of the input.",
@@ -44,11 +45,12 @@ def image_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Mean to subtract after scaling: one number, or one per channel. Default: from the model's metadata, "
         "else 0.",
     )(command)  # fmt: skip
-    return option(
+    command = option(
         "--image-scale", group=IMAGES, type=float,
         help="Factor on pixel values (0 to 255), for floating-point inputs. Default: from the model's metadata, else "
         "1/255.",
     )(command)  # fmt: skip
+    return preprocessing_option(command)
 
 
 def images_of(options: dict[str, Any]) -> Said:

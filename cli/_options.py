@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from graphkit import config, models
-from graphkit.cli._groups import COMPARISON, DATA, INPUTS, LIMITS, NETWORK, OUTPUT, PRECISION, REPORTING, option
+from graphkit.cli._groups import COMPARISON, DATA, IMAGES, INPUTS, LIMITS, NETWORK, OUTPUT, PRECISION, REPORTING, option
 from graphkit.cli._output import log
 from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.errors import UsageError, did_you_mean
@@ -301,14 +301,13 @@ def model_file_options(command: Callable[..., Any], *, shapes: bool = True) -> C
     shapes: whether to add --shape. A command with its own --shape calls `set_model_shapes`.
     """
     command = external_root_option(trust_option(command, folder="given as MODEL", expose=False))
-    command = preprocessing_option(command)
     return model_shape_option(command) if shapes else command
 
 
 def preprocessing_option(command: Callable[..., Any], *, expose: bool = False) -> Callable[..., Any]:
     """--preprocessing, which `read_model` writes into the metadata. expose: whether the command gets the option."""
     return option(
-        "--preprocessing", group=NETWORK, type=click.Choice(_FAMILIES), expose_value=expose, callback=_with_family,
+        "--preprocessing", group=IMAGES, type=click.Choice(_FAMILIES), expose_value=expose, callback=_with_family,
         help="How images become inputs of MODEL, by the library that it comes from: see with_preprocessing in the "
         "documentation of gk.data. Default: the model's metadata.",
     )(command)  # fmt: skip

@@ -23,6 +23,7 @@ from graphkit.cli._options import (
     key_values,
     model_file_options,
     page_file,
+    preprocessing_option,
     read_model,
     source_options,
     tokenizer_option,
@@ -105,6 +106,7 @@ _PAIRS = 10
 )  # fmt: skip
 @adapter_option
 @device_options
+@preprocessing_option
 @model_file_options
 @limit_options
 @json_option

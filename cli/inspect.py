@@ -10,7 +10,7 @@ import click
 
 from graphkit.cli._costs import as_json as costs_as_json
 from graphkit.cli._costs import cost_cells, label, model_costs, notes
-from graphkit.cli._groups import REPORTING, GroupedCommand, option
+from graphkit.cli._groups import REPORTING, option
 from graphkit.cli._inputs import parse_shapes
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import json_option, model_file_options, page_file, read_model
@@ -31,7 +31,7 @@ from graphkit.text import human, listed
 from graphkit.train.imported import float_constants
 
 
-@click.command(cls=GroupedCommand)
+@click.command()
 @click.argument("model")
 @click.argument("shapes", nargs=-1, metavar="[NAME:SHAPE]...")
 @option("--text", "form", group=REPORTING, flag_value="text", help="Print every node, as text.")

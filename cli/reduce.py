@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from graphkit.checks.reduction import MAX_TRIES, Candidate, Reduction, reduce_message
-from graphkit.cli._groups import COMPARISON, INPUTS, OUTPUT, GroupedCommand, option
+from graphkit.cli._groups import COMPARISON, INPUTS, OUTPUT, option
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import json_option, model_file_options, read_model
 from graphkit.cli._output import log, print_json, print_table, show
@@ -30,7 +30,7 @@ from graphkit.transforms.rewritten import message_of
 _FILE, _ARRAYS = "{}", "{npz}"
 
 
-@click.command(cls=GroupedCommand)
+@click.command()
 @click.argument("model")
 @click.argument("command_line", nargs=-1, required=True, metavar="-- COMMAND...")
 @option(
