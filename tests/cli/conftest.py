@@ -28,6 +28,15 @@ def call(capsys):
 
 
 @pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with lenet for digits as net.json and net.onnx."""
+    path = tmp_path_factory.mktemp("models")
+    for name in ("net.json", "net.onnx"):
+        assert cli.invoke(["build", "lenet", "--dataset", "digits", "--seed", "0", "-o", str(path / name)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
 def write_task(tmp_path_factory):
     """Write a network with dropout, and its data: 96 training samples, 24 for validation. Return their folder.
 
