@@ -91,7 +91,7 @@ def seconds(net: gk.Model, repeat: int) -> float:
 def calls(net: gk.Model) -> int:
     profile = cProfile.Profile()
     profile.runcall(set_up, net)
-    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+    return int(pstats.Stats(profile).total_calls)
 
 
 def main() -> None:

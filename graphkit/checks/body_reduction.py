@@ -269,7 +269,7 @@ class BodyReduction:
         return changed
 
     def _outputs(self) -> bool:
-        """Remove outputs of If, Loop and Scan that nobody reads, and the states of loops that they end."""
+        """Remove unused outputs of If, Loop and Scan, and the states of loops whose final values they are."""
         from graphkit.onnx_io.editing.bodies import drop_output
 
         return self._each_place(lambda place: len(place.node.outputs), drop_output)

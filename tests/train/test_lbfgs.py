@@ -100,7 +100,7 @@ def test_interrupt_of_a_move_restores_the_parameters(monkeypatch, line_search):
         np.testing.assert_array_equal(array, before[name])
     monkeypatch.undo()
     pairs = len(trainer._history.pairs)
-    first = trainer.step(X[:5], T[:5])  # the change of the samples is no change of the gradient along a move
+    first = trainer.step(X[:5], T[:5])  # other samples must not count as a change of the gradient along a move
     assert len(trainer._history.pairs) <= pairs + 1
     assert np.mean((net.run({"x": X[:5]})["y"] - T[:5]) ** 2) < first
 

@@ -350,7 +350,7 @@ def bypass(document: Document, place: Place, part: str, index: int, source: str)
 
 
 def drop_output(document: Document, place: Place, index: int) -> bool:
-    """Remove an output that nobody reads. If it is the final value of a state, the body reads the initial value."""
+    """Remove an unused output. If it is the final value of a state, the body reads the initial value."""
     node = place.node
     if len(node.outputs) < 2 or document.uses[node.outputs[index]]:
         return False

@@ -154,7 +154,7 @@ class AdapterSet:
 
         adapter: Its name; None: the arrays with which the model computes as without adapters.
 
-        Raises UsageError if there is no adapter of this name.
+        Raises UsageError if no adapter has this name.
         """
         if adapter is None:
             return dict(self._defaults)
