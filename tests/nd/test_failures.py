@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -67,6 +68,24 @@ def test_waitall_raises_the_oldest_error_once() -> None:
         second.asnumpy()
     with pytest.raises(RuntimeFailure, match="index 5"):
         first.asnumpy()
+
+
+def test_the_oldest_error_is_of_the_operation_that_was_called_first() -> None:
+    queue, second_failed = nd.runtime.queue(), threading.Event()
+    first, second = queue.state(), queue.state()
+
+    def fail_first() -> None:
+        assert second_failed.wait(60)
+        raise ValueError("called first")
+
+    def fail_second() -> None:
+        raise ValueError("called second")
+
+    queue.push_call("first", fail_first, [], [first])
+    queue.push_call("second", fail_second, [], [second])
+    queue.push_call("after second", second_failed.set, [], [second])
+    with pytest.raises(ValueError, match="called first"):
+        nd.waitall()
 
 
 def test_errors_of_deferred_calls_surface_at_waits() -> None:

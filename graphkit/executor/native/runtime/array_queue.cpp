@@ -9,7 +9,7 @@ namespace graphkit {
 namespace {
 
 std::atomic<std::uint64_t> queues{0};      // number of queues made so far
-std::atomic<std::uint64_t> operations{0};  // number of failed operations so far
+std::atomic<std::uint64_t> operations{0};  // number of operations pushed so far
 
 // The memory of the intermediate results of a thread's current task. It grows to the largest arena that the thread
 // needed.
@@ -43,6 +43,7 @@ thread_local ThreadArena thread_arena;
 
 // An operation on arrays, which never throws: its failure becomes that of the arrays.
 struct ArrayOperation {
+    std::uint64_t sequence;  // number of operations pushed before
     std::string name;
     Work work;
     ArrayStates reads;
@@ -61,8 +62,7 @@ struct ArrayOperation {
             try {
                 work();
             } catch (...) {
-                failure =
-                    std::make_shared<const Failure>(Failure{operations.fetch_add(1), name, std::current_exception()});
+                failure = std::make_shared<const Failure>(Failure{sequence, name, std::current_exception()});
                 unreported->add(failure);
             }
         }
@@ -129,7 +129,8 @@ void ArrayQueue::push(std::string name, Work work, ArrayStates reads, ArrayState
     }
     std::string label = name;
     engine_.push(std::move(label),
-                 ArrayOperation{std::move(name), std::move(work), std::move(reads), std::move(writes), unreported_},
+                 ArrayOperation{operations.fetch_add(1), std::move(name), std::move(work), std::move(reads),
+                                std::move(writes), unreported_},
                  read, written);
 }
 
