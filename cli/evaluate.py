@@ -51,8 +51,8 @@ _PAIRS = 10
     "--data", "spec", group=DATA, required=True, metavar="DATA",
     help="Labelled data, in any form that graphkit train takes: digits (built in), a folder of images or of MNIST idx "
     "files, an .npz, .csv, .tsv, .parquet or .rec file, cifar:FOLDER, sentences:FOLDER, text:FILE, or "
-    "FILE.py:FUNCTION, which returns the data. For a model with a tokenizer: a .csv, .tsv or .jsonl file of texts and "
-    "labels.",
+    "FILE.py:FUNCTION, which returns the data. For a model with a tokenizer: a .csv, .tsv, .jsonl or .parquet file of "
+    "texts and labels.",
 )  # fmt: skip
 @option(
     "--part", group=DATA, type=click.Choice(["all", "train", "test"]),

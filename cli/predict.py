@@ -74,8 +74,8 @@ def command(
 
     Samples are images: files, folders with all subfolders, glob patterns, @LIST (a file with one name per line), or -
     for names on stdin. Instead of images, you can give one file: a table (.csv, .tsv, .parquet), arrays (.npy or .npz,
-    whose first axis counts samples), a text (.txt, one sample per line), texts in a column (.jsonl, or .csv for a model
-    with a tokenizer) or records (.rec).
+    whose first axis counts samples), a text (.txt, one sample per line), texts in a column (.jsonl, or a table for a
+    model with a tokenizer) or records (.rec).
 
     Images, columns of tables and words become inputs as the model's metadata say, as in training. A line on stderr says
     how. --tokenizer replaces the vocabulary of texts. For an .onnx file of Hugging Face, tokenizer.json and the class

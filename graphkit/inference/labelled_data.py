@@ -44,7 +44,7 @@ def read_labelled(
     Args:
         model: The model.
         spec: A data set, as `gk.data.load` takes it. For a model with a vocabulary or tokenizer, or with the option
-            `vocabulary`, a .csv or .tsv file contains texts and labels; a .jsonl file always does.
+            `vocabulary`, a .csv, .tsv or .parquet file contains texts and labels; a .jsonl file always does.
         part: "all", "train" or "test". For data without a test part, "train" and "test" are the two parts that
             `graphkit train` makes. Default: the test part if the data have one, otherwise all samples.
         axes: See `gk.data.load`.

@@ -78,7 +78,7 @@ def read_texts(
 
     Args:
         model: The model.
-        spec: A .csv, .tsv or .jsonl file, or sentences:FOLDER.
+        spec: A .csv, .tsv, .jsonl or .parquet file, or sentences:FOLDER.
         vocabulary: How texts become numbers of tokens, instead of the vocabulary in the model's metadata.
         text: The column of the texts. Default: text, texts, sentence, review or content, else the only other column.
         target: The column of the labels. Default: y, target, targets, label, labels or class, else the last column.

@@ -15,6 +15,9 @@ pytest.importorskip("tokenizers")
 
 from text_classifiers import CLASSES, classifier, logits, tokenizer_json, write_folder
 
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.parquet")
+
 TEXTS = ["a good film", "bad", "", "a very , very long film", "not bad , not good", "boring " * 12, "good good"]
 LABELS = [2, 0, 1, 1, 1, 0, 2]
 
@@ -38,6 +41,12 @@ def write_data(folder, form, names=CLASSES):
             (found / f"{name}.txt").write_text("\n".join(lines) + "\n")
         return f"sentences:{found}"
     path = folder / f"data.{form}"
+    if form == "parquet":
+        pictures = pa.array([b"\x89PNG"] * len(TEXTS))  # a column that is neither text nor label
+        pa.parquet.write_table(
+            pa.table({"id": range(len(TEXTS)), "picture": pictures, "text": TEXTS, "label": labels}), path
+        )
+        return str(path)
     if form == "jsonl":
         rows = [json.dumps({"text": text, "id": i, "label": label}) for i, (text, label) in enumerate(
             zip(TEXTS, labels, strict=True))]  # fmt: skip
@@ -51,7 +60,7 @@ def write_data(folder, form, names=CLASSES):
     return str(path)
 
 
-@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl"])
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "parquet"])
 @pytest.mark.parametrize("segments", [True, False])
 @pytest.mark.parametrize("names", [CLASSES, None], ids=["names", "numbers"])
 def test_evaluation_of_rows(tmp_path, form, segments, names):
@@ -110,7 +119,7 @@ def test_texts_are_truncated_to_the_maximum_of_the_model(tmp_path, model, config
     assert found.metrics["loss"] != pytest.approx(expected(classifier())[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("form", ["csv", "jsonl", "txt"])
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "txt"])
 def test_predictions(tmp_path, form):
     net = classifier()
     model = write_folder(tmp_path, net)
@@ -210,6 +219,40 @@ def test_damaged_data_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=message):
         gk.evaluate(model, tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"text": ["a", None], "label": [0, 1]}, r"a\.parquet, row 1: 'text' must be a text, not null"),
+        ({"text": [1.5], "label": [0]}, "row 0: 'text' must be a text, not 1.5"),
+        ({"text": ["a"], "label": [None]}, "need a column of texts and one of labels"),
+        ({"text": pa.array(["a"]), "label": pa.array([None], pa.int64())}, "the label 'label' of sample 1 is missing"),
+        ({"text": [["a"]], "label": [b"0"]}, "no column contains texts or numbers; the columns are text, label"),
+        ({"text": pa.array([], pa.string()), "label": pa.array([], pa.int8())}, "the table has no rows"),
+    ],
+)  # fmt: skip
+def test_parquet_without_texts_and_labels_is_refused(tmp_path, columns, message):
+    model = write_folder(tmp_path, classifier())
+    pa.parquet.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=message):
+        gk.evaluate(model, tmp_path / "a.parquet")
+
+
+def test_parquet_columns_of_one_name_are_refused(tmp_path):
+    model = write_folder(tmp_path, classifier())
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"])
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="two columns have one name; the columns are text, text"):
+        gk.evaluate(model, tmp_path / "a.parquet")
+
+
+def test_parquet_texts_may_be_dictionaries(tmp_path):
+    net = classifier()
+    model = write_folder(tmp_path, net)
+    table = pa.table({"text": pa.array(TEXTS).dictionary_encode(), "label": [CLASSES[label] for label in LABELS]})
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    assert gk.evaluate(model, tmp_path / "a.parquet").metrics["accuracy"] == pytest.approx(expected(net)[0])
 
 
 def test_damaged_files_beside_the_model_are_refused(tmp_path):

@@ -13,13 +13,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from graphkit.data.preprocessing import arrow_csv
-from graphkit.data.preprocessing.column import Column, Mixed, Numbers, TextReader, Texts, is_number
-from graphkit.distribution import how_to_install
-from graphkit.errors import InputError, MissingDependency, did_you_mean
-from graphkit.ir.limits import require_memory
+from graphkit.data.preprocessing.column import Column, Mixed, Numbers, TextReader, is_number
+from graphkit.data.preprocessing.parquet import column_of, read_parquet
+from graphkit.errors import InputError, did_you_mean
 from graphkit.named_tuples import NamedTuple
 
 # The suffixes of tables.
@@ -192,46 +189,8 @@ def _parts(
 
 
 def _parquet(path: Path, choice: Choice) -> Table:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise MissingDependency(f"{path}: Parquet needs pyarrow; install it with: {how_to_install('tables')}") from None
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-        names = file.schema_arrow.names
-        chosen = choice.of(path, names)
-        require_memory(file.metadata.num_rows * len(chosen) * 8, str(path))
-        table = file.read(columns=chosen, use_threads=False)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{path}: cannot be read as Parquet: {error}") from None
-    if not table.num_rows:
-        raise InputError(f"{path}: the table has no rows")
-    return Table(
-        path, {name: _arrow(path, name, table.column(name), name in choice.categorical) for name in chosen}, ()
-    )
-
-
-def _arrow(path: Path, name: str, chunks: Any, categorical: bool) -> Column:
-    import pyarrow
-    import pyarrow.compute
-
-    kind = chunks.type
-    if pyarrow.types.is_dictionary(kind):
-        kind = kind.value_type
-        chunks = chunks.cast(kind)
-    numeric = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind)
-    numeric = numeric or pyarrow.types.is_decimal(kind)
-    if numeric and not categorical:
-        source = chunks.cast(pyarrow.float64(), safe=False)
-        return Numbers(name, source.to_numpy().astype(np.float64))
-    if not (numeric or pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-        raise InputError(
-            f"{path}: column {name!r} contains {kind}, neither numbers nor text; drop={name} (--data-option "
-            f"drop={name}) leaves it out"
-        )
-    encoded = pyarrow.compute.dictionary_encode(chunks.cast(pyarrow.string())).combine_chunks()
-    if isinstance(encoded, pyarrow.ChunkedArray):
-        encoded = encoded.chunk(0)
-    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return Texts(name, codes, tuple(encoded.dictionary.to_pylist()))
+    table = read_parquet(path, lambda schema: choice.of(path, schema.names))
+    columns = {
+        name: column_of(path, name, table.column(name), name in choice.categorical) for name in table.column_names
+    }
+    return Table(path, columns, ())

@@ -1,4 +1,4 @@
-"""Texts in rows: a .csv, .tsv or .jsonl file with a column of texts and perhaps a column of labels."""
+"""Texts in rows: a .csv, .tsv, .jsonl or .parquet file with a column of texts and perhaps a column of labels."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from graphkit.data.dataset import TARGETS
+from graphkit.data.preprocessing.parquet import columns_of_cells, read_parquet
 from graphkit.data.preprocessing.vocabulary import read_text
 from graphkit.errors import InputError, did_you_mean
 from graphkit.text import listed
 
 # Suffixes of files that `read_columns` reads.
-SUFFIXES = (".csv", ".tsv", ".jsonl")
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 # Names of columns that contain the text, the most specific first.
 _TEXTS = ("text", "texts", "sentence", "review", "content")
 
@@ -27,7 +28,8 @@ Columns: TypeAlias = Mapping[str, Sequence[Any]]
 
 def read_columns(path: Path) -> Columns:
     """Return the columns of a file. Raises InputError, which names file and line, if it cannot be read."""
-    found = _objects(path) if path.suffix.lower() == ".jsonl" else _cells(path)
+    suffix = path.suffix.lower()
+    found = _objects(path) if suffix == ".jsonl" else _parquet(path) if suffix == ".parquet" else _cells(path)
     if not found or not len(next(iter(found.values()))):
         raise InputError(f"{path}: the file contains no row")
     return found
@@ -71,6 +73,11 @@ def _cells(path: Path) -> dict[str, list[str]]:
     return columns
 
 
+def _parquet(path: Path) -> dict[str, list[Any]]:
+    table = read_parquet(path, lambda schema: columns_of_cells(path, schema))
+    return {name: table.column(name).to_pylist() for name in table.column_names}
+
+
 def text_column(path: Path, columns: Columns, name: str | None = None, besides: Collection[str] = ()) -> list[str]:
     """Return the texts of the rows.
 
@@ -95,10 +102,17 @@ def text_column(path: Path, columns: Columns, name: str | None = None, besides: 
     if name not in columns:
         raise InputError(f"{path}: there is no column {name!r}{did_you_mean(name, columns)}")
     for row, value in enumerate(columns[name]):
-        if not isinstance(value, str):  # only .jsonl files have such values
-            lines = [number for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
-            raise InputError(f"{path}, line {lines[row]}: {name!r} must be a text, not {json.dumps(value)}")
+        if not isinstance(value, str):
+            raise InputError(f"{path}, {_place(path, row)}: {name!r} must be a text, not {json.dumps(value)}")
     return list(columns[name])
+
+
+def _place(path: Path, row: int) -> str:
+    """Name a row, counted from 0, whose cell is not a text. Those of .csv and .tsv files are."""
+    if path.suffix.lower() == ".parquet":
+        return f"row {row}"
+    lines = [number for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
+    return f"line {lines[row]}"
 
 
 def target_column(columns: Columns) -> str | None:
