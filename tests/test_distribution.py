@@ -21,7 +21,16 @@ OTHERS = {"graphkit/executor/devices/extension.py": "onednn-cpu-gomp", "graphkit
 
 def written() -> dict[str, str]:
     """Every file of the project that a reader may copy a command from, by its path."""
-    patterns = ("*.md", "*.yml", "*.toml", ".pre-commit-config.yaml", ".ci/*", ".github/**/*.yml", "cmake/*")
+    patterns = (
+        "*.md",
+        "*.yml",
+        "*.toml",
+        "Dockerfile",
+        ".pre-commit-config.yaml",
+        ".ci/*",
+        ".github/**/*.yml",
+        "cmake/*",
+    )
     folders = ("docs", "examples", "bench", "tests", "graphkit", "cli", "models")
     files = [path for pattern in patterns for path in ROOT.glob(pattern)]
     files += [p for folder in folders for p in (ROOT / folder).rglob("*") if p.suffix in (".md", ".py", ".sh", ".pyi")]
