@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,15 +13,14 @@ import numpy as np
 from graphkit.checks.comparison import OutputReport, compare_outputs, errors, flattened
 from graphkit.checks.findings import Divergence, ValueDifference
 from graphkit.checks.judging import judged
-from graphkit.checks.lower_precision import Precision, precision_of
+from graphkit.checks.lower_precision import Precision, lower_of, precision_of
 from graphkit.checks.noise import EPSILON
 from graphkit.checks.nonfinite import counted
 from graphkit.checks.pairing import Cut, Pair, Producers, pairs_of
-from graphkit.checks.sides import Side, lower_precision, match
+from graphkit.checks.sides import Side, match
 from graphkit.checks.trace import GraphTrace, Trace, trace_of
 from graphkit.checks.walk import Walk
 from graphkit.errors import GraphkitError, InvalidModel, RuntimeFailure, UsageError
-from graphkit.ir.graph import Graph
 from graphkit.ir.types import FLOATS, DType, TensorType, Type, dtype_of
 
 # Functions with values up to 1. Engines approximate them with an absolute error of at most _STEPS epsilons, also where
@@ -62,7 +62,6 @@ class Comparer:
         )
         self.labels = (first.label, second.label)
         self.is_one_model = first.given is second.given
-        self.lower = lower_precision(first, second)
         inputs = second.inputs or [(name, name) for name in arrays]
         outputs, self.notes = self._outputs()
         self.pairs, by_structure = pairs_of(self.ours.trace, self.theirs.trace, inputs, outputs)
@@ -70,8 +69,8 @@ class Comparer:
             raise UsageError(f"no value of {self.labels[0]} can be matched with one of {self.labels[1]}")
         if by_structure:
             self.notes += ("few values have equal names: the others are matched by structure",)
-        if self.lower is not None:
-            self.notes += (f"the precisions differ: the limits are those of {self.lower.name}",)
+        self._lower = {} if self.is_one_model else self._lower_precisions()
+        self.notes += tuple(self._notes_on_precisions())
         self.unmatched = sum(len(step.outputs) for step in self.ours.trace.steps) - len(self.pairs)
         self._to_theirs = dict(inputs) | {p.ours: p.theirs for p in self.pairs}
         self._to_ours = {theirs: ours for ours, theirs in self._to_theirs.items()}
@@ -87,6 +86,32 @@ class Comparer:
         found = match("output", *types, self.labels, needed=False)
         ours, theirs = (dict(zip(kinds, names, strict=True)) for kinds, names in zip(types, values, strict=True))
         return [(ours[a], theirs[b]) for a, b in found.pairs], found.notes
+
+    def _lower_precisions(self) -> dict[str, Precision]:
+        """The lower precision of each pair whose values depend on different ones, by the name on the first side."""
+        found = {
+            p.ours: lower_of(_precision(self.first, p.ours), _precision(self.second, p.theirs)) for p in self.pairs
+        }
+        return {name: lower for name, lower in found.items() if lower is not None}
+
+    def _notes_on_precisions(self) -> Iterator[str]:
+        for lower, count in Counter(self._lower.values()).items():
+            values = "" if count == len(self.pairs) else f" for {count} of {len(self.pairs)} values"
+            yield f"the precisions differ{values}: the limits are those of {lower.name}"
+
+    def _lower_of(self, name: str, ours: Any, theirs: Any) -> Precision | None:
+        """The precision that determines the limits of a value; None: its element type does.
+
+        ours, theirs: the value on both sides. If only their element types differ, the precision is that of both.
+        """
+        if (
+            name in self._lower
+            or self.is_one_model
+            or not (isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray))
+        ):
+            return self._lower.get(name)
+        both_floats = dtype_of(ours.dtype) in FLOATS and dtype_of(theirs.dtype) in FLOATS
+        return self.first.precisions_of_values.get(name) if both_floats and ours.dtype != theirs.dtype else None
 
     def name_of_second(self, name: str) -> str | None:
         """The name that a value of the first side has on the second one; None if it is not matched."""
@@ -109,7 +134,7 @@ class Comparer:
             side.trace.steps[side.of[name]].operator
             for side, name in ((self.ours, pair.ours), (self.theirs, pair.theirs))
         )
-        if self.lower is None or operators[0] == operators[1] or pair.ours in self.ours.trace.outputs:
+        if not self._lower or operators[0] == operators[1] or pair.ours in self.ours.trace.outputs:
             return False
         self._dropped.add(pair)
         del self._to_theirs[pair.ours], self._to_ours[pair.theirs]
@@ -224,17 +249,47 @@ class Comparer:
 
     def compared(self, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[OutputReport, ...]:
         """Compare values by the tolerances, under the names of the first side."""
-        return compare_outputs(ours, theirs, self.rtol, self.atol, by_magnitude=True, lower=self.lower)
+        return tuple(
+            report
+            for (name, mine), other in zip(ours.items(), theirs.values(), strict=True)
+            for report in compare_outputs(
+                {name: mine}, {name: other}, self.rtol, self.atol, by_magnitude=True,
+                lower=self._lower_of(name, mine, other),
+            )
+        )  # fmt: skip
 
     def judged(
         self, targets: Sequence[Pair], ours: Mapping[str, Any], theirs: Mapping[str, Any], given: Mapping[str, Any]
     ) -> tuple[OutputReport, ...]:
         """Compare the values of `targets`; measure rounding from the values `given` on if they fail the tolerances."""
+        if self.rtol is not None or self.atol is not None:
+            return self.compared(ours, theirs)
+        groups: dict[Precision | None, list[Pair]] = {}
+        for pair in targets:
+            lower = self._lower_of(pair.ours, ours[pair.ours], theirs[pair.ours])
+            groups.setdefault(lower, []).append(pair)
+        return tuple(
+            report
+            for lower, group in groups.items()
+            for report in self._judged_group(
+                group, {p.ours: ours[p.ours] for p in group}, {p.ours: theirs[p.ours] for p in group}, given, lower
+            )
+        )
+
+    def _judged_group(
+        self,
+        targets: Sequence[Pair],
+        ours: Mapping[str, Any],
+        theirs: Mapping[str, Any],
+        given: Mapping[str, Any],
+        lower: Precision | None,
+    ) -> tuple[OutputReport, ...]:
+        """See `judged`. lower: the precision that determines the limits of all these values."""
         reports = self.compared(ours, theirs)
-        if all(report.passed for report in reports) or self.rtol is not None or self.atol is not None:
+        if all(report.passed for report in reports):
             return reports
         try:
-            side, producers, names = self._exact
+            side, producers, names = self._exact(targets, lower)
             exact = {name: names(name) for name in (*given, *(p.ours for p in targets))}
             wanted = [exact[p.ours] for p in targets]
             is_first = side is self.first
@@ -247,30 +302,37 @@ class Comparer:
             told = f"the rounding noise cannot be measured: {error}"
             return tuple(r if r.passed or r.reason else replace(r, reason=told) for r in reports)
         own = {p.ours: exact[p.ours] for p in targets}
-        found = judged(part, feeds, ours, theirs, reports, labels=self.labels, own=own, lower=self.lower)
+        found = judged(part, feeds, ours, theirs, reports, labels=self.labels, own=own, lower=lower)
         found = self._accepted(targets, found)
-        rounding = self._rounding(part.graph)
-        if rounding is None or all(report.passed for report in found):
+        rounding = precision_of(part.graph)
+        if lower is not None or rounding is None or rounding.name not in map(str, FLOATS):
+            return found
+        if all(report.passed for report in found):
             return found
         # Of the two engines, either may round more often: then both errors are compared with the measured rounding.
         by_rounding = judged(part, feeds, ours, theirs, reports, labels=self.labels, own=own, lower=rounding)
         by_rounding = self._accepted(targets, by_rounding)
         return by_rounding if all(report.passed for report in by_rounding) else found
 
-    def _rounding(self, part: Graph) -> Precision | None:
-        """The precision of isolated nodes, if that of the models is equal and it is that of a float type."""
-        own = precision_of(part)
-        return own if self.lower is None and own is not None and own.name in map(str, FLOATS) else None
+    def _exact(self, targets: Sequence[Pair], lower: Precision | None) -> tuple[Side, Producers, Any]:
+        """The side whose model is evaluated in double precision, its nodes in graphkit, and its names of pairs.
+
+        It is the second side if the first one has the lower precision.
+        """
+        name = targets[0].ours
+        if lower is not None and name in self._lower and lower == _precision(self.first, name):
+            return self.second, self._exact_second, self._to_theirs.__getitem__
+        return self.first, self._exact_first, str
 
     @cached_property
-    def _exact(self) -> tuple[Side, Producers, Any]:
-        """The side whose model is evaluated in double precision, its nodes in graphkit, and its names of pairs."""
-        is_second = self.lower is not None and self.lower == self.first.precision
-        side = self.second if is_second else self.first
-        known = self.theirs if is_second else self.ours
-        if not isinstance(known.trace, GraphTrace):
-            known = Producers(GraphTrace(side.model, self.feeds if is_second else self.arrays))
-        return side, known, (self._to_theirs.__getitem__ if is_second else str)
+    def _exact_first(self) -> Producers:
+        found = self.ours
+        return found if isinstance(found.trace, GraphTrace) else Producers(GraphTrace(self.first.model, self.arrays))
+
+    @cached_property
+    def _exact_second(self) -> Producers:
+        found = self.theirs
+        return found if isinstance(found.trace, GraphTrace) else Producers(GraphTrace(self.second.model, self.feeds))
 
     def _accepted(self, targets: Sequence[Pair], reports: Sequence[OutputReport]) -> tuple[OutputReport, ...]:
         """Let errors of a few epsilons pass if a bounded function made the value."""
@@ -317,8 +379,13 @@ class Comparer:
                     continue
                 if a.shape != b.shape:
                     yield f"parameter {name!r} has the shape {list(a.shape)}, and {list(b.shape)} on the other side"
-                elif (count := int((errors(a, b, dtype_of(a.dtype))[0] > 0).sum())) and self.lower is None:
+                elif (count := int((errors(a, b, dtype_of(a.dtype))[0] > 0).sum())) and not self._lower:
                     yield f"parameter {name!r}: {count} of {a.size} elements differ"
+
+
+def _precision(side: Side, name: str) -> Precision | None:
+    """The lowest precision that a value depends on: that of the model if graphkit has no value of this name."""
+    return side.precisions_of_values.get(name, side.precision)
 
 
 def _fails(trace: Trace, cut: Cut, given: Mapping[str, Any], wanted: Sequence[str]) -> bool:

@@ -44,14 +44,14 @@ def precision_of(graph: Graph) -> Precision | None:
     return max(_precisions(graph), key=lambda found: found.epsilon, default=None)
 
 
-def precisions_of_outputs(graph: Graph) -> list[Precision | None]:
-    """Return the lowest precision among the nodes that each output depends on; None if these compute no floats."""
+def precisions_of_values(graph: Graph) -> dict[Value, Precision | None]:
+    """Return the lowest precision among the nodes that each result depends on; None if they compute no floats."""
     found: dict[Value, Precision | None] = {}
     for node in graph.nodes:
         known = (found.get(value) for value in node.operands)
         lowest = max(filter(None, (*_precisions_of(node), *known)), key=lambda each: each.epsilon, default=None)
         found |= dict.fromkeys(node.outputs, lowest)
-    return [found.get(value) for value in graph.outputs]
+    return found
 
 
 def lower_of(one: Precision | None, other: Precision | None) -> Precision | None:

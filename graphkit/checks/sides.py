@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.checks.lower_precision import Precision, lower_of, precision_of, precisions_of_outputs
+from graphkit.checks.lower_precision import Precision, precision_of, precisions_of_values
 from graphkit.errors import GraphkitError, InvalidModel, UsageError, did_you_mean
+from graphkit.ir.graph import Value
 from graphkit.ir.types import FLOATS, DType, TensorType, Type, dtype_of
 from graphkit.loading import is_onnx_file, load
 from graphkit.model import Model
@@ -84,9 +85,23 @@ class Side:
     def precisions(self) -> Mapping[str, Precision | None]:
         """The lowest precision that each output depends on, by name; empty if graphkit cannot read the model."""
         try:
-            return dict(zip(self.model.outputs, precisions_of_outputs(self.model.graph), strict=True))
+            found, outputs = self._precisions, self.model.graph.outputs
+            return {name: found.get(value) for name, value in zip(self.model.outputs, outputs, strict=True)}
         except GraphkitError:
             return {}
+
+    @cached_property
+    def precisions_of_values(self) -> Mapping[str, Precision | None]:
+        """As `precisions`, of all results of nodes, by name."""
+        try:
+            name_of = self.model.graph.name_of
+            return {name_of(value): precision for value, precision in self._precisions.items()}
+        except GraphkitError:
+            return {}
+
+    @cached_property
+    def _precisions(self) -> Mapping[Value, Precision | None]:
+        return precisions_of_values(self.model.graph)
 
     def feeds(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arrays of the first side under the names, and with the float types, of this side's inputs."""
@@ -209,11 +224,6 @@ def match_inputs(first: Side, second: Side, arrays: Mapping[str, Any]) -> tuple[
     for name, own in found.pairs:
         rounded[name] = _rounded(arrays[name], first.input_types[name], second.input_types[own])
     return rounded, found.notes
-
-
-def lower_precision(first: Side, second: Side) -> Precision | None:
-    """Return the lower precision of two sides with different models; None if it is the same, or unknown."""
-    return None if first.given is second.given else lower_of(first.precision, second.precision)
 
 
 def _same_rank(one: Type, other: Type) -> bool:

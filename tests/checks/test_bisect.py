@@ -253,6 +253,34 @@ def test_float16_export_agrees_and_its_faults_are_found(name: str) -> None:
     found_at(result, {"convnet": "c2", "transformer": "k", "lstm": "g"}[name])
 
 
+def with_weights(text: str, weights: dict[str, np.ndarray]) -> onnx.ModelProto:
+    proto = parser.parse_model(planted.HEAD + f"net (float[4, 8] x) => (float[4, 8] y) {{ {text} }}")
+    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    return proto
+
+
+@pytest.mark.parametrize("half_is_first", [False, True])
+def test_each_value_has_the_limits_of_what_it_depends_on(half_is_first: bool) -> None:
+    """Only the second product is in float16. A fault of 0.1% in the first one is found, which float16 would hide."""
+    draw = np.random.default_rng(0).standard_normal
+    weights = {"v": draw((8, 8)).astype(np.float32), "w": draw((8, 8)).astype(np.float32)}
+    single = with_weights("a = MatMul (x, v) b = Relu (a) c = MatMul (b, w) y = Tanh (c)", weights)
+    text = "a = MatMul (x, v) b = Relu (a) h = Cast <to = 10> (b) c = MatMul (h, w) s = Cast <to = 1> (c) y = Tanh (s)"
+    mixed = with_weights(text, weights | {"w": weights["w"].astype(np.float16)})
+    feeds = {"x": draw((4, 8)).astype(np.float32)}
+
+    def compared() -> Any:
+        first, second = (mixed, single) if half_is_first else (single, mixed)
+        return gk.bisect(gk.load(first), feeds, source=first, against=second)
+
+    result = compared()
+    assert result.passed, str(result)
+    assert "the precisions differ for 2 of 4 values: the limits are those of float16" in result.notes
+    weights["v"] *= np.float32(1.001)
+    mixed.graph.initializer[0].CopyFrom(numpy_helper.from_array(weights["v"], "v"))
+    found_at(compared(), "a")
+
+
 @full
 @pytest.mark.parametrize("name", ["convnet", "transformer", "lstm"])
 def test_first_model_may_have_the_lower_precision(name: str) -> None:
