@@ -31,6 +31,11 @@ class RuntimeTrainer:
         self.about = json.loads(self.session.get_modelmeta().custom_metadata_map["graphkit.training_step"])
         first = onnxruntime.InferenceSession(str(path.parent / self.about["init"]), options)
         self.states = dict(zip([o.name for o in first.get_outputs()], first.run(None, {}), strict=True))
+        # A program without JSON knows the states by this order.
+        assert [s["input"] for s in self.about["states"]] == list(self.states)
+        names = [output.name for output in self.session.get_outputs()]
+        assert names[0] == self.about["loss"]
+        assert names[len(names) - len(self.states) :] == [s["output"] for s in self.about["states"]]
 
     def step(self, **feeds):
         new = {s["output"]: s["input"] for s in self.about["states"]}
