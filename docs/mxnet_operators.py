@@ -50,7 +50,6 @@ LIMITS = {
     "IdentityAttachKLSparseReg": "training leaves out the penalty, and needs a loss",
     "LayerNorm": "not `output_mean_var`",
     "Pooling": "`pooling_convention` same for max pooling over one axis",
-    "RNN": "not `projection_size`, not `lstm_state_clip_min` and `lstm_state_clip_max`",
     "SoftmaxOutput": "training with `out_grad` needs a loss",
     "_arange": "not `infer_range`",
     "_contrib_ROIAlign": "regions with a negative batch index give 0; MXNet 1.9 does not set their elements on the CPU",

@@ -20,6 +20,7 @@ from graphkit.mxnet_io.operators import (
     numpy_forms,
     pooling,
     product,
+    projected,
     quantised,
     random,
     recurrent,
@@ -36,6 +37,6 @@ from graphkit.mxnet_io.operators import (
 __all__ = [
     "attention", "boxes", "checking", "control", "convolution", "creation", "densities", "detection", "elementwise",
     "fused", "heads", "image", "indexing", "joining", "linear_algebra", "normalization", "numpy_forms", "pooling",
-    "product", "quantised", "random", "recurrent", "reduction", "regions", "repeating", "sequence", "shape", "slices",
-    "sparse", "special",
+    "product", "projected", "quantised", "random", "recurrent", "reduction", "regions", "repeating", "sequence",
+    "shape", "slices", "sparse", "special",
 ]  # fmt: skip
