@@ -17,6 +17,8 @@ from graphkit.mxnet_io.operators import (
     joining,
     linear_algebra,
     normalization,
+    numpy_counts,
+    numpy_edits,
     numpy_forms,
     pooling,
     product,
@@ -26,6 +28,7 @@ from graphkit.mxnet_io.operators import (
     recurrent,
     reduction,
     regions,
+    rejection,
     repeating,
     sequence,
     shape,
@@ -36,7 +39,7 @@ from graphkit.mxnet_io.operators import (
 
 __all__ = [
     "attention", "boxes", "checking", "control", "convolution", "creation", "densities", "detection", "elementwise",
-    "fused", "heads", "image", "indexing", "joining", "linear_algebra", "normalization", "numpy_forms", "pooling",
-    "product", "projected", "quantised", "random", "recurrent", "reduction", "regions", "repeating", "sequence",
-    "shape", "slices", "sparse", "special",
+    "fused", "heads", "image", "indexing", "joining", "linear_algebra", "normalization", "numpy_counts",
+    "numpy_edits", "numpy_forms", "pooling", "product", "projected", "quantised", "random", "recurrent",
+    "reduction", "regions", "rejection", "repeating", "sequence", "shape", "slices", "sparse", "special",
 ]  # fmt: skip

@@ -252,6 +252,24 @@ def quantized_add(call: Call) -> list[Value]:
     return [_integers(total, range_.magnitude, dtype, _STEPS[dtype]), range_.least, range_.most]
 
 
+@converter("_contrib_quantized_elemwise_mul")
+def quantized_multiply(call: Call) -> Value | list[Value]:
+    """Multiply. The result is real, int8 with a calibrated range (rounded towards zero, as in MXNet), or int32."""
+    a, b = call[0], call[1]
+    ranges, range_ = (Range(call[2], call[3]), Range(call[4], call[5])), calibrated(call)
+    if call.attributes.flag("enable_float_output", False) or range_ is not None:
+        product = F.mul(real(a, ranges[0]), real(b, ranges[1]))
+        if range_ is None:
+            result: Value = product
+            return result
+        steps = F.div(product, _level(range_, DType.INT8))
+        q = F.cast(F.clip(steps, np.float32(-128), np.float32(127)), to=DType.INT8)
+        return [q, range_.least, range_.most]
+    factor = _LARGEST / (_WHOLE_STEPS[a.dtype] * _WHOLE_STEPS[b.dtype])
+    most = F.reshape(F.mul(F.mul(ranges[0].magnitude, ranges[1].magnitude), np.float32(factor)), i64(1))
+    return [F.mul(F.cast(a, to="int32"), F.cast(b, to="int32")), F.neg(most), most]
+
+
 @converter("_contrib_quantized_batch_norm")
 def quantized_batch_norm(call: Call) -> list[Value]:
     """Normalise by the running statistics; the result is int8 with the calibrated range."""
