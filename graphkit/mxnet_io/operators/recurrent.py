@@ -141,12 +141,11 @@ def _cells(packed: Value, shapes: Sequence[tuple[int, ...]], sizes: _Sizes) -> l
     count = sizes.layers * sizes.directions
     each = 2 if sizes.projection is None else 3
     weights, biases = parts[: count * each], parts[count * each :]
-    return [
-        Cell(
-            *weights[i * each : i * each + 2], weights[i * each + 2] if each == 3 else None, *biases[2 * i : 2 * i + 2]
-        )
-        for i in range(count)
-    ]
+    found = []
+    for i in range(count):
+        inputs, states, *projection = weights[i * each : (i + 1) * each]
+        found.append(Cell(inputs, states, projection[0] if projection else None, biases[2 * i], biases[2 * i + 1]))
+    return found
 
 
 def _pieces(packed: Value, sizes: Sequence[int]) -> list[Value]:
