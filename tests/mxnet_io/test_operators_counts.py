@@ -79,30 +79,6 @@ def test_values(cases, tmp_path):
     check(cases, tmp_path)
 
 
-def test_choice_and_multinomial(tmp_path):
-    chances = np.float32([0.1, 0.2, 0.7])
-    cases = [
-        case("_npi_choice", gives=chances, a=5, size=(4000,), ctx="cpu"),
-        case("_npi_choice", chances, gives=chances, a=3, size=(2, 2000), weighted=True),
-        case("_npi_choice", gives=chances, a=6, size=(6,), replace=False),
-        case("_npi_choice", np.float32([0.5, 0, 0.5]), gives=chances, a=3, size=(2,), replace=False, weighted=True),
-        case("_npi_choice", np.float32([10, 20, 30]), gives=chances, a="None", size=()),
-        case("_npi_multinomial", gives=chances, n=20, pvals=(0.1, 0.2, 0.7), size=(200,)),
-    ]
-    model, feeds = imported(cases, tmp_path)
-    even, weighted, shuffled, without, single, counts = model.run(feeds).values()
-    np.testing.assert_allclose(np.bincount(even) / 4000, [0.2] * 5, atol=0.04)
-    np.testing.assert_allclose(np.bincount(weighted.ravel()) / 4000, chances, atol=0.04)
-    assert sorted(shuffled) == [0, 1, 2, 3, 4, 5]
-    assert sorted(without) == [0, 2]
-    assert single.shape == ()
-    assert single in (0, 1, 2)
-    assert counts.dtype == np.int64
-    assert np.all(counts.sum(1) == 20)
-    np.testing.assert_allclose(counts.mean(0) / 20, chances, atol=0.04)
-    assert len(np.unique(counts, axis=0)) > 20
-
-
 WRONG = [
     (case("_npi_delete", X, gives=X, int_ind=4, axis=1), "out of bounds"),
     (case("_npi_tensorinv", X, gives=X, ind=1), r"give 3 rows and 4 columns"),

@@ -1,8 +1,6 @@
-"""Operators of mx.np that count and order: histogram, bincount, percentile, lcm, choice, multinomial."""
+"""Operators of mx.np that count and order: histogram, bincount, percentile, lcm."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 
@@ -140,46 +138,3 @@ def lcm(call: Call) -> Value:
 def lcm_scalar(call: Call) -> Value:
     call.attributes.ignore("is_int")
     return _lcm(call.x, constant(np.asarray(call.attributes.number("scalar", 1.0), call.x.dtype.numpy)))
-
-
-# --- drawing of classes ---------------------------------------------------------------------------------------------
-
-
-def _size(call: Call) -> tuple[int, ...]:
-    return tuple(call.attributes.integers("size"))
-
-
-@converter("_npi_choice")
-def choice(call: Call) -> Value:
-    """Positions of an axis drawn at random, with probabilities if `weighted`, with or without replacement (int64)."""
-    attributes = call.attributes
-    attributes.ignore("ctx")
-    number, size = attributes.optional_integer("a"), _size(call)
-    weighted, replace = attributes.flag("weighted", False), attributes.flag("replace", True)
-    draws = math.prod(size)
-    if weighted:
-        logits = F.log(call[len(call) - 1])
-    else:
-        count = sizes_of(call.x, 0) if number is None else i64(number)
-        logits = F.constant_of_shape(count, value=np.zeros(1, np.float32))
-    if replace:
-        found = F.multinomial(F.unsqueeze(logits, i64(0)), sample_size=draws, dtype=DType.INT64)
-    else:
-        # The largest of logits with Gumbel noise are a draw without replacement.
-        noise = F.neg(F.log(F.neg(F.log(F.random_uniform_like(logits)))))
-        found = F.top_k(F.add(logits, noise), i64(draws), axis=0)[1]
-    return reshape(found, size)
-
-
-@converter("_npi_multinomial")
-def multinomial_counts(call: Call) -> Value:
-    """How often each class is drawn in n draws: int64 [*size, classes]."""
-    attributes = call.attributes
-    n, size = attributes.integer("n", 0), _size(call)
-    given = attributes.numbers("pvals")
-    chances = constant(np.asarray(given, np.float32)) if given else call.x
-    draws = F.multinomial(F.log(F.unsqueeze(chances, i64(0))), sample_size=n * math.prod(size), dtype=DType.INT64)
-    classes = F.range(np.int64(0), F.squeeze(sizes_of(chances, 0), i64(0)), np.int64(1))
-    hits = F.cast(F.equal(F.unsqueeze(reshape(draws, [*size, n]), i64(-1)), classes), to=np.int64)
-    result: Value = F.reduce_sum(hits, i64(-2), keepdims=False)
-    return result

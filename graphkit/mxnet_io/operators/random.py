@@ -15,7 +15,7 @@ import numpy as np
 from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
-from graphkit.mxnet_io.call import Call, converter, rank_of, scalar, sizes_of
+from graphkit.mxnet_io.call import Call, converter, rank_of, require_elements, reshape, scalar, sizes_of
 from graphkit.mxnet_io.operators import rejection
 from graphkit.mxnet_io.operators.rejection import Source
 from graphkit.ops import F, constant
@@ -256,6 +256,44 @@ def multinomial(call: Call) -> Value | list[Value]:
         result: Value = classes
         return result
     return [classes, F.reshape(F.gather_elements(logits, drawn, axis=1), sizes)]
+
+
+@converter("_npi_choice")
+def choice(call: Call) -> Value:
+    """Positions of an axis drawn at random, with probabilities if `weighted`, with or without replacement (int64)."""
+    attributes = call.attributes
+    attributes.ignore("ctx")
+    number, size = attributes.optional_integer("a"), _shape(call, "size")
+    weighted, replace = attributes.flag("weighted", False), attributes.flag("replace", True)
+    draws = math.prod(size)
+    require_elements(max(draws, number or 1))
+    if weighted:
+        logits = F.log(call[len(call) - 1])
+    else:
+        count = sizes_of(call.x, 0) if number is None else i64(number)
+        logits = F.constant_of_shape(count, value=np.zeros(1, np.float32))
+    if replace:
+        found = F.multinomial(F.unsqueeze(logits, i64(0)), sample_size=draws, dtype=DType.INT64)
+    else:
+        # The largest of logits with Gumbel noise are a draw without replacement.
+        noise = F.neg(F.log(F.neg(F.log(F.random_uniform_like(logits)))))
+        found = F.top_k(F.add(logits, noise), i64(draws), axis=0)[1]
+    return reshape(found, size)
+
+
+@converter("_npi_multinomial")
+def multinomial_counts(call: Call) -> Value:
+    """How often each class is drawn in n draws: int64 [*size, classes]."""
+    attributes = call.attributes
+    n, size = attributes.integer("n", 0), _shape(call, "size")
+    given = attributes.numbers("pvals")
+    require_elements(n, *size, max(len(given), 1))
+    chances = constant(np.asarray(given, np.float32)) if given else call.x
+    draws = F.multinomial(F.log(F.unsqueeze(chances, i64(0))), sample_size=n * math.prod(size), dtype=DType.INT64)
+    classes = F.range(np.int64(0), F.squeeze(sizes_of(chances, 0), i64(0)), np.int64(1))
+    hits = F.cast(F.equal(F.unsqueeze(reshape(draws, [*size, n]), i64(-1)), classes), to=np.int64)
+    result: Value = F.reduce_sum(hits, i64(-2), keepdims=False)
+    return result
 
 
 @converter("_shuffle", "shuffle", "_npi_shuffle")
