@@ -34,8 +34,8 @@ to date.
 - Operators that update weights (`sgd_update`, ...) are not read: graphkit's own optimizers train a model. Nor are
   operators that call Python (`Custom`), read image files (`_cvimread`), change images at random for training
   (`_image_random_brightness`), assign to their operand (`_set_value`, `_npi_boolean_mask_assign_scalar`), or work on
-  sparse graphs (`_contrib_dgl_subgraph`). Eigenvalues of matrices that are not symmetric, singular values (`_npi_svd`)
-  and quantised recurrent layers (`_contrib_quantized_rnn`) have no counterpart.
+  sparse graphs (`_contrib_dgl_subgraph`). Eigenvalues of matrices that are not symmetric, and singular values
+  (`_npi_svd`), have no counterpart.
 """
 _CALIBRATED = (
     "MXNet's CPU kernel writes the range of int8 for uint8 data, and does not rescale the int8 bias "
@@ -59,6 +59,7 @@ LIMITS = {
     "_contrib_quantized_batch_norm": "only with a calibrated range; integers may differ by 1",
     "_contrib_quantized_conv": _CALIBRATED,
     "_contrib_quantized_elemwise_mul": "MXNet 1.9 wraps around beyond the calibrated range; here the result is clipped",
+    "_contrib_quantized_rnn": "weights are not rounded to 8 bits",
     "_image_flip_left_right": "MXNet 1.9 fills the middle column of an odd width with other numbers; here it stays",
     "_linalg_extractdiag": _KNOWN_SIZES,
     "_linalg_extracttrian": _KNOWN_SIZES,

@@ -320,6 +320,13 @@ MULTIPLIED = [
     case("_contrib_quantized_elemwise_mul", A, B, *one(-1, 2, -3, 1), enable_float_output=True, gives=np.float32(
         [[-2.70025, 0.81052, -0.03359], [-1.06962, 0.48314, -1.18847]])),
 ]  # fmt: skip
+LINE = np.linspace(-1.3, 2.1, 12, dtype=np.float32).reshape(2, 3, 2)
+SHIFTED = [
+    case("_contrib_quantize_asym", LINE, gives=[
+        U8([0, 23, 46, 70, 93, 116, 139, 162, 185, 209, 232, 255]).reshape(2, 3, 2), *one(75, 97.5)]),
+    case("_contrib_quantize_asym", LINE, min_calib_range=0.2, max_calib_range=1.0, gives=[
+        U8([0, 0, 0, 0, 0, 14, 113, 212, 255, 255, 255, 255]).reshape(2, 3, 2), *one(318.75, -63.75)]),
+]  # fmt: skip
 
 # Self-attention of 2 heads with one feature each, [time, batch, head * (query, key, value)].
 PACKED, WEIGHTS = I8([[[10, 20, -30, 40, 50, 60]], [[-70, 80, 90, 100, -110, 120]]]), U8([[[0, 255], [64, 128]]] * 2)
@@ -337,7 +344,7 @@ ATTENTION = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("cases", [CONVERSIONS, PRODUCTS, CONVOLUTIONS, OTHERS, FUSED, MULTIPLIED, ATTENTION])
+@pytest.mark.parametrize("cases", [CONVERSIONS, PRODUCTS, CONVOLUTIONS, OTHERS, FUSED, MULTIPLIED, SHIFTED, ATTENTION])
 def test_values(cases, tmp_path):
     check(cases, tmp_path)
 

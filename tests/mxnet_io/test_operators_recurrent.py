@@ -192,6 +192,20 @@ def test_states_of_a_projection_may_have_an_unknown_batch_size(tmp_path):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["lstm", "gru"])
+def test_quantised_data_are_dequantised(mode, tmp_path):
+    """Scale and shift of the data are the last operands."""
+    parts, count = parameters(mode, 2, 2), 1 + (mode == "lstm")
+    states = [floats(4, BATCH, HIDDEN, seed=20 + i) for i in range(count)]
+    integers = np.arange(X.size).reshape(X.shape).astype(np.uint8) * 3
+    wanted = recurrence(mode, (integers - 97.5) / 75, parts, states, 2, 2)
+    packed = np.concatenate([part.ravel() for part in parts])
+    item = case("_contrib_quantized_rnn", integers, packed, *states, np.float32([75]), np.float32([97.5]), gives=wanted,
+                weights=[1], mode=mode, state_size=HIDDEN, num_layers=2, bidirectional=True, state_outputs=True,
+                quantized="true")  # fmt: skip
+    check([item], tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -22,6 +22,7 @@ from graphkit.ir.graph import Value
 from graphkit.mxnet_io.call import Call, as_indices, converter, reshape, shape_of, sizes_of, static_sizes
 from graphkit.mxnet_io.operators import projected
 from graphkit.mxnet_io.operators.projected import Cell, Clip
+from graphkit.mxnet_io.operators.quantised import Replaced
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64
@@ -114,6 +115,18 @@ def rnn(call: Call) -> Value | list[Value]:
     if not attributes.flag("state_outputs", False):
         return x
     return [x, *(ends[0] if layers == 1 else F.concat(*ends, axis=0) for ends in last)]
+
+
+@converter("_contrib_quantized_rnn")
+def quantized_rnn(call: Call) -> Value | list[Value]:
+    """RNN on data that _contrib_quantize_asym made. Scale and shift follow the states.
+
+    MXNet rounds the weights to 8 bits. Here they stay as they are in the file.
+    """
+    call.attributes.ignore("quantized")
+    scale, shift = call[len(call) - 2], call[len(call) - 1]
+    data = F.div(F.sub(F.cast(call[0], to=scale.dtype), shift), scale)
+    return rnn(Replaced(call, data))
 
 
 def _features(x: Value, packed: Value, sizes: _Sizes) -> int:
