@@ -126,7 +126,8 @@ def quantized_rnn(call: Call) -> Value | list[Value]:
     call.attributes.ignore("quantized")
     scale, shift = call[len(call) - 2], call[len(call) - 1]
     data = F.div(F.sub(F.cast(call[0], to=scale.dtype), shift), scale)
-    return rnn(Replaced(call, data))
+    result: Value | list[Value] = rnn(Replaced(call, data))
+    return result
 
 
 def _features(x: Value, packed: Value, sizes: _Sizes) -> int:
