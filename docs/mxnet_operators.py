@@ -33,8 +33,9 @@ to date.
   that names the node and the attribute, except where the column says that the result differs.
 - Operators that update weights (`sgd_update`, ...) are not read: graphkit's own optimizers train a model. Nor are
   operators that call Python (`Custom`), read image files (`_cvimread`), change images at random for training
-  (`_image_random_brightness`), assign to their operand (`_set_value`), or work on sparse graphs
-  (`_contrib_dgl_subgraph`).
+  (`_image_random_brightness`), assign to their operand (`_set_value`, `_npi_boolean_mask_assign_scalar`), or work on
+  sparse graphs (`_contrib_dgl_subgraph`). Eigenvalues of matrices that are not symmetric, and singular values
+  (`_npi_svd`), have no counterpart.
 """
 _CALIBRATED = (
     "MXNet's CPU kernel writes the range of int8 for uint8 data, and does not rescale the int8 bias "
@@ -50,7 +51,6 @@ LIMITS = {
     "IdentityAttachKLSparseReg": "training leaves out the penalty, and needs a loss",
     "LayerNorm": "not `output_mean_var`",
     "Pooling": "`pooling_convention` same for max pooling over one axis",
-    "RNN": "not `projection_size`, not `lstm_state_clip_min` and `lstm_state_clip_max`",
     "SoftmaxOutput": "training with `out_grad` needs a loss",
     "_arange": "not `infer_range`",
     "_contrib_ROIAlign": "regions with a negative batch index give 0; MXNet 1.9 does not set their elements on the CPU",
@@ -58,6 +58,8 @@ LIMITS = {
     "_contrib_quantized_act": "only relu",
     "_contrib_quantized_batch_norm": "only with a calibrated range; integers may differ by 1",
     "_contrib_quantized_conv": _CALIBRATED,
+    "_contrib_quantized_elemwise_mul": "MXNet 1.9 wraps around beyond the calibrated range; here the result is clipped",
+    "_contrib_quantized_rnn": "weights are not rounded to 8 bits",
     "_image_flip_left_right": "MXNet 1.9 fills the middle column of an odd width with other numbers; here it stays",
     "_linalg_extractdiag": _KNOWN_SIZES,
     "_linalg_extracttrian": _KNOWN_SIZES,
@@ -73,10 +75,19 @@ LIMITS = {
     "_npi_arctan2": "a negative zero counts as zero",
     "_npi_copysign": "a negative zero counts as zero",
     "_npi_pad": "only constant, edge and reflect; not `reflect_type` odd",
+    "_npi_choice": _RANDOM,
+    "_npi_gamma": _RANDOM,
+    "_npi_multinomial": _RANDOM,
+    "_npi_tensorinv": _KNOWN_SIZES,
+    "_npi_tensorsolve": _KNOWN_SIZES,
     "_npx_constraint_check": "no error is raised if the condition is false",
     "_npx_reshape": "not a code -3 after -4, -5, -6 or -1",
     "_random_exponential": _RANDOM,
+    "_random_gamma": _RANDOM,
+    "_random_generalized_negative_binomial": _RANDOM,
+    "_random_negative_binomial": _RANDOM,
     "_random_normal": _RANDOM,
+    "_random_poisson": _RANDOM,
     "_random_uniform": _RANDOM,
     "_random_randint": _RANDOM,
     "_sample_multinomial": "probabilities are a vector or a matrix; the numbers differ",

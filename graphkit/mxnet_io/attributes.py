@@ -95,6 +95,9 @@ class Attributes:
         found = self._text(name)
         return default if found is None else self._number(name, found)
 
+    def optional_number(self, name: str) -> float | None:
+        return self.number(name, 0.0) if name in self else None
+
     def _number(self, name: str, text: str) -> float:
         if text in (*_TRUE, *_FALSE) and text not in "01":
             return float(text in _TRUE)

@@ -244,7 +244,7 @@ class NDArray(Value):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("an array without axes has no length")
+            raise TypeError("len() of unsized object")
         return self.shape[0]
 
     # Arrays are compared element by element, but a dict or set finds the object itself.

@@ -12,11 +12,14 @@ from graphkit.errors import UsageError
 from graphkit.ir.types import DType, dtype_of
 from graphkit.nd.calls import generator, random_state
 from graphkit.nd.creation import Shape, sizes
-from graphkit.nd.ndarray import NDArray
+from graphkit.nd.hybrid import hybridize
+from graphkit.nd.ndarray import NDArray, own
 from graphkit.nd.operators import call
 from graphkit.nd.runtime import settings
 from graphkit.ops import F
 from graphkit.signatures import shown
+
+_HALVES = (DType.FLOAT16.value, DType.BFLOAT16.value)
 
 
 def seed(number: int) -> None:
@@ -25,9 +28,14 @@ def seed(number: int) -> None:
 
 
 def uniform(low: float = 0.0, high: float = 1.0, shape: Shape = (1,), dtype: Any = "float32") -> NDArray:
-    """Return uniform random numbers of [low, high). Raises UsageError if a bound is not a number."""
-    bounds = {"low": _real("uniform", "low", low), "high": _real("uniform", "high", high)}
-    return _drawn("random_uniform", shape, dtype, **bounds)
+    """Return uniform random numbers of [low, high). Raises UsageError if a bound is not a number.
+
+    Rounding to `dtype` may give `high` itself.
+    """
+    start, end, kind = _real("uniform", "low", low), _real("uniform", "high", high), dtype_of(dtype)
+    if settings.capture is not None:
+        return _drawn("random_uniform", shape, kind, low=start, high=end)
+    return _moved("random_uniform", shape, kind, start, end - start)
 
 
 def normal(loc: float = 0.0, scale: float = 1.0, shape: Shape = (1,), dtype: Any = "float32") -> NDArray:
@@ -35,12 +43,10 @@ def normal(loc: float = 0.0, scale: float = 1.0, shape: Shape = (1,), dtype: Any
 
     Raises UsageError if one of these is not a number.
     """
-    mean, deviation = _real("normal", "loc", loc), _real("normal", "scale", scale)
-    # One program draws for all means and deviations.
-    found = _drawn("random_normal", shape, dtype)
-    if deviation != 1:
-        found = found * deviation
-    return found + mean if mean else found
+    mean, deviation, kind = _real("normal", "loc", loc), _real("normal", "scale", scale), dtype_of(dtype)
+    if settings.capture is not None:
+        return _drawn("random_normal", shape, kind, mean=mean, scale=deviation)
+    return _moved("random_normal", shape, kind, mean, deviation)
 
 
 def randint(low: int, high: int, shape: Shape = (1,), dtype: Any = "int32") -> NDArray:
@@ -76,9 +82,24 @@ def _real(function: str, name: str, value: Any) -> float:
         raise UsageError(f"{function}: {name} must be a number, not {shown(value)}") from None
 
 
-def _drawn(function: str, shape: Shape, dtype: Any, **attributes: float) -> NDArray:
+def _moved(function: str, shape: Shape, kind: DType, start: float, factor: float) -> NDArray:
+    """Return start + factor * drawn, computed in float64 and rounded once. One program serves all numbers."""
+    if start == 0 and factor == 1:
+        return _drawn(function, shape, kind)
+    numbers = own(np.array(start, np.float64)), own(np.array(factor, np.float64))
+    return _linear(*numbers, function, sizes(shape), kind.value)  # type: ignore[no-any-return]
+
+
+@hybridize
+def _linear(start: Any, factor: Any, function: str, shape: tuple[int, ...], dtype: str) -> Any:
+    # Half types are drawn in float32, and rounded after the scaling.
+    drawn = getattr(F, function)(shape=shape, dtype="float32" if dtype in _HALVES else dtype)
+    return F.cast(F.add(start, F.mul(factor, F.cast(drawn, to=DType.FLOAT64))), to=dtype)
+
+
+def _drawn(function: str, shape: Shape, kind: DType, **attributes: float) -> NDArray:
     """Draw numbers, or return a value that is drawn in each call of the function that is being traced."""
-    options = {"shape": sizes(shape), "dtype": dtype_of(dtype), **attributes}
+    options = {"shape": sizes(shape), "dtype": kind, **attributes}
     if settings.capture is not None:
         return getattr(F, function)(**options)  # type: ignore[no-any-return]
     return call(function, random_state(), **options)  # type: ignore[no-any-return]

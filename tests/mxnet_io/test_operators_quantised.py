@@ -310,8 +310,41 @@ FUSED = [
     ),
 ]
 
+# The products of MXNet 1.9.1; its int8 result wraps around where it is clipped here, at -128.
+A, B = I8([[-118, 18, -13], [-126, 11, 70]]), I8([[62, 122, 7], [23, 119, -46]])
+MULTIPLIED = [
+    case("_contrib_quantized_elemwise_mul", A, B, *one(-1, 2, -3, 1), gives=[
+        np.int32([[-7316, 2196, -91], [-2898, 1309, -3220]]), *one(-798865.5, 798865.5)]),
+    case("_contrib_quantized_elemwise_mul", A, B, *one(-1, 2, -3, 1), min_calib_range=-1.0, max_calib_range=2.0,
+         gives=[I8([[-128, 51, -2], [-68, 30, -75]]), *one(-1, 2)]),
+    case("_contrib_quantized_elemwise_mul", A, B, *one(-1, 2, -3, 1), enable_float_output=True, gives=np.float32(
+        [[-2.70025, 0.81052, -0.03359], [-1.06962, 0.48314, -1.18847]])),
+]  # fmt: skip
+LINE = np.linspace(-1.3, 2.1, 12, dtype=np.float32).reshape(2, 3, 2)
+SHIFTED = [
+    case("_contrib_quantize_asym", LINE, gives=[
+        U8([0, 23, 46, 70, 93, 116, 139, 162, 185, 209, 232, 255]).reshape(2, 3, 2), *one(75, 97.5)]),
+    case("_contrib_quantize_asym", LINE, min_calib_range=0.2, max_calib_range=1.0, gives=[
+        U8([0, 0, 0, 0, 0, 14, 113, 212, 255, 255, 255, 255]).reshape(2, 3, 2), *one(318.75, -63.75)]),
+]  # fmt: skip
 
-@pytest.mark.parametrize("cases", [CONVERSIONS, PRODUCTS, CONVOLUTIONS, OTHERS, FUSED])
+# Self-attention of 2 heads with one feature each, [time, batch, head * (query, key, value)].
+PACKED, WEIGHTS = I8([[[10, 20, -30, 40, 50, 60]], [[-70, 80, 90, 100, -110, 120]]]), U8([[[0, 255], [64, 128]]] * 2)
+HEADS = PACKED.reshape(2, 2, 3).transpose(1, 2, 0)[..., None] * (3 / 127.5)  # [head, part, time, 1]
+SCORED = HEADS[:, 0] @ HEADS[:, 1].swapaxes(1, 2)
+MIXED = (WEIGHTS / 255.5 @ HEADS[:, 2]).transpose(1, 0, 2).reshape(2, 1, 2)
+ATTENTION = [
+    case("_sg_mkldnn_selfatt_qk", PACKED, *one(-3, 3), gives=SCORED, heads=2, quantized=True, enable_float_output=True),
+    case("_sg_mkldnn_selfatt_qk", PACKED, *one(-3, 3), gives=[quantised(SCORED, 6), *one(-6, 6)], heads=2,
+         quantized=True, min_calib_range=-6.0, max_calib_range=5.0),
+    case("_sg_onednn_selfatt_valatt", PACKED, WEIGHTS, *one(-3, 3, 0, 1), gives=MIXED, heads=2, quantized=True,
+         enable_float_output=True),
+    case("_sg_mkldnn_selfatt_valatt", np.float32(PACKED), np.float32(WEIGHTS), gives=MIXED * (127.5 / 3) * 255.5,
+         heads=2, quantized=False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cases", [CONVERSIONS, PRODUCTS, CONVOLUTIONS, OTHERS, FUSED, MULTIPLIED, SHIFTED, ATTENTION])
 def test_values(cases, tmp_path):
     check(cases, tmp_path)
 

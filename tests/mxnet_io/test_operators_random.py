@@ -40,6 +40,16 @@ NUMBERS = [
     (case("_npi_bernoulli", gives=ANY, prob=0.3, logit="None", size=(COUNT,), is_logit=False), 0.3, math.sqrt(0.21),
          0, 1),
     (case("_npi_bernoulli", X, gives=ANY, prob="None", logit="None", size="None", is_logit=True), 0.5, 0.5, 0, 1),
+    (case("_random_gamma", gives=ANY, alpha=2.0, beta=3.0, shape=(COUNT,)), 6, math.sqrt(18), 0, 120),
+    (case("_random_gamma_like", X, gives=ANY, alpha=0.3, beta=3.0), 0.9, math.sqrt(2.7), 0, 80),
+    (case("_npi_gamma", X[0] + 5, gives=ANY, shape="None", scale=0.5, size=(100, 200)), 2.5, math.sqrt(1.25), 0, 25),
+    (case("_random_poisson", gives=ANY, lam=4.0, shape=(COUNT,)), 4, 2, 0, 30),
+    (case("_random_poisson_like", X, gives=ANY, lam=30.0), 30, math.sqrt(30), 0, 90),
+    (case("_random_negative_binomial", gives=ANY, k=3, p=0.4, shape=(COUNT,)), 4.5, math.sqrt(11.25), 0, 80),
+    (case("_random_negative_binomial_like", X, gives=ANY, k=2, p=0.05), 38, math.sqrt(760), 0, 900),
+    (case("_random_generalized_negative_binomial", gives=ANY, mu=2.0, alpha=0.3, shape=(COUNT,)), 2, math.sqrt(3.2),
+         0, 60),
+    (case("_random_generalized_negative_binomial_like", X, gives=ANY, mu=2.0, alpha=0.0), 2, math.sqrt(2), 0, 25),
     # Elements are dropped, and the others are divided by 1 - p.
     (case("Dropout", X + 1, gives=ANY, p=0.2, mode="always"), 1, 0.5, 0, 1.25),
 ]  # fmt: skip
@@ -77,6 +87,52 @@ def test_a_block_of_numbers_for_each_parameter(tmp_path):
     np.testing.assert_allclose(exponential.mean(1), 1 / HIGHS, rtol=0.1)
 
 
+def test_counts_for_each_parameter(tmp_path):
+    found = drawn(
+        [
+            case("_sample_gamma", np.float32([2, 0.5]), np.float32([3, 1]), gives=ANY, shape=(20000,)),
+            case("_sample_poisson", np.float32([4.5, 30]), gives=ANY, shape=(20000,)),
+            case("_sample_negative_binomial", np.float32([3, 0.5]), np.float32([0.4, 0.2]), gives=ANY, shape=(20000,)),
+            case("_sample_generalized_negative_binomial", np.float32([2, 8]), np.float32([0.3, 0]), gives=ANY,
+                 shape=(20000,)),
+        ],
+        tmp_path,
+    )  # fmt: skip
+    moments = [
+        ([6, 0.5], [18, 0.5]), ([4.5, 30], [4.5, 30]), ([4.5, 2], [11.25, 10]), ([2, 8], [3.2, 8]),
+    ]  # fmt: skip
+    for numbers, (mean, variance) in zip(found, moments, strict=True):
+        assert numbers.shape == (2, 20000)
+        np.testing.assert_allclose(numbers.mean(1), mean, atol=5 * np.sqrt(max(variance) / 20000))
+        np.testing.assert_allclose(numbers.var(1), variance, rtol=0.12)
+
+
+@pytest.mark.parametrize("rate", [0.7, 9.5, 10.5, 60.0])
+def test_poisson_numbers_have_the_probabilities(rate, tmp_path):
+    (numbers,) = drawn([case("_sample_poisson", np.float32([rate]), gives=ANY, shape=(COUNT,))], tmp_path)
+    assert np.all(numbers == np.floor(numbers))
+    steps = np.arange(200)
+    logs = steps * math.log(rate) - rate - np.array([math.lgamma(k + 1) for k in steps])
+    wanted = np.cumsum(np.exp(logs))
+    found = np.cumsum(np.bincount(numbers[0].astype(int), minlength=200)[:200]) / COUNT
+    assert np.abs(found - wanted).max() < 1.95 / math.sqrt(COUNT)  # Kolmogorov and Smirnov, probability 0.001
+
+
+def test_limits_of_the_parameters(tmp_path):
+    rates = np.float32([0, -1, np.nan, 1e6])
+    poisson, gamma = drawn(
+        [
+            case("_sample_poisson", rates, gives=ANY, shape=(50,)),
+            case("_sample_gamma", rates, np.ones(4, np.float32), gives=ANY, shape=(50,)),
+        ],
+        tmp_path,
+    )
+    for numbers in (poisson, gamma):
+        assert np.all(numbers[0] == 0)
+        assert np.isnan(numbers[1:3]).all()
+        assert np.abs(numbers[3] / 1e6 - 1).max() < 0.01
+
+
 def test_without_a_shape(tmp_path):
     number, block = drawn(
         [case("_random_uniform", gives=ANY), case("_sample_uniform", LOWS, HIGHS, gives=ANY)], tmp_path
@@ -98,6 +154,29 @@ def test_multinomial(tmp_path):
     np.testing.assert_allclose(logs, np.log(np.take_along_axis(rows, classes, 1)), rtol=1e-5)
     assert single.shape == ()
     assert single in (0, 1)
+
+
+def test_choice_and_multinomial(tmp_path):
+    chances = np.float32([0.1, 0.2, 0.7])
+    cases = [
+        case("_npi_choice", gives=chances, a=5, size=(4000,), ctx="cpu"),
+        case("_npi_choice", chances, gives=chances, a=3, size=(2, 2000), weighted=True),
+        case("_npi_choice", gives=chances, a=6, size=(6,), replace=False),
+        case("_npi_choice", np.float32([0.5, 0, 0.5]), gives=chances, a=3, size=(2,), replace=False, weighted=True),
+        case("_npi_choice", np.float32([10, 20, 30]), gives=chances, a="None", size=()),
+        case("_npi_multinomial", gives=chances, n=20, pvals=(0.1, 0.2, 0.7), size=(200,)),
+    ]
+    even, weighted, shuffled, without, single, counts = drawn(cases, tmp_path)
+    np.testing.assert_allclose(np.bincount(even) / 4000, [0.2] * 5, atol=0.04)
+    np.testing.assert_allclose(np.bincount(weighted.ravel()) / 4000, chances, atol=0.04)
+    assert sorted(shuffled) == [0, 1, 2, 3, 4, 5]
+    assert sorted(without) == [0, 2]
+    assert single.shape == ()
+    assert single in (0, 1, 2)
+    assert counts.dtype == np.int64
+    assert np.all(counts.sum(1) == 20)
+    np.testing.assert_allclose(counts.mean(0) / 20, chances, atol=0.04)
+    assert len(np.unique(counts, axis=0)) > 20
 
 
 def test_shuffle_keeps_slices(tmp_path):

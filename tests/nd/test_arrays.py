@@ -278,6 +278,8 @@ def test_conversions_to_python() -> None:
     assert nd.array([[1, 2]]).tolist() == [[1, 2]]
     assert [y.asscalar() for y in nd.arange(3)] == [0, 1, 2]
     assert len(nd.zeros((4, 2))) == 4
+    with pytest.raises(TypeError, match=r"^len\(\) of unsized object$"):  # numpy's message
+        len(nd.array(1.0))
     assert f"{x:.2f}" == "3.50"
     assert f"{nd.zeros((2, 2))}" == "array: float32[2, 2]"
     assert repr(nd.ones(2)) == "[1. 1.]\n<NDArray float32[2]>"

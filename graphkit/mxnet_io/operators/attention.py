@@ -7,8 +7,14 @@ values in encoder-decoder attention, [head][key, value][features]. Tensors are [
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Value
+from graphkit.ir.types import DType
 from graphkit.mxnet_io.call import Call, converter, scalar, static_sizes
+from graphkit.mxnet_io.operators.quantised import Range, calibrated, quantised, real
 from graphkit.mxnet_io.operators.shape import joined_sizes
 from graphkit.ops import F
 
@@ -41,15 +47,42 @@ def _mixed(call: Call, value: Value, attention: Value, heads: int) -> Value:
 
 @converter("_contrib_interleaved_matmul_selfatt_qk")
 def self_attention_scores(call: Call) -> Value:
-    query, key, _ = _heads(call[0], call.attributes.integer("heads", 1), 3)
+    return _self_scores(call, call[0])
+
+
+def _self_scores(call: Call, packed: Value) -> Value:
+    query, key, _ = _heads(packed, call.attributes.integer("heads", 1), 3)
     return _scores(call, query, key)
 
 
 @converter("_contrib_interleaved_matmul_selfatt_valatt")
 def self_attention_values(call: Call) -> Value:
+    return _self_values(call, call[0], call[1])
+
+
+def _self_values(call: Call, packed: Value, attention: Value) -> Value:
     heads = call.attributes.integer("heads", 1)
-    value = _heads(call[0], heads, 3)[2]
-    return _mixed(call, value, call[1], heads)
+    return _mixed(call, _heads(packed, heads, 3)[2], attention, heads)
+
+
+def _fused(build: Callable[..., Value], count: int, call: Call) -> Value | list[Value]:
+    """The form that MXNet's oneDNN backend writes. Quantised, `count` operands of integers precede their ranges."""
+    attributes = call.attributes
+    real_output, range_ = attributes.flag("enable_float_output", False), calibrated(call)
+    operands = [call[i] for i in range(count)]
+    if not attributes.flag("quantized", False):
+        return build(call, *operands)
+    ranges = [Range(call[count + 2 * i], call[count + 2 * i + 1]) for i in range(count)]
+    y = build(call, *(real(q, range_) for q, range_ in zip(operands, ranges, strict=True)))
+    if real_output:
+        return y
+    if range_ is None:
+        raise UnsupportedError("a quantised result without a calibrated range")
+    return quantised(y, range_, DType.INT8)
+
+
+for _name, _build, _count in (("qk", _self_scores, 1), ("valatt", _self_values, 2)):
+    converter(*(f"_sg_{backend}_selfatt_{_name}" for backend in ("mkldnn", "onednn")))(partial(_fused, _build, _count))
 
 
 @converter("_contrib_interleaved_matmul_encdec_qk")

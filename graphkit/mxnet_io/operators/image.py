@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphkit.errors import UnsupportedError
+from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.ir.graph import Value
 from graphkit.mxnet_io.call import (
     Call,
@@ -214,6 +214,27 @@ def normalize(call: Call) -> Value:
 def _per_channel(call: Call, name: str, default: float, x: Value, rank: int) -> Value:
     numbers = call.attributes.numbers(name, (default,))
     return along_axis(constant(np.asarray(numbers, x.dtype.numpy)), rank - 3, rank)
+
+
+# Eigenvectors of the colours of ImageNet times their eigenvalues, as MXNet has them.
+_LIGHTING = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]) * [
+    55.46, 4.794, 1.148,
+]  # fmt: skip
+
+
+@converter("_image_adjust_lighting", "_npx__image_adjust_lighting")
+def adjust_lighting(call: Call) -> Value:
+    """Add a colour, a sum of eigenvectors with the factors alpha, to images [height, width, 3]. Integers saturate."""
+    x, alpha = call.x, call.attributes.numbers("alpha")
+    if len(alpha) != 3:
+        raise InvalidModel(f"alpha {alpha}: three numbers are expected")
+    shift = np.float32(_LIGHTING @ alpha)
+    if x.dtype.is_float:
+        result: Value = F.add(x, constant(shift.astype(x.dtype.numpy)))
+    else:
+        shifted = F.clip(F.add(F.cast(x, to="float32"), shift), np.float32(0), np.float32(255))
+        result = F.cast(shifted, to=x.dtype)
+    return result
 
 
 @converter("_image_to_tensor", "_npx__image_to_tensor")

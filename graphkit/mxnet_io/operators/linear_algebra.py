@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from graphkit.errors import InvalidModel
 from graphkit.frontend import linalg
 from graphkit.ir.graph import Value
-from graphkit.mxnet_io.call import Call, converter, rank_of, scalar, static_sizes, transpose
+from graphkit.mxnet_io.call import Call, axis_of, converter, rank_of, reshape, scalar, static_sizes, transpose
 from graphkit.mxnet_io.operators.reduction import never_scalar
 from graphkit.ops import F
 from graphkit.ops.axes import i64
@@ -97,6 +99,42 @@ def solve(call: Call) -> Value:
         result: Value = F.squeeze(F.solve(a, F.unsqueeze(b, [1])), [1])
     else:
         result = F.solve(a, b, name=call.name)
+    return result
+
+
+def _as_matrix(x: Value, split: int) -> tuple[Value, list[int]]:
+    """Join the first `split` axes and the others. Returns the square matrix and the sizes of x."""
+    sizes = static_sizes(x, range(rank_of(x)))
+    rows, columns = math.prod(sizes[:split]), math.prod(sizes[split:])
+    if rows != columns:
+        raise InvalidModel(f"sizes {sizes[:split]} and {sizes[split:]} give {rows} rows and {columns} columns")
+    return reshape(x, [rows, columns]), sizes
+
+
+@converter("_npi_tensorinv")
+def tensor_inverse(call: Call) -> Value:
+    """The inverse of a tensor whose first `ind` axes are the rows of a matrix."""
+    split = call.attributes.integer("ind", 2)
+    matrix, sizes = _as_matrix(call.x, split)
+    return reshape(linalg.inverse(matrix), [*sizes[split:], *sizes[:split]])
+
+
+@converter("_npi_tensorsolve")
+def tensor_solve(call: Call) -> Value:
+    """The solution x of tensordot(a, x, rank of x) = b. The axes `a_axes` of a are moved to the end first."""
+    a, b = call[0], call[1]
+    rank = rank_of(a)
+    moved = [axis_of(a, axis) for axis in call.attributes.integers("a_axes")]
+    a = transpose(a, *(axis for axis in range(rank) if axis not in moved), *moved)
+    matrix, sizes = _as_matrix(a, rank_of(b))
+    found = F.solve(matrix, reshape(b, [-1, 1]), name=call.name)
+    return reshape(found, sizes[rank_of(b) :])
+
+
+@converter("_npi_norm")
+def norm_of_all(call: Call) -> Value:
+    """The Euclidean norm of all elements."""
+    result: Value = F.reduce_l2(call.x, keepdims=False, name=call.name)
     return result
 
 

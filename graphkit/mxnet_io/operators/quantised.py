@@ -105,6 +105,16 @@ def quantize_v2(call: Call) -> list[Value]:
     return quantised(call.x, range_ or _extremes(call.x), dtype)
 
 
+@converter("_contrib_quantize_asym")
+def quantize_asym(call: Call) -> list[Value]:
+    """Quantise to uint8: x * scale + shift. 0 and 255 are the ends of the range. Returns integers, scale and shift."""
+    range_ = calibrated(call) or _extremes(call.x)
+    scale = F.div(np.float32(255), F.sub(range_.most, range_.least))
+    shift = F.sub(np.float32(255), F.mul(range_.most, scale))
+    steps = F.round(F.add(F.mul(call.x, scale), shift))
+    return [F.cast(F.clip(steps, np.float32(0), np.float32(255)), to=DType.UINT8), scale, shift]
+
+
 @converter("_contrib_quantize")
 def quantize(call: Call) -> list[Value]:
     """Quantise with the range of the operands 1 and 2."""
@@ -203,11 +213,11 @@ def quantized_activation(call: Call) -> list[Value]:
 def quantized_pooling(call: Call) -> list[Value]:
     """Pool the integers. Averages are rounded to the nearest, halves to the even neighbour."""
     q = call[0]
-    pooled = pooling(_Replaced(call, F.cast(q, to="float32")))
+    pooled = pooling(Replaced(call, F.cast(q, to="float32")))
     return [F.cast(F.round(pooled), to=q.dtype), call[1], call[2]]
 
 
-class _Replaced(Call):
+class Replaced(Call):
     """A node whose first operand is another value."""
 
     def __init__(self, call: Call, first: Value) -> None:
@@ -252,11 +262,29 @@ def quantized_add(call: Call) -> list[Value]:
     return [_integers(total, range_.magnitude, dtype, _STEPS[dtype]), range_.least, range_.most]
 
 
+@converter("_contrib_quantized_elemwise_mul")
+def quantized_multiply(call: Call) -> Value | list[Value]:
+    """Multiply. The result is real, int8 with a calibrated range (rounded towards zero, as in MXNet), or int32."""
+    a, b = call[0], call[1]
+    ranges, range_ = (Range(call[2], call[3]), Range(call[4], call[5])), calibrated(call)
+    if call.attributes.flag("enable_float_output", False) or range_ is not None:
+        product = F.mul(real(a, ranges[0]), real(b, ranges[1]))
+        if range_ is None:
+            result: Value = product
+            return result
+        steps = F.div(product, _level(range_, DType.INT8))
+        q = F.cast(F.clip(steps, np.float32(-128), np.float32(127)), to=DType.INT8)
+        return [q, range_.least, range_.most]
+    factor = _LARGEST / (_WHOLE_STEPS[a.dtype] * _WHOLE_STEPS[b.dtype])
+    most = F.reshape(F.mul(F.mul(ranges[0].magnitude, ranges[1].magnitude), np.float32(factor)), i64(1))
+    return [F.mul(F.cast(a, to="int32"), F.cast(b, to="int32")), F.neg(most), most]
+
+
 @converter("_contrib_quantized_batch_norm")
 def quantized_batch_norm(call: Call) -> list[Value]:
     """Normalise by the running statistics; the result is int8 with the calibrated range."""
     range_ = calibrated(call)
     if range_ is None:
         raise UnsupportedError("a quantised BatchNorm without a calibrated range")
-    y = batch_norm(_Replaced(call, real(call[0], Range(call[5], call[6]))))
+    y = batch_norm(Replaced(call, real(call[0], Range(call[5], call[6]))))
     return quantised(y, range_, DType.INT8)

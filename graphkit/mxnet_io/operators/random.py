@@ -1,6 +1,7 @@
 """Random numbers. Their distributions are those of MXNet; the numbers themselves are not.
 
 Distributions are transformed from uniform and normal numbers: an exponential one is -log(1 - u), for example.
+rejection.py has the gamma and Poisson distributions.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import numpy as np
 from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
-from graphkit.mxnet_io.call import Call, converter, rank_of, scalar, sizes_of
-from graphkit.named_tuples import NamedTuple
+from graphkit.mxnet_io.call import Call, converter, rank_of, require_elements, reshape, scalar, sizes_of
+from graphkit.mxnet_io.operators import rejection
+from graphkit.mxnet_io.operators.rejection import Source
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64
 
@@ -25,64 +27,57 @@ _LEAST = 2.0**-24
 _Parameters = Sequence[Value]
 
 
-class _Source(NamedTuple):
-    """Draws numbers of a given shape: `uniform()` on [0, 1), `normal()` with mean 0 and standard deviation 1."""
-
-    uniform: Callable[[], Value]
-    normal: Callable[[], Value]
-
-
-def _of_shape(shape: Sequence[int], dtype: DType) -> _Source:
-    return _Source(
+def _of_shape(shape: Sequence[int], dtype: DType) -> Source:
+    return Source(
         partial(F.random_uniform, shape=tuple(shape), dtype=dtype),
         partial(F.random_normal, shape=tuple(shape), dtype=dtype),
     )
 
 
-def _like(x: Value) -> _Source:
-    return _Source(partial(F.random_uniform_like, x), partial(F.random_normal_like, x))
+def _like(x: Value) -> Source:
+    return Source(partial(F.random_uniform_like, x), partial(F.random_normal_like, x))
 
 
 # --- distributions: of a source and the parameters ---------------------------------------------------------
 
 
-def _uniform(source: _Source, p: _Parameters) -> Value:
+def _uniform(source: Source, p: _Parameters) -> Value:
     low, high = p
     result: Value = F.add(low, F.mul(F.sub(high, low), source.uniform()))
     return result
 
 
-def _normal(source: _Source, p: _Parameters) -> Value:
+def _normal(source: Source, p: _Parameters) -> Value:
     mean, deviation = p
     result: Value = F.add(mean, F.mul(deviation, source.normal()))
     return result
 
 
-def _waiting(source: _Source) -> Value:
+def _waiting(source: Source) -> Value:
     """Exponential numbers of mean 1."""
     u = source.uniform()
     result: Value = F.neg(F.log(F.sub(scalar(1.0, u), u)))
     return result
 
 
-def _exponential_of_rate(source: _Source, p: _Parameters) -> Value:
+def _exponential_of_rate(source: Source, p: _Parameters) -> Value:
     result: Value = F.div(_waiting(source), p[0])
     return result
 
 
-def _exponential_of_scale(source: _Source, p: _Parameters) -> Value:
+def _exponential_of_scale(source: Source, p: _Parameters) -> Value:
     result: Value = F.mul(_waiting(source), p[0])
     return result
 
 
-def _gumbel(source: _Source, p: _Parameters) -> Value:
+def _gumbel(source: Source, p: _Parameters) -> Value:
     location, scale = p
     waiting = _waiting(source)
     result: Value = F.sub(location, F.mul(scale, F.log(F.max(waiting, scalar(_LEAST, waiting)))))
     return result
 
 
-def _logistic(source: _Source, p: _Parameters) -> Value:
+def _logistic(source: Source, p: _Parameters) -> Value:
     location, scale = p
     u = source.uniform()
     u = F.max(u, scalar(_LEAST, u))
@@ -90,40 +85,45 @@ def _logistic(source: _Source, p: _Parameters) -> Value:
     return result
 
 
-def _rayleigh(source: _Source, p: _Parameters) -> Value:
+def _rayleigh(source: Source, p: _Parameters) -> Value:
     waiting = _waiting(source)
     result: Value = F.mul(p[0], F.sqrt(F.mul(waiting, scalar(2.0, waiting))))
     return result
 
 
-def _weibull(source: _Source, p: _Parameters) -> Value:
+def _weibull(source: Source, p: _Parameters) -> Value:
     result: Value = F.pow(_waiting(source), F.reciprocal(p[0]))
     return result
 
 
-def _pareto(source: _Source, p: _Parameters) -> Value:
+def _pareto(source: Source, p: _Parameters) -> Value:
     grown = F.exp(F.div(_waiting(source), p[0]))
     result: Value = F.sub(grown, scalar(1.0, grown))
     return result
 
 
-def _power(source: _Source, p: _Parameters) -> Value:
+def _power(source: Source, p: _Parameters) -> Value:
     result: Value = F.pow(source.uniform(), F.reciprocal(p[0]))
     return result
 
 
-_Distribution = Callable[[_Source, _Parameters], Value]
+_Distribution = Callable[[Source, _Parameters], Value]
 # MXNet's name -> the distribution, the names of its parameters and their defaults.
 _OF_MXNET: dict[str, tuple[_Distribution, dict[str, float]]] = {
     "uniform": (_uniform, {"low": 0.0, "high": 1.0}),
     "normal": (_normal, {"loc": 0.0, "scale": 1.0}),
     "exponential": (_exponential_of_rate, {"lam": 1.0}),
+    "gamma": (rejection.gamma, {"alpha": 1.0, "beta": 1.0}),
+    "poisson": (rejection.poisson, {"lam": 1.0}),
+    "negative_binomial": (rejection.negative_binomial, {"k": 1.0, "p": 1.0}),
+    "generalized_negative_binomial": (rejection.generalized_negative_binomial, {"mu": 1.0, "alpha": 1.0}),
 }
 _OF_NUMPY: dict[str, tuple[_Distribution, dict[str, float]]] = {
     "uniform": (_uniform, {"low": 0.0, "high": 1.0}), "normal": (_normal, {"loc": 0.0, "scale": 1.0}),
     "exponential": (_exponential_of_scale, {"scale": 1.0}), "gumbel": (_gumbel, {"loc": 0.0, "scale": 1.0}),
     "logistic": (_logistic, {"loc": 0.0, "scale": 1.0}), "rayleigh": (_rayleigh, {"scale": 1.0}),
     "weibull": (_weibull, {"a": 1.0}), "pareto": (_pareto, {"a": 1.0}), "powerd": (_power, {"a": 1.0}),
+    "gamma": (rejection.gamma, {"shape": 1.0, "scale": 1.0}),
 }  # fmt: skip
 
 
@@ -256,6 +256,44 @@ def multinomial(call: Call) -> Value | list[Value]:
         result: Value = classes
         return result
     return [classes, F.reshape(F.gather_elements(logits, drawn, axis=1), sizes)]
+
+
+@converter("_npi_choice")
+def choice(call: Call) -> Value:
+    """Positions of an axis drawn at random, with probabilities if `weighted`, with or without replacement (int64)."""
+    attributes = call.attributes
+    attributes.ignore("ctx")
+    number, size = attributes.optional_integer("a"), _shape(call, "size")
+    weighted, replace = attributes.flag("weighted", False), attributes.flag("replace", True)
+    draws = math.prod(size)
+    require_elements(max(draws, number or 1))
+    if weighted:
+        logits = F.log(call[len(call) - 1])
+    else:
+        count = sizes_of(call.x, 0) if number is None else i64(number)
+        logits = F.constant_of_shape(count, value=np.zeros(1, np.float32))
+    if replace:
+        found = F.multinomial(F.unsqueeze(logits, i64(0)), sample_size=draws, dtype=DType.INT64)
+    else:
+        # The largest of logits with Gumbel noise are a draw without replacement.
+        noise = F.neg(F.log(F.neg(F.log(F.random_uniform_like(logits)))))
+        found = F.top_k(F.add(logits, noise), i64(draws), axis=0)[1]
+    return reshape(found, size)
+
+
+@converter("_npi_multinomial")
+def multinomial_counts(call: Call) -> Value:
+    """How often each class is drawn in n draws: int64 [*size, classes]."""
+    attributes = call.attributes
+    n, size = attributes.integer("n", 0), _shape(call, "size")
+    given = attributes.numbers("pvals")
+    require_elements(n, *size, max(len(given), 1))
+    chances = constant(np.asarray(given, np.float32)) if given else call.x
+    draws = F.multinomial(F.log(F.unsqueeze(chances, i64(0))), sample_size=n * math.prod(size), dtype=DType.INT64)
+    classes = F.range(np.int64(0), F.squeeze(sizes_of(chances, 0), i64(0)), np.int64(1))
+    hits = F.cast(F.equal(F.unsqueeze(reshape(draws, [*size, n]), i64(-1)), classes), to=np.int64)
+    result: Value = F.reduce_sum(hits, i64(-2), keepdims=False)
+    return result
 
 
 @converter("_shuffle", "shuffle", "_npi_shuffle")
