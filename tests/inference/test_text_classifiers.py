@@ -9,6 +9,7 @@ import pytest
 
 import graphkit as gk
 from graphkit import cli
+from graphkit.data.text.rows import read_columns
 from graphkit.errors import InputError, UsageError
 
 pytest.importorskip("tokenizers")
@@ -203,7 +204,7 @@ def test_parts_are_disjoint_and_complete(tmp_path, run):
         ("a.jsonl", '{"text": false, "label": 1}\n', "must be a text, not false"),
         ("a.jsonl", '{"text": [], "label": 1}\n', r"must be a text, not \[\]"),
         ("a.jsonl", '{"text": {}, "label": 1}\n', "must be a text, not {}"),
-        ("a.jsonl", '{"text": "a", "label": null}\n', "the label 'label' of sample 1 is missing"),
+        ("a.jsonl", '{"text": "a", "label": null}\n', "the label 'label' of sample 0 is missing"),
         ("a.jsonl", '{"text": "a", "label": "x"}\n{"text": "a", "label": 1.5}\n', "is text in some samples, and 1.5"),
         ("a.jsonl", '{"one": "a", "two": "b", "label": 1}\n', "it is not clear which column contains the texts"),
         ("a.csv", "text,label\n", "contains no row"),
@@ -226,10 +227,12 @@ def test_damaged_data_are_refused(tmp_path, name, content, message):
     [
         ({"text": ["a", None], "label": [0, 1]}, r"a\.parquet, row 1: 'text' must be a text, not null"),
         ({"text": [1.5], "label": [0]}, "row 0: 'text' must be a text, not 1.5"),
-        ({"text": ["a"], "label": [None]}, "need a column of texts and one of labels"),
-        ({"text": pa.array(["a"]), "label": pa.array([None], pa.int64())}, "the label 'label' of sample 1 is missing"),
-        ({"text": [["a"]], "label": [b"0"]}, "no column contains texts or numbers; the columns are text, label"),
-        ({"text": pa.array([], pa.string()), "label": pa.array([], pa.int8())}, "the table has no rows"),
+        ({"text": ["a"], "label": pa.array([None], pa.int64())}, "the label 'label' of sample 0 is missing"),
+        ({"text": ["a"], "id": [0], "label": [[0]]}, r"column 'label' contains list<.*>, neither numbers nor text"),
+        ({"text": [b"a"], "title": ["a"], "label": [0]}, "column 'text' contains binary, neither numbers nor text"),
+        ({"text": pa.array([b"\xff"]).view(pa.string()), "label": [0]}, "'text' contains a text that is not UTF-8"),
+        ({"text": pa.array([], pa.string()), "label": pa.array([], pa.int8())}, "the file contains no row"),
+        ({"text": ["a"]}, "need a column of texts and one of labels"),
     ],
 )  # fmt: skip
 def test_parquet_without_texts_and_labels_is_refused(tmp_path, columns, message):
@@ -247,12 +250,26 @@ def test_parquet_columns_of_one_name_are_refused(tmp_path):
         gk.evaluate(model, tmp_path / "a.parquet")
 
 
-def test_parquet_texts_may_be_dictionaries(tmp_path):
+def test_columns_of_other_arrow_types(tmp_path):
+    """Dictionaries, views and decimals are read. A name that differs in case is not taken if one fits exactly."""
     net = classifier()
     model = write_folder(tmp_path, net)
-    table = pa.table({"text": pa.array(TEXTS).dictionary_encode(), "label": [CLASSES[label] for label in LABELS]})
-    pa.parquet.write_table(table, tmp_path / "a.parquet")
-    assert gk.evaluate(model, tmp_path / "a.parquet").metrics["accuracy"] == pytest.approx(expected(net)[0])
+    others = {"Text": ["x"] * len(TEXTS), "LABEL": [0] * len(TEXTS)}
+    names = pa.array([CLASSES[label] for label in LABELS]).dictionary_encode()
+    for texts, labels in [
+        (pa.array(TEXTS).dictionary_encode(), names),
+        (pa.array(TEXTS, pa.large_string()), pa.array(LABELS, pa.decimal128(3, 1))),
+        (pa.array(TEXTS).cast(pa.string_view()), pa.array(LABELS, pa.uint8())),
+    ]:
+        pa.parquet.write_table(pa.table({"text": texts, "label": labels, **others}), tmp_path / "a.PARQUET")
+        assert gk.evaluate(model, tmp_path / "a.PARQUET").metrics["accuracy"] == pytest.approx(expected(net)[0])
+
+
+def test_equal_texts_are_in_memory_once(tmp_path):
+    """Otherwise a small file could take any amount of memory."""
+    pa.parquet.write_table(pa.table({"text": ["a" * 100_000] * 1000, "n": range(1000)}), tmp_path / "a.parquet")
+    texts = read_columns(tmp_path / "a.parquet")["text"]
+    assert len({id(text) for text in texts}) == 1
 
 
 def test_damaged_files_beside_the_model_are_refused(tmp_path):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from graphkit.data.dataset import TARGETS
-from graphkit.data.preprocessing.parquet import columns_of_cells, read_parquet
+from graphkit.data.preprocessing.parquet import ParquetColumns
 from graphkit.data.preprocessing.vocabulary import read_text
 from graphkit.errors import InputError, did_you_mean
 from graphkit.text import listed
@@ -29,7 +29,9 @@ Columns: TypeAlias = Mapping[str, Sequence[Any]]
 def read_columns(path: Path) -> Columns:
     """Return the columns of a file. Raises InputError, which names file and line, if it cannot be read."""
     suffix = path.suffix.lower()
-    found = _objects(path) if suffix == ".jsonl" else _parquet(path) if suffix == ".parquet" else _cells(path)
+    if suffix == ".parquet":
+        return ParquetColumns(path)
+    found = _objects(path) if suffix == ".jsonl" else _cells(path)
     if not found or not len(next(iter(found.values()))):
         raise InputError(f"{path}: the file contains no row")
     return found
@@ -73,11 +75,6 @@ def _cells(path: Path) -> dict[str, list[str]]:
     return columns
 
 
-def _parquet(path: Path) -> dict[str, list[Any]]:
-    table = read_parquet(path, lambda schema: columns_of_cells(path, schema))
-    return {name: table.column(name).to_pylist() for name in table.column_names}
-
-
 def text_column(path: Path, columns: Columns, name: str | None = None, besides: Collection[str] = ()) -> list[str]:
     """Return the texts of the rows.
 
@@ -92,8 +89,7 @@ def text_column(path: Path, columns: Columns, name: str | None = None, besides: 
     """
     if name is None:
         others = [column for column in columns if column not in besides]
-        lower = {column.lower(): column for column in others}
-        name = next((lower[known] for known in _TEXTS if known in lower), others[0] if len(others) == 1 else None)
+        name = _known(others, _TEXTS) or (others[0] if len(others) == 1 else None)
     if name is None:
         raise InputError(
             f"{path}: it is not clear which column contains the texts: the columns are "
@@ -101,14 +97,15 @@ def text_column(path: Path, columns: Columns, name: str | None = None, besides: 
         )
     if name not in columns:
         raise InputError(f"{path}: there is no column {name!r}{did_you_mean(name, columns)}")
-    for row, value in enumerate(columns[name]):
+    values = columns[name]
+    for row, value in enumerate(values):
         if not isinstance(value, str):
             raise InputError(f"{path}, {_place(path, row)}: {name!r} must be a text, not {json.dumps(value)}")
-    return list(columns[name])
+    return list(values)
 
 
 def _place(path: Path, row: int) -> str:
-    """Name a row, counted from 0, whose cell is not a text. Those of .csv and .tsv files are."""
+    """Name a row of a .jsonl or .parquet file for an error. row: counted from 0."""
     if path.suffix.lower() == ".parquet":
         return f"row {row}"
     lines = [number for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
@@ -117,8 +114,14 @@ def _place(path: Path, row: int) -> str:
 
 def target_column(columns: Columns) -> str | None:
     """Return the name of the column of labels: y, target, targets, label, labels or class; None if there is none."""
-    lower = {name.lower(): name for name in columns}
-    return next((lower[name] for name in TARGETS if name in lower), None)
+    return _known(columns, TARGETS)
+
+
+def _known(columns: Collection[str], known: Iterable[str]) -> str | None:
+    """Return the first of the known names that a column has. Case does not matter, unless a name fits exactly."""
+    names = {column.lower(): column for column in columns}
+    names |= {column: column for column in columns if column == column.lower()}
+    return next((names[name] for name in known if name in names), None)
 
 
 def targets_of(path: Path, name: str, values: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...] | None]:
@@ -127,7 +130,7 @@ def targets_of(path: Path, name: str, values: Sequence[Any]) -> tuple[np.ndarray
     Raises InputError if a label is missing, or if some are texts and others are not.
     """
     if any(value is None or value == "" for value in values):
-        number = next(i for i, value in enumerate(values, 1) if value is None or value == "")
+        number = next(i for i, value in enumerate(values) if value is None or value == "")
         raise InputError(f"{path}: the label {name!r} of sample {number} is missing")
     for kind, dtype in ((int, np.int64), (float, np.float32)):
         try:
