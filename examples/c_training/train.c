@@ -1,6 +1,7 @@
 /* Trains with a step that graphkit wrote, in ONNX Runtime's C API: ./train STEP INIT IMAGES LABELS
  *
- * IMAGES contains float32 images [N, 1, 8, 8], LABELS int64 class numbers [N]. */
+ * IMAGES contains float32 images [N, 1, 8, 8], LABELS int64 class numbers [N]. The last images are not used if they
+ * fill no batch. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -33,6 +34,15 @@ static size_t outputs_of(OrtSession* session, char** names) {
     return count;
 }
 
+static FILE* opened(const char* path) {
+    FILE* file = fopen(path, "rb");
+    if (file == NULL) {
+        perror(path);
+        exit(1);
+    }
+    return file;
+}
+
 static OrtValue* tensor(OrtMemoryInfo* memory, void* data, size_t bytes, const int64_t* shape, size_t rank,
                         ONNXTensorElementDataType type) {
     OrtValue* made = NULL;
@@ -46,6 +56,10 @@ int main(int argc, char** argv) {
         return 2;
     }
     ort = OrtGetApiBase()->GetApi(ORT_API_VERSION);
+    if (ort == NULL) {
+        fprintf(stderr, "ONNX Runtime %s is older than the header\n", OrtGetApiBase()->GetVersionString());
+        return 1;
+    }
     OrtEnv* env;
     OrtSessionOptions* options;
     OrtSession *step, *init;
@@ -62,11 +76,8 @@ int main(int argc, char** argv) {
     const size_t count = outputs_of(init, states), outputs = outputs_of(step, results);
     check(ort->Run(init, NULL, NULL, NULL, 0, (const char* const*)states, count, values));
 
-    FILE *images = fopen(argv[3], "rb"), *labels = fopen(argv[4], "rb");
-    if (images == NULL || labels == NULL) {
-        perror("images or labels");
-        return 1;
-    }
+    FILE *images = opened(argv[3]), *labels = opened(argv[4]);
+    int steps = 0;
     static float x[BATCH * PIXELS];
     static int64_t y[BATCH];
     const int64_t x_shape[] = {BATCH, 1, 8, 8}, y_shape[] = {BATCH};
@@ -91,6 +102,7 @@ int main(int argc, char** argv) {
         float* loss;
         check(ort->GetTensorMutableData(made[0], (void**)&loss));
         printf("%.7f\n", *loss);
+        ++steps;
         ort->ReleaseValue(batch);
         ort->ReleaseValue(target);
         for (size_t i = 0; i < count; ++i) {
@@ -100,6 +112,26 @@ int main(int argc, char** argv) {
         for (size_t i = 0; i < outputs - count; ++i) {
             ort->ReleaseValue(made[i]);
         }
+    }
+    fclose(images);
+    fclose(labels);
+    OrtAllocator* allocator;
+    check(ort->GetAllocatorWithDefaultOptions(&allocator));
+    for (size_t i = 0; i < count; ++i) {
+        ort->ReleaseValue(values[i]);
+        allocator->Free(allocator, states[i]);
+    }
+    for (size_t i = 0; i < outputs; ++i) {
+        allocator->Free(allocator, results[i]);
+    }
+    ort->ReleaseMemoryInfo(memory);
+    ort->ReleaseSession(init);
+    ort->ReleaseSession(step);
+    ort->ReleaseSessionOptions(options);
+    ort->ReleaseEnv(env);
+    if (steps == 0) {
+        fprintf(stderr, "%s and %s contain less than a batch of %d\n", argv[3], argv[4], BATCH);
+        return 1;
     }
     return 0;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ import numpy as np
 from graphkit.checks.comparison import OutputReport, compare_outputs, errors, flattened
 from graphkit.checks.findings import Divergence, ValueDifference
 from graphkit.checks.judging import judged
-from graphkit.checks.lower_precision import Precision, lower_of, precision_of
+from graphkit.checks.lower_precision import Precision, lower_of, precision_of_type
 from graphkit.checks.noise import EPSILON
 from graphkit.checks.nonfinite import counted
 from graphkit.checks.pairing import Cut, Pair, Producers, pairs_of
@@ -161,8 +162,8 @@ class Comparer:
             self._dtypes[pair.theirs] = theirs.dtype
 
     def for_second(self, name: str, value: Any) -> Any:
-        """Convert a value of the first side to the float type that the second side has for it."""
-        theirs = self._to_theirs[name]
+        """Convert a value of the first side to the float type that the second side has for it, if it has that value."""
+        theirs = self._to_theirs.get(name, "")
         dtype = self.feeds[theirs].dtype if isinstance(self.feeds.get(theirs), np.ndarray) else self._dtypes.get(theirs)
         if dtype is None or not isinstance(value, np.ndarray) or value.dtype == dtype:
             return value
@@ -264,17 +265,20 @@ class Comparer:
         """Compare the values of `targets`; measure rounding from the values `given` on if they fail the tolerances."""
         if self.rtol is not None or self.atol is not None:
             return self.compared(ours, theirs)
-        groups: dict[Precision | None, list[Pair]] = {}
-        for pair in targets:
-            lower = self._lower_of(pair.ours, ours[pair.ours], theirs[pair.ours])
-            groups.setdefault(lower, []).append(pair)
+        rules = ((pair, self._rule(pair, ours[pair.ours], theirs[pair.ours])) for pair in targets)
         return tuple(
             report
-            for lower, group in groups.items()
-            for report in self._judged_group(
-                group, {p.ours: ours[p.ours] for p in group}, {p.ours: theirs[p.ours] for p in group}, given, lower
-            )
+            for (lower, exact_is_second), group in itertools.groupby(rules, key=lambda each: each[1])
+            for report in self._judged_group([pair for pair, _ in group], ours, theirs, given, lower, exact_is_second)
         )
+
+    def _rule(self, pair: Pair, ours: Any, theirs: Any) -> tuple[Precision | None, bool]:
+        """The precision that determines the limits, and whether the second model is evaluated in double precision.
+
+        It is the second one if the first one has the lower precision.
+        """
+        lower = self._lower_of(pair.ours, ours, theirs)
+        return lower, pair.ours in self._lower and lower == _precision(self.first, pair.ours)
 
     def _judged_group(
         self,
@@ -283,46 +287,62 @@ class Comparer:
         theirs: Mapping[str, Any],
         given: Mapping[str, Any],
         lower: Precision | None,
+        exact_is_second: bool,
     ) -> tuple[OutputReport, ...]:
-        """See `judged`. lower: the precision that determines the limits of all these values."""
+        """See `judged`, for values with one rule."""
+        ours, theirs = ({p.ours: values[p.ours] for p in targets} for values in (ours, theirs))
         reports = self.compared(ours, theirs)
         if all(report.passed for report in reports):
             return reports
         try:
-            side, producers, names = self._exact(targets, lower)
-            exact = {name: names(name) for name in (*given, *(p.ours for p in targets))}
-            wanted = [exact[p.ours] for p in targets]
-            is_first = side is self.first
-            known = {exact[n]: value if is_first else self.for_second(n, value) for n, value in given.items()}
-            arrays = self.arrays if is_first else self.feeds
-            cut = producers.cut(wanted, {*known, *arrays})
-            feeds = {name: known[name] if name in known else arrays[name] for name in cut.reads}
-            part = producers.trace.part(cut.steps, feeds, wanted)
+            producers = self._exact_second if exact_is_second else self._exact_first
+            part, feeds, own = self._part(producers, targets, given)
         except (GraphkitError, KeyError) as error:
             told = f"the rounding noise cannot be measured: {error}"
             return tuple(r if r.passed or r.reason else replace(r, reason=told) for r in reports)
-        own = {p.ours: exact[p.ours] for p in targets}
         found = judged(part, feeds, ours, theirs, reports, labels=self.labels, own=own, lower=lower)
         found = self._accepted(targets, found)
-        rounding = precision_of(part.graph)
-        if lower is not None or rounding is None or rounding.name not in map(str, FLOATS):
+        if lower is not None or all(report.passed for report in found):
             return found
-        if all(report.passed for report in found):
+        rounding = self._rounding(targets, given)
+        if rounding is None:
             return found
-        # Of the two engines, either may round more often: then both errors are compared with the measured rounding.
+        # Either side may round more often than the other: then both errors are compared with the measured rounding.
         by_rounding = judged(part, feeds, ours, theirs, reports, labels=self.labels, own=own, lower=rounding)
         by_rounding = self._accepted(targets, by_rounding)
         return by_rounding if all(report.passed for report in by_rounding) else found
 
-    def _exact(self, targets: Sequence[Pair], lower: Precision | None) -> tuple[Side, Producers, Any]:
-        """The side whose model is evaluated in double precision, its nodes in graphkit, and its names of pairs.
+    def _part(
+        self, producers: Producers, targets: Sequence[Pair], given: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, Any], dict[str, str]]:
+        """Return the part of a side's model that computes `targets` from `given`, its inputs, and names of targets."""
+        is_first = producers is self._exact_first
+        names = str if is_first else self._to_theirs.__getitem__
+        arrays = self.arrays if is_first else self.feeds
+        known = {names(n): value if is_first else self.for_second(n, value) for n, value in given.items()}
+        own = {p.ours: names(p.ours) for p in targets}
+        cut = producers.cut(list(own.values()), {*known, *arrays})
+        feeds = {name: known[name] if name in known else arrays[name] for name in cut.reads}
+        return producers.trace.part(cut.steps, feeds, list(own.values())), feeds, own
 
-        It is the second side if the first one has the lower precision.
-        """
-        name = targets[0].ours
-        if lower is not None and name in self._lower and lower == _precision(self.first, name):
-            return self.second, self._exact_second, self._to_theirs.__getitem__
-        return self.first, self._exact_first, str
+    def _rounding(self, targets: Sequence[Pair], given: Mapping[str, Any]) -> Precision | None:
+        """The lowest precision in which either side computes `targets` from `given`; None for integers."""
+        names = {self._to_theirs[name] for name in given if name in self._to_theirs}
+        ours = self.ours.cut([p.ours for p in targets], {*given, *self.arrays})
+        theirs = self.theirs.cut([p.theirs for p in targets], {*names, *self.feeds})
+        found = [
+            side.precision_of_node(name)
+            for side, producers, cut in ((self.first, self.ours, ours), (self.second, self.theirs, theirs))
+            for step in cut.steps
+            for name in producers.trace.steps[step].outputs
+        ]
+        # The second side rounds what it gets if it has a narrower type for it.
+        for name in theirs.reads:
+            value = given.get(self._to_ours[name])
+            if value is not None and (converted := self.for_second(self._to_ours[name], value)) is not value:
+                found.append(precision_of_type(dtype_of(converted.dtype)))
+        lowest = max(filter(None, found), key=lambda each: each.epsilon, default=None)
+        return lowest if lowest is not None and lowest.name in map(str, FLOATS) else None
 
     @cached_property
     def _exact_first(self) -> Producers:

@@ -49,9 +49,19 @@ def precisions_of_values(graph: Graph) -> dict[Value, Precision | None]:
     found: dict[Value, Precision | None] = {}
     for node in graph.nodes:
         known = (found.get(value) for value in node.operands)
-        lowest = max(filter(None, (*_precisions_of(node), *known)), key=lambda each: each.epsilon, default=None)
+        lowest = max(filter(None, (precision_of_node(node), *known)), key=lambda each: each.epsilon, default=None)
         found |= dict.fromkeys(node.outputs, lowest)
     return found
+
+
+def precision_of_node(node: Node) -> Precision | None:
+    """Return the lowest precision of a node's results, or of nodes inside of it; None if it computes no floats."""
+    return max(_precisions_of(node), key=lambda found: found.epsilon, default=None)
+
+
+def precision_of_type(dtype: DType) -> Precision:
+    """Return the precision of a floating-point type of TOLERANCES."""
+    return Precision(str(dtype), EPSILON.get(dtype, _DOUBLE_EPSILON), TOLERANCES[dtype])
 
 
 def lower_of(one: Precision | None, other: Precision | None) -> Precision | None:
@@ -72,7 +82,7 @@ def _precisions_of(node: Node) -> Iterator[Precision]:
     if node.operands:
         for dtype in _dtypes(node.outputs):
             if dtype in FLOATS and dtype in TOLERANCES:
-                yield Precision(str(dtype), EPSILON.get(dtype, _DOUBLE_EPSILON), TOLERANCES[dtype])
+                yield precision_of_type(dtype)
     if bits := _bits(node):
         epsilon = 2.0 ** (1 - bits)
         yield Precision(f"{bits}-bit quantisation", epsilon, (10 * epsilon, 10 * epsilon))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.checks.lower_precision import Precision, precision_of, precisions_of_values
+from graphkit.checks.lower_precision import Precision, precision_of, precision_of_node, precisions_of_values
 from graphkit.errors import GraphkitError, InvalidModel, UsageError, did_you_mean
 from graphkit.ir.graph import Value
 from graphkit.ir.types import FLOATS, DType, TensorType, Type, dtype_of
@@ -96,6 +96,18 @@ class Side:
         try:
             name_of = self.model.graph.name_of
             return {name_of(value): precision for value, precision in self._precisions.items()}
+        except GraphkitError:
+            return {}
+
+    def precision_of_node(self, name: str) -> Precision | None:
+        """The precision of the node that computes a value; that of the model if graphkit has no value of this name."""
+        return self._precisions_of_nodes.get(name, self.precision)
+
+    @cached_property
+    def _precisions_of_nodes(self) -> Mapping[str, Precision | None]:
+        try:
+            graph = self.model.graph
+            return {graph.name_of(value): precision_of_node(node) for node in graph.nodes for value in node.outputs}
         except GraphkitError:
             return {}
 

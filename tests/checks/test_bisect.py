@@ -253,8 +253,8 @@ def test_float16_export_agrees_and_its_faults_are_found(name: str) -> None:
     found_at(result, {"convnet": "c2", "transformer": "k", "lstm": "g"}[name])
 
 
-def with_weights(text: str, weights: dict[str, np.ndarray]) -> onnx.ModelProto:
-    proto = parser.parse_model(planted.HEAD + f"net (float[4, 8] x) => (float[4, 8] y) {{ {text} }}")
+def with_weights(text: str, weights: dict[str, np.ndarray], size: int = 8, given: str = "") -> onnx.ModelProto:
+    proto = parser.parse_model(planted.HEAD + f"net ({given or f'float[4, {size}] x'}) => (float[4, 8] y) {{ {text} }}")
     proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
     return proto
 
@@ -279,6 +279,38 @@ def test_each_value_has_the_limits_of_what_it_depends_on(half_is_first: bool) ->
     weights["v"] *= np.float32(1.001)
     mixed.graph.initializer[0].CopyFrom(numpy_helper.from_array(weights["v"], "v"))
     found_at(compared(), "a")
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_rounding_at_other_places_is_not_a_divergence(is_swapped: bool) -> None:
+    """Both models depend on float16, but only one of them computes the product in it."""
+    draw = np.random.default_rng(0).standard_normal
+    half = {"u": draw((64, 8)).astype(np.float16)}
+    models = (
+        with_weights("h = Cast <to = 10> (x) c = MatMul (h, u) s = Cast <to = 1> (c) y = Relu (s)", half, 64),
+        with_weights(
+            "h = Cast<to = 10> (x) f = Cast<to = 1> (h) v = Cast<to = 1> (u) c = MatMul (f, v) y = Relu (c)", half, 64
+        ),
+    )
+    first, second = models[::-1] if is_swapped else models
+    feeds = {"x": draw((4, 64)).astype(np.float32)}
+    result = gk.bisect(gk.load(first), feeds, source=first, against=second)
+    assert result.passed, str(result)
+
+
+def test_a_branch_reads_a_weight_that_differs() -> None:
+    text = """
+        y = If (k) <
+            then_branch = one () => (float[4, 8] t) { q = MatMul (x, v) t = Tanh (q) },
+            else_branch = other () => (float[4, 8] e) { e = Identity (x) }
+        >
+    """
+    weight = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+    first, second = (with_weights(text, {"v": scale * weight}, given="float[4, 8] x, bool k") for scale in (1, 1.5))
+    feeds = {"x": np.ones((4, 8), np.float32), "k": np.array(True)}
+    result = gk.bisect(gk.load(first), feeds, source=first, against=second)
+    found_at(result, "y")
+    assert "in its then_branch, node 'q' (MatMul) differs first" in str(result)
 
 
 @full

@@ -36,6 +36,12 @@ def test_losses_are_those_of_a_trainer(tmp_path):
     ran = subprocess.run(arguments, cwd=tmp_path, env=environment, check=True, timeout=120, stdout=subprocess.PIPE)
     found = [float(line) for line in ran.stdout.split()]
 
+    empty = subprocess.run(
+        [*arguments[:-1], os.devnull], cwd=tmp_path, env=environment, timeout=120, stderr=subprocess.PIPE
+    )
+    assert empty.returncode == 1
+    assert b"less than a batch of 20" in empty.stderr
+
     train, _ = gk.data.load("digits")
     net = gk.models.build("lenet", image=(1, 8, 8), classes=10)
     trainer = gk.Trainer(net, optimizer=gk.optim.Adam(1e-3))

@@ -1,5 +1,6 @@
-/* What examples/c_training/train.c uses of ONNX Runtime's C API, which its Python package contains without a header.
- * Functions are known by their positions in OrtApi, which are the same in all versions. */
+/* The part of ONNX Runtime's C API that examples/c_training/train.c uses. The Python package of ONNX Runtime contains
+ * the library without its header. Functions are found by their positions in OrtApi, which are the same in all versions.
+ */
 #pragma once
 
 #include <stddef.h>
@@ -14,7 +15,12 @@ typedef struct OrtSession OrtSession;
 typedef struct OrtSessionOptions OrtSessionOptions;
 typedef struct OrtStatus OrtStatus;
 typedef struct OrtValue OrtValue;
-typedef struct OrtAllocator OrtAllocator;
+
+typedef struct OrtAllocator {
+    uint32_t version;
+    void* (*Alloc)(struct OrtAllocator*, size_t);
+    void (*Free)(struct OrtAllocator*, void*);
+} OrtAllocator;
 
 typedef enum { ORT_LOGGING_LEVEL_WARNING = 2 } OrtLoggingLevel;
 typedef enum {
@@ -49,8 +55,14 @@ typedef struct OrtApi {
     OrtStatus* (*CreateCpuMemoryInfo)(OrtAllocatorType, OrtMemType, OrtMemoryInfo**);
     void* from_70[8];
     OrtStatus* (*GetAllocatorWithDefaultOptions)(OrtAllocator**);
-    void* from_79[17];
+    void* from_79[13];
+    void (*ReleaseEnv)(OrtEnv*);
+    void* from_93[1];
+    void (*ReleaseMemoryInfo)(OrtMemoryInfo*);
+    void (*ReleaseSession)(OrtSession*);
     void (*ReleaseValue)(OrtValue*);
+    void* from_97[3];
+    void (*ReleaseSessionOptions)(OrtSessionOptions*);
 } OrtApi;
 
 typedef struct OrtApiBase {
