@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from graphkit.ir.arrays import array_of, native_order
-from graphkit.ir.strings import as_strings
 from graphkit.ir.types import DType, TensorType, dtype_of, type_of_array
 
 # Larger tensors (bytes) are equal only if they are the same object, because hashing weights takes time.
@@ -29,6 +28,8 @@ class Tensor:
         wanted = None if dtype is None else dtype_of(dtype).numpy
         given = array_of("a constant", array, wanted, objects=True)
         if given.dtype.kind in "OUST":
+            from graphkit.ir.strings import as_strings
+
             given = as_strings(given, surrogates=True)
         contiguous = np.ascontiguousarray(native_order(given)).reshape(given.shape)
         if contiguous.flags.writeable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from types import ModuleType
 
-from graphkit import config, cores
+from graphkit import config
 from graphkit.errors import MissingDependency
 from graphkit.ir.graph import accelerate
 
@@ -24,6 +24,8 @@ def import_extension() -> ModuleType:
 
     accelerate(native.GraphSweeps)
     if config.PIN.get():
+        from graphkit import cores
+
         native.pin_helpers(cores.nearest())
     return native
 

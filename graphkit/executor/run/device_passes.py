@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import UnsupportedError
-from graphkit.executor.devices.groups import AnyDevice
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.devices.registry import rule_of, runs_whole
 from graphkit.executor.lower.lowering import Settings
@@ -19,6 +18,7 @@ from graphkit.passes.core.match import is_op
 from graphkit.passes.pipeline import array_passes, inference_passes
 
 if TYPE_CHECKING:
+    from graphkit.executor.devices.groups import AnyDevice
     from graphkit.executor.run.backend_calls import BackendCalls
     from graphkit.passes.distribution.backends import Decision
 

@@ -28,7 +28,7 @@ from graphkit.ops.internal.channels_last import (
     to_first,
     to_last,
 )
-from graphkit.ops.internal.fused import FusedConv
+from graphkit.ops.internal.fused_conv import FusedConv
 from graphkit.ops.nn.conv import ConvGradInput, ConvGradWeight, Convolution, ConvTranspose
 from graphkit.ops.nn.pool import MaxPool, Pooling
 from graphkit.ops.quant.rounding import BYTES
