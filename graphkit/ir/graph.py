@@ -226,7 +226,9 @@ class Node:
 
     def describe(self) -> str:
         """Return one line for errors: name, operator and operand types; without a name, also the user's code."""
-        return _origin().described(self)
+        from graphkit.ir.origin import described
+
+        return described(self)
 
     def rebuilt(self, inputs: Sequence[Value | None], op: Operator | None = None) -> Node:
         """Return this node with other operands, or itself if nothing changes. Infers types only if necessary."""
