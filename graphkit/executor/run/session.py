@@ -25,7 +25,7 @@ from graphkit.executor.memory.pools import Arenas, Pools
 from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.device_builder import device_cache
-from graphkit.executor.run.device_passes import backend_calls, check_on_cpu, device_passes, grouping
+from graphkit.executor.run.device_passes import backend_calls, check_on_cpu, device_of_groups, device_passes, grouping
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.outputs import build_maps, check_disjoint, checked_target, copied_to, overlaps, remove_maps
 from graphkit.executor.run.params import ParameterArray, ParamStore, check_stored, is_stored
@@ -39,7 +39,7 @@ from graphkit.ir.types import TensorType
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.declare import Step, deferred
 from graphkit.passes.core.draws import is_unbound
-from graphkit.passes.core.sweep import groups_of, run_passes
+from graphkit.passes.core.sweep import run_passes
 from graphkit.signatures import check_argument, typed
 from graphkit.text import human, quantity, short_repr
 
@@ -129,7 +129,7 @@ class Executor:
         self._bounds = limits.Bounds.of(max_memory, max_iterations, timeout)
         threads = config.num_threads(threads)
         self._settings_text = f"device {device}, {quantity(threads, 'thread')}, precision {precision}"
-        device = _device(device, graph)
+        device = device_of_groups(device, graph)
         check_on_cpu(backends, device)
         self._declarations = _declaration_checker(graph, declared) if declared else None
         names = [DeviceName.of(device)] if isinstance(device, str) else device.devices
@@ -574,15 +574,6 @@ class Executor:
                     self._declarations.check_inputs(selection.shapes(key))
             self._latest = program
             return program
-
-
-def _device(device: AnyDevice, graph: Graph) -> str | GroupDevices:
-    """Return the name of the device, or the devices of the groups of the graph. Raises as `grouped` does."""
-    if isinstance(device, str):
-        return device
-    from graphkit.executor.devices.groups import grouped
-
-    return grouped(device, groups_of(graph))
 
 
 def _program_cache(
