@@ -98,6 +98,10 @@ class Tensor:
             self._hash = hash((self.shape, content))
         return self._hash
 
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """Return the state without the hash, because hashes of other processes differ."""
+        return None, {"array": self.array, "_digest": self._digest, "_hash": None, "_type": self._type}
+
     def __str__(self) -> str:
         if self.array.size <= 8:
             return f"{self.dtype}{list(self.shape)}{self.array.tolist()}"
