@@ -51,9 +51,11 @@ def load(name: str) -> None:
             import graphkit.executor.run.session
             import graphkit.loading
             import graphkit.onnx_io.importer  # noqa: F401
-            from graphkit.executor.devices.loading import load_device
+            from graphkit.executor.devices.loading import load_device, load_native
 
             load_device("cpu")
+            if (native := load_native()).has_onednn():
+                native.onednn_version()  # loads the library
         case "onnxruntime":
             import onnxruntime  # noqa: F401
         case "openvino":

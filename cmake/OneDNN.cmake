@@ -16,6 +16,6 @@ list(GET found 0 onednn_include)
 list(GET found 1 onednn_library)
 message(STATUS "oneDNN: ${onednn_library}, headers in ${onednn_include}")
 
-add_library(OneDNN SHARED IMPORTED)
-set_target_properties(OneDNN PROPERTIES IMPORTED_LOCATION "${onednn_library}" INTERFACE_INCLUDE_DIRECTORIES
-                                                                              "${onednn_include}")
+# The headers alone: the extension loads the library when it first needs it. See onednn/library.h.
+add_library(OneDNN INTERFACE IMPORTED)
+set_target_properties(OneDNN PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "${onednn_include}")

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from graphkit.cores import allowed_cores
 from graphkit.errors import UsageError
 
 T = TypeVar("T")
@@ -220,6 +219,12 @@ def share_cores(cores: int | None) -> None:
     _share = cores
 
 
+def _allowed_cores() -> int:
+    from graphkit.cores import allowed_cores
+
+    return allowed_cores()
+
+
 def num_threads(threads: int | None = None) -> int:
     """Return `threads` if given, else GRAPHKIT_NUM_THREADS, else one thread per core that the process may use.
 
@@ -228,11 +233,11 @@ def num_threads(threads: int | None = None) -> int:
     """
     chosen, name = (threads, "threads") if threads is not None else (NUM_THREADS.get(), NUM_THREADS.name)
     if chosen is None:
-        return allowed_cores() if _share is None else _share
+        return _allowed_cores() if _share is None else _share
     if isinstance(chosen, bool) or not hasattr(chosen, "__index__") or chosen < 1:
         raise UsageError(f"{name}={chosen}: expected a positive integer")
     # Reading the quotas of control groups takes time, and there is one core at least.
-    if chosen > THREADS_PER_CORE and chosen > THREADS_PER_CORE * (cores := allowed_cores()):
+    if chosen > THREADS_PER_CORE and chosen > THREADS_PER_CORE * (cores := _allowed_cores()):
         raise UsageError(
             f"{name}={chosen}: at most {THREADS_PER_CORE * cores} threads, {THREADS_PER_CORE} for each of the {cores} "
             "cores that this process may use"

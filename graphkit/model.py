@@ -16,8 +16,6 @@ from graphkit.executor.run.params import ParamStore
 from graphkit.ir import limits
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.model_inputs import check_input_names, ordered_inputs
-from graphkit.ir.origin import signature, titled
 from graphkit.ir.types import TensorType, Type
 from graphkit.signatures import operands_by_name, typed
 from graphkit.text import human, quantity, short_repr
@@ -79,6 +77,8 @@ class Model:
             if isinstance(outputs, Value)
             else list(outputs.values() if isinstance(outputs, Mapping) else outputs)
         )
+        from graphkit.ir.model_inputs import check_input_names, ordered_inputs
+
         ordered = ordered_inputs(values, inputs)
         check_input_names(name, ordered)
         graph = Graph(ordered, values, name=name, output_names=names, meta=meta)
@@ -122,9 +122,7 @@ class Model:
         stored = {graph.name_of(v): v for v in graph.inputs if v.role in _STORED_ROLES}
         unknown = [k for k in params if k not in stored]
         if unknown:
-            raise InvalidModel(
-                f"{titled(graph, 'model')} has no parameter {unknown[0]!r}{did_you_mean(unknown[0], stored)}"
-            )
+            raise InvalidModel(f"{_titled(graph)} has no parameter {unknown[0]!r}{did_you_mean(unknown[0], stored)}")
         self.params = ParamStore({k: v.tensor for k, v in stored.items()})
         for key, value in stored.items():
             if key in params:
@@ -135,9 +133,7 @@ class Model:
             elif "init" in value.attrs:
                 self._initialise(key, value, seed)
             else:
-                raise InvalidModel(
-                    f"{titled(graph, 'model')}: parameter {key!r} has neither a value nor an initialiser"
-                )
+                raise InvalidModel(f"{_titled(graph)}: parameter {key!r} has neither a value nor an initialiser")
             _owners.setdefault(value, (self.params, key))
         self._executor: Executor | None = None
         self._declared: Declarations | None = None
@@ -151,7 +147,7 @@ class Model:
             self.params.commit(key, initialize(value.tensor, value.attrs["init"], seed, key))
         except (MemoryError, OverflowError, ValueError) as error:
             raise OutOfMemory(
-                f"{titled(self.graph, 'model')}: no memory for parameter {key!r}, {value.tensor}, "
+                f"{_titled(self.graph)}: no memory for parameter {key!r}, {value.tensor}, "
                 f"{value.tensor.nbytes} bytes: {error}"
             ) from error
 
@@ -260,6 +256,8 @@ class Model:
         if not names or any(not isinstance(n, str) for n in names):
             raise UsageError("select takes names of values, one by one: select('a', 'b')")
         outputs = {n: self.value(n) for n in names}
+        from graphkit.ir.model_inputs import ordered_inputs
+
         inputs = ordered_inputs(outputs.values(), None)
         graph = Graph(inputs, outputs.values(), name=self.name, output_names=outputs, meta=self.meta)
         return Model.from_graph(graph, {})
@@ -283,9 +281,7 @@ class Model:
         given = {}
         for name, shape in shapes.items():
             if name not in self.inputs:
-                raise UsageError(
-                    f"{titled(self.graph, 'model')} has no input {name!r}{did_you_mean(name, self.inputs)}"
-                )
+                raise UsageError(f"{_titled(self.graph)} has no input {name!r}{did_you_mean(name, self.inputs)}")
             declared = self.graph.find(name, inputs_first=True).tensor
             kept = (None,) * len(shape) if declared.shape is None else declared.shape
             if len(kept) != len(shape):
@@ -307,7 +303,7 @@ class Model:
         Returns:
             The output (a graph value, or an array), or a tuple if there are several outputs.
         """
-        table = operands_by_name(titled(self.graph, "model"), self.inputs, operands, named)
+        table = operands_by_name(_titled(self.graph), self.inputs, operands, named)
         arrays = [name for name, operand in table.items() if not isinstance(operand, Value)]
         if len(arrays) == len(table) and arrays:
             computed = tuple(self.run(table).values())
@@ -328,7 +324,7 @@ class Model:
         from graphkit.ir.subgraph import inline
         from graphkit.passes.core.draws import is_undetermined
 
-        owner = titled(self.graph, "model")
+        owner = _titled(self.graph)
         table = operands_by_name(owner, self.inputs, operands, named)
         if arrays := [name for name, operand in table.items() if not isinstance(operand, Value)]:
             raise UsageError(f"input {arrays[0]!r} is not a graph value, but other inputs are: use gk.constant(array)")
@@ -556,6 +552,8 @@ class Model:
 
     def _facts(self) -> Iterator[str]:
         yield repr(self.name)
+        from graphkit.ir.origin import signature
+
         yield signature(self.graph)
         yield quantity(self.num_parameters, "parameter")
         yield human(self.params.nbytes)
@@ -571,3 +569,10 @@ def _unpacked(*fields: Any) -> Model:
     from graphkit.ir.pickling import Packed, unpack
 
     return Model.from_graph(*unpack(Packed(*fields)))
+
+
+def _titled(graph: Graph) -> str:
+    """Name a model in errors; see `titled`."""
+    from graphkit.ir.origin import titled
+
+    return titled(graph, "model")

@@ -44,11 +44,37 @@ else:
             fields = ", ".join(f"{name}={value!r}" for name, value in zip(self._fields, self, strict=True))
             return f"{type(self).__name__}({fields})"
 
+    # Constructors of tuples with 0, 1, ... fields. Compiling such a function takes as long as the rest of a class.
+    # fmt: off
+    _CONSTRUCTORS: tuple[Any, ...] = (
+        lambda _cls: _new(_cls, ()),
+        lambda _cls, a: _new(_cls, (a,)),
+        lambda _cls, a, b: _new(_cls, (a, b)),
+        lambda _cls, a, b, c: _new(_cls, (a, b, c)),
+        lambda _cls, a, b, c, d: _new(_cls, (a, b, c, d)),
+        lambda _cls, a, b, c, d, e: _new(_cls, (a, b, c, d, e)),
+        lambda _cls, a, b, c, d, e, f: _new(_cls, (a, b, c, d, e, f)),
+        lambda _cls, a, b, c, d, e, f, g: _new(_cls, (a, b, c, d, e, f, g)),
+        lambda _cls, a, b, c, d, e, f, g, h: _new(_cls, (a, b, c, d, e, f, g, h)),
+        lambda _cls, a, b, c, d, e, f, g, h, i: _new(_cls, (a, b, c, d, e, f, g, h, i)),
+        lambda _cls, a, b, c, d, e, f, g, h, i, j: _new(_cls, (a, b, c, d, e, f, g, h, i, j)),
+        lambda _cls, a, b, c, d, e, f, g, h, i, j, k: _new(_cls, (a, b, c, d, e, f, g, h, i, j, k)),
+        lambda _cls, a, b, c, d, e, f, g, h, i, j, k, m: _new(_cls, (a, b, c, d, e, f, g, h, i, j, k, m)),
+        lambda _cls, a, b, c, d, e, f, g, h, i, j, k, m, n: _new(_cls, (a, b, c, d, e, f, g, h, i, j, k, m, n)),
+    )
+    # fmt: on
+    _new = tuple.__new__
+    # The descriptor of a field: it gets the field's position, and its documentation.
+    _getter: Any = type(vars(namedtuple("_Single", ["field"]))["field"])
+
     @cache
     def _template(size: int) -> tuple[FunctionType, list[Any]]:
         """Return the constructor of a named tuple of this size, and the descriptors of its fields."""
-        made = namedtuple("_Template", [f"field{i}" for i in range(size)])
-        return made.__new__, [vars(made)[name] for name in made._fields]
+        if size < len(_CONSTRUCTORS):
+            constructor: FunctionType = _CONSTRUCTORS[size]
+        else:
+            constructor = namedtuple("_Template", [f"field{i}" for i in range(size)]).__new__
+        return constructor, [_getter(i, f"Alias for field number {i}") for i in range(size)]
 
     class _Meta(type):
         def __new__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> type:

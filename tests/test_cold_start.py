@@ -11,7 +11,9 @@ import pytest
 import graphkit as gk
 
 # The most modules of graphkit after each step, 2 to 3% more than there are. Each takes 0.2 to 1 ms of processor time.
-MOST = {"import": 1, "load": 74, "compile": 152, "run": 157}
+MOST = {"import": 1, "load": 68, "compile": 141, "run": 147}
+# The most modules after a file is loaded, with those of other packages.
+MOST_LOADED = 77
 # Other packages that a file does not need before it is compiled.
 HEAVY = {"onnx", "google", "scipy", "ml_dtypes", "json", "dataclasses", "difflib", "hashlib", "pathlib"}
 CODE = """
@@ -60,6 +62,30 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 def test_number_of_modules(imported: dict[str, set[str]], step: str) -> None:
     own = sorted(name for name in imported[step] if name.partition(".")[0] == "graphkit")
     assert len(own) <= MOST[step], own
+
+
+def test_number_of_all_modules_after_load(imported: dict[str, set[str]]) -> None:
+    assert len(imported["load"]) <= MOST_LOADED, sorted(imported["load"])
+
+
+def test_first_run_imports_neither_openssl_nor_dataclasses(imported: dict[str, set[str]]) -> None:
+    assert imported["run"].isdisjoint({"hashlib", "_hashlib", "dataclasses"})
+
+
+def test_multilayer_perceptron_needs_no_convolutions_and_no_onednn(tmp_path: Path) -> None:
+    path = tmp_path / "mlp.onnx"
+    gk.models.build("mlp").save(path)
+    code = (
+        CODE
+        + """
+    with open("/proc/self/maps") as maps:
+        print("oneDNN", *(line for line in maps.read().split() if "libdnnl" in line))
+    """
+    )
+    found = {step: names for step, *names in map(str.split, in_new_process(code, str(path)).splitlines())}
+    assert found["oneDNN"] == []
+    for name in ("ops.nn.conv", "ops.tensor.layout", "ir.bounds", "ir.origin", "executor.devices.groups"):
+        assert f"graphkit.{name}" not in found["run"]
 
 
 def test_load_imports_no_heavy_packages(imported: dict[str, set[str]]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 
+from graphkit import named_tuples
 from graphkit.named_tuples import NamedTuple
 
 T = TypeVar("T")
@@ -136,3 +137,22 @@ def test_field_without_default_after_one_with_default() -> None:
     body = {"__annotations__": {"a": "int", "b": "int"}, "a": 1, "__module__": __name__}
     with pytest.raises(TypeError, match="without a default"):
         type(NamedTuple)("Wrong", (NamedTuple,), body)
+
+
+@pytest.mark.parametrize("size", range(20))
+def test_few_fields_need_no_compilation(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    compiled: list[int] = []
+    whole = named_tuples.namedtuple
+
+    def counted(name: str, fields: list[str]) -> type:
+        compiled.append(len(fields))
+        return whole(name, fields)
+
+    monkeypatch.setattr(named_tuples, "namedtuple", counted)
+    named_tuples._template.cache_clear()
+    names = [f"field{i}" for i in range(size)]
+    cls = type(NamedTuple)("Made", (NamedTuple,), {"__annotations__": dict.fromkeys(names)})
+    value = cls(*range(size))
+    assert [getattr(value, name) for name in names] == list(value) == list(range(size))
+    assert cls(**dict(zip(names, value, strict=True))) == value
+    assert compiled == ([size] if size > 13 else [])

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from graphkit.collector import without_gc
 from graphkit.errors import BAD_VALUE, GraphkitError, InvalidModel, TypeMismatch, UsageError, did_you_mean
 from graphkit.ir import context
-from graphkit.ir.names import Names, snake_case
-from graphkit.ir.origin import described, graph_facts, titled, unfinished
+from graphkit.ir.names import Names, origins, snake_case
 from graphkit.ir.types import DType, TensorType, Type, same_type
 from graphkit.signatures import check_argument, check_values
 from graphkit.text import quantity, short_repr
@@ -194,9 +193,9 @@ class Node:
             try:
                 types = op.infer_types([None if v is None else v.type for v in self.inputs])
             except GraphkitError as error:
-                raise type(error)(f"{unfinished(self, output_names)}: {error}") from None
+                raise type(error)(f"{origins().unfinished(self, output_names)}: {error}") from None
             except (*BAD_VALUE, AttributeError) as error:
-                where = unfinished(self, output_names)
+                where = origins().unfinished(self, output_names)
                 raise TypeMismatch(f"{where}: operands and attributes do not fit: {error}") from error
         named = len(output_names)
         self.outputs: tuple[Value, ...] = tuple(
@@ -226,7 +225,7 @@ class Node:
 
     def describe(self) -> str:
         """Return one line for errors: name, operator and operand types; without a name, also the user's code."""
-        return described(self)
+        return str(origins().described(self))
 
     def rebuilt(self, inputs: Sequence[Value | None], op: Operator | None = None) -> Node:
         """Return this node with other operands, or itself if nothing changes. Infers types only if necessary."""
@@ -401,7 +400,7 @@ class Graph:
     def _check(self) -> None:
         known = set(self.inputs)
         if len(known) != len(self.inputs):
-            raise InvalidModel(f"{titled(self)}: an input is listed twice")
+            raise InvalidModel(f"{origins().titled(self)}: an input is listed twice")
         native = _native
         is_complete = native is not None and native.reads_only(self.nodes, known)
         operands = [] if is_complete else [node.inputs for node in self.nodes]
@@ -409,20 +408,20 @@ class Graph:
         missing = {v: None for v in read if v is not None and v.node is None and v not in known}
         if missing:
             listed = ", ".join(str(v) for v in missing)
-            raise InvalidModel(f"{titled(self)} depends on values that are not among its inputs: {listed}")
+            raise InvalidModel(f"{origins().titled(self)} depends on values that are not among its inputs: {listed}")
         updated: dict[Value, Value] = {}
         for state, new in self.updates:
             if state in updated:
                 nodes = " and ".join("an input" if v.node is None else v.node.describe() for v in (updated[state], new))
-                raise InvalidModel(f"{titled(self)}: {state} is updated twice, by {nodes}")
+                raise InvalidModel(f"{origins().titled(self)}: {state} is updated twice, by {nodes}")
             updated[state] = new
             if state not in known:
-                raise InvalidModel(f"{titled(self)}: update of {state}, which is not an input")
+                raise InvalidModel(f"{origins().titled(self)}: update of {state}, which is not an input")
             if state.type != new.type:
-                raise InvalidModel(f"{titled(self)}: update of {state} with another type, {new.type}")
+                raise InvalidModel(f"{origins().titled(self)}: update of {state} with another type, {new.type}")
         if self._output_names is not None and len(self._output_names) != len(self.outputs):
             raise InvalidModel(
-                f"{titled(self)} has {quantity(len(self.outputs), 'output')}, but "
+                f"{origins().titled(self)} has {quantity(len(self.outputs), 'output')}, but "
                 f"{quantity(len(self._output_names), 'output name')}: give one name per output"
             )
 
@@ -529,14 +528,15 @@ class Graph:
         Raises:
             UsageError: Nothing has this name. The message shows the closest name.
         """
-        check_argument(titled(self), "the name of a value", "str", name)
+        check_argument(origins().titled(self), "the name of a value", "str", name)
         if self._by_name is None:
             self._by_name = {self.name_of(v): v for v in self.values}
         outputs = dict(zip(self.output_names, self.outputs, strict=True))
         tables = (self._by_name, outputs) if inputs_first else (outputs, self._by_name)
         found = next((table[name] for table in tables if name in table), None)
         if found is None:
-            raise UsageError(f"{titled(self)} has no value {name!r}{did_you_mean(name, [*outputs, *self._by_name])}")
+            hint = did_you_mean(name, [*outputs, *self._by_name])
+            raise UsageError(f"{origins().titled(self)} has no value {name!r}{hint}")
         return found
 
     @without_gc
@@ -597,4 +597,4 @@ class Graph:
         return to_text(self)
 
     def __repr__(self) -> str:
-        return short_repr(self, lambda: graph_facts(self))
+        return short_repr(self, lambda: origins().graph_facts(self))

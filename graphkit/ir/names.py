@@ -1,10 +1,11 @@
-"""Unique names, and names in snake_case."""
+"""Unique names, names in snake_case, and names in errors."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from types import ModuleType
 
 
 class Names:
@@ -39,3 +40,10 @@ _WORD = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
 def snake_case(name: str) -> str:
     """Relu -> relu, BatchNormalization -> batch_normalization, RMSNorm -> rms_norm, IsNaN -> is_nan."""
     return re.sub(_WORD, "_", name.replace("NaN", "Nan")).lower()
+
+
+def origins() -> ModuleType:
+    """Return the module that names nodes and graphs in errors. It is imported when an error needs it."""
+    from graphkit.ir import origin
+
+    return origin

@@ -1,4 +1,4 @@
-"""Tensor: an immutable array used as an attribute (constants), compared by digest."""
+"""Tensor: an immutable array used as an attribute (constants), compared by its elements."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from graphkit.ir.arrays import array_of, native_order
-from graphkit.ir.strings import as_strings
 from graphkit.ir.types import DType, TensorType, dtype_of, type_of_array
 
 # Larger tensors (bytes) are equal only if they are the same object, because hashing weights takes time.
-DIGEST_LIMIT = 1 << 20
+EQUAL_LIMIT = 1 << 20
 # The digest of a smaller tensor (bytes) is its content.
 EXACT_LIMIT = 1 << 10
 
@@ -19,7 +18,7 @@ EXACT_LIMIT = 1 << 10
 class Tensor:
     """A read-only, C-contiguous array. Strings are object arrays."""
 
-    __slots__ = ("array", "_digest", "_type")
+    __slots__ = ("array", "_digest", "_hash", "_type")
 
     # Kernels cache packed constants by version. A Tensor never changes, so its version stays 0; that of a parameter
     # grows.
@@ -29,6 +28,8 @@ class Tensor:
         wanted = None if dtype is None else dtype_of(dtype).numpy
         given = array_of("a constant", array, wanted, objects=True)
         if given.dtype.kind in "OUST":
+            from graphkit.ir.strings import as_strings
+
             given = as_strings(given, surrogates=True)
         contiguous = np.ascontiguousarray(native_order(given)).reshape(given.shape)
         if contiguous.flags.writeable:
@@ -36,6 +37,7 @@ class Tensor:
             contiguous.flags.writeable = False
         self.array: np.ndarray = contiguous
         self._digest: bytes | None = None
+        self._hash: int | None = None
         self._type: TensorType | None = None
 
     @property
@@ -56,14 +58,16 @@ class Tensor:
             self._type = type_of_array(self.array)
         return self._type
 
+    def _bytes(self) -> np.ndarray:
+        """The elements of a tensor of numbers as bytes."""
+        return self.array.reshape(-1).view(np.uint8)
+
     @property
     def digest(self) -> bytes:
         """Bytes that differ if the elements of two tensors of one dtype and shape differ. Computed once."""
         if self._digest is None:
-            if self.dtype is DType.STRING:
-                content = memoryview(repr(self.array.tolist()).encode())
-            else:
-                content = self.array.reshape(-1).view(np.uint8).data
+            strings = self.dtype is DType.STRING
+            content = memoryview(repr(self.array.tolist()).encode()) if strings else self._bytes().data
             if content.nbytes <= EXACT_LIMIT:
                 self._digest = content.tobytes()
             else:
@@ -77,10 +81,26 @@ class Tensor:
             return True
         if not isinstance(other, Tensor) or self.shape != other.shape or self.array.dtype != other.array.dtype:
             return False
-        return self.nbytes <= DIGEST_LIMIT and self.digest == other.digest
+        if self.nbytes > EQUAL_LIMIT or hash(self) != hash(other):
+            return False
+        if self.dtype is DType.STRING:
+            return bool(self.array.tolist() == other.array.tolist())
+        return np.array_equal(self._bytes(), other._bytes())
 
     def __hash__(self) -> int:
-        return hash((self.shape, self.digest)) if self.nbytes <= DIGEST_LIMIT else id(self)
+        if self._hash is None:
+            if self.nbytes > EQUAL_LIMIT:
+                content: object = id(self)
+            else:
+                content = (
+                    tuple(self.array.reshape(-1).tolist()) if self.dtype is DType.STRING else self._bytes().tobytes()
+                )
+            self._hash = hash((self.shape, content))
+        return self._hash
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """Return the state without the hash, because hashes of other processes differ."""
+        return None, {"array": self.array, "_digest": self._digest, "_hash": None, "_type": self._type}
 
     def __str__(self) -> str:
         if self.array.size <= 8:

@@ -25,7 +25,6 @@ from graphkit.ir.types import FLOATS
 from graphkit.named_tuples import NamedTuple
 from graphkit.onnx_io.scopes import RawNode, Region
 from graphkit.onnx_io.tensors import DTYPES
-from graphkit.ops.operand_roles import SETTINGS
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -139,7 +138,11 @@ def _settings(node: RawNode) -> Collection[int]:
     if node.domain == "com.microsoft":
         # Scale and zero point of the result, then tensor, scale and zero point of each operand.
         return range(0, len(node.inputs), 3) if node.op_type == "QLinearConcat" else _SCALES.get(node.op_type, ())
-    return SETTINGS.get(node.op_type, ()) if node.domain == "" else ()
+    if node.domain != "":
+        return ()
+    from graphkit.ops.operand_roles import SETTINGS
+
+    return SETTINGS.get(node.op_type, ())
 
 
 def _declared_roles(model: ModelProto) -> dict[str, str]:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from graphkit.ir import dims
-from graphkit.ir.bounds import never_below
 from graphkit.ir.dims import Dim
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, TensorType
 from graphkit.ops.xp import numpy_xp
@@ -64,6 +63,8 @@ def decide_equal(a: Dim, b: Dim) -> int | None:
     """Compare for equality: 1 or 0; None if it depends on the symbols' values."""
     if a == b:
         return 1
+    from graphkit.ir.bounds import never_below
+
     if not dims.may_equal(a, b) or never_below(a, b + 1) or never_below(b, a + 1):
         return 0
     return None
@@ -71,6 +72,8 @@ def decide_equal(a: Dim, b: Dim) -> int | None:
 
 def decide_less(a: Dim, b: Dim) -> int | None:
     """Return 1 if a < b, 0 if not, and None if it depends on the symbols' values."""
+    from graphkit.ir.bounds import never_below
+
     if never_below(b, a + 1):
         return 1
     return 0 if never_below(a, b) else None

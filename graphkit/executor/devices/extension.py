@@ -1,12 +1,11 @@
-"""The native extension `graphkit._native`, and oneDNN's library, which it is linked with."""
+"""The native extension `graphkit._native`, and oneDNN's library, which it loads when it needs it."""
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from types import ModuleType
 
-from graphkit import config, cores
+from graphkit import config
 from graphkit.errors import MissingDependency
 from graphkit.ir.graph import accelerate
 
@@ -20,28 +19,26 @@ def import_extension() -> ModuleType:
 
     Raises:
         ImportError: graphkit was not built. The message names `graphkit._native`.
-        MissingDependency: oneDNN, which the extension was built with, is not installed any more.
     """
-    native = _imported()
+    import graphkit._native as native
+
     accelerate(native.GraphSweeps)
     if config.PIN.get():
+        from graphkit import cores
+
         native.pin_helpers(cores.nearest())
     return native
 
 
-def _imported() -> ModuleType:
-    # The RPATH of the extension finds oneDNN in an ordinary environment, and package metadata finds it elsewhere.
-    try:
-        import graphkit._native as native
-    except ImportError as error:
-        if _ONEDNN_LIBRARY not in str(error):
-            raise
-        ctypes.CDLL(_onednn_library(error))
-        import graphkit._native as native
-    return native
+def onednn_library(cause: str) -> str:
+    """Return the path of oneDNN's library from package metadata. The extension asks if its RPATH leads nowhere.
 
+    Args:
+        cause: Why the dynamic linker did not find the library.
 
-def _onednn_library(cause: ImportError) -> str:
+    Raises:
+        MissingDependency: oneDNN, which the extension was built with, is not installed any more.
+    """
     import importlib.metadata
 
     try:
@@ -54,4 +51,4 @@ def _onednn_library(cause: ImportError) -> str:
     raise MissingDependency(
         f"oneDNN's library {_ONEDNN_LIBRARY} cannot be loaded ({cause}); run pip install --force-reinstall "
         f"{_ONEDNN_DISTRIBUTION}"
-    ) from cause
+    )

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from graphkit.distribution import how_to_install, is_installed
 from graphkit.errors import MissingDependency, UnsupportedError, UsageError, did_you_mean
 from graphkit.executor.devices import registry
 from graphkit.executor.devices.extension import import_extension
@@ -149,6 +148,8 @@ def load_native() -> Any:
     except ImportError as error:
         if "_native" not in str(error):
             raise
+        from graphkit.distribution import how_to_install, is_installed
+
         if is_installed():
             raise MissingDependency(
                 f"graphkit is installed without its native extension, or Python finds another copy first ({__file__});"

@@ -12,8 +12,7 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.tensor.constants import Constant
-from graphkit.ops.tensor.layout import Transpose
-from graphkit.passes.core.match import is_op
+from graphkit.passes.core.match import first, is_op, permutation
 from graphkit.passes.core.sweep import read_positions
 
 # Kinds of memory:
@@ -205,11 +204,9 @@ def _view_sources(
 
 def _is_reshape(node: Node, symbols: Set[str]) -> bool:
     """Whether a Transpose only moves axes of size 1, so that the elements keep their order in memory."""
-    if not isinstance(node.op, Transpose) or not _is_sized(node.output, symbols):
+    if not is_op(node, "Transpose") or not _is_sized(node.output, symbols):
         return False
-    x = node.inputs[0]
-    assert x is not None
-    shape = x.tensor.known_shape
-    perm = node.op.perm if node.op.perm is not None else range(len(shape))[::-1]
+    shape, perm = first(node).tensor.known_shape, permutation(node)
+    assert perm is not None
     long = [axis for axis in perm if shape[axis] != 1]
     return long == sorted(long)

@@ -19,7 +19,6 @@ from graphkit.executor.memory.pools import IDLE, RECYCLED_BYTES, Pools
 from graphkit.ir import limits
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.limits import Limits
-from graphkit.ir.origin import signature
 from graphkit.named_tuples import NamedTuple
 from graphkit.text import human, quantity, short_repr
 
@@ -359,6 +358,8 @@ class InstancedProgram(BaseProgram):
     def _facts(self) -> Iterator[str]:
         yield from super()._facts()
         yield quantity(self.threads, "thread")
+        from graphkit.ir.origin import signature
+
         yield signature(self.graph)
 
 

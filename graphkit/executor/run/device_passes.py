@@ -7,11 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import UnsupportedError
-from graphkit.executor.devices.groups import AnyDevice
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.devices.registry import rule_of, runs_whole
 from graphkit.executor.lower.lowering import Settings
-from graphkit.ir.graph import Node
+from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import HALVES, DType
 from graphkit.ops._base import DOMAIN
 from graphkit.passes.core.declare import Step, deferred
@@ -19,6 +18,7 @@ from graphkit.passes.core.match import is_op
 from graphkit.passes.pipeline import array_passes, inference_passes
 
 if TYPE_CHECKING:
+    from graphkit.executor.devices.groups import AnyDevice, GroupDevices
     from graphkit.executor.run.backend_calls import BackendCalls
     from graphkit.passes.distribution.backends import Decision
 
@@ -35,6 +35,16 @@ def device_passes(settings: Settings, precision: str) -> Sequence[Step]:
     if not settings.optimize or kind == "cpu":
         return ()
     return array_passes(fusable, precision, partial(_stays_whole, kind))
+
+
+def device_of_groups(device: AnyDevice, graph: Graph) -> str | GroupDevices:
+    """Return the name of the device, or the devices of the groups of the graph. Raises as `grouped` does."""
+    if isinstance(device, str):
+        return device
+    from graphkit.executor.devices.groups import grouped
+    from graphkit.passes.core.sweep import groups_of
+
+    return grouped(device, groups_of(graph))
 
 
 def check_on_cpu(backends: Sequence[Any], device: AnyDevice) -> None:

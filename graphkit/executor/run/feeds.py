@@ -10,7 +10,6 @@ import numpy as np
 from graphkit.errors import InputError, OutOfMemory, UsageError
 from graphkit.executor.devices.loading import native_module
 from graphkit.ir.arrays import array_of
-from graphkit.ir.strings import as_strings
 from graphkit.ir.types import DType, MapType, SequenceType, TensorType, Type, dtype_of
 from graphkit.text import quantity
 
@@ -112,6 +111,8 @@ def _strings(name: str, kind: TensorType, array: np.ndarray) -> np.ndarray:
         array = np.asarray(array, order="C")
         if native.are_texts(array):
             return array  # a fast check; `as_strings` converts each element in Python, or names the wrong one
+    from graphkit.ir.strings import as_strings
+
     try:
         return as_strings(array)
     except UsageError as error:

@@ -16,7 +16,6 @@ import numpy as np
 from graphkit import config
 from graphkit.collector import without_gc
 from graphkit.errors import InputError, UsageError, did_you_mean
-from graphkit.executor.devices.groups import AnyDevice, GroupDevices, grouped
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import DeviceName, load_device, native_module
 from graphkit.executor.lower.lowering import Channels, Collectives, Settings
@@ -26,7 +25,7 @@ from graphkit.executor.memory.pools import Arenas, Pools
 from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.device_builder import device_cache
-from graphkit.executor.run.device_passes import backend_calls, check_on_cpu, device_passes, grouping
+from graphkit.executor.run.device_passes import backend_calls, check_on_cpu, device_of_groups, device_passes, grouping
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.outputs import build_maps, check_disjoint, checked_target, copied_to, overlaps, remove_maps
 from graphkit.executor.run.params import ParameterArray, ParamStore, check_stored, is_stored
@@ -36,16 +35,16 @@ from graphkit.executor.run.states import States
 from graphkit.ir import limits
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph
-from graphkit.ir.origin import signature
 from graphkit.ir.types import TensorType
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.declare import Step, deferred
 from graphkit.passes.core.draws import is_unbound
-from graphkit.passes.core.sweep import groups_of, run_passes
+from graphkit.passes.core.sweep import run_passes
 from graphkit.signatures import check_argument, typed
 from graphkit.text import human, quantity, short_repr
 
 if TYPE_CHECKING:
+    from graphkit.executor.devices.groups import AnyDevice, GroupDevices
     from graphkit.executor.report.plan import Plan
     from graphkit.executor.run.declared import DeclarationChecker
     from graphkit.executor.run.divided.program import DividedProgram
@@ -130,7 +129,7 @@ class Executor:
         self._bounds = limits.Bounds.of(max_memory, max_iterations, timeout)
         threads = config.num_threads(threads)
         self._settings_text = f"device {device}, {quantity(threads, 'thread')}, precision {precision}"
-        device = grouped(device, groups_of(graph))
+        device = device_of_groups(device, graph)
         check_on_cpu(backends, device)
         self._declarations = _declaration_checker(graph, declared) if declared else None
         names = [DeviceName.of(device)] if isinstance(device, str) else device.devices
@@ -205,6 +204,8 @@ class Executor:
         yield quantity(len(self._graph.nodes), "node")
         yield quantity(len(self._programs), "program")
         yield f"parameters {human(self.params.nbytes)}"
+        from graphkit.ir.origin import signature
+
         yield signature(self._graph)
 
     @property

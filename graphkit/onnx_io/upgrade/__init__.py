@@ -20,7 +20,6 @@ from graphkit.errors import InvalidModel
 from graphkit.ir import context
 from graphkit.ir.graph import Value
 from graphkit.named_tuples import NamedTuple
-from graphkit.onnx_io.repeated_imports import replaces
 from graphkit.onnx_io.upgrade._index import MODULES
 from graphkit.ops import constant
 
@@ -109,12 +108,21 @@ class Rule(NamedTuple):
 _rules: dict[tuple[str, str], list[Rule]] = {}
 
 
+def _kept(apply: Any, rules: list[Rule]) -> list[Rule]:
+    """Return the rules that `apply` does not replace: those that an interrupted import of its module did not leave."""
+    if not rules:
+        return []
+    from graphkit.onnx_io.repeated_imports import replaces
+
+    return [rule for rule in rules if not replaces(apply, rule.apply)]
+
+
 def upgrade(*operators: str, below: int, becomes: str | None = None, domain: str = "") -> Callable[[Any], Any]:
     """Declare the decorated function as the rule of `operators` for opsets under `below`."""
 
     def register(apply: Any) -> Any:
         for operator in operators:
-            rules = [rule for rule in _rules.get((domain, operator), []) if not replaces(apply, rule.apply)]
+            rules = _kept(apply, _rules.get((domain, operator), []))
             if any(rule.below == below for rule in rules):
                 raise ValueError(f"two upgrade rules of {operator} below {below}")
             # The list is replaced, not changed, because another thread may be reading it.

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from graphkit.errors import TypeMismatch
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import DOMAIN, F, Op, Sample, apply, op
-from graphkit.ops.internal.fused import _EPILOGUES, Epilogue, FusedConv
+from graphkit.ops.internal.fused import _EPILOGUES, Epilogue
+from graphkit.ops.internal.fused_conv import FusedConv
 from graphkit.ops.nn.conv import _GEOMETRIES, Convolution, ConvTranspose
 from graphkit.ops.nn.pool import _POOLS, AveragePool, AveragePooling, MaxPool, Pooling
 

@@ -14,13 +14,13 @@ import numpy as np
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.graph import Value
-from graphkit.ir.types import INTEGERS, DType, TensorType, broadcast_shapes
+from graphkit.ir.types import BYTES, INTEGERS, DType, TensorType, broadcast_shapes
 from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, constant, op
 from graphkit.ops._checks import fits
 from graphkit.ops.linalg.matmul import Gemm
 from graphkit.ops.quant.dynamic import dynamically_quantised
 from graphkit.ops.quant.matmul import IntegerProduct, integer_product, of_columns
-from graphkit.ops.quant.rounding import BYTES, bounds, centred, number, requantised, saturated, single, wrapped
+from graphkit.ops.quant.rounding import bounds, centred, number, requantised, saturated, single, wrapped
 
 _F32 = frozenset({DType.FLOAT32})
 _I32 = frozenset({DType.INT32})

@@ -7,12 +7,11 @@ from typing import Any
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
-from graphkit.ir.types import DType, TensorType
+from graphkit.ir.types import BYTES, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.linalg.matmul import MatMul
 from graphkit.ops.quant.linear import DequantizeLinear
-from graphkit.ops.quant.rounding import BYTES
 
 _F32 = frozenset({DType.FLOAT32})
 

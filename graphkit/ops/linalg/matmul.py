@@ -13,7 +13,6 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, DType, TensorType, broadcast_shapes
 from graphkit.ops._base import F, Onnx, Op, Sample, op
-from graphkit.ops.linalg.matrices import transposed
 from graphkit.ops.pointwise import scalar_like, unbroadcast
 
 _OPERANDS = FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}
@@ -84,6 +83,8 @@ class MatMul(Op):
             return F.gemm(dy, b, transB=True), _summed_over_rows(a, dy)
         if a.rank == b.rank == 1:
             return F.mul(dy, b), F.mul(dy, a)
+        from graphkit.ops.linalg.matrices import transposed
+
         row, column = a, b
         if a.rank == 1:
             row, dy = F.unsqueeze(a, np.array([0])), F.unsqueeze(dy, np.array([-2]))

@@ -17,11 +17,6 @@ from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.pointwise import scalar_like
 
-# Names of all elementwise Update operators.
-ELEMENTWISE_UPDATES = (
-    "AdadeltaUpdate", "AdagradUpdate", "AdamUpdate", "AdamWUpdate", "FtrlUpdate", "RmsPropUpdate", "SgdUpdate",
-)  # fmt: skip
-
 _LR = np.array(0.125, np.float32)
 _FIRST, _THIRD = np.array(1, np.int64), np.array(3.0, np.float32)
 _SQUARE = Rand((2, 3), 0.1, 2.0)

@@ -10,10 +10,10 @@ import numpy as np
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
-from graphkit.ir.types import DType, TensorType
+from graphkit.ir.types import BYTES, DType, TensorType
 from graphkit.ops._base import Onnx, Rand, Sample, op
 from graphkit.ops.nn.conv import Convolution, convolve
-from graphkit.ops.quant.rounding import BYTES, centred, number, requantised, single, wrapped
+from graphkit.ops.quant.rounding import centred, number, requantised, single, wrapped
 
 _F32 = frozenset({DType.FLOAT32})
 

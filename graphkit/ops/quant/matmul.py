@@ -10,10 +10,10 @@ import numpy as np
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
-from graphkit.ir.types import FLOAT8, DType, TensorType
+from graphkit.ir.types import BYTES, FLOAT8, DType, TensorType
 from graphkit.ops._base import Onnx, Op, Rand, Sample, op
 from graphkit.ops.linalg.matmul import MatMul
-from graphkit.ops.quant.rounding import BYTES, SCALES, centred, number, requantised, single, wrapped
+from graphkit.ops.quant.rounding import SCALES, centred, number, requantised, single, wrapped
 from graphkit.ops.tensor.cast import convert
 
 _FEW_BITS = BYTES | FLOAT8

@@ -9,7 +9,6 @@ import numpy as np
 from graphkit.errors import TypeMismatch
 from graphkit.ir.types import DType, TensorType
 
-BYTES = frozenset({DType.INT8, DType.UINT8})
 SCALES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 
 _BOUNDS = {

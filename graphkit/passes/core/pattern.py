@@ -12,17 +12,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 
 from graphkit.ir.graph import Node, Value
+from graphkit.named_tuples import NamedTuple
 from graphkit.passes.core.match import is_close, scalar, split_scale, split_shift
 from graphkit.passes.core.sweep import Readers
 
 _COMMUTATIVE = frozenset({"Add", "Mul"})
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """One match: the values and the numbers by their names in the pattern.
 
     `inside`: the results of the matched operators. `reads`: all of their operands, once for each use.
@@ -55,28 +54,28 @@ class Pattern(ABC):
         """Yield each match of the pattern with a value. found: the names that are matched so far."""
 
 
-@dataclass(frozen=True)
 class Some(Pattern):
     """Any value, with a name.
 
     All places with the same name must match the same value, including the result of an operator with this name.
     """
 
-    name: str
+    def __init__(self, name: str):
+        self.name = name
 
     def at(self, value: Value, found: Match) -> Iterator[Match]:
         known = found.values.get(self.name)
         if known is None:
-            yield replace(found, values={**found.values, self.name: value})
+            yield found._replace(values={**found.values, self.name: value})
         elif known is value:
             yield found
 
 
-@dataclass(frozen=True)
 class Number(Pattern):
     """A constant of one element: a given number, or any number, which is stored in the match under a given name."""
 
-    wanted: float | str
+    def __init__(self, wanted: float | str):
+        self.wanted = wanted
 
     def possible(self, value: Value | None) -> bool:
         return scalar(value) is not None
@@ -88,7 +87,7 @@ class Number(Pattern):
 
     def holds(self, number: float, found: Match) -> Iterator[Match]:
         if isinstance(self.wanted, str):
-            yield replace(found, numbers={**found.numbers, self.wanted: number})
+            yield found._replace(numbers={**found.numbers, self.wanted: number})
         elif number == self.wanted or (self.wanted and is_close(number, self.wanted)):
             yield found
 
@@ -113,7 +112,7 @@ class Op(Pattern):
         if not orders:
             return
         values = {**found.values, self.name: value} if self.name else found.values
-        found = replace(found, values=values, inside=(*found.inside, value))
+        found = found._replace(values=values, inside=(*found.inside, value))
         for order in orders:
             yield from _all(list(zip(self.operands, order, strict=True)), found)
 
@@ -136,7 +135,7 @@ class _WithNumber(Pattern):
         parts = None if value.node is None else type(self).split(value.node)
         if parts is not None:
             operand, number = parts
-            found = replace(found, inside=(*found.inside, value), reads=(*found.reads, operand))
+            found = found._replace(inside=(*found.inside, value), reads=(*found.reads, operand))
             for next_found in self.number.holds(number, found):
                 yield from self.operand.at(operand, next_found)
 
@@ -174,5 +173,5 @@ def _all(pairs: list[tuple[Pattern, Value | None]], found: Match) -> Iterator[Ma
         return
     (pattern, value), *others = pairs
     if value is not None:
-        for next_found in pattern.at(value, replace(found, reads=(*found.reads, value))):
+        for next_found in pattern.at(value, found._replace(reads=(*found.reads, value))):
             yield from _all(others, next_found)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import DOMAIN, F, operator
-from graphkit.ops.internal.fused import FusedConv
+from graphkit.ops.internal.fused_conv import FusedConv
 from graphkit.ops.nn.conv import Conv
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import ints, is_channel_vector, producer

@@ -17,7 +17,7 @@ import numpy as np
 from graphkit.collector import without_gc
 from graphkit.ir import context
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import FLOATS, DType, TensorType
+from graphkit.ir.types import BYTES, FLOATS, DType, TensorType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import DOMAIN, F, Op, operator, registry
 from graphkit.ops.internal.channels_last import (
@@ -28,10 +28,9 @@ from graphkit.ops.internal.channels_last import (
     to_first,
     to_last,
 )
-from graphkit.ops.internal.fused import FusedConv
+from graphkit.ops.internal.fused_conv import FusedConv
 from graphkit.ops.nn.conv import ConvGradInput, ConvGradWeight, Convolution, ConvTranspose
 from graphkit.ops.nn.pool import MaxPool, Pooling
-from graphkit.ops.quant.rounding import BYTES
 from graphkit.ops.tensor.layout import Transpose
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import array_of, first, ints, is_op, permutation, producer

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import BYTES
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import DOMAIN, Op, operator, registry
 from graphkit.ops.internal.channels_last import to_last
 from graphkit.ops.nn.conv import Convolution
-from graphkit.ops.quant.rounding import BYTES
 
 # Positions of the elementwise operands; the other operands are quantisation parameters.
 _ELEMENTWISE = {"QLinearAdd": (0, 3), "QLinearMul": (0, 3), "TableLookup": (0,)}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import DType
+from graphkit.ir.types import BYTES, DType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import constant, operator
 from graphkit.ops.quant.linear import DequantizeLinear, QuantizeLinear
-from graphkit.ops.quant.rounding import BYTES
 from graphkit.passes.core.match import array_of, producer
 
 # Products and quotients of scales stay finite if scales are at most this large, and scales of results at least its

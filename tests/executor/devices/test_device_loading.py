@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from graphkit import distribution
 from graphkit.errors import MissingDependency
 from graphkit.executor.devices import loading
 
@@ -21,13 +22,13 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_installed_without_its_extension(broken: pytest.MonkeyPatch) -> None:
-    broken.setattr(loading, "is_installed", lambda: True)
+    broken.setattr(distribution, "is_installed", lambda: True)
     with pytest.raises(MissingDependency, match="without its native extension"):
         loading.load_device("cpu")
 
 
 def test_source_tree(broken: pytest.MonkeyPatch) -> None:
-    broken.setattr(loading, "is_installed", lambda: False)
+    broken.setattr(distribution, "is_installed", lambda: False)
     assert loading.load_device("cpu") is False
 
 
@@ -42,13 +43,14 @@ def test_other_import_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> 
 
 CONTROL_FLOW = """
 import numpy as np
+from graphkit import distribution
 from graphkit.executor.devices import loading
 
 def fail():
     raise ImportError("No module named 'graphkit._native'")
 
 if not native:
-    loading.import_extension, loading.is_installed = fail, lambda: False
+    loading.import_extension, distribution.is_installed = fail, lambda: False
 
 import graphkit as gk
 

@@ -12,7 +12,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.ops._base import DOMAIN, Op, operator, registry
 from graphkit.ops.internal.fused import Fused
-from graphkit.ops.optim.updates import ELEMENTWISE_UPDATES
+from graphkit.ops.optim import ELEMENTWISE_UPDATES
 from graphkit.ops.tensor.constants import Constant
 
 # Composite operators, which expand to a graph of pointwise ones.

@@ -8,18 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from graphkit.executor.devices.pointwise.instructions import Instructions, Term
 from graphkit.ir.types import FLOATS, HALVES, INTEGERS, UNSIGNED, DType
 from graphkit.ops._base import Op
-from graphkit.ops.math.arithmetic import Mod
-from graphkit.ops.math.elementary import IsInf
-from graphkit.ops.math.logic import BitShift
-from graphkit.ops.nn.activation import Celu, Elu, Gelu, HardSigmoid, LeakyRelu, Selu, Shrink, Swish, ThresholdedRelu
-from graphkit.ops.tensor.cast import Cast
+
+if TYPE_CHECKING:
+    from graphkit.ops.math.arithmetic import Mod
+    from graphkit.ops.math.elementary import IsInf
+    from graphkit.ops.math.logic import BitShift
+    from graphkit.ops.nn.activation import (
+        Celu,
+        Elu,
+        Gelu,
+        HardSigmoid,
+        LeakyRelu,
+        Selu,
+        Shrink,
+        Swish,
+        ThresholdedRelu,
+    )
+    from graphkit.ops.tensor.cast import Cast
 
 Rule: TypeAlias = Callable[..., Term | None]
 

@@ -2,7 +2,7 @@
 // implementation.
 #pragma once
 
-#include <dnnl.hpp>
+#include "onednn/library.h"
 #include <functional>
 #include <string>
 

@@ -1,7 +1,5 @@
 #include "onednn/onednn.h"
 
-#include <dnnl_debug.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -88,9 +86,13 @@ bool is_by_columns(const std::string& implementation) {
 }
 
 std::string layout_text(const memory::desc& given, const memory::desc& wanted) {
-    std::string text = std::to_string(static_cast<int>(wanted.get_data_type()));
-    for (const Dims& dims : {wanted.get_dims(), wanted.get_padded_dims(), wanted.get_strides(), wanted.get_inner_blks(),
-                             wanted.get_inner_idxs(), given.get_strides()}) {
+    return layout_text(wanted.get_data_type(), {wanted.get_dims(), wanted.get_padded_dims(), wanted.get_strides(),
+                                                wanted.get_inner_blks(), wanted.get_inner_idxs(), given.get_strides()});
+}
+
+std::string layout_text(memory::data_type type, std::initializer_list<Dims> fields) {
+    std::string text = std::to_string(static_cast<int>(type));
+    for (const Dims& dims : fields) {
         text += to_string(dims);
     }
     return text;

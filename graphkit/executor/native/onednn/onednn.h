@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <dnnl.hpp>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -11,6 +10,7 @@
 #include <string>
 #include <utility>
 #include <vector>
+#include "onednn/library.h"
 
 #include "kernels/pointwise/epilogue.h"
 #include "onednn/choice.h"
@@ -39,6 +39,9 @@ dnnl::memory::desc laid_out(const Dims& dims, bool last, ElementType type);
 // Returns a text that is equal for equal layouts of weights: for which all fields are equal that determine the
 // positions of elements. given: the layout before packing; wanted: the layout after it.
 std::string layout_text(const dnnl::memory::desc& given, const dnnl::memory::desc& wanted);
+// The same from the fields themselves: dimensions, padded dimensions, strides of blocks, sizes of inner blocks, their
+// dimensions, and the strides before packing.
+std::string layout_text(dnnl::memory::data_type type, std::initializer_list<Dims> fields);
 
 // Converts a library error: throws Unsupported if there is no implementation, else NativeError.
 [[noreturn]] void rethrow(const Kernel& kernel, const dnnl::error& error);

@@ -1,7 +1,7 @@
 // The epilogue of a product, as post-operations of oneDNN's primitives.
 #pragma once
 
-#include <dnnl.hpp>
+#include "onednn/library.h"
 
 #include "kernels/pointwise/epilogue.h"
 

@@ -48,9 +48,18 @@ dnnl::memory::desc Matrices::any_layout(ElementType type) const {
 }
 
 std::string panel_layout(std::int64_t rows, std::int64_t columns, bool transposed) {
-    const Matrices matrix{{}, rows, columns, transposed};
-    return layout_text(matrix.descriptor(ElementType::f32, 1, rows, columns),
-                       {{rows, columns}, library_type(ElementType::f32), dnnl::memory::format_tag::BA16a64b});
+    // Computed here, because products that need this text alone do without the library. Its name there is BA16a64b.
+    constexpr std::int64_t kRows = 16;
+    constexpr std::int64_t kColumns = 64;
+    const auto padded = [](std::int64_t size, std::int64_t block) { return (size + block - 1) / block * block; };
+    const std::int64_t padded_rows = padded(rows, kRows);
+    const Dims given = transposed ? Dims{1, rows} : Dims{columns, 1};
+    return layout_text(dnnl::memory::data_type::f32, {{rows, columns},
+                                                      {padded_rows, padded(columns, kColumns)},
+                                                      {kRows * kColumns, padded_rows * kColumns},
+                                                      {kRows, kColumns},
+                                                      {0, 1},
+                                                      given});
 }
 
 std::vector<ProductPiece> cut_product(const Matrices& a, const Matrices& y, std::int64_t pieces, bool may_add,

@@ -1,6 +1,7 @@
 """Finding the extension and oneDNN: what happens where one of them is not there."""
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -64,25 +65,55 @@ def test_graphkit_itself_does_not_load_the_extension(tmp_path):
 
 @pytest.mark.skipif(not cpu.native.has_onednn(), reason="built without oneDNN")
 def test_onednn_is_found_through_package_metadata():
-    found = Path(extension._onednn_library(ImportError("libdnnl.so.3: cannot open shared object file")))
+    found = Path(extension.onednn_library("libdnnl.so.3: cannot open shared object file"))
     assert found.name == "libdnnl.so.3"
     assert found.exists()
 
 
-@pytest.mark.skipif(not cpu.native.has_onednn(), reason="built without oneDNN")
-def test_extension_loads_where_its_rpath_leads_nowhere(tmp_path):
-    """As in a `pip install --target` tree: the extension and oneDNN's library are not where they usually are."""
+@pytest.fixture
+def moved(tmp_path: Path) -> str:
+    """Code that imports a copy of the extension whose RPATH leads nowhere, as in a `pip install --target` tree."""
     place = tmp_path / "deeper" / "graphkit"
     place.mkdir(parents=True)
-    extension = Path(cpu.native.__file__)
-    (place / extension.name).write_bytes(extension.read_bytes())
-    code = (
+    built = Path(cpu.native.__file__)
+    # The RPATH of an editable build is absolute.
+    folder = os.path.dirname(os.path.normpath(extension.onednn_library(""))).encode()
+    (place / built.name).write_bytes(built.read_bytes().replace(folder, b"/" * len(folder)))
+    return (
         "import graphkit\n" + PLAIN_FINDERS + f"graphkit.__path__ = [{str(place)!r}, *graphkit.__path__]\n"
         "import graphkit.executor.devices.cpu as cpu\n"
-        "print(cpu.native.__file__)\n"
+        f"assert cpu.native.__file__ == {str(place / built.name)!r}\n"
+    )
+
+
+@pytest.mark.skipif(not cpu.native.has_onednn(), reason="built without oneDNN")
+def test_onednn_is_found_where_the_rpath_leads_nowhere(moved, tmp_path):
+    result = python(moved + "print(cpu.native.onednn_version())\n", cwd=tmp_path)
+    assert result.stdout.strip() == cpu.native.onednn_version(), result.stderr
+
+
+@pytest.mark.skipif(not cpu.native.has_onednn(), reason="built without oneDNN")
+def test_kernel_that_needs_a_missing_onednn_names_it(moved, tmp_path):
+    code = moved + (
+        "import importlib.metadata\nimportlib.metadata.files = lambda name: []\ncpu.native.MatMul((2, 64), (64, 64))\n"
     )
     result = python(code, cwd=tmp_path)
-    assert result.stdout.strip() == str(place / extension.name), result.stderr
+    assert "MissingDependency: oneDNN's library libdnnl.so.3 cannot be loaded" in result.stderr
+
+
+@pytest.mark.skipif(not cpu.native.has_onednn(), reason="built without oneDNN")
+def test_onednn_is_loaded_when_its_functions_are_used(tmp_path):
+    code = """
+import graphkit.executor.devices.cpu as cpu
+
+def loaded():
+    with open("/proc/self/maps") as maps:
+        return "libdnnl" in maps.read()
+
+print(loaded(), cpu.native.onednn_version(), loaded())
+"""
+    result = python(code, cwd=tmp_path)
+    assert result.stdout.split() == ["False", cpu.native.onednn_version(), "True"], result.stderr
 
 
 # What the extension has of oneDNN, all of it: see the filter of sources in CMakeLists.txt.
@@ -98,8 +129,7 @@ OF_ONEDNN = (
 def test_an_extension_without_onednn_runs_networks(tmp_path):
     """Its convolutions and products are interpreted, in training, too."""
     code = f"""
-import ctypes, numpy as np, graphkit as gk
-ctypes.CDLL({extension._onednn_library(ImportError())!r})
+import numpy as np, graphkit as gk
 import graphkit._native as native
 for name in {OF_ONEDNN!r}:
     delattr(native, name)
@@ -130,4 +160,4 @@ def test_missing_onednn_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "files", nothing)
     with pytest.raises(MissingDependency, match="pip install --force-reinstall onednn-cpu-gomp"):
-        extension._onednn_library(ImportError("libdnnl.so.3"))
+        extension.onednn_library("libdnnl.so.3")

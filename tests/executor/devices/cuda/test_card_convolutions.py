@@ -30,7 +30,7 @@ from graphkit.executor.devices.registry import make_launched
 from graphkit.ops import DOMAIN, registry
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.internal.channels_last import ChannelsLastConv
-from graphkit.ops.internal.fused import FusedConv
+from graphkit.ops.internal.fused_conv import FusedConv
 from graphkit.ops.nn.conv import Conv, ConvGradWeight, ConvTranspose
 
 OPERATORS = [("", "Conv"), ("", "ConvTranspose")]

@@ -21,7 +21,7 @@ from graphkit.ir.types import TensorType
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.internal.channels_last import ChannelsLastConv
 from graphkit.ops.internal.channels_last_gradient import ChannelsLastConvGradInput, ChannelsLastConvGradWeight
-from graphkit.ops.internal.fused import FusedConv
+from graphkit.ops.internal.fused_conv import FusedConv
 from graphkit.ops.nn.conv import Conv, ConvGradInput, ConvGradWeight
 
 
