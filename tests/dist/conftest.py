@@ -13,7 +13,6 @@ from job_server import Jobs, running
 
 from graphkit.dist.hosts import heartbeats
 
-
 HERE = Path(__file__).parent
 _RUNNING = pytest.StashKey[Jobs]()
 
