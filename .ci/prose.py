@@ -40,6 +40,7 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*\[])")
 _LEFT_OUT = ("bench/results/",)
 # Functions whose strings are read: of the command line, and warnings.
 _SAYS = {"warn", "echo", "say", "_say", "secho"}
+_MAY_SAY = re.compile(rf"\b(?:raise|{'|'.join(sorted(_SAYS))})\b")
 
 
 class Text(NamedTuple):
@@ -95,7 +96,7 @@ def _imported(path: Path, name: str | None) -> Iterator[tuple[Path, str]]:
     for node in tree.body if name is None else ():
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             listed = set(ast.literal_eval(node.value))
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.ImportFrom) and (place := _file_of(node.module or "")):
             for alias in node.names:
                 if alias.name in listed:
@@ -129,25 +130,43 @@ def _docstring(path: Path, node: ast.Module | ast.ClassDef | ast.FunctionDef) ->
 
 def messages(path: Path) -> Iterator[Text]:
     """Strings of errors and warnings; on the command line, all that are no docstrings of its own helpers."""
-    tree = ast.parse(path.read_text("utf-8"))
+    text_of_file = path.read_text("utf-8")
     whole = path.parts[0] == "cli" or path.parts[:2] == ("graphkit", "report")
+    if not whole and not _MAY_SAY.search(text_of_file):
+        return
+    nodes = _nodes(ast.parse(text_of_file))
     helpers = {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
         and node.body
         and isinstance(node.body[0], ast.Expr)
         and not any("command" in ast.unparse(d) for d in getattr(node, "decorator_list", ()))
     }
-    for node in ast.walk(tree):
-        says = isinstance(node, ast.Raise) or (
-            isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in _SAYS
-        )
-        for inner in ast.walk(node) if says or (whole and isinstance(node, ast.Module)) else ():
+    for node in nodes:
+        says = isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and _last_name(node.func) in _SAYS)
+        for inner in _nodes(node) if says or (whole and isinstance(node, ast.Module)) else ():
             text = inner.value if isinstance(inner, ast.Constant) and isinstance(inner.value, str) else ""
             # A word alone is a name, such as a key of JSON.
             if " " in text.strip() and id(inner) not in helpers:
                 yield Text(path, inner.lineno, text)
+
+
+def _nodes(tree: ast.AST) -> list[ast.AST]:
+    """Return a node and all nodes below it, in less than half the time of `ast.walk`."""
+    found = [tree]
+    for node in found:  # it grows meanwhile
+        for value in vars(node).values():
+            if isinstance(value, ast.AST):
+                found.append(value)
+            elif isinstance(value, list):
+                found.extend(part for part in value if isinstance(part, ast.AST))
+    return found
+
+
+def _last_name(function: ast.expr) -> str:
+    """Return the name of a called function without its module or object; "" if it has none."""
+    return getattr(function, "attr", None) or getattr(function, "id", "")
 
 
 def shown() -> Iterator[Text]:

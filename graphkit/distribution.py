@@ -40,10 +40,16 @@ def version() -> str:
     Raises:
         MissingDependency: This is a source tree that was never installed.
     """
-    found = _installed()
+    found = _installed_version()
     if found is None:
         raise MissingDependency(f"this graphkit has no version, because it is not installed: {how_to_install()}")
-    return found.version
+    return found
+
+
+@functools.cache  # `Distribution.version` parses all metadata each time
+def _installed_version() -> str | None:
+    found = _installed()
+    return None if found is None else found.version
 
 
 @functools.cache

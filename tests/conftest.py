@@ -40,6 +40,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Whatever a test compiles, passes prove what they ensure; processes that tests start do the same.
 os.environ.setdefault("GRAPHKIT_CHECK_PASSES", "1")
 
+# A process of thousands of tests has many objects that live as long as it does, and by default the collector visits
+# them often. `trimming` collects garbage when a process has grown.
+gc.set_threshold(5000, 20, 20)
 
 # What is interpreted where the engine has no oneDNN.
 _OF_ONEDNN = frozenset({

@@ -13,12 +13,24 @@ from job_server import Jobs, running
 
 from graphkit.dist.hosts import heartbeats
 
+HERE = Path(__file__).parent
+_RUNNING = pytest.StashKey[Jobs]()
+
 
 @pytest.fixture(scope="session")
-def jobs() -> Iterator[Jobs]:
+def jobs(pytestconfig: pytest.Config) -> Iterator[Jobs]:
     """`jobs.run(code, ranks)`: what each rank of a real job prints. See `job_server`."""
     with running() as found:
+        pytestconfig.stash[_RUNNING] = found
         yield found
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End all jobs after the last test of this folder: servers that wait for messages take processor time."""
+    found = item.config.stash.get(_RUNNING, None)
+    if found is not None and (nextitem is None or not nextitem.path.is_relative_to(HERE)):
+        found.end()
 
 
 @pytest.fixture

@@ -218,13 +218,14 @@ def test_tables_are_learnt_and_workers_end_with_the_same(kind, tmp_path):
 
 def test_a_worker_that_fails_ends_the_servers_too():
     code = """
-    import numpy as np, graphkit as gk
+    import time, numpy as np, graphkit as gk
     kv = gk.kvstore.create("dist_async")
     kv.init("w", np.zeros(3))
     if kv.rank == 1:
         raise ValueError("broken")
     while True:
         kv.pull("w")
+        time.sleep(0.01)
     """
     status, _, errors = finish(start(3, code, before=""), 30)
     assert status in FAILED

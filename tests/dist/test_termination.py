@@ -12,6 +12,7 @@ import textwrap
 
 import numpy as np
 import pytest
+from job_server import command
 
 import graphkit as gk
 from graphkit.dist.job.launch import find_mpiexec
@@ -100,13 +101,12 @@ GROUPS = [
 ]
 
 
-def check_resume_after_sigterm(task, ranks, at, batches, more, per_epoch, again=()):
+def check_resume_after_sigterm(jobs, task, ranks, at, batches, more, per_epoch, again=()):
     """Assert that a run stops after `batches`, and that the resumed run ends as one without signals.
 
     again: options that must be given again to resume.
     """
-    whole = job(*options(task, "whole", *more))
-    assert whole.returncode == 0, whole.stderr
+    jobs.run(command(*options(task, "whole", *more)))
     done = job(*options(task, "run", *more), ranks=ranks, at=at)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr, done.stderr
@@ -114,19 +114,18 @@ def check_resume_after_sigterm(task, ranks, at, batches, more, per_epoch, again=
     assert position["epoch"] * per_epoch + position["batch"] == batches, done.stderr
     assert re.search(r"stopped .* contains a checkpoint of this position", done.stderr), done.stderr
     options_again = ["--kvstore", "dist_sync", *map(str, again)]
-    resumed = job("train", str(task / "net.json"), "-o", str(task / "run"), "--resume", *options_again)
-    assert resumed.returncode == 0, resumed.stderr
+    jobs.run(command("train", task / "net.json", "-o", task / "run", "--resume", *options_again))
     assert state(task / "run") == state(task / "whole")
 
 
 @pytest.mark.parametrize(("ranks", "at", "batches", "more"), CASES)
-def test_run_resumes_bit_for_bit_after_sigterm(task, ranks, at, batches, more):
-    check_resume_after_sigterm(task, ranks, at, batches, more, per_epoch=3)
+def test_run_resumes_bit_for_bit_after_sigterm(jobs, task, ranks, at, batches, more):
+    check_resume_after_sigterm(jobs, task, ranks, at, batches, more, per_epoch=3)
 
 
 @pytest.mark.parametrize(("ranks", "at", "batches", "more"), GROUPS)
-def test_groups_resume_bit_for_bit_after_sigterm(task, ranks, at, batches, more):
-    check_resume_after_sigterm(task, ranks, at, batches, more, per_epoch=5, again=more)
+def test_groups_resume_bit_for_bit_after_sigterm(jobs, task, ranks, at, batches, more):
+    check_resume_after_sigterm(jobs, task, ranks, at, batches, more, per_epoch=5, again=more)
 
 
 @pytest.mark.full

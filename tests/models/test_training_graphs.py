@@ -113,6 +113,7 @@ def test_loss_gradients_and_statistics_agree(name, options, opset):
 @pytest.mark.long
 def test_at_the_sizes_of_the_papers(name, options):
     net, graph = training_graph_of(name, options)
-    feeds = feeds_of(name, net, 2)
+    # One of the largest images: the small networks have several.
+    feeds = feeds_of(name, net, 1 if name in ("ssd", "unet", "vgg") else 2)
     limits = (np.inf, 1e-2) if name in KINKED else (1e-5, 1e-5)
     assert disagreements(run(graph, net.params, feeds), exported(net, graph, 21).run(feeds), *limits) == {}

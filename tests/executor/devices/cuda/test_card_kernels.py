@@ -116,7 +116,7 @@ COMPILED = [
 def forms_of(cls: type[Op]) -> dict[Source, Source]:
     """Kernels of an operator, each with the one that tells how many registers it needs.
 
-    That is the kernel itself, and for float16 the same kernel of bfloat16.
+    That is the kernel itself, for float16 the same kernel of bfloat16, and for unsigned integers that of signed ones.
     """
     by_case: dict[tuple[str, int], Source] = {}
     for case in cases_of(cls):
@@ -125,7 +125,8 @@ def forms_of(cls: type[Op]) -> dict[Source, Source]:
             by_case[case.name, number] = source
     found: dict[Source, Source] = {}
     for (name, number), source in by_case.items():
-        found.setdefault(source, by_case.get((name.replace("-float16", "-bfloat16"), number), source))
+        like = name.replace("-float16", "-bfloat16").replace("-uint", "-int")
+        found.setdefault(source, by_case.get((like, number), source))
     return found
 
 
