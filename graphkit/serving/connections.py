@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from asyncio import TimerHandle
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -10,6 +11,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 # Most bytes of the head of a request, and seconds until it is complete.
 _HEAD_BYTES = 64 << 10
 _HEAD_SECONDS = 10.0
+# Seconds after an answer in which the next request of the client may be sent, but not read.
+_ON_ITS_WAY = 0.3
 
 
 def protocol(timeout: float) -> type[asyncio.Protocol]:
@@ -17,10 +20,19 @@ def protocol(timeout: float) -> type[asyncio.Protocol]:
     return type("Connection", (_Connection,), {"timeout": timeout})
 
 
+def may_have_sent(connection: asyncio.Protocol) -> bool:
+    """Return whether a request may be on its way: no request has come, or the last answer is not old."""
+    if not isinstance(connection, _Connection):
+        return False
+    cycle = connection.cycle
+    return cycle is None or (cycle.response_complete and time.monotonic() - connection.answered < _ON_ITS_WAY)
+
+
 class _Connection(HttpToolsProtocol):
     """A connection that is closed if the head of a request is too large or too slow, or an answer is not read."""
 
     timeout = 30.0
+    answered = 0.0  # when the last answer was sent
     _timer: TimerHandle | None = None
     _head_bytes = 0
     _in_head = True
@@ -52,6 +64,7 @@ class _Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self.answered = time.monotonic()
         if self.transport.get_write_buffer_size():
             self._timer = self.loop.call_later(self.timeout, self._abort_unread)
 

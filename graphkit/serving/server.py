@@ -12,15 +12,16 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from graphkit.errors import InputError, RuntimeFailure
 from graphkit.serving.application import Application
-from graphkit.serving.connections import protocol
+from graphkit.serving.connections import may_have_sent, protocol
 from graphkit.serving.guard import Access
 from graphkit.serving.repository import ModelRepository
 
@@ -31,6 +32,8 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _BACKLOG = 2048
 # Seconds after which a connection without requests is closed.
 _KEEP_ALIVE = 75
+# While the server stops: seconds in which requests on connections that it accepted are read, and between two looks.
+_LAST_REQUESTS, _POLL = 1.0, 0.05
 
 
 def is_loopback(host: str) -> bool:
@@ -87,7 +90,7 @@ class Server:
         self.url = f"{'http' if tls is None else 'https'}://{shown}:{self._socket.getsockname()[1]}"
         settings = repository.settings
         config = uvicorn.Config(
-            self.application, http=protocol(settings.timeout), loop="asyncio", ws="none", lifespan="off",
+            self.application, http=protocol(settings.timeout), loop="auto", ws="none", lifespan="off",
             interface="asgi3", log_config=None, access_log=False, proxy_headers=False, server_header=False,
             backlog=_BACKLOG, timeout_keep_alive=_KEEP_ALIVE, limit_concurrency=settings.max_connections,
             timeout_graceful_shutdown=math.ceil(settings.timeout) + 1,
@@ -179,10 +182,39 @@ class _Signalled(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer the requests in progress, and close all connections."""
+        """Stop listening, answer the requests of all connections that were accepted, and close them."""
         logger.info("stopping", extra={"in_progress": self._application.guard.in_progress})
         self._application.drain()
+        await self._accept_last(sockets or [])
+        until = time.monotonic() + _LAST_REQUESTS
+        await asyncio.sleep(_POLL)
+        while time.monotonic() < until and any(map(may_have_sent, self.server_state.connections)):
+            await asyncio.sleep(_POLL)
         await super().shutdown(sockets)
+
+    async def _accept_last(self, sockets: Sequence[socket.socket]) -> None:
+        """Accept the connections that wait in the system's queue, and stop listening at once: closing resets them."""
+        waiting: list[socket.socket] = []
+        kept = [listener.dup() for listener in sockets]  # still listen when the event loop has closed its own
+        for listener in (*self.servers, *sockets):
+            listener.close()
+        for listener in kept:
+            listener.setblocking(False)
+            with contextlib.suppress(OSError):  # nothing more waits
+                while True:
+                    waiting.append(listener.accept()[0])
+            listener.close()
+        for accepted in waiting:
+            accepted.setblocking(False)
+            with contextlib.suppress(OSError):  # the client has gone, or TLS failed
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    self._connection, accepted, ssl=self.config.ssl
+                )
+
+    def _connection(self) -> asyncio.Protocol:
+        made: Any = self.config.http_protocol_class
+        found: asyncio.Protocol = made(config=self.config, server_state=self.server_state, app_state={})
+        return found
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self.drain()

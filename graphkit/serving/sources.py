@@ -46,9 +46,7 @@ def find_models(sources: Sequence[tuple[str | None, Path]]) -> Found:
     for given, source in sources:
         named = list(_models(source))
         if not named:
-            raise UsageError(
-                f"{source}: it contains no model; expected NAME.onnx, a run folder, or NAME/1/model.onnx (or model.json)"
-            )
+            raise UsageError(f"{source}: it contains no model; expected NAME.onnx, a run folder, or NAME/1/model.onnx")
         if given is not None:
             if len(named) > 1:
                 raise UsageError(f"{source}: it contains {len(named)} models, which cannot all be called {given!r}")

@@ -155,7 +155,7 @@ def _encoded(item: Any) -> bytes:
 
 
 def to_json(array: np.ndarray, dtype: DType) -> list[Any]:
-    """Return the elements as a flat list for JSON. NaN and infinities become strings, as JSON has no numbers for them."""
+    """Return the elements as a flat list for JSON. NaN and infinities become strings: JSON has no numbers for them."""
     flat = array.reshape(-1)
     if dtype is DType.STRING:
         return [_encoded(item).decode("utf-8", "replace") for item in flat]
