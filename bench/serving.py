@@ -1,12 +1,13 @@
 """Load on a server of `graphkit serve`: many clients on loopback, and every answer is checked.
 
-    python bench/serving.py [--network mobilenetv2] [--size 96] [--clients 200] [--seconds 60] [--max-batch 128] [--disturb]
+    python bench/serving.py [--network resnet] [--size 64] [--clients 200] [--seconds 60] [--disturb] [--reload 10]
 
 Each client has a connection of its own and sends its next request when the answer has come. Requests have inputs of a
 pool, in binary form; the expected outputs come from runs of single inputs in this process. The rate is compared with
 that of batches in this process, measured before and after the load, and latencies with the time of one full batch.
-With --disturb, malformed, oversized, slow and aborted requests come at the same time, and the model is loaded again
-every two seconds. At the end, SIGTERM ends the server under load: every request that it received must be answered.
+With --disturb, malformed, oversized, slow and aborted requests come at the same time. With --reload, the model is
+loaded again after each such number of seconds. At the end, SIGTERM ends the server under load: every request that it
+received must be answered.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ async def client(load: Load, seen: Seen, place: int, stopped: asyncio.Event) -> 
         connection[1].close()
 
 
-async def disturb(load: Load, seen: Seen, stopped: asyncio.Event) -> None:
-    """Send what no client should send, again and again."""
+async def disturb(load: Load, seen: Seen, stopped: asyncio.Event, options: argparse.Namespace) -> None:
+    """Send what no client should send, and load the model again, as the options say."""
     usual = load.requests[0]
     path = f"/v2/models/{load.name}/infer"
     messages = {
@@ -130,11 +131,11 @@ async def disturb(load: Load, seen: Seen, stopped: asyncio.Event) -> None:
         "no HTTP": b"\x00\x01\x02\r\n\r\n",
         "slow": usual[: len(usual) // 2],
         "aborted": usual,
-        "reload": f"POST /v2/repository/models/{load.name}/load HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(),
+        "load again": f"POST /v2/repository/models/{load.name}/load HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(),
     }
 
     async def repeat(kind: str, message: bytes, pause: float) -> None:
-        expected = {"malformed": 400, "oversized": 413, "no HTTP": 400, "reload": 200}
+        expected = {"malformed": 400, "oversized": 413, "no HTTP": 400, "load again": 200}
         while not stopped.is_set():
             reader, writer = await asyncio.open_connection("127.0.0.1", load.port)
             writer.write(message)
@@ -146,8 +147,12 @@ async def disturb(load: Load, seen: Seen, stopped: asyncio.Event) -> None:
             writer.transport.abort()
             seen.disturbances[kind] = seen.disturbances.get(kind, 0) + 1
 
-    pauses = {"slow": 3.0, "reload": 2.0}
-    await asyncio.gather(*(repeat(kind, message, pauses.get(kind, 0.05)) for kind, message in messages.items()))
+    pauses = (
+        {"malformed": 0.05, "oversized": 0.05, "no HTTP": 0.05, "aborted": 0.05, "slow": 3.0} if options.disturb else {}
+    )
+    if options.reload:
+        pauses["load again"] = options.reload
+    await asyncio.gather(*(repeat(kind, messages[kind], pause) for kind, pause in pauses.items()))
 
 
 def processor_seconds(process: int) -> float:
@@ -160,17 +165,16 @@ async def run(load: Load, seen: Seen, options: argparse.Namespace, server: int) 
     """Run all clients, and end the server at the end. Return the seconds of the load, and its processor seconds."""
     stopped = asyncio.Event()
     clients = [asyncio.create_task(client(load, seen, place, stopped)) for place in range(options.clients)]
-    disturbed = asyncio.create_task(disturb(load, seen, stopped)) if options.disturb else None
+    disturbed = asyncio.create_task(disturb(load, seen, stopped, options))
     await asyncio.sleep(options.warm_up)
     seen.seconds.clear()
     begun, used = time.perf_counter(), processor_seconds(server)
     await asyncio.sleep(options.seconds)
     spent, used, counted = time.perf_counter() - begun, processor_seconds(server) - used, len(seen.seconds)
     print(f"{counted} requests in {spent:.1f} s", file=sys.stderr)
-    if disturbed is not None:
-        disturbed.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await disturbed
+    disturbed.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await disturbed
     os.kill(server, signal.SIGTERM)
     await asyncio.gather(*clients)
     seen.seconds[counted:] = []
@@ -256,14 +260,15 @@ def result(
         "processor ms per request, in process": 1e3 * used / options.max_batch,
         "processor ms per request, server": 1e3 * spent[1] / len(seen.seconds),
         "processor ms per request, clients": 1e3 * own / len(seen.seconds),
-        "run seconds": float(np.median([line["run_seconds"] for line in answers])), "load average": os.getloadavg()[0], "disturbances": seen.disturbances,
+        "run seconds": float(np.median([line["run_seconds"] for line in answers])),
+        "load average": os.getloadavg()[0], "disturbances": seen.disturbances,
     }  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", default="mobilenetv2")
-    parser.add_argument("--size", type=int, default=96)
+    parser.add_argument("--network", default="resnet")
+    parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--warm-up", type=float, default=5.0)
@@ -271,6 +276,7 @@ def main() -> int:
     parser.add_argument("--max-delay-ms", type=float, default=2.0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--disturb", action="store_true")
+    parser.add_argument("--reload", type=float, default=0.0, metavar="SECONDS")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measure(options, Path(folder))

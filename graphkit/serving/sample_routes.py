@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from graphkit.errors import InputError, UsageError
+from graphkit.named_tuples import NamedTuple
 from graphkit.report.page import filled
 from graphkit.serving.admission import RECORD, Admission, Record
 from graphkit.serving.batcher import Arrays
@@ -37,6 +38,15 @@ class _Sample:
 
     name: str | None
     convert: Callable[[ServedModel], Arrays]
+
+
+class _Asked(NamedTuple):
+    """The fields of a form. top: number of classes."""
+
+    model: str | None
+    version: str | None
+    top: int | None
+    samples: list[_Sample]
 
 
 class SampleRoutes:
@@ -77,14 +87,13 @@ class SampleRoutes:
         record: Record = request.scope[RECORD]
         with self._admission.request() as ticket:
             body = await self._admission.body(request, ticket)
-            form = await _form(request, body)
-            name, version, top = self._name(form), _text(form, "version"), _number(form, "top")
-            samples = await _samples(form)
-            with counted(self._repository.get(name, version), record):
+            asked = await _asked(request, body)
+            name = asked.model if asked.model is not None else self._only_name()
+            with counted(self._repository.get(name, asked.version), record):
                 found = await asyncio.gather(
-                    *(self._predicted(request, name, version, sample, top) for sample in samples)
+                    *(self._predicted(request, name, asked.version, sample, asked.top) for sample in asked.samples)
                 )
-        model = self._repository.get(name, version)
+        model = self._repository.get(name, asked.version)
         return JSONResponse({"model_name": name, "model_version": model.version, "predictions": found})
 
     async def _predicted(
@@ -104,10 +113,7 @@ class SampleRoutes:
             return answer if sample.name is None else {"file": sample.name, **answer}
         raise Retired(f"model {name!r} is being replaced; retry later")
 
-    def _name(self, form: FormData) -> str:
-        name = _text(form, "model")
-        if name is not None:
-            return name
+    def _only_name(self) -> str:
         names = list(self._newest())
         if len(names) != 1:
             raise InputError(f"model: several models are loaded; name one of them: {', '.join(names) or 'none'}")
@@ -119,6 +125,14 @@ class SampleRoutes:
 
 def _takes(model: ServedModel) -> list[str]:
     return model.samples.takes
+
+
+async def _asked(request: Request, body: bytes) -> _Asked:
+    form = await _form(request, body)
+    try:
+        return _Asked(_text(form, "model"), _text(form, "version"), _number(form, "top"), await _samples(form))
+    finally:
+        await form.close()
 
 
 async def _form(request: Request, body: bytes) -> FormData:

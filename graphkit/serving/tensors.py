@@ -104,6 +104,10 @@ def _numbers(data: list[Any], dtype: DType, where: str) -> np.ndarray:
     except (ValueError, OverflowError):
         raise InputError(f"{where}: the nested lists have different lengths, or too many levels") from None
     wanted = dtype.numpy
+    if dtype is DType.UINT64 and array.dtype.kind == "f" and all(type(item) is int for item in _leaves(data, where)):
+        array = np.array(data, object)  # numpy rounds lists of small and large integers to float64
+        if array.min() >= 0 and array.max() < 1 << 64:
+            return array.astype(wanted)
     if not array.size:
         return array.astype(wanted)
     if array.dtype.kind == "O":
