@@ -3,8 +3,9 @@
     python bench/serving.py [--network resnet] [--size 64] [--clients 200] [--seconds 60] [--disturb] [--reload 10]
 
 Each client has a connection of its own and sends its next request when the answer has come. Requests have inputs of a
-pool, in binary form; the expected outputs come from runs of single inputs in this process. The rate is compared with
-that of batches in this process, measured before and after the load, and latencies with the time of one full batch.
+pool, in binary form; the expected outputs come from runs of single inputs in this process. The load comes in phases.
+Before and after each phase, full batches run in this process: the rate of a phase is compared with theirs, and
+latencies with the time of one full batch.
 With --disturb, malformed, oversized, slow and aborted requests come at the same time. With --reload, the model is
 loaded again after each such number of seconds. At the end, SIGTERM ends the server under load: every request that it
 received must be answered.
@@ -22,13 +23,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import graphkit as gk
+
+Pair = tuple[float, float]  # seconds, and processor seconds
 
 # Different inputs of requests.
 _POOL = 64
@@ -42,6 +47,8 @@ class Seen:
     seconds: list[float] = field(default_factory=list)
     wrong: int = 0
     failed: list[str] = field(default_factory=list)
+    after_load: int = 0  # requests of the end, which latencies leave out
+    waiting: int = 0  # requests without an answer so far
     lost: int = 0  # requests without an answer, although the server had accepted the connection
     refused: int = 0  # connections that the server did not accept, after SIGTERM
     disturbances: dict[str, int] = field(default_factory=dict)
@@ -92,11 +99,12 @@ def check(load: Load, seen: Seen, number: int, status: int, headers: dict[str, s
         seen.wrong += 1
 
 
-async def client(load: Load, seen: Seen, place: int, stopped: asyncio.Event) -> None:
-    """Send requests until `stopped`, or until the server accepts no more connections."""
+async def client(load: Load, seen: Seen, place: int, gate: asyncio.Event) -> None:
+    """Send requests while the gate is open, until the server accepts no more connections."""
     number = place % _POOL
     connection: Any = None
-    while not stopped.is_set():
+    while True:
+        await gate.wait()
         if connection is None:
             try:
                 connection = await asyncio.open_connection("127.0.0.1", load.port)
@@ -105,23 +113,24 @@ async def client(load: Load, seen: Seen, place: int, stopped: asyncio.Event) -> 
                 return
         reader, writer = connection
         begun = time.perf_counter()
+        seen.waiting += 1
         try:
             writer.write(load.requests[number])
             status, headers, body = await answer_of(reader)
         except (ConnectionError, asyncio.IncompleteReadError):
             seen.lost += 1
             return
+        finally:
+            seen.waiting -= 1
         seen.seconds.append(time.perf_counter() - begun)
         check(load, seen, number, status, headers, body)
         number = (number + 1) % _POOL
         if headers.get("connection") == "close":
             writer.close()
             connection = None
-    if connection is not None:
-        connection[1].close()
 
 
-async def disturb(load: Load, seen: Seen, stopped: asyncio.Event, options: argparse.Namespace) -> None:
+async def disturb(load: Load, seen: Seen, gate: asyncio.Event, options: argparse.Namespace) -> None:
     """Send what no client should send, and load the model again, as the options say."""
     usual = load.requests[0]
     path = f"/v2/models/{load.name}/infer"
@@ -136,7 +145,8 @@ async def disturb(load: Load, seen: Seen, stopped: asyncio.Event, options: argpa
 
     async def repeat(kind: str, message: bytes, pause: float) -> None:
         expected = {"malformed": 400, "oversized": 413, "no HTTP": 400, "load again": 200}
-        while not stopped.is_set():
+        while True:
+            await gate.wait()
             reader, writer = await asyncio.open_connection("127.0.0.1", load.port)
             writer.write(message)
             if kind in expected:
@@ -161,24 +171,57 @@ def processor_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def run(load: Load, seen: Seen, options: argparse.Namespace, server: int) -> tuple[float, float]:
-    """Run all clients, and end the server at the end. Return the seconds of the load, and its processor seconds."""
-    stopped = asyncio.Event()
-    clients = [asyncio.create_task(client(load, seen, place, stopped)) for place in range(options.clients)]
-    disturbed = asyncio.create_task(disturb(load, seen, stopped, options))
-    await asyncio.sleep(options.warm_up)
+@dataclass
+class Phase:
+    """A time under load, and a batch in this process before and after. rate: requests per second."""
+
+    rate: float
+    processor: float  # seconds of the server for each request
+    before: Pair
+    after: Pair
+
+    def ratio(self, rows: int) -> float:
+        return self.rate * (self.before[0] + self.after[0]) / 2 / rows
+
+
+async def phase(seen: Seen, gate: asyncio.Event, seconds: float, server: int) -> tuple[float, float]:
+    """Open the gate for a time, and wait for the last answer: requests per second, processor seconds of each."""
+    count, begun, used = len(seen.seconds), time.perf_counter(), processor_seconds(server)
+    gate.set()
+    await asyncio.sleep(seconds)
+    gate.clear()
+    while seen.waiting:
+        await asyncio.sleep(0.005)
+    done = len(seen.seconds) - count
+    return done / (time.perf_counter() - begun), (processor_seconds(server) - used) / done
+
+
+async def run(
+    load: Load, seen: Seen, options: argparse.Namespace, server: int, alone: Callable[[], Pair]
+) -> list[Phase]:
+    """Run all phases, then end the server under load."""
+    gate = asyncio.Event()
+    clients = [asyncio.create_task(client(load, seen, place, gate)) for place in range(options.clients)]
+    disturbed = asyncio.create_task(disturb(load, seen, gate, options))
+    await phase(seen, gate, options.warm_up, server)
     seen.seconds.clear()
-    begun, used = time.perf_counter(), processor_seconds(server)
-    await asyncio.sleep(options.seconds)
-    spent, used, counted = time.perf_counter() - begun, processor_seconds(server) - used, len(seen.seconds)
-    print(f"{counted} requests in {spent:.1f} s", file=sys.stderr)
+    phases, before = [], alone()
+    for _ in range(options.phases):
+        rate, used = await phase(seen, gate, options.seconds / options.phases, server)
+        phases.append(Phase(rate, used, before, after := alone()))
+        before = after
+        print(f"{rate:.1f} per second, {phases[-1].ratio(options.max_batch):.2f} of the rate alone", file=sys.stderr)
+    counted = len(seen.seconds)
     disturbed.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await disturbed
+    gate.set()
+    await asyncio.sleep(options.warm_up)
     os.kill(server, signal.SIGTERM)
     await asyncio.gather(*clients)
+    seen.after_load = len(seen.seconds) - counted
     seen.seconds[counted:] = []
-    return spent, used
+    return phases
 
 
 def batch_seconds(executor: Any, name: str, batch: np.ndarray, seconds: float) -> tuple[float, float]:
@@ -202,10 +245,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     executor = net.compile(threads=options.threads)
     expected = [executor.run({name: array})[output] for array in inputs]
     batch = np.resize(inputs[:, 0], (options.max_batch, *inputs.shape[2:]))
-    before = batch_seconds(executor, name, batch, options.warm_up)
     log = folder / "log"
     command = [
-        *(sys.executable, "-m", "graphkit", "serve", str(folder / "net.onnx"), "--port", "0"),
+        *(sys.executable, "-P", "-m", "graphkit", "serve", str(folder / "net.onnx"), "--port", "0"),
         *("--max-batch", str(options.max_batch), "--max-delay-ms", str(options.max_delay_ms)),
         *("--max-body", str(_LIMIT), "--threads", str(options.threads)),
     ]
@@ -215,14 +257,12 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             load = Load(
                 port, "net", [request_of("net", name, output, a, i) for i, a in enumerate(inputs)], expected, output
             )
-            seen, used = Seen(), os.times()
-            spent = asyncio.run(run(load, seen, options, server.pid))
+            seen, alone = Seen(), partial(batch_seconds, executor, name, batch, options.alone)
+            phases = asyncio.run(run(load, seen, options, server.pid, alone))
             code = server.wait(60)
         finally:
             server.kill()
-    own = os.times()
-    after = batch_seconds(executor, name, batch, options.warm_up)
-    return result(options, seen, spent, before, after, code, own.user + own.system - used.user - used.system, log)
+    return result(options, seen, phases, code, log)
 
 
 def port_of(log: Path, server: subprocess.Popen[bytes]) -> int:
@@ -235,32 +275,24 @@ def port_of(log: Path, server: subprocess.Popen[bytes]) -> int:
     raise RuntimeError(f"the server ended: {log.read_text()}")
 
 
-def result(
-    options: argparse.Namespace,
-    seen: Seen,
-    spent: tuple[float, float],
-    before: tuple[float, float],
-    after: tuple[float, float],
-    code: int,
-    own: float,
-    log: Path,
-) -> dict[str, Any]:
+def result(options: argparse.Namespace, seen: Seen, phases: list[Phase], code: int, log: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     answers = [line for line in lines if line["event"] == "request" and line["status"] == 200 and "batch" in line]
-    batch, used = ((a + b) / 2 for a, b in zip(before, after, strict=True))
-    rate, alone = len(seen.seconds) / spent[0], options.max_batch / batch
+    alone = [phases[0].before, *(each.after for each in phases)]
+    batch, used = (float(np.median([pair[at] for pair in alone])) for at in (0, 1))
+    ratios = [each.ratio(options.max_batch) for each in phases]
     p50, p99, last = (float(np.percentile(seen.seconds, at)) for at in (50, 99, 100))
     return {
         "network": f"{options.network} {options.size} x {options.size}", "clients": options.clients,
-        "requests": len(seen.seconds), "wrong": seen.wrong, "failed": len(seen.failed), "errors": seen.failed[:3],
-        "lost": seen.lost, "refused after SIGTERM": seen.refused, "exit code": code,
-        "rate": rate, "rate in process": alone, "ratio": rate / alone,
+        "requests": len(seen.seconds), "requests of the end": seen.after_load, "wrong": seen.wrong,
+        "failed": len(seen.failed), "errors": seen.failed[:3], "lost": seen.lost,
+        "refused after SIGTERM": seen.refused, "exit code": code,
+        "rate": float(np.median([each.rate for each in phases])), "rate in process": options.max_batch / batch,
+        "ratios": ratios, "ratio": float(np.median(ratios)),
         "batch seconds": batch, "p50": p50, "p99": p99, "longest": last, "p99 over batch": p99 / batch,
         "mean rows": float(np.mean([line["batch"] for line in answers])),
         "processor ms per request, in process": 1e3 * used / options.max_batch,
-        "processor ms per request, server": 1e3 * spent[1] / len(seen.seconds),
-        "processor ms per request, clients": 1e3 * own / len(seen.seconds),
-        "run seconds": float(np.median([line["run_seconds"] for line in answers])),
+        "processor ms per request, server": 1e3 * float(np.median([each.processor for each in phases])),
         "load average": os.getloadavg()[0], "disturbances": seen.disturbances,
     }  # fmt: skip
 
@@ -271,6 +303,8 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--phases", type=int, default=4)
+    parser.add_argument("--alone", type=float, default=6.0, help="seconds of batches in this process, each time")
     parser.add_argument("--warm-up", type=float, default=5.0)
     parser.add_argument("--max-batch", type=int, default=128)
     parser.add_argument("--max-delay-ms", type=float, default=2.0)

@@ -17,10 +17,12 @@ from graphkit.cli._options import (
     device_of,
     device_options,
     external_root_option,
+    json_option,
     preprocessing_option,
     read_model,
     trust_option,
 )
+from graphkit.cli._output import print_json
 from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.errors import InputError
 
@@ -96,9 +98,10 @@ if TYPE_CHECKING:
 @external_root_option
 @partial(trust_option, folder="given as MODEL", expose=False)
 @device_options
+@json_option
 def command(
     models: tuple[str, ...], api_key_file: str | None, max_delay_ms: float, max_iterations: int | None, device: str,
-    external_root: str | None, **options: Any,
+    external_root: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Serve models over HTTP until SIGTERM or Ctrl-C. SIGHUP loads all models again.
 
@@ -112,7 +115,8 @@ def command(
 
     Requests are joined to batches if the rows of the model are independent. Logs are JSON lines on stderr.
 
-    By default, only this machine can reach the server, and it needs no key.
+    By default, only this machine can reach the server, and it needs no key. --json prints the address when the server
+    answers.
 
     \b
     graphkit serve net.onnx
@@ -124,6 +128,10 @@ def command(
 
     context = click.get_current_context()
 
+    def started(url: str) -> None:
+        if as_json:
+            print_json("serve", {"url": url})
+
     def reader(path: Path) -> Model:
         with context.scope(cleanup=False):  # in any thread
             return _read(path, external_root)
@@ -131,7 +139,7 @@ def command(
     serve(
         _named(models), api_key=_api_key(api_key_file), max_delay=max_delay_ms / 1000, device=device_of(device),
         max_iterations=max_iterations or config.MAX_ITERATIONS.get() or config.COMMAND_ITERATIONS, reader=reader,
-        **options,
+        started=started, **options,
     )  # fmt: skip
 
 

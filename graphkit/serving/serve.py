@@ -44,6 +44,7 @@ def serve(
     drain: float = 1.0,
     log_level: str = "info",
     reader: Callable[[Path], Model] | None = None,
+    started: Callable[[str], None] | None = None,
 ) -> None:
     """Serve models over HTTP until SIGTERM or SIGINT. SIGHUP loads all models again.
 
@@ -73,6 +74,7 @@ def serve(
         drain: Seconds after SIGTERM in which new connections are still accepted.
         log_level: "debug", "info", "warning" or "error". Requests are logged at "info".
         reader: Reads the model of a path (default: `gk.load`).
+        started: Called with the address when the server answers.
 
     Raises:
         UsageError: A path contains no model, two models have the same name, or an argument is wrong.
@@ -100,7 +102,8 @@ def serve(
     tls = None if tls_cert is None or tls_key is None else (Path(tls_cert), Path(tls_key))
     with json_logs(sys.stderr, log_level):
         repository = ModelRepository(given, settings, reader=reader)
-        Server(repository, host=host, port=port, api_key=api_key, tls=tls, drain=drain).run()
+        server = Server(repository, host=host, port=port, api_key=api_key, tls=tls, drain=drain)
+        server.run(lambda: None if started is None else started(server.url))
 
 
 def check_api_key(key: str) -> None:

@@ -216,7 +216,7 @@ def test_many_clients_get_their_own_answers(running):
 
 def started(path, log, *arguments):
     """Start `graphkit serve` and return the process and its port."""
-    command = [sys.executable, "-m", "graphkit", "serve", str(path), "--port", "0", "--threads", "1", *arguments]
+    command = [sys.executable, "-P", "-m", "graphkit", "serve", str(path), "--port", "0", "--threads", "1", *arguments]
     with log.open("wb") as file:
         process = subprocess.Popen(command, stderr=file)
     until = time.monotonic() + 60
@@ -289,7 +289,7 @@ def test_interrupt_ends_at_once(scaled, tmp_path):
 def test_a_model_that_fails_to_load_ends_the_command(tmp_path):
     write_scaled(tmp_path / "good.onnx")
     (tmp_path / "bad.onnx").write_bytes(b"no")
-    command = [sys.executable, "-m", "graphkit", "serve", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-P", "-m", "graphkit", "serve", str(tmp_path), "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 4
     assert "bad.onnx" in done.stderr.splitlines()[-1]
