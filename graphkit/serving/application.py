@@ -23,7 +23,7 @@ class Application:
 
     Args:
         repository: The models.
-        access: Who may use the server. Default: everyone.
+        access: The clients that may use the server. Default: all.
     """
 
     def __init__(self, repository: ModelRepository, access: Access | None = None):

@@ -26,7 +26,7 @@ _OPEN = frozenset({"/", "/v2/health/live", "/v2/health/ready"})
 
 @dataclass(frozen=True)
 class Access:
-    """Who may use the server.
+    """The clients that may use the server.
 
     Attributes:
         api_key: Key that requests must have; None for none.

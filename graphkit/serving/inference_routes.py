@@ -171,10 +171,9 @@ async def finished(future: Future[Result], request: Request) -> Result:
     record: Record = request.scope[RECORD]
     waiting = asyncio.wrap_future(future)
     leaving = asyncio.ensure_future(_left(request))
+    either: set[asyncio.Future[Any]] = {waiting, leaving}
     try:
-        done, _ = await asyncio.wait(
-            {waiting, leaving}, timeout=max(record.left, 0.0), return_when=asyncio.FIRST_COMPLETED
-        )
+        done, _ = await asyncio.wait(either, timeout=max(record.left, 0.0), return_when=asyncio.FIRST_COMPLETED)
     finally:
         leaving.cancel()
         waiting.cancel()  # without effect if it is done

@@ -51,7 +51,7 @@ def json_logs(stream: TextIO, level: str = "info") -> Iterator[None]:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
     listener = logging.handlers.QueueListener(lines, handler)
-    queued = _Queue(lines)  # type: ignore[arg-type]
+    queued = _Queue(lines)
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [(logger.level, logger.propagate) for logger in loggers]
     for logger in loggers:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from graphkit.errors import GraphkitError
 from graphkit.inference.hugging_face import with_files_beside
@@ -173,10 +172,10 @@ class ModelRepository:
             statistics = self._statistics[name, number] = Statistics(name, str(number), self.metrics)
         return ServedModel(name, str(number), self._reader(path), self.settings, path, statistics)
 
-    def _retire(self, before: Any, made: Mapping[int, ServedModel]) -> None:
+    def _retire(self, before: Iterable[ServedModel], made: Mapping[int, ServedModel]) -> None:
         """End the queues of versions that were replaced or unloaded, after their last request."""
         for number, model in made.items():
-            self.metrics.set_ready(model.name, str(number), lambda model=model: model.queued)
+            self.metrics.set_ready(model.name, str(number), model.queued)
         for model in before:
             model.close()
             if int(model.version) not in made:

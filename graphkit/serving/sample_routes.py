@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -139,7 +139,7 @@ async def _form(request: Request, body: bytes) -> FormData:
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise InputError("Content-Type: expected multipart/form-data")
 
-    async def parts() -> AsyncIterator[bytes]:
+    async def parts() -> AsyncGenerator[bytes, None]:
         yield body
 
     parser = MultiPartParser(

@@ -37,7 +37,7 @@ class ServedModel:
         model: The model.
         settings: Settings of the server.
         source: Its file or folder, for messages.
-        statistics: Counts its requests and runs. A new version of the file goes on counting.
+        statistics: Counts its requests and runs. They continue when the file is loaded again.
 
     Attributes:
         inputs, outputs: Its inputs and outputs, as the protocol describes them.
@@ -67,9 +67,8 @@ class ServedModel:
             name=f"graphkit-serve {name}",
         )  # fmt: skip
 
-    @property
     def queued(self) -> int:
-        """The number of requests in the queue."""
+        """Return the number of requests in the queue."""
         return len(self._batcher)
 
     @cached_property

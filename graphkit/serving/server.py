@@ -47,7 +47,7 @@ def is_loopback(host: str) -> bool:
 
 
 def access_for(host: str, api_key: str | None) -> Access:
-    """Return who may use a server that listens on `host`."""
+    """Return the access to a server that listens on `host`."""
     names = _LOOPBACK | {host} if is_loopback(host) and api_key is None else None
     return Access(api_key, names)
 
@@ -150,7 +150,7 @@ class _Signalled(uvicorn.Server):
             self._ends = time.monotonic() + self._drain
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         """Handle signals while the server runs, in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -196,7 +196,9 @@ class _Signalled(uvicorn.Server):
         """Accept the connections that wait in the system's queue, and stop listening at once: closing resets them."""
         waiting: list[socket.socket] = []
         kept = [listener.dup() for listener in sockets]  # still listen when the event loop has closed its own
-        for listener in (*self.servers, *sockets):
+        for server in self.servers:
+            server.close()
+        for listener in sockets:
             listener.close()
         for listener in kept:
             listener.setblocking(False)

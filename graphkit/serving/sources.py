@@ -22,7 +22,9 @@ def named_sources(models: Models) -> list[tuple[str | None, Path]]:
     Raises UsageError if nothing is given, or a path does not exist.
     """
     given = models.items() if isinstance(models, Mapping) else models
-    pairs = [(item[0], Path(item[1])) if isinstance(item, tuple) else (None, Path(item)) for item in given]
+    pairs: list[tuple[str | None, Path]] = [
+        (item[0], Path(item[1])) if isinstance(item, tuple) else (None, Path(item)) for item in given
+    ]
     if not pairs:
         raise UsageError("give at least one model: a file, a run folder, or a folder of models")
     for name, path in pairs:
