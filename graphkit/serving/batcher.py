@@ -137,7 +137,7 @@ class Batcher:
         now = time.monotonic()
         rows = self._rows(inputs)
         pending = _Pending(inputs, rows, now + timeout, now)
-        key = id(pending) if rows is None else tuple((n, a.dtype.char, a.shape[1:]) for n, a in sorted(inputs.items()))
+        key = id(pending) if rows is None else tuple((n, a.dtype, a.shape[1:]) for n, a in sorted(inputs.items()))
         with self._changed:
             if self._closing:
                 raise Retired("this version of the model is no longer loaded")

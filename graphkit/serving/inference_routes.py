@@ -18,7 +18,7 @@ from graphkit.errors import LimitReached
 from graphkit.serving.admission import RECORD, Admission, Record
 from graphkit.serving.batcher import Result
 from graphkit.serving.errors import Disconnected, Retired
-from graphkit.serving.protocol import Answer, InferRequest, answer, parse_request
+from graphkit.serving.protocol import Answer, InferRequest, answer, json_bytes, parse_request
 from graphkit.serving.repository import ModelRepository
 from graphkit.serving.served_model import ServedModel
 
@@ -117,7 +117,7 @@ class InferenceRoutes:
 
     async def _parsed(self, body: bytes, header_length: str | None, model: ServedModel) -> InferRequest:
         arguments = (body, header_length, model.inputs, model.outputs, self._repository.settings.max_json)
-        if len(body) > _LARGE and (header_length is None or len(header_length) > 5):
+        if json_bytes(body, header_length) > _LARGE:
             return await asyncio.to_thread(parse_request, *arguments)
         return parse_request(*arguments)
 

@@ -43,7 +43,7 @@ def why_not_joined(model: Model, run: Run) -> str | None:
         if not isinstance(kind, TensorType) or not kind.shape:
             return f"input {name!r} is {kind} and has no batch axis"
         if not isinstance(kind.shape[0], DimExpr):
-            return f"input {name!r} is {kind}: its batch size is fixed"
+            return f"input {name!r} is {kind}: its first axis is fixed"
     if not model.inputs:
         return "it has no inputs"
     try:

@@ -15,6 +15,9 @@ from graphkit.named_tuples import NamedTuple
 from graphkit.serving.errors import TooLarge
 from graphkit.serving.tensors import NAMES, checked_shape, datatype, from_binary, from_json, to_binary, to_json
 
+# A number of bytes in a header has fewer digits.
+_DIGITS = 18
+
 
 class Tensor(NamedTuple):
     """An input or output of a model. shape: sizes; -1 for a size that varies; None if the rank is not known."""
@@ -111,15 +114,21 @@ def parse_request(
     return InferRequest(name, arrays, _wanted(header, outputs))
 
 
+def json_bytes(body: bytes, header_length: str | None) -> int:
+    """Return the bytes of JSON at the beginning of a body. Arguments and errors: see `parse_request`."""
+    if header_length is None:
+        return len(body)
+    is_number = header_length.isascii() and header_length.isdecimal() and len(header_length) < _DIGITS
+    if not is_number or int(header_length) > len(body):
+        raise InputError(
+            f"Inference-Header-Content-Length: expected a number of at most {len(body)}, the bytes of the body, not "
+            f"{header_length!r}"
+        )
+    return int(header_length)
+
+
 def _parsed(body: bytes, header_length: str | None, max_json: int) -> _Body:
-    size = len(body)
-    if header_length is not None:
-        if not header_length.isascii() or not header_length.isdecimal() or int(header_length) > len(body):
-            raise InputError(
-                f"Inference-Header-Content-Length: expected a number of at most {len(body)}, the bytes of the body, "
-                f"not {header_length!r}"
-            )
-        size = int(header_length)
+    size = json_bytes(body, header_length)
     if size > max_json:
         raise TooLarge(
             f"the body has {size} bytes of JSON, and at most {max_json} are allowed (--max-json). Send tensors as "

@@ -65,7 +65,7 @@ class ModelRepository:
             raise UnknownModel(f"there is no model {name!r}, or it is not loaded")
         if version is None:
             return versions[max(versions)]
-        found = versions.get(int(version)) if version.isascii() and version.isdecimal() else None
+        found = next((model for model in versions.values() if model.version == version), None)
         if found is None:
             raise UnknownModel(f"model {name!r} has no version {version!r}; it has {', '.join(map(str, versions))}")
         return found

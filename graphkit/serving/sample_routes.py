@@ -193,6 +193,6 @@ def _number(form: FormData, key: str) -> int | None:
     text = _text(form, key)
     if text is None:
         return None
-    if not text.isascii() or not text.isdecimal() or not int(text):
+    if not text.isascii() or not text.isdecimal() or len(text) > 9 or not int(text):
         raise UsageError(f"{key}: expected a number of at least 1, not {text!r}")
     return int(text)

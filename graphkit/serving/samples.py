@@ -13,7 +13,7 @@ import numpy as np
 from graphkit.data.description import preprocessing_of, vocabulary_of
 from graphkit.data.images.feeding import Conversion, conversion, picture_input
 from graphkit.data.preprocessing.decode import opened
-from graphkit.errors import InputError
+from graphkit.errors import GraphkitError, InputError
 from graphkit.inference.class_ranking import ClassRanking
 from graphkit.inference.texts import Encoder, encoder_for
 from graphkit.ir.types import DType, TensorType
@@ -40,7 +40,7 @@ class SampleInputs:
             try:
                 ask()
                 found.append(kind)
-            except InputError:
+            except GraphkitError:
                 continue
         return found
 

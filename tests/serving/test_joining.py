@@ -37,7 +37,7 @@ def test_a_loop_over_steps_is_joined():
 
 def test_a_fixed_batch():
     x = gk.input("x", [1, 3])
-    assert why(gk.relu(x)) == "input 'x' is float32[1, 3]: its batch size is fixed"
+    assert why(gk.relu(x)) == "input 'x' is float32[1, 3]: its first axis is fixed"
 
 
 def test_an_input_without_batch():

@@ -181,6 +181,7 @@ def test_malformed_bodies_are_named(client, body, message):
         ("12", bytes(12), None, "expected a number of bytes"),
         (12, bytes(12), "9999", "Inference-Header-Content-Length"),
         (12, bytes(12), "-1", "Inference-Header-Content-Length"),
+        (12, bytes(12), "1" * 5000, "Inference-Header-Content-Length"),
         (12, bytes(12), "x", "Inference-Header-Content-Length"),
     ],
 )
@@ -252,6 +253,7 @@ def test_descriptions(client):
         ("GET", "/v2/models/none", 404),
         ("GET", "/v2/models/scaled/versions/2", 404),
         ("GET", "/v2/models/scaled/versions/-1/ready", 404),
+        ("GET", "/v2/models/scaled/versions/" + "1" * 5000, 404),
         ("POST", "/v2/models/none/infer", 404),
         ("POST", "/v2/models/..%2F..%2Fetc%2Fpasswd/infer", 404),
         ("GET", "/nothing", 404),
