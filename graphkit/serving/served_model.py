@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,9 @@ class ServedModel:
             max_iterations=settings.max_iterations,
         )  # fmt: skip
         self._max_batch = settings.max_batch
-        self.why_not_joined = "--max-batch is 1" if settings.max_batch == 1 else why_not_joined(model, self._compute)
-        self._warm_up()
+        run = partial(self._compute, timeout=settings.timeout)
+        self.why_not_joined = "--max-batch is 1" if settings.max_batch == 1 else why_not_joined(model, run)
+        self._warm_up(settings.timeout)
         self._batcher = Batcher(
             self._compute, joins=self.why_not_joined is None, max_batch=settings.max_batch,
             max_delay=settings.max_delay, max_queue=settings.max_queue, executed=statistics.executed,
@@ -108,11 +109,11 @@ class ServedModel:
         found = self._executor.run(feeds, timeout=timeout)
         return {name: value if isinstance(value, np.ndarray) else _values(name, value) for name, value in found.items()}
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, timeout: float) -> None:
         """Compile the program with a run, so that the first request is not slower. Its failure is only logged."""
         try:
             shapes, _ = concrete_shapes(self.model, None, 1)
-            self._compute(make_feeds(self.model, shapes=shapes).arrays)
+            self._compute(make_feeds(self.model, shapes=shapes).arrays, timeout)
         except GraphkitError as error:
             logger.info(
                 "the first request compiles the model, because it does not run on random inputs",
