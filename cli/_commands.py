@@ -28,6 +28,7 @@ COMMANDS = {
     "reduce": "Find the smallest part of a model for which a command still fails.",
     "run": "Run a model, and show or save its outputs.",
     "predict": "Apply a model to many images, rows or texts, and write a table of predictions.",
+    "serve": "Serve models over HTTP: the Open Inference Protocol, images and texts, dynamic batching.",
     "generate": "Continue texts with a language model, token by token.",
     "evaluate": "Compute loss, metrics and a confusion matrix on labelled data.",
     "verify": "Compare a model in graphkit and ONNX Runtime, or two models; find the first node that differs.",

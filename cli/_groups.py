@@ -35,13 +35,15 @@ OUTPUT = "Checkpoints and output"
 PROCESSES = "Several processes"
 REPORTING = "Progress and reports"
 GENERATION = "Choice of tokens"
+BATCHING = "Batches"
+LISTENING = "Address and access"
 LIMITS = "Limits and safety"
 OTHER = "Other options"
 
 # The order in which `--help` shows the groups.
 _ORDER = (
     INPUTS, GENERATION, IMAGES, DATA, NETWORK, LOSS, OPTIMISATION, EPOCHS, GRADIENT, STEP_FILE, COMPARISON,
-    TRAINING_STEP, PRECISION, OUTPUT, PROCESSES, REPORTING, LIMITS, OTHER,
+    TRAINING_STEP, LISTENING, BATCHING, PRECISION, OUTPUT, PROCESSES, REPORTING, LIMITS, OTHER,
 )  # fmt: skip
 
 

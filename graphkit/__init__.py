@@ -64,6 +64,7 @@ _PUBLIC = {
     "graph_page": "graphkit.report.graph_page",
     "predict": "graphkit.inference.predict",
     "generate": "graphkit.inference.generation.generate",
+    "serve": "graphkit.serving.serve",
     "Trainer": "graphkit.train.trainer",
     "zero_masks": "graphkit.train.masks",
     "StepBuilder": "graphkit.train.step_builder",

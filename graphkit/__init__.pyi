@@ -400,6 +400,7 @@ from graphkit.report.loggers import CSVLogger as CSVLogger
 from graphkit.report.loggers import PythonLogger as PythonLogger
 from graphkit.report.loggers import RunLogger as RunLogger
 from graphkit.report.tensorboard import TensorBoard as TensorBoard
+from graphkit.serving.serve import serve as serve
 from graphkit.train import callbacks as callbacks
 from graphkit.train import losses as losses
 from graphkit.train import metrics as metrics

@@ -17,26 +17,17 @@ from graphkit.data.preprocessing.tokenizer import read_vocabulary
 from graphkit.errors import UsageError
 from graphkit.inference.batch_runner import BatchRunner
 from graphkit.inference.batching import SampleRunner, fixed_batch_size
-from graphkit.inference.class_outputs import meaning, probabilities, scores_output
+from graphkit.inference.class_ranking import ClassRanking, ClassScore
 from graphkit.inference.hugging_face import with_files_beside
 from graphkit.inference.samples import Chunk, Mapper, Part, Samples, open_samples
 from graphkit.loading import load
 from graphkit.model import Model
-from graphkit.named_tuples import NamedTuple
 from graphkit.signatures import typed
 
 if TYPE_CHECKING:
     from graphkit.data.images.feeding import Said
     from graphkit.data.preprocessing.vocabulary import Vocabulary
     from graphkit.executor.devices.groups import AnyDevice
-
-
-class ClassScore(NamedTuple):
-    """A predicted class: its number, its name (None if the model has no class names), and its probability."""
-
-    number: int
-    name: str | None
-    probability: float
 
 
 @dataclass(frozen=True)
@@ -59,58 +50,6 @@ class Prediction:
 
 
 @dataclass
-class _Classes:
-    """Finds the most probable classes. The first batch decides which output scores classes, and how.
-
-    count: Number of classes per sample; None for 1 if classes have names, else none.
-    """
-
-    model: Model
-    count: int | None
-    output: str | None = None
-    kind: str = ""
-    names: Sequence[str] | None = None
-    decided: bool = False
-
-    def decide(self, results: Mapping[str, np.ndarray], keys: Mapping[str, np.ndarray]) -> None:
-        self.decided = True
-        self.names = self.model.classes
-        scores = {name: found for name, array in results.items() if (found := _rows(array)) is not None}
-        if self.names is None and len(keys) == 1:  # a map from classes to probabilities
-            ((self.output, found),) = keys.items()
-            self.names = [str(key) for key in found]
-        elif self.names is not None or self.count is not None:
-            self.output = scores_output(self.model, scores or results, self.count is not None)
-        if self.output is not None:
-            self.kind = meaning(self.model, self.output, scores[self.output])
-
-    def of(self, results: Mapping[str, np.ndarray]) -> list[tuple[ClassScore, ...]] | None:
-        """Return the classes of each sample; None if no output scores classes."""
-        if self.output is None:
-            return None
-        rows = _rows(results[self.output])
-        assert rows is not None
-        found = probabilities(rows, self.kind)
-        best = np.argsort(-found, axis=1, kind="stable")[:, : self.count or 1]
-        values = np.take_along_axis(found, best, axis=1)
-        names = self.names if self.names is not None and len(self.names) == found.shape[1] else None
-        return [
-            tuple(
-                ClassScore(number, None if names is None else names[number], value)
-                for number, value in zip(numbers, row, strict=True)
-            )
-            for numbers, row in zip(best.tolist(), values.tolist(), strict=True)
-        ]
-
-
-def _rows(array: np.ndarray) -> np.ndarray | None:
-    """Return an output as [N, C]; None if it has more than one axis besides the batch whose size is not 1."""
-    if sum(size != 1 for size in array.shape[1:]) > 1:
-        return None
-    return array.reshape(len(array), -1)
-
-
-@dataclass
 class PredictionStream(Iterator[Prediction]):
     """An iterator over the predictions of a model, in the order of the samples. `gk.predict` returns one.
 
@@ -129,7 +68,7 @@ class PredictionStream(Iterator[Prediction]):
     skip_errors: bool
     failed: int = 0
     _: KW_ONLY
-    _classes: _Classes = field(repr=False)
+    _classes: ClassRanking = field(repr=False)
     _runner: SampleRunner = field(repr=False)
     _readers: int = field(repr=False)  # threads that read samples
 
@@ -247,6 +186,6 @@ def predict(
     file = model if not isinstance(model, Model) and not outputs and str(model).endswith(".onnx") else None
     runner = BatchRunner(net, engine, file=file, device=device, threads=threads)
     return PredictionStream(
-        net, samples, size, fixed, skip_errors, _classes=_Classes(net, top), _runner=SampleRunner(net, runner),
+        net, samples, size, fixed, skip_errors, _classes=ClassRanking(net, top), _runner=SampleRunner(net, runner),
         _readers=config.num_threads(threads),
     )  # fmt: skip

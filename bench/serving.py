@@ -1,0 +1,322 @@
+"""Load on a server of `graphkit serve`: many clients on loopback, and every answer is checked.
+
+    python bench/serving.py [--network resnet] [--size 64] [--clients 200] [--seconds 60] [--disturb] [--reload 10]
+
+Each client has a connection of its own and sends its next request when the answer has come. Requests have inputs of a
+pool, in binary form; the expected outputs come from runs of single inputs in this process. The load comes in phases.
+Before and after each phase, full batches run in this process: the rate of a phase is compared with theirs, and
+latencies with the time of one full batch.
+With --disturb, malformed, oversized, slow and aborted requests come at the same time. With --reload, the model is
+loaded again after each such number of seconds. At the end, SIGTERM ends the server under load: every request that it
+received must be answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import graphkit as gk
+
+Pair = tuple[float, float]  # seconds, and processor seconds
+
+# Different inputs of requests.
+_POOL = 64
+_LIMIT = 4 << 20  # --max-body of the server
+
+
+@dataclass
+class Seen:
+    """What the clients saw. seconds: of each request."""
+
+    seconds: list[float] = field(default_factory=list)
+    wrong: int = 0
+    failed: list[str] = field(default_factory=list)
+    after_load: int = 0  # requests of the end, which latencies leave out
+    waiting: int = 0  # requests without an answer so far
+    lost: int = 0  # requests without an answer, although the server had accepted the connection
+    refused: int = 0  # connections that the server did not accept, after SIGTERM
+    disturbances: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests and their expected outputs. port: of the server."""
+
+    port: int
+    name: str
+    requests: list[bytes]
+    expected: list[np.ndarray]
+    output: str
+
+
+def request_of(name: str, input_name: str, output: str, array: np.ndarray, number: int) -> bytes:
+    described = {
+        "name": input_name, "datatype": "FP32", "shape": list(array.shape),
+        "parameters": {"binary_data_size": array.nbytes},
+    }  # fmt: skip
+    header = json.dumps({
+        "id": str(number), "inputs": [described], "outputs": [{"name": output, "parameters": {"binary_data": True}}],
+    }).encode()  # fmt: skip
+    head = (
+        f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(header) + array.nbytes}\r\n"
+        f"Inference-Header-Content-Length: {len(header)}\r\n\r\n"
+    )
+    return head.encode() + header + array.tobytes()
+
+
+async def answer_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    """Read one answer: status, headers, body."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    headers = {key.lower(): value.strip() for key, _, value in (line.partition(":") for line in head[1:] if line)}
+    return int(head[0].split()[1]), headers, await reader.readexactly(int(headers.get("content-length", 0)))
+
+
+def check(load: Load, seen: Seen, number: int, status: int, headers: dict[str, str], body: bytes) -> None:
+    if status != 200:
+        seen.failed.append(f"{status}: {body[:200].decode('utf-8', 'replace')}")
+        return
+    length = int(headers["inference-header-content-length"])
+    header, expected = json.loads(body[:length]), load.expected[number]
+    found = np.frombuffer(body[length:], np.float32).reshape(header["outputs"][0]["shape"])
+    same = header["id"] == str(number) and found.shape == expected.shape
+    if not same or not np.allclose(found, expected, rtol=1e-3, atol=1e-4):
+        seen.wrong += 1
+
+
+async def client(load: Load, seen: Seen, place: int, gate: asyncio.Event) -> None:
+    """Send requests while the gate is open, until the server accepts no more connections."""
+    number = place % _POOL
+    connection: Any = None
+    while True:
+        await gate.wait()
+        if connection is None:
+            try:
+                connection = await asyncio.open_connection("127.0.0.1", load.port)
+            except ConnectionError:
+                seen.refused += 1
+                return
+        reader, writer = connection
+        begun = time.perf_counter()
+        seen.waiting += 1
+        try:
+            writer.write(load.requests[number])
+            status, headers, body = await answer_of(reader)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            seen.lost += 1
+            return
+        finally:
+            seen.waiting -= 1
+        seen.seconds.append(time.perf_counter() - begun)
+        check(load, seen, number, status, headers, body)
+        number = (number + 1) % _POOL
+        if headers.get("connection") == "close":
+            writer.close()
+            connection = None
+
+
+async def disturb(load: Load, seen: Seen, gate: asyncio.Event, options: argparse.Namespace) -> None:
+    """Send what no client should send, and load the model again, as the options say."""
+    usual = load.requests[0]
+    path = f"/v2/models/{load.name}/infer"
+    messages = {
+        "malformed": b"POST " + path.encode() + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n{]}",
+        "oversized": f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {_LIMIT + 1}\r\n\r\n".encode(),
+        "no HTTP": b"\x00\x01\x02\r\n\r\n",
+        "slow": usual[: len(usual) // 2],
+        "aborted": usual,
+        "load again": f"POST /v2/repository/models/{load.name}/load HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(),
+    }
+
+    async def repeat(kind: str, message: bytes, pause: float) -> None:
+        expected = {"malformed": 400, "oversized": 413, "no HTTP": 400, "load again": 200}
+        while True:
+            await gate.wait()
+            reader, writer = await asyncio.open_connection("127.0.0.1", load.port)
+            writer.write(message)
+            if kind in expected:
+                status, _, body = await answer_of(reader)
+                if status != expected[kind]:
+                    seen.failed.append(f"{kind}: {status}: {body[:200]!r}")
+            await asyncio.sleep(pause)
+            writer.transport.abort()
+            seen.disturbances[kind] = seen.disturbances.get(kind, 0) + 1
+
+    pauses = (
+        {"malformed": 0.05, "oversized": 0.05, "no HTTP": 0.05, "aborted": 0.05, "slow": 3.0} if options.disturb else {}
+    )
+    if options.reload:
+        pauses["load again"] = options.reload
+    await asyncio.gather(*(repeat(kind, messages[kind], pause) for kind, pause in pauses.items()))
+
+
+def processor_seconds(process: int) -> float:
+    """Return the processor time of a process so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Phase:
+    """A time under load, and a batch in this process before and after. rate: requests per second."""
+
+    rate: float
+    processor: float  # seconds of the server for each request
+    before: Pair
+    after: Pair
+
+    def ratio(self, rows: int) -> float:
+        return self.rate * (self.before[0] + self.after[0]) / 2 / rows
+
+
+async def phase(seen: Seen, gate: asyncio.Event, seconds: float, server: int) -> tuple[float, float]:
+    """Open the gate for a time, and wait for the last answer: requests per second, processor seconds of each."""
+    count, begun, used = len(seen.seconds), time.perf_counter(), processor_seconds(server)
+    gate.set()
+    await asyncio.sleep(seconds)
+    gate.clear()
+    while seen.waiting:
+        await asyncio.sleep(0.005)
+    done = len(seen.seconds) - count
+    return done / (time.perf_counter() - begun), (processor_seconds(server) - used) / done
+
+
+async def run(
+    load: Load, seen: Seen, options: argparse.Namespace, server: int, alone: Callable[[], Pair]
+) -> list[Phase]:
+    """Run all phases, then end the server under load."""
+    gate = asyncio.Event()
+    clients = [asyncio.create_task(client(load, seen, place, gate)) for place in range(options.clients)]
+    disturbed = asyncio.create_task(disturb(load, seen, gate, options))
+    await phase(seen, gate, options.warm_up, server)
+    seen.seconds.clear()
+    phases, before = [], alone()
+    for _ in range(options.phases):
+        rate, used = await phase(seen, gate, options.seconds / options.phases, server)
+        phases.append(Phase(rate, used, before, after := alone()))
+        before = after
+        print(f"{rate:.1f} per second, {phases[-1].ratio(options.max_batch):.2f} of the rate alone", file=sys.stderr)
+    counted = len(seen.seconds)
+    disturbed.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await disturbed
+    gate.set()
+    await asyncio.sleep(options.warm_up)
+    os.kill(server, signal.SIGTERM)
+    await asyncio.gather(*clients)
+    seen.after_load = len(seen.seconds) - counted
+    seen.seconds[counted:] = []
+    return phases
+
+
+def batch_seconds(executor: Any, name: str, batch: np.ndarray, seconds: float) -> tuple[float, float]:
+    """Return the mean seconds and processor seconds of a full batch in this process."""
+    executor.run({name: batch})
+    count = 0
+    begun, used = time.perf_counter(), time.process_time()
+    while time.perf_counter() < begun + seconds or count < 5:
+        executor.run({name: batch})
+        count += 1
+    return (time.perf_counter() - begun) / count, (time.process_time() - used) / count
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    size = options.size
+    net = gk.models.build(options.network, image=(3, size, size), classes=100)
+    net.save(folder / "net.onnx")
+    net = gk.load(folder / "net.onnx")
+    (name,), output = net.inputs, net.outputs[0]
+    inputs = np.random.default_rng(0).normal(size=(_POOL, 1, 3, size, size)).astype(np.float32)
+    executor = net.compile(threads=options.threads)
+    expected = [executor.run({name: array})[output] for array in inputs]
+    batch = np.resize(inputs[:, 0], (options.max_batch, *inputs.shape[2:]))
+    log = folder / "log"
+    command = [
+        *(sys.executable, "-P", "-m", "graphkit", "serve", str(folder / "net.onnx"), "--port", "0"),
+        *("--max-batch", str(options.max_batch), "--max-delay-ms", str(options.max_delay_ms)),
+        *("--max-body", str(_LIMIT), "--threads", str(options.threads)),
+    ]
+    with log.open("wb") as file, subprocess.Popen(command, stderr=file) as server:
+        try:
+            port = port_of(log, server)
+            load = Load(
+                port, "net", [request_of("net", name, output, a, i) for i, a in enumerate(inputs)], expected, output
+            )
+            seen, alone = Seen(), partial(batch_seconds, executor, name, batch, options.alone)
+            phases = asyncio.run(run(load, seen, options, server.pid, alone))
+            code = server.wait(60)
+        finally:
+            server.kill()
+    return result(options, seen, phases, code, log)
+
+
+def port_of(log: Path, server: subprocess.Popen[bytes]) -> int:
+    """Return the port that a server names in its log."""
+    while server.poll() is None:
+        for line in log.read_text().splitlines():
+            if line.endswith("}") and (found := json.loads(line))["event"] == "listening":
+                return int(found["url"].rpartition(":")[2])
+        time.sleep(0.1)
+    raise RuntimeError(f"the server ended: {log.read_text()}")
+
+
+def result(options: argparse.Namespace, seen: Seen, phases: list[Phase], code: int, log: Path) -> dict[str, Any]:
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    answers = [line for line in lines if line["event"] == "request" and line["status"] == 200 and "batch" in line]
+    alone = [phases[0].before, *(each.after for each in phases)]
+    batch, used = (float(np.median([pair[at] for pair in alone])) for at in (0, 1))
+    ratios = [each.ratio(options.max_batch) for each in phases]
+    p50, p99, last = (float(np.percentile(seen.seconds, at)) for at in (50, 99, 100))
+    return {
+        "network": f"{options.network} {options.size} x {options.size}", "clients": options.clients,
+        "requests": len(seen.seconds), "requests of the end": seen.after_load, "wrong": seen.wrong,
+        "failed": len(seen.failed), "errors": seen.failed[:3], "lost": seen.lost,
+        "refused after SIGTERM": seen.refused, "exit code": code,
+        "rate": float(np.median([each.rate for each in phases])), "rate in process": options.max_batch / batch,
+        "ratios": ratios, "ratio": float(np.median(ratios)),
+        "batch seconds": batch, "p50": p50, "p99": p99, "longest": last, "p99 over batch": p99 / batch,
+        "mean rows": float(np.mean([line["batch"] for line in answers])),
+        "processor ms per request, in process": 1e3 * used / options.max_batch,
+        "processor ms per request, server": 1e3 * float(np.median([each.processor for each in phases])),
+        "load average": os.getloadavg()[0], "disturbances": seen.disturbances,
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", default="resnet")
+    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--phases", type=int, default=4)
+    parser.add_argument("--alone", type=float, default=6.0, help="seconds of batches in this process, each time")
+    parser.add_argument("--warm-up", type=float, default=5.0)
+    parser.add_argument("--max-batch", type=int, default=128)
+    parser.add_argument("--max-delay-ms", type=float, default=2.0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--disturb", action="store_true")
+    parser.add_argument("--reload", type=float, default=0.0, metavar="SECONDS")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(options, Path(folder))
+    print(json.dumps(found, indent=1))
+    return 1 if found["wrong"] or found["failed"] or found["lost"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,134 @@
+"""Bounds of the requests in progress, and of the bytes of their bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from graphkit.errors import InputError
+from graphkit.serving.errors import Busy, Disconnected, SlowRequest, TooLarge
+from graphkit.serving.metrics import Metrics
+from graphkit.serving.settings import Settings
+
+# The key of a Record in the scope of ASGI.
+RECORD = "graphkit.record"
+
+
+@dataclass
+class Record:
+    """What is known about a request. deadline: monotonic seconds. fields: for its line in the log."""
+
+    begun: float
+    deadline: float
+    status: int = 0
+    sent: int = 0
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+
+class Ticket:
+    """Counts the bytes of one request in progress."""
+
+    def __init__(self, admission: Admission):
+        self._admission = admission
+        self.held = 0
+
+    def hold(self, size: int) -> None:
+        """Count further bytes. Raises Busy if all requests together hold too many."""
+        self._admission.hold(size)
+        self.held += size
+
+
+class Admission:
+    """Lets requests in while there is room. Only the thread of the event loop may call the methods."""
+
+    def __init__(self, settings: Settings, metrics: Metrics):
+        self._settings, self._metrics = settings, metrics
+        self._requests = self._bytes = 0
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[Ticket]:
+        """Count a request while the block runs. Raises Busy if there are too many."""
+        if self._requests >= self._settings.max_queue:
+            raise Busy(f"{self._requests} requests are in progress (--max-queue); retry later")
+        self._requests += 1
+        ticket = Ticket(self)
+        try:
+            yield ticket
+        finally:
+            self._requests -= 1
+            self.hold(-ticket.held)
+
+    def hold(self, size: int) -> None:
+        """Change the number of bytes in progress. Raises Busy if there are too many."""
+        if size > 0 and self._bytes + size > self._settings.max_pending:
+            raise Busy(f"the requests in progress hold {self._bytes} bytes (--max-pending); retry later")
+        self._bytes += size
+        self._metrics.pending_bytes.set(self._bytes)
+
+    async def body(self, request: Request, ticket: Ticket) -> bytes:
+        """Return the body of a request, decompressed.
+
+        Raises:
+            TooLarge: It is larger than the limit.
+            SlowRequest: It does not arrive before the deadline.
+            Disconnected: The client closed the connection.
+            InputError: Its compression is unknown or damaged.
+        """
+        most, record = self._settings.max_body, request.scope[RECORD]
+        announced = request.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced) > most:
+            raise _too_large(int(announced), most)
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(record.left):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > most:
+                        raise _too_large(size, most)
+                    ticket.hold(len(part))
+                    parts.append(part)
+        except TimeoutError:
+            raise SlowRequest(f"only {size} bytes of the body arrived within the time limit (--timeout)") from None
+        except ClientDisconnect:
+            raise Disconnected(f"the client closed the connection after {size} bytes of the body") from None
+        record.fields["bytes"] = size
+        encoding = request.headers.get("content-encoding", "identity").lower()
+        body = b"".join(parts)
+        if encoding == "identity":
+            return body
+        found = await asyncio.to_thread(decompressed, body, encoding, most)
+        ticket.hold(len(found))
+        return found
+
+
+def decompressed(body: bytes, encoding: str, most: int) -> bytes:
+    """Return the content of a compressed body. Raises TooLarge above `most` bytes, InputError if it is damaged."""
+    if encoding not in ("gzip", "deflate"):
+        raise InputError(f"Content-Encoding: {encoding!r} is not supported; use gzip or deflate")
+    decoder = zlib.decompressobj(wbits=31 if encoding == "gzip" else 15)
+    try:
+        found = decoder.decompress(body, most + 1)
+    except zlib.error as error:
+        raise InputError(f"the body is not valid {encoding}: {error}") from None
+    if len(found) > most:
+        raise _too_large(len(found), most)
+    if not decoder.eof or decoder.unused_data:
+        raise InputError(f"the body is not one complete {encoding} stream")
+    return found
+
+
+def _too_large(size: int, most: int) -> TooLarge:
+    return TooLarge(f"the body has {size} bytes or more, and at most {most} are allowed (--max-body)")

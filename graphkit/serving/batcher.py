@@ -1,0 +1,270 @@
+"""Dynamic batching: join requests to one run, and return to each its rows."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from graphkit.errors import LimitReached, RuntimeFailure, error_text
+from graphkit.named_tuples import NamedTuple
+from graphkit.serving.errors import Busy, Retired
+
+logger = logging.getLogger("graphkit.serve")
+
+Arrays: TypeAlias = Mapping[str, np.ndarray]
+# Computes outputs by name from inputs by name, within a number of seconds.
+Run: TypeAlias = Callable[[Arrays, float], Arrays]
+
+
+class Times(NamedTuple):
+    """Seconds that a request spent in the queue, until its batch was joined, in the run, until its rows were split."""
+
+    queue: float
+    join: float
+    run: float
+    split: float
+
+
+class Result(NamedTuple):
+    """The outputs of one request. rows: of its batch; 0 if the run was not shared."""
+
+    outputs: Arrays
+    times: Times
+    rows: int
+
+
+class Executed(NamedTuple):
+    """A run, for statistics. requests: how many shared it. rows: of the batch. times: of the run, without the queue."""
+
+    requests: int
+    rows: int
+    times: Times
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A request in the queue. rows: size of the first axis; None if it needs its own run. deadline: monotonic."""
+
+    inputs: Arrays
+    rows: int | None
+    deadline: float
+    arrived: float
+    future: Future[Result] = field(default_factory=Future)
+
+    def start(self) -> bool:
+        """Return whether the request must still be computed."""
+        if not self.future.set_running_or_notify_cancel():
+            return False
+        if time.monotonic() < self.deadline:
+            return True
+        self.future.set_exception(LimitReached("the request waited in the queue until its time limit (--timeout)"))
+        return False
+
+
+@dataclass(eq=False)
+class _Group:
+    """Requests in the queue that may share a run, in the order in which they came. rows: of all of them."""
+
+    pending: deque[_Pending] = field(default_factory=deque)
+    rows: int = 0
+
+    @property
+    def oldest(self) -> float:
+        """The time at which the first request came."""
+        return self.pending[0].arrived
+
+
+class Batcher:
+    """Runs requests of one model in a thread of its own, several in one run where possible.
+
+    Requests with inputs of equal shapes, apart from the first axis, are joined along the first axis. A run begins when
+    the batch is full, or its first request has waited for `max_delay`. If a shared run fails, its requests run one by
+    one, so that each gets its own result or error. Any thread may call the methods.
+
+    Args:
+        run: Computes outputs by name, within a number of seconds.
+        joins: Whether requests may share a run: every output must have one row for each row of the inputs.
+        max_batch: Most rows of a shared run.
+        max_delay: Seconds that a request waits for others.
+        max_queue: Most requests in the queue.
+        executed: Called after each run.
+        name: Name of the thread.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        joins: bool = True,
+        max_batch: int = 32,
+        max_delay: float = 0.002,
+        max_queue: int = 512,
+        executed: Callable[[Executed], None] = lambda run: None,
+        name: str = "graphkit-batcher",
+    ):
+        self._run, self._executed = run, executed
+        self._joins, self._max_batch, self._max_delay, self._max_queue = joins, max_batch, max_delay, max_queue
+        self._groups: dict[Hashable, _Group] = {}
+        self._length = 0
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        """Return the number of requests in the queue."""
+        return self._length
+
+    def submit(self, inputs: Arrays, *, timeout: float = 30.0) -> Future[Result]:
+        """Put a request into the queue. Cancelling the future removes the request.
+
+        Args:
+            inputs: Arrays by name.
+            timeout: Seconds until the request fails with LimitReached.
+
+        Raises:
+            Busy: The queue is full.
+            Retired: The batcher is closed.
+        """
+        now = time.monotonic()
+        rows = self._rows(inputs)
+        pending = _Pending(inputs, rows, now + timeout, now)
+        key = id(pending) if rows is None else tuple((n, a.dtype, a.shape[1:]) for n, a in sorted(inputs.items()))
+        with self._changed:
+            if self._closing:
+                raise Retired("this version of the model is no longer loaded")
+            if self._length >= self._max_queue:
+                raise Busy(f"the queue of the model is full: {self._length} requests wait (--max-queue)")
+            group = self._groups.setdefault(key, _Group())
+            group.pending.append(pending)
+            group.rows += rows or 0
+            self._length += 1
+            self._changed.notify()
+        pending.future.add_done_callback(lambda future: self._forget(key, pending) if future.cancelled() else None)
+        return pending.future
+
+    def close(self) -> None:
+        """Take no more requests, compute those in the queue, and end the thread. Waits for this."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _rows(self, inputs: Arrays) -> int | None:
+        """Return the rows of a request; None if it needs its own run."""
+        if not self._joins or self._max_batch == 1:
+            return None
+        sizes = {array.shape[0] if array.ndim else None for array in inputs.values()}
+        rows = sizes.pop() if len(sizes) == 1 else None
+        return rows if rows and rows <= self._max_batch else None
+
+    def _forget(self, key: Hashable, pending: _Pending) -> None:
+        """Remove a request that was cancelled."""
+        with self._changed:
+            group = self._groups.get(key)
+            if group is None or pending not in group.pending:
+                return
+            group.pending.remove(pending)
+            self._taken(key, group, pending)
+
+    def _taken(self, key: Hashable, group: _Group, pending: _Pending) -> None:
+        group.rows -= pending.rows or 0
+        self._length -= 1
+        if not group.pending:
+            del self._groups[key]
+
+    # --- the thread --------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (batch := self._next()) is not None:
+            waiting = [pending for pending in batch if pending.start()]
+            if len(waiting) == 1:
+                self._alone(waiting[0])
+            elif waiting:
+                self._together(waiting)
+            del batch, waiting  # this thread must not keep arrays while it waits
+
+    def _next(self) -> list[_Pending] | None:
+        """Wait for the next batch, and return it; None after `close`, when the queue is empty."""
+        with self._changed:
+            while self._groups or not self._closing:
+                if not self._groups:
+                    self._changed.wait()
+                    continue
+                now = time.monotonic()
+                ready = [key for key, group in self._groups.items() if self._closing or self._due(group) <= now]
+                if ready:
+                    return self._take(min(ready, key=lambda key: self._groups[key].oldest))
+                self._changed.wait(min(map(self._due, self._groups.values())) - now)
+        return None
+
+    def _due(self, group: _Group) -> float:
+        """Return the time at which a group must run."""
+        fills_batch = group.pending[0].rows is None or group.rows >= self._max_batch
+        return group.oldest if fills_batch else group.oldest + self._max_delay
+
+    def _take(self, key: Hashable) -> list[_Pending]:
+        """Remove the first requests of a group from the queue, at most a full batch, and return them."""
+        group = self._groups[key]
+        taken: list[_Pending] = []
+        rows = 0
+        while group.pending and (not taken or rows + (group.pending[0].rows or 0) <= self._max_batch):
+            pending = group.pending.popleft()
+            rows += pending.rows or 0
+            taken.append(pending)
+            self._taken(key, group, pending)
+        return taken
+
+    def _together(self, waiting: Sequence[_Pending]) -> None:
+        """Compute requests in one run. If that fails, or its outputs do not have their rows, run them one by one."""
+        begun = time.monotonic()
+        rows = [pending.rows or 0 for pending in waiting]
+        total = sum(rows)
+        try:
+            joined = {name: np.concatenate([p.inputs[name] for p in waiting]) for name in waiting[0].inputs}
+            ready = time.monotonic()
+            outputs = self._run(joined, max(pending.deadline for pending in waiting) - ready)
+            done = time.monotonic()
+            if any(not array.ndim or len(array) != total for array in outputs.values()):
+                raise RuntimeFailure("an output does not have the rows of its inputs")
+        except Exception as error:  # noqa: BLE001 - each request gets its own error
+            logger.warning(
+                "batch failed; its requests run one by one",
+                extra={"requests": len(waiting), "rows": total, "error": error_text(error)},
+            )
+            for pending in waiting:
+                self._alone(pending)
+            return
+        ends = np.cumsum(rows).tolist()
+        parts = [
+            {name: array[end - size : end] for name, array in outputs.items()}
+            for end, size in zip(ends, rows, strict=True)
+        ]
+        split = time.monotonic() - done
+        self._executed(Executed(len(waiting), total, Times(0.0, ready - begun, done - ready, split)))
+        for pending, part in zip(waiting, parts, strict=True):
+            times = Times(begun - pending.arrived, ready - begun, done - ready, split)
+            pending.future.set_result(Result(part, times, total))
+
+    def _alone(self, pending: _Pending) -> None:
+        """Compute one request."""
+        begun = time.monotonic()
+        left = pending.deadline - begun
+        try:
+            if left <= 0:
+                raise LimitReached("the request was not finished within its time limit (--timeout)")
+            outputs = self._run(pending.inputs, left)
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            pending.future.set_exception(error)
+            return
+        times = Times(begun - pending.arrived, 0.0, time.monotonic() - begun, 0.0)
+        self._executed(Executed(1, pending.rows or 0, times._replace(queue=0.0)))
+        pending.future.set_result(Result(outputs, times, pending.rows or 0))

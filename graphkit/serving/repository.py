@@ -1,0 +1,187 @@
+"""The models of a server: load, unload and replace them while requests go on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from graphkit.errors import GraphkitError
+from graphkit.inference.hugging_face import with_files_beside
+from graphkit.loading import load
+from graphkit.model import Model
+from graphkit.serving.errors import UnknownModel
+from graphkit.serving.metrics import Metrics
+from graphkit.serving.served_model import ServedModel
+from graphkit.serving.settings import Settings
+from graphkit.serving.sources import Found, Models, find_models, named_sources
+from graphkit.serving.statistics import Statistics
+
+logger = logging.getLogger("graphkit.serve")
+
+
+def read(path: Path, settings: Settings) -> Model:
+    """Load a model with the files of Hugging Face beside it."""
+    return with_files_beside(load(path, max_memory=settings.max_memory), path)[0]
+
+
+class ModelRepository:
+    """The models of a server. Any thread may call the methods.
+
+    Requests name models, never files: only models of the given sources can be loaded.
+
+    Args:
+        models: Files, run folders and folders of models; pairs of a name and one of them; or a dict of them by name.
+        settings: Settings of the server.
+        reader: Reads the model of a path. Default: `gk.load`.
+
+    Raises:
+        UsageError: A path does not exist or contains no model, or two models have the same name.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        settings: Settings | None = None,
+        *,
+        reader: Callable[[Path], Model] | None = None,
+    ):
+        self.settings = settings if settings is not None else Settings()
+        self.metrics = Metrics()
+        self._reader = reader if reader is not None else lambda path: read(path, self.settings)
+        self._sources = named_sources(models)
+        self._known = find_models(self._sources)
+        self._loaded: dict[str, dict[int, ServedModel]] = {}
+        self._problems: dict[str, str] = {}  # why a model is not loaded, or why its last load failed
+        self._statistics: dict[tuple[str, int], Statistics] = {}
+        self._changing = threading.Lock()  # one load or unload at a time
+
+    def get(self, name: str, version: str | None = None) -> ServedModel:
+        """Return a version of a model (default: the newest one). Raises UnknownModel if it is not loaded."""
+        versions = self._loaded.get(name)
+        if versions is None:
+            raise UnknownModel(f"there is no model {name!r}, or it is not loaded")
+        if version is None:
+            return versions[max(versions)]
+        found = next((model for model in versions.values() if model.version == version), None)
+        if found is None:
+            raise UnknownModel(f"model {name!r} has no version {version!r}; it has {', '.join(map(str, versions))}")
+        return found
+
+    def versions(self, name: str) -> list[str]:
+        """Return the versions of a model that are loaded, the oldest first."""
+        return [str(number) for number in sorted(self._loaded.get(name, ()))]
+
+    def loaded(self) -> list[ServedModel]:
+        """Return all versions of all models that are loaded."""
+        return [model for versions in list(self._loaded.values()) for model in versions.values()]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a model is loaded."""
+        return bool(self._loaded)
+
+    def index(self, *, only_ready: bool = False) -> list[dict[str, str]]:
+        """Return all models of the sources with their states, in the form of Triton's repository extension."""
+        known = self._scan()
+        found: list[dict[str, str]] = []
+        for name in sorted({*known, *self._loaded}):
+            loaded = self._loaded.get(name, {})
+            for number in sorted(loaded or known.get(name, {})):
+                state = "READY" if number in loaded else "UNAVAILABLE"
+                if state == "READY" or not only_ready:
+                    reason = self._problems.get(name, "" if loaded else "not loaded")
+                    found.append({"name": name, "version": str(number), "state": state, "reason": reason})
+        return found
+
+    def load(self, name: str) -> None:
+        """Load a model, or load it again from its file. Until it is ready, the old versions answer.
+
+        Raises:
+            UnknownModel: The sources do not contain it.
+            GraphkitError: Its file cannot be loaded. The old versions stay loaded.
+        """
+        with self._changing:
+            paths = self._scan().get(name)
+            if paths is None:
+                raise UnknownModel(f"there is no model {name!r} in the repository")
+            begun = time.monotonic()
+            made: dict[int, ServedModel] = {}
+            try:
+                for number, path in sorted(paths.items()):
+                    made[number] = self._made(name, number, path)
+            except (GraphkitError, OSError) as error:
+                self._problems[name] = str(error)
+                for model in made.values():
+                    model.close()
+                logger.error("load failed", extra={"model": name, "error": str(error)})
+                raise
+            before = self._loaded.get(name, {})
+            self._loaded = {**self._loaded, name: made}
+            self._problems.pop(name, None)
+            self._retire(before.values(), made)
+            for model in made.values():
+                self._log_loaded(model, time.monotonic() - begun)
+
+    def unload(self, name: str) -> None:
+        """Unload all versions of a model. Requests in its queue are answered first.
+
+        Raises UnknownModel if it is not loaded.
+        """
+        with self._changing:
+            if name not in self._loaded:
+                raise UnknownModel(f"model {name!r} is not loaded")
+            before = self._loaded[name]
+            self._loaded = {other: versions for other, versions in self._loaded.items() if other != name}
+            self._problems[name] = "unloaded"
+            self._retire(before.values(), {})
+            logger.info("unloaded", extra={"model": name})
+
+    def load_all(self) -> None:
+        """Load all models of the sources. Raises the error of the first one that cannot be loaded."""
+        for name in self._scan():
+            self.load(name)
+
+    def reload(self) -> None:
+        """Load new models, and all loaded ones again. Errors are logged: the old versions stay loaded."""
+        try:
+            names = [name for name in self._scan() if self._problems.get(name) != "unloaded"]
+        except GraphkitError as error:
+            logger.error("reload failed", extra={"error": str(error)})
+            return
+        for name in names:
+            try:
+                self.load(name)
+            except (GraphkitError, OSError):
+                continue  # `load` has logged it
+
+    def close(self) -> None:
+        """Unload all models."""
+        for name in list(self._loaded):
+            self.unload(name)
+
+    def _scan(self) -> Found:
+        """Return the models that the sources contain now."""
+        return find_models(self._sources)
+
+    def _made(self, name: str, number: int, path: Path) -> ServedModel:
+        statistics = self._statistics.get((name, number))
+        if statistics is None:
+            statistics = self._statistics[name, number] = Statistics(name, str(number), self.metrics)
+        return ServedModel(name, str(number), self._reader(path), self.settings, path, statistics)
+
+    def _retire(self, before: Iterable[ServedModel], made: Mapping[int, ServedModel]) -> None:
+        """End the queues of versions that were replaced or unloaded, after their last request."""
+        for number, model in made.items():
+            self.metrics.set_ready(model.name, str(number), model.queued)
+        for model in before:
+            model.close()
+            if int(model.version) not in made:
+                self.metrics.set_ready(model.name, model.version, None)
+
+    def _log_loaded(self, model: ServedModel, seconds: float) -> None:
+        shared = "requests share runs" if model.why_not_joined is None else f"no shared runs: {model.why_not_joined}"
+        details = {"model": model.name, "version": model.version, "file": str(model.source), "batching": shared}
+        logger.info("loaded", extra={**details, "seconds": round(seconds, 3)})

@@ -1,0 +1,69 @@
+"""Endpoints of Triton's repository extension: list, load and unload models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from graphkit.errors import InputError
+from graphkit.serving.admission import Admission
+from graphkit.serving.repository import ModelRepository
+
+
+class RepositoryRoutes:
+    """Endpoints of the repository.
+
+    repository: The models. admission: Lets requests in.
+    """
+
+    def __init__(self, repository: ModelRepository, admission: Admission):
+        self._repository, self._admission = repository, admission
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("/v2/repository/index", self.index, methods=["POST"]),
+            Route("/v2/repository/models/{name}/load", self.load, methods=["POST"]),
+            Route("/v2/repository/models/{name}/unload", self.unload, methods=["POST"]),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        """Return the models of the repository, with their states."""
+        ready = (await self._options(request)).get("ready", False)
+        if not isinstance(ready, bool):
+            raise InputError(f"ready: expected true or false, not {ready!r}")
+        return JSONResponse(await asyncio.to_thread(self._repository.index, only_ready=ready))
+
+    async def load(self, request: Request) -> Response:
+        """Load a model from its file, or load it again."""
+        parameters = (await self._options(request)).get("parameters") or {}
+        if parameters:
+            raise InputError(
+                f"parameters: {', '.join(map(repr, parameters))} are not supported: models are loaded only from the "
+                "files of the repository"
+            )
+        await asyncio.to_thread(self._repository.load, request.path_params["name"])
+        return JSONResponse({})
+
+    async def unload(self, request: Request) -> Response:
+        """Unload a model."""
+        await self._options(request)
+        await asyncio.to_thread(self._repository.unload, request.path_params["name"])
+        return JSONResponse({})
+
+    async def _options(self, request: Request) -> dict[str, Any]:
+        """Return the JSON object in the body; an empty one if the body is empty."""
+        with self._admission.request() as ticket:
+            body = await self._admission.body(request, ticket)
+        try:
+            found = json.loads(body) if body.strip() else {}
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"the body is not valid JSON: {error}") from None
+        if not isinstance(found, dict) or not isinstance(found.get("parameters") or {}, dict):
+            raise InputError("the body must be a JSON object, and its parameters too")
+        return found

@@ -1,0 +1,156 @@
+"""A version of a model that answers requests: its program, its queue, and its description."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Future
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphkit.checks.inputs import concrete_shapes, make_feeds
+from graphkit.checks.maps import as_table
+from graphkit.errors import GraphkitError, RuntimeFailure, UnsupportedError
+from graphkit.ir.origin import titled
+from graphkit.ir.types import DType, MapType, SequenceType, TensorType, Type
+from graphkit.model import Model
+from graphkit.serving.batcher import Arrays, Batcher, Result
+from graphkit.serving.joining import why_not_joined
+from graphkit.serving.protocol import Tensor
+from graphkit.serving.samples import SampleInputs
+from graphkit.serving.settings import Settings
+from graphkit.serving.statistics import Statistics
+from graphkit.serving.tensors import NAMES
+
+logger = logging.getLogger("graphkit.serve")
+
+
+class ServedModel:
+    """One version of a model, compiled, with a queue and a thread.
+
+    Args:
+        name: Name under which it is served.
+        version: Its version.
+        model: The model.
+        settings: Settings of the server.
+        source: Its file or folder, for messages.
+        statistics: Counts its requests and runs. They continue when the file is loaded again.
+
+    Attributes:
+        inputs, outputs: Its inputs and outputs, as the protocol describes them.
+        why_not_joined: Why requests do not share runs; None if they do.
+
+    Raises:
+        UnsupportedError: The protocol cannot describe an input or output, such as a sequence.
+    """
+
+    def __init__(
+        self, name: str, version: str, model: Model, settings: Settings, source: Path, statistics: Statistics
+    ):  # fmt: skip
+        self.name, self.version, self.model, self.source = name, version, model, source
+        self.statistics = statistics
+        self.inputs = tuple(_tensor(model, "input", n, k) for n, k in model.input_types.items())
+        self.outputs = tuple(_tensor(model, "output", n, _of_maps(k)) for n, k in model.output_types.items())
+        self._executor = model.compile(
+            settings.device, threads=settings.threads, max_memory=settings.max_memory,
+            max_iterations=settings.max_iterations,
+        )  # fmt: skip
+        self._max_batch = settings.max_batch
+        run = partial(self._compute, timeout=settings.timeout)
+        self.why_not_joined = "--max-batch is 1" if settings.max_batch == 1 else why_not_joined(model, run)
+        self._warm_up(settings.timeout)
+        self._batcher = Batcher(
+            self._compute, joins=self.why_not_joined is None, max_batch=settings.max_batch,
+            max_delay=settings.max_delay, max_queue=settings.max_queue, executed=statistics.executed,
+            name=f"graphkit-serve {name}",
+        )  # fmt: skip
+
+    def queued(self) -> int:
+        """Return the number of requests in the queue."""
+        return len(self._batcher)
+
+    @cached_property
+    def samples(self) -> SampleInputs:
+        """How images and texts become inputs. Raises InputError if the model takes neither."""
+        return SampleInputs(self.model)
+
+    def submit(self, inputs: Arrays, timeout: float) -> Future[Result]:
+        """Put a request into the queue. Arguments and errors: see `Batcher.submit`."""
+        return self._batcher.submit(inputs, timeout=timeout)
+
+    def close(self) -> None:
+        """Answer the requests in the queue, and take no more."""
+        self._batcher.close()
+
+    def metadata(self, versions: list[str]) -> dict[str, Any]:
+        """Return the metadata of the protocol. versions: of all models of this name."""
+        return {
+            "name": self.name, "versions": versions, "platform": "graphkit_onnx",
+            "inputs": [item.description() for item in self.inputs],
+            "outputs": [item.description() for item in self.outputs],
+        }  # fmt: skip
+
+    def config(self) -> dict[str, Any]:
+        """Return the configuration in the form of Triton's clients. Sizes leave out the batch axis if there is one."""
+        joins = self.why_not_joined is None
+        described = {"name": self.name, "platform": "graphkit_onnx", "backend": "graphkit"}
+        return {
+            **described, "version_policy": {"latest": {"num_versions": 1}},
+            "max_batch_size": self._max_batch if joins else 0,
+            "input": [_configured(item, joins) for item in self.inputs],
+            "output": [_configured(item, joins) for item in self.outputs],
+        }  # fmt: skip
+
+    def _compute(self, feeds: Mapping[str, Any], timeout: float | None = None) -> dict[str, np.ndarray]:
+        """Run the model. Outputs that are maps become arrays of their values, [rows, keys]."""
+        found = self._executor.run(feeds, timeout=timeout)
+        return {name: value if isinstance(value, np.ndarray) else _values(name, value) for name, value in found.items()}
+
+    def _warm_up(self, timeout: float) -> None:
+        """Compile the program with a run, so that the first request is not slower. Its failure is only logged."""
+        try:
+            shapes, _ = concrete_shapes(self.model, None, 1)
+            self._compute(make_feeds(self.model, shapes=shapes).arrays, timeout)
+        except GraphkitError as error:
+            logger.info(
+                "the first request compiles the model, because it does not run on random inputs",
+                extra={"model": self.name, "version": self.version, "error": str(error)},
+            )
+
+
+def _of_maps(kind: Type) -> Type:
+    """Return the type of the array that replaces a list of maps."""
+    if isinstance(kind, SequenceType) and isinstance(kind.element, MapType):
+        values = kind.element.element
+        return TensorType(values.dtype if isinstance(values, TensorType) else DType.FLOAT32, ["rows", "keys"])
+    return kind
+
+
+def _values(name: str, value: Any) -> np.ndarray:
+    table = as_table(value)
+    if table is None:
+        raise RuntimeFailure(f"output {name!r} consists of maps with different keys, which is no tensor")
+    return table.values
+
+
+def _tensor(model: Model, what: str, name: str, kind: Type) -> Tensor:
+    if not isinstance(kind, TensorType) or kind.dtype not in NAMES:
+        raise UnsupportedError(
+            f"{titled(model.graph, 'model')}: {what} {name!r} is {kind}, which the Open Inference Protocol cannot "
+            "describe; serve a part of the model with other inputs and outputs (graphkit extract)"
+        )
+    shape = kind.shape
+    sizes = None if shape is None else tuple(size if isinstance(size, int) else -1 for size in shape)
+    return Tensor(name, kind.dtype, sizes)
+
+
+def _configured(item: Tensor, joins: bool) -> dict[str, Any]:
+    name = NAMES[item.dtype]
+    sizes = list((-1,) if item.shape is None else item.shape)
+    return {
+        "name": item.name, "data_type": f"TYPE_{'STRING' if name == 'BYTES' else name}",
+        "dims": sizes[1:] if joins else sizes,
+    }  # fmt: skip

@@ -1,0 +1,55 @@
+"""Settings of a server: batches, limits, and what models run on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from graphkit.executor.devices.groups import AnyDevice
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a server.
+
+    Attributes:
+        max_batch: Most rows of a batch that several requests share; 1 turns dynamic batching off.
+        max_delay: Seconds that a request waits for others to share its batch.
+        max_queue: Most requests in progress, in all models together. Further ones get status 503.
+        timeout: Seconds from the head of a request to its answer.
+        max_body: Most bytes of the body of a request, also after decompression.
+        max_json: Most bytes of JSON in a request. Parsing JSON delays other requests, unlike binary tensors.
+        max_pending: Most bytes of all bodies in progress together.
+        max_connections: Most connections.
+        max_memory: Memory limit of reading a file, and of a run: a number of bytes, or a text such as "500MB".
+        max_iterations: Limit on the iterations of a Loop or Scan.
+        device: Device of all models.
+        threads: Number of CPU threads of a run.
+    """
+
+    max_batch: int = 32
+    max_delay: float = 0.002
+    max_queue: int = 512
+    timeout: float = 30.0
+    max_body: int = 64 << 20
+    max_json: int = 16 << 20
+    max_pending: int = 1 << 30
+    max_connections: int = 1024
+    max_memory: int | str | None = None
+    max_iterations: int | None = None
+    device: AnyDevice = "cpu"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        counts = ("max_batch", "max_queue", "max_body", "max_json", "max_pending", "max_connections")
+        for name in counts:
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)}: expected an integer of at least 1")
+        if not self.max_delay >= 0 or not self.timeout > 0:
+            raise UsageError(
+                f"max_delay={self.max_delay}, timeout={self.timeout}: expected numbers of seconds, at least 0 and "
+                "above 0"
+            )

@@ -1,0 +1,26 @@
+"""The load test of the server runs, finds no wrong answer and loses none."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "bench" / "serving.py"
+
+
+@pytest.mark.full
+def test_a_short_load():
+    options = {
+        "clients": 4, "seconds": 2, "phases": 1, "alone": 0.1, "warm-up": 0.3, "max-batch": 4, "size": 32, "threads": 1,
+    }  # fmt: skip
+    command = [sys.executable, "-P", str(SCRIPT), *(f"--{name}={value}" for name, value in options.items())]
+    done = subprocess.run(
+        [*command, "--disturb", "--reload=0.2"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["requests"] > 4
+    assert (found["wrong"], found["failed"], found["lost"], found["exit code"]) == (0, 0, 0, 0)
+    assert found["disturbances"].keys() >= {"malformed", "oversized", "no HTTP", "aborted", "load again"}

@@ -1,0 +1,62 @@
+"""An application with a client, and requests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from graphkit.serving.application import Application
+from graphkit.serving.guard import Access
+from graphkit.serving.repository import ModelRepository
+from graphkit.serving.settings import Settings
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from handmade import write_scaled
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[..., TestClient]]:
+    """`served(paths, access=..., **settings)`: a client of an application with these models, which are loaded."""
+    made: list[ModelRepository] = []
+
+    def start(models: Any, access: Access | None = None, **settings: Any) -> TestClient:
+        repository = ModelRepository(models, Settings(**{"threads": 1, **settings}))
+        made.append(repository)
+        repository.load_all()
+        return TestClient(Application(repository, access))
+
+    yield start
+    for repository in made:
+        repository.close()
+
+
+@pytest.fixture
+def scaled(tmp_path: Path) -> Path:
+    """The file of a model y = 2 x."""
+    return write_scaled(tmp_path / "scaled.onnx")
+
+
+@pytest.fixture
+def client(served: Callable[..., TestClient], scaled: Path) -> TestClient:
+    """A client of a server with the model `scaled`."""
+    return served([scaled])
+
+
+@pytest.fixture
+def ask() -> Callable[..., Any]:
+    """`ask(client, array, model=...)`: the status and the JSON of the answer to a request with JSON tensors."""
+
+    def send(client: TestClient, array: Any, model: str = "scaled", datatype: str = "FP32") -> tuple[int, Any]:
+        array = np.asarray(array)
+        tensor = {"name": "x", "datatype": datatype, "shape": list(array.shape), "data": array.tolist()}
+        answer = client.post(f"/v2/models/{model}/infer", json={"inputs": [tensor]})
+        return answer.status_code, answer.json()
+
+    return send

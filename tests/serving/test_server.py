@@ -1,0 +1,295 @@
+"""Servers on a real socket: aborted and slow connections, TLS, signals, and the end under load."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from handmade import encoded, write_scaled
+
+import graphkit as gk
+from graphkit.serving.repository import ModelRepository
+from graphkit.serving.server import Server
+from graphkit.serving.settings import Settings
+
+# A key and its certificate for localhost until 2126, for this test only.
+KEY = """-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgcVtNYUXKkqOWwD3K
+qHH4NNeGrzuui54VNMjPkMbpqWGhRANCAAS+MlXmIJ9mb/KFwwMvfdYn2nEMcRHq
+/EO9sEHreVdKFzSpp7I5HdMQ8ICYaIwUbK3Ti9vFnBUb5irxlPrP7RWH
+-----END PRIVATE KEY-----
+"""
+CERTIFICATE = """-----BEGIN CERTIFICATE-----
+MIIBmjCCAUGgAwIBAgIUHUvbGsJmPruADtfHSmSmJBrSNbAwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEzMDAzMjExOVoYDzIxMjYxMTA2
+MDMyMTE5WjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAAS+MlXmIJ9mb/KFwwMvfdYn2nEMcRHq/EO9sEHreVdKFzSpp7I5HdMQ
+8ICYaIwUbK3Ti9vFnBUb5irxlPrP7RWHo28wbTAdBgNVHQ4EFgQUhhIQBGBlzJq3
+mYPQ97U0vNEhNscwHwYDVR0jBBgwFoAUhhIQBGBlzJq3mYPQ97U0vNEhNscwDwYD
+VR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI
+zj0EAwIDRwAwRAIgYZcHoyuSKrJ3fYOJ6W+Tn0o2pVdOsFA5g9YHuMnTPHsCIA18
+iDEJ34S2el1Y1iuZ6Y10c3s++WPeydgmDMtQP00s
+-----END CERTIFICATE-----
+"""
+ARRAY = np.array([[1.0, 2.0, 3.0]], np.float32)
+BODY, HEADERS = encoded("x", "FP32", ARRAY)
+
+
+class Running:
+    """A server in a thread. port: where it listens."""
+
+    def __init__(self, repository, **options):
+        self.server = Server(repository, port=0, drain=0.0, **options)
+        self.port = int(self.server.url.rpartition(":")[2])
+        self.started = threading.Event()
+        self._thread = threading.Thread(target=self.server.run, args=(self.started.set,))
+        self._thread.start()
+        assert self.started.wait(60)
+
+    def stop(self):
+        self.server.stop()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def running(scaled):
+    made = []
+
+    def start(models=None, tls=None, **settings):
+        repository = ModelRepository(models or [scaled], Settings(threads=1, **settings))
+        made.append(Running(repository, tls=tls))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.stop()
+
+
+def infer(connection, path="/v2/models/scaled/infer"):
+    connection.request("POST", path, BODY, HEADERS)
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+def is_right(found):
+    return found[0] == 200 and found[1]["outputs"][0]["data"] == [2.0, 4.0, 6.0]
+
+
+def connect(port):
+    return http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+
+
+def raw(port, data):
+    """Send bytes, and return what comes until the server closes the connection, or resets it with bytes unread."""
+    found = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(data)
+        while part := connection.recv(1 << 16):
+            found += part
+    return found
+
+
+def test_broken_connections_do_not_disturb_others(running):
+    server = running()
+    head = f"POST /v2/models/scaled/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(BODY)}\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items()) + "\r\n"
+    good = connect(server.port)
+    assert is_right(infer(good))
+    broken = []
+    for sent in (b"", b"POST /v2", head.encode(), head.encode() + BODY[:20], head.encode() + BODY):
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        connection.sendall(sent)
+        broken.append(connection)
+        assert is_right(infer(good))
+    for connection in broken:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close() resets
+        connection.close()
+        assert is_right(infer(good))
+    assert b" 400 " in raw(server.port, b"\0\1\2\r\n\r\n")
+    huge = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nA: " + b"a" * (1 << 17)
+    assert b" 200 " not in raw(server.port, huge)  # and it ends
+    large = b"POST /v2/models/scaled/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n"
+    assert b" 413 " in raw(server.port, large)
+    assert is_right(infer(good))
+    good.close()
+
+
+def test_slow_requests_end(running, monkeypatch):
+    monkeypatch.setattr("graphkit.serving.connections._HEAD_SECONDS", 0.2)
+    server = running(timeout=0.4)
+    assert b"did not arrive in time" in raw(server.port, b"GET /v2 HTT")
+    head = b"POST /v2/models/scaled/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n"
+    answer = raw(server.port, head + b"{")
+    assert b" 408 " in answer
+    assert b"only 1 bytes of the body" in answer
+
+
+def test_a_client_that_goes_leaves_the_queue(running, tmp_path):
+    n = gk.input("x", ["N"], dtype="int64")
+    count = gk.while_loop(lambda i: i < gk.reduce_max(n, keepdims=0), lambda i: i + 1, gk.constant(np.int64(0)))
+    gk.Model({"y": gk.reshape(count, gk.constant(np.array([1])))}).save(tmp_path / "slow.onnx")
+    server = running([tmp_path / "slow.onnx"], timeout=1.0)
+    body, headers = encoded("x", "INT64", np.array([10**12]))
+    first, second = connect(server.port), connect(server.port)
+    for connection in (first, second):
+        connection.request("POST", "/v2/models/slow/infer", body, headers)
+    metrics = connect(server.port)
+
+    def queued():
+        metrics.request("GET", "/metrics")
+        text = metrics.getresponse().read().decode()
+        return 'graphkit_queued_requests{model="slow",version="1"} 1.0' in text
+
+    until = time.monotonic() + 0.9
+    while not queued():
+        assert time.monotonic() < until
+    second.close()
+    while queued():
+        assert time.monotonic() < until
+    assert first.getresponse().status == 504
+    first.close(), metrics.close()
+
+
+def test_tls(running, tmp_path):
+    (tmp_path / "key.pem").write_text(KEY)
+    (tmp_path / "cert.pem").write_text(CERTIFICATE)
+    server = running(tls=(tmp_path / "cert.pem", tmp_path / "key.pem"))
+    assert server.server.url.startswith("https://127.0.0.1:")
+    context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+    connection = http.client.HTTPSConnection("localhost", server.port, context=context, timeout=30)
+    assert is_right(infer(connection))
+    connection.close()
+    with contextlib.closing(connect(server.port)) as plain, pytest.raises((http.client.HTTPException, OSError)):
+        infer(plain)
+
+
+def test_certificates_and_ports_that_cannot_be_used(scaled, tmp_path):
+    repository = ModelRepository([scaled])
+    (tmp_path / "cert.pem").write_text(CERTIFICATE)
+    for other in ("none.pem", "cert.pem"):
+        with pytest.raises(gk.errors.InputError, match=other):
+            Server(repository, port=0, tls=(tmp_path / "cert.pem", tmp_path / other))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(gk.errors.RuntimeFailure, match=f"port {port}: .*another --port"):
+            Server(repository, port=port)
+    with pytest.raises(gk.errors.RuntimeFailure, match="cannot listen on no such host"):
+        Server(repository, host="no such host", port=0)
+
+
+def test_many_clients_get_their_own_answers(running):
+    server = running(max_batch=16)
+    wrong = []
+
+    def send(number):
+        connection = connect(server.port)
+        for step in range(10):
+            array = np.full((1 + step % 3, 3), 100.0 * number + step, np.float32)
+            body, headers = encoded("x", "FP32", array, id=f"{number}-{step}")
+            connection.request("POST", "/v2/models/scaled/infer", body, headers)
+            answer = json.loads(connection.getresponse().read())
+            data = answer["outputs"][0]["data"]
+            if answer["id"] != f"{number}-{step}" or data != (2 * array).ravel().tolist():
+                wrong.append((number, step, answer))
+        connection.close()
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def started(path, log, *arguments):
+    """Start `graphkit serve` and return the process and its port."""
+    command = [sys.executable, "-P", "-m", "graphkit", "serve", str(path), "--port", "0", "--threads", "1", *arguments]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stderr=file)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        for line in log.read_text().splitlines():
+            if '"listening"' in line:
+                return process, int(json.loads(line)["url"].rpartition(":")[2])
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.02)
+    raise AssertionError(log.read_text())
+
+
+def test_sigterm_and_sighup_under_load_lose_nothing(scaled, tmp_path):
+    process, port = started(scaled, tmp_path / "log", "--drain", "0.3", "--max-batch", "4")
+    seen: list[str] = []
+    begun = threading.Event()
+
+    def send():
+        connection = None
+        while True:
+            if connection is None:
+                connection = connect(port)
+                try:
+                    connection.connect()
+                except ConnectionRefusedError:
+                    connection.close()
+                    return
+            try:
+                connection.request("POST", "/v2/models/scaled/infer", BODY, HEADERS)
+                answer = connection.getresponse()
+                seen.append("right" if is_right((answer.status, json.loads(answer.read()))) else "wrong")
+            except (OSError, http.client.HTTPException) as error:
+                seen.append(f"lost: {error!r}")
+                connection.close()
+                return
+            begun.set()
+            if answer.headers["connection"] == "close":
+                connection.close()
+                connection = None
+
+    threads = [threading.Thread(target=send) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(60)
+    os.kill(process.pid, signal.SIGHUP)
+    until = time.monotonic() + 30
+    while (tmp_path / "log").read_text().count('"loaded"') < 2:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGTERM)
+    for thread in threads:
+        thread.join()
+    assert process.wait(60) == 0
+    assert set(seen) == {"right"}
+    last = json.loads(Path(tmp_path / "log").read_text().splitlines()[-1])
+    assert (last["event"], last["answered"]) == ("stopped", len(seen))
+
+
+@pytest.mark.full
+def test_interrupt_ends_at_once(scaled, tmp_path):
+    process, port = started(scaled, tmp_path / "log")
+    idle = connect(port)
+    idle.connect()
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(30) == 0
+    idle.close()
+
+
+@pytest.mark.full
+def test_a_model_that_fails_to_load_ends_the_command(tmp_path):
+    write_scaled(tmp_path / "good.onnx")
+    (tmp_path / "bad.onnx").write_bytes(b"no")
+    command = [sys.executable, "-P", "-m", "graphkit", "serve", str(tmp_path), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 4
+    assert "bad.onnx" in done.stderr.splitlines()[-1]
