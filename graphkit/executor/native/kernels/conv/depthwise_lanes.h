@@ -26,7 +26,7 @@ template <int Columns, int Step, int Width, int Vectors, typename Access>
     for (int k = 0; k < Columns; ++k) {
 #pragma GCC unroll 4
         for (int v = 0; v < Vectors; ++v) {
-            factors[k][v] = in_register(access.read(w + k * channels + v * kLane));
+            factors[k][v] = access.read(w + k * channels + v * kLane);
         }
     }
 #pragma GCC unroll 24
@@ -34,7 +34,7 @@ template <int Columns, int Step, int Width, int Vectors, typename Access>
         Lane x[Vectors];
 #pragma GCC unroll 4
         for (int v = 0; v < Vectors; ++v) {
-            x[v] = in_register(access.read(from + v * kLane));
+            x[v] = access.read(from + v * kLane);
         }
 #pragma GCC unroll 8
         for (int k = 0; k < Columns; ++k) {
