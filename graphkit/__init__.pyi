@@ -221,6 +221,7 @@ from graphkit.ops._functions import linear_attention as linear_attention
 from graphkit.ops._functions import linear_classifier as linear_classifier
 from graphkit.ops._functions import linear_recurrence as linear_recurrence
 from graphkit.ops._functions import linear_regressor as linear_regressor
+from graphkit.ops._functions import linear_sample as linear_sample
 from graphkit.ops._functions import log as log
 from graphkit.ops._functions import log_softmax as log_softmax
 from graphkit.ops._functions import loop as loop

@@ -1583,6 +1583,17 @@ def linear_regressor(
 ) -> Value:
     """x @ coefficients^T + intercepts, one column for each target; float32."""
 
+def linear_sample(
+    x: Operand,
+    row: Operand,
+    column: Operand,
+    *,
+    border: bool = False,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """Interpolate images linearly at points."""
+
 def log(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Natural logarithm; NaN below 0, -inf at 0."""
 

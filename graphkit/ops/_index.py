@@ -59,6 +59,7 @@ OPERATORS: dict[tuple[str, str], tuple[str, str]] = {
     ("ai.graphkit", "FiniteGuard"): ("finite_guard", "internal.guard"),
     ("ai.graphkit", "MixedPrecisionLayerNorm"): ("mixed_precision_layer_norm", "internal.half_norm"),
     ("ai.graphkit", "LastEqual"): ("last_equal", "internal.last_equal"),
+    ("ai.graphkit", "LinearSample"): ("linear_sample", "internal.linear_sample"),
     ("ai.graphkit", "AllReduceMoments"): ("all_reduce_moments", "internal.moments"),
     ("ai.graphkit", "AllReduce"): ("all_reduce", "internal.moments"),
     ("ai.graphkit", "ControlDependency"): ("control_dependency", "internal.ordering"),

@@ -26,7 +26,7 @@ _SHRINK_FACTOR = 4
 # Memory of results of at least this many bytes is recycled: the page faults of new memory cost more than a copy.
 RECYCLED_BYTES = 1 << 16
 # Recycled memory is at most this many times larger than the result, because the caller then keeps all of it.
-_MAX_OVERSIZE = 8
+MAX_OVERSIZE = 8
 # Pieces of memory that are kept per result. Results of several sizes, or callers that hold results, need more than one.
 _PIECES = 3
 
@@ -111,7 +111,7 @@ class RecycledResults:
                 memory = queue.pop()  # the latest first, because more of it is still in the caches
             except IndexError:  # taken by another thread
                 break
-            if nbytes <= memory.nbytes <= _MAX_OVERSIZE * nbytes and not memory.is_referenced:
+            if nbytes <= memory.nbytes <= MAX_OVERSIZE * nbytes and not memory.is_referenced:
                 break
             queue.appendleft(memory)
             memory = None

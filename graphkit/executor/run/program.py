@@ -16,7 +16,7 @@ from graphkit.executor.lower.emit import Emitter
 from graphkit.executor.lower.lowering import Location, LoweredGraph
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.executor.memory.placement import has_fixed_size
-from graphkit.executor.memory.pools import Pools
+from graphkit.executor.memory.pools import MAX_OVERSIZE, RECYCLED_BYTES, Pools
 from graphkit.executor.run.base_program import Instance, InstancedProgram
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.limits import Limits
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
     from graphkit.executor.lower.python_step import PythonFunction
 
+
+_BYTES = np.dtype(np.uint8)
 
 # Approximate bytes of a step with its node, kernel and part of the plan, measured on networks.
 _STEP_BYTES = 24 << 10
@@ -161,7 +163,12 @@ class _Instance:
         self._calls: list[Callable[[], None]] = [self._python_step(program, index) for index in program.emitter.calls]
         self._finals: list[Any] = [None] * len(program.owned)
         results = lowered.placement.results
-        self._buffer_finals = self._bind_all(program, self._finals, [None if r.owned else r.value for r in results])
+        finals = self._bind_all(program, self._finals, [None if r.owned else r.value for r in results])
+        self._buffer_finals = finals
+        # The bytes that each of them had in the last run. The first result in a buffer may get memory of the caller.
+        self._last_bytes = [0] * len(finals)
+        first = {operand.buffer: i for i, operand in reversed(list(enumerate(finals)))}
+        self._lendable = sorted(i for i in first.values() if finals[i].position >= len(program.graph.updates))
         self._owned_results = [(i, lowered.placement.root[r.value]) for i, r in enumerate(results) if r.owned]
         graph = program.graph
         # Positions of sequences and optionals, which only Python steps read.
@@ -287,9 +294,9 @@ class _Instance:
             arrays = [*inputs, *results]
             for position in self._not_tensors:
                 arrays[position] = None
+            lent = self._lend(program, self.native) if self._lendable else {}
             program.run_native(self.native, arrays, arena, self._call if self._calls else None)
-        for operand in self._buffer_finals:
-            results[operand.position] = program.copied(operand.position, _read(self.native, operand))
+            self._fetch_buffers(program, self.native, lent, results)
         for position, final in enumerate(self._finals):
             if final is not None:
                 results[position] = _copied(final)
@@ -297,6 +304,44 @@ class _Instance:
         for slots in self._released_after_run:
             _release(slots)
         return results
+
+    def _lend(self, program: Program, native: _native.Instance) -> dict[int, np.ndarray]:
+        """Offer the native program memory for results in buffers, as large as the last run needed.
+
+        A kernel then writes its result directly to the memory that the caller receives.
+
+        Returns:
+            The memory, by position in `_buffer_finals`.
+        """
+        lent: dict[int, np.ndarray] = {}
+        for index in self._lendable:
+            nbytes = self._last_bytes[index]
+            if nbytes < RECYCLED_BYTES:
+                continue
+            operand = self._buffer_finals[index]
+            rounded = 1 << (nbytes - 1).bit_length()  # as the recycled memory
+            lent[index] = program.allocated(operand.position, (rounded,), _BYTES, rounded)
+            native.lend(operand.buffer, lent[index])
+        return lent
+
+    def _fetch_buffers(
+        self, program: Program, native: _native.Instance, lent: dict[int, np.ndarray], results: list[Any]
+    ) -> None:
+        """Put the results in buffers into `results`: views of lent memory, or copies."""
+        shapes = {index: native.take_back(self._buffer_finals[index].buffer) for index in lent}
+        for index, operand in enumerate(self._buffer_finals):
+            memory, shape = lent.pop(index, None), shapes.get(index)
+            if memory is not None and shape is not None:
+                result = _array_in(memory, shape, operand.kind.dtype.numpy)
+                self._last_bytes[index] = result.nbytes
+                if memory.nbytes <= MAX_OVERSIZE * result.nbytes:
+                    results[operand.position] = result
+                    continue
+            else:
+                result = _read(native, operand)
+                self._last_bytes[index] = result.nbytes
+            del memory  # unless the buffer is in it, the copy may use it
+            results[operand.position] = program.copied(operand.position, result)
 
     def _run_calls(self, program: Program) -> None:
         """Run all steps in Python."""
@@ -330,8 +375,13 @@ def _read(native: _native.Instance | None, operand: _BufferOperand) -> np.ndarra
     """Return the array in a buffer of the native program. It is valid until the buffer is written again."""
     assert native is not None, "only a native program has buffers"
     data, shape = native.read(operand.buffer, operand.kind.dtype.itemsize)
+    return _array_in(data, shape, operand.kind.dtype.numpy)
+
+
+def _array_in(data: Any, shape: list[int], dtype: np.dtype) -> np.ndarray:
+    """Return the array of this shape at the start of a memory. Raises OutOfMemory."""
     try:
-        return np.ndarray(shape, operand.kind.dtype.numpy, data)
+        return np.ndarray(shape, dtype, data)
     except ValueError as error:  # an empty array whose other sizes exceed numpy's limits
         raise OutOfMemory(f"an array of shape {list(shape)}: {error}") from error
 

@@ -19,6 +19,7 @@ from graphkit.ops.image.interpolation import (
     Tap,
     cubic_taps,
     interpolated,
+    length_of_axis,
     linear_taps,
     tap,
     unmoved,
@@ -115,7 +116,11 @@ class GridSample(Op):
         rank = x.rank - 2
         points = converted(grid, wide_type(grid.dtype))
         columns = [F.gather(points, np.array(rank - 1 - axis, np.int64), axis=-1) for axis in range(rank)]
-        result = self._sampled(GraphImage(x), columns, rank + 1)
+        if self.mode == "linear" and rank == 2 and self.padding_mode != "reflection":
+            at = [self._places(column, length_of_axis(x, axis, column)) for axis, column in enumerate(columns)]
+            result = F.linear_sample(x, *at, border=self.padding_mode == "border")
+        else:
+            result = self._sampled(GraphImage(x), columns, rank + 1)
         return F.transpose(result, perm=(0, rank + 1, *range(1, rank + 1)))
 
     def _sampled(self, image: Any, columns: list[Any], rank: int) -> Any:
@@ -123,12 +128,16 @@ class GridSample(Op):
         taps = []
         for axis, column in enumerate(columns):
             size = image.length(axis, column)
-            width = size - 1.0 if self.align_corners else size
-            at = (column + 1.0) * width * 0.5 - (0.0 if self.align_corners else 0.5)
+            at = self._places(column, size)
             if self.mode == "nearest":
                 at = image.round(at)
             taps.append(self._taps(image, axis, at, size))
         return interpolated(image, image.batch(rank), taps)
+
+    def _places(self, column: Any, size: Any) -> Any:
+        """Convert coordinates of the grid to positions along an axis of this size."""
+        width = size - 1.0 if self.align_corners else size
+        return (column + 1.0) * width * 0.5 - (0.0 if self.align_corners else 0.5)
 
     def _taps(self, image: Any, axis: int, at: Any, size: Any) -> list[Tap]:
         fold: Any = None

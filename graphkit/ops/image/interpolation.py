@@ -119,8 +119,7 @@ class GraphImage:
         return F.unsqueeze(F.range(zero, count, one), np.arange(1, rank))
 
     def length(self, axis: int, like: Any) -> Any:
-        size = self.sizes[axis]
-        return scalar_like(float(size), like) if isinstance(size, int) else F.cast(size, to=like.dtype)
+        return _converted(self.sizes[axis], like)
 
     def floor(self, at: Any) -> Any:
         return F.floor(at)
@@ -177,6 +176,15 @@ class GraphImage:
     def weighted(self, rows: Any, weight: Any) -> Any:
         weight = weight if weight.dtype is rows.dtype else F.cast(weight, to=rows.dtype)
         return F.mul(rows, F.unsqueeze(weight, np.array([-1], np.int64)))
+
+
+def length_of_axis(x: Any, axis: int, like: Any) -> Any:
+    """Return the size of a spatial axis of a graph value in the dtype of `like`."""
+    return _converted(_size(x, 2 + axis), like)
+
+
+def _converted(size: Any, like: Any) -> Any:
+    return scalar_like(float(size), like) if isinstance(size, int) else F.cast(size, to=like.dtype)
 
 
 def _size(x: Any, axis: int) -> Any:

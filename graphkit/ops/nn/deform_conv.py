@@ -152,7 +152,11 @@ class DeformConv(Op):
         channels = F.div(F.shape(x, start=1, end=2), i64(groups))
         images = F.reshape(x, F.concat(i64(-1), channels, F.shape(x, start=2), axis=0))
         factors = None if mask is None else F.reshape(mask, F.concat(i64(-1), size, positions, axis=0))
-        read = self._read(GraphImage(images), at, factors)
+        if rank == 2:
+            read = F.linear_sample(images, *at)
+            read = read if factors is None else F.mul(read, F.unsqueeze(factors, np.array([-1], np.int64)))
+        else:
+            read = self._read(GraphImage(images), at, factors)
         last = F.transpose(read, perm=(0, rank + 2, *range(1, rank + 2)))
         batch, outputs = F.shape(x, start=0, end=1), F.shape(w, start=0, end=1)
         rows = F.mul(F.shape(w, start=1, end=2), size)

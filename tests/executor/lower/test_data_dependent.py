@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 import graphkit as gk
 from graphkit.errors import DeclarationWarning, GraphkitError, RuntimeFailure
+from graphkit.executor.run.program import Program
 from graphkit.ir.types import TensorType
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.ops import F
@@ -261,3 +262,42 @@ def test_gradients_flow_through_what_was_chosen() -> None:
     (got,) = run(np.ones((5, 2), np.float32), np.array([True, False, True, False, False]))
     np.testing.assert_array_equal(got[:, 0], [3, 0, 3, 0, 0])
     assert not run(np.ones((5, 2), np.float32), np.zeros(5, bool))[0].any()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_large_results_keep_their_values_in_later_runs(threads: int) -> None:
+    """Later runs write larger and smaller results, while the caller still holds earlier ones."""
+    x, c = value("x", "n", 64), value("c", "n", dtype="bool")
+    kept = F.compress(x, c, axis=0)
+    executor = gk.Model({"kept": kept, "again": kept, "places": F.non_zero(x), "most": F.relu(kept)}).compile(
+        threads=threads
+    )
+    rng = np.random.default_rng(5)
+    held: list[tuple[np.ndarray, np.ndarray]] = []
+    for n in (2000, 2000, 2000, 2500, 9000, 2000, 10, 0, 2000, 2000, 700):
+        given, chosen = rng.standard_normal((n, 64)).astype(np.float32), rng.random(n) < 0.6
+        result = executor.run({"x": given, "c": chosen})
+        rows = given[chosen]
+        expected = {"kept": rows, "again": rows, "places": np.stack(given.nonzero()), "most": np.maximum(rows, 0)}
+        held += [(result[name], array) for name, array in expected.items()]
+        assert not np.shares_memory(result["kept"], result["again"])
+        for ours, theirs in held[-16:]:
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_large_results_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second run on, the kernel writes to the memory that the caller receives."""
+    x = value("x", "n")
+    executor = gk.Model({"y": F.compress(x, F.greater(x, np.float32(0)), axis=0)}).compile()
+    copies: list[int] = []
+    copied = Program.copied
+
+    def counted(program: Program, position: int, array: np.ndarray) -> np.ndarray:
+        copies.append(array.size)
+        return copied(program, position, array)
+
+    monkeypatch.setattr(Program, "copied", counted)
+    small, large, larger = (np.arange(-9, n, dtype=np.float32) for n in (8, 40000, 90000))
+    for given in (large, large, large, larger, larger, small, small):
+        np.testing.assert_array_equal(executor.run({"x": given})["y"], given[given > 0])
+    assert copies == [39999, 89999, 7, 7]

@@ -137,6 +137,7 @@ MODULES: dict[tuple[str, str], tuple[str, ...]] = {
     ("ai.graphkit", "LSTMRecurrenceGrad"): ("rnn",),
     ("ai.graphkit", "LastEqual"): ("last_equal",),
     ("ai.graphkit", "LayerNormGrad"): ("norm",),
+    ("ai.graphkit", "LinearSample"): ("linear_sample",),
     ("ai.graphkit", "MatMulIntegerToFloat"): ("quant",),
     ("ai.graphkit", "MaxPoolGrad"): ("pool",),
     ("ai.graphkit", "PadGrad"): ("pad",),

@@ -273,13 +273,13 @@ void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* tar
     const bool alternate =
         column_.size == 2 && row_.source == 2 * element_;  // two rows of the target alternate in the source
     const bool buffered = stream_ && !direct && !alternate && row_.size * element_ >= 8 * kLine;
-    // Blocks are long where the source is contiguous, for the hardware prefetchers, unless the source's rows are short
-    // and close to each other. Blocks that go through a buffer also have long rows in the target, because only whole
-    // cache lines can bypass the caches.
+    // Blocks contain whole rows of the source or, if these are long, long parts of a few rows, for the hardware
+    // prefetchers. Blocks that go through a buffer also have long rows in the target, because only whole cache lines
+    // can bypass the caches.
     const bool long_rows = !buffered && column_.size * element_ > 1024;
     const std::int64_t strip = kLine / element_;
     const std::int64_t side = std::min<std::int64_t>(512 / element_, kBufferSide);
-    const std::int64_t down = buffered ? side : long_rows ? 2048 / element_ : strip;
+    const std::int64_t down = buffered ? side : (long_rows ? 2048 : 1024) / element_;
     const std::int64_t along = buffered ? side : alternate ? 16384 / element_ : long_rows ? strip : 256 / element_;
     const std::int64_t blocks_down = (column_.size + down - 1) / down;
     const std::int64_t blocks_along = (row_.size + along - 1) / along;

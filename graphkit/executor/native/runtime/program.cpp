@@ -191,8 +191,27 @@ void Instance::grow(int buffer, std::size_t bytes, std::size_t kept) {
 }
 
 void Instance::resize(int buffer, const Dims& shape, std::size_t item) {
-    memory(buffer).shape = shape;
-    grow(buffer, bytes_of(shape, item), 0);
+    Memory& target = memory(buffer);
+    target.shape = shape;
+    const std::size_t bytes = bytes_of(shape, item);
+    if (target.lent == nullptr || bytes > target.lent_bytes) {
+        grow(buffer, bytes, 0);
+        return;
+    }
+    if (bytes > allowance_.most - std::min(allowance_.taken, allowance_.most)) {
+        throw NoRoom(bytes);
+    }
+    set_external(buffer, target.lent);
+}
+
+void Instance::lend(int buffer, void* data, std::size_t bytes) {
+    memory(buffer).lent = data;
+    memory(buffer).lent_bytes = bytes;
+}
+
+bool Instance::take_back(int buffer) {
+    Memory& target = memory(buffer);
+    return std::exchange(target.lent, nullptr) == target.data;
 }
 
 void Instance::store(int target, const void* source, const Dims& shape, std::size_t item) {

@@ -294,6 +294,10 @@ class Instance {
     // Makes a buffer refer to the caller's memory until a step writes the buffer; shape_of and data_of return what it
     // holds.
     void set_buffer(int buffer, void* memory, Dims shape);
+    // Offers memory of the caller for what later steps write to a buffer. A step that needs more uses memory of the
+    // instance. take_back ends the offer, and returns whether the buffer is in the offered memory.
+    void lend(int buffer, void* data, std::size_t bytes);
+    bool take_back(int buffer);
     const Dims& shape_of(int buffer) const { return memory_[static_cast<std::size_t>(buffer)].shape; }
     void* data_of(int buffer) const { return memory_[static_cast<std::size_t>(buffer)].data; }
     // Runs all steps. If a step fails, throws NativeError, which names the node; if memory is missing, throws NoMemory.
@@ -318,6 +322,8 @@ class Instance {
         void* data = nullptr;
         Dims shape;
         Buffer owned;
+        void* lent = nullptr;
+        std::size_t lent_bytes = 0;
     };
     // The prepared kernels of one dynamic node, by the shapes and elements of its operands.
     struct Known {
@@ -351,7 +357,8 @@ class Instance {
 
     Memory& memory(int external) { return memory_[static_cast<std::size_t>(external)]; }
     void patch(int external) { program_.point_to_external(external, memory(external).data, table_); }
-    // `resize` gives a buffer a shape and memory of its own; `grow` keeps the first `kept` bytes.
+    // `resize` gives a buffer a shape, and memory that is its own or lent; `grow` keeps the first `kept` bytes, and
+    // uses no lent memory.
     void resize(int buffer, const Dims& shape, std::size_t item);
     void store(int target, const void* source, const Dims& shape, std::size_t item);
     void grow(int buffer, std::size_t bytes, std::size_t kept);

@@ -398,6 +398,17 @@ struct BoundInstance {
         instance.limit(memory, iterations, ends ? static_cast<std::int64_t>(deadline * kNanoseconds) : kNever);
     }
 
+    void lend(int buffer, nb::handle array) {
+        check(buffer);
+        const Array memory = open_array(array, "buffer", true);
+        instance.lend(buffer, memory.data, memory.bytes);
+    }
+
+    std::optional<Dims> take_back(int buffer) {
+        check(buffer);
+        return instance.take_back(buffer) ? std::optional(instance.shape_of(buffer)) : std::nullopt;
+    }
+
     // Returns the bytes and the shape of a buffer; valid until the buffer is written again.
     nb::tuple read(int buffer, std::size_t item) {
         check(buffer);
@@ -510,6 +521,10 @@ GRAPHKIT_BINDINGS(program, "data_dependent_call") {
             "Call `set` for each external memory and its array.")
         .def("set_buffer", &BoundInstance::set_buffer, "buffer"_a, "array"_a, "shape"_a,
              "Make a buffer refer to an array, which the caller keeps alive.")
+        .def("lend", &BoundInstance::lend, "buffer"_a, "array"_a,
+             "Offer an array, which the caller keeps alive, as memory for what steps write to a buffer.")
+        .def("take_back", &BoundInstance::take_back, "buffer"_a,
+             "End the offer of `lend`. Return the shape of the buffer if it is in that array, else None.")
         .def("read", &BoundInstance::read, "buffer"_a, "item"_a,
              nb::sig("def read(self, buffer: int, item: int) -> tuple[memoryview, list[int]]"),
              "Return the bytes and the shape of a buffer.")

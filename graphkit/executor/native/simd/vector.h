@@ -64,6 +64,16 @@ inline Vector<T> load(const T* from) {
     return v;
 }
 
+// Returns a vector that was loaded from memory, and keeps it in a register. GCC may otherwise load it again for each of
+// up to three products, which then wait for loads.
+template <typename V>
+inline V in_register(V v) {
+#if defined(__AVX__)
+    asm("" : "+v"(v));
+#endif
+    return v;
+}
+
 template <typename T>
 inline void store(T* to, Vector<T> v) {
     __builtin_memcpy(to, &v, sizeof v);

@@ -8,6 +8,7 @@ import pytest
 from combinations import in_one_item
 from kernel_runs import run_native, value_of
 
+import graphkit as gk
 from graphkit.executor.devices.cpu import native
 from graphkit.ops import F
 from graphkit.ops.evaluate import run_node
@@ -67,3 +68,21 @@ def test_running_sums(shape, axis, attrs):
         (expected,) = run_node(node, [x, np.int64(axis)])
         for threads in (1, 3):
             assert run_native(node, [x], threads)[0].tobytes() == expected.tobytes()
+
+
+@in_one_item()
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("columns", [2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 1023, 1025, 1301])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_columns_have_the_bits_of_numpy(columns: int, dtype: str, reverse: bool) -> None:
+    rng = np.random.default_rng(columns)
+    x = rng.standard_normal((2, 9, columns)).astype(dtype)
+    x[0, 3, 0], x[1, 4, columns - 1] = np.nan, np.inf
+    given = x[:, ::-1] if reverse else x
+    kinds = {F.cum_sum: np.cumsum, F.cum_prod: np.cumprod}
+    for ours, theirs in kinds.items():
+        expected = theirs(given, axis=1, dtype=dtype)
+        y = ours(gk.input("x", list(x.shape), dtype=dtype), np.array(1), reverse=reverse)
+        for threads in (1, 2, 3):
+            found = gk.Model({"y": y}).compile(threads=threads).run({"x": x})["y"]
+            np.testing.assert_array_equal(found, expected[:, ::-1] if reverse else expected)

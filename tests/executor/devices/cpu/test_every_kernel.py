@@ -369,6 +369,7 @@ INTERPRETED: dict[str, Callable[[Node], bool]] = {
     **{f"{layout}Conv{part}": _not_of_library for layout in _BOTH_LAYOUTS for part in ("", "Transpose")},
     **{f"{layout}ConvGrad{part}": _not_of_library for layout in _BOTH_LAYOUTS for part in ("Input", "Weight")},
     **dict.fromkeys(("Det", "LinearRecurrence", "Im2Col", "DFT"), _lacks(DType.FLOAT16, DType.BFLOAT16)),
+    "LinearSample": _not_float32,
     "Cofactor": lambda node: node.output.tensor.size == 0,
     "Col2Im": lambda node: node.output.dtype not in {DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64},
     "GlobalLpPool": lambda node: operator(node, GlobalLpPool).p not in (1, 2),

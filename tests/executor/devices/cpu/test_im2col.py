@@ -40,3 +40,21 @@ def test_columns(seed, dtype):
     y = np.full(x.shape, 99, dtype)
     native.Im2Col(add=True, **common)([columns], [y])
     np.testing.assert_array_equal(y, Col2Im(**attrs).reference(numpy_xp, columns, np.array(image), np.array(block)))
+
+
+@in_one_item()
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("width", [1, 7, 15, 16, 17, 23, 31, 32, 33, 47, 63])
+def test_wide_rows_equal_torch(width: int, dtype: str) -> None:
+    """Rows of an image follow each other, so that sums of one row end where those of the next row begin."""
+    torch = pytest.importorskip("torch")
+    columns = np.random.default_rng(width).standard_normal((2, 3 * 9, 5 * width)).astype(dtype)
+    expected = torch.nn.functional.fold(torch.tensor(columns), (5, width), 3, padding=1).numpy()
+    for threads in (1, 2, 3):
+        y = np.full(expected.shape, np.nan, dtype)
+        kernel = native.Im2Col(
+            add=True, batch=2, channels=3, image=(5, width), block=(3, 3), positions=(5, width), strides=(1, 1),
+            dilations=(1, 1), begin=(1, 1), dtype=dtype, threads=threads,
+        )  # fmt: skip
+        kernel([columns], [y])
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)

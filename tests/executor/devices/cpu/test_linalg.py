@@ -97,6 +97,26 @@ def test_triangular_systems(n, transpose, rightside, lower, dtype):
     close(x, expected)
 
 
+@in_one_item()
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17])
+def test_determinants_equal_numpy(every_isa, n, dtype):
+    a = matrices(n, dtype, (37,))
+    a[3, :, n // 2] = 0
+    a[5, n - 1] = a[5, 0] * 2 if n > 1 else 0
+    expected = np.linalg.det(a.astype(np.float64))
+    a[9, 0, n - 1], a[11, n // 2, 0] = np.nan, np.nan
+    expected[[9, 11]] = np.nan
+    bits = set()
+    for threads in (1, 2, 3):
+        found = np.full(37, 7, dtype)
+        native.Elimination("det", a.shape, None, dtype, threads)([a], [found])
+        close(found, expected)
+        bits.add(found.tobytes())
+    assert found[3] == 0
+    assert len(bits) == 1
+
+
 def test_singular_matrices():
     a = np.array([[1.0, 2.0], [2.0, 4.0]])
     results = [np.full((), np.nan), np.full((), np.nan)]

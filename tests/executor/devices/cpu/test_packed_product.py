@@ -34,12 +34,17 @@ def kernel_is_transposed(a: np.ndarray, b: np.ndarray) -> bool:
 
 @in_one_item()
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("shape", [(40,), (1, 40), (13, 40), (2, 3, 40), (29, 300), (64, 1100), (1, 2048)], ids=str)
-def test_products(isa: str, shape: tuple[int, ...], transposed: bool) -> None:
+@pytest.mark.parametrize(
+    "shape",
+    [(40,), (1, 40), (13, 40), (2, 3, 40), (2, 257), (3, 777), (4, 129), (29, 300), (64, 1100), (1, 2048)],
+    ids=str,
+)
+@pytest.mark.parametrize("columns", [131, 100, 70])
+def test_products(isa: str, shape: tuple[int, ...], transposed: bool, columns: int) -> None:
     rng = np.random.default_rng(0)
     a = rng.standard_normal(shape).astype(np.float32)
-    b = rng.standard_normal((shape[-1], 131)).astype(np.float32)
-    bias = rng.standard_normal(131).astype(np.float32)
+    b = rng.standard_normal((shape[-1], columns)).astype(np.float32)
+    bias = rng.standard_normal(columns).astype(np.float32)
     exact = a.astype(np.float64) @ b + bias
     given = np.ascontiguousarray(b.T) if transposed else b
     bits = set()

@@ -53,7 +53,7 @@ struct FewQueries {
             }
 #pragma GCC unroll 16
             for (int j = 0; j < Keys; ++j) {
-                const Lanes one = read(k + j * block.k_stride + at);
+                const Lanes one = in_register(read(k + j * block.k_stride + at));
 #pragma GCC unroll 4
                 for (int r = 0; r < Rows; ++r) {
                     total[r][j] += q[r] * one;
@@ -153,7 +153,7 @@ struct FewQueries {
             }
 #pragma GCC unroll 16
             for (int w = 0; w < Vectors; ++w) {
-                const Lanes value = read(v + w * kWide);
+                const Lanes value = in_register(read(v + w * kWide));
 #pragma GCC unroll 4
                 for (int r = 0; r < Rows; ++r) {
                     total[r][w] += weight[r] * value;

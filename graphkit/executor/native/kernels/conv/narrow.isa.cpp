@@ -70,7 +70,7 @@ float element(const NarrowLine& line, std::int64_t filter, std::int64_t run, std
 template <int Filters, int Windows>
 inline void add_products(Lanes (&sums)[Windows][Filters], const float* w, const Lanes (&x)[Windows]) {
     for (int f = 0; f < Filters; ++f) {
-        const Lanes factor = load<float>(w + f * kWide);
+        const Lanes factor = in_register(load<float>(w + f * kWide));
         for (int i = 0; i < Windows; ++i) {
             sums[i][f] += x[i] * factor;
         }
@@ -89,7 +89,7 @@ __attribute__((noinline)) void sum_windows(const NarrowLine& line, const float* 
         for (; e < whole; e += kWide, w += Filters * kWide) {
             Lanes elements[Windows];
             for (int i = 0; i < Windows; ++i) {
-                elements[i] = load<float>(from + i * line.step + e);
+                elements[i] = in_register(load<float>(from + i * line.step + e));
             }
             add_products<Filters, Windows>(sums, w, elements);
         }

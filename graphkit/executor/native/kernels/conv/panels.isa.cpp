@@ -226,54 +226,86 @@ void multiply_panel(const TiledPart& p, const Rows& rows, std::int64_t panel) {
     }
 }
 
-// Multiplies one row by `Panels` panels at once: one panel has too few sums to hide the latency of a multiplication.
-// The matrix is not prefetched: each element is read once, in order, and the processor does this better.
-template <int Panels>
-void multiply_row(const TiledPart& p, const float* row, std::int64_t panel, std::int64_t position) {
+// Multiplies a few rows by the first `Vectors` vectors of `Panels` panels at once: one panel has too few sums to hide
+// the latency of a multiplication. The matrix is not prefetched: each element is read once, in order, and the processor
+// does this better.
+template <int Count, int Panels, int Vectors>
+void multiply_few(const TiledPart& p, const Rows& rows, std::int64_t panel) {
     const std::int64_t depth = p.shape.channels;
     const std::int64_t apart = panel_floats(p.shape);
     const float* const panels = p.filters + panel * apart;
-    Lanes totals[Panels][kPanelVectors];
+    Lanes totals[Count][Panels][Vectors];
     for (std::int64_t first = 0; first < depth; first += kPanelChain) {
         const std::int64_t end = std::min(first + kPanelChain, depth);
-        Lanes sums[Panels][kPanelVectors] = {};
+        Lanes sums[Count][Panels][Vectors] = {};
         for (std::int64_t e = first; e < end; ++e) {
-            const Lanes element = splat(row[e]);
+            Lanes elements[Count];
+            for (int r = 0; r < Count; ++r) {
+                elements[r] = splat(rows.first[r * rows.step + e]);
+            }
             for (int b = 0; b < Panels; ++b) {
-                for (int v = 0; v < kPanelVectors; ++v) {
-                    sums[b][v] += element * load<float>(panels + b * apart + e * kPanel + v * kWide);
+                for (int v = 0; v < Vectors; ++v) {
+                    Lanes factors = load<float>(panels + b * apart + e * kPanel + v * kWide);
+                    if constexpr (Count > 1) {
+                        factors = in_register(factors);
+                    }
+                    for (int r = 0; r < Count; ++r) {
+                        sums[r][b][v] += elements[r] * factors;
+                    }
                 }
             }
         }
-        for (int b = 0; b < Panels; ++b) {
-            for (int v = 0; v < kPanelVectors; ++v) {
-                totals[b][v] = first == 0 ? sums[b][v] : sums[b][v] + totals[b][v];
+        for (int r = 0; r < Count; ++r) {
+            for (int b = 0; b < Panels; ++b) {
+                for (int v = 0; v < Vectors; ++v) {
+                    totals[r][b][v] = first == 0 ? sums[r][b][v] : sums[r][b][v] + totals[r][b][v];
+                }
             }
         }
     }
     for (int b = 0; b < Panels; ++b) {
-        for (std::int64_t block = 0; block < kPanelBlocks; ++block) {
-            Lanes results[kVectors];
-            for (int v = 0; v < kVectors; ++v) {
-                results[v] = totals[b][block * kVectors + v];
+        for (int block = 0; block * kVectors < Vectors; ++block) {
+            const Finish finish(p, (panel + b) * kPanelBlocks + block);
+            for (int r = 0; r < Count; ++r) {
+                Lanes results[kVectors] = {};
+                for (int v = 0; v < kVectors && block * kVectors + v < Vectors; ++v) {
+                    results[v] = totals[r][b][block * kVectors + v];
+                }
+                finish(results, rows.position + r);
             }
-            Finish(p, (panel + b) * kPanelBlocks + block)(results, position);
         }
+    }
+}
+
+// Multiplies a few rows by all panels of the part. The last panel may have few columns.
+template <int Count>
+void multiply_few_rows(const TiledPart& p, const Rows& rows) {
+    constexpr int kTogether = Count < kFewRows ? 2 : 1;
+    std::int64_t panel = p.first_block;
+    const auto columns = [&] { return p.shape.filters - panel * kPanel; };
+    for (; panel + kTogether <= p.end_block && columns() > kTogether * kPanel - kBlock; panel += kTogether) {
+        multiply_few<Count, kTogether, kPanelVectors>(p, rows, panel);
+    }
+    for (; panel < p.end_block; ++panel) {
+        columns() > kBlock ? multiply_few<Count, 1, kPanelVectors>(p, rows, panel)
+                           : multiply_few<Count, 1, kVectors>(p, rows, panel);
     }
 }
 
 void run_panels(const TiledPart& p) {
     const TiledShape& s = p.shape;
     Rows rows{p.x + p.first_tile * s.channels, s.channels, p.tiles, p.first_tile, p.scratch};
-    if (p.tiles == 1) {
-        std::int64_t panel = p.first_block;
-        for (; panel + 2 <= p.end_block; panel += 2) {
-            multiply_row<2>(p, rows.first, panel, rows.position);
-        }
-        if (panel < p.end_block) {
-            multiply_row<1>(p, rows.first, panel, rows.position);
-        }
-        return;
+    switch (p.tiles) {
+        case 1:
+            return multiply_few_rows<1>(p, rows);
+        case 2:
+            return multiply_few_rows<2>(p, rows);
+        case 3:
+            return multiply_few_rows<3>(p, rows);
+        case 4:
+            return multiply_few_rows<4>(p, rows);
+        default:
+            break;
     }
     if (copies_rows(s, p.tiles)) {
         const std::int64_t step = row_floats(s.channels);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/cumulative/cumulative_table.h"
 #include "primitives/elements.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
@@ -100,6 +101,20 @@ void accumulate_columns(const T* x, T* y, std::int64_t size, std::int64_t stride
                         bool exclusive) {
     using S = Totals<T>;
     using Total = typename S::type;
+    if constexpr (std::is_floating_point_v<T>) {
+        if (!exclusive) {
+            const auto& table = cumulative_table();
+            const auto& functions = [&]() -> const auto& {
+                if constexpr (std::is_same_v<T, float>) {
+                    return table.f32;
+                } else {
+                    return table.f64;
+                }
+            }();
+            const auto run = std::is_same_v<Rule, Sum> ? functions.sums : functions.products;
+            return run(x, y, size, stride, columns);
+        }
+    }
     if constexpr (std::is_same_v<T, Total>) {
         if (!exclusive) {  // the totals are in y
             std::copy_n(x, columns, y);

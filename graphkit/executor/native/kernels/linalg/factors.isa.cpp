@@ -60,6 +60,42 @@ int eliminate(T* a, T* b, std::int64_t n, std::int64_t k) {
     return sign;
 }
 
+// Like `eliminate` without b, for matrices whose rows fit into a vector. Rows that follow each other in memory would be
+// slow: a load waits for an earlier store of a part of a vector.
+template <typename T>
+int eliminate_short(const T* a, T* pivots, std::int64_t n) {
+    Vector<T> rows[kLanes<T>];
+    for (std::int64_t row = 0; row < n; ++row) {
+        rows[row] = load_part<T>(a + row * n, n, T{0});
+    }
+    const auto at = [&](std::int64_t row, std::int64_t column) {
+        return reinterpret_cast<const T*>(rows + row)[column];
+    };
+    int sign = 1;
+    for (std::int64_t column = 0; column < n; ++column) {
+        std::int64_t best = column;
+        for (std::int64_t row = column + 1; row < n; ++row) {
+            best = magnitude(at(row, column)) > magnitude(at(best, column)) ? row : best;
+        }
+        const T pivot = at(best, column);
+        if (pivot == 0) {
+            return 0;
+        }
+        if (best != column) {
+            const Vector<T> kept = rows[column];
+            rows[column] = rows[best];
+            rows[best] = kept;
+            sign = -sign;
+        }
+        pivots[column] = pivot;
+        const Vector<T> first = rows[column];
+        for (std::int64_t row = column + 1; row < n; ++row) {
+            rows[row] += splat(-at(row, column) / pivot) * first;
+        }
+    }
+    return sign;
+}
+
 template <typename T>
 bool substitute(const T* a, T* b, std::int64_t n, std::int64_t k, bool lower) {
     for (std::int64_t step = 0; step < n; ++step) {
@@ -224,7 +260,8 @@ void cofactors(T* a, T* b, T* y, std::int64_t n) {
 }  // namespace
 
 GRAPHKIT_ISA_DEFINE(FactorTable, factor_table) = {
-    {eliminate<float>, substitute<float>, cholesky<float>, cofactors<float>},
-    {eliminate<double>, substitute<double>, cholesky<double>, cofactors<double>}};
+    {kLanes<float>, eliminate_short<float>, eliminate<float>, substitute<float>, cholesky<float>, cofactors<float>},
+    {kLanes<double>, eliminate_short<double>, eliminate<double>, substitute<double>, cholesky<double>,
+     cofactors<double>}};
 
 }  // namespace graphkit

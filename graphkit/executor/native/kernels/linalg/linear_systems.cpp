@@ -128,13 +128,20 @@ void Elimination::run_as(const void* const* inputs, void* const* outputs, std::b
         auto* first = static_cast<T*>(outputs[0]);
         auto* second = goal_ == Goal::slogdet ? static_cast<T*>(outputs[1]) : nullptr;
         for_each_matrix<T>(scratch, "", [&](T* memory, std::int64_t from, std::int64_t, std::int64_t to) {
-            std::copy_n(a + from * n * n, n * n, memory);
-            T sign = static_cast<T>(functions<T>().eliminate(memory, memory, n, 0));
+            const T* const matrix = a + from * n * n;
+            const FactorFunctions<T>& f = functions<T>();
+            const bool is_short = n <= f.lanes;
+            if (!is_short) {
+                std::copy_n(matrix, n * n, memory);
+            }
+            T sign =
+                static_cast<T>(is_short ? f.eliminate_short(matrix, memory, n) : f.eliminate(memory, memory, n, 0));
+            const std::int64_t pivot_step = is_short ? 1 : n + 1;
             const bool singular = sign == 0;
             T product = sign;
             T logarithm = singular ? -std::numeric_limits<T>::infinity() : T{0};
             for (std::int64_t i = 0; i < n && !singular; ++i) {
-                const T pivot = memory[i * n + i];
+                const T pivot = memory[i * pivot_step];
                 product *= pivot;
                 logarithm += std::log(std::abs(pivot));
                 sign = std::isnan(pivot) ? pivot : pivot < 0 ? -sign : sign;

@@ -16,6 +16,10 @@ constexpr std::int64_t kMostRowsOfCofactors = 1024;
 // Functions on one row-major matrix; there is one table for each instruction set.
 template <typename T>
 struct FactorFunctions {
+    std::int64_t lanes;  // elements of a vector
+    // Writes the pivots of a [n, n], n <= lanes, in order. Returns the sign of the permutation of rows; 0 if a column
+    // has no pivot.
+    int (*eliminate_short)(const T* a, T* pivots, std::int64_t n);
     // Makes a [n, n] upper triangular, and applies the same row operations to b [n, k]. Returns the sign of the
     // permutation of rows. If a column has no pivot, stops and returns 0.
     int (*eliminate)(T* a, T* b, std::int64_t n, std::int64_t k);

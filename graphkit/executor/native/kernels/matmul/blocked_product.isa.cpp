@@ -51,7 +51,7 @@ __attribute__((noinline)) void multiply_tile(const Tile<T>& tile) {
     for (std::int64_t k = 0; k < tile.depth; ++k, a += tile.a_depth, b += tile.b_depth) {
         Vector<T> column[Vectors];
         for (int v = 0; v < Vectors; ++v) {
-            column[v] = load<T>(b + v * kLanes<T>);
+            column[v] = in_register(load<T>(b + v * kLanes<T>));
         }
         for (int r = 0; r < Rows; ++r) {
             const Vector<T> factor = splat(a[r * a_row]);

@@ -36,7 +36,7 @@ inline void multiply(const float* const (&left)[Rows], std::int64_t depth, const
         }
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) {
-            const Floats w = load(panel + (k * V + v) * kUnits);
+            const Floats w = in_register(load(panel + (k * V + v) * kUnits));
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r) {
                 to[r][v] += w * x[r];

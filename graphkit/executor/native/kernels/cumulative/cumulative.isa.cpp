@@ -1,0 +1,51 @@
+#include "kernels/cumulative/cumulative_table.h"
+
+#include <algorithm>
+
+#include "simd/vector.h"
+
+namespace graphkit {
+namespace {
+
+struct Sum {
+    template <typename V>
+    static V combine(V a, V b) {
+        return a + b;
+    }
+};
+
+struct Product {
+    template <typename V>
+    static V combine(V a, V b) {
+        return a * b;
+    }
+};
+
+template <typename Rule, typename T>
+void accumulate(const T* x, T* y, std::int64_t size, std::int64_t stride, std::int64_t columns) {
+    std::copy_n(x, columns, y);
+    for (std::int64_t i = 1; i < size; ++i) {
+        x += stride;
+        const T* const before = y;
+        y += stride;
+        std::int64_t c = 0;
+        const auto combine = [&](std::int64_t at) { store(y + at, Rule::combine(load(before + at), load(x + at))); };
+        for (; c + kLanes<T> <= columns; c += kLanes<T>) {
+            combine(c);
+        }
+        if (c < columns && columns >= kLanes<T>) {
+            combine(columns - kLanes<T>);  // computes some results again
+        } else {
+            for (; c < columns; ++c) {
+                y[c] = Rule::combine(before[c], x[c]);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+GRAPHKIT_ISA_DEFINE(CumulativeTable, cumulative_table) = {{accumulate<Sum, float>, accumulate<Product, float>},
+                                                          {accumulate<Sum, double>, accumulate<Product, double>}};
+
+}  // namespace graphkit
