@@ -60,7 +60,10 @@ def _lines(text: str) -> list[str]:
 @click.argument("names", nargs=-1)
 def main(names: Sequence[str]) -> None:
     """Run the notebooks NAMES, or all of them, and store their outputs."""
-    for path in [FOLDER / f"{name}.ipynb" for name in names] or paths():
+    known = {path.stem: path for path in paths()}
+    if unknown := [name for name in names if name not in known]:
+        raise click.BadParameter(f"{', '.join(unknown)}; the notebooks are {', '.join(known)}", param_hint="NAMES")
+    for path in [known[name] for name in names] or paths():
         path.write_text(json.dumps(executed(path), indent=1, ensure_ascii=False) + "\n", "utf-8")
         click.echo(f"{path.name}: outputs stored")
 

@@ -55,8 +55,8 @@ class Call:
         return len(self._node.inputs)
 
     def __getitem__(self, position: int) -> Value:
-        if position >= len(self._node.inputs):
-            raise InvalidModel(f"it has {len(self._node.inputs)} inputs; input {position} is missing")
+        if not 0 <= position < len(self._node.inputs):
+            raise InvalidModel(f"it has {len(self._node.inputs)} inputs; input {max(position, 0)} is missing")
         return self._scope.operand(self._node, position)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from typing import Any
 
@@ -28,11 +29,17 @@ def seed(number: int) -> None:
 
 
 def uniform(low: float = 0.0, high: float = 1.0, shape: Shape = (1,), dtype: Any = "float32") -> NDArray:
-    """Return uniform random numbers of [low, high). Raises UsageError if a bound is not a number.
+    """Return uniform random numbers of [low, high). Raises UsageError if a bound is not a finite number.
 
     Rounding to `dtype` may give `high` itself.
     """
     start, end, kind = _real("uniform", "low", low), _real("uniform", "high", high), dtype_of(dtype)
+    for name, bound in (("low", start), ("high", end)):
+        if not math.isfinite(bound):
+            raise UsageError(f"uniform: {name} must be finite, not {bound}")
+    if not math.isfinite(end - start):
+        # Half of the range fits into float64.
+        return F.mul(uniform(start / 2, end / 2, shape, kind), np.array(2.0, kind.numpy))  # type: ignore[return-value]
     if settings.capture is not None:
         return _drawn("random_uniform", shape, kind, low=start, high=end)
     return _moved("random_uniform", shape, kind, start, end - start)

@@ -54,6 +54,12 @@ def test_outputs_are_stored(notebooks, tmp_path, monkeypatch):
     assert (third["outputs"], third["execution_count"]) == ([], 3)
 
 
+def test_an_unknown_name_is_an_error(notebooks):
+    done = CliRunner().invoke(notebooks.main, ["3-autograd", "7-nothing"])
+    assert done.exit_code == 2
+    assert f"7-nothing; the notebooks are {', '.join(path.stem for path in PATHS)}" in done.output
+
+
 def test_an_error_names_the_cell(notebooks, tmp_path):
     with pytest.raises(NameError) as caught:
         notebooks.executed(notebook(tmp_path, "a = 1", "a + missing"))

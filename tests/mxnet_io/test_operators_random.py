@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from graphkit.errors import InvalidModel
 from tests.mxnet_io.operator_cases import case
 from tests.mxnet_io.operator_checks import imported
 
@@ -44,6 +45,10 @@ NUMBERS = [
     (case("_random_gamma_like", X, gives=ANY, alpha=0.3, beta=3.0), 0.9, math.sqrt(2.7), 0, 80),
     (case("_npi_gamma", X[0] + 5, gives=ANY, shape="None", scale=0.5, size=(100, 200)), 2.5, math.sqrt(1.25), 0, 25),
     (case("_random_poisson", gives=ANY, lam=4.0, shape=(COUNT,)), 4, 2, 0, 30),
+    # In float16, uniform numbers can be 1.
+    (case("_random_poisson_like", X.astype(np.float16), gives=ANY, lam=4.0), 4, 2, 0, 30),
+    (case("_random_gamma", gives=ANY, alpha=2.0, beta=3.0, shape=(COUNT,), dtype="float16"), 6, math.sqrt(18), 0, 120),
+    (case("_random_exponential", gives=ANY, lam=4.0, shape=(COUNT,), dtype="float16"), 0.25, 0.25, 0, 5),
     (case("_random_poisson_like", X, gives=ANY, lam=30.0), 30, math.sqrt(30), 0, 90),
     (case("_random_negative_binomial", gives=ANY, k=3, p=0.4, shape=(COUNT,)), 4.5, math.sqrt(11.25), 0, 80),
     (case("_random_negative_binomial_like", X, gives=ANY, k=2, p=0.05), 38, math.sqrt(760), 0, 900),
@@ -62,7 +67,8 @@ def drawn(cases, folder):
 
 def test_moments(tmp_path):
     found = drawn([item for item, *_ in NUMBERS], tmp_path)
-    for (item, mean, deviation, least, most), numbers in zip(NUMBERS, found, strict=True):
+    for (item, mean, deviation, least, most), result in zip(NUMBERS, found, strict=True):
+        numbers = result.astype(np.float64)
         assert numbers.size == COUNT, item
         error = 5 * deviation / math.sqrt(COUNT)
         assert abs(numbers.mean() - mean) < error, item
@@ -133,6 +139,38 @@ def test_limits_of_the_parameters(tmp_path):
         assert np.abs(numbers[3] / 1e6 - 1).max() < 0.01
 
 
+def test_numbers_out_of_the_range_of_a_parameter(tmp_path):
+    wrong = [
+        ("_random_gamma", {"alpha": 1, "beta": -1}, "beta is -1; it must be greater than 0"),
+        ("_random_gamma", {"alpha": 0}, "alpha is 0; it must be greater than 0"),
+        ("_random_poisson", {"lam": -1}, "lam is -1; it must be at least 0"),
+        ("_random_negative_binomial", {"p": 1.5}, "p is 1.5; a probability must not be greater than 1"),
+        ("_random_normal", {"scale": 0}, "scale is 0"),
+        ("_random_uniform", {"low": 2, "high": 1}, "low is 2 and high 1"),
+        ("_random_uniform", {"dtype": "int32"}, "dtype is int32"),
+        ("_npi_weibull", {"a": 0}, "a is 0; it must be greater than 0"),
+    ]
+    for op, attributes, message in wrong:
+        with pytest.raises(InvalidModel, match=message):
+            imported([case(op, gives=ANY, **attributes)], tmp_path)
+    tensors = {
+        "gamma": ([-1, 1, np.nan, 1], [1, -1, 1, 1]),
+        "negative_binomial": ([-1, 2, 2, 2, 2, 2], [0.5, -0.5, 0, 1.5, np.nan, 0.5]),
+        "generalized_negative_binomial": ([-1, -1, 2, 2], [1, 0, -1, 1]),
+    }
+    cases = [case(f"_sample_{op}", *np.float32(p), gives=ANY, shape=(3,)) for op, p in tensors.items()]
+    for numbers in drawn(cases, tmp_path):
+        assert np.isnan(numbers[:-1]).all()
+        assert np.isfinite(numbers[-1]).all()
+
+
+def test_blocks_are_float32_by_default(tmp_path):
+    means = [np.array([2, 5], dtype) for dtype in ("float64", "float16", "int32")]
+    names = ("poisson", "exponential")
+    found = drawn([case(f"_sample_{name}", x, gives=ANY, shape=(4,)) for name in names for x in means], tmp_path)
+    assert {str(numbers.dtype) for numbers in found} == {"float32"}
+
+
 def test_without_a_shape(tmp_path):
     number, block = drawn(
         [case("_random_uniform", gives=ANY), case("_sample_uniform", LOWS, HIGHS, gives=ANY)], tmp_path
@@ -164,19 +202,21 @@ def test_choice_and_multinomial(tmp_path):
         case("_npi_choice", gives=chances, a=6, size=(6,), replace=False),
         case("_npi_choice", np.float32([0.5, 0, 0.5]), gives=chances, a=3, size=(2,), replace=False, weighted=True),
         case("_npi_choice", np.float32([10, 20, 30]), gives=chances, a="None", size=()),
-        case("_npi_multinomial", gives=chances, n=20, pvals=(0.1, 0.2, 0.7), size=(200,)),
+        case("_npi_multinomial", gives=chances, n=20, pvals=(0.1, 0.2, 0.3), size=(200,)),
+        case("_npi_multinomial", np.float64([0.1, 0.2, 0]), gives=chances, n=20, size=(200,)),
     ]
-    even, weighted, shuffled, without, single, counts = drawn(cases, tmp_path)
+    even, weighted, shuffled, without, single, *both = drawn(cases, tmp_path)
     np.testing.assert_allclose(np.bincount(even) / 4000, [0.2] * 5, atol=0.04)
     np.testing.assert_allclose(np.bincount(weighted.ravel()) / 4000, chances, atol=0.04)
     assert sorted(shuffled) == [0, 1, 2, 3, 4, 5]
     assert sorted(without) == [0, 2]
     assert single.shape == ()
     assert single in (0, 1, 2)
-    assert counts.dtype == np.int64
-    assert np.all(counts.sum(1) == 20)
-    np.testing.assert_allclose(counts.mean(0) / 20, chances, atol=0.04)
-    assert len(np.unique(counts, axis=0)) > 20
+    for counts in both:  # the last class has the rest
+        assert counts.dtype == np.int64
+        assert np.all(counts.sum(1) == 20)
+        np.testing.assert_allclose(counts.mean(0) / 20, chances, atol=0.04)
+        assert len(np.unique(counts, axis=0)) > 20
 
 
 def test_shuffle_keeps_slices(tmp_path):

@@ -210,13 +210,19 @@ def test_quantised_data_are_dequantised(mode, tmp_path):
     ("changes", "message"),
     [
         ({"mode": "gru", "projection_size": "2"}, "projection_size 2 with mode gru: only an LSTM"),
-        ({"projection_size": "0"}, "projection_size 0 with mode lstm"),
-        ({"lstm_state_clip_max": "1"}, "lstm_state_clip_max with mode lstm: .* needs both bounds"),
+        ({"projection_size": "0"}, "projection_size is 0; it must be at least 1"),
+        ({"lstm_state_clip_max": "1"}, "lstm_state_clip_max is given without the other bound"),
     ],
 )
 def test_wrong_projection_or_clip(changes, message, tmp_path):
     with pytest.raises(InvalidModel, match=message):
         load(tmp_path, **changes)
+
+
+def test_bounds_of_the_state_do_not_change_a_gru(tmp_path):
+    item = rnn_case("gru")
+    item.attributes |= {"lstm_state_clip_min": "-0.01", "lstm_state_clip_max": "0.01"}
+    check([item], tmp_path)
 
 
 @pytest.mark.pytorch

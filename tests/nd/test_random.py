@@ -59,3 +59,14 @@ def test_default_bounds_and_no_elements() -> None:
     assert nd.random.uniform(2, 3, (0, 4)).shape == (0, 4)
     assert nd.random.normal(2, 3, (), "float64").shape == ()
     assert 0 <= nd.random.uniform().asscalar() < 1
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_a_range_that_overflows_float64(hybrid: bool) -> None:
+    def draw():
+        return nd.random.uniform(-1.7e308, 1.7e308, (2000,), "float64")
+
+    numbers = (nd.hybridize(draw) if hybrid else draw)().asnumpy() / 1.7e308
+    assert abs(numbers.mean()) < 5 / np.sqrt(3 * 2000)
+    assert np.abs(numbers).max() <= 1
+    assert abs(numbers.std() * np.sqrt(3) - 1) < 0.06

@@ -54,6 +54,7 @@ WRONG: list[tuple[Callable[[], Any], type[GraphkitError], str]] = [
     (lambda: nd.from_numpy(np.zeros(2, ">f4")), InputError, "byte order of the machine"),
     (lambda: nd.random.seed("x"), UsageError, "seed: number must be an integer, not 'x'"),
     (lambda: nd.random.uniform("a", 1), UsageError, "uniform: low must be a number, not 'a'"),
+    (lambda: nd.random.uniform(0, float("inf")), UsageError, "uniform: high must be finite, not inf"),
     (lambda: nd.random.normal(0, None), UsageError, "normal: scale must be a number, not None"),
     (lambda: nd.random.randint("a", "b"), UsageError, "randint: low must be an integer, not 'a'"),
     (lambda: nd.random.randint(0.5, 2.5), UsageError, "randint: low must be an integer, not 0.5"),

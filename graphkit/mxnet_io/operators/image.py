@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from graphkit.errors import InvalidModel, UnsupportedError
+from graphkit.ir.dims import is_static
 from graphkit.ir.graph import Value
+from graphkit.ir.types import DType
 from graphkit.mxnet_io.call import (
     Call,
     along_axis,
@@ -15,6 +17,7 @@ from graphkit.mxnet_io.call import (
     require_elements,
     reshape,
     scalar,
+    shape_of,
     sizes_of,
     static_sizes,
 )
@@ -224,16 +227,28 @@ _LIGHTING = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-
 
 @converter("_image_adjust_lighting", "_npx__image_adjust_lighting")
 def adjust_lighting(call: Call) -> Value:
-    """Add a colour, a sum of eigenvectors with the factors alpha, to images [height, width, 3]. Integers saturate."""
+    """Add a colour, a sum of eigenvectors with the factors alpha, to an image [height, width, 3].
+
+    Results of uint8 saturate, and those of other integers wrap around. A grey image [height, width, 1] stays as it is.
+    """
     x, alpha = call.x, call.attributes.numbers("alpha")
     if len(alpha) != 3:
         raise InvalidModel(f"alpha {alpha}: three numbers are expected")
+    if rank_of(x) != 3:
+        raise InvalidModel(f"{x} has rank {x.rank}; an image [height, width, channels] is expected")
+    channels = shape_of(x)[2]
+    if is_static(channels) and channels not in (1, 3):
+        raise InvalidModel(f"{x} has {channels} channels; 1 or 3 are expected")
+    if channels == 1:
+        return x
     shift = np.float32(_LIGHTING @ alpha)
     if x.dtype.is_float:
         result: Value = F.add(x, constant(shift.astype(x.dtype.numpy)))
-    else:
-        shifted = F.clip(F.add(F.cast(x, to="float32"), shift), np.float32(0), np.float32(255))
-        result = F.cast(shifted, to=x.dtype)
+        return result
+    shifted = F.add(F.cast(x, to="float32"), shift)
+    if x.dtype is DType.UINT8:
+        shifted = F.clip(shifted, np.float32(0), np.float32(255))
+    result = F.cast(F.cast(shifted, to=DType.INT32), to=x.dtype)
     return result
 
 

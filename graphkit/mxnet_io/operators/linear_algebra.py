@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import InvalidModel
+from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.frontend import linalg
 from graphkit.ir.graph import Value
 from graphkit.mxnet_io.call import Call, axis_of, converter, rank_of, reshape, scalar, static_sizes, transpose
@@ -115,6 +115,8 @@ def _as_matrix(x: Value, split: int) -> tuple[Value, list[int]]:
 def tensor_inverse(call: Call) -> Value:
     """The inverse of a tensor whose first `ind` axes are the rows of a matrix."""
     split = call.attributes.integer("ind", 2)
+    if split < 1:
+        raise InvalidModel(f"ind is {split}; it must be at least 1")
     matrix, sizes = _as_matrix(call.x, split)
     return reshape(linalg.inverse(matrix), [*sizes[split:], *sizes[:split]])
 
@@ -131,10 +133,57 @@ def tensor_solve(call: Call) -> Value:
     return reshape(found, sizes[rank_of(b) :])
 
 
+# Values of the attribute flag of _npi_norm. Other values leave the choice to `ord`.
+_ALL, _FROBENIUS, _NUCLEAR = -2, 1, 2
+
+
 @converter("_npi_norm")
-def norm_of_all(call: Call) -> Value:
-    """The Euclidean norm of all elements."""
-    result: Value = F.reduce_l2(call.x, keepdims=False, name=call.name)
+def norm(call: Call) -> Value:
+    """A norm of vectors along one axis, of matrices along two axes, or of all elements (flag -2).
+
+    It is computed in float64, so that squares of float32 numbers do not overflow. Without axes, the last two are used.
+    """
+    attributes, x, rank = call.attributes, call.x, rank_of(call.x)
+    order, flag = attributes.number("ord", 2.0), attributes.integer("flag", -1)
+    kept, given = attributes.flag("keepdims", False), attributes.integers("axis")
+    if not -2 <= flag <= 4 or (flag == _ALL and given):
+        raise InvalidModel(f"flag {flag} with axis {given}")
+    axes = [axis_of(x, axis) for axis in given] or list(range(rank) if flag == _ALL else range(rank)[-2:])
+    wide = F.abs(F.cast(x, to="float64"))
+    if flag == _ALL or (flag == _FROBENIUS and len(axes) == 2):
+        found = F.reduce_l2(wide, i64(*axes), keepdims=True)
+    elif len(axes) == 1 and flag != _NUCLEAR and math.isfinite(order):
+        found = _vector_norm(wide, axes[0], order)
+    elif len(axes) == 2 and axes[0] != axes[1]:
+        found = _matrix_norm(wide, axes[0], axes[1], order, flag)
+    else:
+        raise InvalidModel(f"ord {order:g}, flag {flag} and axis {given} for rank {rank}")
+    result: Value = F.cast(found if kept or not axes else F.squeeze(found, i64(*axes)), to=x.dtype)
+    return result
+
+
+def _vector_norm(x: Value, axis: int, order: float) -> Value:
+    """Return the norm of vectors whose elements are not negative. The axis keeps the size 1."""
+    if order == 0:
+        x = F.cast(F.greater(x, scalar(0.0, x)), to=x.dtype)
+    if order in (0, 1):
+        result: Value = F.reduce_sum(x, i64(axis), keepdims=True)
+    elif order == 2:
+        result = F.reduce_l2(x, i64(axis), keepdims=True)
+    else:
+        result = F.pow(F.reduce_sum(F.pow(x, scalar(order, x)), i64(axis), keepdims=True), scalar(1 / order, x))
+    return result
+
+
+def _matrix_norm(x: Value, row: int, column: int, order: float, flag: int) -> Value:
+    """Return the largest or smallest sum of a column (order 1, -1) or a row (infinity). Both axes keep the size 1."""
+    if flag == _NUCLEAR or abs(order) == 2:
+        raise UnsupportedError("this norm of a matrix needs its singular values, which graphkit does not compute")
+    if abs(order) not in (1, math.inf):
+        raise UnsupportedError(f"a norm of matrices with ord {order:g}")
+    inner, outer = (row, column) if abs(order) == 1 else (column, row)
+    sums = F.reduce_sum(x, i64(inner), keepdims=True)
+    result: Value = (F.reduce_max if order > 0 else F.reduce_min)(sums, i64(outer), keepdims=True)
     return result
 
 

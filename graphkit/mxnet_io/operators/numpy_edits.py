@@ -8,10 +8,22 @@ from __future__ import annotations
 import numpy as np
 
 from graphkit.errors import InvalidModel
+from graphkit.ir.dims import is_static
 from graphkit.ir.graph import Value
-from graphkit.mxnet_io.call import Call, as_indices, axis_of, converter, rank_of, reshape, sizes_of, static_sizes
+from graphkit.mxnet_io.call import (
+    Call,
+    as_indices,
+    axis_of,
+    converter,
+    rank_of,
+    reshape,
+    shape_of,
+    sizes_of,
+    static_sizes,
+)
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64
+from graphkit.passes.core.match import array_of
 
 
 def _flattened(call: Call, x: Value) -> tuple[Value, int]:
@@ -38,6 +50,13 @@ def _wrapped(positions: Value, size: Value) -> Value:
     return result
 
 
+def _require_inside(x: Value, axis: int, positions: Value) -> None:
+    """Raise InvalidModel if a position, where it and the size are known, is out of the axis."""
+    size, known = shape_of(x)[axis], array_of(positions)
+    if known is not None and is_static(size) and np.any((known < -size) | (known > size)):
+        raise InvalidModel(f"the positions {known} are not all from -{size} to {size}, the size of axis {axis}")
+
+
 @converter("_npi_insert_scalar", "_npi_insert_slice", "_npi_insert_tensor")
 def insert(call: Call) -> Value:
     """Insert values before positions of the original axis. Several values may be inserted before one position."""
@@ -49,6 +68,7 @@ def insert(call: Call) -> Value:
     values = values if values.dtype is x.dtype else F.cast(values, to=x.dtype)
     if (missing := rank - rank_of(values)) > 0:
         values = F.unsqueeze(values, i64(*range(missing)))
+    _require_inside(x, axis, positions)
     if isinstance(listed, int):
         values = F.transpose(values, perm=(*range(1, axis + 1), 0, *range(axis + 1, rank)))
     (count,) = static_sizes(positions, [0])
@@ -69,6 +89,7 @@ def insert(call: Call) -> Value:
 
 @converter("_npi_delete")
 def delete(call: Call) -> Value:
+    """Delete slices. Positions in a tensor that are out of the axis have no effect."""
     x, axis = _flattened(call, call.x)
     listed = _listed(call, x, axis)
     if listed is not None:
@@ -80,8 +101,11 @@ def delete(call: Call) -> Value:
         result: Value = F.gather(x, i64(*left), axis=axis, name=call.name)
         return result
     length = F.squeeze(sizes_of(x, axis), i64(0))
-    positions = _wrapped(reshape(as_indices(call[1]), [1, -1]), length)
-    everything = F.unsqueeze(F.range(np.int64(0), length, np.int64(1)), i64(1))
-    found = F.reduce_max(F.cast(F.equal(everything, positions), to=np.int32), i64(1), keepdims=False)
-    result = F.compress(x, F.equal(found, np.int32(0)), axis=axis, name=call.name)
+    positions = _wrapped(reshape(as_indices(call[1]), [-1]), length)
+    inside = F.and_(F.greater_or_equal(positions, np.int64(0)), F.less(positions, length))
+    # The last mark is that of positions out of the axis.
+    marks = F.constant_of_shape(F.add(sizes_of(x, axis), np.int64(1)), value=np.zeros(1, np.int32))
+    ones = F.constant_of_shape(F.shape(positions), value=np.ones(1, np.int32))
+    marks = F.scatter_elements(marks, F.where(inside, positions, length), ones, axis=0)
+    result = F.compress(x, F.equal(marks[:-1], np.int32(0)), axis=axis, name=call.name)
     return result

@@ -12,30 +12,31 @@ from functools import partial
 
 import numpy as np
 
-from graphkit.errors import UnsupportedError
+from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
 from graphkit.mxnet_io.call import Call, converter, rank_of, require_elements, reshape, scalar, sizes_of
 from graphkit.mxnet_io.operators import rejection
 from graphkit.mxnet_io.operators.rejection import Source
+from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64
 
 # The smallest uniform number that is not 0 in float32, to keep logarithms finite.
 _LEAST = 2.0**-24
+# By so much, a sum of probabilities may exceed 1.
+_ROUNDING = 1e-6
 
 _Parameters = Sequence[Value]
+_Draw = Callable[[str, DType], Value]
 
 
-def _of_shape(shape: Sequence[int], dtype: DType) -> Source:
-    return Source(
-        partial(F.random_uniform, shape=tuple(shape), dtype=dtype),
-        partial(F.random_normal, shape=tuple(shape), dtype=dtype),
-    )
+def _of_shape(shape: Sequence[int]) -> _Draw:
+    return lambda function, dtype: getattr(F, function)(shape=tuple(shape), dtype=dtype)
 
 
-def _like(x: Value) -> Source:
-    return Source(partial(F.random_uniform_like, x), partial(F.random_normal_like, x))
+def _like(x: Value) -> _Draw:
+    return lambda function, dtype: getattr(F, f"{function}_like")(x, dtype=dtype)
 
 
 # --- distributions: of a source and the parameters ---------------------------------------------------------
@@ -108,22 +109,45 @@ def _power(source: Source, p: _Parameters) -> Value:
 
 
 _Distribution = Callable[[Source, _Parameters], Value]
-# MXNet's name -> the distribution, the names of its parameters and their defaults.
-_OF_MXNET: dict[str, tuple[_Distribution, dict[str, float]]] = {
-    "uniform": (_uniform, {"low": 0.0, "high": 1.0}),
-    "normal": (_normal, {"loc": 0.0, "scale": 1.0}),
-    "exponential": (_exponential_of_rate, {"lam": 1.0}),
-    "gamma": (rejection.gamma, {"alpha": 1.0, "beta": 1.0}),
-    "poisson": (rejection.poisson, {"lam": 1.0}),
-    "negative_binomial": (rejection.negative_binomial, {"k": 1.0, "p": 1.0}),
-    "generalized_negative_binomial": (rejection.generalized_negative_binomial, {"mu": 1.0, "alpha": 1.0}),
-}
-_OF_NUMPY: dict[str, tuple[_Distribution, dict[str, float]]] = {
-    "uniform": (_uniform, {"low": 0.0, "high": 1.0}), "normal": (_normal, {"loc": 0.0, "scale": 1.0}),
-    "exponential": (_exponential_of_scale, {"scale": 1.0}), "gumbel": (_gumbel, {"loc": 0.0, "scale": 1.0}),
-    "logistic": (_logistic, {"loc": 0.0, "scale": 1.0}), "rayleigh": (_rayleigh, {"scale": 1.0}),
-    "weibull": (_weibull, {"a": 1.0}), "pareto": (_pareto, {"a": 1.0}), "powerd": (_power, {"a": 1.0}),
-    "gamma": (rejection.gamma, {"shape": 1.0, "scale": 1.0}),
+
+
+class _Parameter(NamedTuple):
+    """The default of a parameter and its range.
+
+    Attributes:
+        default: The number that holds if the attribute is absent.
+        least: The smallest number.
+        open: Whether `least` itself is excluded.
+    """
+
+    default: float
+    least: float = -math.inf
+    open: bool = False
+
+
+_Defaults = dict[str, _Parameter]
+_ANY0, _ANY1 = _Parameter(0.0), _Parameter(1.0)
+_POSITIVE, _NOT_NEGATIVE = _Parameter(1.0, 0.0, True), _Parameter(1.0, 0.0)
+# MXNet's name -> the distribution, and its parameters by name. The ranges are those that MXNet checks.
+_OF_MXNET: dict[str, tuple[_Distribution, _Defaults]] = {
+    "uniform": (_uniform, {"low": _ANY0, "high": _ANY1}),
+    "normal": (_normal, {"loc": _ANY0, "scale": _POSITIVE}),
+    "exponential": (_exponential_of_rate, {"lam": _POSITIVE}),
+    "gamma": (rejection.gamma, {"alpha": _POSITIVE, "beta": _POSITIVE}),
+    "poisson": (rejection.poisson, {"lam": _NOT_NEGATIVE}),
+    "negative_binomial": (rejection.negative_binomial, {"k": _NOT_NEGATIVE, "p": _POSITIVE}),
+    "generalized_negative_binomial": (
+        rejection.generalized_negative_binomial, {"mu": _NOT_NEGATIVE, "alpha": _NOT_NEGATIVE},
+    ),
+}  # fmt: skip
+_OF_NUMPY: dict[str, tuple[_Distribution, _Defaults]] = {
+    "uniform": (_uniform, {"low": _ANY0, "high": _ANY1}), "normal": (_normal, {"loc": _ANY0, "scale": _NOT_NEGATIVE}),
+    "exponential": (_exponential_of_scale, {"scale": _NOT_NEGATIVE}),
+    "gumbel": (_gumbel, {"loc": _ANY0, "scale": _NOT_NEGATIVE}),
+    "logistic": (_logistic, {"loc": _ANY0, "scale": _NOT_NEGATIVE}), "rayleigh": (_rayleigh, {"scale": _NOT_NEGATIVE}),
+    "weibull": (_weibull, {"a": _POSITIVE}), "pareto": (_pareto, {"a": _POSITIVE}),
+    "powerd": (_power, {"a": _POSITIVE}),
+    "gamma": (rejection.gamma, {"shape": _POSITIVE, "scale": _POSITIVE}),
 }  # fmt: skip
 
 
@@ -137,40 +161,67 @@ def _shape(call: Call, name: str = "shape") -> tuple[int, ...]:
     return shape
 
 
-def _of_numbers(distribution: _Distribution, defaults: dict[str, float], call: Call) -> Value:
+def _number(call: Call, name: str, parameter: _Parameter) -> float:
+    """Return an attribute. Raises InvalidModel if it is out of the range of the parameter."""
+    found = call.attributes.number(name, parameter.default)
+    if found < parameter.least or (parameter.open and found == parameter.least):
+        raise InvalidModel(
+            f"{name} is {found:g}; it must be {'greater than' if parameter.open else 'at least'} {parameter.least:g}"
+        )
+    return found
+
+
+def _numbers(call: Call, defaults: _Defaults) -> list[float]:
+    found = [_number(call, name, parameter) for name, parameter in defaults.items()]
+    if "low" in defaults and found[0] > found[1]:
+        raise InvalidModel(f"low is {found[0]:g} and high {found[1]:g}; low must not be greater than high")
+    if "p" in defaults and found[1] > 1:
+        raise InvalidModel(f"p is {found[1]:g}; a probability must not be greater than 1")
+    return found
+
+
+def _rounded(distribution: _Distribution, draw: _Draw, parameters: Sequence[float | Value], dtype: DType) -> Value:
+    """Draw in float32, or in float64 if that is the type of the result. Round the numbers once."""
+    if not dtype.is_float:
+        raise InvalidModel(f"dtype is {dtype}; random numbers of this distribution have a floating point type")
+    wide = DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+    values = [F.cast(p, to=wide) if isinstance(p, Value) else _constant(p, wide) for p in parameters]
+    result: Value = F.cast(distribution(Source(draw, wide), values), to=dtype)
+    return result
+
+
+def _of_numbers(distribution: _Distribution, defaults: _Defaults, call: Call) -> Value:
     """The parameters are numbers. Without a shape, the result has the shape [1]."""
     attributes = call.attributes
     attributes.ignore("ctx")
     dtype = attributes.dtype("dtype", "float32")
-    numbers = [_constant(attributes.number(name, default), dtype) for name, default in defaults.items()]
-    return distribution(_of_shape(_shape(call) or (1,), dtype), numbers)
+    return _rounded(distribution, _of_shape(_shape(call) or (1,)), _numbers(call, defaults), dtype)
 
 
 def _constant(number: float, dtype: DType) -> Value:
     return constant(np.asarray(number, dtype.numpy))
 
 
-def _like_operand(distribution: _Distribution, defaults: dict[str, float], call: Call) -> Value:
+def _like_operand(distribution: _Distribution, defaults: _Defaults, call: Call) -> Value:
     """The parameters are numbers; the result has the operand's shape and element type."""
     x = call.x
-    return distribution(_like(x), [scalar(call.attributes.number(n, d), x) for n, d in defaults.items()])
+    return _rounded(distribution, _like(x), _numbers(call, defaults), x.dtype)
 
 
 def _of_tensors(distribution: _Distribution, call: Call) -> Value:
     """For each element of the parameters, a block of numbers: the result is [*parameter, *shape]."""
     shape = _shape(call)
-    operands = call.operands()
-    dtype = call.attributes.dtype("dtype", operands[0].dtype.value)
+    dtype = call.attributes.dtype("dtype", "float32")
     spread = []
-    for operand in operands:
+    for operand in call.operands():
         rank = rank_of(operand)
         wide = F.unsqueeze(operand, i64(*range(rank, rank + len(shape)))) if shape else operand
         sizes = F.concat(F.shape(operand), i64(*shape), axis=0)
-        spread.append(F.cast(F.expand(wide, sizes) if shape else wide, to=dtype))
-    return distribution(_like(spread[0]), spread)
+        spread.append(F.expand(wide, sizes) if shape else wide)
+    return _rounded(distribution, _like(spread[0]), spread, dtype)
 
 
-def _of_numpy(distribution: _Distribution, defaults: dict[str, float], call: Call) -> Value:
+def _of_numpy(distribution: _Distribution, defaults: _Defaults, call: Call) -> Value:
     """A parameter is an attribute, or an operand if the attribute is None. `size` is the shape of the result.
 
     In the operators that end with _n, the shape of the operands follows `size`.
@@ -179,20 +230,18 @@ def _of_numpy(distribution: _Distribution, defaults: dict[str, float], call: Cal
     attributes.ignore("ctx")
     dtype = attributes.dtype("dtype", "float32")
     operands = iter(call.operands())
-    given = [name in attributes for name in defaults]
     parameters = [
-        _constant(attributes.number(name, default), dtype) if there else F.cast(next(operands), to=dtype)
-        for (name, default), there in zip(defaults.items(), given, strict=True)
+        _number(call, name, parameter) if name in attributes else next(operands) for name, parameter in defaults.items()
     ]
-    tensors = [p for p, there in zip(parameters, given, strict=True) if not there]
+    tensors = [p for p in parameters if isinstance(p, Value)]
     size = _shape(call, "size")
     if not tensors:
-        return distribution(_of_shape(size, dtype), parameters)
-    shape = tensors[0] if len(tensors) == 1 else F.add(*tensors)
+        return _rounded(distribution, _of_shape(size), parameters, dtype)
+    shape = tensors[0] if len(tensors) == 1 else F.add(*(F.cast(p, to=DType.FLOAT64) for p in tensors))
     if size:
         sizes = F.concat(i64(*size), F.shape(shape), axis=0) if call.op.endswith("_n") else i64(*size)
         shape = F.expand(shape, sizes)
-    return distribution(_like(shape), parameters)
+    return _rounded(distribution, _like(shape), parameters, dtype)
 
 
 for _name, (_draw, _defaults) in _OF_MXNET.items():
@@ -266,6 +315,8 @@ def choice(call: Call) -> Value:
     number, size = attributes.optional_integer("a"), _shape(call, "size")
     weighted, replace = attributes.flag("weighted", False), attributes.flag("replace", True)
     draws = math.prod(size)
+    if number is not None and (number < 1 or (draws > number and not replace)):
+        raise InvalidModel(f"{draws} draws from {number} numbers, replace {replace}")
     require_elements(max(draws, number or 1))
     if weighted:
         logits = F.log(call[len(call) - 1])
@@ -283,12 +334,19 @@ def choice(call: Call) -> Value:
 
 @converter("_npi_multinomial")
 def multinomial_counts(call: Call) -> Value:
-    """How often each class is drawn in n draws: int64 [*size, classes]."""
+    """How often each class is drawn in n draws: int64 [*size, classes].
+
+    The last class has the rest of the probability, as in numpy.
+    """
     attributes = call.attributes
     n, size = attributes.integer("n", 0), _shape(call, "size")
     given = attributes.numbers("pvals")
+    if n < 0 or any(not 0 <= p <= 1 for p in given) or sum(given) > 1 + _ROUNDING:
+        raise InvalidModel(f"n {n} and pvals {given}: probabilities of at least 0 with a sum of at most 1 are expected")
     require_elements(n, *size, max(len(given), 1))
-    chances = constant(np.asarray(given, np.float32)) if given else call.x
+    chances = F.cast(constant(np.asarray(given)) if given else call.x, to=DType.FLOAT64)
+    rest = F.sub(np.float64(1), F.reduce_sum(chances[:-1], i64(0), keepdims=True))
+    chances = F.cast(F.concat(chances[:-1], F.max(rest, np.float64(0)), axis=0), to=DType.FLOAT32)
     draws = F.multinomial(F.log(F.unsqueeze(chances, i64(0))), sample_size=n * math.prod(size), dtype=DType.INT64)
     classes = F.range(np.int64(0), F.squeeze(sizes_of(chances, 0), i64(0)), np.int64(1))
     hits = F.cast(F.equal(F.unsqueeze(reshape(draws, [*size, n]), i64(-1)), classes), to=np.int64)

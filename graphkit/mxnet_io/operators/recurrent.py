@@ -82,12 +82,14 @@ def _sizes(call: Call) -> _Sizes:
     clip = projection = None
     if "projection_size" in attributes:
         projection = attributes.integer("projection_size", 0)
-        if mode != "lstm" or projection < 1:
+        if mode != "lstm":
             raise InvalidModel(f"projection_size {projection} with mode {mode}: only an LSTM has a projection")
+        if projection < 1:
+            raise InvalidModel(f"projection_size is {projection}; it must be at least 1")
     bounds = [name for name in ("lstm_state_clip_min", "lstm_state_clip_max") if name in attributes]
-    if bounds:
-        if mode != "lstm" or len(bounds) == 1:
-            raise InvalidModel(f"{bounds[0]} with mode {mode}: only an LSTM clips its state, and needs both bounds")
+    if bounds and mode == "lstm":  # MXNet ignores them in other modes
+        if len(bounds) == 1:
+            raise InvalidModel(f"{bounds[0]} is given without the other bound; give both, or none")
         clip = Clip(*(attributes.number(name, 0.0) for name in bounds))
     return _Sizes(mode, hidden, projection, layers, 2 if attributes.flag("bidirectional", False) else 1, clip)
 
@@ -124,6 +126,8 @@ def quantized_rnn(call: Call) -> Value | list[Value]:
     MXNet rounds the weights to 8 bits. Here they stay as they are in the file.
     """
     call.attributes.ignore("quantized")
+    if len(call) < 5:
+        raise InvalidModel(f"it has {len(call)} inputs; data, parameters, states, scale and shift are expected")
     scale, shift = call[len(call) - 2], call[len(call) - 1]
     data = F.div(F.sub(F.cast(call[0], to=scale.dtype), shift), scale)
     result: Value | list[Value] = rnn(Replaced(call, data))

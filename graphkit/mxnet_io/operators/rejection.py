@@ -1,6 +1,7 @@
 """Random numbers of gamma, Poisson and negative binomial distributions, computed in float64.
 
 Candidates are drawn in a loop until all elements have one that is accepted. Parameters outside of their range give NaN.
+A gamma distribution with a shape of 0 gives 0.
 """
 
 from __future__ import annotations
@@ -25,25 +26,31 @@ _LARGE_RATE = 10.0
 
 
 class Source(NamedTuple):
-    """Draws numbers of a given shape: `uniform()` on [0, 1), `normal()` with mean 0 and standard deviation 1."""
+    """Draws numbers of a given shape.
 
-    uniform: Callable[[], Value]
-    normal: Callable[[], Value]
+    Attributes:
+        draw: Draws with an operator, random_uniform or random_normal, in an element type.
+        dtype: Element type of the numbers, float32 or float64. In a half type, a uniform number can be 1.
+    """
 
-    def in_float64(self) -> Source:
-        return Source(*(partial(_drawn_in_float64, draw) for draw in (self.uniform, self.normal)))
+    draw: Callable[[str, DType], Value]
+    dtype: DType
 
+    def uniform(self) -> Value:
+        """Numbers on [0, 1)."""
+        return self.draw("random_uniform", self.dtype)
 
-def _drawn_in_float64(draw: Callable[[], Value]) -> Value:
-    result: Value = F.cast(draw(), to=DType.FLOAT64)
-    return result
+    def normal(self) -> Value:
+        """Numbers with mean 0 and standard deviation 1."""
+        return self.draw("random_normal", self.dtype)
 
 
 def _number(x: float) -> Value:
     return constant(np.float64(x))
 
 
-def _any(mask: Value) -> Value:
+def any_of(mask: Value) -> Value:
+    """Return whether an element is true, as a scalar."""
     result: Value = F.greater(F.reduce_max(F.cast(mask, to=np.int32), keepdims=False), np.int32(0))
     return result
 
@@ -60,7 +67,7 @@ def _accepted(draw: Callable[[], tuple[Value, Value]], impossible: Value) -> Val
         return [F.or_(done, accept), F.where(F.and_(F.not_(done), accept), candidate, found)]
 
     start = [impossible, F.expand(_number(np.nan), F.shape(impossible))]
-    _, found = while_loop(lambda state: _any(F.not_(state[0])), step, start, maximum_iterations=_MOST)
+    _, found = while_loop(lambda state: any_of(F.not_(state[0])), step, start, maximum_iterations=_MOST)
     result: Value = found
     return result
 
@@ -83,7 +90,7 @@ def _gamma(source: Source, shape: Value, scale: Value) -> Value:
 
     found = _accepted(draw, F.not_(F.greater_or_equal(shape, _number(0.0))))
     found = F.where(below, F.mul(found, F.pow(rest, F.reciprocal(shape))), found)
-    result: Value = F.mul(found, scale)
+    result: Value = F.mul(found, F.where(F.less(scale, _number(0.0)), _number(np.nan), scale))
     return result
 
 
@@ -100,7 +107,7 @@ def _few(source: Source, rate: Value) -> Value:
 
     none = F.expand(F.exp(F.neg(rate)), F.shape(u))
     start = [F.mul(u, _number(0.0)), none, none]
-    found = while_loop(lambda state: _any(F.less(state[2], u)), step, start, maximum_iterations=_MOST)
+    found = while_loop(lambda state: any_of(F.less(state[2], u)), step, start, maximum_iterations=_MOST)
     result: Value = found[0]
     return result
 
@@ -141,6 +148,8 @@ def _poisson(source: Source, rate: Value) -> Value:
 
 
 def _negative_binomial(source: Source, count: Value, chance: Value) -> Value:
+    possible = F.and_(F.greater(chance, _number(0.0)), F.less_or_equal(chance, _number(1.0)))
+    chance = F.where(possible, chance, _number(np.nan))
     rate = _gamma(source, count, F.div(F.sub(_number(1.0), chance), chance))
     return _poisson(source, rate)
 
@@ -154,9 +163,9 @@ def _generalized_negative_binomial(source: Source, mean: Value, alpha: Value) ->
 
 
 def _cast(function: Callable[..., Value], source: Source, parameters: Sequence[Value]) -> Value:
-    """Draw in float64, and return the numbers in the type of the parameters. They have no gradient."""
-    found = function(source.in_float64(), *(F.cast(p, to=DType.FLOAT64) for p in parameters))
-    result: Value = F.stop_gradient(F.cast(found, to=parameters[0].dtype))
+    """Draw in float64. The numbers have no gradient."""
+    exact = Source(source.draw, DType.FLOAT64)
+    result: Value = F.stop_gradient(function(exact, *(F.cast(p, to=DType.FLOAT64) for p in parameters)))
     return result
 
 
