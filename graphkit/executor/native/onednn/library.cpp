@@ -6,27 +6,27 @@
 #include <memory>
 #include <string>
 
-#include "runtime/bindings.h"
+#include "runtime/kernel.h"
 
 namespace graphkit {
 namespace {
 
+std::atomic<FindOneDnn> finder = nullptr;
+
 void* opened() {
-    // The RPATH of the extension finds the library in an ordinary environment, and package metadata finds it elsewhere.
+    // The RPATH of the extension finds the library in an ordinary environment.
     if (void* library = dlopen("libdnnl.so.3", RTLD_NOW | RTLD_LOCAL)) {
         return library;
     }
-    const std::string cause = dlerror();
-    std::string path;
-    {
-        const nb::gil_scoped_acquire gil;
-        const nb::object find = nb::module_::import_("graphkit.executor.devices.extension").attr("onednn_library");
-        path = nb::cast<std::string>(find(cause));
+    std::string cause = dlerror();
+    if (const FindOneDnn find = finder.load()) {
+        const std::string path = find(cause);
+        if (void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+            return library;
+        }
+        cause = dlerror();
     }
-    if (void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-        return library;
-    }
-    throw NativeError(std::string("oneDNN cannot be loaded: ") + dlerror());
+    throw NativeError("oneDNN cannot be loaded: " + cause);
 }
 
 void* symbol(void* library, const char* name) {
@@ -46,6 +46,10 @@ OneDnnFunctions loaded() {
 }
 
 }  // namespace
+
+void find_onednn_by(FindOneDnn find) {
+    finder = find;
+}
 
 const OneDnnFunctions& onednn() {
     // Without a lock: a thread that loads the library may wait for the GIL, which another caller may hold. Threads that

@@ -8,6 +8,8 @@
 #include <dnnl.h>
 #include <dnnl_debug.h>
 
+#include <string>
+
 #define GRAPHKIT_ONEDNN_FUNCTIONS(APPLY)                      \
     APPLY(convolution_backward_data_primitive_desc_create)    \
     APPLY(convolution_backward_weights_primitive_desc_create) \
@@ -59,9 +61,12 @@ struct OneDnnFunctions {
 #undef GRAPHKIT_DECLARE
 };
 
-// Returns oneDNN's functions. The first call loads the library; it needs the GIL only if the RPATH does not lead to the
-// library. Throws Python's MissingDependency if the library is not installed any more.
+// Returns oneDNN's functions. The first call loads the library. Throws NativeError, or what the finder throws.
 const OneDnnFunctions& onednn();
+
+// Sets the function that returns the path of the library if the RPATH does not lead to it. cause: why it does not.
+using FindOneDnn = std::string (*)(const std::string& cause);
+void find_onednn_by(FindOneDnn find);
 
 }  // namespace graphkit
 

@@ -487,7 +487,15 @@ std::string LibraryKernel::implementation() const {
     return empty_ ? "empty" : operations_[0].implementation();
 }
 
+// Asks Python's package metadata. Throws MissingDependency if the library is not installed any more.
+static std::string onednn_of_python(const std::string& cause) {
+    const nb::gil_scoped_acquire gil;
+    const nb::object find = nb::module_::import_("graphkit.executor.devices.extension").attr("onednn_library");
+    return nb::cast<std::string>(find(cause));
+}
+
 GRAPHKIT_BINDINGS(onednn) {
+    find_onednn_by(&onednn_of_python);
     m.def("onednn_version", &onednn_version);
     m.def("onednn_isa", &onednn_isa, "The instruction set that oneDNN uses.");
 }
