@@ -2,9 +2,10 @@
 // implementation.
 #pragma once
 
-#include "onednn/library.h"
 #include <functional>
 #include <string>
+
+#include "onednn/library.h"
 
 namespace graphkit {
 
