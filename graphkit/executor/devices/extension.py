@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 from graphkit import config, cores
@@ -39,6 +40,19 @@ def _imported() -> ModuleType:
         ctypes.CDLL(_onednn_library(error))
         import graphkit._native as native
     return native
+
+
+def loaded_onednn() -> Path:
+    """Return the path of the library of oneDNN that the extension has loaded. Raises MissingDependency.
+
+    The file has the name by which programs look for it.
+    """
+    with open("/proc/self/maps") as maps:
+        loaded = [line.split(maxsplit=5)[-1].strip() for line in maps if "libdnnl" in line]
+    for path in map(Path, loaded):
+        if path.with_name(_ONEDNN_LIBRARY).exists():
+            return path.with_name(_ONEDNN_LIBRARY)
+    raise MissingDependency(f"oneDNN's library {_ONEDNN_LIBRARY} was not found")
 
 
 def _onednn_library(cause: ImportError) -> str:

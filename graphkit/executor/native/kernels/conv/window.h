@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/kernel.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 
@@ -12,6 +13,11 @@ struct Window {
     Dims pads_begin;
     Dims pads_end;
     std::int64_t groups = 1;
+};
+
+template <>
+struct RecipeFields<Window> {
+    static auto of(Window& w) { return std::tie(w.strides, w.dilations, w.pads_begin, w.pads_end, w.groups); }
 };
 
 }  // namespace graphkit

@@ -274,24 +274,25 @@ void MatMul::run(const void* const* inputs, void* const* outputs, std::byte* scr
     LibraryKernel::run(operands.data(), outputs, scratch);
 }
 
+static const RecipeKind mat_mul_recipe(
+    "MatMul", +[](Watched<MatMul>* self, const Dims& a, const Dims& b, bool transpose_a, bool transpose_b,
+                  const std::optional<Dims>& bias, float alpha, float beta, const Epilogue& last, bool pack_b,
+                  bool deterministic, const std::string& dtype, int threads) {
+        const ElementType type = element_type(dtype);
+        const auto make = [=](const Epilogue& end, bool again) {
+            const MatMulOptions options{transpose_a, transpose_b,      bias,         alpha, beta, type,
+                                        end,         pack_b && !again, deterministic};
+            return std::make_unique<MatMul>(a, b, options, threads);
+        };
+        new (self) Watched<MatMul>(make, last);
+    });
+
 GRAPHKIT_BINDINGS(matmul, "epilogue") {
     nb::class_<Watched<MatMul>, Kernel>(m, "MatMul")
-        .def(
-            "__init__",
-            [](Watched<MatMul>* self, const Dims& a, const Dims& b, bool transpose_a, bool transpose_b,
-               const std::optional<Dims>& bias, float alpha, float beta, const Epilogue& last, bool pack_b,
-               bool deterministic, const std::string& dtype, int threads) {
-                const ElementType type = element_type(dtype);
-                const auto make = [=](const Epilogue& end, bool again) {
-                    const MatMulOptions options{transpose_a, transpose_b,      bias,         alpha, beta, type,
-                                                end,         pack_b && !again, deterministic};
-                    return std::make_unique<MatMul>(a, b, options, threads);
-                };
-                new (self) Watched<MatMul>(make, last);
-            },
-            "a"_a, "b"_a, nb::kw_only(), "transpose_a"_a = false, "transpose_b"_a = false, "bias"_a = nb::none(),
-            "alpha"_a = 1.0F, "beta"_a = 1.0F, "epilogue"_a = Epilogue{}, "pack_b"_a = false, "deterministic"_a = false,
-            "dtype"_a = "float32", "threads"_a = 0, NoGil());
+        .def("__init__", mat_mul_recipe.init(), "a"_a, "b"_a, nb::kw_only(), "transpose_a"_a = false,
+             "transpose_b"_a = false, "bias"_a = nb::none(), "alpha"_a = 1.0F, "beta"_a = 1.0F,
+             "epilogue"_a = Epilogue{}, "pack_b"_a = false, "deterministic"_a = false, "dtype"_a = "float32",
+             "threads"_a = 0, NoGil());
 }
 
 }  // namespace graphkit

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "runtime/kernel.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 
@@ -16,6 +17,11 @@ struct PoolWindow {
     Dims dilations;
     Dims pads_begin;
     Dims pads_end;
+};
+
+template <>
+struct RecipeFields<PoolWindow> {
+    static auto of(PoolWindow& w) { return std::tie(w.kernel, w.strides, w.dilations, w.pads_begin, w.pads_end); }
 };
 
 // The kernel positions of a window along one axis that are inside of the input, [first, last), and the end of those

@@ -6,6 +6,7 @@
 #include "kernels/quant/depthwise_bytes.h"
 #include "kernels/quant/integer_product.h"
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 namespace {
@@ -224,29 +225,31 @@ std::unique_ptr<Kernel> convolution(const std::vector<NamedOperand>& operands, c
 
 }  // namespace
 
+static const RecipeKind integer_product_recipe(
+    "IntegerProduct",
+    +[](IntegerProduct* self, const std::vector<NamedOperand>& operands, const Dims& y, const std::string& type,
+        bool transpose_a, bool transpose_b, float alpha, bool pack_weights, int threads) {
+        const ProductShape shape(operand_shape(operands, "x"), operand_shape(operands, "w"), transpose_a, transpose_b);
+        new (self) IntegerProduct("IntegerProduct", IntegerOperands(operands, shape.columns()), result(y, type),
+                                  shape.geometry(), shape.order(), alpha, pack_weights, threads);
+    });
+
+static const RecipeFunction integer_convolution_recipe(
+    "integer_convolution", +[](const std::vector<NamedOperand>& operands, const Dims& y, const std::string& type,
+                               const Dims& strides, const Dims& dilations, const Dims& pads_begin, std::int64_t groups,
+                               bool channels_last, bool pack_weights, int threads) {
+        return convolution(operands, y, type, {strides, dilations, pads_begin, groups}, channels_last, pack_weights,
+                           threads);
+    });
+
 GRAPHKIT_BINDINGS(integer_kernels) {
     nb::class_<IntegerProduct, Kernel>(m, "IntegerProduct")
-        .def(
-            "__init__",
-            [](IntegerProduct* self, const std::vector<NamedOperand>& operands, const Dims& y, const std::string& type,
-               bool transpose_a, bool transpose_b, float alpha, bool pack_weights, int threads) {
-                const ProductShape shape(operand_shape(operands, "x"), operand_shape(operands, "w"), transpose_a,
-                                         transpose_b);
-                new (self) IntegerProduct("IntegerProduct", IntegerOperands(operands, shape.columns()), result(y, type),
-                                          shape.geometry(), shape.order(), alpha, pack_weights, threads);
-            },
-            "operands"_a, "y"_a, "type"_a, nb::kw_only(), "transpose_a"_a = false, "transpose_b"_a = false,
-            "alpha"_a = 1.0F, "pack_weights"_a = false, "threads"_a = 0, NoGil());
-    m.def(
-        "integer_convolution",
-        [](const std::vector<NamedOperand>& operands, const Dims& y, const std::string& type, const Dims& strides,
-           const Dims& dilations, const Dims& pads_begin, std::int64_t groups, bool channels_last, bool pack_weights,
-           int threads) {
-            return convolution(operands, y, type, {strides, dilations, pads_begin, groups}, channels_last, pack_weights,
-                               threads);
-        },
-        "operands"_a, "y"_a, "type"_a, "strides"_a, "dilations"_a, "pads_begin"_a, "groups"_a, nb::kw_only(),
-        "channels_last"_a = false, "pack_weights"_a = false, "threads"_a = 0, NoGil());
+        .def("__init__", integer_product_recipe.init(), "operands"_a, "y"_a, "type"_a, nb::kw_only(),
+             "transpose_a"_a = false, "transpose_b"_a = false, "alpha"_a = 1.0F, "pack_weights"_a = false,
+             "threads"_a = 0, NoGil());
+    m.def("integer_convolution", integer_convolution_recipe.call(), "operands"_a, "y"_a, "type"_a, "strides"_a,
+          "dilations"_a, "pads_begin"_a, "groups"_a, nb::kw_only(), "channels_last"_a = false, "pack_weights"_a = false,
+          "threads"_a = 0, NoGil());
 }
 
 }  // namespace graphkit
