@@ -19,6 +19,7 @@ from graphkit.errors import MissingDependency, UnsupportedError
 from graphkit.executor.devices.kernel import NativeKernel
 from graphkit.executor.devices.loading import load_device, native_module
 from graphkit.executor.devices.recipes import recorded_recipes
+from graphkit.executor.lower.branch import Branch
 from graphkit.executor.lower.emit import Emitter
 from graphkit.executor.lower.lowering import ABSENT, Location, LoweredGraph
 from graphkit.executor.lower.native_kernel import PreparedKernel
@@ -116,15 +117,39 @@ class _SavingExecutor(Executor):
         return self._latest
 
 
-class _Step(NamedTuple):
-    """A step of the file: a kernel, or a copy of `nbytes` bytes if `kernel` is None."""
+# Kinds of steps, as SavedStep::Kind in executor/native/c_interface/step_check.h.
+_KERNEL, _COPY, _BRANCH, _FAIL = range(4)
 
+
+class _Step(NamedTuple):
+    """A step of the file.
+
+    Args:
+        kind: One of the numbers above.
+        name: Name of the step; the message of a failure.
+        inputs: Where the operands are: those of a kernel, the source of a copy, or the condition of a branch.
+        outputs: Where the results are.
+        kernel: The kernel.
+        scratch: Where the working memory is.
+        nbytes: Bytes of a copy.
+        blocks: Of a branch: the steps that run if the condition is true, and the others.
+    """
+
+    kind: int
     name: str
-    kernel: NativeKernel | None
-    inputs: Sequence[Location]
-    outputs: Sequence[Location]
+    inputs: Sequence[Location] = ()
+    outputs: Sequence[Location] = ()
+    kernel: NativeKernel | None = None
     scratch: Location = ABSENT
     nbytes: int = 0
+    blocks: Sequence[_StepList] = ()
+
+    def all_steps(self) -> Iterator[_Step]:
+        """Yield this step, and those of its blocks."""
+        yield self
+        for block in self.blocks:
+            for step in block.steps:
+                yield from step.all_steps()
 
 
 class _StepList:
@@ -142,26 +167,49 @@ class _StepList:
         scratch: Location,
     ) -> None:
         given, results = inputs[: kernel.input_count], outputs[: kernel.output_count]
-        self.steps.append(_Step(name, kernel, given, results, scratch if kernel.scratch_bytes else ABSENT))
+        working = scratch if kernel.scratch_bytes else ABSENT
+        self.steps.append(_Step(_KERNEL, name, given, results, kernel, working))
 
     def copy(self, name: str, source: Location, target: Location, nbytes: int) -> None:
-        self.steps.append(_Step(name, None, [source], [target], nbytes=nbytes))
+        self.steps.append(_Step(_COPY, name, [source], [target], nbytes=nbytes))
+
+    def branch(self, name: str, condition: Location) -> tuple[_StepList, _StepList]:
+        blocks = (_StepList(), _StepList())
+        self.steps.append(_Step(_BRANCH, name, [condition], blocks=blocks))
+        return blocks
+
+    def fail(self, message: str) -> None:
+        self.steps.append(_Step(_FAIL, message))
+
+    def store(self, name: str, *_: Any) -> None:
+        raise UnsupportedError(f"{name}: a size depends on values, which programs for C do not support yet")
+
+    resize = store
 
     def commit(self) -> None:
         """Do nothing: no step overwrites a state."""
 
 
-def _refuse_other_steps(lowered: LoweredGraph) -> None:
-    """Raise UnsupportedError for steps that are not kernels, or whose kernels have no recipe."""
-    refused = []
+def _refused(lowered: LoweredGraph, prefix: str = "") -> Iterator[str]:
+    """Yield the steps that cannot be saved, and why."""
     for node, lowering in lowered.steps:
+        name = prefix + lowered.graph.node_name(node)
+        if isinstance(lowering, Branch):
+            for part, graph in lowering.subgraphs.items():
+                yield from _refused(graph, f"{name}/{part}/")
+            continue
         if not isinstance(lowering, PreparedKernel):
             why = lowering.reason or ("it runs in Python" if lowering.in_python else "it is not a single kernel")
         elif lowering.kernel.recipe is None:
             why = f"kernels of the class {type(lowering.kernel).__name__} cannot be saved yet"
         else:
             continue
-        refused.append(f"{lowered.graph.node_name(node)} ({node.op.name}: {why})")
+        yield f"{name} ({node.op.name}: {why})"
+
+
+def _refuse_other_steps(lowered: LoweredGraph) -> None:
+    """Raise UnsupportedError for steps that are not kernels, or whose kernels have no recipe."""
+    refused = list(_refused(lowered))
     if refused:
         more = f" and {len(refused) - _MOST_NAMED} more" if len(refused) > _MOST_NAMED else ""
         listed = "; ".join(refused[:_MOST_NAMED])
@@ -257,7 +305,8 @@ class _Contents:
         emitter, steps = Emitter(count + results), _StepList()
         places = [(count + i, 0) for i in range(results)]
         emitter.graph(cast(Any, steps), lowered, 0, [(i, 0) for i in range(count)], places, copies=True)
-        self.step_count += len(steps.steps)
+        all_steps = [step for outer in steps.steps for step in outer.all_steps()]
+        self.step_count += len(all_steps)
         # In the file, inputs come first, then outputs, then constants.
         first = len(self.inputs)
         number = {port.position: i for i, port in enumerate(self.inputs)}
@@ -266,7 +315,7 @@ class _Contents:
         for source, array in zip(emitter.sources, section.program.pools.packed.get(emitter.sources), strict=True):
             self.arrays.setdefault(id(array), array)
             number[source.external] = first + list(self.arrays).index(id(array))
-        for step in steps.steps:
+        for step in all_steps:
             if step.kernel is not None:
                 self.kernels.setdefault(id(step.kernel), step.kernel)
         index = {kernel: i for i, kernel in enumerate(self.kernels)}
@@ -394,7 +443,7 @@ def _step(step: _Step, index: Mapping[int, int], number: Mapping[int, int]) -> b
     layouts = [kernel.packed_layout(i) if kernel is not None and i in packed else "" for i in range(len(step.inputs))]
     return b"".join(
         (
-            _number(kernel is None),
+            _number(step.kind),
             _text(step.name),
             _number(0 if kernel is None else index[id(kernel)]),
             _list(_location(location, number) for location in step.inputs),
@@ -402,5 +451,6 @@ def _step(step: _Step, index: Mapping[int, int], number: Mapping[int, int]) -> b
             _list(_location(location, number) for location in step.outputs),
             _location(step.scratch, number),
             _number(step.nbytes),
+            _list(_list(_step(inner, index, number) for inner in block.steps) for block in step.blocks),
         )
     )

@@ -182,6 +182,77 @@ def test_empty_and_scalar_arrays(tmp_path):
     assert expected["y"].size == 0
 
 
+def branch_model(then, otherwise):
+    """y = then(x) if c else otherwise(x); both are names of operators."""
+    branches = [
+        helper.make_graph(
+            [helper.make_node(op, ["x"], ["r"])], op, [], [helper.make_tensor_value_info("r", TensorProto.FLOAT, None)]
+        )
+        for op in (then, otherwise)
+    ]
+    return model_of(
+        [
+            helper.make_node("If", ["c"], ["h"], name="choice", then_branch=branches[0], else_branch=branches[1]),
+            helper.make_node("Exp", ["h"], ["y"]),
+        ],
+        [("c", bool, []), ("x", np.float32, [2, 2])],
+        [("y", np.float32, [2, 2])],
+    )
+
+
+@pytest.mark.parametrize(("then", "otherwise"), [("Neg", "Sin"), ("Identity", "Neg")])
+def test_branches(then, otherwise, tmp_path):
+    net = branch_model(then, otherwise)
+    net.save(tmp_path / "net.gkp")
+    x = np.array([[1, -2], [0.5, 3]], np.float32)
+    functions = {"Neg": np.negative, "Sin": np.sin, "Identity": np.positive}
+    with CSession(tmp_path / "net.gkp") as session:
+        for condition in (True, False, True):
+            feeds = {"c": np.array(condition), "x": x}
+            found = session.run(feeds)
+            assert_same_bits(found, net.run(feeds))
+            expected = np.exp(functions[then if condition else otherwise](x))
+            np.testing.assert_allclose(found["y"], expected, rtol=1e-6)
+
+
+def trees_model():
+    """A classifier with two trees, whose probabilities are maps."""
+    attributes = dict(
+        nodes_treeids=[0, 0, 0, 1, 1, 1], nodes_nodeids=[0, 1, 2, 0, 1, 2], nodes_featureids=[0, 0, 0, 2, 0, 0],
+        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"] * 2, nodes_values=[0.5, 0, 0, -0.25, 0, 0],
+        nodes_truenodeids=[1, 0, 0, 1, 0, 0], nodes_falsenodeids=[2, 0, 0, 2, 0, 0],
+        class_treeids=[0, 0, 1, 1], class_nodeids=[1, 2, 1, 2], class_ids=[0, 1, 2, 0],
+        class_weights=[0.5, 0.25, 1.5, 2], classlabels_int64s=[3, 5, 7], post_transform="SOFTMAX",
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("TreeEnsembleClassifier", ["x"], ["label", "scores"], domain="ai.onnx.ml", **attributes),
+        helper.make_node("ZipMap", ["scores"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[3, 5, 7]),
+    ]
+    kind = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    graph = helper.make_graph(
+        nodes, "trees", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [9, 3])],
+        [
+            helper.make_tensor_value_info("label", TensorProto.INT64, [9]),
+            helper.make_value_info("maps", helper.make_sequence_type_proto(kind)),
+        ],
+    )  # fmt: skip
+    return gk.load(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 3)])
+    )
+
+
+def test_trees_and_maps(tmp_path):
+    """An output of maps is the array of their values in C."""
+    net = trees_model()
+    net.save(tmp_path / "net.gkp")
+    x = np.random.default_rng(0).standard_normal((9, 3)).astype(np.float32)
+    expected = net.run({"x": x})
+    with CSession(tmp_path / "net.gkp") as session:
+        found = session.run({"x": x})
+    np.testing.assert_array_equal(found["label"], expected["label"])
+    np.testing.assert_array_equal(found["maps"], np.array([list(row.values()) for row in expected["maps"]], np.float32))
+
+
 def test_nan_and_infinity_have_the_bits_of_python(mlp, mlp_file):
     x = np.linspace(-1, 1, 48, dtype=np.float32).reshape(4, 12)
     x[0, 0], x[1, 1], x[2, 2] = np.nan, np.inf, -np.inf
@@ -255,16 +326,19 @@ def test_open_run_and_close_leak_nothing(mlp_file):
 # --- errors ------------------------------------------------------------------------------------------
 
 
-def test_nodes_without_kernels_are_named(tmp_path):
-    branch = [helper.make_graph([helper.make_node(op, ["x"], ["r"])], op, [], [
-        helper.make_tensor_value_info("r", TensorProto.FLOAT, [2])
-    ]) for op in ("Relu", "Neg")]  # fmt: skip
-    net = model_of(
-        [helper.make_node("If", ["c"], ["y"], name="choice", then_branch=branch[0], else_branch=branch[1])],
-        [("c", bool, []), ("x", np.float32, [2])],
-        [("y", np.float32, [2])],
+def test_nodes_that_are_not_kernels_are_named(tmp_path):
+    body = helper.make_graph(
+        [helper.make_node("Add", ["state", "row"], ["next"]), helper.make_node("Identity", ["next"], ["out"])],
+        "body",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in ("state", "row")],
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in ("next", "out")],
     )
-    with pytest.raises(UnsupportedError, match=r"choice \(If"):
+    net = model_of(
+        [helper.make_node("Scan", ["s", "x"], ["last", "sums"], name="running", body=body, num_scan_inputs=1)],
+        [("s", np.float32, [2]), ("x", np.float32, [3, 2])],
+        [("last", np.float32, [2]), ("sums", np.float32, [3, 2])],
+    )
+    with pytest.raises(UnsupportedError, match=r"running \(Scan"):
         net.save(tmp_path / "net.gkp")
     assert not list(tmp_path.iterdir())
 
@@ -463,16 +537,24 @@ def hostile(data, count, seed):
     """Files with a right checksum, in which some bytes or numbers of the metadata are changed."""
     rng = np.random.default_rng(seed)
     end = HEADER_BYTES + metadata_bytes(data)
-    extreme = [0, 1, 2, 63, 64, 255, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, (1 << 64) - 2]
+    extreme = [0, 1, 63, 64, 255, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, (1 << 64) - 2]
+    # Where small numbers seem to be: sizes, positions, counts.
+    small = [p for p in range(HEADER_BYTES, end - 8) if not any(data[p + 4 : p + 8]) and data[p]]
     for _ in range(count):
         changed = bytearray(data)
         for _ in range(rng.integers(1, 4)):
-            if rng.integers(2):
-                changed[rng.integers(HEADER_BYTES, end)] = rng.integers(256)
-            else:
-                struct.pack_into(
-                    "<Q", changed, rng.integers(HEADER_BYTES, end - 8), extreme[rng.integers(len(extreme))]
-                )
+            match rng.integers(4):
+                case 0:
+                    changed[rng.integers(HEADER_BYTES, end)] = rng.integers(256)
+                case 1:
+                    place = rng.integers(HEADER_BYTES, end - 8)
+                    struct.pack_into("<Q", changed, place, extreme[rng.integers(len(extreme))])
+                case _:
+                    place = small[rng.integers(len(small))]
+                    number = struct.unpack_from("<Q", changed, place)[0]
+                    others = [number - 1, number + 1, number * 2, number // 2, 0, -number, number + 64, 1 << 20]
+                    changed_to = others[rng.integers(len(others))] % (1 << 64)
+                    struct.pack_into("<Q", changed, place, changed_to)
         yield with_checksum(bytes(changed))
 
 
@@ -494,12 +576,23 @@ def fuzz(source, target, count, seed):
     text = FUZZ.format(
         folder=str(Path(__file__).parent), source=str(source), target=str(target), count=count, seed=seed
     )
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, "-P", "-c", text], capture_output=True, text=True, timeout=600)
     assert "survived" in done.stdout, (done.returncode, done.stderr[-2000:])
 
 
 def test_hostile_files_do_not_crash(mlp_file, tmp_path):
-    fuzz(mlp_file, tmp_path / "hostile.gkp", 300, 1)
+    fuzz(mlp_file, tmp_path / "hostile.gkp", 200, 1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["lenet", "lstm_lm", "branch", "trees"])
+def test_hostile_files_of_many_kernels_do_not_crash(name, tmp_path):
+    net = {"branch": lambda: branch_model("Neg", "Sin"), "trees": trees_model}.get(
+        name, lambda: gk.models.build(name)
+    )()
+    shapes = {n: tuple(d if isinstance(d, int) else 2 for d in t.shape) for n, t in net.input_types.items()}
+    net.save(tmp_path / "net.gkp", shapes=shapes)
+    fuzz(tmp_path / "net.gkp", tmp_path / "hostile.gkp", 600, 2)
 
 
 # --- the C program of the guide ----------------------------------------------------------------------

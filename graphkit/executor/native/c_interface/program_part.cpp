@@ -41,7 +41,8 @@ ProgramPart::ProgramPart(const SavedPart& saved, const SavedMemory& memory, cons
         throw NativeError("the number of runs of a part is out of range");
     }
     check_slices(memory);
-    add_steps(saved, memory, kernels);
+    add_steps(program_.root(), saved.steps, checked_memory(saved, memory), kernels);
+    program_.complete();
     for (std::size_t i = 0; i < memory.constants.size(); ++i) {
         constants_.emplace_back(static_cast<int>(memory.ports() + i), memory.constants[i].first);
     }
@@ -69,7 +70,7 @@ void ProgramPart::check_slices(const SavedMemory& memory) const {
     }
 }
 
-void ProgramPart::add_steps(const SavedPart& saved, const SavedMemory& memory, const Kernels& kernels) {
+StepCheck ProgramPart::checked_memory(const SavedPart& saved, const SavedMemory& memory) const {
     StepCheck check(saved.arena_bytes, static_cast<int>(memory.externals()));
     for (std::size_t i = 0; i < slices_.size(); ++i) {
         check.add_external(static_cast<int>(i), slices_[i].bytes, i >= memory.inputs.size());
@@ -77,29 +78,58 @@ void ProgramPart::add_steps(const SavedPart& saved, const SavedMemory& memory, c
     for (std::size_t i = 0; i < memory.constants.size(); ++i) {
         check.add_external(static_cast<int>(memory.ports() + i), memory.constants[i].second, false);
     }
-    for (const SavedStep& given : saved.steps) {
-        Step step{given.is_copy ? Step::Kind::copy : Step::Kind::kernel, given.name};
-        if (given.is_copy) {
-            check.copy(given);
-            step.inputs = program_.entry(given.inputs[0]);
-            step.outputs = program_.entry(given.outputs[0]);
-            step.bytes = given.bytes;
-            program_.root().steps.push_back(std::move(step));
-            continue;
+    return check;
+}
+
+void ProgramPart::add_kernel(Block& block, const SavedStep& given, const Kernel& kernel) {
+    Step step{Step::Kind::kernel, given.name};
+    step.inputs = program_.entries(given.inputs);
+    step.input_entries = given.inputs.size();
+    step.outputs = program_.entries(given.outputs);
+    step.output_entries = given.outputs.size();
+    step.scratch = program_.entry(given.scratch);
+    program_.add_kernel(block, std::move(step), kernel);
+}
+
+void ProgramPart::add_steps(Block& block, const std::vector<SavedStep>& steps, const StepCheck& check,
+                            const Kernels& kernels) {
+    for (const SavedStep& given : steps) {
+        switch (given.kind) {
+            case SavedStep::Kind::kernel:
+                if (given.kernel >= kernels.size()) {
+                    throw NativeError(given.name + ": there is no kernel with this number");
+                }
+                check.kernel(given, *kernels[given.kernel]);
+                add_kernel(block, given, *kernels[given.kernel]);
+                break;
+            case SavedStep::Kind::copy: {
+                check.copy(given);
+                Step step{Step::Kind::copy, given.name};
+                step.inputs = program_.entry(given.inputs[0]);
+                step.outputs = program_.entry(given.outputs[0]);
+                step.bytes = given.bytes;
+                block.steps.push_back(std::move(step));
+                break;
+            }
+            case SavedStep::Kind::branch: {
+                check.branch(given);
+                Step step{Step::Kind::branch, given.name};
+                step.inputs = program_.entry(given.inputs[0]);
+                step.index = block.branches.size();
+                block.steps.push_back(std::move(step));
+                Branch branch;  // Branch::taken: else, then
+                for (std::size_t part = 0; part < 2; ++part) {
+                    branch.taken[1 - part] = std::make_unique<Block>();
+                    add_steps(*branch.taken[1 - part], given.blocks[part], check, kernels);
+                }
+                block.branches.push_back(std::move(branch));
+                break;
+            }
+            case SavedStep::Kind::fail:
+                block.steps.push_back(Step{Step::Kind::fail, given.name});
+                break;
         }
-        if (given.kernel >= kernels.size()) {
-            throw NativeError(given.name + ": there is no kernel with this number");
-        }
-        const Kernel& kernel = *kernels[given.kernel];
-        check.kernel(given, kernel);
-        step.inputs = program_.entries(given.inputs);
-        step.input_entries = given.inputs.size();
-        step.outputs = program_.entries(given.outputs);
-        step.output_entries = given.outputs.size();
-        step.scratch = program_.entry(given.scratch);
-        program_.add_kernel(program_.root(), std::move(step), kernel);
     }
-    program_.complete();
 }
 
 ProgramPart::RunnerPtr ProgramPart::take() {

@@ -67,7 +67,9 @@ class ProgramPart {
     using RunnerPtr = std::unique_ptr<Runner>;
 
     void check_slices(const SavedMemory& memory) const;
-    void add_steps(const SavedPart& saved, const SavedMemory& memory, const Kernels& kernels);
+    StepCheck checked_memory(const SavedPart& saved, const SavedMemory& memory) const;
+    void add_steps(Block& block, const std::vector<SavedStep>& steps, const StepCheck& check, const Kernels& kernels);
+    void add_kernel(Block& block, const SavedStep& given, const Kernel& kernel);
     RunnerPtr take();
     void give(RunnerPtr runner);
     void run_together(const std::vector<std::byte*>& ports, std::int64_t runs);

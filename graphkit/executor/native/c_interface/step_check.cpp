@@ -14,11 +14,49 @@ bool overlap(const Location& a, std::size_t a_bytes, const Location& b, std::siz
            b.offset < a.offset + static_cast<std::int64_t>(a_bytes);
 }
 
+// Most levels of blocks in blocks: reading and running them takes a part of the stack for each.
+constexpr int kMostLevels = 32;
+
+// A level of blocks, during its lifetime.
+class Level {
+  public:
+    Level() {
+        if (depth_ == kMostLevels) {
+            throw BadRecipe("there are more than " + std::to_string(kMostLevels) + " levels of branches");
+        }
+        ++depth_;
+    }
+    ~Level() { --depth_; }
+    Level(const Level&) = delete;
+    Level& operator=(const Level&) = delete;
+
+  private:
+    static thread_local int depth_;
+};
+
+thread_local int Level::depth_ = 0;
+
 [[noreturn]] void fail(const SavedStep& step, const std::string& text) {
     throw NativeError(step.name + ": " + text);
 }
 
 }  // namespace
+
+SavedStep RecipeCodec<SavedStep>::read(RecipeReader& from) {
+    const Level level;
+    SavedStep step;
+    const auto read = [&]<typename T>(T& field) { field = RecipeCodec<T>::read(from); };
+    read(step.kind);
+    read(step.name);
+    read(step.kernel);
+    read(step.inputs);
+    read(step.layouts);
+    read(step.outputs);
+    read(step.scratch);
+    read(step.bytes);
+    read(step.blocks);
+    return step;
+}
 
 std::size_t checked_bytes(const Dims& shape, ElementType type) {
     std::size_t bytes = size_of(type);
@@ -151,6 +189,13 @@ void StepCheck::copy(const SavedStep& step) const {
     if (overlap(source.at, source.bytes, target.at, target.bytes)) {
         fail(step, "the source overlaps the target");
     }
+}
+
+void StepCheck::branch(const SavedStep& step) const {
+    if (step.inputs.size() != 1 || step.inputs[0].external == Location::kAbsent || step.blocks.size() != 2) {
+        fail(step, "a branch needs a condition and two blocks");
+    }
+    inside(step, {step.inputs[0], 1, "the condition"}, 1, false);
 }
 
 }  // namespace graphkit

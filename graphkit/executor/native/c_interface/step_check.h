@@ -16,9 +16,12 @@ struct RecipeFields<Location> {
     static auto of(Location& location) { return std::tie(location.external, location.offset); }
 };
 
-// A step of a saved program: a kernel, or a copy from inputs[0] to outputs[0].
+// A step of a saved program. A copy is from inputs[0] to outputs[0]. A branch reads a bool, inputs[0], and runs one of
+// its blocks: blocks[0] if it is true, else blocks[1]. A failure ends the run with the message `name`.
 struct SavedStep {
-    bool is_copy = false;
+    enum class Kind : std::uint8_t { kernel, copy, branch, fail };
+
+    Kind kind = Kind::kernel;
     std::string name;
     std::uint64_t kernel = 0;
     std::vector<Location> inputs;
@@ -26,13 +29,17 @@ struct SavedStep {
     std::vector<Location> outputs;
     Location scratch;
     std::uint64_t bytes = 0;  // of a copy
+    std::vector<std::vector<SavedStep>> blocks;
 };
 
 template <>
-struct RecipeFields<SavedStep> {
-    static auto of(SavedStep& s) {
-        return std::tie(s.is_copy, s.name, s.kernel, s.inputs, s.layouts, s.outputs, s.scratch, s.bytes);
-    }
+struct RecipeLast<SavedStep::Kind> {
+    static constexpr auto value = SavedStep::Kind::fail;
+};
+
+template <>
+struct RecipeCodec<SavedStep> {
+    static SavedStep read(RecipeReader& from);
 };
 
 // Returns the bytes of an array. Throws NativeError for negative sizes, and if they are too large.
@@ -46,6 +53,7 @@ class StepCheck {
     void add_external(int external, std::size_t bytes, bool writable);
     void kernel(const SavedStep& step, const Kernel& kernel) const;
     void copy(const SavedStep& step) const;
+    void branch(const SavedStep& step) const;
 
   private:
     struct External {

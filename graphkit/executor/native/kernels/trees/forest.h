@@ -66,6 +66,7 @@ class WalkedForest {
     std::int64_t trees() const { return static_cast<std::int64_t>(roots_.size()); }
     // The mean number of levels of a tree.
     double depth() const { return depth_; }
+    std::int64_t targets() const { return targets_; }
     // The largest feature number that a node tests.
     std::int64_t last_feature() const { return last_feature_; }
 
@@ -102,6 +103,7 @@ class WalkedForest {
     std::vector<LeafWeight<T>> weights_;
     std::int64_t last_feature_ = -1;
     double depth_ = 0;
+    std::int64_t targets_;
     bool has_missing_;
     std::string recipe_;
 };

@@ -78,6 +78,10 @@ TreeEnsemble<T>::TreeEnsemble(Dims x, ElementType type, Dims y, ElementType resu
     if (x.empty() || x.size() > 2 || targets < 1) {
         throw NativeError("TreeEnsemble takes a vector or a matrix");
     }
+    if (forest_->targets() != targets) {
+        throw NativeError("the trees have " + std::to_string(forest_->targets()) + " targets, but the output has " +
+                          std::to_string(targets));
+    }
     rows_ = x.size() == 2 ? x[0] : 1;
     features_ = x.back();
     if (rows_ > 0 && forest_->last_feature() >= features_) {
@@ -90,6 +94,9 @@ TreeEnsemble<T>::TreeEnsemble(Dims x, ElementType type, Dims y, ElementType resu
         outputs_ = {{"y", {rows_}, ElementType::i64, true}, {"z", y, ElementType::f32, true}};
     } else {
         outputs_ = {{"y", y, result}};
+    }
+    if (classifies && static_cast<std::int64_t>(finish_.base.size()) > targets) {
+        throw NativeError(describe() + ": there are more base values than classes");
     }
     if (y != Dims{rows_, targets} || (classifies && static_cast<std::int64_t>(finish_.labels.size()) != targets)) {
         throw NativeError(describe() + ": the shape of the output, or the number of labels, does not fit");
