@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <exception>
+#include <new>
 
 #include "runtime/cpu_info.h"
 #include "runtime/isa.h"
@@ -249,7 +251,9 @@ SavedProgram::SavedProgram(const std::string& path, int threads) : file_(path) {
         throw;
     } catch (const OtherProcessor&) {
         throw;
-    } catch (const NativeError& error) {
+    } catch (const std::bad_alloc&) {
+        throw;
+    } catch (const std::exception& error) {
         throw BadFile(path + ": " + error.what());
     }
 }

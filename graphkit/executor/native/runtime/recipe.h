@@ -80,6 +80,7 @@ class RecipeReader {
 };
 
 // The fields of a struct, as a tuple of references: static auto of(Struct& value) { return std::tie(value.a, ...); }
+// Optionally, static void check(const Struct& value) throws BadRecipe for fields that do not fit together.
 template <typename T>
 struct RecipeFields;
 
@@ -92,6 +93,9 @@ struct RecipeCodec {
     static T read(RecipeReader& from) {
         T value{};
         std::apply([&](auto&... field) { (read_field(from, field), ...); }, RecipeFields<T>::of(value));
+        if constexpr (requires { RecipeFields<T>::check(value); }) {
+            RecipeFields<T>::check(value);
+        }
         return value;
     }
 

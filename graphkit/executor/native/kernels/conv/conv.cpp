@@ -120,10 +120,17 @@ Operation forward(const typename Primitive::primitive_desc& descriptor, const me
 
 }  // namespace
 
+static void require_all_sizes(const Dims& x, const Dims& w, const Dims& y) {
+    for (const Dims* const shape : {&x, &w, &y}) {
+        require_sizes(*shape);
+    }
+}
+
 Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads)
     : ConvolutionKernel("Convolution", threads, options.deterministic) {
     const bool last = options.channels_last;
     const ElementType type = options.type;
+    require_all_sizes(x, w, y);
     inputs_ = {{"x", x, type}, {"w", w, type}};
     outputs_ = {{"y", y, type}};
     check_shapes(*this, x, w, y, window);
@@ -219,6 +226,7 @@ Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const
     : ConvolutionKernel("Deconvolution", threads, options.deterministic) {
     const bool last = options.channels_last;
     const ElementType type = options.type;
+    require_all_sizes(x, w, y);
     inputs_ = {{"x", x, type}, {"w", w, type}};
     outputs_ = {{"y", y, type}};
     check_shapes(*this, y, w, x, window);

@@ -41,7 +41,7 @@ class ChannelsLastConvFactory final : public KernelFactory {
     }
 
     std::unique_ptr<Kernel> make(const Shapes& inputs, const Shapes& outputs) const override {
-        if (present(inputs, 0).size() != 4) {
+        if (present(inputs, 0).size() != 4 || present(inputs, 1).size() != 4 || present(outputs, 0).size() != 4) {
             return nullptr;
         }
         const Dims x = channels_first(present(inputs, 0));

@@ -100,6 +100,8 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
     : LibraryKernel("MatMul", threads, options.deterministic) {
     const std::string shapes = "MatMul of a " + to_string(a_shape) + (options.transpose_a ? " (transposed)" : "") +
                                " and b " + to_string(b_shape) + (options.transpose_b ? " (transposed)" : "");
+    require_sizes(a_shape);
+    require_sizes(b_shape);
     if (a_shape.empty() || b_shape.empty()) {
         throw NativeError(shapes + ": operands must have at least one dimension");
     }
@@ -131,6 +133,8 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
     outputs_ = {{"y", y_shape, type}};
 
     simplify(a, b, y);
+    require_sizes({y.rows, y.columns});
+    require_sizes(y.batch);
     const bool library_bias = options.bias && take_bias(options, y, b_shape.size() > 1, shapes);
     if (options.epilogue.residual != 0) {
         inputs_.resize(3, {"bias", {y.columns}, type, true});
