@@ -125,7 +125,7 @@ class CSession:
         found = {}
         for i in range(call("count")):
             shape = tuple(call("dims", i)[: call("rank", i)])
-            found[call("name", i).decode()] = (DType(_TYPES[call("type", i) - 1]).numpy, shape)
+            found[call("name", i).decode(errors="replace")] = (DType(_TYPES[call("type", i) - 1]).numpy, shape)
         return found
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

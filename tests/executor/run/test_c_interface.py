@@ -1,31 +1,27 @@
 """Saved programs (.gkp): libgraphkit.so computes Python's bits, and rejects damaged files."""
 
 import ctypes
-import math
 import re
 import shutil
-import struct
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
+from saved_programs import branch_model, model_of, trees_model
 
 import graphkit as gk
 from graphkit import cli
-from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UnsupportedError
+from graphkit.errors import GraphkitError, InputError, UnsupportedError
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.run import c_runtime
 from graphkit.executor.run.c_runtime import CSession, library_path, write_c_runtime
 from graphkit.passes.training.to_training import to_inference
 
 ROOT = Path(__file__).parents[3]
-HEADER_BYTES = 64
 
 
 def random_feeds(net, shapes, seed=0):
@@ -83,8 +79,10 @@ SMALL = {
     "dlrm": ({}, 2),
 }
 LARGE = {
-    "resnet": ({}, 1), "mobilenetv3": ({}, 4), "densenet": ({}, 1), "bert": ({}, 3), "vit": ({}, 1), "vae": ({}, 3),
-    "unet": (dict(image=(1, 64, 64)), 2), "wide_and_deep": ({}, 3), "ncf": ({}, 3), "gan": ({}, 2),
+    "resnet": ({}, 1), "mobilenetv3": ({}, 4), "densenet": ({}, 1), "vae": ({}, 3), "gan": ({}, 2),
+    "unet": (dict(image=(1, 64, 64)), 2), "wide_and_deep": ({}, 3), "ncf": ({}, 3),
+    "bert": (dict(vocab=50, width=64, heads=2, layers=2, length=16), 3),
+    "vit": (dict(image=(3, 32, 32), patch=8, layers=2), 1),
 }  # fmt: skip
 
 
@@ -129,23 +127,6 @@ def test_outputs_agree_with_onnxruntime(mlp, tmp_path):
         np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-5)
 
 
-def model_of(nodes, inputs, outputs, initializers=()):
-    """A model of ONNX nodes; inputs and outputs are (name, dtype, shape)."""
-    kinds = {
-        np.float32: TensorProto.FLOAT,
-        np.int64: TensorProto.INT64,
-        np.float64: TensorProto.DOUBLE,
-        bool: TensorProto.BOOL,
-    }
-    graph = helper.make_graph(
-        nodes, "made",
-        [helper.make_tensor_value_info(n, kinds[t], s) for n, t, s in inputs],
-        [helper.make_tensor_value_info(n, kinds[t], s) for n, t, s in outputs],
-        [onnx.numpy_helper.from_array(array, name) for name, array in initializers],
-    )  # fmt: skip
-    return gk.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]))
-
-
 def test_outputs_that_no_step_computes_are_copied(tmp_path):
     net = model_of(
         [
@@ -182,24 +163,6 @@ def test_empty_and_scalar_arrays(tmp_path):
     assert expected["y"].size == 0
 
 
-def branch_model(then, otherwise):
-    """y = then(x) if c else otherwise(x); both are names of operators."""
-    branches = [
-        helper.make_graph(
-            [helper.make_node(op, ["x"], ["r"])], op, [], [helper.make_tensor_value_info("r", TensorProto.FLOAT, None)]
-        )
-        for op in (then, otherwise)
-    ]
-    return model_of(
-        [
-            helper.make_node("If", ["c"], ["h"], name="choice", then_branch=branches[0], else_branch=branches[1]),
-            helper.make_node("Exp", ["h"], ["y"]),
-        ],
-        [("c", bool, []), ("x", np.float32, [2, 2])],
-        [("y", np.float32, [2, 2])],
-    )
-
-
 @pytest.mark.parametrize(("then", "otherwise"), [("Neg", "Sin"), ("Identity", "Neg")])
 def test_branches(then, otherwise, tmp_path):
     net = branch_model(then, otherwise)
@@ -213,32 +176,6 @@ def test_branches(then, otherwise, tmp_path):
             assert_same_bits(found, net.run(feeds))
             expected = np.exp(functions[then if condition else otherwise](x))
             np.testing.assert_allclose(found["y"], expected, rtol=1e-6)
-
-
-def trees_model():
-    """A classifier with two trees, whose probabilities are maps."""
-    attributes = dict(
-        nodes_treeids=[0, 0, 0, 1, 1, 1], nodes_nodeids=[0, 1, 2, 0, 1, 2], nodes_featureids=[0, 0, 0, 2, 0, 0],
-        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"] * 2, nodes_values=[0.5, 0, 0, -0.25, 0, 0],
-        nodes_truenodeids=[1, 0, 0, 1, 0, 0], nodes_falsenodeids=[2, 0, 0, 2, 0, 0],
-        class_treeids=[0, 0, 1, 1], class_nodeids=[1, 2, 1, 2], class_ids=[0, 1, 2, 0],
-        class_weights=[0.5, 0.25, 1.5, 2], classlabels_int64s=[3, 5, 7], post_transform="SOFTMAX",
-    )  # fmt: skip
-    nodes = [
-        helper.make_node("TreeEnsembleClassifier", ["x"], ["label", "scores"], domain="ai.onnx.ml", **attributes),
-        helper.make_node("ZipMap", ["scores"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[3, 5, 7]),
-    ]
-    kind = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
-    graph = helper.make_graph(
-        nodes, "trees", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [9, 3])],
-        [
-            helper.make_tensor_value_info("label", TensorProto.INT64, [9]),
-            helper.make_value_info("maps", helper.make_sequence_type_proto(kind)),
-        ],
-    )  # fmt: skip
-    return gk.load(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 3)])
-    )
 
 
 def test_trees_and_maps(tmp_path):
@@ -474,125 +411,6 @@ class TestStatuses:
             assert "pick" in text
             i[0] = 2
             assert self.run(library, session, [x.ctypes.data, i.ctypes.data], [y.ctypes.data])[0] == "GK_OK"
-
-
-# --- damaged files -----------------------------------------------------------------------------------
-
-
-def outcome(path):
-    """The name of the status with which a file is rejected; "" if it is opened, and runs or has very large inputs."""
-    try:
-        with CSession(path) as session:
-            kinds = [*session.inputs.values(), *session.outputs.values()]
-            if sum(math.prod(shape) * dtype.itemsize for dtype, shape in kinds) < 1 << 24:
-                session.run({name: np.zeros(shape, dtype) for name, (dtype, shape) in session.inputs.items()})
-    except RuntimeFailure as error:
-        return re.search(r"\((GK_\w+)\)$", str(error))[1]
-    return ""
-
-
-def with_checksum(data):
-    """The bytes of a file, with the right checksum."""
-    checksum = native.program_checksum(np.frombuffer(data[: HEADER_BYTES - 8], np.uint8), 0)
-    for start in range(HEADER_BYTES, len(data), native.checksum_piece):
-        checksum = native.program_checksum(
-            np.frombuffer(data[start : start + native.checksum_piece], np.uint8), checksum
-        )
-    return data[: HEADER_BYTES - 8] + struct.pack("<Q", checksum) + data[HEADER_BYTES:]
-
-
-def metadata_bytes(data):
-    return struct.unpack_from("<Q", data, 24)[0]
-
-
-def test_each_damaged_byte_is_found(mlp_file, tmp_path):
-    data, path = mlp_file.read_bytes(), tmp_path / "damaged.gkp"
-    places = [*range(HEADER_BYTES), *range(HEADER_BYTES, len(data), 37)]
-    for place in places:
-        path.write_bytes(data[:place] + bytes([data[place] ^ 0x40]) + data[place + 1 :])
-        assert outcome(path) in ("GK_ERROR_FORMAT", "GK_ERROR_VERSION"), place
-
-
-def test_truncated_and_extended_files_are_found(mlp_file, tmp_path):
-    data, path = mlp_file.read_bytes(), tmp_path / "short.gkp"
-    for size in (0, 1, 8, 63, 64, 100, len(data) // 2, len(data) - 1):
-        path.write_bytes(data[:size])
-        assert outcome(path) == "GK_ERROR_FORMAT", size
-    path.write_bytes(data + b"\0")
-    assert outcome(path) == "GK_ERROR_FORMAT"
-
-
-def test_other_processors_and_versions_are_named(mlp_file, tmp_path):
-    data, path = mlp_file.read_bytes(), tmp_path / "other.gkp"
-    path.write_bytes(with_checksum(data.replace(b"kernels for ", b"kernels For ", 1)))
-    with pytest.raises(RuntimeFailure, match=r"lacks: kernels For .*GK_ERROR_PROCESSOR"):
-        CSession(path)
-    version = gk.__version__.encode()
-    path.write_bytes(with_checksum(data.replace(version, b"9" * len(version), 1)))
-    with pytest.raises(RuntimeFailure, match=r"written by graphkit 9.*GK_ERROR_VERSION"):
-        CSession(path)
-
-
-def hostile(data, count, seed):
-    """Files with a right checksum, in which some bytes or numbers of the metadata are changed."""
-    rng = np.random.default_rng(seed)
-    end = HEADER_BYTES + metadata_bytes(data)
-    extreme = [0, 1, 63, 64, 255, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, (1 << 64) - 2]
-    # Where small numbers seem to be: sizes, positions, counts.
-    small = [p for p in range(HEADER_BYTES, end - 8) if not any(data[p + 4 : p + 8]) and data[p]]
-    for _ in range(count):
-        changed = bytearray(data)
-        for _ in range(rng.integers(1, 4)):
-            match rng.integers(4):
-                case 0:
-                    changed[rng.integers(HEADER_BYTES, end)] = rng.integers(256)
-                case 1:
-                    place = rng.integers(HEADER_BYTES, end - 8)
-                    struct.pack_into("<Q", changed, place, extreme[rng.integers(len(extreme))])
-                case _:
-                    place = small[rng.integers(len(small))]
-                    number = struct.unpack_from("<Q", changed, place)[0]
-                    others = [number - 1, number + 1, number * 2, number // 2, 0, -number, number + 64, 1 << 20]
-                    changed_to = others[rng.integers(len(others))] % (1 << 64)
-                    struct.pack_into("<Q", changed, place, changed_to)
-        yield with_checksum(bytes(changed))
-
-
-FUZZ = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {folder!r})
-from test_c_interface import hostile, outcome
-data, path = Path({source!r}).read_bytes(), Path({target!r})
-for changed in hostile(data, {count}, {seed}):
-    path.write_bytes(changed)
-    outcome(path)
-print("survived")
-"""
-
-
-def fuzz(source, target, count, seed):
-    """Open hostile files in another process, which must survive."""
-    text = FUZZ.format(
-        folder=str(Path(__file__).parent), source=str(source), target=str(target), count=count, seed=seed
-    )
-    done = subprocess.run([sys.executable, "-P", "-c", text], capture_output=True, text=True, timeout=600)
-    assert "survived" in done.stdout, (done.returncode, done.stderr[-2000:])
-
-
-def test_hostile_files_do_not_crash(mlp_file, tmp_path):
-    fuzz(mlp_file, tmp_path / "hostile.gkp", 200, 1)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["lenet", "lstm_lm", "branch", "trees"])
-def test_hostile_files_of_many_kernels_do_not_crash(name, tmp_path):
-    net = {"branch": lambda: branch_model("Neg", "Sin"), "trees": trees_model}.get(
-        name, lambda: gk.models.build(name)
-    )()
-    shapes = {n: tuple(d if isinstance(d, int) else 2 for d in t.shape) for n, t in net.input_types.items()}
-    net.save(tmp_path / "net.gkp", shapes=shapes)
-    fuzz(tmp_path / "net.gkp", tmp_path / "hostile.gkp", 600, 2)
 
 
 # --- the C program of the guide ----------------------------------------------------------------------
