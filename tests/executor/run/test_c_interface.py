@@ -163,6 +163,72 @@ def test_empty_and_scalar_arrays(tmp_path):
     assert expected["y"].size == 0
 
 
+def weights(*shape):
+    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+
+
+# Operators whose kernels are made in different ways: inputs, constants, attributes, and the shape of the first output.
+OPERATORS = {
+    "Pad": ({"x": [2, 3]}, {"pads": np.array([1, 0, 0, 2])}, dict(mode="reflect"), [3, 5]),
+    "Resize-nearest": ({"x": [1, 2, 3, 3]}, {"": None, "s": np.array([1, 1, 2, 2], np.float32)}, dict(), [1, 2, 6, 6]),
+    "Resize-linear": (
+        {"x": [1, 2, 3, 3]}, {"": None, "s": np.array([1, 1, 2, 1.5], np.float32)}, dict(mode="linear"), [1, 2, 6, 4],
+    ),
+    "ConvTranspose": ({"x": [1, 3, 5, 5]}, {"w": weights(3, 4, 3, 3)}, dict(strides=[2, 2]), [1, 4, 11, 11]),
+    "Conv": ({"x": [1, 8, 7, 7]}, {"w": weights(8, 1, 3, 3), "b": weights(8)}, dict(group=8), [1, 8, 5, 5]),
+    "Conv-1": ({"x": [2, 4, 9]}, {"w": weights(5, 4, 3)}, dict(dilations=[2]), [2, 5, 5]),
+    "GRU": ({"x": [4, 2, 3]}, {"w": weights(1, 15, 3), "r": weights(1, 15, 5)}, dict(hidden_size=5), [4, 1, 2, 5]),
+    "Slice": ({"x": [6, 4]}, {"from": np.array([5]), "to": np.array([0]), "axes": np.array([0]), "by": np.array([-2])},
+              dict(), [3, 4]),
+    "TopK": ({"x": [3, 9]}, {"k": np.array([4])}, dict(), [3, 4]),
+    "Col2Im": ({"x": [1, 5, 5]}, {"size": np.array([5, 5]), "block": np.array([1, 5])}, dict(), [1, 1, 5, 5]),
+    "LayerNormalization": ({"x": [3, 8]}, {"scale": weights(8)}, dict(), [3, 8]),
+    "CumSum": ({"x": [3, 8]}, {"axis": np.array(1)}, dict(), [3, 8]),
+    "MatMul": ({"x": [2, 3, 4], "y": [2, 4, 5]}, {}, dict(), [2, 3, 5]),
+    "Softmax": ({"x": [3, 8]}, {}, dict(axis=0), [3, 8]),
+    "Transpose": ({"x": [3, 4, 5]}, {}, dict(perm=[2, 0, 1]), [5, 3, 4]),
+    "ScatterElements": ({"x": [3], "u": [2]}, {"i": np.array([2, 0])}, dict(), [3]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators(name, tmp_path):
+    inputs, constants, attributes, shape = OPERATORS[name]
+    operator, operands = name.split("-")[0], [*inputs, *constants]
+    if operator == "ScatterElements":
+        operands = ["x", "i", "u"]
+    net = model_of(
+        [helper.make_node(operator, operands, ["out"], **attributes)],
+        [(n, np.float32, s) for n, s in inputs.items()],
+        [("out", np.float32, shape)],
+        [(n, array) for n, array in constants.items() if array is not None],
+    )
+    check(net, tmp_path / "net.gkp")
+
+
+def test_integer_products(tmp_path):
+    net = model_of(
+        [
+            helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+            helper.make_node("QLinearMatMul", ["q", "scale", "zero", "w", "scale", "zero", "scale", "zero"], ["p"]),
+            helper.make_node("Reshape", ["q", "shape"], ["q4"]),
+            helper.make_node("QLinearConv", ["q4", "scale", "zero", "k", "scale", "zero", "scale", "zero"], ["c"]),
+            helper.make_node("DequantizeLinear", ["p", "scale", "zero"], ["product"]),
+            helper.make_node("DequantizeLinear", ["c", "scale", "zero"], ["filtered"]),
+        ],
+        [("x", np.float32, [4, 9])],
+        [("product", np.float32, [4, 3]), ("filtered", np.float32, [1, 2, 2, 2])],
+        [
+            ("scale", np.array(0.05, np.float32)),
+            ("zero", np.array(128, np.uint8)),
+            ("w", np.random.default_rng(0).integers(0, 255, (9, 3)).astype(np.uint8)),
+            ("k", np.random.default_rng(0).integers(0, 255, (2, 4, 2, 2)).astype(np.uint8)),
+            ("shape", np.array([1, 4, 3, 3])),
+        ],
+    )
+    check(net, tmp_path / "net.gkp")
+
+
 @pytest.mark.parametrize(("then", "otherwise"), [("Neg", "Sin"), ("Identity", "Neg")])
 def test_branches(then, otherwise, tmp_path):
     net = branch_model(then, otherwise)
