@@ -104,6 +104,7 @@ def test_large_networks_have_the_bits_of_python(name, tmp_path):
     check_network(tmp_path / "net.gkp", name, *LARGE[name])
 
 
+@pytest.mark.full
 def test_parts_of_a_batch_have_the_bits_of_python(tmp_path):
     """Convolutions compute a large batch in parts. 5 examples are parts of 2, and one that remains."""
     net = gk.models.build("mobilenetv3")
