@@ -56,6 +56,17 @@ def _shown(option: models.Option) -> str:
     return f"{option.name}={text}"
 
 
+def _write_c_runtime(context: click.Context, _: click.Parameter, folder: str | None) -> None:
+    """Write the C library and its header to a folder, and end the command."""
+    if folder is None:
+        return
+    from graphkit.executor.run.c_runtime import write_c_runtime
+
+    for path in write_c_runtime(Path(folder)):
+        log(f"wrote {path}")
+    context.exit()
+
+
 @click.command(cls=_BuildCommand)
 @click.argument("model")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="Output file, .json or .onnx.")
@@ -79,6 +90,12 @@ def _shown(option: models.Option) -> str:
     help="Copy parameters of the same names from this model: a .json or .onnx file, or a run folder.",
 )  # fmt: skip
 @click.option("--seed", type=int, default=None, help="Seed of the initial values. Default: GRAPHKIT_SEED, else 0.")
+@click.option(
+    "--c-runtime", type=click.Path(file_okay=False), metavar="FOLDER", is_eager=True, expose_value=False,
+    callback=_write_c_runtime,
+    help="Instead of building a model: write libgraphkit.so, graphkit.h and the library of oneDNN to FOLDER. Programs "
+    "in C run .gkp files with them; see graphkit export.",
+)  # fmt: skip
 @limit_options
 @json_option
 def command(
@@ -97,6 +114,7 @@ def command(
     graphkit build transformer_lm --data text:book.txt --tokenizer tokenizer.json -o net.json
     graphkit build seq2seq -p decode=20 --weights run/ -o translate.onnx
     graphkit build mynet.py:make -p width=64 -o net.json
+    graphkit build --c-runtime runtime/
     """
     if dataset is None and tokenizer is not None:
         raise UsageError("--tokenizer determines the vocabulary of texts: also give them (--data)")

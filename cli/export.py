@@ -29,13 +29,17 @@ from graphkit.loading import is_mxnet
 from graphkit.model import Model
 from graphkit.passes.training.to_training import to_inference
 from graphkit.quantisation.reduced_precision import PRECISIONS, SAMPLES
+from graphkit.text import human, quantity
 from graphkit.train.adapter_marks import has_adapters
 
 
 @click.command(cls=GroupedCommand)
 @click.argument("model")
 @input_options
-@option("-o", "--output", group=OUTPUT, type=click.Path(dir_okay=False), required=True, help="Output file, .onnx.")
+@option(
+    "-o", "--output", group=OUTPUT, type=click.Path(dir_okay=False), required=True,
+    help="Output file, .onnx; or .gkp, a program for libgraphkit.so.",
+)  # fmt: skip
 @partial(opset_option, what="model")
 @option(
     "--for", "purpose", group=OUTPUT, type=click.Choice(["inference"]), default=None,
@@ -66,7 +70,11 @@ from graphkit.train.adapter_marks import has_adapters
     "--samples", group=DATA, type=IntRange(1), default=SAMPLES, show_default=True,
     help="Largest number of samples for measuring. They are evenly spaced.",
 )  # fmt: skip
-@partial(verify_option, text="Run the file in ONNX Runtime, and compare the outputs.")
+@partial(
+    verify_option,
+    text="Run the file in ONNX Runtime, and compare the outputs. A .gkp file is run by libgraphkit.so, and all bits "
+    "must be equal.",
+)
 @image_options
 @model_file_options
 @limit_options
@@ -76,7 +84,7 @@ def command(
     adapters: tuple[str, ...], merge: bool, precision: str | None, keep_float32: tuple[str, ...], spec: str | None,
     samples: int, check: bool, external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
-    """Write MODEL as standard ONNX, and verify the file in ONNX Runtime.
+    """Write MODEL as standard ONNX, and verify the file in ONNX Runtime; or write a compiled program for C.
 
     MODEL is a .json or .onnx file, a run folder, or a file of MXNet: net-symbol.json with its newest net-0010.params
     beside it, or the .params file of an epoch.
@@ -84,6 +92,9 @@ def command(
     The inputs are used for this comparison; those that you do not give are generated (--fill). Exit code 1 if the
     outputs differ. Merged adapters are compared with the model before merging. With --precision, a file whose outputs
     differ is not written.
+
+    A .gkp file is a program for the sizes of the given inputs, and for CPUs of the kind of this one. libgraphkit.so
+    runs it from C, without Python; see graphkit build --c-runtime.
 
     \b
     graphkit export run/ -o net.onnx
@@ -93,9 +104,9 @@ def command(
     graphkit export net.onnx -o half.onnx --precision fp16 --data photos/ --keep-float32 head
     graphkit export run/ audio:1,576 rate=rate.npy -o net.onnx
     graphkit export resnet-symbol.json -o resnet.onnx --shape data:N,3,224,224
+    graphkit export run/ image:1,3,224,224 -o net.gkp
     """
-    if not output.endswith(".onnx"):
-        raise UsageError(f"-o {output}: the name of the output file must end in .onnx")
+    _check_output(output, precision, opset)
     check_options(precision)
     original = net = read_model(model, external_root, best=True)
     if purpose == "inference":
@@ -111,19 +122,43 @@ def command(
     if precision is not None:
         is_file = written is original and opset is None and model.endswith((".onnx", ".json")) and not is_mxnet(model)
         return export(written, model if is_file else written, images_of(image), click.get_current_context().params)
+    from graphkit.checks.verify import verify
     from graphkit.cli._inputs import feeds_for
+    from graphkit.onnx_io.validate import opset_version
 
-    feeds = feeds_for(net, inputs, fill, seed, images_of(image)).arrays if check else None
+    is_program = output.endswith(".gkp")
+    feeds = feeds_for(net, inputs, fill, seed, images_of(image)).arrays if check or is_program else {}
+    if is_program:
+        return _export_program(written, output, feeds, check, as_json)
     written.save(Path(output), opset=opset)
     log(f"wrote {output}: {written!r}")
-    if feeds is not None:
-        from graphkit.checks.verify import verify
-
+    if check:
         report = verify(net, feeds, against=output)
         print_report(report, as_json)
         return 0 if report.passed else 1
     if as_json:
-        from graphkit.onnx_io.validate import opset_version
-
         print_json("export", {"file": output, "opset": opset or opset_version(output), "verified": False})
     return 0
+
+
+def _export_program(net: Model, output: str, feeds: dict[str, Any], check: bool, as_json: bool) -> int:
+    """Write a .gkp file for the shapes of `feeds`, and compare its outputs with Python's if `check` says so."""
+    from graphkit.executor.run.saved_program import save_program
+
+    shapes = {name: array.shape for name, array in feeds.items() if hasattr(array, "shape")}
+    options = {"graph": net.graph, "params": net.params}
+    facts = save_program(options, Path(output), shapes, feeds if check else None)
+    log(f"wrote {output}: {quantity(facts.steps, 'step')}, {human(facts.nbytes)}")
+    if check:
+        log(f"{output}: libgraphkit.so computes the same bits as Python")
+    if as_json:
+        print_json("export", {"file": output, "verified": check})
+    return 0
+
+
+def _check_output(output: str, precision: str | None, opset: int | None) -> None:
+    """Raise UsageError for an output file of an unknown format, and for options that its format lacks."""
+    if not output.endswith((".onnx", ".gkp")):
+        raise UsageError(f"-o {output}: the name of the output file must end in .onnx or .gkp")
+    if output.endswith(".gkp") and (precision is not None or opset is not None):
+        raise UsageError(f"-o {output}: --precision and --opset are for .onnx files; first write one of these")

@@ -106,6 +106,10 @@ def _read(source: Any, external_root: str | Path | None) -> Model:
             if not os.path.exists(f"{path}/model.json"):
                 raise UsageError(f"{path!r} is not a run folder: it contains no model.json")
             path = plain_path(f"{path}/model.json")
+        if os.path.splitext(path)[1] == ".gkp":
+            raise UsageError(
+                f"{path!r} is a compiled program: libgraphkit.so runs it, but it contains no graph to load"
+            )
         if os.path.splitext(path)[1] == ".json":
             from pathlib import Path
 

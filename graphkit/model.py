@@ -454,7 +454,10 @@ class Model:
 
     @typed("Model.save")
     def save(self, path: str | Path, **options: Any) -> None:
-        """Write the model to a `.json` file, with the weights in a .safetensors file beside it, or to an `.onnx` file.
+        """Write the model to a `.json` file with the weights in a .safetensors file beside it, or to `.onnx` or `.gkp`.
+
+        A `.gkp` file is a compiled program for the CPU, which libgraphkit.so runs from C without Python. It is for
+        processors of the kind of this one. gk.load cannot read it.
 
         The file is not checked. `gk.verify(model, against=path).raise_if_failed()` runs an `.onnx` file in ONNX Runtime
         and compares every output with graphkit's; the command `graphkit export` does this by itself.
@@ -462,10 +465,12 @@ class Model:
         Args:
             path: Name of the file. Its suffix selects the format.
             options: For `.onnx`: opset, as_inputs and with_updates, see `to_onnx`; and `external`: whether larger
-                weights are in a data file beside it (default: only if the weights take more than 1 GiB).
+                weights are in a data file beside it (default: only if the weights take more than 1 GiB). For `.gkp`:
+                shapes (of inputs, by name), threads and deterministic, see `compile`.
 
         Raises:
-            UsageError: The suffix is neither `.json` nor `.onnx`, or `external` is False and the file is above 2 GiB.
+            UsageError: The suffix is not one of these, or `external` is False and the file is above 2 GiB.
+            UnsupportedError: For `.gkp`: a node needs Python, or cannot be saved. The message names it.
         """
         from pathlib import Path
 
@@ -480,8 +485,13 @@ class Model:
                 from graphkit.onnx_io import exporter
 
                 exporter.save(self.graph, params, path, name=self.name, meta=self.meta, **options)
+            case ".gkp":
+                from graphkit.executor.run.saved_program import save_program
+
+                shapes = options.pop("shapes", None) or {}
+                save_program({"graph": self.graph, "params": self.params, **options}, path, shapes)
             case suffix:
-                raise UsageError(f"cannot save {path}: unknown suffix {suffix!r}; use .json or .onnx")
+                raise UsageError(f"cannot save {path}: unknown suffix {suffix!r}; use .json, .onnx or .gkp")
 
     @typed("Model.save_mxnet")
     def save_mxnet(

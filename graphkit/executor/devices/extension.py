@@ -10,7 +10,7 @@ from graphkit.errors import MissingDependency
 from graphkit.ir.graph import accelerate
 
 _ONEDNN_DISTRIBUTION = "onednn-cpu-gomp"
-_ONEDNN_LIBRARY = "libdnnl.so.3"
+ONEDNN_LIBRARY = "libdnnl.so.3"
 
 
 @cache
@@ -46,9 +46,9 @@ def onednn_library(cause: str) -> str:
     except importlib.metadata.PackageNotFoundError:
         files = []
     for file in files:
-        if file.name == _ONEDNN_LIBRARY:
+        if file.name == ONEDNN_LIBRARY:
             return str(file.locate())
     raise MissingDependency(
-        f"oneDNN's library {_ONEDNN_LIBRARY} cannot be loaded ({cause}); run pip install --force-reinstall "
+        f"oneDNN's library {ONEDNN_LIBRARY} cannot be loaded ({cause}); run pip install --force-reinstall "
         f"{_ONEDNN_DISTRIBUTION}"
     )

@@ -58,6 +58,11 @@ class NativeKernel(Kernel, Protocol):
         ...
 
     @property
+    def recipe(self) -> bytes | None:
+        """How the kernel was made, if that was recorded."""
+        ...
+
+    @property
     def packed_inputs(self) -> Sequence[int]:
         """Positions of the inputs that it reads in its own layout."""
         ...

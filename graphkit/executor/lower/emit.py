@@ -70,6 +70,7 @@ class Emitter:
         inputs: Sequence[Location],
         results: Sequence[Location],
         prefix: str = "",
+        copies: bool = False,
     ) -> None:
         """Write the steps of a graph.
 
@@ -83,6 +84,7 @@ class Emitter:
             inputs: Where its inputs are.
             results: Where its results are: updates, then outputs.
             prefix: Prefix of the steps' names; empty for the outermost graph.
+            copies: Whether steps copy results that are not owned to their locations, as they do in subgraphs.
         """
         locations = _Locations(self, lowered, base, inputs, results)
         if not prefix:
@@ -98,8 +100,8 @@ class Emitter:
             if position == commit:
                 builder.commit()
             self._step(builder, lowered, index, locations, prefix)
-        for position, (result, location) in placed:
-            if not result.owned and location != ABSENT and prefix and locations.of(result.value) != location:
+        for position, (result, location) in placed if prefix or copies else ():
+            if not result.owned and location != ABSENT and locations.of(result.value) != location:
                 self.copy(builder, f"{prefix}result {position}", result.value, locations.of(result.value), location)
 
     def copy(self, builder: _native.Builder, name: str, value: Value, source: Location, target: Location) -> None:

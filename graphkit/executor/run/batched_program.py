@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -74,8 +74,18 @@ class BatchedProgram(BaseProgram):
         self.owned = [(kind.static_shape, kind.dtype.numpy, kind.nbytes) for kind in kinds]
 
     @property
+    def parts(self) -> tuple[BatchParts, ...]:
+        """The equal parts, then the remaining part, if any."""
+        return (self._parts, *((self._rest,) if self._rest else ()))
+
+    @property
+    def examples(self) -> Set[int]:
+        """The positions of the inputs that are split along their first axis."""
+        return self._examples
+
+    @property
     def _programs(self) -> tuple[InstancedProgram, ...]:
-        return (self._parts.program, *((self._rest.program,) if self._rest else ()))
+        return tuple(part.program for part in self.parts)
 
     @property
     def needs_recompiling(self) -> bool:

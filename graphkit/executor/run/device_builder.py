@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from graphkit import debug
 from graphkit.errors import TypeMismatch
 from graphkit.executor.devices.loading import find_device
+from graphkit.executor.devices.recipes import records_recipes
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.base_program import Group, Key
@@ -30,7 +31,7 @@ class DeviceBuilder:
     The program for the first input shapes of a graph is compiled, because there may be no others. For further shapes,
     programs are made from a template, if the graph has one. If certain shapes occur often, a program is compiled for
     them if there is room in the cache. If the examples of a batch are independent, a large batch runs the program of a
-    smaller batch several times.
+    smaller batch several times. Programs that are saved are compiled, because kernels of templates have no recipes.
 
     Args:
         settings: For the device.
@@ -53,7 +54,7 @@ class DeviceBuilder:
         self, key: Key, selection: Selection, cache: ProgramCache[DeviceProgram], *, again: bool
     ) -> DeviceProgram:
         program = self._batched(key, selection, cache)
-        if program is None and not again and key.group in self._compiled:
+        if program is None and not again and key.group in self._compiled and not records_recipes():
             program = self._from_template(key, selection)
         return self._compile(key, selection) if program is None else program
 

@@ -63,7 +63,7 @@ def _made(
         type=dtype(node),
         y=shape(scores),
         result=str(scores.dtype),
-        trees=kept_with(node.op, f"native {wide}", lambda: _walked(forest, wide)),
+        trees=kept_with(node.op, f"native {wide} {native.records_recipes()}", lambda: _walked(forest, wide)),
         aggregate=aggregate,
         transform=transform,
         base=base,

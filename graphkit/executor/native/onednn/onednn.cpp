@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <limits>
 
 #include "runtime/bindings.h"
 #include "runtime/invalid_flag.h"
@@ -42,6 +43,15 @@ void copy(void* to, const void* from, std::size_t bytes) {
 }
 
 }  // namespace
+
+void require_sizes(const Dims& shape) {
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+    for (const std::int64_t size : shape) {
+        if (size < 0 || size > kMost) {
+            throw Unsupported("oneDNN computes no array of shape " + to_string(shape));
+        }
+    }
+}
 
 std::string onednn_version() {
     const dnnl_version_t* version = dnnl_version();

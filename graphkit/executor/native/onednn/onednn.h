@@ -21,6 +21,8 @@
 namespace graphkit {
 
 std::string onednn_version();
+// Throws Unsupported if a size is negative, or so large that the library would compute with its lower 32 bits.
+void require_sizes(const Dims& shape);
 std::string onednn_isa();
 
 const dnnl::engine& engine();

@@ -2,23 +2,33 @@
 
 #include <map>
 
+// The first address in the section graphkit_bindings, and the end of the section. The linker defines them.
+extern "C" {
+extern const graphkit::Bindings* const __start_graphkit_bindings;
+extern const graphkit::Bindings* const __stop_graphkit_bindings;
+}
+
 namespace graphkit {
 namespace {
 
 struct Entry {
-    std::vector<std::string> needs;
-    Bind bind;
+    const Bindings* bindings;
     enum class State { waiting, begun, done } state = State::waiting;
 };
 
-std::map<std::string, Entry>& entries() {
-    static std::map<std::string, Entry> all;  // filled by static initializers, in any order
+using Entries = std::map<std::string, Entry>;
+
+Entries all_bindings() {
+    Entries all;
+    for (const Bindings* const* at = &__start_graphkit_bindings; at != &__stop_graphkit_bindings; ++at) {
+        all[(*at)->name] = {*at};
+    }
     return all;
 }
 
-void bind_after_needs(const std::string& name, nb::module_& m) {
-    const auto found = entries().find(name);
-    if (found == entries().end()) {
+void bind_after_needs(Entries& entries, const std::string& name, nb::module_& m) {
+    const auto found = entries.find(name);
+    if (found == entries.end()) {
         throw NativeError("there are no bindings named " + name);
     }
     Entry& entry = found->second;
@@ -29,23 +39,22 @@ void bind_after_needs(const std::string& name, nb::module_& m) {
         return;
     }
     entry.state = Entry::State::begun;
-    for (const std::string& needed : entry.needs) {
-        bind_after_needs(needed, m);
+    for (const char* const needed : entry.bindings->needs) {
+        if (needed != nullptr) {
+            bind_after_needs(entries, needed, m);
+        }
     }
-    entry.bind(m);
+    entry.bindings->bind(m);
     entry.state = Entry::State::done;
 }
 
 }  // namespace
 
-Bindings::Bindings(const char* name, std::initializer_list<const char*> needs, Bind bind) {
-    entries()[name] = {.needs = {needs.begin(), needs.end()}, .bind = bind};
-}
-
 void bind_all(nb::module_& m) {
-    bind_after_needs("kernel_call", m);
-    for (const auto& [name, entry] : entries()) {
-        bind_after_needs(name, m);
+    Entries entries = all_bindings();
+    bind_after_needs(entries, "kernel_call", m);
+    for (const auto& [name, entry] : entries) {
+        bind_after_needs(entries, name, m);
     }
 }
 

@@ -17,10 +17,11 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
-#include <initializer_list>
+#include <cstddef>
 
 #include "runtime/gil.h"
 #include "runtime/kernel.h"
+#include "runtime/raw_bytes.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -39,8 +40,14 @@ inline std::string bytes_of(const nb::bytes& value) {
 
 using Bind = void (*)(nb::module_& m);
 
+// The bindings of one source file. It is a constant: no code runs when the library is loaded, so that a linker can
+// leave out all bindings, and with them everything that uses Python.
 struct Bindings {
-    Bindings(const char* name, std::initializer_list<const char*> needs, Bind bind);
+    static constexpr std::size_t kMostNeeds = 6;
+
+    const char* name;
+    const char* needs[kMostNeeds];  // null after the last one
+    Bind bind;
 };
 
 // Throws NativeError if a binding needs one that is not registered, or if bindings need each other in a cycle.
@@ -48,9 +55,35 @@ void bind_all(nb::module_& m);
 
 }  // namespace graphkit
 
-// If two source files use the same name, linking fails.
-#define GRAPHKIT_BINDINGS(name, ...)                                                   \
-    static void bind_##name(::nanobind::module_& m);                                   \
-    extern const ::graphkit::Bindings bindings_of_##name;                              \
-    const ::graphkit::Bindings bindings_of_##name(#name, {__VA_ARGS__}, &bind_##name); \
-    static void bind_##name(::nanobind::module_& m)
+namespace nanobind::detail {
+
+template <>
+struct type_caster<graphkit::RawBytes> {
+    NB_TYPE_CASTER(graphkit::RawBytes, const_name("bytes"))
+
+    bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
+        if (!PyBytes_Check(source.ptr())) {
+            return false;
+        }
+        value.data.assign(PyBytes_AS_STRING(source.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(source.ptr())));
+        return true;
+    }
+
+    static handle from_cpp(const graphkit::RawBytes& bytes, rv_policy, cleanup_list*) noexcept {
+        return PyBytes_FromStringAndSize(bytes.data.data(), static_cast<Py_ssize_t>(bytes.data.size()));
+    }
+};
+
+}  // namespace nanobind::detail
+
+// If two source files use the same name, linking fails. The linker collects the addresses of all bindings in the
+// section graphkit_bindings.
+#define GRAPHKIT_BINDINGS(name_, ...)                                                                               \
+    static void bind_##name_(::nanobind::module_& m);                                                               \
+    extern const ::graphkit::Bindings bindings_of_##name_;                                                          \
+    constinit const ::graphkit::Bindings bindings_of_##name_{                                                       \
+        .name = #name_, .needs = {__VA_ARGS__}, .bind = &bind_##name_};                                             \
+    [[maybe_unused, gnu::used,                                                                                      \
+      gnu::section("graphkit_bindings")]] static const ::graphkit::Bindings* const pointer_to_bindings_of_##name_ = \
+        &bindings_of_##name_;                                                                                       \
+    static void bind_##name_(::nanobind::module_& m)

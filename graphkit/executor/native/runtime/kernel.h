@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -83,6 +84,10 @@ class Kernel {
     // One line: "MatMul(a f32[2, 3], b f32[3, 4]) -> y f32[2, 4]".
     std::string describe() const;
 
+    // How the kernel was made, see recipe.h; null if that is not known.
+    const std::string* recipe() const { return recipe_.get(); }
+    void set_recipe(std::string recipe) { recipe_ = std::make_unique<const std::string>(std::move(recipe)); }
+
   protected:
     std::vector<TensorSpec> inputs_;
     std::vector<TensorSpec> outputs_;
@@ -90,6 +95,7 @@ class Kernel {
   private:
     std::string name_;
     int threads_;
+    std::unique_ptr<const std::string> recipe_;
 };
 
 std::string to_string(const Dims& dims);

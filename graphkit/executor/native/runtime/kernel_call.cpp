@@ -137,6 +137,12 @@ GRAPHKIT_BINDINGS(kernel_call) {
         .def("packed_layout", &Kernel::packed_layout, "input"_a)
         .def_prop_ro("input_count", [](const Kernel& kernel) { return kernel.inputs().size(); })
         .def_prop_ro("output_count", [](const Kernel& kernel) { return kernel.outputs().size(); })
+        .def_prop_ro(
+            "recipe",
+            [](const Kernel& kernel) -> std::optional<RawBytes> {
+                return kernel.recipe() == nullptr ? std::nullopt : std::optional(RawBytes{*kernel.recipe()});
+            },
+            "How the kernel was made, for saved programs; None unless `record_recipes` was on when it was made.")
         .def_prop_ro("inplace", &Kernel::inplace, "(input, output) pairs that may share memory.")
         .def_prop_ro("scratch_bytes", &Kernel::scratch_bytes)
         .def_prop_ro("implementation", &Kernel::implementation)

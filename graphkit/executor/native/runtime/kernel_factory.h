@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/kernel.h"
@@ -23,6 +25,13 @@ class KernelFactory {
     // Returns null if there is no kernel for these shapes. Throws Unsupported and NativeError as constructors of
     // kernels do.
     virtual std::unique_ptr<Kernel> make(const Shapes& inputs, const Shapes& outputs) const = 0;
+
+    // How the factory was made, see recipe.h; null if that is not known.
+    const std::string* recipe() const { return recipe_.get(); }
+    void set_recipe(std::string recipe) { recipe_ = std::make_unique<const std::string>(std::move(recipe)); }
+
+  private:
+    std::unique_ptr<const std::string> recipe_;
 };
 
 // Returns the shape at this position. Throws NativeError if the operand is absent.

@@ -9,6 +9,7 @@
 
 #include "runtime/bindings.h"
 #include "runtime/kernel_factory.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 namespace {
@@ -121,11 +122,15 @@ class DescribedFactory final : public KernelFactory {
     std::shared_ptr<const NodeSpec::Attributes> attributes_;
 };
 
+constexpr const char* kDescribed = "operator";
+
 // An operator with its attributes, which are converted once for all of its nodes.
 class DescribedOperator {
   public:
     DescribedOperator(const std::string& domain, const std::string& name, NodeSpec::Attributes attributes)
-        : attributes_(std::make_shared<const NodeSpec::Attributes>(std::move(attributes))) {
+        : domain_(domain),
+          name_(name),
+          attributes_(std::make_shared<const NodeSpec::Attributes>(std::move(attributes))) {
         const auto found = makers().find({domain, name});
         if (found == makers().end()) {
             throw Unsupported("no kernel for " + name);
@@ -158,13 +163,36 @@ class DescribedOperator {
         node.threads = threads;
         node.sizes_vary = sizes_vary;
         node.deterministic = deterministic;
-        return std::make_unique<DescribedFactory>(maker_->make, std::move(node), attributes_);
+        std::string recipe;
+        if (records_recipes()) {
+            recipe = recipe_of(kDescribed, domain_, name_, *attributes_, inputs, outputs, node.used, node.constants,
+                               threads, sizes_vary, deterministic);
+        }
+        auto made = std::make_unique<DescribedFactory>(maker_->make, std::move(node), attributes_);
+        if (!recipe.empty()) {
+            made->set_recipe(std::move(recipe));
+        }
+        return made;
     }
 
   private:
+    std::string domain_, name_;
     std::shared_ptr<const NodeSpec::Attributes> attributes_;
     const Maker* maker_ = nullptr;
 };
+
+std::unique_ptr<KernelFactory> described_factory(const void*, RecipeReader& from) {
+    const auto [domain, name, attributes, inputs, outputs, used, constants, threads, sizes_vary, deterministic] =
+        read_arguments<std::string, std::string, NodeSpec::Attributes, std::vector<std::optional<Input>>,
+                       std::vector<Output>, std::vector<bool>, std::vector<std::size_t>, int, bool, bool>(from);
+    const DescribedOperator described(domain, name, attributes);
+    return described.factory(inputs, outputs, used, constants, threads, sizes_vary, deterministic);
+}
+
+[[maybe_unused]] const bool described_added = [] {
+    add_recipe_kind(kDescribed, nullptr, &described_factory);
+    return true;
+}();
 
 }  // namespace
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "runtime/recipe.h"
+
 namespace graphkit {
 
 Dims sizes_at(const Places& places, const Dims& sizes) {
@@ -124,7 +126,11 @@ GRAPHKIT_BINDINGS(sized_kernels) {
         .def(
             "__call__",
             [](const KernelFactory& self, const Shapes& inputs, const Shapes& outputs) {
-                return self.make(inputs, outputs).release();
+                std::unique_ptr<Kernel> made = self.make(inputs, outputs);
+                if (made != nullptr && records_recipes() && self.recipe() != nullptr) {
+                    made->set_recipe(recipe_from_factory(*self.recipe(), inputs, outputs));
+                }
+                return made.release();
             },
             "inputs"_a, "outputs"_a, nb::rv_policy::take_ownership,
             nb::sig("def __call__(self, inputs: collections.abc.Sequence[tuple[int, ...] | None], outputs: "

@@ -120,10 +120,17 @@ Operation forward(const typename Primitive::primitive_desc& descriptor, const me
 
 }  // namespace
 
+static void require_all_sizes(const Dims& x, const Dims& w, const Dims& y) {
+    for (const Dims* const shape : {&x, &w, &y}) {
+        require_sizes(*shape);
+    }
+}
+
 Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads)
     : ConvolutionKernel("Convolution", threads, options.deterministic) {
     const bool last = options.channels_last;
     const ElementType type = options.type;
+    require_all_sizes(x, w, y);
     inputs_ = {{"x", x, type}, {"w", w, type}};
     outputs_ = {{"y", y, type}};
     check_shapes(*this, x, w, y, window);
@@ -219,6 +226,7 @@ Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const
     : ConvolutionKernel("Deconvolution", threads, options.deterministic) {
     const bool last = options.channels_last;
     const ElementType type = options.type;
+    require_all_sizes(x, w, y);
     inputs_ = {{"x", x, type}, {"w", w, type}};
     outputs_ = {{"y", y, type}};
     check_shapes(*this, y, w, x, window);
@@ -287,24 +295,27 @@ void Deconvolution::prepare(const Dims& x, const Dims& w, const Dims& y, const W
 namespace {
 
 template <typename Kind>
-void bind_convolution(nb::module_& m, const char* name) {
+void build_convolution(Watched<Kind>* self, const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                       bool bias, Epilogue last, bool pack_weights, bool channels_last, bool deterministic,
+                       const std::string& dtype, int threads) {
+    const ElementType type = element_type(dtype);
+    last.bias = bias;
+    const auto make = [=](const Epilogue& end, bool again) {
+        const ConvolutionOptions options{end, pack_weights && !again, type, channels_last, deterministic, again};
+        return std::make_unique<Kind>(x, w, y, window, options, threads);
+    };
+    new (self) Watched<Kind>(make, last);
+}
+
+const RecipeKind convolution_recipe("Convolution", &build_convolution<Convolution>);
+const RecipeKind deconvolution_recipe("Deconvolution", &build_convolution<Deconvolution>);
+
+template <typename Kind, typename Recipe>
+void bind_convolution(nb::module_& m, const char* name, const Recipe& recipe) {
     nb::class_<Watched<Kind>, Kernel>(m, name).def(
-        "__init__",
-        [](Watched<Kind>* self, const Dims& x, const Dims& w, const Dims& y, const Window& window, bool bias,
-           Epilogue last, bool pack_weights, bool channels_last, bool deterministic, const std::string& dtype,
-           int threads) {
-            const ElementType type = element_type(dtype);
-            last.bias = bias;
-            const auto make = [=](const Epilogue& end, bool again) {
-                const ConvolutionOptions options{end,           pack_weights && !again, type,
-                                                 channels_last, deterministic,          again};
-                return std::make_unique<Kind>(x, w, y, window, options, threads);
-            };
-            new (self) Watched<Kind>(make, last);
-        },
-        "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
-        "pack_weights"_a = false, "channels_last"_a = false, "deterministic"_a = false, "dtype"_a = "float32",
-        "threads"_a = 0, NoGil());
+        "__init__", recipe.init(), "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "bias"_a = false,
+        "epilogue"_a = Epilogue{}, "pack_weights"_a = false, "channels_last"_a = false, "deterministic"_a = false,
+        "dtype"_a = "float32", "threads"_a = 0, NoGil());
 }
 
 }  // namespace
@@ -313,8 +324,8 @@ GRAPHKIT_BINDINGS(conv, "epilogue") {
     nb::class_<Window>(m, "Window")
         .def(nb::init<Dims, Dims, Dims, Dims, std::int64_t>(), "strides"_a, "dilations"_a, "pads_begin"_a, "pads_end"_a,
              "groups"_a = 1);
-    bind_convolution<Convolution>(m, "Convolution");
-    bind_convolution<Deconvolution>(m, "Deconvolution");
+    bind_convolution<Convolution>(m, "Convolution", convolution_recipe);
+    bind_convolution<Deconvolution>(m, "Deconvolution", deconvolution_recipe);
 }
 
 }  // namespace graphkit

@@ -10,6 +10,7 @@
 #include "kernels/conv/tiled_conv.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel_factory.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 namespace {
@@ -40,7 +41,7 @@ class ChannelsLastConvFactory final : public KernelFactory {
     }
 
     std::unique_ptr<Kernel> make(const Shapes& inputs, const Shapes& outputs) const override {
-        if (present(inputs, 0).size() != 4) {
+        if (present(inputs, 0).size() != 4 || present(inputs, 1).size() != 4 || present(outputs, 0).size() != 4) {
             return nullptr;
         }
         const Dims x = channels_first(present(inputs, 0));
@@ -75,14 +76,21 @@ class ChannelsLastConvFactory final : public KernelFactory {
 
 }  // namespace
 
+static const RecipeKind channels_last_conv_factory_recipe(
+    "ChannelsLastConvFactory",
+    +[](ChannelsLastConvFactory* self, Window window, std::optional<PoolWindow> depthwise, bool prefers_depthwise,
+        bool bias, Epilogue last, bool pack_weights, bool vary, int threads) {
+        new (self) ChannelsLastConvFactory(std::move(window), std::move(depthwise), prefers_depthwise, bias,
+                                           std::move(last), pack_weights, vary, threads);
+    });
+
 GRAPHKIT_BINDINGS(conv_factory, "conv", "pool", "epilogue", "sized_kernels") {
     nb::class_<ChannelsLastConvFactory, KernelFactory>(
         m, "ChannelsLastConvFactory",
         "Makes graphkit's own kernels of a float32 convolution of channels-last images; None where the library is "
         "faster.")
-        .def(nb::init<Window, std::optional<PoolWindow>, bool, bool, Epilogue, bool, bool, int>(), nb::kw_only(),
-             "window"_a, "depthwise"_a, "prefers_depthwise"_a, "bias"_a, "epilogue"_a, "pack_weights"_a, "vary"_a,
-             "threads"_a);
+        .def("__init__", channels_last_conv_factory_recipe.init(), nb::kw_only(), "window"_a, "depthwise"_a,
+             "prefers_depthwise"_a, "bias"_a, "epilogue"_a, "pack_weights"_a, "vary"_a, "threads"_a);
 }
 
 }  // namespace graphkit

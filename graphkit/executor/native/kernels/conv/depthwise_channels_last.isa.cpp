@@ -212,6 +212,7 @@ GRAPHKIT_ISA_DEFINE(DepthwiseFunctions, depthwise_functions) = {correlate, add_p
 #include "kernels/pointwise/epilogue.h"
 #include "kernels/pool/pool.h"
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -449,17 +450,17 @@ std::unique_ptr<Kernel> depthwise_convolution(const Dims& x, const Dims& y, cons
     return std::make_unique<DepthwiseConvolution>(x, y, window, epilogue, pack_weights, threads);
 }
 
+static const RecipeKind depthwise_convolution_recipe(
+    "DepthwiseConvolution", +[](DepthwiseConvolution* self, const Dims& x, const Dims& y, const PoolWindow& window,
+                                int threads, bool bias, Epilogue last, bool pack_weights) {
+        last.bias = bias;
+        new (self) DepthwiseConvolution(x, y, window, last, pack_weights, threads);
+    });
+
 GRAPHKIT_BINDINGS(depthwise_channels_last, "pool", "epilogue") {
     nb::class_<DepthwiseConvolution, Kernel>(m, "DepthwiseConvolution")
-        .def(
-            "__init__",
-            [](DepthwiseConvolution* self, const Dims& x, const Dims& y, const PoolWindow& window, int threads,
-               bool bias, Epilogue last, bool pack_weights) {
-                last.bias = bias;
-                new (self) DepthwiseConvolution(x, y, window, last, pack_weights, threads);
-            },
-            "x"_a, "y"_a, "window"_a, "threads"_a = 0, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
-            "pack_weights"_a = false)
+        .def("__init__", depthwise_convolution_recipe.init(), "x"_a, "y"_a, "window"_a, "threads"_a = 0, nb::kw_only(),
+             "bias"_a = false, "epilogue"_a = Epilogue{}, "pack_weights"_a = false)
         .def_static("slides", &CopiedDepthwise::suits_window, "y"_a, "window"_a,
                     "Whether this is faster than the library, because it computes large windows from copies.");
     nb::class_<DepthwiseBackwardData, Kernel>(m, "DepthwiseBackwardData")

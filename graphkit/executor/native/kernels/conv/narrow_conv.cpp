@@ -9,6 +9,7 @@
 #include "kernels/conv/narrow_table.h"
 #include "kernels/conv/plane.h"
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -282,17 +283,17 @@ std::unique_ptr<Kernel> narrow_convolution(const Dims& x, const Dims& w, const D
     return std::make_unique<NarrowConvolution>(x, w, y, window, epilogue, pack_weights, threads);
 }
 
+static const RecipeKind narrow_convolution_recipe(
+    "NarrowConvolution", +[](NarrowConvolution* self, const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                             bool bias, Epilogue last, bool pack_weights, int threads) {
+        last.bias = bias;
+        new (self) NarrowConvolution(x, w, y, window, last, pack_weights, threads);
+    });
+
 GRAPHKIT_BINDINGS(narrow_conv, "conv", "epilogue") {
     nb::class_<NarrowConvolution, Kernel>(m, "NarrowConvolution")
-        .def(
-            "__init__",
-            [](NarrowConvolution* self, const Dims& x, const Dims& w, const Dims& y, const Window& window, bool bias,
-               Epilogue last, bool pack_weights, int threads) {
-                last.bias = bias;
-                new (self) NarrowConvolution(x, w, y, window, last, pack_weights, threads);
-            },
-            "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
-            "pack_weights"_a = false, "threads"_a = 0, NoGil())
+        .def("__init__", narrow_convolution_recipe.init(), "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(),
+             "bias"_a = false, "epilogue"_a = Epilogue{}, "pack_weights"_a = false, "threads"_a = 0, NoGil())
         .def_static("suits", &NarrowConvolution::suits, "x"_a, "w"_a, "y"_a, "window"_a,
                     "Whether there are so few filters that this is faster than a kernel with filters in the lanes.");
 }

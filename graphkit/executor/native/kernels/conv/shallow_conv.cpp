@@ -9,6 +9,7 @@
 #include "kernels/conv/shallow_table.h"
 #include "primitives/strided_copy.h"
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -341,17 +342,17 @@ void ShallowConvolution::compute_parts(const Operands& given, std::int64_t begin
     }
 }
 
+static const RecipeKind shallow_convolution_recipe(
+    "ShallowConvolution", +[](ShallowConvolution* self, const Dims& x, const Dims& w, const Dims& y,
+                              const Window& window, bool bias, Epilogue last, bool pack_weights, int threads) {
+        last.bias = bias;
+        new (self) ShallowConvolution(x, w, y, window, last, pack_weights, threads);
+    });
+
 GRAPHKIT_BINDINGS(shallow_conv, "conv", "epilogue") {
     nb::class_<ShallowConvolution, Kernel>(m, "ShallowConvolution")
-        .def(
-            "__init__",
-            [](ShallowConvolution* self, const Dims& x, const Dims& w, const Dims& y, const Window& window, bool bias,
-               Epilogue last, bool pack_weights, int threads) {
-                last.bias = bias;
-                new (self) ShallowConvolution(x, w, y, window, last, pack_weights, threads);
-            },
-            "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
-            "pack_weights"_a = false, "threads"_a = 0, NoGil());
+        .def("__init__", shallow_convolution_recipe.init(), "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(),
+             "bias"_a = false, "epilogue"_a = Epilogue{}, "pack_weights"_a = false, "threads"_a = 0, NoGil());
 }
 
 }  // namespace graphkit

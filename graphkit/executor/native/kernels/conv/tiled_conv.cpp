@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -354,21 +355,23 @@ void TiledConvolution::run(const void* const* inputs, void* const* outputs, std:
     following_.pass(whole.y, residual, outputs[0], rest);
 }
 
+static const RecipeKind tiled_convolution_recipe(
+    "TiledConvolution",
+    +[](TiledConvolution* self, const Dims& x, const Dims& w, const Dims& y, const Window& window, TiledMethod method,
+        bool bias, Epilogue last, bool pack_weights, bool transposed, int threads) {
+        last.bias = bias;
+        new (self) TiledConvolution(x, w, y, window, {method, last, pack_weights, transposed}, threads);
+    });
+
 GRAPHKIT_BINDINGS(tiled_conv, "conv", "epilogue") {
     nb::enum_<TiledMethod>(m, "TiledMethod")
         .value("winograd", TiledMethod::winograd)
         .value("direct", TiledMethod::direct)
         .value("panels", TiledMethod::panels);
     nb::class_<TiledConvolution, Kernel>(m, "TiledConvolution")
-        .def(
-            "__init__",
-            [](TiledConvolution* self, const Dims& x, const Dims& w, const Dims& y, const Window& window,
-               TiledMethod method, bool bias, Epilogue last, bool pack_weights, bool transposed, int threads) {
-                last.bias = bias;
-                new (self) TiledConvolution(x, w, y, window, {method, last, pack_weights, transposed}, threads);
-            },
-            "x"_a, "w"_a, "y"_a, "window"_a, "method"_a, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
-            "pack_weights"_a = false, "transposed"_a = false, "threads"_a = 0, NoGil())
+        .def("__init__", tiled_convolution_recipe.init(), "x"_a, "w"_a, "y"_a, "window"_a, "method"_a, nb::kw_only(),
+             "bias"_a = false, "epilogue"_a = Epilogue{}, "pack_weights"_a = false, "transposed"_a = false,
+             "threads"_a = 0, NoGil())
         .def_static(
             "method", &TiledConvolution::method, "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "constant"_a,
             "transposed"_a = false, "vary"_a = false,

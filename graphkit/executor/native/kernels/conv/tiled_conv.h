@@ -18,6 +18,11 @@ namespace graphkit {
 
 enum class TiledMethod : std::uint8_t { winograd, direct, panels };
 
+template <>
+struct RecipeLast<TiledMethod> {
+    static constexpr auto value = TiledMethod::panels;
+};
+
 struct TiledOptions {
     TiledMethod method = TiledMethod::winograd;
     Epilogue epilogue;

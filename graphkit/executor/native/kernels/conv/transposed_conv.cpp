@@ -8,6 +8,7 @@
 #include "kernels/conv/transposed_table.h"
 #include "kernels/conv/window.h"
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -454,15 +455,16 @@ void TransposedConvolution::run(const void* const* inputs, void* const* outputs,
     });
 }
 
+static const RecipeKind transposed_convolution_recipe(
+    "TransposedConvolution", +[](TransposedConvolution* self, const Dims& x, const Dims& w, const Dims& y,
+                                 const Window& window, bool bias, bool pack_weights, int threads) {
+        new (self) TransposedConvolution(x, w, y, window, bias, pack_weights, threads);
+    });
+
 GRAPHKIT_BINDINGS(transposed_conv, "conv") {
     nb::class_<TransposedConvolution, Kernel>(m, "TransposedConvolution")
-        .def(
-            "__init__",
-            [](TransposedConvolution* self, const Dims& x, const Dims& w, const Dims& y, const Window& window,
-               bool bias, bool pack_weights,
-               int threads) { new (self) TransposedConvolution(x, w, y, window, bias, pack_weights, threads); },
-            "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "bias"_a = false, "pack_weights"_a = false, "threads"_a = 0,
-            NoGil())
+        .def("__init__", transposed_convolution_recipe.init(), "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(),
+             "bias"_a = false, "pack_weights"_a = false, "threads"_a = 0, NoGil())
         .def_static("covers", &TransposedConvolution::covers, "x"_a, "w"_a, "y"_a, "window"_a,
                     "Whether this kernel computes such a transposed convolution.");
 }

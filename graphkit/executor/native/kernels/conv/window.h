@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/kernel.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 
@@ -12,6 +13,17 @@ struct Window {
     Dims pads_begin;
     Dims pads_end;
     std::int64_t groups = 1;
+};
+
+template <>
+struct RecipeFields<Window> {
+    static auto of(Window& w) { return std::tie(w.strides, w.dilations, w.pads_begin, w.pads_end, w.groups); }
+    static void check(const Window& w) {
+        const std::size_t axes = w.strides.size();
+        if (axes > 3 || w.dilations.size() != axes || w.pads_begin.size() != axes || w.pads_end.size() != axes) {
+            throw BadRecipe("a window has several numbers of axes");
+        }
+    }
 };
 
 }  // namespace graphkit

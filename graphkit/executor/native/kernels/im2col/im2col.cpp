@@ -5,6 +5,7 @@
 #include "kernels/im2col/row_sums.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -223,18 +224,18 @@ void Im2Col::run(const void* const* inputs, void* const* outputs, std::byte*) co
     }
 }
 
+static const RecipeKind im2_col_recipe(
+    "Im2Col", +[](Im2Col* self, bool add, std::int64_t batch, std::int64_t channels, const Dims& image,
+                  const Dims& block, const Dims& positions, const Dims& strides, const Dims& dilations,
+                  const Dims& begin, const std::string& dtype, int threads) {
+        new (self) Im2Col(add, batch, channels, image, block, positions, strides, dilations, begin, element_type(dtype),
+                          threads);
+    });
+
 GRAPHKIT_BINDINGS(im2col) {
     nb::class_<Im2Col, Kernel>(m, "Im2Col")
-        .def(
-            "__init__",
-            [](Im2Col* self, bool add, std::int64_t batch, std::int64_t channels, const Dims& image, const Dims& block,
-               const Dims& positions, const Dims& strides, const Dims& dilations, const Dims& begin,
-               const std::string& dtype, int threads) {
-                new (self) Im2Col(add, batch, channels, image, block, positions, strides, dilations, begin,
-                                  element_type(dtype), threads);
-            },
-            nb::kw_only(), "add"_a, "batch"_a, "channels"_a, "image"_a, "block"_a, "positions"_a, "strides"_a,
-            "dilations"_a, "begin"_a, "dtype"_a, "threads"_a = 0);
+        .def("__init__", im2_col_recipe.init(), nb::kw_only(), "add"_a, "batch"_a, "channels"_a, "image"_a, "block"_a,
+             "positions"_a, "strides"_a, "dilations"_a, "begin"_a, "dtype"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

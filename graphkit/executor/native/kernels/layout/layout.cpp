@@ -10,6 +10,7 @@
 #include "runtime/kernel.h"
 #include "runtime/kernel_factory.h"
 #include "runtime/operator_kernels.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -270,6 +271,16 @@ GRAPHKIT_KERNEL_READING("", ReverseSequence) {
     return std::make_unique<ReverseSequence>(x.shape, node.integer("batch_axis") == 0, x.type, node.threads);
 }
 
+using SliceAxis = std::tuple<std::int64_t, std::optional<std::int64_t>, std::optional<std::int64_t>, std::int64_t>;
+static const RecipeKind slice_factory_recipe(
+    "SliceFactory", +[](SliceFactory* self, const std::vector<SliceAxis>& axes, Text dtype, int threads) {
+        std::vector<SlicedAxis> sliced;
+        for (const auto& [axis, start, end, step] : axes) {
+            sliced.push_back({axis, start, end, step});
+        }
+        new (self) SliceFactory(std::move(sliced), element_type(dtype), threads);
+    });
+
 GRAPHKIT_BINDINGS(layout, "sized_kernels") {
     nb::class_<StridedView, Kernel>(m, "StridedView", "y = x[offset + i . strides] for all i below sizes.")
         .def(
@@ -280,19 +291,9 @@ GRAPHKIT_BINDINGS(layout, "sized_kernels") {
                     StridedView(name, std::move(x), std::move(y), sizes, strides, offset, element_type(dtype), threads);
             },
             "name"_a, "x"_a, "y"_a, "sizes"_a, "strides"_a, "offset"_a, "dtype"_a, "threads"_a = 0);
-    using Axis = std::tuple<std::int64_t, std::optional<std::int64_t>, std::optional<std::int64_t>, std::int64_t>;
     nb::class_<SliceFactory, KernelFactory>(m, "SliceFactory", "Makes the kernels of a Slice.")
-        .def(
-            "__init__",
-            [](SliceFactory* self, const std::vector<Axis>& axes, Text dtype, int threads) {
-                std::vector<SlicedAxis> sliced;
-                for (const auto& [axis, start, end, step] : axes) {
-                    sliced.push_back({axis, start, end, step});
-                }
-                new (self) SliceFactory(std::move(sliced), element_type(dtype), threads);
-            },
-            "axes"_a, "dtype"_a, "threads"_a,
-            "axes: (axis, start, end, step). A bound that depends on the sizes is None.")
+        .def("__init__", slice_factory_recipe.init(), "axes"_a, "dtype"_a, "threads"_a,
+             "axes: (axis, start, end, step). A bound that depends on the sizes is None.")
         .def_prop_ro(
             "reads_elements",
             [](const SliceFactory& self) {

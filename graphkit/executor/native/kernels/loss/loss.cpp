@@ -12,6 +12,7 @@
 #include "primitives/reduction.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -482,12 +483,17 @@ void SoftmaxCrossEntropyWithGrad::run(const void* const* inputs, void* const* ou
     with_float_type(type_, [&]<typename T>() { run_as<T>(inputs, outputs, scratch); });
 }
 
+static const RecipeKind class_loss_recipe(
+    "ClassLoss",
+    +[](ClassLoss* self, const Dims& scores, const std::string& type, const std::string& label_type, bool weights,
+        const std::string& reduction, std::optional<std::int64_t> ignore_index, bool softmax, int threads) {
+        new (self) ClassLoss(scores, type, label_type, weights, reduction, ignore_index, softmax, threads);
+    });
+
 GRAPHKIT_BINDINGS(loss) {
     nb::class_<ClassLoss, Kernel>(m, "ClassLoss")
-        .def(nb::init<const Dims&, const std::string&, const std::string&, bool, const std::string&,
-                      std::optional<std::int64_t>, bool, int>(),
-             "scores"_a, "type"_a, "label_type"_a, "weights"_a, "reduction"_a, "ignore_index"_a.none(), "softmax"_a,
-             "threads"_a = 0);
+        .def("__init__", class_loss_recipe.init(), "scores"_a, "type"_a, "label_type"_a, "weights"_a, "reduction"_a,
+             "ignore_index"_a.none(), "softmax"_a, "threads"_a = 0);
     nb::class_<SoftmaxCrossEntropyGrad, Kernel>(m, "SoftmaxCrossEntropyGrad")
         .def(nb::init<const Dims&, const std::string&, const std::string&, bool, const std::string&,
                       std::optional<std::int64_t>, int>(),

@@ -5,6 +5,7 @@
 
 #include "kernels/matmul/blocked_product.h"
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -306,17 +307,18 @@ void BlockedMatMul::run(const void* const* inputs, void* const* outputs, std::by
 
 }  // namespace
 
+static const RecipeKind blocked_mat_mul_recipe(
+    "BlockedMatMul",
+    +[](BlockedMatMul* self, const Dims& a, const Dims& b, bool transpose_a, bool transpose_b,
+        const std::optional<Dims>& bias, double alpha, double beta, const std::string& dtype, int threads) {
+        new (self) BlockedMatMul(a, b, {transpose_a, transpose_b, bias, alpha, beta, element_type(dtype)}, threads);
+    });
+
 GRAPHKIT_BINDINGS(blocked_product) {
     nb::class_<BlockedMatMul, Kernel>(m, "BlockedMatMul")
-        .def(
-            "__init__",
-            [](BlockedMatMul* self, const Dims& a, const Dims& b, bool transpose_a, bool transpose_b,
-               const std::optional<Dims>& bias, double alpha, double beta, const std::string& dtype, int threads) {
-                new (self)
-                    BlockedMatMul(a, b, {transpose_a, transpose_b, bias, alpha, beta, element_type(dtype)}, threads);
-            },
-            "a"_a, "b"_a, nb::kw_only(), "transpose_a"_a = false, "transpose_b"_a = false, "bias"_a = nb::none(),
-            "alpha"_a = 1.0, "beta"_a = 1.0, "dtype"_a = "float32", "threads"_a = 0);
+        .def("__init__", blocked_mat_mul_recipe.init(), "a"_a, "b"_a, nb::kw_only(), "transpose_a"_a = false,
+             "transpose_b"_a = false, "bias"_a = nb::none(), "alpha"_a = 1.0, "beta"_a = 1.0, "dtype"_a = "float32",
+             "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -100,6 +100,8 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
     : LibraryKernel("MatMul", threads, options.deterministic) {
     const std::string shapes = "MatMul of a " + to_string(a_shape) + (options.transpose_a ? " (transposed)" : "") +
                                " and b " + to_string(b_shape) + (options.transpose_b ? " (transposed)" : "");
+    require_sizes(a_shape);
+    require_sizes(b_shape);
     if (a_shape.empty() || b_shape.empty()) {
         throw NativeError(shapes + ": operands must have at least one dimension");
     }
@@ -131,6 +133,8 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
     outputs_ = {{"y", y_shape, type}};
 
     simplify(a, b, y);
+    require_sizes({y.rows, y.columns});
+    require_sizes(y.batch);
     const bool library_bias = options.bias && take_bias(options, y, b_shape.size() > 1, shapes);
     if (options.epilogue.residual != 0) {
         inputs_.resize(3, {"bias", {y.columns}, type, true});
@@ -274,24 +278,25 @@ void MatMul::run(const void* const* inputs, void* const* outputs, std::byte* scr
     LibraryKernel::run(operands.data(), outputs, scratch);
 }
 
+static const RecipeKind mat_mul_recipe(
+    "MatMul", +[](Watched<MatMul>* self, const Dims& a, const Dims& b, bool transpose_a, bool transpose_b,
+                  const std::optional<Dims>& bias, float alpha, float beta, const Epilogue& last, bool pack_b,
+                  bool deterministic, const std::string& dtype, int threads) {
+        const ElementType type = element_type(dtype);
+        const auto make = [=](const Epilogue& end, bool again) {
+            const MatMulOptions options{transpose_a, transpose_b,      bias,         alpha, beta, type,
+                                        end,         pack_b && !again, deterministic};
+            return std::make_unique<MatMul>(a, b, options, threads);
+        };
+        new (self) Watched<MatMul>(make, last);
+    });
+
 GRAPHKIT_BINDINGS(matmul, "epilogue") {
     nb::class_<Watched<MatMul>, Kernel>(m, "MatMul")
-        .def(
-            "__init__",
-            [](Watched<MatMul>* self, const Dims& a, const Dims& b, bool transpose_a, bool transpose_b,
-               const std::optional<Dims>& bias, float alpha, float beta, const Epilogue& last, bool pack_b,
-               bool deterministic, const std::string& dtype, int threads) {
-                const ElementType type = element_type(dtype);
-                const auto make = [=](const Epilogue& end, bool again) {
-                    const MatMulOptions options{transpose_a, transpose_b,      bias,         alpha, beta, type,
-                                                end,         pack_b && !again, deterministic};
-                    return std::make_unique<MatMul>(a, b, options, threads);
-                };
-                new (self) Watched<MatMul>(make, last);
-            },
-            "a"_a, "b"_a, nb::kw_only(), "transpose_a"_a = false, "transpose_b"_a = false, "bias"_a = nb::none(),
-            "alpha"_a = 1.0F, "beta"_a = 1.0F, "epilogue"_a = Epilogue{}, "pack_b"_a = false, "deterministic"_a = false,
-            "dtype"_a = "float32", "threads"_a = 0, NoGil());
+        .def("__init__", mat_mul_recipe.init(), "a"_a, "b"_a, nb::kw_only(), "transpose_a"_a = false,
+             "transpose_b"_a = false, "bias"_a = nb::none(), "alpha"_a = 1.0F, "beta"_a = 1.0F,
+             "epilogue"_a = Epilogue{}, "pack_b"_a = false, "deterministic"_a = false, "dtype"_a = "float32",
+             "threads"_a = 0, NoGil());
 }
 
 }  // namespace graphkit

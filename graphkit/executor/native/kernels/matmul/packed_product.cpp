@@ -7,6 +7,7 @@
 #include "onednn/product.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel_factory.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 namespace {
@@ -149,21 +150,26 @@ class PackedProductFactory final : public KernelFactory {
 
 }  // namespace
 
+static const RecipeKind packed_product_recipe(
+    "PackedProduct",
+    +[](PackedProduct* self, const Dims& a, const Dims& b, bool transposed, bool bias, Epilogue last, int threads) {
+        last.bias = bias;
+        new (self) PackedProduct(a, b, transposed, last, threads);
+    });
+
+static const RecipeKind packed_product_factory_recipe(
+    "PackedProductFactory",
+    +[](PackedProductFactory* self, bool transposed, bool bias, Epilogue last, bool vary, std::int64_t dots_from,
+        int threads) { new (self) PackedProductFactory(transposed, bias, std::move(last), vary, dots_from, threads); });
+
 GRAPHKIT_BINDINGS(packed_product, "epilogue", "sized_kernels") {
     nb::class_<PackedProduct, Kernel>(m, "PackedProduct")
-        .def(
-            "__init__",
-            [](PackedProduct* self, const Dims& a, const Dims& b, bool transposed, bool bias, Epilogue last,
-               int threads) {
-                last.bias = bias;
-                new (self) PackedProduct(a, b, transposed, last, threads);
-            },
-            "a"_a, "b"_a, nb::kw_only(), "transposed"_a = false, "bias"_a = false, "epilogue"_a = Epilogue{},
-            "threads"_a = 0, NoGil());
+        .def("__init__", packed_product_recipe.init(), "a"_a, "b"_a, nb::kw_only(), "transposed"_a = false,
+             "bias"_a = false, "epilogue"_a = Epilogue{}, "threads"_a = 0, NoGil());
     nb::class_<PackedProductFactory, KernelFactory>(m, "PackedProductFactory",
                                                     "Makes PackedProducts where they are better than the library's.")
-        .def(nb::init<bool, bool, Epilogue, bool, std::int64_t, int>(), nb::kw_only(), "transposed"_a, "bias"_a,
-             "epilogue"_a, "vary"_a, "dots_from"_a, "threads"_a);
+        .def("__init__", packed_product_factory_recipe.init(), nb::kw_only(), "transposed"_a, "bias"_a, "epilogue"_a,
+             "vary"_a, "dots_from"_a, "threads"_a);
 }
 
 }  // namespace graphkit

@@ -4,6 +4,7 @@
 
 #include "primitives/axis_gather.h"
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 namespace {
@@ -42,15 +43,15 @@ void Pad::run(const void* const* inputs, void* const* outputs, std::byte*) const
     copy_.run(threads(), static_cast<const std::byte*>(inputs[0]), static_cast<std::byte*>(outputs[0]), fill);
 }
 
+static const RecipeKind pad_recipe(
+    "Pad", +[](Pad* self, Dims x, const Maps& maps, Dims pads, OptionalDims value, Text dtype, int threads) {
+        new (self) Pad(std::move(x), maps, std::move(pads), std::move(value), element_type(dtype), threads);
+    });
+
 GRAPHKIT_BINDINGS(pad) {
     nb::class_<Pad, Kernel>(m, "Pad",
                             "maps: for each axis the positions to copy, -1: the fill value; None: all positions.")
-        .def(
-            "__init__",
-            [](Pad* self, Dims x, const Maps& maps, Dims pads, OptionalDims value, Text dtype, int threads) {
-                new (self) Pad(std::move(x), maps, std::move(pads), std::move(value), element_type(dtype), threads);
-            },
-            "x"_a, "maps"_a, "pads"_a, "value"_a.none(), "dtype"_a, "threads"_a = 0);
+        .def("__init__", pad_recipe.init(), "x"_a, "maps"_a, "pads"_a, "value"_a.none(), "dtype"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/pointwise/pointwise.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 
@@ -54,6 +55,21 @@ struct Epilogue {
     // inner]. Its inputs are the product (of type `product`), the bias [channels], and r (of `type`). y may share the
     // memory of the product or of r. Throws NativeError for an unknown kind of activation.
     PointwiseSource pass(const Dims& shape, ElementType product, ElementType type) const;
+};
+
+template <>
+struct RecipeLast<Applied> {
+    static constexpr auto value = Applied::repair;
+};
+template <>
+struct RecipeFields<Activation> {
+    static auto of(Activation& a) { return std::tie(a.kind, a.alpha, a.beta); }
+};
+template <>
+struct RecipeFields<Epilogue> {
+    static auto of(Epilogue& e) {
+        return std::tie(e.alpha, e.bias, e.residual, e.residual_last, e.activation, e.applied);
+    }
 };
 
 }  // namespace graphkit

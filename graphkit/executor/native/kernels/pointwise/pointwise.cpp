@@ -8,6 +8,7 @@
 #include "runtime/cpu_info.h"
 #include "runtime/isa.h"
 #include "runtime/kernel_factory.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -453,7 +454,7 @@ void Pointwise::run(const void* const* inputs, void* const* outputs, std::byte* 
 namespace {
 
 using Input = std::optional<std::tuple<Dims, std::string>>;
-using Constant = std::tuple<std::string, nb::bytes>;
+using Constant = std::tuple<std::string, RawBytes>;
 using Instruction = std::tuple<std::string, std::vector<int>, std::string>;
 using Output = std::tuple<int, std::string>;
 
@@ -471,7 +472,7 @@ PointwiseSource source_of(std::string name, Dims shape, const std::vector<Input>
         }
     }
     for (const auto& [type, bytes] : constants) {
-        source.constants.push_back({element_type(type), std::string(bytes.c_str(), bytes.size())});
+        source.constants.push_back({element_type(type), bytes.data});
     }
     for (const auto& [opcode, operands, type] : instructions) {
         source.instructions.push_back({opcode, operands, type.empty() ? ElementType::f32 : element_type(type)});
@@ -511,6 +512,29 @@ class PointwiseFactory final : public KernelFactory {
 
 }  // namespace
 
+static const RecipeKind pointwise_recipe(
+    "Pointwise", +[](Pointwise* self, std::string name, Dims shape, const std::vector<Input>& inputs,
+                     const std::vector<Constant>& constants, const std::vector<Instruction>& instructions,
+                     const std::vector<Output>& outputs, int threads, std::string divisions) {
+        PointwiseSource source = source_of(std::move(name), std::move(shape), inputs, constants, instructions, outputs);
+        source.divisions = std::move(divisions);
+        new (self) Pointwise(std::move(source), threads);
+    });
+
+static const RecipeKind pointwise_factory_recipe(
+    "PointwiseFactory",
+    +[](PointwiseFactory* self, std::string name, const std::vector<std::optional<std::string>>& inputs,
+        const std::vector<Constant>& constants, const std::vector<Instruction>& instructions,
+        const std::vector<Output>& outputs, std::string divisions, int threads) {
+        std::vector<Input> given;
+        for (const auto& type : inputs) {
+            given.push_back(type ? Input({Dims(), *type}) : std::nullopt);
+        }
+        PointwiseSource source = source_of(std::move(name), {}, given, constants, instructions, outputs);
+        source.divisions = std::move(divisions);
+        new (self) PointwiseFactory(std::move(source), threads);
+    });
+
 GRAPHKIT_BINDINGS(pointwise, "sized_kernels") {
     nb::class_<Pointwise, Kernel>(
         m, "Pointwise",
@@ -519,18 +543,8 @@ GRAPHKIT_BINDINGS(pointwise, "sized_kernels") {
         "instructions (opcode, operands, element type of a cast's result). float16 and "
         "bfloat16 are computed in float32. Outputs are (value or -1, element type), all of one shape. "
         "`divisions`: the nodes that divide integers, for the error if a divisor is 0.")
-        .def(
-            "__init__",
-            [](Pointwise* self, std::string name, Dims shape, const std::vector<Input>& inputs,
-               const std::vector<Constant>& constants, const std::vector<Instruction>& instructions,
-               const std::vector<Output>& outputs, int threads, std::string divisions) {
-                PointwiseSource source =
-                    source_of(std::move(name), std::move(shape), inputs, constants, instructions, outputs);
-                source.divisions = std::move(divisions);
-                new (self) Pointwise(std::move(source), threads);
-            },
-            "name"_a, "shape"_a, nb::kw_only(), "inputs"_a.none(), "constants"_a, "instructions"_a, "outputs"_a,
-            "threads"_a = 0, "divisions"_a = "")
+        .def("__init__", pointwise_recipe.init(), "name"_a, "shape"_a, nb::kw_only(), "inputs"_a.none(), "constants"_a,
+             "instructions"_a, "outputs"_a, "threads"_a = 0, "divisions"_a = "")
         .def_prop_ro("registers", &Pointwise::registers,
                      "Number of blocks of intermediate results that exist at the same time.")
         .def_prop_ro("block", &Pointwise::block, "Number of elements of a block.");
@@ -538,20 +552,8 @@ GRAPHKIT_BINDINGS(pointwise, "sized_kernels") {
         m, "PointwiseFactory",
         "Makes the kernels of one list of instructions for all sizes; see Pointwise. `inputs` are "
         "the element types of the operands, None if absent.")
-        .def(
-            "__init__",
-            [](PointwiseFactory* self, std::string name, const std::vector<std::optional<std::string>>& inputs,
-               const std::vector<Constant>& constants, const std::vector<Instruction>& instructions,
-               const std::vector<Output>& outputs, std::string divisions, int threads) {
-                std::vector<Input> given;
-                for (const auto& type : inputs) {
-                    given.push_back(type ? Input({Dims(), *type}) : std::nullopt);
-                }
-                PointwiseSource source = source_of(std::move(name), {}, given, constants, instructions, outputs);
-                source.divisions = std::move(divisions);
-                new (self) PointwiseFactory(std::move(source), threads);
-            },
-            "name"_a, "inputs"_a, "constants"_a, "instructions"_a, "outputs"_a, "divisions"_a, "threads"_a);
+        .def("__init__", pointwise_factory_recipe.init(), "name"_a, "inputs"_a, "constants"_a, "instructions"_a,
+             "outputs"_a, "divisions"_a, "threads"_a);
 }
 
 }  // namespace graphkit

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "runtime/kernel.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 
@@ -16,6 +17,18 @@ struct PoolWindow {
     Dims dilations;
     Dims pads_begin;
     Dims pads_end;
+};
+
+template <>
+struct RecipeFields<PoolWindow> {
+    static auto of(PoolWindow& w) { return std::tie(w.kernel, w.strides, w.dilations, w.pads_begin, w.pads_end); }
+    static void check(const PoolWindow& w) {
+        const std::size_t axes = w.kernel.size();
+        if (axes > 3 || w.strides.size() != axes || w.dilations.size() != axes || w.pads_begin.size() != axes ||
+            w.pads_end.size() != axes) {
+            throw BadRecipe("a window has several numbers of axes");
+        }
+    }
 };
 
 // The kernel positions of a window along one axis that are inside of the input, [first, last), and the end of those

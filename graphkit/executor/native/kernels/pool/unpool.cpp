@@ -6,6 +6,7 @@
 #include "primitives/elements.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -99,14 +100,14 @@ void MaxUnpool::run(const void* const* inputs, void* const* outputs, std::byte*)
     }
 }
 
+static const RecipeKind max_unpool_recipe(
+    "MaxUnpool", +[](MaxUnpool* self, Dims x, Dims y, Text dtype, int threads) {
+        new (self) MaxUnpool(std::move(x), std::move(y), element_type(dtype), threads);
+    });
+
 GRAPHKIT_BINDINGS(unpool, "pool") {
     nb::class_<MaxUnpool, Kernel>(m, "MaxUnpool")
-        .def(
-            "__init__",
-            [](MaxUnpool* self, Dims x, Dims y, Text dtype, int threads) {
-                new (self) MaxUnpool(std::move(x), std::move(y), element_type(dtype), threads);
-            },
-            "x"_a, "y"_a, "dtype"_a, "threads"_a = 0);
+        .def("__init__", max_unpool_recipe.init(), "x"_a, "y"_a, "dtype"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

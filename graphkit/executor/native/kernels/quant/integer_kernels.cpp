@@ -6,6 +6,7 @@
 #include "kernels/quant/depthwise_bytes.h"
 #include "kernels/quant/integer_product.h"
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 namespace {
@@ -40,6 +41,9 @@ class ProductShape {
         rows_ = a[a.size() - (transpose_a ? 1 : 2)];
         terms_ = a[a.size() - (transpose_a ? 2 : 1)];
         columns_ = b[b.size() - (transpose_b ? 2 : 1)];
+        if (b[b.size() - (transpose_b ? 1 : 2)] != terms_) {
+            throw NativeError("a product of " + to_string(a) + " and " + to_string(b) + ": sizes do not fit");
+        }
         a_batch_ = Dims(a.begin(), a.end() - 2);
         b_batch_ = Dims(b.begin(), b.end() - 2);
         transposes_a_ = transpose_a;
@@ -47,6 +51,24 @@ class ProductShape {
     }
 
     std::int64_t columns() const { return columns_; }
+
+    // Throws NativeError if the product of matrices of these shapes is not an array of this shape.
+    void require_result(const Dims& y) const {
+        Dims batch(std::max(a_batch_.size(), b_batch_.size()), 1);
+        for (const Dims* const from : {&a_batch_, &b_batch_}) {
+            const std::size_t missing = batch.size() - from->size();
+            for (std::size_t i = 0; i < from->size(); ++i) {
+                std::int64_t& size = batch[missing + i];
+                if (size != 1 && (*from)[i] != 1 && (*from)[i] != size) {
+                    throw NativeError("a product of stacks " + to_string(a_batch_) + " and " + to_string(b_batch_));
+                }
+                size = size == 1 ? (*from)[i] : size;
+            }
+        }
+        if (count(batch) * rows_ * columns_ != count(y)) {
+            throw NativeError("a product does not have the shape " + to_string(y));
+        }
+    }
 
     IntegerGeometry geometry() const {
         IntegerGeometry g;
@@ -143,6 +165,12 @@ IntegerGeometry convolution_geometry(Dims x, const Dims& w, Dims y, const Window
     if (w.size() < 3 || axes > 3 || x.size() != w.size() || y.size() != w.size()) {
         throw Unsupported("an integer convolution of " + std::to_string(w.size()) + " axes");
     }
+    for (const Dims* const values : {&window.strides, &window.dilations, &window.pads_begin}) {
+        if (values->size() != axes) {
+            throw NativeError("an integer convolution of " + std::to_string(axes) + " axes with a window " +
+                              to_string(*values));
+        }
+    }
     if (last) {
         std::rotate(x.begin() + 1, x.end() - 1, x.end());
         std::rotate(y.begin() + 1, y.end() - 1, y.end());
@@ -154,6 +182,9 @@ IntegerGeometry convolution_geometry(Dims x, const Dims& w, Dims y, const Window
     g.columns = w[0] / std::max<std::int64_t>(window.groups, 1);
     const Dims kernel(w.begin() + 2, w.end());
     g.taps = count(kernel);
+    if (x[0] != y[0]) {
+        throw NativeError("an integer convolution of " + std::to_string(x[0]) + " images to " + std::to_string(y[0]));
+    }
     if (g.terms * g.groups != x[1] || g.columns * g.groups != w[0] || y[1] != w[0] || g.taps == 0) {
         throw Unsupported("an integer convolution of channels that do not fit");
     }
@@ -224,29 +255,32 @@ std::unique_ptr<Kernel> convolution(const std::vector<NamedOperand>& operands, c
 
 }  // namespace
 
+static const RecipeKind integer_product_recipe(
+    "IntegerProduct",
+    +[](IntegerProduct* self, const std::vector<NamedOperand>& operands, const Dims& y, const std::string& type,
+        bool transpose_a, bool transpose_b, float alpha, bool pack_weights, int threads) {
+        const ProductShape shape(operand_shape(operands, "x"), operand_shape(operands, "w"), transpose_a, transpose_b);
+        shape.require_result(y);
+        new (self) IntegerProduct("IntegerProduct", IntegerOperands(operands, shape.columns()), result(y, type),
+                                  shape.geometry(), shape.order(), alpha, pack_weights, threads);
+    });
+
+static const RecipeFunction integer_convolution_recipe(
+    "integer_convolution", +[](const std::vector<NamedOperand>& operands, const Dims& y, const std::string& type,
+                               const Dims& strides, const Dims& dilations, const Dims& pads_begin, std::int64_t groups,
+                               bool channels_last, bool pack_weights, int threads) {
+        return convolution(operands, y, type, {strides, dilations, pads_begin, groups}, channels_last, pack_weights,
+                           threads);
+    });
+
 GRAPHKIT_BINDINGS(integer_kernels) {
     nb::class_<IntegerProduct, Kernel>(m, "IntegerProduct")
-        .def(
-            "__init__",
-            [](IntegerProduct* self, const std::vector<NamedOperand>& operands, const Dims& y, const std::string& type,
-               bool transpose_a, bool transpose_b, float alpha, bool pack_weights, int threads) {
-                const ProductShape shape(operand_shape(operands, "x"), operand_shape(operands, "w"), transpose_a,
-                                         transpose_b);
-                new (self) IntegerProduct("IntegerProduct", IntegerOperands(operands, shape.columns()), result(y, type),
-                                          shape.geometry(), shape.order(), alpha, pack_weights, threads);
-            },
-            "operands"_a, "y"_a, "type"_a, nb::kw_only(), "transpose_a"_a = false, "transpose_b"_a = false,
-            "alpha"_a = 1.0F, "pack_weights"_a = false, "threads"_a = 0, NoGil());
-    m.def(
-        "integer_convolution",
-        [](const std::vector<NamedOperand>& operands, const Dims& y, const std::string& type, const Dims& strides,
-           const Dims& dilations, const Dims& pads_begin, std::int64_t groups, bool channels_last, bool pack_weights,
-           int threads) {
-            return convolution(operands, y, type, {strides, dilations, pads_begin, groups}, channels_last, pack_weights,
-                               threads);
-        },
-        "operands"_a, "y"_a, "type"_a, "strides"_a, "dilations"_a, "pads_begin"_a, "groups"_a, nb::kw_only(),
-        "channels_last"_a = false, "pack_weights"_a = false, "threads"_a = 0, NoGil());
+        .def("__init__", integer_product_recipe.init(), "operands"_a, "y"_a, "type"_a, nb::kw_only(),
+             "transpose_a"_a = false, "transpose_b"_a = false, "alpha"_a = 1.0F, "pack_weights"_a = false,
+             "threads"_a = 0, NoGil());
+    m.def("integer_convolution", integer_convolution_recipe.call(), "operands"_a, "y"_a, "type"_a, "strides"_a,
+          "dilations"_a, "pads_begin"_a, "groups"_a, nb::kw_only(), "channels_last"_a = false, "pack_weights"_a = false,
+          "threads"_a = 0, NoGil());
 }
 
 }  // namespace graphkit

@@ -158,6 +158,7 @@ GRAPHKIT_ISA_DEFINE(WeightOnlyFunctions, weight_only_functions) = {kSums, produc
 #include <string>
 
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -344,10 +345,16 @@ void WeightOnlyProduct::run(const void* const* inputs, void* const* outputs, std
 
 }  // namespace
 
+static const RecipeKind weight_only_product_recipe(
+    "WeightOnlyProduct", +[](WeightOnlyProduct* self, const Dims& a, const Dims& w, const std::string& type,
+                             std::int64_t block, int bits, bool zeros, bool packed, int threads) {
+        new (self) WeightOnlyProduct(a, w, type, block, bits, zeros, packed, threads);
+    });
+
 GRAPHKIT_BINDINGS(weight_only) {
     nb::class_<WeightOnlyProduct, Kernel>(m, "WeightOnlyProduct")
-        .def(nb::init<const Dims&, const Dims&, const std::string&, std::int64_t, int, bool, bool, int>(), "a"_a, "w"_a,
-             "type"_a, "block"_a, "bits"_a, nb::kw_only(), "zeros"_a = false, "packed"_a = false, "threads"_a = 0);
+        .def("__init__", weight_only_product_recipe.init(), "a"_a, "w"_a, "type"_a, "block"_a, "bits"_a, nb::kw_only(),
+             "zeros"_a = false, "packed"_a = false, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -8,6 +8,7 @@
 #include "primitives/elements.h"
 #include "runtime/bindings.h"
 #include "runtime/isa.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 #include "simd/half_convert.h"
 
@@ -432,32 +433,33 @@ void Resample::fill_outside(C* y) const {
 
 namespace {
 
-using TapsTuple = std::tuple<std::int64_t, nb::bytes, nb::bytes, nb::bytes, nb::bytes>;
+using TapsTuple = std::tuple<std::int64_t, RawBytes, RawBytes, RawBytes, RawBytes>;
 
 template <typename T>
-std::vector<T> elements_of(const nb::bytes& value) {
-    std::vector<T> elements(value.size() / sizeof(T));
-    std::copy_n(value.c_str(), elements.size() * sizeof(T), reinterpret_cast<char*>(elements.data()));
+std::vector<T> elements_of(const RawBytes& value) {
+    std::vector<T> elements(value.data.size() / sizeof(T));
+    std::copy_n(value.data.data(), elements.size() * sizeof(T), reinterpret_cast<char*>(elements.data()));
     return elements;
 }
 
 }  // namespace
 
+static const RecipeKind resample_recipe(
+    "Resample", +[](Resample* self, Text name, Dims x, const std::vector<TapsTuple>& axes, double fill, bool round,
+                    Text dtype, int threads) {
+        std::vector<AxisTaps> taps;
+        for (const auto& [axis, starts, sources, weights, outside] : axes) {
+            taps.push_back({axis, elements_of<std::int64_t>(starts), elements_of<std::int32_t>(sources),
+                            elements_of<double>(weights), elements_of<std::uint8_t>(outside)});
+        }
+        new (self) Resample(name, std::move(x), std::move(taps), fill, round, element_type(dtype), threads);
+    });
+
 GRAPHKIT_BINDINGS(resample) {
     nb::class_<Resample, Kernel>(
         m, "Resample", "Weighted sums along axes, each (axis, starts, sources, weights, outside), arrays as bytes.")
-        .def(
-            "__init__",
-            [](Resample* self, Text name, Dims x, const std::vector<TapsTuple>& axes, double fill, bool round,
-               Text dtype, int threads) {
-                std::vector<AxisTaps> taps;
-                for (const auto& [axis, starts, sources, weights, outside] : axes) {
-                    taps.push_back({axis, elements_of<std::int64_t>(starts), elements_of<std::int32_t>(sources),
-                                    elements_of<double>(weights), elements_of<std::uint8_t>(outside)});
-                }
-                new (self) Resample(name, std::move(x), std::move(taps), fill, round, element_type(dtype), threads);
-            },
-            "name"_a, "x"_a, "axes"_a, "fill"_a, "round"_a, "dtype"_a, "threads"_a = 0);
+        .def("__init__", resample_recipe.init(), "name"_a, "x"_a, "axes"_a, "fill"_a, "round"_a, "dtype"_a,
+             "threads"_a = 0);
 }
 
 }  // namespace graphkit

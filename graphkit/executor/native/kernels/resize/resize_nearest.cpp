@@ -1,6 +1,7 @@
 // Resizing to nearest elements.
 #include "primitives/axis_gather.h"
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 namespace {
@@ -35,14 +36,14 @@ void ResizeNearest::run(const void* const* inputs, void* const* outputs, std::by
               reinterpret_cast<const std::byte*>(fill_.data()));
 }
 
+static const RecipeKind resize_nearest_recipe(
+    "ResizeNearest", +[](ResizeNearest* self, Dims x, const Maps& maps, const RawBytes& fill, Text dtype, int threads) {
+        new (self) ResizeNearest(std::move(x), maps, fill.data, element_type(dtype), threads);
+    });
+
 GRAPHKIT_BINDINGS(resize_nearest) {
     nb::class_<ResizeNearest, Kernel>(m, "ResizeNearest", "maps: see Pad; fill: the bytes of one element.")
-        .def(
-            "__init__",
-            [](ResizeNearest* self, Dims x, const Maps& maps, const nb::bytes& fill, Text dtype, int threads) {
-                new (self) ResizeNearest(std::move(x), maps, bytes_of(fill), element_type(dtype), threads);
-            },
-            "x"_a, "maps"_a, "fill"_a, "dtype"_a, "threads"_a = 0);
+        .def("__init__", resize_nearest_recipe.init(), "x"_a, "maps"_a, "fill"_a, "dtype"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

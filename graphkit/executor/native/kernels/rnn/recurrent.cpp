@@ -6,6 +6,7 @@
 #include "runtime/bindings.h"
 #include "runtime/isa.h"
 #include "runtime/kernel_factory.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -457,38 +458,41 @@ class RecurrentFactory final : public KernelFactory {
 
 }  // namespace
 
+static const RecipeKind recurrent_recipe(
+    "Recurrent",
+    +[](Recurrent* self, const std::string& kind, const Dims& x, std::int64_t hidden, std::string direction,
+        GateFunctions activations, std::optional<float> clip, bool linear_before_reset, bool input_forget,
+        bool batch_first, bool pack_w, bool pack_r, bool saves, int threads) {
+        RecurrentOptions options = options_of(std::move(direction), std::move(activations), clip, linear_before_reset,
+                                              input_forget, batch_first);
+        options.pack_w = pack_w;
+        options.pack_r = pack_r;
+        options.saves = saves;
+        new (self) Recurrent(kind, x, hidden, options, threads);
+    });
+
+static const RecipeKind recurrent_factory_recipe(
+    "RecurrentFactory", +[](RecurrentFactory* self, std::string kind, std::string direction, GateFunctions activations,
+                            std::optional<float> clip, bool linear_before_reset, bool input_forget, bool batch_first,
+                            bool pack_w, bool pack_r, bool saves, int threads) {
+        RecurrentOptions options = options_of(std::move(direction), std::move(activations), clip, linear_before_reset,
+                                              input_forget, batch_first);
+        options.pack_w = pack_w;
+        options.pack_r = pack_r;
+        options.saves = saves;
+        new (self) RecurrentFactory(std::move(kind), std::move(options), threads);
+    });
+
 GRAPHKIT_BINDINGS(recurrent, "sized_kernels") {
     nb::class_<Recurrent, Kernel>(m, "Recurrent")
-        .def(
-            "__init__",
-            [](Recurrent* self, const std::string& kind, const Dims& x, std::int64_t hidden, std::string direction,
-               GateFunctions activations, std::optional<float> clip, bool linear_before_reset, bool input_forget,
-               bool batch_first, bool pack_w, bool pack_r, bool saves, int threads) {
-                RecurrentOptions options = options_of(std::move(direction), std::move(activations), clip,
-                                                      linear_before_reset, input_forget, batch_first);
-                options.pack_w = pack_w;
-                options.pack_r = pack_r;
-                options.saves = saves;
-                new (self) Recurrent(kind, x, hidden, options, threads);
-            },
-            "kind"_a, "x"_a, "hidden"_a, nb::kw_only(), "direction"_a = "forward", "activations"_a = GateFunctions{},
-            "clip"_a.none() = nb::none(), "linear_before_reset"_a = false, "input_forget"_a = false,
-            "batch_first"_a = false, "pack_w"_a = false, "pack_r"_a = false, "saves"_a = false, "threads"_a = 0);
+        .def("__init__", recurrent_recipe.init(), "kind"_a, "x"_a, "hidden"_a, nb::kw_only(), "direction"_a = "forward",
+             "activations"_a = GateFunctions{}, "clip"_a.none() = nb::none(), "linear_before_reset"_a = false,
+             "input_forget"_a = false, "batch_first"_a = false, "pack_w"_a = false, "pack_r"_a = false,
+             "saves"_a = false, "threads"_a = 0);
     nb::class_<RecurrentFactory, KernelFactory>(m, "RecurrentFactory", "Makes the kernels of a layer for all sizes.")
-        .def(
-            "__init__",
-            [](RecurrentFactory* self, std::string kind, std::string direction, GateFunctions activations,
-               std::optional<float> clip, bool linear_before_reset, bool input_forget, bool batch_first, bool pack_w,
-               bool pack_r, bool saves, int threads) {
-                RecurrentOptions options = options_of(std::move(direction), std::move(activations), clip,
-                                                      linear_before_reset, input_forget, batch_first);
-                options.pack_w = pack_w;
-                options.pack_r = pack_r;
-                options.saves = saves;
-                new (self) RecurrentFactory(std::move(kind), std::move(options), threads);
-            },
-            "kind"_a, nb::kw_only(), "direction"_a, "activations"_a, "clip"_a.none(), "linear_before_reset"_a,
-            "input_forget"_a, "batch_first"_a, "pack_w"_a, "pack_r"_a, "saves"_a, "threads"_a);
+        .def("__init__", recurrent_factory_recipe.init(), "kind"_a, nb::kw_only(), "direction"_a, "activations"_a,
+             "clip"_a.none(), "linear_before_reset"_a, "input_forget"_a, "batch_first"_a, "pack_w"_a, "pack_r"_a,
+             "saves"_a, "threads"_a);
 }
 
 }  // namespace graphkit

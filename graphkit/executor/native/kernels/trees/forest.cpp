@@ -21,7 +21,7 @@ constexpr std::int32_t kGap = -1;
 
 template <typename T>
 WalkedForest<T>::WalkedForest(const ForestArrays<T>& given, bool has_missing, std::int64_t targets)
-    : has_missing_(has_missing) {
+    : targets_(targets), has_missing_(has_missing) {
     check(given, targets);
     const std::size_t count = given.limit.size();
     const std::vector<Levels> heights = this->heights(given);
@@ -49,10 +49,12 @@ WalkedForest<T>::WalkedForest(const ForestArrays<T>& given, bool has_missing, st
         const bool has_weight = is_leaf && given.count[i] > 0;
         const auto first = static_cast<std::size_t>(given.first[i]);
         const T limit = !is_leaf ? given.limit[i] : has_weight ? given.weight[first] : T(0);
+        // A walk also reads the feature and the children of a leaf.
+        const std::int32_t feature = is_leaf ? 0 : given.feature[i];
+        const std::int32_t no = is_leaf ? given.yes[i] : given.no[i];
+        has_missing_ = has_missing_ || feature < 0;
         nodes_.push_back(
-            {limit,
-             given.feature[i],
-             {place[static_cast<std::size_t>(given.yes[i])], place[static_cast<std::size_t>(given.no[i])]}});
+            {limit, feature, {place[static_cast<std::size_t>(given.yes[i])], place[static_cast<std::size_t>(no)]}});
         first_.push_back(static_cast<std::int32_t>(weights_.size()));
         for (std::size_t j = first; j < first + static_cast<std::size_t>(given.count[i]); ++j) {
             weights_.push_back({given.target[j], given.weight[j]});
@@ -162,6 +164,9 @@ std::vector<Levels> WalkedForest<T>::heights(const ForestArrays<T>& given) const
                 found[i] = {std::min(a.least, b.least) + 1, std::max(a.most, b.most) + 1};
                 pending.pop_back();
                 continue;
+            }
+            if (pending.size() > 2 * found.size()) {
+                throw NativeError("the nodes of a forest form a cycle");
             }
             if (a.most < 0) {
                 pending.push_back(yes);

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace graphkit {
@@ -64,6 +66,7 @@ class WalkedForest {
     std::int64_t trees() const { return static_cast<std::int64_t>(roots_.size()); }
     // The mean number of levels of a tree.
     double depth() const { return depth_; }
+    std::int64_t targets() const { return targets_; }
     // The largest feature number that a node tests.
     std::int64_t last_feature() const { return last_feature_; }
 
@@ -81,6 +84,10 @@ class WalkedForest {
         return weights_.data() + first_[static_cast<std::size_t>(leaf) + 1];
     }
 
+    // The arrays from which the forest was made, see recipe.h; "" if they are not known.
+    const std::string& recipe() const { return recipe_; }
+    void set_recipe(std::string recipe) { recipe_ = std::move(recipe); }
+
   private:
     void check(const ForestArrays<T>& given, std::int64_t targets) const;
     std::vector<Levels> heights(const ForestArrays<T>& given) const;
@@ -96,7 +103,9 @@ class WalkedForest {
     std::vector<LeafWeight<T>> weights_;
     std::int64_t last_feature_ = -1;
     double depth_ = 0;
+    std::int64_t targets_;
     bool has_missing_;
+    std::string recipe_;
 };
 
 extern template class WalkedForest<float>;

@@ -12,6 +12,7 @@
 #include "kernels/trees/forest.h"
 #include "primitives/elements.h"
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 namespace {
@@ -77,6 +78,10 @@ TreeEnsemble<T>::TreeEnsemble(Dims x, ElementType type, Dims y, ElementType resu
     if (x.empty() || x.size() > 2 || targets < 1) {
         throw NativeError("TreeEnsemble takes a vector or a matrix");
     }
+    if (forest_->targets() != targets) {
+        throw NativeError("the trees have " + std::to_string(forest_->targets()) + " targets, but the output has " +
+                          std::to_string(targets));
+    }
     rows_ = x.size() == 2 ? x[0] : 1;
     features_ = x.back();
     if (rows_ > 0 && forest_->last_feature() >= features_) {
@@ -89,6 +94,9 @@ TreeEnsemble<T>::TreeEnsemble(Dims x, ElementType type, Dims y, ElementType resu
         outputs_ = {{"y", {rows_}, ElementType::i64, true}, {"z", y, ElementType::f32, true}};
     } else {
         outputs_ = {{"y", y, result}};
+    }
+    if (classifies && static_cast<std::int64_t>(finish_.base.size()) > targets) {
+        throw NativeError(describe() + ": there are more base values than classes");
     }
     if (y != Dims{rows_, targets} || (classifies && static_cast<std::int64_t>(finish_.labels.size()) != targets)) {
         throw NativeError(describe() + ": the shape of the output, or the number of labels, does not fit");
@@ -299,56 +307,89 @@ void TreeEnsemble<T>::run(const void* const* inputs, void* const* outputs, std::
 }
 
 template <typename V>
-std::vector<V> elements(const nb::bytes& bytes) {
-    std::vector<V> values(bytes.size() / sizeof(V));
-    std::memcpy(values.data(), bytes.c_str(), values.size() * sizeof(V));
+std::vector<V> elements(const RawBytes& bytes) {
+    std::vector<V> values(bytes.data.size() / sizeof(V));
+    std::memcpy(values.data(), bytes.data.data(), values.size() * sizeof(V));
     return values;
 }
 
+// The arrays of ForestArrays in order, whether a feature may be missing, and the number of targets.
+using ForestTuple = std::tuple<RawBytes, RawBytes, RawBytes, RawBytes, RawBytes, RawBytes, RawBytes, RawBytes, RawBytes,
+                               bool, std::int64_t>;
+
 template <typename T>
-void bind(nb::module_& m, const char* forest, const char* kernel) {
+ForestArrays<T> arrays_of(const ForestTuple& given) {
+    const auto& [limit, feature, yes, no, roots, first, count, target, weight, has_missing, targets] = given;
+    return {elements<T>(limit),
+            elements<std::int32_t>(feature),
+            elements<std::int32_t>(yes),
+            elements<std::int32_t>(no),
+            elements<std::int32_t>(roots),
+            elements<std::int32_t>(first),
+            elements<std::int32_t>(count),
+            elements<std::int32_t>(target),
+            elements<T>(weight)};
+}
+
+template <typename T>
+void build_ensemble(TreeEnsemble<T>* self, Dims x, Text type, Dims y, Text result,
+                    std::shared_ptr<WalkedForest<T>> trees, Text aggregate, Text transform, std::vector<double> base,
+                    std::vector<std::int64_t> labels, bool is_binary, bool is_positive, int threads) {
+    const std::int64_t targets = y.empty() ? 0 : y.back();
+    Finish finish{
+        aggregate_of(aggregate), transform_of(transform), std::move(base), std::move(labels), is_binary, is_positive};
+    new (self) TreeEnsemble<T>(std::move(x), element_type(type), std::move(y), element_type(result), std::move(trees),
+                               targets, std::move(finish), threads);
+}
+
+}  // namespace
+
+template <typename T>
+struct RecipeCodec<std::shared_ptr<WalkedForest<T>>> {
+    static void write(RecipeWriter& to, const std::shared_ptr<WalkedForest<T>>& forest) {
+        if (forest->recipe().empty()) {
+            throw NativeError("the trees were made while no recipes were recorded");
+        }
+        to.raw(forest->recipe().data(), forest->recipe().size());
+    }
+    static std::shared_ptr<WalkedForest<T>> read(RecipeReader& from) {
+        const auto given = RecipeCodec<ForestTuple>::read(from);
+        return std::make_shared<WalkedForest<T>>(arrays_of<T>(given), std::get<9>(given), std::get<10>(given));
+    }
+};
+
+namespace {
+
+const RecipeKind ensemble32_recipe("TreeEnsemble32", &build_ensemble<float>);
+const RecipeKind ensemble64_recipe("TreeEnsemble64", &build_ensemble<double>);
+
+template <typename T, typename Recipe>
+void bind(nb::module_& m, const char* forest, const char* kernel, const Recipe& recipe) {
     nb::class_<WalkedForest<T>>(m, forest).def(
         "__init__",
-        [](WalkedForest<T>* self, const nb::bytes& limit, const nb::bytes& feature, const nb::bytes& yes,
-           const nb::bytes& no, const nb::bytes& roots, const nb::bytes& first, const nb::bytes& count,
-           const nb::bytes& target, const nb::bytes& weight, bool has_missing, std::int64_t targets) {
-            const ForestArrays<T> arrays{elements<T>(limit),
-                                         elements<std::int32_t>(feature),
-                                         elements<std::int32_t>(yes),
-                                         elements<std::int32_t>(no),
-                                         elements<std::int32_t>(roots),
-                                         elements<std::int32_t>(first),
-                                         elements<std::int32_t>(count),
-                                         elements<std::int32_t>(target),
-                                         elements<T>(weight)};
-            new (self) WalkedForest<T>(arrays, has_missing, targets);
+        [](WalkedForest<T>* self, const RawBytes& limit, const RawBytes& feature, const RawBytes& yes,
+           const RawBytes& no, const RawBytes& roots, const RawBytes& first, const RawBytes& count,
+           const RawBytes& target, const RawBytes& weight, bool has_missing, std::int64_t targets) {
+            const ForestTuple given{limit, feature, yes, no, roots, first, count, target, weight, has_missing, targets};
+            new (self) WalkedForest<T>(arrays_of<T>(given), has_missing, targets);
+            if (records_recipes()) {
+                RecipeWriter writer;
+                RecipeCodec<ForestTuple>::write(writer, given);
+                self->set_recipe(writer.take());
+            }
         },
         nb::kw_only(), "limit"_a, "feature"_a, "yes"_a, "no"_a, "roots"_a, "first"_a, "count"_a, "target"_a, "weight"_a,
         "has_missing"_a, "targets"_a);
-    nb::class_<TreeEnsemble<T>, Kernel>(m, kernel).def(
-        "__init__",
-        [](TreeEnsemble<T>* self, Dims x, Text type, Dims y, Text result, std::shared_ptr<WalkedForest<T>> trees,
-           Text aggregate, Text transform, std::vector<double> base, std::vector<std::int64_t> labels, bool is_binary,
-           bool is_positive, int threads) {
-            const std::int64_t targets = y.empty() ? 0 : y.back();
-            Finish finish{aggregate_of(aggregate),
-                          transform_of(transform),
-                          std::move(base),
-                          std::move(labels),
-                          is_binary,
-                          is_positive};
-            new (self) TreeEnsemble<T>(std::move(x), element_type(type), std::move(y), element_type(result),
-                                       std::move(trees), targets, std::move(finish), threads);
-        },
-        nb::kw_only(), "x"_a, "type"_a, "y"_a, "result"_a, "trees"_a, "aggregate"_a, "transform"_a, "base"_a,
-        "labels"_a, "is_binary"_a, "is_positive"_a, "threads"_a);
+    nb::class_<TreeEnsemble<T>, Kernel>(m, kernel).def("__init__", recipe.init(), nb::kw_only(), "x"_a, "type"_a, "y"_a,
+                                                       "result"_a, "trees"_a, "aggregate"_a, "transform"_a, "base"_a,
+                                                       "labels"_a, "is_binary"_a, "is_positive"_a, "threads"_a);
 }
 
 }  // namespace
 
 GRAPHKIT_BINDINGS(trees) {
-    bind<float>(m, "Forest32", "TreeEnsemble32");
-    bind<double>(m, "Forest64", "TreeEnsemble64");
+    bind<float>(m, "Forest32", "TreeEnsemble32", ensemble32_recipe);
+    bind<double>(m, "Forest64", "TreeEnsemble64", ensemble64_recipe);
 }
 
 }  // namespace graphkit

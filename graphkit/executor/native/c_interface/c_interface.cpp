@@ -1,0 +1,201 @@
+// The functions of graphkit.h.
+#include <array>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "../../include/graphkit.h"
+#include "c_interface/saved_program.h"
+
+struct gk_session {
+    graphkit::SavedProgram program;
+};
+
+namespace {
+
+using graphkit::SavedProgram;
+using Ports = std::vector<SavedProgram::Port>;
+
+thread_local std::string latest_error;
+
+gk_status failed(gk_status status, const char* text) {
+    try {
+        latest_error = text;
+    } catch (const std::bad_alloc&) {
+        latest_error.clear();
+    }
+    return status;
+}
+
+// Calls a function that returns a status. Exceptions become statuses.
+template <typename Body>
+gk_status guarded(const Body& body) noexcept {
+    try {
+        return body();
+    } catch (const graphkit::FileError& error) {
+        return failed(GK_ERROR_FILE, error.what());
+    } catch (const graphkit::BadFile& error) {
+        return failed(GK_ERROR_FORMAT, error.what());
+    } catch (const graphkit::OtherVersion& error) {
+        return failed(GK_ERROR_VERSION, error.what());
+    } catch (const graphkit::OtherProcessor& error) {
+        return failed(GK_ERROR_PROCESSOR, error.what());
+    } catch (const graphkit::NoMemory& error) {
+        return failed(GK_ERROR_MEMORY, error.what());
+    } catch (const graphkit::NativeError& error) {
+        return failed(GK_ERROR_RUN, error.what());
+    } catch (const std::bad_alloc&) {
+        return failed(GK_ERROR_MEMORY, "there is not enough memory");
+    } catch (const std::exception& error) {
+        return failed(GK_ERROR_INTERNAL, error.what());
+    } catch (...) {
+        return failed(GK_ERROR_INTERNAL, "unknown error");
+    }
+}
+
+gk_type type_of(graphkit::ElementType type) {
+    // In the order of ElementType.
+    constexpr std::array<gk_type, 13> kTypes{GK_FLOAT32, GK_FLOAT64, GK_FLOAT16, GK_BFLOAT16, GK_INT8,
+                                             GK_INT16,   GK_INT32,   GK_INT64,   GK_UINT8,    GK_UINT16,
+                                             GK_UINT32,  GK_UINT64,  GK_BOOL};
+    return kTypes[static_cast<std::size_t>(type)];
+}
+
+const Ports* inputs_of(const gk_session* session) {
+    return session == nullptr ? nullptr : &session->program.inputs();
+}
+
+const Ports* outputs_of(const gk_session* session) {
+    return session == nullptr ? nullptr : &session->program.outputs();
+}
+
+const SavedProgram::Port* port(const Ports* ports, std::size_t number) {
+    return ports == nullptr || number >= ports->size() ? nullptr : &(*ports)[number];
+}
+
+// Checks pointers of arrays. Empty arrays and, if `may_lack`, unused outputs need no memory.
+void check_arrays(const Ports& ports, const void* const* arrays, const char* what, bool may_lack) {
+    for (std::size_t i = 0; i < ports.size(); ++i) {
+        const auto& [name, type, shape, bytes] = ports[i];
+        if (arrays[i] == nullptr && bytes > 0 && !may_lack) {
+            throw std::invalid_argument(std::string(what) + " '" + name + "' is NULL");
+        }
+        if (reinterpret_cast<std::uintptr_t>(arrays[i]) % graphkit::size_of(type) != 0) {
+            throw std::invalid_argument(std::string(what) + " '" + name + "' is not aligned for elements of " +
+                                        std::to_string(graphkit::size_of(type)) + " bytes");
+        }
+    }
+}
+
+void check_count(const Ports& ports, std::size_t count, const void* arrays, const char* what) {
+    if (count != ports.size()) {
+        throw std::invalid_argument("the program has " + std::to_string(ports.size()) + " " + what + ", but " +
+                                    std::to_string(count) + " were given");
+    }
+    if (arrays == nullptr && count > 0) {
+        throw std::invalid_argument(std::string("the array of ") + what + " is NULL");
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+GK_API const char* gk_version(void) {
+    return GRAPHKIT_VERSION;
+}
+
+GK_API uint32_t gk_abi_version(void) {
+    return GK_ABI_VERSION;
+}
+
+GK_API const char* gk_error(void) {
+    return latest_error.c_str();
+}
+
+GK_API const char* gk_status_name(gk_status status) {
+    constexpr std::array<const char*, 9> kNames{"GK_OK",           "GK_ERROR_ARGUMENT", "GK_ERROR_FILE",
+                                                "GK_ERROR_FORMAT", "GK_ERROR_VERSION",  "GK_ERROR_PROCESSOR",
+                                                "GK_ERROR_MEMORY", "GK_ERROR_RUN",      "GK_ERROR_INTERNAL"};
+    const auto number = static_cast<unsigned>(status);
+    return number < kNames.size() ? kNames[number] : "unknown status";
+}
+
+GK_API gk_status gk_open_checked(const char* path, const gk_options* options, gk_session** session,
+                                 uint32_t abi_version, size_t options_size) {
+    if (session != nullptr) {
+        *session = nullptr;
+    }
+    if (path == nullptr || session == nullptr) {
+        return failed(GK_ERROR_ARGUMENT, "gk_open: path and session must not be NULL");
+    }
+    if (abi_version != GK_ABI_VERSION || options_size != sizeof(gk_options)) {
+        return failed(GK_ERROR_VERSION, "gk_open: the program was compiled with the graphkit.h of another version");
+    }
+    const int threads = options == nullptr ? 0 : options->threads;
+    if (threads < 0) {
+        return failed(GK_ERROR_ARGUMENT, "gk_open: threads must not be negative");
+    }
+    return guarded([&] {
+        *session = new gk_session{{path, threads}};
+        return GK_OK;
+    });
+}
+
+GK_API void gk_close(gk_session* session) {
+    delete session;
+}
+
+#define GK_PORT_FUNCTIONS(kind)                                                                         \
+    GK_API size_t gk_##kind##_count(const gk_session* session) {                                        \
+        const Ports* const ports = kind##s_of(session);                                                 \
+        return ports == nullptr ? 0 : ports->size();                                                    \
+    }                                                                                                   \
+    GK_API const char* gk_##kind##_name(const gk_session* session, size_t kind) {                       \
+        const auto* const found = port(kind##s_of(session), kind);                                      \
+        return found == nullptr ? nullptr : found->name.c_str();                                        \
+    }                                                                                                   \
+    GK_API gk_type gk_##kind##_type(const gk_session* session, size_t kind) {                           \
+        const auto* const found = port(kind##s_of(session), kind);                                      \
+        return found == nullptr ? GK_TYPE_NONE : type_of(found->type);                                  \
+    }                                                                                                   \
+    GK_API size_t gk_##kind##_rank(const gk_session* session, size_t kind) {                            \
+        const auto* const found = port(kind##s_of(session), kind);                                      \
+        return found == nullptr ? 0 : found->shape.size();                                              \
+    }                                                                                                   \
+    GK_API const int64_t* gk_##kind##_dims(const gk_session* session, size_t kind) {                    \
+        static constexpr std::int64_t kNone = 0; /* a scalar has no sizes, but its dims are not NULL */ \
+        const auto* const found = port(kind##s_of(session), kind);                                      \
+        return found == nullptr ? nullptr : found->shape.empty() ? &kNone : found->shape.data();        \
+    }                                                                                                   \
+    GK_API size_t gk_##kind##_bytes(const gk_session* session, size_t kind) {                           \
+        const auto* const found = port(kind##s_of(session), kind);                                      \
+        return found == nullptr ? 0 : found->bytes;                                                     \
+    }
+
+GK_PORT_FUNCTIONS(input)
+GK_PORT_FUNCTIONS(output)
+
+GK_API gk_status gk_run(gk_session* session, const void* const* inputs, size_t input_count, void* const* outputs,
+                        size_t output_count) {
+    if (session == nullptr) {
+        return failed(GK_ERROR_ARGUMENT, "gk_run: session is NULL");
+    }
+    return guarded([&] {
+        try {
+            check_count(session->program.inputs(), input_count, inputs, "inputs");
+            check_count(session->program.outputs(), output_count, outputs, "outputs");
+            check_arrays(session->program.inputs(), inputs, "input", false);
+            check_arrays(session->program.outputs(), outputs, "output", true);
+        } catch (const std::invalid_argument& error) {
+            return failed(GK_ERROR_ARGUMENT, (std::string("gk_run: ") + error.what()).c_str());
+        }
+        session->program.run(inputs, outputs);
+        return GK_OK;
+    });
+}
+
+}  // extern "C"

@@ -1,0 +1,196 @@
+#include "c_interface/program_part.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+#include "runtime/parts.h"
+
+namespace graphkit {
+namespace {
+
+constexpr std::uint64_t kMostRuns = std::uint64_t{1} << 31;
+
+}  // namespace
+
+// What one run at a time uses.
+struct ProgramPart::Runner {
+    struct Free {
+        void operator()(std::byte* memory) const { std::free(memory); }
+    };
+
+    std::unique_ptr<std::byte, Free> arena;
+    Instance instance;
+
+    explicit Runner(const Program& program)
+        : arena(static_cast<std::byte*>(
+              std::aligned_alloc(kAlignment, std::max(kAlignment, aligned(program.arena_bytes()))))),
+          instance(program) {
+        if (arena == nullptr) {
+            throw std::bad_alloc();
+        }
+        instance.move(arena.get());
+    }
+};
+
+ProgramPart::ProgramPart(const SavedPart& saved, const SavedMemory& memory, const Kernels& kernels, int threads)
+    : runs_(static_cast<std::int64_t>(saved.runs)),
+      slices_(saved.slices),
+      program_(threads, saved.arena_bytes, static_cast<int>(memory.externals())) {
+    if (saved.runs < 1 || saved.runs > kMostRuns) {
+        throw NativeError("the number of runs of a part is out of range");
+    }
+    check_slices(memory);
+    add_steps(program_.root(), saved.steps, checked_memory(saved, memory), kernels);
+    program_.complete();
+    for (std::size_t i = 0; i < memory.constants.size(); ++i) {
+        constants_.emplace_back(static_cast<int>(memory.ports() + i), memory.constants[i].first);
+    }
+}
+
+ProgramPart::~ProgramPart() = default;
+
+void ProgramPart::check_slices(const SavedMemory& memory) const {
+    if (slices_.size() != memory.ports()) {
+        throw NativeError("a part has another number of inputs and outputs");
+    }
+    const auto last = static_cast<std::uint64_t>(runs_ - 1);
+    for (std::size_t i = 0; i < slices_.size(); ++i) {
+        const bool is_output = i >= memory.inputs.size();
+        const std::uint64_t room = is_output ? memory.outputs[i - memory.inputs.size()] : memory.inputs[i];
+        const auto& [offset, stride, bytes] = slices_[i];
+        std::uint64_t end = 0;
+        if (__builtin_mul_overflow(last, stride, &end) || __builtin_add_overflow(end, offset, &end) ||
+            __builtin_add_overflow(end, bytes, &end) || end > room) {
+            throw NativeError("a part is outside of its input or output");
+        }
+        if (is_output && last > 0 && stride < bytes) {
+            throw NativeError("parts of an output overlap");
+        }
+    }
+}
+
+StepCheck ProgramPart::checked_memory(const SavedPart& saved, const SavedMemory& memory) const {
+    StepCheck check(saved.arena_bytes, static_cast<int>(memory.externals()));
+    for (std::size_t i = 0; i < slices_.size(); ++i) {
+        check.add_external(static_cast<int>(i), slices_[i].bytes, i >= memory.inputs.size());
+    }
+    for (std::size_t i = 0; i < memory.constants.size(); ++i) {
+        check.add_external(static_cast<int>(memory.ports() + i), memory.constants[i].second, false);
+    }
+    return check;
+}
+
+void ProgramPart::add_kernel(Block& block, const SavedStep& given, const Kernel& kernel) {
+    Step step{Step::Kind::kernel, given.name};
+    step.inputs = program_.entries(given.inputs);
+    step.input_entries = given.inputs.size();
+    step.outputs = program_.entries(given.outputs);
+    step.output_entries = given.outputs.size();
+    step.scratch = program_.entry(given.scratch);
+    program_.add_kernel(block, std::move(step), kernel);
+}
+
+void ProgramPart::add_steps(Block& block, const std::vector<SavedStep>& steps, const StepCheck& check,
+                            const Kernels& kernels) {
+    for (const SavedStep& given : steps) {
+        switch (given.kind) {
+            case SavedStep::Kind::kernel:
+                if (given.kernel >= kernels.size()) {
+                    throw NativeError(given.name + ": there is no kernel with this number");
+                }
+                check.kernel(given, *kernels[given.kernel]);
+                add_kernel(block, given, *kernels[given.kernel]);
+                break;
+            case SavedStep::Kind::copy: {
+                check.copy(given);
+                Step step{Step::Kind::copy, given.name};
+                step.inputs = program_.entry(given.inputs[0]);
+                step.outputs = program_.entry(given.outputs[0]);
+                step.bytes = given.bytes;
+                block.steps.push_back(std::move(step));
+                break;
+            }
+            case SavedStep::Kind::branch: {
+                check.branch(given);
+                Step step{Step::Kind::branch, given.name};
+                step.inputs = program_.entry(given.inputs[0]);
+                step.index = block.branches.size();
+                block.steps.push_back(std::move(step));
+                Branch branch;  // Branch::taken: else, then
+                for (std::size_t part = 0; part < 2; ++part) {
+                    branch.taken[1 - part] = std::make_unique<Block>();
+                    add_steps(*branch.taken[1 - part], given.blocks[part], check, kernels);
+                }
+                block.branches.push_back(std::move(branch));
+                break;
+            }
+            case SavedStep::Kind::fail:
+                block.steps.push_back(Step{Step::Kind::fail, given.name});
+                break;
+        }
+    }
+}
+
+ProgramPart::RunnerPtr ProgramPart::take() {
+    {
+        const std::lock_guard lock(mutex_);
+        if (!idle_.empty()) {
+            RunnerPtr found = std::move(idle_.back());
+            idle_.pop_back();
+            return found;
+        }
+    }
+    auto made = std::make_unique<Runner>(program_);
+    for (const auto& [external, address] : constants_) {
+        made->instance.set_external(external, const_cast<char*>(address));  // steps write only to outputs
+    }
+    return made;
+}
+
+void ProgramPart::give(RunnerPtr runner) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(runner));
+}
+
+void ProgramPart::run_together(const std::vector<std::byte*>& ports, std::int64_t runs) {
+    std::vector<RunnerPtr> runners;
+    std::vector<Instance*> instances;
+    for (int i = 0; i < program_.threads(); ++i) {
+        runners.push_back(take());
+        instances.push_back(&runners.back()->instance);
+    }
+    std::vector<PartArray> arrays;
+    for (std::size_t i = 0; i < ports.size(); ++i) {
+        arrays.push_back(
+            {static_cast<int>(i), ports[i] + slices_[i].offset, static_cast<std::int64_t>(slices_[i].stride)});
+    }
+    run_parts(instances, arrays, runs, [] {});
+    for (RunnerPtr& runner : runners) {
+        give(std::move(runner));
+    }
+}
+
+void ProgramPart::run(const std::vector<std::byte*>& ports) {
+    // As many runs as threads at the same time, then the others one after the other, each on all threads.
+    const std::int64_t threads = program_.threads();
+    const std::int64_t together = threads > 1 ? runs_ / threads * threads : 0;
+    if (together > 0) {
+        run_together(ports, together);
+    }
+    if (together == runs_) {
+        return;
+    }
+    RunnerPtr runner = take();
+    for (std::int64_t i = together; i < runs_; ++i) {
+        for (std::size_t port = 0; port < ports.size(); ++port) {
+            const SavedSlice& slice = slices_[port];
+            runner->instance.set_external(static_cast<int>(port),
+                                          ports[port] + slice.offset + slice.stride * static_cast<std::uint64_t>(i));
+        }
+        runner->instance.run([](std::size_t) {}, [] {});
+    }
+    give(std::move(runner));
+}
+
+}  // namespace graphkit

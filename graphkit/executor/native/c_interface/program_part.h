@@ -1,0 +1,85 @@
+// A part of a saved program: steps for all examples of a batch, or for some, which run several times.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "c_interface/step_check.h"
+#include "runtime/kernel.h"
+#include "runtime/program.h"
+#include "runtime/recipe.h"
+
+namespace graphkit {
+
+// Where the runs of a part find one input or output: run i uses `bytes` bytes at offset + i * stride.
+struct SavedSlice {
+    std::uint64_t offset = 0;
+    std::uint64_t stride = 0;
+    std::uint64_t bytes = 0;
+};
+
+template <>
+struct RecipeFields<SavedSlice> {
+    static auto of(SavedSlice& s) { return std::tie(s.offset, s.stride, s.bytes); }
+};
+
+struct SavedPart {
+    std::uint64_t arena_bytes = 0;
+    std::uint64_t runs = 1;
+    std::vector<SavedSlice> slices;  // of the inputs, then of the outputs
+    std::vector<SavedStep> steps;
+};
+
+template <>
+struct RecipeFields<SavedPart> {
+    static auto of(SavedPart& p) { return std::tie(p.arena_bytes, p.runs, p.slices, p.steps); }
+};
+
+// The external memory of a program: first the inputs, then the outputs, then the constants.
+struct SavedMemory {
+    std::vector<std::size_t> inputs;   // bytes
+    std::vector<std::size_t> outputs;  // bytes
+    std::vector<std::pair<const char*, std::size_t>> constants;
+
+    std::size_t ports() const { return inputs.size() + outputs.size(); }
+    std::size_t externals() const { return ports() + constants.size(); }
+};
+
+using Kernels = std::vector<std::unique_ptr<Kernel>>;
+
+class ProgramPart {
+  public:
+    // The memory of constants, and the kernels, must outlive the part. Throws NativeError if a step would leave its
+    // memory.
+    ProgramPart(const SavedPart& saved, const SavedMemory& memory, const Kernels& kernels, int threads);
+    ~ProgramPart();
+    ProgramPart(const ProgramPart&) = delete;
+    ProgramPart& operator=(const ProgramPart&) = delete;
+
+    // Runs the part on the memory of all inputs, then all outputs. Threads may call this at the same time.
+    void run(const std::vector<std::byte*>& ports);
+
+  private:
+    struct Runner;
+    using RunnerPtr = std::unique_ptr<Runner>;
+
+    void check_slices(const SavedMemory& memory) const;
+    StepCheck checked_memory(const SavedPart& saved, const SavedMemory& memory) const;
+    void add_steps(Block& block, const std::vector<SavedStep>& steps, const StepCheck& check, const Kernels& kernels);
+    void add_kernel(Block& block, const SavedStep& given, const Kernel& kernel);
+    RunnerPtr take();
+    void give(RunnerPtr runner);
+    void run_together(const std::vector<std::byte*>& ports, std::int64_t runs);
+
+    std::int64_t runs_;
+    std::vector<SavedSlice> slices_;
+    std::vector<std::pair<int, const char*>> constants_;  // external memory, and its address
+    Program program_;
+    std::mutex mutex_;
+    std::vector<RunnerPtr> idle_;
+};
+
+}  // namespace graphkit

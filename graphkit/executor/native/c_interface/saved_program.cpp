@@ -1,0 +1,283 @@
+#include "c_interface/saved_program.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <new>
+
+#include "runtime/cpu_info.h"
+#include "runtime/isa.h"
+#include "runtime/threads.h"
+#ifdef GRAPHKIT_ONEDNN
+#include "onednn/onednn.h"
+#endif
+
+namespace graphkit {
+namespace {
+
+constexpr std::string_view kMagic{"\x89GKP\r\n\x1a\n", 8};
+constexpr std::size_t kHeaderBytes = 64;
+constexpr std::size_t kChecksumAt = 56;
+constexpr int kMostThreads = 1024;
+constexpr std::size_t kMostRank = 64;
+
+// The first bytes of a file, after the magic.
+struct Header {
+    std::uint32_t format;
+    std::uint32_t byte_order;  // 0x01020304 on machines that can read the file
+    std::uint64_t file_bytes;
+    std::uint64_t metadata_bytes;  // follows the header
+    std::uint64_t data_at;
+    std::uint64_t data_bytes;
+    std::uint64_t reserved;
+};
+static_assert(sizeof(Header) == kChecksumAt - kMagic.size());
+
+using Constant = std::pair<std::uint64_t, std::uint64_t>;             // place in the data, bytes
+using PortTuple = std::tuple<std::string, std::string, Dims>;  // name, element type, shape
+
+Header header_of(std::string_view file) {
+    Header header{};
+    std::memcpy(&header, file.data() + kMagic.size(), sizeof header);
+    return header;
+}
+
+std::string joined(const std::vector<std::string>& parts) {
+    std::string text;
+    for (const std::string& part : parts) {
+        text += (text.empty() ? "" : ", ") + part;
+    }
+    return text;
+}
+
+// Returns the parts of `all` that `others` lacks.
+std::vector<std::string> without(const std::vector<std::string>& all, const std::vector<std::string>& others) {
+    std::vector<std::string> left;
+    for (const std::string& part : all) {
+        if (std::find(others.begin(), others.end(), part) == others.end()) {
+            left.push_back(part);
+        }
+    }
+    return left;
+}
+
+void require_target(const std::vector<std::string>& written, const std::string& path) {
+    const std::vector<std::string> here = program_target();
+    if (written == here) {
+        return;
+    }
+    const std::vector<std::string> lacking = without(written, here), more = without(here, written);
+    std::string text = path + ": written for another kind of processor.";
+    if (!lacking.empty()) {
+        text += " This processor lacks: " + joined(lacking) + ".";
+    }
+    if (!more.empty()) {
+        text += " Only this processor has: " + joined(more) + ".";
+    }
+    throw OtherProcessor(text + " Write the file again on such a machine");
+}
+
+}  // namespace
+
+std::uint64_t program_checksum(std::string_view bytes, std::uint64_t seed) {
+    // Four independent sums, so that the processor multiplies in parallel.
+    constexpr std::uint64_t kFactor = 0x9E3779B97F4A7C15U;
+    std::array<std::uint64_t, 4> sums{seed + 1, seed + 2, seed + 3, seed + 4};
+    const auto mix = [&](std::uint64_t& sum, std::uint64_t word) {
+        sum = (sum ^ word) * kFactor;
+        sum ^= sum >> 29;
+    };
+    std::array<std::uint64_t, 4> words{};
+    const std::uint64_t size = bytes.size();
+    while (bytes.size() >= sizeof words) {
+        std::memcpy(words.data(), bytes.data(), sizeof words);
+        for (std::size_t i = 0; i < words.size(); ++i) {
+            mix(sums[i], words[i]);
+        }
+        bytes.remove_prefix(sizeof words);
+    }
+    words = {};
+    std::memcpy(words.data(), bytes.data(), bytes.size());
+    std::uint64_t total = size;
+    for (std::size_t i = 0; i < words.size(); ++i) {
+        mix(sums[i], words[i]);
+        mix(total, sums[i]);
+    }
+    return total;
+}
+
+std::vector<std::string> program_target() {
+    std::vector<std::string> facts{std::string("kernels for ") + isa_name()};
+#ifdef GRAPHKIT_ONEDNN
+    facts.push_back("oneDNN " + onednn_version() + " for " + onednn_isa());
+#else
+    facts.emplace_back("no oneDNN");
+#endif
+    for (const std::string& feature : cpu_features()) {
+        facts.push_back(feature);
+    }
+    return facts;
+}
+
+// The metadata of a file.
+struct SavedProgram::Layout {
+    int threads = 1;
+    std::vector<PortTuple> inputs;
+    std::vector<PortTuple> outputs;
+    std::vector<Constant> constants;
+    std::vector<std::string> recipes;
+    std::vector<SavedPart> parts;
+
+    static Layout read(RecipeReader& from, const std::string& path) {
+        const auto version = RecipeCodec<std::string>::read(from);
+        if (version != GRAPHKIT_VERSION) {
+            throw OtherVersion(path + ": written by graphkit " + version + ", but this library is " + GRAPHKIT_VERSION +
+                               ": write the file again");
+        }
+        require_target(RecipeCodec<std::vector<std::string>>::read(from), path);
+        Layout layout;
+        layout.threads = RecipeCodec<int>::read(from);
+        layout.inputs = RecipeCodec<std::vector<PortTuple>>::read(from);
+        layout.outputs = RecipeCodec<std::vector<PortTuple>>::read(from);
+        layout.constants = RecipeCodec<std::vector<Constant>>::read(from);
+        layout.recipes = RecipeCodec<std::vector<std::string>>::read(from);
+        layout.parts = RecipeCodec<std::vector<SavedPart>>::read(from);
+        from.end();
+        if (layout.threads < 1 || layout.threads > kMostThreads) {
+            throw BadFile("the number of threads is out of range");
+        }
+        return layout;
+    }
+};
+
+std::string_view SavedProgram::checked_metadata(const std::string& path) const {
+    const std::string_view all = file_.bytes();
+    if (all.size() < kHeaderBytes || all.substr(0, kMagic.size()) != kMagic) {
+        throw BadFile(path + ": not a saved graphkit program");
+    }
+    const Header header = header_of(all);
+    if (header.byte_order != 0x01020304) {
+        throw BadFile(path + ": the bytes of numbers have another order than on this machine");
+    }
+    if (header.format != kProgramFormat) {
+        throw OtherVersion(path + ": the format has version " + std::to_string(header.format) +
+                           ", but this library reads version " + std::to_string(kProgramFormat));
+    }
+    const std::uint64_t size = all.size();
+    if (header.file_bytes != size) {
+        throw BadFile(path + ": the file should have " + std::to_string(header.file_bytes) + " bytes, but has " +
+                      std::to_string(size));
+    }
+    if (header.metadata_bytes > size - kHeaderBytes || header.data_at > size ||
+        header.data_at < kHeaderBytes + header.metadata_bytes || header.data_bytes != size - header.data_at ||
+        header.data_at % kAlignment != 0) {
+        throw BadFile(path + ": the header is damaged");
+    }
+    std::uint64_t checksum = 0;
+    std::memcpy(&checksum, all.data() + kChecksumAt, sizeof checksum);
+    std::uint64_t found = program_checksum(all.substr(0, kChecksumAt), 0);
+    for (std::size_t at = kHeaderBytes; at < all.size(); at += kChecksumPiece) {
+        found = program_checksum(all.substr(at, kChecksumPiece), found);
+    }
+    if (found != checksum) {
+        throw BadFile(path + ": the file is damaged (its checksum is wrong)");
+    }
+    return all.substr(kHeaderBytes, header.metadata_bytes);
+}
+
+SavedMemory SavedProgram::memory(const Layout& layout) const {
+    SavedMemory memory;
+    for (const Port& port : inputs_) {
+        memory.inputs.push_back(port.bytes);
+    }
+    for (const Port& port : outputs_) {
+        memory.outputs.push_back(port.bytes);
+    }
+    const std::string_view data = file_.bytes().substr(header_of(file_.bytes()).data_at);
+    for (const auto& [place, bytes] : layout.constants) {
+        if (place > data.size() || bytes > data.size() - place || place % kAlignment != 0) {
+            throw BadFile("a constant is outside of the file");
+        }
+        memory.constants.emplace_back(data.data() + place, bytes);
+    }
+    return memory;
+}
+
+namespace {
+
+std::vector<SavedProgram::Port> ports_of(const std::vector<PortTuple>& given) {
+    std::vector<SavedProgram::Port> ports;
+    for (const auto& [name, type, shape] : given) {
+        if (shape.size() > kMostRank) {
+            throw BadFile("'" + name + "' has too many axes");
+        }
+        const ElementType element = element_type(type);
+        ports.push_back({name, element, shape, checked_bytes(shape, element)});
+    }
+    return ports;
+}
+
+// Throws BadFile if elements of an input or output would not be aligned in a part.
+void check_alignment(const std::vector<SavedProgram::Port>& ports, const SavedSlice* slices) {
+    for (std::size_t i = 0; i < ports.size(); ++i) {
+        const std::size_t item = size_of(ports[i].type);
+        if (slices[i].offset % item != 0 || slices[i].stride % item != 0) {
+            throw BadFile("a part of '" + ports[i].name + "' is not aligned");
+        }
+    }
+}
+
+}  // namespace
+
+SavedProgram::SavedProgram(const std::string& path, int threads) : file_(path) {
+    const std::string_view metadata = checked_metadata(path);
+    try {
+        RecipeReader from(metadata);
+        const Layout layout = Layout::read(from, path);
+        inputs_ = ports_of(layout.inputs);
+        outputs_ = ports_of(layout.outputs);
+        const SavedMemory given = memory(layout);
+        for (const std::string& recipe : layout.recipes) {
+            kernels_.push_back(make_kernel(recipe));
+        }
+        const int most = std::min(layout.threads, threads > 0 ? threads : default_threads());
+        for (const SavedPart& part : layout.parts) {
+            parts_.push_back(std::make_unique<ProgramPart>(part, given, kernels_, most));
+            check_alignment(inputs_, part.slices.data());
+            check_alignment(outputs_, part.slices.data() + inputs_.size());
+        }
+    } catch (const OtherVersion&) {
+        throw;
+    } catch (const OtherProcessor&) {
+        throw;
+    } catch (const std::bad_alloc&) {
+        throw;
+    } catch (const std::exception& error) {
+        throw BadFile(path + ": " + error.what());
+    }
+}
+
+SavedProgram::~SavedProgram() = default;
+
+void SavedProgram::run(const void* const* inputs, void* const* outputs) {
+    std::vector<std::byte*> ports;
+    std::vector<std::vector<std::byte>> unused;  // memory of outputs that the caller does not want
+    static std::byte empty[kAlignment];          // for an array without elements
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+        const auto* given = static_cast<const std::byte*>(inputs[i]);
+        ports.push_back(const_cast<std::byte*>(given == nullptr ? empty : given));
+    }
+    for (std::size_t i = 0; i < outputs_.size(); ++i) {
+        auto* given = static_cast<std::byte*>(outputs[i]);
+        if (given == nullptr) {
+            given = unused.emplace_back(std::max<std::size_t>(outputs_[i].bytes, 1)).data();
+        }
+        ports.push_back(given);
+    }
+    for (const auto& part : parts_) {
+        part->run(ports);
+    }
+}
+
+}  // namespace graphkit

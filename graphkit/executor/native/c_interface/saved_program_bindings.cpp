@@ -1,0 +1,26 @@
+// For Python, which writes saved programs.
+#include "c_interface/saved_program.h"
+#include "runtime/array.h"
+#include "runtime/bindings.h"
+
+namespace graphkit {
+
+GRAPHKIT_BINDINGS(saved_program) {
+    m.attr("program_format") = kProgramFormat;
+    m.attr("checksum_piece") = kChecksumPiece;
+    m.def("program_target", &program_target,
+          "Return what kernels and layouts of weights depend on: instruction sets, and oneDNN.");
+    m.def(
+        "program_checksum",
+        [](nb::handle bytes, std::uint64_t seed) {
+            const Array array = open_array(bytes, "bytes", false);
+            return program_checksum({static_cast<const char*>(array.data), array.bytes}, seed);
+        },
+        "bytes"_a, "seed"_a, nb::sig("def program_checksum(bytes: numpy.ndarray, seed: int) -> int"),
+        "Return a checksum that continues `seed`.");
+    m.def("records_recipes", &records_recipes, "Return whether kernels that this thread makes keep their recipe.");
+    m.def("record_recipes", &record_recipes, "on"_a,
+          "Whether kernels that this thread makes from now on keep their recipe.");
+}
+
+}  // namespace graphkit

@@ -1,0 +1,201 @@
+#include "c_interface/step_check.h"
+
+#include <algorithm>
+
+namespace graphkit {
+namespace {
+
+// No array has more bytes than this, so that sums of a few do not overflow.
+constexpr std::size_t kMostBytes = std::size_t{1} << 48;
+
+bool overlap(const Location& a, std::size_t a_bytes, const Location& b, std::size_t b_bytes) {
+    return a.external == b.external && a.external != Location::kAbsent && a_bytes > 0 && b_bytes > 0 &&
+           a.offset < b.offset + static_cast<std::int64_t>(b_bytes) &&
+           b.offset < a.offset + static_cast<std::int64_t>(a_bytes);
+}
+
+// Most levels of blocks in blocks: reading and running them takes a part of the stack for each.
+constexpr int kMostLevels = 32;
+
+// A level of blocks, during its lifetime.
+class Level {
+  public:
+    Level() {
+        if (depth_ == kMostLevels) {
+            throw BadRecipe("there are more than " + std::to_string(kMostLevels) + " levels of branches");
+        }
+        ++depth_;
+    }
+    ~Level() { --depth_; }
+    Level(const Level&) = delete;
+    Level& operator=(const Level&) = delete;
+
+  private:
+    static thread_local int depth_;
+};
+
+thread_local int Level::depth_ = 0;
+
+[[noreturn]] void fail(const SavedStep& step, const std::string& text) {
+    throw NativeError(step.name + ": " + text);
+}
+
+}  // namespace
+
+SavedStep RecipeCodec<SavedStep>::read(RecipeReader& from) {
+    const Level level;
+    SavedStep step;
+    const auto read = [&]<typename T>(T& field) { field = RecipeCodec<T>::read(from); };
+    read(step.kind);
+    read(step.name);
+    read(step.kernel);
+    read(step.inputs);
+    read(step.layouts);
+    read(step.outputs);
+    read(step.scratch);
+    read(step.bytes);
+    read(step.blocks);
+    return step;
+}
+
+std::size_t checked_bytes(const Dims& shape, ElementType type) {
+    std::size_t bytes = size_of(type);
+    bool empty = false, large = false;
+    for (const std::int64_t size : shape) {
+        if (size < 0) {
+            throw NativeError("the shape " + to_string(shape) + " has a negative size");
+        }
+        empty = empty || size == 0;
+        large = large || __builtin_mul_overflow(bytes, static_cast<std::size_t>(size), &bytes) || bytes > kMostBytes;
+    }
+    if (large && !empty) {
+        throw NativeError("an array of shape " + to_string(shape) + " is too large");
+    }
+    return empty ? 0 : bytes;
+}
+
+StepCheck::StepCheck(std::uint64_t arena_bytes, int externals)
+    : arena_bytes_(arena_bytes), externals_(static_cast<std::size_t>(externals)) {
+    if (arena_bytes > kMostBytes) {
+        throw NativeError("the arena is too large");
+    }
+}
+
+void StepCheck::add_external(int external, std::size_t bytes, bool writable) {
+    if (external < 0 || static_cast<std::size_t>(external) >= externals_.size()) {
+        throw NativeError("external memory has a wrong number");
+    }
+    External& made = externals_[static_cast<std::size_t>(external)];
+    if (made.known) {
+        throw NativeError("external memory is given twice");
+    }
+    made = {true, bytes, writable};
+}
+
+void StepCheck::inside(const SavedStep& step, const Range& range, std::size_t alignment, bool written) const {
+    const auto& [external, offset] = range.at;
+    if (external == Location::kAbsent) {
+        return;
+    }
+    std::uint64_t room = arena_bytes_;
+    if (external != Location::kArena) {
+        if (external < 0 || static_cast<std::size_t>(external) >= externals_.size() ||
+            !externals_[static_cast<std::size_t>(external)].known) {
+            fail(step, range.what + " is in external memory that does not exist");
+        }
+        const External& memory = externals_[static_cast<std::size_t>(external)];
+        if (written && !memory.writable) {
+            fail(step, range.what + " would be written to memory that can only be read");
+        }
+        room = memory.bytes;
+    }
+    if (offset < 0 || static_cast<std::uint64_t>(offset) > room ||
+        range.bytes > room - static_cast<std::uint64_t>(offset)) {
+        fail(step, range.what + " is outside of its memory");
+    }
+    if (static_cast<std::size_t>(offset) % alignment != 0) {
+        fail(step, range.what + " is not aligned");
+    }
+}
+
+void StepCheck::outputs_apart(const SavedStep& step, const Kernel& kernel, const std::vector<Range>& inputs,
+                              const std::vector<Range>& outputs) const {
+    const auto shared = kernel.inplace();
+    for (std::size_t o = 0; o < outputs.size(); ++o) {
+        for (std::size_t other = 0; other < o; ++other) {
+            if (overlap(outputs[o].at, outputs[o].bytes, outputs[other].at, outputs[other].bytes)) {
+                fail(step, "two results overlap");
+            }
+        }
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+            const bool may_share = inputs[i].at.offset == outputs[o].at.offset &&
+                                   std::find(shared.begin(), shared.end(),
+                                             std::pair(static_cast<int>(i), static_cast<int>(o))) != shared.end();
+            if (!may_share && overlap(outputs[o].at, outputs[o].bytes, inputs[i].at, inputs[i].bytes)) {
+                fail(step, outputs[o].what + " overlaps " + inputs[i].what);
+            }
+        }
+    }
+}
+
+void StepCheck::kernel(const SavedStep& step, const Kernel& kernel) const {
+    const std::size_t given = kernel.inputs().size(), results = kernel.outputs().size();
+    if (step.inputs.size() != given || step.outputs.size() != results || step.layouts.size() != given) {
+        fail(step, kernel.describe() + " got another number of operands");
+    }
+    const std::vector<int> packed = kernel.packed_inputs();
+    std::vector<Range> inputs, outputs;
+    for (std::size_t i = 0; i < given; ++i) {
+        const TensorSpec& spec = kernel.inputs()[i];
+        const int position = static_cast<int>(i);
+        const bool is_packed = std::find(packed.begin(), packed.end(), position) != packed.end();
+        if (step.layouts[i] != (is_packed ? kernel.packed_layout(position) : "")) {
+            fail(step, "'" + spec.name + "' has the layout '" + step.layouts[i] + "', but this library expects '" +
+                           (is_packed ? kernel.packed_layout(position) : "") + "': write the file again");
+        }
+        const std::size_t bytes = is_packed ? kernel.packed_bytes(position) : checked_bytes(spec.shape, spec.type);
+        inputs.push_back({step.inputs[i], bytes, "'" + spec.name + "'"});
+        inside(step, inputs.back(), is_packed ? kAlignment : size_of(spec.type), false);
+        if (is_packed && step.inputs[i].external < 0) {
+            fail(step, "'" + spec.name + "' is packed, but not a constant");
+        }
+    }
+    for (std::size_t o = 0; o < results; ++o) {
+        const TensorSpec& spec = kernel.outputs()[o];
+        outputs.push_back({step.outputs[o], checked_bytes(spec.shape, spec.type), "'" + spec.name + "'"});
+        inside(step, outputs.back(), size_of(spec.type), true);
+    }
+    const std::size_t scratch_bytes = kernel.scratch_bytes();
+    if (scratch_bytes > kMostBytes ||
+        step.scratch.external != (scratch_bytes > 0 ? Location::kArena : Location::kAbsent)) {
+        fail(step, "the working memory is at a wrong place");
+    }
+    if (scratch_bytes > 0) {
+        // Checked as another result, with which nothing may overlap.
+        outputs.push_back({step.scratch, scratch_bytes, "the working memory"});
+        inside(step, outputs.back(), kAlignment, true);
+    }
+    outputs_apart(step, kernel, inputs, outputs);
+}
+
+void StepCheck::copy(const SavedStep& step) const {
+    if (step.inputs.size() != 1 || step.outputs.size() != 1 || step.bytes > kMostBytes ||
+        step.inputs[0].external == Location::kAbsent || step.outputs[0].external == Location::kAbsent) {
+        fail(step, "a copy needs one source and one destination");
+    }
+    const Range source{step.inputs[0], step.bytes, "the source"}, target{step.outputs[0], step.bytes, "the target"};
+    inside(step, source, 1, false);
+    inside(step, target, 1, true);
+    if (overlap(source.at, source.bytes, target.at, target.bytes)) {
+        fail(step, "the source overlaps the target");
+    }
+}
+
+void StepCheck::branch(const SavedStep& step) const {
+    if (step.inputs.size() != 1 || step.inputs[0].external == Location::kAbsent || step.blocks.size() != 2) {
+        fail(step, "a branch needs a condition and two blocks");
+    }
+    inside(step, {step.inputs[0], 1, "the condition"}, 1, false);
+}
+
+}  // namespace graphkit

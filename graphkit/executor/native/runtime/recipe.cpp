@@ -1,0 +1,122 @@
+#include "runtime/recipe.h"
+
+#include <functional>
+
+namespace graphkit {
+namespace {
+
+constexpr const char* kFromFactory = "from factory";
+
+// How a kind of kernel or factory is made; one of the two functions is null.
+struct Kind {
+    const void* kind;
+    MakeFromRecipe<Kernel> kernel;
+    MakeFromRecipe<KernelFactory> factory;
+};
+
+struct Kinds {
+    std::map<std::string, Kind, std::less<>> by_name;
+    std::string twice;  // a name that two kinds have
+};
+
+Kinds& kinds() {
+    static Kinds& all = *new Kinds;  // filled by static initializers, in any order; never destroyed
+    return all;
+}
+
+void add(const char* name, Kind kind) {
+    if (!kinds().by_name.try_emplace(name, kind).second) {
+        kinds().twice = name;
+    }
+}
+
+const Kind& kind_of(RecipeReader& from) {
+    if (!kinds().twice.empty()) {
+        throw NativeError("two kinds of kernels are named " + kinds().twice);
+    }
+    const std::string name(from.text());
+    const auto found = kinds().by_name.find(name);
+    if (found == kinds().by_name.end()) {
+        throw BadRecipe("there is no kernel named '" + name + "'");
+    }
+    return found->second;
+}
+
+thread_local bool recording = false;
+
+}  // namespace
+
+bool records_recipes() {
+    return recording;
+}
+
+void record_recipes(bool on) {
+    recording = on;
+}
+
+std::size_t RecipeReader::items() {
+    const std::uint64_t count = number();
+    if (count > rest_.size()) {
+        throw BadRecipe("a list is longer than the rest of the recipe");
+    }
+    return static_cast<std::size_t>(count);
+}
+
+void RecipeReader::end() const {
+    if (!rest_.empty()) {
+        throw BadRecipe("the recipe is longer than its arguments");
+    }
+}
+
+std::string_view RecipeReader::take(std::size_t bytes) {
+    if (bytes > rest_.size()) {
+        throw BadRecipe("the recipe ends early");
+    }
+    const std::string_view taken = rest_.substr(0, bytes);
+    rest_.remove_prefix(bytes);
+    return taken;
+}
+
+void add_recipe_kind(const char* name, const void* kind, MakeFromRecipe<Kernel> make) {
+    add(name, {kind, make, nullptr});
+}
+
+void add_recipe_kind(const char* name, const void* kind, MakeFromRecipe<KernelFactory> make) {
+    add(name, {kind, nullptr, make});
+}
+
+std::string recipe_from_factory(const std::string& factory, const Shapes& inputs, const Shapes& outputs) {
+    RecipeWriter writer;
+    writer.text(kFromFactory);
+    writer.text(factory);
+    RecipeCodec<Shapes>::write(writer, inputs);
+    RecipeCodec<Shapes>::write(writer, outputs);
+    return writer.take();
+}
+
+std::unique_ptr<Kernel> make_kernel(std::string_view recipe) {
+    RecipeReader from(recipe);
+    RecipeReader ahead = from;
+    if (ahead.text() != kFromFactory) {
+        const Kind& kind = kind_of(from);
+        if (kind.kernel == nullptr) {
+            throw BadRecipe("the recipe names a factory instead of a kernel");
+        }
+        return kind.kernel(kind.kind, from);
+    }
+    RecipeReader inner(ahead.text());
+    const auto inputs = RecipeCodec<Shapes>::read(ahead);
+    const auto outputs = RecipeCodec<Shapes>::read(ahead);
+    ahead.end();
+    const Kind& kind = kind_of(inner);
+    if (kind.factory == nullptr) {
+        throw BadRecipe("the recipe names a kernel instead of a factory");
+    }
+    std::unique_ptr<Kernel> made = kind.factory(kind.kind, inner)->make(inputs, outputs);
+    if (made == nullptr) {
+        throw BadRecipe("the factory makes no kernel for these shapes");
+    }
+    return made;
+}
+
+}  // namespace graphkit

@@ -1,0 +1,187 @@
+"""The C library libgraphkit.so: where it is, and sessions of it for Python, which check files that were written."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import GraphkitError, InputError, MissingDependency, RuntimeFailure
+from graphkit.executor.devices.extension import ONEDNN_LIBRARY, import_extension
+from graphkit.ir.types import DType
+
+LIBRARY, HEADER = "libgraphkit.so", "graphkit.h"
+_ABI_VERSION = 1
+# Element types in the order of gk_type, from 1 on.
+_TYPES = (
+    "float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+    "uint64", "bool",
+)  # fmt: skip
+
+
+def library_path() -> Path:
+    """Return the path of libgraphkit.so. Raises MissingDependency if the installed package lacks it."""
+    try:
+        native = import_extension()
+    except ImportError:
+        raise MissingDependency(f"{LIBRARY} needs graphkit's native part, which this installation lacks") from None
+    path = Path(str(native.__file__)).resolve().parent / LIBRARY
+    if not path.exists():
+        raise MissingDependency(f"this installation of graphkit has no {LIBRARY}: {path} does not exist")
+    return path
+
+
+def header_path() -> Path:
+    """Return the path of graphkit.h."""
+    return Path(__file__).parents[2] / "include" / HEADER
+
+
+def write_c_runtime(folder: Path) -> list[Path]:
+    """Copy graphkit.h, libgraphkit.so, and the library of oneDNN that it needs, to a folder. Return the new files.
+
+    Raises:
+        MissingDependency: The installed package has no libgraphkit.so.
+        RuntimeFailure: A file cannot be written.
+    """
+    sources = [header_path(), library_path()]
+    if import_extension().has_onednn():
+        sources.append(_onednn_path())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [Path(shutil.copyfile(source, folder / source.name)) for source in sources]
+    except OSError as error:
+        raise RuntimeFailure(f"{folder} cannot be written: {error.strerror or error}") from error
+
+
+def _onednn_path() -> Path:
+    """Return the path of oneDNN's library under the name by which programs look for it. Raises MissingDependency."""
+    import_extension().onednn_version()  # loads the library
+    with open("/proc/self/maps") as maps:
+        loaded = [line.split(maxsplit=5)[-1].strip() for line in maps if "libdnnl" in line]
+    for path in map(Path, loaded):
+        if path.with_name(ONEDNN_LIBRARY).exists():
+            return path.with_name(ONEDNN_LIBRARY)
+    raise MissingDependency(f"oneDNN's library {ONEDNN_LIBRARY} was not found")
+
+
+class _Options(ctypes.Structure):
+    _fields_ = (("threads", ctypes.c_int32),)
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(library_path()))
+    handle, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+    library.gk_error.restype = text
+    library.gk_status_name.restype = text
+    library.gk_open_checked.argtypes = (
+        text, ctypes.POINTER(_Options), ctypes.POINTER(handle), ctypes.c_uint32, size,
+    )  # fmt: skip
+    library.gk_close.argtypes = (handle,)
+    library.gk_close.restype = None
+    library.gk_run.argtypes = (handle, ctypes.POINTER(handle), size, ctypes.POINTER(handle), size)
+    for kind in ("input", "output"):
+        results = {"name": text, "type": ctypes.c_int, "rank": size, "dims": ctypes.POINTER(ctypes.c_int64)}
+        for suffix, result in results.items():
+            function = getattr(library, f"gk_{kind}_{suffix}")
+            function.argtypes, function.restype = (handle, size), result
+        count = getattr(library, f"gk_{kind}_count")
+        count.argtypes, count.restype = (handle,), size
+    return library
+
+
+def _raise_for(status: int) -> None:
+    if status:
+        library = _library()
+        name, text = library.gk_status_name(status), library.gk_error()
+        raise RuntimeFailure(f"{text.decode(errors='replace')} ({name.decode()})")
+
+
+class CSession:
+    """A saved program, which the C library runs. Threads may call `run` at the same time.
+
+    Attributes:
+        inputs: dtype and shape of the inputs by name.
+        outputs: The same for the outputs.
+
+    Args:
+        path: A .gkp file.
+        threads: Most threads of a run; 0: as many as when the file was written, at most one for each core.
+
+    Raises:
+        MissingDependency: The installed package has no libgraphkit.so.
+        RuntimeFailure: The library cannot open the file. The message ends with the name of the status.
+    """
+
+    def __init__(self, path: str | Path, threads: int = 0):
+        self._library, self._handle = _library(), ctypes.c_void_p()
+        opened = ctypes.byref(self._handle)
+        options = _Options(threads)
+        name = str(path).encode()
+        _raise_for(
+            self._library.gk_open_checked(name, ctypes.byref(options), opened, _ABI_VERSION, ctypes.sizeof(options))
+        )
+        self.inputs, self.outputs = self._ports("input"), self._ports("output")
+
+    def _ports(self, kind: str) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+        def call(suffix: str, *arguments: int) -> Any:
+            return getattr(self._library, f"gk_{kind}_{suffix}")(self._handle, *arguments)
+
+        found = {}
+        for i in range(call("count")):
+            shape = tuple(call("dims", i)[: call("rank", i)])
+            found[call("name", i).decode(errors="replace")] = (DType(_TYPES[call("type", i) - 1]).numpy, shape)
+        return found
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return all outputs by name. Raises InputError for arrays that do not match, RuntimeFailure for a failed run.
+
+        feeds: Arrays of all inputs, with their dtypes and shapes.
+        """
+        given = []
+        for name, (dtype, shape) in self.inputs.items():
+            array = np.asarray(feeds.get(name), order="C")
+            if array.dtype != dtype or array.shape != shape:
+                raise InputError(f"input {name!r} must be {dtype} {list(shape)}, got {array.dtype} {list(array.shape)}")
+            given.append(array)
+        made = {name: np.empty(shape, dtype) for name, (dtype, shape) in self.outputs.items()}
+        results = list(made.values())
+        _raise_for(self._library.gk_run(self._handle, _pointers(given), len(given), _pointers(results), len(results)))
+        return made
+
+    def close(self) -> None:
+        """Free the session. Later runs are errors."""
+        self._library.gk_close(self._handle)
+        self._handle = ctypes.c_void_p()
+
+    def __enter__(self) -> CSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _pointers(arrays: Sequence[np.ndarray]) -> Any:
+    return (ctypes.c_void_p * max(len(arrays), 1))(*[array.ctypes.data for array in arrays])
+
+
+def compare_with_python(path: Path, feeds: Mapping[str, np.ndarray], expected: Mapping[str, Any]) -> None:
+    """Run a saved program in the C library. Raises GraphkitError if an output differs from `expected` in a bit.
+
+    If an output is a list of maps, the C library returns their values: a row for each map.
+    """
+    with CSession(path) as session:
+        found = session.run({name: feeds[name] for name in session.inputs})
+    for name, made in expected.items():
+        array = made if isinstance(made, np.ndarray) else np.array([list(row.values()) for row in made])
+        array = array.astype(found[name].dtype) if array is not made else array
+        if found[name].shape != array.shape or found[name].tobytes() != array.tobytes():
+            raise GraphkitError(f"{path}: the C library computes output {name!r} with other bits than Python")

@@ -1,0 +1,118 @@
+/* graphkit.h - runs saved graphkit programs (.gkp files) without Python.
+ *
+ * Write a program with `graphkit export net -o net.gkp` or gk.save_program. Link with -lgraphkit. docs/c_interface.md
+ * has an example.
+ *
+ * Functions that can fail return a gk_status; gk_error() then returns a text that says what is wrong. No C++ exception
+ * leaves the library. All functions may be called by several threads at the same time, also for one session, except
+ * gk_close: no other call on the session may run then or follow.
+ */
+#ifndef GRAPHKIT_H
+#define GRAPHKIT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define GK_API __attribute__((visibility("default")))
+#else
+#define GK_API
+#endif
+
+/* The version of this interface. gk_open compares it with the library's. */
+#define GK_ABI_VERSION 1
+
+typedef enum gk_status {
+    GK_OK = 0,
+    GK_ERROR_ARGUMENT = 1,  /* an argument is wrong, such as a null pointer */
+    GK_ERROR_FILE = 2,      /* the file cannot be read */
+    GK_ERROR_FORMAT = 3,    /* the file is not a saved program, or is damaged */
+    GK_ERROR_VERSION = 4,   /* another version of graphkit wrote the file, or this header is another version's */
+    GK_ERROR_PROCESSOR = 5, /* the file was written for another kind of processor */
+    GK_ERROR_MEMORY = 6,    /* there is not enough memory */
+    GK_ERROR_RUN = 7,       /* a step of the program failed, for example because an index is out of range */
+    GK_ERROR_INTERNAL = 8   /* an error of graphkit itself */
+} gk_status;
+
+/* Types of elements. float16 and bfloat16 have 2 bytes. A bool has 1 byte, 0 or 1. */
+typedef enum gk_type {
+    GK_TYPE_NONE = 0,
+    GK_FLOAT32 = 1,
+    GK_FLOAT64 = 2,
+    GK_FLOAT16 = 3,
+    GK_BFLOAT16 = 4,
+    GK_INT8 = 5,
+    GK_INT16 = 6,
+    GK_INT32 = 7,
+    GK_INT64 = 8,
+    GK_UINT8 = 9,
+    GK_UINT16 = 10,
+    GK_UINT32 = 11,
+    GK_UINT64 = 12,
+    GK_BOOL = 13
+} gk_type;
+
+/* A program that is ready to run. */
+typedef struct gk_session gk_session;
+
+/* Set unused fields to zero. */
+typedef struct gk_options {
+    /* Most threads of a run. 0: as many as when the program was written, but at most one for each core. The number does
+     * not change results. */
+    int32_t threads;
+} gk_options;
+
+/* The library's version, such as "0.1.0". */
+GK_API const char* gk_version(void);
+
+/* The library's GK_ABI_VERSION. */
+GK_API uint32_t gk_abi_version(void);
+
+/* The text of the latest error of the calling thread; "" if there was none. It is valid until the thread's next error.
+ */
+GK_API const char* gk_error(void);
+
+/* The name of a status, such as "GK_ERROR_FILE". */
+GK_API const char* gk_status_name(gk_status status);
+
+/* Opens a saved program. `options` may be NULL. On success, *session must be closed with gk_close; otherwise it is
+ * NULL. The file must not be changed while the session is open. */
+#define gk_open(path, options, session) \
+    gk_open_checked((path), (options), (session), GK_ABI_VERSION, sizeof(gk_options))
+GK_API gk_status gk_open_checked(const char* path, const gk_options* options, gk_session** session,
+                                 uint32_t abi_version, size_t options_size);
+
+/* Frees a session. NULL is allowed. */
+GK_API void gk_close(gk_session* session);
+
+/* Inputs and outputs are numbered from 0. For a number that does not exist, or a session that is NULL, names and dims
+ * are NULL and other results 0. Pointers are valid until the session is closed. */
+GK_API size_t gk_input_count(const gk_session* session);
+GK_API const char* gk_input_name(const gk_session* session, size_t input);
+GK_API gk_type gk_input_type(const gk_session* session, size_t input);
+GK_API size_t gk_input_rank(const gk_session* session, size_t input);
+GK_API const int64_t* gk_input_dims(const gk_session* session, size_t input);
+GK_API size_t gk_input_bytes(const gk_session* session, size_t input);
+
+GK_API size_t gk_output_count(const gk_session* session);
+GK_API const char* gk_output_name(const gk_session* session, size_t output);
+GK_API gk_type gk_output_type(const gk_session* session, size_t output);
+GK_API size_t gk_output_rank(const gk_session* session, size_t output);
+GK_API const int64_t* gk_output_dims(const gk_session* session, size_t output);
+GK_API size_t gk_output_bytes(const gk_session* session, size_t output);
+
+/* Runs the program. inputs[i] points to the elements of input i, gk_input_bytes(session, i) bytes, row-major;
+ * outputs[i] points to memory of gk_output_bytes(session, i) bytes, or is NULL if you do not need this output. Memory
+ * of outputs must not overlap other memory that is passed. After an error, the contents of outputs are undefined. */
+GK_API gk_status gk_run(gk_session* session, const void* const* inputs, size_t input_count, void* const* outputs,
+                        size_t output_count);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,85 @@
+"""Models that several files of tests save, and the outcome of opening a file."""
+
+import math
+import re
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+import graphkit as gk
+from graphkit.errors import RuntimeFailure
+from graphkit.executor.run.c_runtime import CSession
+
+
+def model_of(nodes, inputs, outputs, initializers=()):
+    """A model of ONNX nodes; inputs and outputs are (name, dtype, shape)."""
+    kinds = {
+        np.float32: TensorProto.FLOAT,
+        np.int64: TensorProto.INT64,
+        np.float64: TensorProto.DOUBLE,
+        bool: TensorProto.BOOL,
+    }
+    graph = helper.make_graph(
+        nodes, "made",
+        [helper.make_tensor_value_info(n, kinds[t], s) for n, t, s in inputs],
+        [helper.make_tensor_value_info(n, kinds[t], s) for n, t, s in outputs],
+        [onnx.numpy_helper.from_array(array, name) for name, array in initializers],
+    )  # fmt: skip
+    return gk.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]))
+
+
+def branch_model(then, otherwise):
+    """y = then(x) if c else otherwise(x); both are names of operators."""
+    branches = [
+        helper.make_graph(
+            [helper.make_node(op, ["x"], ["r"])], op, [], [helper.make_tensor_value_info("r", TensorProto.FLOAT, None)]
+        )
+        for op in (then, otherwise)
+    ]
+    return model_of(
+        [
+            helper.make_node("If", ["c"], ["h"], name="choice", then_branch=branches[0], else_branch=branches[1]),
+            helper.make_node("Exp", ["h"], ["y"]),
+        ],
+        [("c", bool, []), ("x", np.float32, [2, 2])],
+        [("y", np.float32, [2, 2])],
+    )
+
+
+def trees_model():
+    """A classifier with two trees, whose probabilities are maps."""
+    attributes = dict(
+        nodes_treeids=[0, 0, 0, 1, 1, 1], nodes_nodeids=[0, 1, 2, 0, 1, 2], nodes_featureids=[0, 0, 0, 2, 0, 0],
+        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"] * 2, nodes_values=[0.5, 0, 0, -0.25, 0, 0],
+        nodes_truenodeids=[1, 0, 0, 1, 0, 0], nodes_falsenodeids=[2, 0, 0, 2, 0, 0],
+        class_treeids=[0, 0, 1, 1], class_nodeids=[1, 2, 1, 2], class_ids=[0, 1, 2, 0],
+        class_weights=[0.5, 0.25, 1.5, 2], classlabels_int64s=[3, 5, 7], post_transform="SOFTMAX",
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("TreeEnsembleClassifier", ["x"], ["label", "scores"], domain="ai.onnx.ml", **attributes),
+        helper.make_node("ZipMap", ["scores"], ["maps"], domain="ai.onnx.ml", classlabels_int64s=[3, 5, 7]),
+    ]
+    kind = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    graph = helper.make_graph(
+        nodes, "trees", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [9, 3])],
+        [
+            helper.make_tensor_value_info("label", TensorProto.INT64, [9]),
+            helper.make_value_info("maps", helper.make_sequence_type_proto(kind)),
+        ],
+    )  # fmt: skip
+    return gk.load(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 3)])
+    )
+
+
+def outcome(path):
+    """The name of the status with which a file is rejected; "" if it is opened, and runs or has very large inputs."""
+    try:
+        with CSession(path) as session:
+            kinds = [*session.inputs.values(), *session.outputs.values()]
+            if sum(math.prod(shape) * dtype.itemsize for dtype, shape in kinds) < 1 << 24:
+                session.run({name: np.zeros(shape, dtype) for name, (dtype, shape) in session.inputs.items()})
+    except RuntimeFailure as error:
+        return re.search(r"\((GK_\w+)\)$", str(error))[1]
+    return ""
