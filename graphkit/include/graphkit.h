@@ -1,7 +1,7 @@
 /* graphkit.h - runs saved graphkit programs (.gkp files) without Python.
  *
- * Write a program with `graphkit export net -o net.gkp` or gk.save_program. Link with -lgraphkit. docs/c_interface.md
- * has an example.
+ * Write a program with `graphkit export net -o net.gkp`, or in Python with net.save("net.gkp"). Link with -lgraphkit.
+ * docs/c_interface.md has an example.
  *
  * Functions that can fail return a gk_status; gk_error() then returns a text that says what is wrong. No C++ exception
  * leaves the library. All functions may be called by several threads at the same time, also for one session, except
