@@ -102,6 +102,11 @@ class Tensor:
         """Return the state without the hash, because hashes of other processes differ."""
         return None, {"array": self.array, "_digest": self._digest, "_hash": None, "_type": self._type}
 
+    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
+        for name, value in state[1].items():
+            setattr(self, name, value)
+        self.array.flags.writeable = False
+
     def __str__(self) -> str:
         if self.array.size <= 8:
             return f"{self.dtype}{list(self.shape)}{self.array.tolist()}"

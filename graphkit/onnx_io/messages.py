@@ -165,6 +165,7 @@ def _message_bytes(data: bytes, most: int) -> int:
         kind, at, end = waiting.pop()
         inside = _WITH_RAW_DATA[kind]
         while at < end:
+            start = at
             tag, begin = _varint(data, at, _MAX_FRAME_BYTES)
             begin, at = _span(data, begin, tag & 7)
             size, inner = at - begin, inside.get(tag >> 3)
@@ -173,7 +174,7 @@ def _message_bytes(data: bytes, most: int) -> int:
             elif inner is not None and size > _LONG:
                 waiting.append((inner, begin, min(at, end)))
             else:
-                found += size
+                found += at - start
             if found > most:
                 return found
     return found

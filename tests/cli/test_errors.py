@@ -243,7 +243,7 @@ def test_a_full_disk_leaves_nothing_half_written(call, net, tmp_path, monkeypatc
         (["trian"], "did you mean 'train'"),
         (["build", "lenett", "-o", "x.json"], "did you mean 'lenet'"),
         (["build", "lenet", "-p", "clases=3", "-o", "x.json"], "did you mean 'classes'"),
-        (["build", "lenet", "-o", "x.bin"], ".json or .onnx"),
+        (["build", "lenet", "-o", "x.bin"], "use .json, .onnx or .gkp"),
         (["build", "vit", "--data", "digits", "-o", "x.json"], "From the data digits (train): image=(1, 8, 8)"),
         (["train", "{net}", "--data", "digitz"], "did you mean 'digits'"),
         (["train", "{net}", "--data", "digits", "--loss", "mze"], "did you mean 'mse'"),

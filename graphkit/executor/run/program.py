@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -165,10 +166,13 @@ class _Instance:
         results = lowered.placement.results
         finals = self._bind_all(program, self._finals, [None if r.owned else r.value for r in results])
         self._buffer_finals = finals
-        # The bytes that each of them had in the last run. The first result in a buffer may get memory of the caller.
+        # The bytes that each of them had in the last run. A result that has a buffer alone may get the caller's memory.
         self._last_bytes = [0] * len(finals)
-        first = {operand.buffer: i for i, operand in reversed(list(enumerate(finals)))}
-        self._lendable = sorted(i for i in first.values() if finals[i].position >= len(program.graph.updates))
+        results_in = Counter(operand.buffer for operand in finals)
+        self._lendable = [
+            i for i, operand in enumerate(finals)
+            if results_in[operand.buffer] == 1 and operand.position >= len(program.graph.updates)
+        ]  # fmt: skip
         self._owned_results = [(i, lowered.placement.root[r.value]) for i, r in enumerate(results) if r.owned]
         graph = program.graph
         # Positions of sequences and optionals, which only Python steps read.

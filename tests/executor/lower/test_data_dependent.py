@@ -301,3 +301,34 @@ def test_large_results_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     for given in (large, large, large, larger, larger, small, small):
         np.testing.assert_array_equal(executor.run({"x": given})["y"], given[given > 0])
     assert copies == [39999, 89999, 7, 7]
+
+
+def test_two_results_of_one_array_do_not_lose_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small result is copied out of the memory for a large one, which others may use after that."""
+    x = value("x", "n")
+    kept = F.compress(x, F.greater(x, np.float32(0)), axis=0)
+    executor = gk.Model({"one": kept, "other": F.identity(kept)}).compile()
+    large = np.arange(1, 1 << 16, dtype=np.float32)
+    assert len(executor.run({"x": large})["one"]) == len(large)
+    copied = Program.copied
+
+    def after_use_of_recycled_memory(program: Program, position: int, array: np.ndarray) -> np.ndarray:
+        taken = [program.allocated(position, (1 << 18,), np.dtype(np.uint8), 1 << 18) for _ in range(8)]
+        for memory in taken:
+            memory[:] = 255
+        return copied(program, position, array)
+
+    monkeypatch.setattr(Program, "copied", after_use_of_recycled_memory)
+    signs = np.where(np.arange(len(large)) % 20 == 0, large, -large)
+    result = executor.run({"x": signs})
+    for name in ("one", "other"):
+        np.testing.assert_array_equal(result[name], signs[signs > 0])
+
+
+def test_equal_runs_need_equal_memory() -> None:
+    """The memory of the first run, which the second one does not need, does not count."""
+    model = gk.Model({"y": F.compress(value("x", "n", 8), value("c", "n", dtype="bool"), axis=0)})
+    executor = model.compile(threads=1, max_memory=9_000_000)
+    feeds = {"x": np.ones((200_000, 8), np.float32), "c": np.ones(200_000, bool)}
+    for _ in range(4):
+        assert len(executor.run(feeds)["y"]) == 200_000

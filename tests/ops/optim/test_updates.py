@@ -13,7 +13,8 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F, registry
 from graphkit.ops.evaluate import evaluate
-from graphkit.ops.optim.updates import ELEMENTWISE_UPDATES, Update
+from graphkit.ops.optim import ELEMENTWISE_UPDATES
+from graphkit.ops.optim.updates import Update
 
 STEPS = 5
 RNG = np.random.default_rng(3)

@@ -15,6 +15,7 @@ using dnnl::memory;
 
 // Never destroyed: a run may continue in a daemon thread while the process ends.
 const dnnl::stream& stream() {
+    onednn();  // see engine
     static const dnnl::stream& only = *new dnnl::stream(engine());
     return only;
 }
@@ -118,6 +119,8 @@ void rethrow(const Kernel& kernel, const dnnl::error& error) {
 }
 
 const dnnl::engine& engine() {
+    // Loading may wait for the GIL, which must not happen while other threads wait for the static variable.
+    onednn();
     // never destroyed, like the stream
     static const dnnl::engine& only = *new dnnl::engine(dnnl::engine::kind::cpu, 0);
     return only;

@@ -198,19 +198,26 @@ void Instance::resize(int buffer, const Dims& shape, std::size_t item) {
         grow(buffer, bytes, 0);
         return;
     }
-    if (bytes > allowance_.most - std::min(allowance_.taken, allowance_.most)) {
+    // The buffer's own memory is not used, so it does not count.
+    const std::size_t others = allowance_.taken - target.owned.capacity() + allowance_.lent - target.used_of_lent;
+    if (bytes > allowance_.most - std::min(others, allowance_.most)) {
         throw NoRoom(bytes);
     }
+    allowance_.lent += bytes - target.used_of_lent;
+    target.used_of_lent = bytes;
     set_external(buffer, target.lent);
 }
 
 void Instance::lend(int buffer, void* data, std::size_t bytes) {
-    memory(buffer).lent = data;
-    memory(buffer).lent_bytes = bytes;
+    Memory& target = memory(buffer);
+    allowance_.lent -= std::exchange(target.used_of_lent, 0);  // of a run that failed
+    target.lent = data;
+    target.lent_bytes = bytes;
 }
 
 bool Instance::take_back(int buffer) {
     Memory& target = memory(buffer);
+    allowance_.lent -= std::exchange(target.used_of_lent, 0);
     return std::exchange(target.lent, nullptr) == target.data;
 }
 

@@ -257,12 +257,14 @@ struct Event {
 struct Allowance {
     std::size_t most = std::numeric_limits<std::size_t>::max();
     std::size_t taken = 0;
+    std::size_t lent = 0;  // memory of the caller that buffers use
 };
 
 // Aligned memory that grows geometrically and never shrinks.
 class Buffer {
   public:
     std::byte* data() const { return data_.get(); }
+    std::size_t capacity() const { return capacity_; }
     // Makes room for `bytes` bytes and keeps the contents of the first `kept`. Throws NoRoom if there is no memory, or
     // if the allowance is used up.
     void reserve(std::size_t bytes, std::size_t kept, Allowance& allowance);
@@ -324,6 +326,7 @@ class Instance {
         Buffer owned;
         void* lent = nullptr;
         std::size_t lent_bytes = 0;
+        std::size_t used_of_lent = 0;
     };
     // The prepared kernels of one dynamic node, by the shapes and elements of its operands.
     struct Known {
