@@ -488,6 +488,9 @@ class Model:
             case ".gkp":
                 from graphkit.executor.run.saved_program import save_program
 
+                known = ("shapes", "threads", "deterministic")
+                if wrong := next((name for name in options if name not in known), None):
+                    raise UsageError(f"{path}: a .gkp file has no option {wrong!r}; its options are {', '.join(known)}")
                 shapes = options.pop("shapes", None) or {}
                 save_program({"graph": self.graph, "params": self.params, **options}, path, shapes)
             case suffix:

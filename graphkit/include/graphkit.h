@@ -32,10 +32,11 @@ typedef enum gk_status {
     GK_ERROR_FILE = 2,      /* the file cannot be read */
     GK_ERROR_FORMAT = 3,    /* the file is not a saved program, or is damaged */
     GK_ERROR_VERSION = 4,   /* another version of graphkit wrote the file, or this header is another version's */
-    GK_ERROR_PROCESSOR = 5, /* the file was written for another kind of processor */
+    GK_ERROR_PROCESSOR = 5, /* the file was written for another kind of processor, or for another oneDNN */
     GK_ERROR_MEMORY = 6,    /* there is not enough memory */
     GK_ERROR_RUN = 7,       /* a step of the program failed, for example because an index is out of range */
-    GK_ERROR_INTERNAL = 8   /* an error of graphkit itself */
+    GK_ERROR_INTERNAL = 8,  /* an error of graphkit itself */
+    GK_ERROR_LIBRARY = 9    /* oneDNN's libdnnl.so.3 is neither beside libgraphkit.so nor where the system looks */
 } gk_status;
 
 /* Types of elements. float16 and bfloat16 have 2 bytes. A bool has 1 byte, 0 or 1. */

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
+import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import GraphkitError, InputError, MissingDependency, RuntimeFailure
+from graphkit.errors import CheckFailed, InputError, MissingDependency, RuntimeFailure
 from graphkit.executor.devices.extension import ONEDNN_LIBRARY, import_extension
+from graphkit.ir.atomic import write_whole, writing_of
 from graphkit.ir.types import DType
 
 LIBRARY, HEADER = "libgraphkit.so", "graphkit.h"
@@ -52,11 +53,13 @@ def write_c_runtime(folder: Path) -> list[Path]:
     sources = [header_path(), library_path()]
     if import_extension().has_onednn():
         sources.append(_onednn_path())
-    try:
+    with writing_of(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        return [Path(shutil.copyfile(source, folder / source.name)) for source in sources]
-    except OSError as error:
-        raise RuntimeFailure(f"{folder} cannot be written: {error.strerror or error}") from error
+    targets = [folder / source.name for source in sources]
+    for source, target in zip(sources, targets, strict=True):
+        # Not over the old file, which a running program may have loaded.
+        write_whole(target, [source.read_bytes()])
+    return targets
 
 
 def _onednn_path() -> Path:
@@ -76,6 +79,8 @@ class _Options(ctypes.Structure):
 
 @cache
 def _library() -> ctypes.CDLL:
+    if import_extension().has_onednn():
+        import_extension().onednn_version()  # loads oneDNN, which the C library then finds wherever it lies
     library = ctypes.CDLL(str(library_path()))
     handle, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
     library.gk_error.restype = text
@@ -123,7 +128,7 @@ class CSession:
         self._library, self._handle = _library(), ctypes.c_void_p()
         opened = ctypes.byref(self._handle)
         options = _Options(threads)
-        name = str(path).encode()
+        name = os.fsencode(path)
         _raise_for(
             self._library.gk_open_checked(name, ctypes.byref(options), opened, _ABI_VERSION, ctypes.sizeof(options))
         )
@@ -173,15 +178,23 @@ def _pointers(arrays: Sequence[np.ndarray]) -> Any:
     return (ctypes.c_void_p * max(len(arrays), 1))(*[array.ctypes.data for array in arrays])
 
 
-def compare_with_python(path: Path, feeds: Mapping[str, np.ndarray], expected: Mapping[str, Any]) -> None:
-    """Run a saved program in the C library. Raises GraphkitError if an output differs from `expected` in a bit.
+def compare_with_python(
+    written: Path, path: Path, feeds: Mapping[str, np.ndarray], expected: Mapping[str, Any]
+) -> None:
+    """Run a saved program in the C library. Raises CheckFailed if an output differs from `expected` in a bit.
 
     If an output is a list of maps, the C library returns their values: a row for each map.
+
+    Args:
+        written: The file.
+        path: The name that it will have, for errors.
+        feeds: Arrays of all inputs.
+        expected: What Python computes.
     """
-    with CSession(path) as session:
+    with CSession(written) as session:
         found = session.run({name: feeds[name] for name in session.inputs})
     for name, made in expected.items():
         array = made if isinstance(made, np.ndarray) else np.array([list(row.values()) for row in made])
         array = array.astype(found[name].dtype) if array is not made else array
         if found[name].shape != array.shape or found[name].tobytes() != array.tobytes():
-            raise GraphkitError(f"{path}: the C library computes output {name!r} with other bits than Python")
+            raise CheckFailed(f"{path}: the C library computes output {name!r} with other bits than Python")

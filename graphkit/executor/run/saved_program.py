@@ -8,7 +8,7 @@ format.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from graphkit.executor.lower.native_kernel import PreparedKernel
 from graphkit.executor.run.batched_program import BatchedProgram
 from graphkit.executor.run.program import Program
 from graphkit.executor.run.session import Executor
-from graphkit.ir.atomic import write_whole
+from graphkit.ir.atomic import PendingFile, writing_of
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.named_tuples import NamedTuple
@@ -80,7 +80,7 @@ def save_program(
         check: Arrays for all inputs: run the program in Python and in the C library, and compare the outputs.
 
     Raises:
-        GraphkitError: With `check`: the C library computes other bits.
+        CheckFailed: With `check`: the C library computes other bits. The file is then not written.
         InputError: The shape of an input is not known.
         MissingDependency: The installed package has no native part.
         UnsupportedError: A part of the graph needs Python, or cannot be saved. The message names nodes and operators.
@@ -90,12 +90,19 @@ def save_program(
         raise MissingDependency("saving a program needs graphkit's native part, which this installation lacks")
     executor = _SavingExecutor(**executor_options)
     program = executor.program(shapes)
-    facts = _written(program, executor.input_names, executor.outputs, path)
-    if check is not None:
-        from graphkit.executor.run.c_runtime import compare_with_python
+    if check is None:
+        return _written(_Contents(program, executor.input_names, executor.outputs), executor.outputs, path)
+    from graphkit.executor.run.c_runtime import compare_with_python
 
-        compare_with_python(path, check, executor.run(check))
-    return facts
+    contents = _Contents(
+        program, executor.input_names, executor.outputs
+    )  # before the run, whose program may be another
+    expected = executor.run(check)
+
+    def compare(written: Path) -> None:
+        compare_with_python(written, path, check, expected)
+
+    return _written(contents, executor.outputs, path, compare)
 
 
 class _SavingExecutor(Executor):
@@ -346,9 +353,8 @@ def _slice(port: _Port, nbytes: int, section: _Section) -> bytes:
 
 
 def _written(
-    program: Program | BatchedProgram, input_names: Sequence[str], output_names: Sequence[str], path: Path
+    contents: _Contents, output_names: Sequence[str], path: Path, check: Callable[[Path], None] = lambda _: None
 ) -> SavedProgramFacts:
-    contents = _Contents(program, input_names, output_names)
     arrays = list(contents.arrays.values())
     places, data = _laid_out(arrays)
     native = native_module()
@@ -364,7 +370,7 @@ def _written(
             _list(contents.parts),
         )
     )
-    nbytes = _write(path, metadata, data)
+    nbytes = _write(path, metadata, data, check)
     return SavedProgramFacts(tuple(p.name for p in contents.inputs), tuple(output_names), contents.step_count, nbytes)
 
 
@@ -379,7 +385,8 @@ def _laid_out(arrays: Sequence[np.ndarray]) -> tuple[list[int], list[Any]]:
     return places, pieces
 
 
-def _write(path: Path, metadata: bytes, data: Sequence[Any]) -> int:
+def _write(path: Path, metadata: bytes, data: Sequence[Any], check: Callable[[Path], None]) -> int:
+    """Write the file, which has its name only if `check` accepts it. Return its size."""
     native = native_module()
     start = _HEADER.size + 8
     data_at = -(-(start + len(metadata)) // _PAGE) * _PAGE
@@ -390,7 +397,12 @@ def _write(path: Path, metadata: bytes, data: Sequence[Any]) -> int:
     checksum = native.program_checksum(np.frombuffer(header, np.uint8), 0)
     for piece in _pieces(rest, native.checksum_piece):
         checksum = native.program_checksum(np.frombuffer(piece, np.uint8), checksum)
-    write_whole(path, [header, struct.pack("<Q", checksum), *rest])
+    with writing_of(path), PendingFile(path.parent, path.name) as file:
+        for chunk in (header, struct.pack("<Q", checksum), *rest):
+            file.write(chunk)
+        file.finish()
+        check(file.path)
+        file.commit(path)
     return size
 
 

@@ -15,7 +15,7 @@ from saved_programs import branch_model, model_of, trees_model
 
 import graphkit as gk
 from graphkit import cli
-from graphkit.errors import GraphkitError, InputError, UnsupportedError
+from graphkit.errors import GraphkitError, InputError, UnsupportedError, UsageError
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.run import c_runtime
 from graphkit.executor.run.c_runtime import CSession, library_path, write_c_runtime
@@ -387,6 +387,26 @@ def test_command_exports_and_verifies(mlp, tmp_path, monkeypatch, capsys):
     assert "--opset" in capsys.readouterr().err
 
 
+def test_a_program_with_other_bits_is_not_written(mlp, tmp_path, monkeypatch, capsys):
+    mlp.save(tmp_path / "net.json")
+    run = CSession.run
+
+    def one_bit_flipped(session, feeds):
+        found = run(session, feeds)
+        next(iter(found.values())).view(np.uint8)[..., 0] ^= 1
+        return found
+
+    monkeypatch.setattr(CSession, "run", one_bit_flipped)
+    assert cli.main(["export", str(tmp_path / "net.json"), "x:4,12", "-o", str(tmp_path / "net.gkp")]) == 1
+    assert "net.gkp: the C library computes output" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir() if "gkp" in path.name] == []
+
+
+def test_options_of_other_formats_are_refused(mlp, tmp_path):
+    with pytest.raises(UsageError, match="has no option 'opset'; its options are shapes, threads, deterministic"):
+        mlp.save(tmp_path / "net.gkp", opset=17)
+
+
 def test_command_writes_the_runtime(tmp_path):
     assert cli.invoke(["build", "--c-runtime", str(tmp_path / "runtime")]) == 0
     written = {path.name for path in (tmp_path / "runtime").iterdir()}
@@ -506,6 +526,14 @@ def test_the_program_of_the_guide(mlp, mlp_file, tmp_path):
     done = subprocess.run(["./classify", "none.gkp"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert "No such file" in done.stderr
+    # Writing again replaces the files: a program that runs keeps the old ones.
+    before = (runtime / "libgraphkit.so").stat().st_ino
+    write_c_runtime(runtime)
+    assert (runtime / "libgraphkit.so").stat().st_ino != before
+    if native.has_onednn():
+        (runtime / "libdnnl.so.3").write_bytes(b"")
+        done = subprocess.run(["./classify", mlp_file], cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, done.stderr.split(":")[0]) == (1, "oneDNN cannot be loaded")
 
 
 def test_library_needs_no_python():

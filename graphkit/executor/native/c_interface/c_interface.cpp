@@ -9,6 +9,7 @@
 
 #include "../../include/graphkit.h"
 #include "c_interface/saved_program.h"
+#include "onednn/missing_library.h"
 
 struct gk_session {
     graphkit::SavedProgram program;
@@ -43,6 +44,8 @@ gk_status guarded(const Body& body) noexcept {
         return failed(GK_ERROR_VERSION, error.what());
     } catch (const graphkit::OtherProcessor& error) {
         return failed(GK_ERROR_PROCESSOR, error.what());
+    } catch (const graphkit::MissingLibrary& error) {
+        return failed(GK_ERROR_LIBRARY, error.what());
     } catch (const graphkit::NoMemory& error) {
         return failed(GK_ERROR_MEMORY, error.what());
     } catch (const graphkit::NativeError& error) {
@@ -117,9 +120,10 @@ GK_API const char* gk_error(void) {
 }
 
 GK_API const char* gk_status_name(gk_status status) {
-    constexpr std::array<const char*, 9> kNames{"GK_OK",           "GK_ERROR_ARGUMENT", "GK_ERROR_FILE",
-                                                "GK_ERROR_FORMAT", "GK_ERROR_VERSION",  "GK_ERROR_PROCESSOR",
-                                                "GK_ERROR_MEMORY", "GK_ERROR_RUN",      "GK_ERROR_INTERNAL"};
+    constexpr std::array<const char*, 10> kNames{"GK_OK",           "GK_ERROR_ARGUMENT", "GK_ERROR_FILE",
+                                                 "GK_ERROR_FORMAT", "GK_ERROR_VERSION",  "GK_ERROR_PROCESSOR",
+                                                 "GK_ERROR_MEMORY", "GK_ERROR_RUN",      "GK_ERROR_INTERNAL",
+                                                 "GK_ERROR_LIBRARY"};
     const auto number = static_cast<unsigned>(status);
     return number < kNames.size() ? kNames[number] : "unknown status";
 }

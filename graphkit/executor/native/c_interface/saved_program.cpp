@@ -6,6 +6,7 @@
 #include <exception>
 #include <new>
 
+#include "onednn/missing_library.h"
 #include "runtime/cpu_info.h"
 #include "runtime/isa.h"
 #include "runtime/threads.h"
@@ -250,6 +251,8 @@ SavedProgram::SavedProgram(const std::string& path, int threads) : file_(path) {
     } catch (const OtherVersion&) {
         throw;
     } catch (const OtherProcessor&) {
+        throw;
+    } catch (const MissingLibrary&) {
         throw;
     } catch (const std::bad_alloc&) {
         throw;

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "runtime/kernel.h"
+#include "onednn/missing_library.h"
 
 namespace graphkit {
 namespace {
@@ -26,14 +26,14 @@ void* opened() {
         }
         cause = dlerror();
     }
-    throw NativeError("oneDNN cannot be loaded: " + cause);
+    throw MissingLibrary("oneDNN cannot be loaded: " + cause);
 }
 
 void* symbol(void* library, const char* name) {
     if (void* found = dlsym(library, name)) {
         return found;
     }
-    throw NativeError(std::string("oneDNN's library has no function ") + name);
+    throw MissingLibrary(std::string("oneDNN cannot be loaded: libdnnl.so.3 has no function ") + name);
 }
 
 OneDnnFunctions loaded() {

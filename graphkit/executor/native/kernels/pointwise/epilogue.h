@@ -70,6 +70,11 @@ struct RecipeFields<Epilogue> {
     static auto of(Epilogue& e) {
         return std::tie(e.alpha, e.bias, e.residual, e.residual_last, e.activation, e.applied);
     }
+    static void check(const Epilogue& e) {
+        if (e.applied == Applied::repair && e.residual == 0) {
+            throw BadRecipe("an epilogue repairs a residual that it does not have");
+        }
+    }
 };
 
 }  // namespace graphkit
