@@ -54,13 +54,18 @@ class ServedModel:
         self.statistics = statistics
         self.inputs = tuple(_tensor(model, "input", n, k) for n, k in model.input_types.items())
         self.outputs = tuple(_tensor(model, "output", n, _of_maps(k)) for n, k in model.output_types.items())
-        self._executor = model.compile(
-            settings.device, threads=settings.threads, max_memory=settings.max_memory,
+        compiled = partial(
+            Model.compile, device=settings.device, threads=settings.threads, max_memory=settings.max_memory,
             max_iterations=settings.max_iterations,
         )  # fmt: skip
+        self._executor = compiled(model)
         self._max_batch = settings.max_batch
         run = partial(self._compute, timeout=settings.timeout)
-        self.why_not_joined = "--max-batch is 1" if settings.max_batch == 1 else why_not_joined(model, run)
+        self.why_not_joined = (
+            "--max-batch is 1"
+            if settings.max_batch == 1
+            else why_not_joined(model, run, lambda made: partial(compiled(made).run, timeout=settings.timeout))
+        )
         self._warm_up(settings.timeout)
         self._batcher = Batcher(
             self._compute, joins=self.why_not_joined is None, max_batch=settings.max_batch,
