@@ -28,7 +28,7 @@ _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", 
 # Larger JSON, and larger answers, are converted in another thread than that of the event loop.
 _LARGE = 64 << 10
 # How often a request is tried again if its model is replaced at that moment.
-_ATTEMPTS = 10
+ATTEMPTS = 10
 
 
 class InferenceRoutes:
@@ -102,7 +102,7 @@ class InferenceRoutes:
         name, version = request.path_params["name"], request.path_params.get("version")
         with counted(self._repository.get(name, version), record), self._admission.request() as ticket:
             body = await self._admission.body(request, ticket)
-            for _ in range(_ATTEMPTS):
+            for _ in range(ATTEMPTS):
                 model = self._repository.get(name, version)
                 parsed = await self._parsed(body, request.headers.get(HEADER_LENGTH), model)
                 try:
