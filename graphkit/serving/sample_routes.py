@@ -23,6 +23,7 @@ from graphkit.serving.errors import Retired
 from graphkit.serving.inference_routes import ATTEMPTS, counted, finished, note
 from graphkit.serving.repository import ModelRepository
 from graphkit.serving.served_model import ServedModel
+from graphkit.serving.tensors import shown
 
 # Samples of one request, and other fields.
 _MOST_SAMPLES, _MOST_FIELDS = 64, 16
@@ -171,7 +172,7 @@ async def _samples(form: FormData) -> list[_Sample]:
             text = value if isinstance(value, str) else (await value.read()).decode("utf-8", "replace")
             found.append(_Sample(None, partial(_of_text, text=text)))
         elif key not in ("model", "version", "top"):
-            raise InputError(f"{key!r} is no field of the form; use file, text, model, version and top")
+            raise InputError(f"{shown(key)} is no field of the form; use file, text, model, version and top")
     if not found:
         raise InputError("the form contains no sample: give the field file (an image) or text")
     if len(found) > _MOST_SAMPLES:
@@ -199,5 +200,5 @@ def _number(form: FormData, key: str) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdecimal() or len(text) > 9 or not int(text):
-        raise UsageError(f"{key}: expected a number of at least 1, not {text!r}")
+        raise UsageError(f"{key}: expected a number of at least 1, not {shown(text)}")
     return int(text)
