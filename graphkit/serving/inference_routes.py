@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from graphkit import distribution
-from graphkit.errors import LimitReached
+from graphkit.errors import GraphkitError, LimitReached
 from graphkit.serving.admission import RECORD, Admission, Record
 from graphkit.serving.batcher import Result
 from graphkit.serving.errors import Disconnected, Retired
@@ -143,12 +143,15 @@ def _response(made: Answer) -> Response:
 
 @contextlib.contextmanager
 def counted(model: ServedModel, record: Record) -> Iterator[None]:
-    """Count a request of a model that fails in the block."""
+    """Count a request of a model that fails in the block, and add the model to its error."""
     record.fields |= {"model": model.name, "version": model.version}
     try:
         yield
-    except Exception:
+    except Exception as error:
         model.statistics.failed(time.monotonic() - record.begun)
+        title = f"model {model.name!r}"
+        if isinstance(error, GraphkitError) and title not in str(error):
+            error.args = (f"{title}: {error}",)
         raise
 
 

@@ -39,11 +39,11 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...] | None
 
     def description(self) -> dict[str, Any]:
-        """Return the metadata of the tensor, as the protocol writes it."""
+        """Return the metadata of the tensor, as the protocol writes it. The shape is null if the rank is not known."""
         return {
             "name": self.name,
             "datatype": NAMES[self.dtype],
-            "shape": list((-1,) if self.shape is None else self.shape),
+            "shape": None if self.shape is None else list(self.shape),
         }
 
 

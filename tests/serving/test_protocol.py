@@ -15,6 +15,7 @@ import pytest
 from handmade import HEADER, encoded
 
 import graphkit as gk
+from graphkit.serving.protocol import Tensor
 from graphkit.serving.tensors import DATATYPES, from_json
 
 VALUES = {
@@ -182,6 +183,7 @@ def test_malformed_tensors_are_named(client, change, field):
     answer = client.post("/v2/models/scaled/infer", json={"inputs": [GOOD | change]})
     assert answer.status_code == 400
     assert field in answer.json()["error"]
+    assert answer.json()["error"].startswith("model 'scaled': ")
     assert len(answer.content) < 400
 
 
@@ -310,6 +312,20 @@ def test_unknown_paths_have_json_errors(client, method, path, status):
     assert answer.json()["error"]
 
 
+def test_values_that_a_model_refuses_are_an_error_of_the_client(served, tmp_path, ask):
+    x = gk.input("x", ["N"], dtype="int64")
+    gk.Model({"y": gk.gather(gk.constant(np.arange(4.0)), x)}).save(tmp_path / "table.onnx")
+    client = served([tmp_path / "table.onnx"])
+    status, answer = ask(client, np.array([1, 9]), "table", "INT64")
+    assert status == 400
+    assert all(text in answer["error"] for text in ("model 'table': ", "these values of 'x'", "index 9", "4 elements"))
+    assert ask(client, np.array([1, 2]), "table", "INT64")[0] == 200
+
+
+def test_unknown_rank_is_no_shape():
+    assert Tensor("x", gk.DType.FLOAT32, None).description() == {"name": "x", "datatype": "FP32", "shape": None}
+
+
 def test_statistics_and_metrics_count_requests(client, ask):
     for _ in range(3):
         ask(client, np.ones((2, 3)))
@@ -337,8 +353,11 @@ def test_models_that_the_protocol_cannot_describe_are_refused(served, tmp_path):
 
 def test_lists_of_maps_are_a_matrix(served, tmp_path, ask):
     x = gk.input("x", ["N", 3])
-    gk.Model({"y": gk.zip_map(x, classlabels_int64s=[5, 6, 7])}).save(tmp_path / "maps.onnx")
+    gk.Model({"y": gk.zip_map(x, classlabels_int64s=[6, 5, 7])}).save(tmp_path / "maps.onnx")
     client = served([tmp_path / "maps.onnx"])
     status, answer = ask(client, [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], "maps")
     assert status == 200, answer
-    assert answer["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2, 3], "data": [1, 2, 3, 4, 5, 6]}]
+    assert answer["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2, 3], "data": [2, 1, 3, 5, 4, 6]}]
+    assert client.get("/v2/models/maps").json()["outputs"] == [
+        {"name": "y", "datatype": "FP32", "shape": [-1, -1], "parameters": {"keys": [5, 6, 7]}},
+    ]  # fmt: skip
