@@ -150,6 +150,8 @@ def test_malformed_forms_are_named(served, insects):
     assert "'other' is no field" in form(client, ("other", "x")).json()["error"]
     assert "takes no texts" in form(client, ("text", "x")).json()["error"]
     assert "top: expected a number" in form(client, ("text", "x"), ("top", "0")).json()["error"]
+    for field in (("o" * 4000, "x"), ("top", "9" * 300_000)):
+        assert len(form(client, ("text", "x"), field).content) < 400
     assert "at most 64" in form(client, *[("text", "x")] * 70).json()["error"]
     assert "multipart/form-data" in client.post("/predict", json={}).json()["error"]
     for kind in ("multipart/form-data", "multipart/form-data; boundary=b"):
