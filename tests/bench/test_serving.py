@@ -35,3 +35,11 @@ def test_small_outputs_are_told_apart():
     serving.check_distinct([first, second])
     with pytest.raises(RuntimeError, match="input 2 do not differ"):
         serving.check_distinct([first, second, first * (1 + 1e-5)])
+
+
+@pytest.mark.parametrize("bad", ["wrong", "failed", "lost", "exit code", None])
+def test_exit_code_of_the_server_counts(monkeypatch, bad):
+    found = {name: int(name == bad) for name in ("wrong", "failed", "lost", "exit code")}
+    monkeypatch.setattr(serving, "measure", lambda options, folder: found)
+    monkeypatch.setattr(sys, "argv", ["serving.py"])
+    assert serving.main() == (bad is not None)
