@@ -42,7 +42,10 @@ class Result(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """A run, for statistics. requests: how many shared it. rows: of the batch. times: of the run, without the queue."""
+    """A run, for statistics. requests: how many shared it. times: of the run, without the queue.
+
+    rows: of the batch; 1 if its inputs have no common first axis.
+    """
 
     requests: int
     rows: int
@@ -162,8 +165,7 @@ class Batcher:
         """Return the rows of a request; None if it needs its own run."""
         if not self._joins or self._max_batch == 1:
             return None
-        sizes = {array.shape[0] if array.ndim else None for array in inputs.values()}
-        rows = sizes.pop() if len(sizes) == 1 else None
+        rows = _first_axis(inputs)
         return rows if rows and rows <= self._max_batch else None
 
     def _forget(self, key: Hashable, pending: _Pending) -> None:
@@ -266,5 +268,12 @@ class Batcher:
             pending.future.set_exception(error)
             return
         times = Times(begun - pending.arrived, 0.0, time.monotonic() - begun, 0.0)
-        self._executed(Executed(1, pending.rows or 0, times._replace(queue=0.0)))
+        rows = _first_axis(pending.inputs)
+        self._executed(Executed(1, 1 if rows is None else rows, times._replace(queue=0.0)))
         pending.future.set_result(Result(outputs, times, pending.rows or 0))
+
+
+def _first_axis(inputs: Arrays) -> int | None:
+    """Return the size of the first axis of all inputs; None if they differ."""
+    sizes = {array.shape[0] if array.ndim else None for array in inputs.values()}
+    return sizes.pop() if len(sizes) == 1 else None

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from graphkit import distribution
-from graphkit.errors import LimitReached
+from graphkit.errors import GraphkitError, LimitReached
 from graphkit.serving.admission import RECORD, Admission, Record
 from graphkit.serving.batcher import Result
 from graphkit.serving.errors import Disconnected, Retired
@@ -28,7 +28,7 @@ _EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", 
 # Larger JSON, and larger answers, are converted in another thread than that of the event loop.
 _LARGE = 64 << 10
 # How often a request is tried again if its model is replaced at that moment.
-_ATTEMPTS = 10
+ATTEMPTS = 10
 
 
 class InferenceRoutes:
@@ -102,7 +102,7 @@ class InferenceRoutes:
         name, version = request.path_params["name"], request.path_params.get("version")
         with counted(self._repository.get(name, version), record), self._admission.request() as ticket:
             body = await self._admission.body(request, ticket)
-            for _ in range(_ATTEMPTS):
+            for _ in range(ATTEMPTS):
                 model = self._repository.get(name, version)
                 parsed = await self._parsed(body, request.headers.get(HEADER_LENGTH), model)
                 try:
@@ -143,12 +143,15 @@ def _response(made: Answer) -> Response:
 
 @contextlib.contextmanager
 def counted(model: ServedModel, record: Record) -> Iterator[None]:
-    """Count a request of a model that fails in the block."""
+    """Count a request of a model that fails in the block, and add the model to its error."""
     record.fields |= {"model": model.name, "version": model.version}
     try:
         yield
-    except Exception:
+    except Exception as error:
         model.statistics.failed(time.monotonic() - record.begun)
+        title = f"model {model.name!r}"
+        if isinstance(error, GraphkitError) and title not in str(error):
+            error.args = (f"{title}: {error}",)
         raise
 
 

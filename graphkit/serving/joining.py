@@ -9,33 +9,45 @@ import numpy as np
 
 from graphkit.checks.comparison import compare, flattened
 from graphkit.checks.inputs import concrete_shapes, make_feeds
-from graphkit.checks.lower_precision import TOLERANCES
+from graphkit.checks.noise import EPSILON
 from graphkit.errors import GraphkitError
-from graphkit.executor.lower.batch import batch_of
+from graphkit.executor.lower.batch import batch_of, reads_shapes_alone
 from graphkit.ir.dims import DimExpr, symbol
-from graphkit.ir.graph import Graph
-from graphkit.ir.types import MapType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType, MapType, SequenceType, TensorType, Type, dtype_of
 from graphkit.model import Model
 from graphkit.passes.core.bind import bind
 
 # Computes outputs by name from inputs by name.
 Run: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
-# The name of the first axis of all inputs while types are inferred. No file has it, because it is no identifier.
+# Stands for the first axis of all inputs during type inference. It contains spaces, so no file can use it.
 _ROWS = "rows of a request"
 # Rows of the runs that are compared: the first run has both parts.
 _PARTS = (1, 2)
+# Scales of the floats beside a row that must not change: the first row, the second one, ...
+_SCALES = (1.0, 64.0, 0.0)
+# Rounding of runs with other numbers of rows, in epsilons of the type: float16 and bfloat16; float32 and float64.
+_EPSILON = {**EPSILON, DType.FLOAT64: 2.0**-52}
+_HALF, _HALF_EPSILONS, _EPSILONS = 1e-4, 4.0, 256.0
 
 
-def why_not_joined(model: Model, run: Run) -> str | None:
+def _compiled(model: Model) -> Run:
+    return model.compile(threads=1).run
+
+
+def why_not_joined(model: Model, run: Run, compiled: Callable[[Model], Run] = _compiled) -> str | None:
     """Return why requests to a model cannot share a run; None if they can.
 
     The first axis of every input must be symbolic, and every output must have the same first axis. If the operators do
-    not prove that rows are independent, the model runs on random inputs: two requests together, and one by one.
+    not prove that rows are independent, no operator may compute a value without batch axis from the rows, and the model
+    runs on random inputs: two requests together and one by one, and a row beside several other ones. A row must keep
+    the bits of all floats on the way to the outputs.
 
     Args:
         model: The model.
         run: Computes its outputs by name.
+        compiled: Compiles a model that computes the floats on the way.
     """
     if model.graph.updates:
         return "it keeps states between runs"
@@ -54,7 +66,11 @@ def why_not_joined(model: Model, run: Run) -> str | None:
         if not _follows(value.type):
             return f"output {name!r} is {model.output_types[name]}: its first axis is not the batch of the inputs"
     others = [place for place, value in enumerate(graph.inputs) if value.role != "data"]
-    return None if batch_of(graph, others) is not None else _why_rows_depend(model, run)
+    if batch_of(graph, others) is not None:
+        return None
+    if (reduced := _reduced(graph)) is not None:
+        return f"its rows depend on each other: {reduced}"
+    return _why_rows_depend(model, graph, run, compiled)
 
 
 def _with_rows(model: Model) -> Graph:
@@ -73,29 +89,105 @@ def _follows(kind: Type) -> bool:
     return not any(isinstance(size, DimExpr) and _ROWS in size.symbols for size in kind.shape[1:])
 
 
-def _why_rows_depend(model: Model, run: Run) -> str | None:
-    """Compare a run of two random requests together with a run of each. Return what differs."""
-    total = sum(_PARTS)
+def _reduced(graph: Graph) -> str | None:
+    """Return a value that is computed from all rows together, such as a mean or the scale of a quantisation.
+
+    Its operands have the axis of the batch, and it does not. Runs on random inputs may hide such a value: rounding to
+    integers or to float16 covers its effect.
+    """
+    examples = {value for value in graph.inputs if _has_rows(value.type)}
+    for node in graph.nodes:
+        for inner in node.op.subgraphs().values():
+            if (found := _reduced(inner)) is not None:
+                return found
+        if reads_shapes_alone(node, examples) or not any(value in examples for value in node.operands):
+            continue
+        for value in node.outputs:
+            if isinstance(value.type, TensorType) and value.type.shape is not None and not _has_rows(value.type):
+                return f"{node.op.name} {graph.node_name(node)!r} computes {value.type} from all of its rows"
+        examples.update(node.outputs)
+    return None
+
+
+def _has_rows(kind: Type) -> bool:
+    """Return whether an axis depends on the number of rows."""
+    shape = kind.shape if isinstance(kind, TensorType) else None
+    return shape is not None and any(isinstance(size, DimExpr) and _ROWS in size.symbols for size in shape)
+
+
+def _why_rows_depend(model: Model, graph: Graph, run: Run, compiled: Callable[[Model], Run]) -> str | None:
+    """Run random requests, alone and with others. Return what differs."""
     try:
-        shapes, _ = concrete_shapes(model, None, total)
-        feeds = make_feeds(model, shapes=shapes).arrays
-        if any(len(array) != total for array in feeds.values()):
+        shapes, _ = concrete_shapes(model, None, sum(_PARTS))
+        if any(shape[0] != sum(_PARTS) for shape in shapes.values()):
             return "its inputs have different batch axes"
+        between = compiled(_between(model, graph))
         try:
-            together = run(feeds)
+            found = _compared(model, shapes, run, between, small=False)
         except GraphkitError:  # masks, and numbers of positions, may need smaller integers
-            feeds = {name: array % 2 if array.dtype.kind in "iu" else array for name, array in feeds.items()}
-            together = run(feeds)
-        start = 0
-        for size in _PARTS:
-            part = slice(start, start + size)
-            alone = run({name: array[part] for name, array in feeds.items()})
-            if found := _difference({name: array[part] for name, array in together.items()}, alone):
-                return f"random requests do not show that its rows are independent: {found}"
-            start += size
+            found = _compared(model, shapes, run, between, small=True)
     except (GraphkitError, TypeError) as error:
         return f"it does not run on random requests, so its rows may depend on each other: {error}"
-    return None
+    return f"random requests do not show that its rows are independent: {found}" if found else None
+
+
+def _between(model: Model, graph: Graph) -> Model:
+    """Return a model that computes all tensors of the outputs, and floats on the way to them, with a row per request.
+
+    An integer or a truth value may hide that a float differs.
+    """
+    outputs = set(graph.outputs)
+    wanted: dict[str, Value] = {
+        f"value {graph.name_of(value)}": value
+        for node in graph.nodes
+        for value in node.outputs
+        if isinstance(value.type, TensorType) and value.type.dtype.is_float and value not in outputs
+    } | dict(zip(graph.output_names, graph.outputs, strict=True))
+    kept = {
+        name: value for name, value in wanted.items() if isinstance(value.type, TensorType) and _follows(value.type)
+    }
+    return Model.from_graph(graph.replace(outputs=list(kept.values()), output_names=list(kept)), model.params.entries())
+
+
+def _compared(model: Model, shapes: Mapping[str, Any], run: Run, between: Run, *, small: bool) -> str:
+    """Compare the rows of runs on several random requests; return what differs, or "". small: integers are 0 or 1."""
+
+    def feeds(seed: int) -> dict[str, np.ndarray]:
+        made = make_feeds(model, shapes=shapes, seed=seed).arrays
+        return {name: array % 2 if small and array.dtype.kind in "iu" else array for name, array in made.items()}
+
+    given = feeds(0)
+    together = run(given)
+    start = 0
+    for size in _PARTS:
+        part = slice(start, start + size)
+        alone = run({name: array[part] for name, array in given.items()})
+        if found := _difference({name: array[part] for name, array in together.items()}, alone):
+            return found
+        start += size
+    values = between(given)
+    for row, scale in enumerate(_SCALES):
+        others = {name: _with_row(array, given[name], row, scale) for name, array in feeds(row + 1).items()}
+        changed = between(others)
+        for name, array in values.items():
+            if not _same(array[row], changed[name][row]):
+                return f"a row of {name!r} changes with the other rows"
+    return ""
+
+
+def _with_row(array: np.ndarray, given: np.ndarray, row: int, scale: float) -> np.ndarray:
+    """Return other rows around a row of a request. scale: of their floats."""
+    found = array * array.dtype.type(scale) if dtype_of(array.dtype).is_float else array.copy()
+    found[row] = given[row]
+    return found
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Return whether two values have the same bits, because runs of one shape use the same kernels."""
+    a, b = np.asarray(first), np.asarray(second)
+    if a.dtype.kind == "O" or b.dtype.kind == "O":
+        return np.array_equal(a, b)
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def _difference(part: Mapping[str, Any], alone: Mapping[str, Any]) -> str:
@@ -105,9 +197,10 @@ def _difference(part: Mapping[str, Any], alone: Mapping[str, Any]) -> str:
     """
     for (name, ours), reference in zip(part.items(), alone.values(), strict=True):
         for label, a, b in flattened(name, ours, reference):
-            rtol, atol = TOLERANCES.get(dtype_of(np.asarray(b).dtype), (0.0, 0.0))
-            known = np.abs(b[np.isfinite(b)]) if rtol and np.asarray(b).size else np.zeros(0)
-            report = compare(label, a, b, atol=max(atol, rtol * float(known.max(initial=0.0))))
+            epsilon = _EPSILON.get(dtype_of(np.asarray(b).dtype), 0.0)
+            known = np.abs(b[np.isfinite(b)]) if epsilon and np.asarray(b).size else np.zeros(0)
+            rtol = epsilon * (_HALF_EPSILONS if epsilon > _HALF else _EPSILONS)
+            report = compare(label, a, b, rtol=rtol, atol=rtol * float(known.max(initial=0.0)))
             if not report.passed or report.untested:
                 why = report.untested or "it differs from that of a run without other requests"
                 return f"output {label!r}: {why}"

@@ -13,10 +13,22 @@ from graphkit.errors import InputError, did_you_mean
 from graphkit.ir.types import DType
 from graphkit.named_tuples import NamedTuple
 from graphkit.serving.errors import TooLarge
-from graphkit.serving.tensors import NAMES, checked_shape, datatype, from_binary, from_json, to_binary, to_json
+from graphkit.serving.tensors import (
+    NAMES,
+    Constant,
+    checked_shape,
+    datatype,
+    from_binary,
+    from_json,
+    shown,
+    to_binary,
+    to_json,
+)
 
 # A number of bytes in a header has fewer digits.
 _DIGITS = 18
+# Longer names of clients are not compared with those of the model.
+_LONGEST = 200
 
 
 class Tensor(NamedTuple):
@@ -27,11 +39,11 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...] | None
 
     def description(self) -> dict[str, Any]:
-        """Return the metadata of the tensor, as the protocol writes it."""
+        """Return the metadata of the tensor, as the protocol writes it. The shape is null if the rank is not known."""
         return {
             "name": self.name,
             "datatype": NAMES[self.dtype],
-            "shape": list((-1,) if self.shape is None else self.shape),
+            "shape": None if self.shape is None else list(self.shape),
         }
 
 
@@ -67,7 +79,7 @@ class _Body:
 
     def take(self, size: Any, where: str) -> memoryview:
         if type(size) is not int or size < 0:
-            raise InputError(f"{where}: expected a number of bytes, not {size!r}")
+            raise InputError(f"{where}: expected a number of bytes, not {shown(size)}")
         end = self.position + size
         if end > len(self.rest):
             raise InputError(
@@ -98,7 +110,7 @@ def parse_request(
     header = parsed.header
     name = header.get("id")
     if name is not None and not isinstance(name, str):
-        raise InputError(f"id: expected a string, not {name!r}")
+        raise InputError(f"id: expected a string, not {shown(name)}")
     arrays: dict[str, np.ndarray] = {}
     for place, tensor in enumerate(_objects(header, "inputs", required=True)):
         array = _input(tensor, f"inputs[{place}]", parsed, inputs)
@@ -122,7 +134,7 @@ def json_bytes(body: bytes, header_length: str | None) -> int:
     if not is_number or int(header_length) > len(body):
         raise InputError(
             f"Inference-Header-Content-Length: expected a number of at most {len(body)}, the bytes of the body, not "
-            f"{header_length!r}"
+            f"{shown(header_length)}"
         )
     return int(header_length)
 
@@ -136,7 +148,7 @@ def _parsed(body: bytes, header_length: str | None, max_json: int) -> _Body:
         )
     view = memoryview(body)
     try:
-        header = json.loads(str(view[:size], "utf-8"))
+        header = json.loads(str(view[:size], "utf-8"), parse_constant=Constant)
     except (ValueError, RecursionError) as error:
         raise InputError(f"the body is not valid JSON: {error}") from None
     if not isinstance(header, dict):
@@ -168,10 +180,12 @@ def _parameters(item: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _input(tensor: dict[str, Any], where: str, body: _Body, known: Sequence[Tensor]) -> np.ndarray:
     name = tensor["name"]
-    where = f"{where} ({name!r})"
+    where = f"{where} ({shown(name)})"
     declared = next((item for item in known if item.name == name), None)
     if declared is None:
-        raise InputError(f"{where}: the model has no such input{did_you_mean(name, [item.name for item in known])}")
+        raise InputError(
+            f"{where}: the model has no such input{did_you_mean(name[:_LONGEST], [item.name for item in known])}"
+        )
     dtype = datatype(tensor.get("datatype"), f"{where}.datatype")
     if dtype is not declared.dtype:
         raise InputError(f"{where}.datatype: {NAMES[dtype]}, but the model needs {NAMES[declared.dtype]}")
@@ -204,9 +218,9 @@ def _wanted(header: dict[str, Any], outputs: Sequence[Tensor]) -> list[Wanted]:
         return [Wanted(name, usual) for name in names]
     found: list[Wanted] = []
     for place, item in enumerate(asked):
-        where = f"outputs[{place}] ({item['name']!r})"
+        where = f"outputs[{place}] ({shown(item['name'])})"
         if item["name"] not in names:
-            raise InputError(f"{where}: the model has no such output{did_you_mean(item['name'], names)}")
+            raise InputError(f"{where}: the model has no such output{did_you_mean(item['name'][:_LONGEST], names)}")
         parameters = _parameters(item, where)
         for key in ("classification", "shared_memory_region"):
             if key in parameters:
@@ -218,7 +232,7 @@ def _wanted(header: dict[str, Any], outputs: Sequence[Tensor]) -> list[Wanted]:
 def _flag(parameters: dict[str, Any], key: str, usual: bool) -> bool:
     value = parameters.get(key, usual)
     if not isinstance(value, bool):
-        raise InputError(f"parameters.{key}: expected true or false, not {value!r}")
+        raise InputError(f"parameters.{key}: expected true or false, not {shown(value)}")
     return value
 
 

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from graphkit.errors import InputError
 from graphkit.serving.admission import Admission
 from graphkit.serving.repository import ModelRepository
+from graphkit.serving.tensors import shown
 
 
 class RepositoryRoutes:
@@ -36,7 +37,7 @@ class RepositoryRoutes:
         """Return the models of the repository, with their states."""
         ready = (await self._options(request)).get("ready", False)
         if not isinstance(ready, bool):
-            raise InputError(f"ready: expected true or false, not {ready!r}")
+            raise InputError(f"ready: expected true or false, not {shown(ready)}")
         return JSONResponse(await asyncio.to_thread(self._repository.index, only_ready=ready))
 
     async def load(self, request: Request) -> Response:
@@ -44,7 +45,7 @@ class RepositoryRoutes:
         parameters = (await self._options(request)).get("parameters") or {}
         if parameters:
             raise InputError(
-                f"parameters: {', '.join(map(repr, parameters))} are not supported: models are loaded only from the "
+                f"parameters: {shown(sorted(parameters))} are not supported: models are loaded only from the "
                 "files of the repository"
             )
         await asyncio.to_thread(self._repository.load, request.path_params["name"])

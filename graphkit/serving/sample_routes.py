@@ -20,9 +20,10 @@ from graphkit.report.page import filled
 from graphkit.serving.admission import RECORD, Admission, Record
 from graphkit.serving.batcher import Arrays
 from graphkit.serving.errors import Retired
-from graphkit.serving.inference_routes import counted, finished, note
+from graphkit.serving.inference_routes import ATTEMPTS, counted, finished, note
 from graphkit.serving.repository import ModelRepository
 from graphkit.serving.served_model import ServedModel
+from graphkit.serving.tensors import shown
 
 # Samples of one request, and other fields.
 _MOST_SAMPLES, _MOST_FIELDS = 64, 16
@@ -89,29 +90,34 @@ class SampleRoutes:
             body = await self._admission.body(request, ticket)
             asked = await _asked(request, body)
             name = asked.model if asked.model is not None else self._only_name()
-            with counted(self._repository.get(name, asked.version), record):
-                found = await asyncio.gather(
-                    *(self._predicted(request, name, asked.version, sample, asked.top) for sample in asked.samples)
-                )
-        model = self._repository.get(name, asked.version)
-        return JSONResponse({"model_name": name, "model_version": model.version, "predictions": found})
+            for _ in range(ATTEMPTS):
+                model = self._repository.get(name, asked.version)
+                with counted(model, record):
+                    try:
+                        found = await self._all_predicted(request, model, asked)
+                    except Retired:
+                        continue  # the repository has a newer one already
+                return JSONResponse({"model_name": name, "model_version": model.version, "predictions": found})
+        raise Retired(f"model {name!r} is being replaced; retry later")
+
+    async def _all_predicted(self, request: Request, model: ServedModel, asked: _Asked) -> list[dict[str, Any]]:
+        """Return the answers for all samples. If one fails, the others are cancelled."""
+        tasks = [asyncio.ensure_future(self._predicted(request, model, sample, asked.top)) for sample in asked.samples]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def _predicted(
-        self, request: Request, name: str, version: str | None, sample: _Sample, top: int | None
+        self, request: Request, model: ServedModel, sample: _Sample, top: int | None
     ) -> dict[str, Any]:
         record: Record = request.scope[RECORD]
-        for _ in range(10):
-            model = self._repository.get(name, version)
-            inputs = await asyncio.to_thread(sample.convert, model)
-            try:
-                future = model.submit(inputs, record.left)
-            except Retired:
-                continue
-            result = await finished(future, request)
-            note(record, model, result)
-            answer = await asyncio.to_thread(model.samples.answer, result.outputs, top)
-            return answer if sample.name is None else {"file": sample.name, **answer}
-        raise Retired(f"model {name!r} is being replaced; retry later")
+        inputs = await asyncio.to_thread(sample.convert, model)
+        result = await finished(model.submit(inputs, record.left), request)
+        note(record, model, result)
+        answer = await asyncio.to_thread(model.samples.answer, result.outputs, top)
+        return answer if sample.name is None else {"file": sample.name, **answer}
 
     def _only_name(self) -> str:
         names = list(self._newest())
@@ -166,7 +172,7 @@ async def _samples(form: FormData) -> list[_Sample]:
             text = value if isinstance(value, str) else (await value.read()).decode("utf-8", "replace")
             found.append(_Sample(None, partial(_of_text, text=text)))
         elif key not in ("model", "version", "top"):
-            raise InputError(f"{key!r} is no field of the form; use file, text, model, version and top")
+            raise InputError(f"{shown(key)} is no field of the form; use file, text, model, version and top")
     if not found:
         raise InputError("the form contains no sample: give the field file (an image) or text")
     if len(found) > _MOST_SAMPLES:
@@ -194,5 +200,5 @@ def _number(form: FormData, key: str) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdecimal() or len(text) > 9 or not int(text):
-        raise UsageError(f"{key}: expected a number of at least 1, not {text!r}")
+        raise UsageError(f"{key}: expected a number of at least 1, not {shown(text)}")
     return int(text)

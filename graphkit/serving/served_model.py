@@ -13,7 +13,7 @@ import numpy as np
 
 from graphkit.checks.inputs import concrete_shapes, make_feeds
 from graphkit.checks.maps import as_table
-from graphkit.errors import GraphkitError, RuntimeFailure, UnsupportedError
+from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UnsupportedError
 from graphkit.ir.origin import titled
 from graphkit.ir.types import DType, MapType, SequenceType, TensorType, Type
 from graphkit.model import Model
@@ -54,13 +54,19 @@ class ServedModel:
         self.statistics = statistics
         self.inputs = tuple(_tensor(model, "input", n, k) for n, k in model.input_types.items())
         self.outputs = tuple(_tensor(model, "output", n, _of_maps(k)) for n, k in model.output_types.items())
-        self._executor = model.compile(
-            settings.device, threads=settings.threads, max_memory=settings.max_memory,
+        compiled = partial(
+            Model.compile, device=settings.device, threads=settings.threads, max_memory=settings.max_memory,
             max_iterations=settings.max_iterations,
         )  # fmt: skip
+        self._executor = compiled(model)
+        self._on_cpu = settings.device == "cpu"
         self._max_batch = settings.max_batch
         run = partial(self._compute, timeout=settings.timeout)
-        self.why_not_joined = "--max-batch is 1" if settings.max_batch == 1 else why_not_joined(model, run)
+        self.why_not_joined = (
+            "--max-batch is 1"
+            if settings.max_batch == 1
+            else why_not_joined(model, run, lambda made: partial(compiled(made).run, timeout=settings.timeout))
+        )
         self._warm_up(settings.timeout)
         self._batcher = Batcher(
             self._compute, joins=self.why_not_joined is None, max_batch=settings.max_batch,
@@ -90,7 +96,7 @@ class ServedModel:
         return {
             "name": self.name, "versions": versions, "platform": "graphkit_onnx",
             "inputs": [item.description() for item in self.inputs],
-            "outputs": [item.description() for item in self.outputs],
+            "outputs": [item.description() | _keys(self.model, item.name) for item in self.outputs],
         }  # fmt: skip
 
     def config(self) -> dict[str, Any]:
@@ -105,8 +111,17 @@ class ServedModel:
         }  # fmt: skip
 
     def _compute(self, feeds: Mapping[str, Any], timeout: float | None = None) -> dict[str, np.ndarray]:
-        """Run the model. Outputs that are maps become arrays of their values, [rows, keys]."""
-        found = self._executor.run(feeds, timeout=timeout)
+        """Run the model. Outputs that are maps become arrays of their values, [rows, keys].
+
+        Raises InputError if an operator refuses the values, such as an index that is out of range.
+        """
+        try:
+            found = self._executor.run(feeds, timeout=timeout)
+        except RuntimeFailure as error:
+            if type(error) is not RuntimeFailure or not self._on_cpu:
+                raise  # memory, time, or the device
+            names = ", ".join(map(repr, feeds))
+            raise InputError(f"the model cannot be computed for these values of {names}: {error}") from error
         return {name: value if isinstance(value, np.ndarray) else _values(name, value) for name, value in found.items()}
 
     def _warm_up(self, timeout: float) -> None:
@@ -129,6 +144,19 @@ def _of_maps(kind: Type) -> Type:
     return kind
 
 
+def _keys(model: Model, name: str) -> dict[str, Any]:
+    """Return the keys of maps that become the columns of a matrix, as parameters of its metadata."""
+    node = model.graph.find(name).node
+    if node is None or node.op.name != "ZipMap":
+        return {}
+    labels = next(filter(None, (node.op.attributes().get(key) for key in _LABELS)), ())
+    return {"parameters": {"keys": sorted(labels)}}
+
+
+# Attributes of ZipMap.
+_LABELS = ("classlabels_strings", "classlabels_int64s")
+
+
 def _values(name: str, value: Any) -> np.ndarray:
     table = as_table(value)
     if table is None:
@@ -149,8 +177,7 @@ def _tensor(model: Model, what: str, name: str, kind: Type) -> Tensor:
 
 def _configured(item: Tensor, joins: bool) -> dict[str, Any]:
     name = NAMES[item.dtype]
-    sizes = list((-1,) if item.shape is None else item.shape)
+    sizes = None if item.shape is None else list(item.shape[1:] if joins else item.shape)
     return {
-        "name": item.name, "data_type": f"TYPE_{'STRING' if name == 'BYTES' else name}",
-        "dims": sizes[1:] if joins else sizes,
+        "name": item.name, "data_type": f"TYPE_{'STRING' if name == 'BYTES' else name}", "dims": sizes,
     }  # fmt: skip

@@ -51,7 +51,7 @@ class Statistics:
 
     def executed(self, run: Executed) -> None:
         """Count a run."""
-        size = max(run.rows, 1)
+        size = run.rows
         with self._lock:
             self._runs[size] += 1
             before = self._run_seconds.get(size, Times(0.0, 0.0, 0.0, 0.0))

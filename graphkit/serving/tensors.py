@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,20 +24,34 @@ NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 _LENGTH = struct.Struct("<I")
 
 
+# A tensor has fewer bytes, also without its axes of size 0.
+_MOST_BYTES = 1 << 62
+
+
+class Constant(float):
+    """A NaN or an infinity of JSON (`NaN`, `Infinity`), unlike a number that is too large for a float."""
+
+
+# What `to_json` writes for NaN and infinities.
+_NOT_FINITE = {text: Constant(text) for text in ("nan", "inf", "-inf")}
+
+
 def datatype(name: Any, where: str) -> DType:
     """Return the type that a request names. where: the field, for the error."""
     if not isinstance(name, str) or name not in DATATYPES:
-        hint = did_you_mean(name, DATATYPES, most=len(DATATYPES)) if isinstance(name, str) else ""
-        raise InputError(f"{where}: unknown datatype {_shown(name)}{hint}")
+        hint = did_you_mean(name[:80], DATATYPES, most=len(DATATYPES)) if isinstance(name, str) else ""
+        raise InputError(f"{where}: unknown datatype {shown(name)}{hint}")
     return DATATYPES[name]
 
 
 def checked_shape(shape: Any, where: str) -> tuple[int, ...]:
     """Return the shape that a request gives. Raises InputError if it is not a list of sizes."""
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise InputError(f"{where}: expected a list of integers of at least 0, not {_shown(shape)}")
+        raise InputError(f"{where}: expected a list of integers of at least 0, not {shown(shape)}")
     if len(shape) > 64:
         raise InputError(f"{where}: a tensor has at most 64 axes, not {len(shape)}")
+    if math.prod(size for size in shape if size) > _MOST_BYTES // 16:
+        raise InputError(f"{where}: no tensor has the shape {shown(shape)}: it is too large")
     return tuple(shape)
 
 
@@ -79,65 +94,73 @@ def _from_strings(data: memoryview, count: int, where: str) -> np.ndarray:
 
 
 def from_json(data: Any, dtype: DType, shape: Sequence[int], where: str) -> np.ndarray:
-    """Return the array of a JSON list, flat or nested. Raises InputError if elements do not fit the type."""
+    """Return the array of a JSON list, flat or nested. Floats may be the texts "nan", "inf" and "-inf".
+
+    Raises InputError if the list does not have the shape, or elements do not fit the type.
+    """
     if not isinstance(data, list):
-        raise InputError(f"{where}: expected a list, not {_shown(data)}")
-    count = math.prod(shape)
-    array = _strings(data, where) if dtype is DType.STRING else _numbers(data, dtype, where)
-    if array.ndim > 1 and array.shape != tuple(shape):
-        raise InputError(f"{where}: the nested lists have the shape {list(array.shape)}, but shape is {list(shape)}")
-    if array.size != count:
-        raise InputError(f"{where}: {array.size} elements, but the shape {list(shape)} has {count}")
-    return array.reshape(shape)
+        raise InputError(f"{where}: expected a list, not {shown(data)}")
+    found = _elements(data, shape, where)
+    convert = _floats if dtype.is_float else _integers
+    return (_strings(found, where) if dtype is DType.STRING else convert(found, dtype, where)).reshape(shape)
 
 
-def _strings(data: list[Any], where: str) -> np.ndarray:
-    found = list(_leaves(data, where))
+def _strings(found: list[Any], where: str) -> np.ndarray:
     if odd := [item for item in found if not isinstance(item, str)]:
-        raise InputError(f"{where}: the elements of BYTES must be strings, not {_shown(odd[0])}")
+        raise InputError(f"{where}: the elements of BYTES must be strings, not {shown(odd[0])}")
     return _objects(found)
 
 
-def _numbers(data: list[Any], dtype: DType, where: str) -> np.ndarray:
+def _floats(found: list[Any], dtype: DType, where: str) -> np.ndarray:
+    kinds = set(map(type, found))
+    if str in kinds:
+        found = [_NOT_FINITE.get(item, item) if type(item) is str else item for item in found]
+        kinds = set(map(type, found))
+    _check_kinds(found, kinds, (float, int, Constant), dtype, where)
     try:
-        array = np.array(data)
-    except (ValueError, OverflowError):
-        raise InputError(f"{where}: the nested lists have different lengths, or too many levels") from None
-    wanted = dtype.numpy
-    if dtype is DType.UINT64 and array.dtype.kind == "f" and all(type(item) is int for item in _leaves(data, where)):
-        array = np.array(data, object)  # numpy rounds lists of small and large integers to float64
-        if array.min() >= 0 and array.max() < 1 << 64:
-            return array.astype(wanted)
-    if not array.size:
-        return array.astype(wanted)
-    if array.dtype.kind == "O":
-        odd = [item for item in _leaves(data, where) if type(item) not in (int, float)]
-        raise InputError(
-            f"{where}: {_shown(odd[0])} is not a number of type {NAMES[dtype]}"
-            if odd
-            else f"{where}: a number is outside of the range of {NAMES[dtype]}"
-        )
-    kinds = "biu" if dtype is DType.BOOL else "iuf" if dtype.is_float else "iu"
-    if array.dtype.kind not in kinds:
-        raise InputError(f"{where}: the elements are not of type {NAMES[dtype]}: {_shown(data)}")
-    if dtype.is_float:
-        with np.errstate(over="ignore"):
-            return array.astype(wanted)
-    cast = array.astype(wanted)
-    if not np.array_equal(cast, array):
-        raise InputError(f"{where}: {array[cast != array].flat[0]} is outside of the range of {NAMES[dtype]}")
+        array = np.array(found, np.float64)
+    except OverflowError:
+        raise InputError(f"{where}: a number is outside of the range of {NAMES[dtype]}") from None
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype.numpy)
+    for place in np.flatnonzero(np.isinf(cast)).tolist():
+        if type(found[place]) is not Constant:
+            raise InputError(f"{where}: {shown(found[place])} is outside of the range of {NAMES[dtype]}")
     return cast
 
 
-def _leaves(data: Any, where: str, depth: int = 0) -> Iterator[Any]:
-    """Yield the elements of nested lists."""
-    if depth > 64:
-        raise InputError(f"{where}: more than 64 levels of lists")
-    for item in data:
-        if isinstance(item, list):
-            yield from _leaves(item, where, depth + 1)
-        else:
-            yield item
+def _integers(found: list[Any], dtype: DType, where: str) -> np.ndarray:
+    kinds = set(map(type, found))
+    is_truth = dtype is DType.BOOL and bool in kinds
+    _check_kinds(found, kinds, (bool,) if is_truth else (int,), dtype, where)
+    low, high = (0, 1) if dtype is DType.BOOL else (np.iinfo(dtype.numpy).min, np.iinfo(dtype.numpy).max)
+    for item in (min(found, default=0), max(found, default=0)):
+        if not low <= item <= high:
+            raise InputError(f"{where}: {shown(item)} is outside of the range of {NAMES[dtype]}")
+    return np.array(found, dtype.numpy)
+
+
+def _check_kinds(found: list[Any], kinds: set[type], allowed: tuple[type, ...], dtype: DType, where: str) -> None:
+    """Raise InputError if an element has another Python type. kinds: of all elements."""
+    if not kinds <= {*allowed}:
+        odd = next(item for item in found if type(item) not in allowed)
+        raise InputError(f"{where}: {shown(odd)} is not a number of type {NAMES[dtype]}")
+
+
+def _elements(data: list[Any], shape: Sequence[int], where: str) -> list[Any]:
+    """Return the elements of a list. Raises InputError if it is nested, and does not have the shape."""
+    sizes = [len(data)]
+    while list in (kinds := set(map(type, data))):
+        lengths = {len(item) for item in data} if kinds == {list} else set()
+        if len(lengths) != 1 or len(sizes) > len(shape):
+            raise InputError(f"{where}: the nested lists have different lengths, or too many levels")
+        sizes.append(lengths.pop())
+        data = list(itertools.chain.from_iterable(data))
+    if len(sizes) > 1 and sizes != list(shape):
+        raise InputError(f"{where}: the nested lists have the shape {sizes}, but shape is {list(shape)}")
+    if len(data) != math.prod(shape):
+        raise InputError(f"{where}: {len(data)} elements, but the shape {list(shape)} has {math.prod(shape)}")
+    return data
 
 
 def _objects(strings: Sequence[Any]) -> np.ndarray:
@@ -171,6 +194,7 @@ def to_json(array: np.ndarray, dtype: DType) -> list[Any]:
     return elements
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a value of a client for an error, shortened to 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

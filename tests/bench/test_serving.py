@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import serving
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "serving.py"
 
@@ -24,3 +26,20 @@ def test_a_short_load():
     assert found["requests"] > 4
     assert (found["wrong"], found["failed"], found["lost"], found["exit code"]) == (0, 0, 0, 0)
     assert found["disturbances"].keys() >= {"malformed", "oversized", "no HTTP", "aborted", "load again"}
+
+
+def test_small_outputs_are_told_apart():
+    first, second = np.array([1e-10, 2e-10]), np.array([1e-10, 3e-10])
+    assert serving.agrees(first * (1 + 1e-5), first)
+    assert not serving.agrees(first, second)
+    serving.check_distinct([first, second])
+    with pytest.raises(RuntimeError, match="input 2 do not differ"):
+        serving.check_distinct([first, second, first * (1 + 1e-5)])
+
+
+@pytest.mark.parametrize("bad", ["wrong", "failed", "lost", "exit code", None])
+def test_exit_code_of_the_server_counts(monkeypatch, bad):
+    found = {name: int(name == bad) for name in ("wrong", "failed", "lost", "exit code")}
+    monkeypatch.setattr(serving, "measure", lambda options, folder: found)
+    monkeypatch.setattr(sys, "argv", ["serving.py"])
+    assert serving.main() == (bad is not None)

@@ -109,6 +109,15 @@ def test_without_joining_every_request_has_its_run(batcher, runner):
     assert runner.shapes[1:] == [(1, 2)] * 3
 
 
+@pytest.mark.parametrize(("count", "joins"), [(64, True), (5, False), (0, True)])
+def test_rows_of_runs_that_are_not_shared_are_counted(batcher, runner, count, joins):
+    queue = batcher(joins=joins)
+    future = queue.submit(rows(count, 100))
+    runner.go.set()
+    assert future.result(30).rows == 0
+    assert [run.rows for run in queue.executed] == [1, count]
+
+
 def test_one_bad_request_does_not_fail_the_others(batcher, runner):
     queue = batcher()
     futures = [queue.submit(rows(1, first)) for first in (0, 13, 20)]

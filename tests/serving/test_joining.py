@@ -54,13 +54,23 @@ def test_an_output_without_batch():
 
 def test_rows_that_depend_on_each_other():
     x = gk.input("x", ["N", 3])
-    for mixed in (gk.softmax(x, axis=0), x - gk.reduce_mean(x, [0]), gk.cum_sum(x, gk.constant(np.int64(0)))):
-        assert "random requests do not show that its rows are independent" in why(mixed)
+    mixed = gk.softmax(x, axis=0)
+    for each in (mixed, gk.cum_sum(x, gk.constant(np.int64(0))), gk.arg_max(mixed, axis=1, keepdims=0), mixed > 2.0):
+        assert "random requests do not show that its rows are independent" in why(each)
+    half = gk.input("x", ["N", 3], dtype="float16")
+    bits, scale, zero = gk.dynamic_quantize_linear(x)
+    scores = gk.cast(gk.mat_mul_integer(bits, gk.constant(np.eye(3, dtype=np.int8)), zero), to="float32") * scale
+    for each, operator in (
+        (x - gk.reduce_mean(x, [0]), "ReduceMean"),
+        (half + gk.reduce_mean(half, [0, 1], keepdims=1) * 0.01, "ReduceMean"),
+        (gk.arg_max(scores, axis=1, keepdims=0), "DynamicQuantizeLinear"),
+    ):
+        assert f"its rows depend on each other: {operator}" in why(each)
 
 
 def test_time_before_batch():
     net = gk.models.build("lstm_lm")
-    assert "independent" in why_not_joined(net, net.compile(threads=1).run)
+    assert "LSTM 'lstm0' computes float32[1, N, 200]" in why_not_joined(net, net.compile(threads=1).run)
 
 
 def test_nothing_compared_is_not_joined():

@@ -11,6 +11,7 @@ import pytest
 from handmade import write_scaled
 
 import graphkit as gk
+from graphkit.report.page import filled
 from graphkit.serving.repository import ModelRepository
 from graphkit.serving.server import Server
 from graphkit.serving.settings import Settings
@@ -25,6 +26,38 @@ const timer = setInterval(() => {
   document.getElementById("send").click();
 }, 20);
 </script>"""
+
+
+# The elements of a page, as far as its script uses them, for Node.
+ELEMENTS = """
+const revoked = [];
+const element = () => ({
+  addEventListener() {}, append() {}, replaceChildren() {}, insertRow: element, insertCell: element,
+  set value(to) { if (to !== undefined && !Number.isFinite(to)) throw new TypeError("not finite: " + to); },
+});
+const images = [];
+const created = tag => { const made = element(); if (tag === "img") images.push(made); return made; };
+globalThis.document = {getElementById: element, createElement: created};
+Object.assign(URL, {createObjectURL: () => "blob:1", revokeObjectURL: url => revoked.push(url)});
+let reply = new Response("Invalid request", {status: 400});
+globalThis.fetch = async () => reply.clone();
+"""
+CHECKS = """
+(async () => {
+  const message = await ask({}).catch(error => error.message);
+  shown({classes: [{class: 0, name: null, probability: "nan"}], outputs: {}}, {name: "a.png"});
+  images[0].onload();
+  reply = new Response('{"error": "no"}', {status: 400});
+  console.log(JSON.stringify([message, await ask({}).catch(error => error.message), revoked]));
+})();
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node is installed")
+def test_script_handles_errors_in_plain_text_and_nan():
+    script = re.search(r"<script>(.*)</script>", filled("serve.html"), re.DOTALL)[1]
+    done = subprocess.run(["node"], input=ELEMENTS + script + CHECKS, capture_output=True, text=True, timeout=60)
+    assert done.stdout == '["Status 400: Invalid request","no",["blob:1"]]\n', done.stderr
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ import pytest
 from handmade import HEADER, encoded
 
 import graphkit as gk
-from graphkit.serving.tensors import DATATYPES
+from graphkit.serving.protocol import Tensor
+from graphkit.serving.tensors import DATATYPES, from_json
 
 VALUES = {
     "BOOL": np.array([[True, False]]), "FP16": np.array([[1.5, -65504.0]], np.float16),
@@ -80,10 +81,41 @@ def test_outputs_equal_onnx_runtime(served, tmp_path, ask):
     np.testing.assert_allclose(found, session.run(None, {name: x})[0], rtol=1e-5, atol=1e-6)
 
 
-def test_numbers_that_json_lacks_are_strings(client, ask):
-    body = '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [NaN, Infinity, 1]}]}'
+@pytest.mark.parametrize("values", ["NaN, -Infinity, 1", '"nan", "-inf", 1.0'])
+def test_numbers_that_json_lacks_are_strings(client, values):
+    body = f'{{"inputs": [{{"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [{values}]}}]}}'
     answer = client.post("/v2/models/scaled/infer", content=body)
-    assert answer.json()["outputs"][0]["data"] == ["nan", "inf", 2.0]
+    assert answer.json()["outputs"][0]["data"] == ["nan", "-inf", 2.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "wanted"),
+    [
+        ("FP64", [10**20, 1], [1e20, 1.0]),
+        ("FP32", [10**20, 0.5], [float(np.float32(1e20)), 0.5]),
+        ("FP16", [70000, 1], "70000 is outside of the range of FP16"),
+        ("BF16", [1, 1e39], "1e+39 is outside of the range of BF16"),
+        ("UINT64", [2**64 - 1, 1], [2**64 - 1, 1]),
+        ("INT64", [2**63, 1], "9223372036854775808 is outside of the range of INT64"),
+        ("INT32", ["nan", 1], "'nan' is not a number of type INT32"),
+        ("BOOL", [1, 0], [True, False]),
+        ("BOOL", [True, 1], "1 is not a number of type BOOL"),
+        ("BOOL", [1, 2], "2 is outside of the range of BOOL"),
+        ("BYTES", [["a", "b"]], ["a", "b"]),
+        ("BYTES", [["a"], ["b"]], "the nested lists have the shape [2, 1], but shape is [1, 2]"),
+        ("BYTES", ["a", ["b"]], "the nested lists have different lengths"),
+    ],
+)
+def test_elements_of_json_tensors(name, data, wanted):
+    try:
+        found = from_json(data, DATATYPES[name], (1, 2), "data")
+    except gk.errors.InputError as error:
+        found = str(error)
+        assert isinstance(wanted, str)
+        assert f"data: {wanted}" in found
+    else:
+        assert found.dtype == DATATYPES[name].numpy
+        assert found.tolist() == [wanted]
 
 
 def test_compressed_bodies(client):
@@ -119,19 +151,28 @@ GOOD = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
         ({"name": "z"}, "inputs[0] ('z'): the model has no such input"),
         ({"name": 3}, "inputs[0].name"),
         ({"datatype": "FP64"}, "inputs[0] ('x').datatype: FP64, but the model needs FP32"),
+        ({"datatype": "F" * 300_000}, "inputs[0] ('x').datatype: unknown datatype 'FFF"),
         ({"datatype": "float"}, "inputs[0] ('x').datatype: unknown datatype 'float'"),
         ({"shape": [1, 4]}, "inputs[0] ('x').shape: [1, 4], but the model needs [-1, 3]"),
         ({"shape": [3]}, "inputs[0] ('x').shape"),
         ({"shape": [-1, 3]}, "inputs[0] ('x').shape"),
         ({"shape": [True, 3]}, "inputs[0] ('x').shape"),
-        ({"shape": [10**30, 3]}, "inputs[0] ('x').data: 3 elements"),
+        ({"shape": [10**30, 3]}, "inputs[0] ('x').shape: no tensor"),
+        ({"shape": [2**62, 3, 0], "data": []}, "inputs[0] ('x').shape: no tensor"),
+        ({"shape": [0] * 300_000}, "inputs[0] ('x').shape: a tensor has"),
+        ({"name": "z" * 300_000}, "...): the model has no such input"),
         ({"shape": None}, "inputs[0] ('x').shape"),
         ({"data": [1, 2]}, "inputs[0] ('x').data: 2 elements, but the shape [1, 3] has 3"),
         ({"data": [[1, 2], [3]]}, "inputs[0] ('x').data: the nested lists"),
         ({"data": [[1], [2], [3]]}, "inputs[0] ('x').data: the nested lists have the shape [3, 1]"),
         ({"data": [1, 2, None]}, "inputs[0] ('x').data: None is not a number of type FP32"),
         ({"data": ["1", "2", "3"]}, "inputs[0] ('x').data"),
-        ({"data": [True, True, False]}, "inputs[0] ('x').data"),
+        ({"data": [True, True, False]}, "inputs[0] ('x').data: True is not a number of type FP32"),
+        ({"data": [1.0, 2, True]}, "inputs[0] ('x').data: True is not a number of type FP32"),
+        ({"data": [1, 2, 10**400]}, "inputs[0] ('x').data: a number is outside of the range of FP32"),
+        ({"data": [1, -1e300, 3]}, "inputs[0] ('x').data: -1e+300 is outside of the range of FP32"),
+        ({"data": ["a" * 14_000, *[""] * 100_000]}, "100001 elements"),
+        ({"shape": [2, 3], "data": ["a" * 14_000, *[""] * 5]}, "'aaa"),
         ({"data": {"a": 1}}, "inputs[0] ('x').data: expected a list"),
         ({"parameters": 3}, "inputs[0].parameters"),
         ({"parameters": {"binary_data_size": 12}}, "inputs[0] ('x'): it has both"),
@@ -142,6 +183,8 @@ def test_malformed_tensors_are_named(client, change, field):
     answer = client.post("/v2/models/scaled/infer", json={"inputs": [GOOD | change]})
     assert answer.status_code == 400
     assert field in answer.json()["error"]
+    assert answer.json()["error"].startswith("model 'scaled': ")
+    assert len(answer.content) < 400
 
 
 @pytest.mark.parametrize(
@@ -156,7 +199,8 @@ def test_malformed_tensors_are_named(client, change, field):
         (b'{"inputs": [1]}', "inputs: expected a list"),
         (b'{"inputs": []}', "there is no tensor for input 'x'"),
         (json.dumps({"inputs": [GOOD, GOOD]}).encode(), "input 'x' is given twice"),
-        (json.dumps({"inputs": [GOOD], "id": 3}).encode(), "id: expected a string"),
+        (json.dumps({"inputs": [GOOD], "id": [0] * 300_000}).encode(), "id: expected a string"),
+        (json.dumps({"inputs": [GOOD]}).replace("3]}", "1e400]}").encode(), "inf is outside of the range of FP32"),
         (json.dumps({"inputs": [GOOD], "outputs": [{"name": "z"}]}).encode(), "outputs[0] ('z')"),
         (json.dumps({"inputs": [GOOD], "parameters": {"binary_data_output": 1}}).encode(), "binary_data_output"),
         (
@@ -169,6 +213,7 @@ def test_malformed_bodies_are_named(client, body, message):
     answer = client.post("/v2/models/scaled/infer", content=body)
     assert answer.status_code == 400
     assert message in answer.json()["error"]
+    assert len(answer.content) < 400
 
 
 @pytest.mark.parametrize(
@@ -219,9 +264,9 @@ def test_malformed_strings_are_named(served, tmp_path, data, message):
     ("values", "message"),
     [
         ([1, 128], "128 is outside"),
-        ([1.5], "not of type INT8"),
+        ([1.5], "1.5 is not a number of type INT8"),
         ([2**70], "outside of the range"),
-        ([2**64 - 1, -1], "INT8"),
+        ([2**64 - 1, -1], "outside of the range of INT8"),
     ],
 )
 def test_integers_outside_of_their_type_are_named(served, tmp_path, ask, values, message):
@@ -267,6 +312,20 @@ def test_unknown_paths_have_json_errors(client, method, path, status):
     assert answer.json()["error"]
 
 
+def test_values_that_a_model_refuses_are_an_error_of_the_client(served, tmp_path, ask):
+    x = gk.input("x", ["N"], dtype="int64")
+    gk.Model({"y": gk.gather(gk.constant(np.arange(4.0)), x)}).save(tmp_path / "table.onnx")
+    client = served([tmp_path / "table.onnx"])
+    status, answer = ask(client, np.array([1, 9]), "table", "INT64")
+    assert status == 400
+    assert all(text in answer["error"] for text in ("model 'table': ", "these values of 'x'", "index 9", "4 elements"))
+    assert ask(client, np.array([1, 2]), "table", "INT64")[0] == 200
+
+
+def test_unknown_rank_is_no_shape():
+    assert Tensor("x", gk.DType.FLOAT32, None).description() == {"name": "x", "datatype": "FP32", "shape": None}
+
+
 def test_statistics_and_metrics_count_requests(client, ask):
     for _ in range(3):
         ask(client, np.ones((2, 3)))
@@ -294,8 +353,11 @@ def test_models_that_the_protocol_cannot_describe_are_refused(served, tmp_path):
 
 def test_lists_of_maps_are_a_matrix(served, tmp_path, ask):
     x = gk.input("x", ["N", 3])
-    gk.Model({"y": gk.zip_map(x, classlabels_int64s=[5, 6, 7])}).save(tmp_path / "maps.onnx")
+    gk.Model({"y": gk.zip_map(x, classlabels_int64s=[6, 5, 7])}).save(tmp_path / "maps.onnx")
     client = served([tmp_path / "maps.onnx"])
     status, answer = ask(client, [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], "maps")
     assert status == 200, answer
-    assert answer["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2, 3], "data": [1, 2, 3, 4, 5, 6]}]
+    assert answer["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2, 3], "data": [2, 1, 3, 5, 4, 6]}]
+    assert client.get("/v2/models/maps").json()["outputs"] == [
+        {"name": "y", "datatype": "FP32", "shape": [-1, -1], "parameters": {"keys": [5, 6, 7]}},
+    ]  # fmt: skip

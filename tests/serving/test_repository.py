@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -96,8 +97,11 @@ def test_requests_cannot_name_files(client, tmp_path):
         answer = client.post("/v2/repository/models/scaled/load", json=body)
         assert answer.status_code == 400
         assert "only from the files of the repository" in answer.json()["error"]
-    for body in (b"{", b"[]", b'{"parameters": 3}'):
-        assert client.post("/v2/repository/models/scaled/load", content=body).status_code == 400
+    for body in (b"{", b"[]", b'{"parameters": 3}', json.dumps({"parameters": {"a" * 300_000: 1}})):
+        answer = client.post("/v2/repository/models/scaled/load", content=body)
+        assert answer.status_code == 400
+        assert len(answer.content) < 400
+    assert len(client.post("/v2/repository/index", json={"ready": [0] * 300_000}).content) < 400
 
 
 def test_a_damaged_file_keeps_the_old_version(served, scaled, ask):

@@ -15,6 +15,7 @@ from PIL import Image
 
 import graphkit as gk
 from graphkit.data.preprocessing.image import Preprocess
+from graphkit.serving.samples import SampleInputs
 
 NAMES = ("ant", "bee", "cow")
 
@@ -108,6 +109,34 @@ def test_several_models_need_a_name(served, insects, tmp_path):
     ]  # fmt: skip
 
 
+def test_all_samples_are_answered_by_one_version(served, insects, monkeypatch):
+    client = served([insects])
+    repository = client.app.repository
+    before, taken = SampleInputs.of_image, []
+
+    def replacing(samples, data, name):
+        taken.append(samples)
+        if len(taken) == 1:  # between the samples of the request
+            repository.load("insects")
+            client.app.repository.get("insects").version = "2"
+        return before(samples, data, name)
+
+    monkeypatch.setattr(SampleInputs, "of_image", replacing)
+    found = client.post("/predict", files=[("file", ("a.png", png(0))), ("file", ("b.png", png(1)))])
+    assert found.status_code == 200, found.text
+    assert found.json()["model_version"] == "2"
+    assert [samples is taken[-1] for samples in taken] == [False] * (len(taken) - 2) + [True] * 2
+
+    def unloading(samples, outputs, top):
+        if repository.is_ready:
+            repository.unload("insects")
+        return {}
+
+    monkeypatch.setattr(SampleInputs, "answer", unloading)
+    found = client.post("/predict", files={"file": ("a.png", png(0))})
+    assert (found.status_code, found.json().get("model_version")) == (200, "2")
+
+
 def test_malformed_forms_are_named(served, insects):
     client = served([insects])
     head = b"IHDR" + struct.pack(">II", 20_000, 20_000) + png(0)[24:29]
@@ -121,6 +150,8 @@ def test_malformed_forms_are_named(served, insects):
     assert "'other' is no field" in form(client, ("other", "x")).json()["error"]
     assert "takes no texts" in form(client, ("text", "x")).json()["error"]
     assert "top: expected a number" in form(client, ("text", "x"), ("top", "0")).json()["error"]
+    for field in (("o" * 4000, "x"), ("top", "9" * 300_000)):
+        assert len(form(client, ("text", "x"), field).content) < 400
     assert "at most 64" in form(client, *[("text", "x")] * 70).json()["error"]
     assert "multipart/form-data" in client.post("/predict", json={}).json()["error"]
     for kind in ("multipart/form-data", "multipart/form-data; boundary=b"):

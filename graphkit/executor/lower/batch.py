@@ -101,7 +101,7 @@ def batch_of(graph: Graph, fixed: Collection[int]) -> Batch | None:
     for node in graph.nodes:
         reads_examples, reads_sizes = (any(v in group for v in node.operands) for group in (examples, sized))
         results = [v for v in node.outputs if v in used]
-        if _reads_shapes_alone(node, examples) and (reads_examples or reads_sizes):
+        if reads_shapes_alone(node, examples) and (reads_examples or reads_sizes):
             sized.update(results)
         elif reads_examples:
             if not _keeps_separate(node, examples, sized) or not all(_has_examples(v, symbol) for v in results):
@@ -139,7 +139,7 @@ def _mentions(value: Value, symbol: str) -> bool:
     return shape is None or any(isinstance(d, DimExpr) and symbol in d.symbols for d in shape)
 
 
-def _reads_shapes_alone(node: Node, examples: Collection[Value]) -> bool:
+def reads_shapes_alone(node: Node, examples: Collection[Value]) -> bool:
     """Return whether the results depend only on the shapes of the examples."""
     shape_only = node.op.shape_only if isinstance(node.op, Op) else ()
     if not isinstance(node.op, Op) or node.op.subgraphs():
