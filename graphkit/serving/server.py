@@ -24,6 +24,7 @@ from graphkit.serving.application import Application
 from graphkit.serving.connections import may_have_sent, protocol
 from graphkit.serving.guard import Access
 from graphkit.serving.repository import ModelRepository
+from graphkit.serving.settings import check_seconds
 
 logger = logging.getLogger("graphkit.serve")
 
@@ -69,6 +70,7 @@ class Server:
     Raises:
         RuntimeFailure: The port is in use, or may not be used.
         InputError: The certificate cannot be read.
+        UsageError: `drain` is not a number of seconds.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Server:
         tls: tuple[Path, Path] | None = None,
         drain: float = 1.0,
     ):
+        check_seconds("drain", drain)
         if tls is not None:
             _check_certificate(*tls)
         self._repository = repository

@@ -11,8 +11,9 @@ from handmade import write_scaled
 
 import graphkit as gk
 from graphkit.serving.guard import Access
+from graphkit.serving.repository import ModelRepository
 from graphkit.serving.serve import check_api_key
-from graphkit.serving.server import access_for, is_loopback
+from graphkit.serving.server import Server, access_for, is_loopback
 from graphkit.serving.settings import Settings
 
 KEY = "a-key-of-many-characters"
@@ -93,10 +94,13 @@ def test_memory_is_limited(served, tmp_path, ask):
     assert "max_memory" in answer["error"]
 
 
-def test_settings_are_checked():
-    for wrong in ({"max_batch": 0}, {"max_delay": -1.0}, {"timeout": 0.0}, {"timeout": float("nan")}):
-        with pytest.raises(gk.errors.UsageError, match=next(iter(wrong))):
-            Settings(**wrong)
+def test_settings_are_checked(scaled):
+    wrong = [("max_batch", 0), ("max_delay", -1.0), ("timeout", 0.0)]
+    for number in (float("nan"), float("inf"), 1e300):
+        wrong += [("max_delay", number), ("timeout", number), ("drain", number)]
+    for name, value in wrong:
+        with pytest.raises(gk.errors.UsageError, match=f"{name}="):
+            Server(ModelRepository([scaled]), port=0, drain=value) if name == "drain" else Settings(**{name: value})
 
 
 @pytest.mark.parametrize(
