@@ -1,4 +1,4 @@
-"""The models of a server: load, unload and replace them while requests go on."""
+"""The models of a server: load, unload and replace them while requests continue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphkit.errors import GraphkitError
 from graphkit.inference.hugging_face import with_files_beside
 from graphkit.loading import load
 from graphkit.model import Model
-from graphkit.serving.errors import UnknownModel
+from graphkit.serving.errors import UnknownModel, message_of
 from graphkit.serving.metrics import Metrics
 from graphkit.serving.served_model import ServedModel
 from graphkit.serving.settings import Settings
@@ -112,8 +112,8 @@ class ModelRepository:
             try:
                 for number, path in sorted(paths.items()):
                     made[number] = self._made(name, number, path)
-            except (GraphkitError, OSError) as error:
-                self._problems[name] = str(error)
+            except Exception as error:
+                self._problems[name] = str(error) if isinstance(error, OSError) else message_of(error)
                 for model in made.values():
                     model.close()
                 logger.error("load failed", extra={"model": name, "error": str(error)})
@@ -148,14 +148,14 @@ class ModelRepository:
         """Load new models, and all loaded ones again. Errors are logged: the old versions stay loaded."""
         try:
             names = [name for name in self._scan() if self._problems.get(name) != "unloaded"]
-        except GraphkitError as error:
+        except (GraphkitError, OSError) as error:
             logger.error("reload failed", extra={"error": str(error)})
             return
         for name in names:
             try:
                 self.load(name)
-            except (GraphkitError, OSError):
-                continue  # `load` has logged it
+            except Exception:  # noqa: BLE001 - `load` has logged it, and the other models can be loaded
+                continue
 
     def close(self) -> None:
         """Unload all models."""

@@ -118,9 +118,10 @@ class Server:
             GraphkitError: A model cannot be loaded.
         """
         try:
-            self._repository.load_all()
             self._server.started_by = lambda: self._started(started)
-            self._server.run(sockets=[self._socket])
+            with self._server.reload_later():
+                self._repository.load_all()
+                self._server.run(sockets=[self._socket])
         finally:
             self._socket.close()
             self._repository.close()
@@ -153,6 +154,18 @@ class _Signalled(uvicorn.Server):
             self._ends = time.monotonic() + self._drain
 
     @contextlib.contextmanager
+    def reload_later(self) -> Iterator[None]:
+        """Remember a SIGHUP while the models load, for the time when the server answers."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGHUP, self._hang_up)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+    @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handle signals while the server runs, in the main thread."""
         if threading.current_thread() is not threading.main_thread():
@@ -178,7 +191,8 @@ class _Signalled(uvicorn.Server):
             loop = asyncio.get_running_loop()
             self._reloading = loop.run_in_executor(None, self._application.repository.reload)
         if self._reloading is not None and self._reloading.done():
-            self._reloading.result()
+            if (error := self._reloading.exception()) is not None:
+                logger.error("reload failed", exc_info=error)
             self._reloading = None
         if self._ends is not None and time.monotonic() >= self._ends:
             self.should_exit = True

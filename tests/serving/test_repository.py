@@ -138,6 +138,29 @@ def test_reload_loads_all_but_unloaded_models(tmp_path):
     repository.close()
 
 
+def test_any_error_of_a_load_keeps_the_old_versions(tmp_path):
+    for version in ("1", "2"):
+        write_scaled(tmp_path / "a" / version / "model.onnx")
+    before = {thread.ident for thread in threading.enumerate()}
+    failing = set()
+
+    def reader(path):
+        if path.parent.name in failing:
+            raise MemoryError
+        return gk.load(path)
+
+    repository = ModelRepository([tmp_path], reader=reader)
+    repository.load_all()
+    old = repository.get("a")
+    failing.add("2")
+    repository.reload()
+    assert repository.get("a") is old
+    with pytest.raises(MemoryError):
+        repository.load("a")
+    repository.close()
+    assert {t.ident for t in threading.enumerate() if t.name == "graphkit-serve a"} <= before
+
+
 def test_statistics_survive_a_reload(client, ask):
     value(ask, client)
     client.post("/v2/repository/models/scaled/load").raise_for_status()

@@ -275,6 +275,37 @@ def test_sigterm_and_sighup_under_load_lose_nothing(scaled, tmp_path):
     assert (last["event"], last["answered"]) == ("stopped", len(seen))
 
 
+def test_sighup_while_models_load_is_remembered(scaled, monkeypatch):
+    """The models are loaded again when the server answers. An error of that does not end the server."""
+    killed = []
+    before = signal.signal(signal.SIGHUP, lambda *arguments: killed.append(arguments))
+    loads = []
+
+    def reader(path):
+        loads.append(path)
+        if len(loads) == 1:
+            os.kill(os.getpid(), signal.SIGHUP)
+        return gk.load(path)
+
+    def reload():
+        loads.append(None)
+        threading.Timer(0.3, server.stop).start()
+        raise MemoryError
+
+    repository = ModelRepository([scaled], Settings(threads=1), reader=reader)
+    monkeypatch.setattr(repository, "reload", reload)
+    server = Server(repository, port=0, drain=0.0)
+    guard = threading.Timer(20, server.stop)
+    guard.start()
+    try:
+        server.run()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        guard.cancel()
+    assert loads == [scaled, None]
+    assert killed == []
+
+
 @pytest.mark.full
 def test_interrupt_ends_at_once(scaled, tmp_path):
     process, port = started(scaled, tmp_path / "log")
