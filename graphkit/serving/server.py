@@ -92,10 +92,11 @@ class Server:
         shown = f"[{host}]" if ":" in host else host
         self.url = f"{'http' if tls is None else 'https'}://{shown}:{self._socket.getsockname()[1]}"
         settings = repository.settings
+        connections = protocol(settings.timeout, settings.max_connections, self.application.guard.malformed)
         config = uvicorn.Config(
-            self.application, http=protocol(settings.timeout), loop="auto", ws="none", lifespan="off",
+            self.application, http=connections, loop="auto", ws="none", lifespan="off",
             interface="asgi3", log_config=None, access_log=False, proxy_headers=False, server_header=False,
-            backlog=_BACKLOG, timeout_keep_alive=_KEEP_ALIVE, limit_concurrency=settings.max_connections,
+            backlog=_BACKLOG, timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=math.ceil(settings.timeout) + 1,
             ssl_certfile=None if tls is None else tls[0], ssl_keyfile=None if tls is None else tls[1],
         )  # fmt: skip

@@ -141,6 +141,8 @@ def test_other_hosts_and_origins(served, scaled):
         ({"Host": "localhost:8000", "Origin": "http://localhost:8000"}, 200),
         ({"Host": "localhost:8000", "Origin": "http://attacker.example"}, 403),
         ({"Host": "localhost:8000", "Origin": "null"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Host": "localhost:8000", "Origin": "http://[::1"}, 403),
     ):
         assert client.get("/v2", headers=headers).status_code == status, headers
 
