@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -14,16 +14,22 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from graphkit.data.preprocessing.decode import pixel_count
 from graphkit.errors import InputError, UsageError
 from graphkit.named_tuples import NamedTuple
 from graphkit.report.page import filled
-from graphkit.serving.admission import RECORD, Admission, Record
+from graphkit.serving.admission import RECORD, Admission, Record, Ticket
 from graphkit.serving.batcher import Arrays
+from graphkit.serving.budget import Budget
 from graphkit.serving.errors import Retired
 from graphkit.serving.inference_routes import counted, finished, note
 from graphkit.serving.repository import ModelRepository
 from graphkit.serving.served_model import ServedModel
 
+_T = TypeVar("_T")
+
+# Pixels of images that are decoded at a time. Decoding takes about 4 bytes for each.
+_MOST_PIXELS = 64_000_000
 # Samples of one request, and other fields.
 _MOST_SAMPLES, _MOST_FIELDS = 64, 16
 _POLICY = (
@@ -34,10 +40,11 @@ _POLICY = (
 
 @dataclass(frozen=True)
 class _Sample:
-    """A sample of a request. convert: makes its inputs for a model."""
+    """A sample of a request. convert: makes its inputs for a model. pixels: of an image."""
 
     name: str | None
     convert: Callable[[ServedModel], Arrays]
+    pixels: int = 0
 
 
 class _Asked(NamedTuple):
@@ -58,6 +65,7 @@ class SampleRoutes:
     def __init__(self, repository: ModelRepository, admission: Admission):
         self._repository, self._admission = repository, admission
         self._page = filled("serve.html")
+        self._pixels = Budget(_MOST_PIXELS)
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -90,19 +98,22 @@ class SampleRoutes:
             asked = await _asked(request, body)
             name = asked.model if asked.model is not None else self._only_name()
             with counted(self._repository.get(name, asked.version), record):
-                found = await asyncio.gather(
-                    *(self._predicted(request, name, asked.version, sample, asked.top) for sample in asked.samples)
+                found = await _all(
+                    self._predicted(request, ticket, name, asked.version, sample, asked.top) for sample in asked.samples
                 )
         model = self._repository.get(name, asked.version)
         return JSONResponse({"model_name": name, "model_version": model.version, "predictions": found})
 
     async def _predicted(
-        self, request: Request, name: str, version: str | None, sample: _Sample, top: int | None
+        self, request: Request, ticket: Ticket, name: str, version: str | None, sample: _Sample, top: int | None
     ) -> dict[str, Any]:
         record: Record = request.scope[RECORD]
         for _ in range(10):
             model = self._repository.get(name, version)
-            inputs = await asyncio.to_thread(sample.convert, model)
+            async with self._pixels.hold(sample.pixels):
+                inputs = await asyncio.to_thread(sample.convert, model)
+            if sample.pixels:
+                ticket.hold(sum(array.nbytes for array in inputs.values()))
             try:
                 future = model.submit(inputs, record.left)
             except Retired:
@@ -121,6 +132,16 @@ class SampleRoutes:
 
     def _newest(self) -> dict[str, ServedModel]:
         return {model.name: self._repository.get(model.name) for model in self._repository.loaded()}
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Return the results of coroutines that run at the same time. The first error cancels the others."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()  # without effect if it is done
 
 
 def _takes(model: ServedModel) -> list[str]:
@@ -161,7 +182,8 @@ async def _samples(form: FormData) -> list[_Sample]:
             if not isinstance(value, UploadFile):
                 raise InputError("file: expected a file")
             name, data = value.filename or "image", await value.read()
-            found.append(_Sample(name, partial(_of_image, data=data, name=name)))
+            pixels = await asyncio.to_thread(pixel_count, data)
+            found.append(_Sample(name, partial(_of_image, data=data, name=name), pixels))
         elif key == "text":
             text = value if isinstance(value, str) else (await value.read()).decode("utf-8", "replace")
             found.append(_Sample(None, partial(_of_text, text=text)))

@@ -132,7 +132,7 @@ def _of_maps(kind: Type) -> Type:
 def _values(name: str, value: Any) -> np.ndarray:
     table = as_table(value)
     if table is None:
-        raise RuntimeFailure(f"output {name!r} consists of maps with different keys, which is no tensor")
+        raise RuntimeFailure(f"output {name!r} consists of maps with different keys, so it cannot become a matrix")
     return table.values
 
 

@@ -33,7 +33,8 @@ class Settings:
         timeout: Seconds from the head of a request to its answer.
         max_body: Most bytes of the body of a request, also after decompression.
         max_json: Most bytes of JSON in a request. Parsing JSON delays other requests, unlike binary tensors.
-        max_pending: Most bytes of all bodies in progress together.
+        max_pending: Most bytes of all bodies in progress together, and of the inputs that images become. Requests take
+            up to twice as much memory while their bodies are joined or parsed.
         max_connections: Most connections.
         max_memory: Memory limit of reading a file, and of a run: a number of bytes, or a text such as "500MB".
         max_iterations: Limit on the iterations of a Loop or Scan.
