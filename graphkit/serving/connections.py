@@ -143,7 +143,9 @@ class _Connection(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(seconds, self._close_slow)
 
     def _close_slow(self) -> None:
-        if not self.transport.is_closing():
+        if not self._unused_bytes:
+            self.transport.close()  # the client has sent nothing, so it expects no answer
+        elif not self.transport.is_closing():
             self.send_400_response("The head of the request did not arrive in time.")
 
     def _abort_unread(self) -> None:

@@ -28,7 +28,7 @@ from graphkit.serving.served_model import ServedModel
 
 _T = TypeVar("_T")
 
-# Pixels of images that are decoded at a time. Decoding takes about 4 bytes for each.
+# Pixels of images that are decoded at a time. Decoding takes about 8 bytes for each.
 _MOST_PIXELS = 64_000_000
 # Samples of one request, and other fields.
 _MOST_SAMPLES, _MOST_FIELDS = 64, 16

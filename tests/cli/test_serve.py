@@ -35,6 +35,9 @@ def net(tmp_path):
         (["net.onnx", "--api-key-file", "short.txt"], 2, "--api-key-file short.txt: the API key must have at least 16"),
         (["net.onnx", "--max-body", "much"], 2, "not an amount of memory"),
         (["net.onnx", "--timeout", "0"], 2, "--timeout"),
+        (["net.onnx", "--timeout", "inf"], 2, "timeout=inf: expected a number of seconds"),
+        (["net.onnx", "--max-delay-ms", "inf"], 2, "max_delay=inf: expected a number of seconds"),
+        (["net.onnx", "--drain", "nan"], 2, "drain=nan: expected a number of seconds"),
         (["net.onnx", "--host", "256.0.0.1"], 5, "cannot listen on 256.0.0.1"),
     ],
 )
