@@ -91,7 +91,8 @@ def error_response(error: BaseException) -> JSONResponse:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, (Unauthorized, Forbidden, TooLarge, SlowRequest, Disconnected)):
         headers["Connection"] = "close"  # the rest of the body is not read
-    return JSONResponse({"error": message_of(error)}, status, headers)
+    message = message_of(error).encode(errors="backslashreplace").decode()  # paths may not be UTF-8
+    return JSONResponse({"error": message}, status, headers)
 
 
 class Guard:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -181,7 +182,8 @@ class ModelRepository:
         if any(problem.name is None for problem in problems):
             return
         for name in {*self._loaded} - {*known} - {problem.name for problem in problems}:
-            self.unload(name, "its files were removed")
+            with contextlib.suppress(UnknownModel):  # a request has unloaded it meanwhile
+                self.unload(name, "its files were removed")
 
     def close(self) -> None:
         """Unload all models."""

@@ -154,6 +154,16 @@ def test_loopback_and_its_hosts():
     assert access_for("127.0.0.1", KEY).hosts is None
 
 
+def test_errors_with_paths_that_are_not_utf8(served, scaled, monkeypatch, ask):
+    client = served([scaled])
+
+    def fail(*arguments, **options):
+        raise gk.errors.InputError("\udcff.onnx cannot be read")
+
+    monkeypatch.setattr("graphkit.serving.served_model.ServedModel.submit", fail)
+    assert ask(client, [[1, 2, 3]])[1] == {"error": "\\udcff.onnx cannot be read"}
+
+
 def test_an_internal_error_shows_no_details(served, tmp_path, monkeypatch, ask):
     client = served([write_scaled(tmp_path / "scaled.onnx")])
 
