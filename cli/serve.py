@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @option(
     "--max-pending", group=LIMITS, type=Memory(), default="1GiB", show_default=True, metavar="MEMORY",
-    help="Memory limit of all bodies in progress together.",
+    help="Memory limit of all bodies in progress together. Parsing them takes up to as much again.",
 )  # fmt: skip
 @option(
     "--max-connections", group=LIMITS, type=IntRange(1), default=1024, show_default=True, help="Most connections.",
@@ -166,10 +166,17 @@ def _read(path: Path, external_root: str | None) -> Model:
 
 def _api_key(file: str | None) -> str | None:
     """Return the key of --api-key-file, or of the environment; None if there is none."""
+    from graphkit.serving.serve import check_api_key
+
     if file is None:
-        return os.environ.get("GRAPHKIT_API_KEY")
+        found = os.environ.get("GRAPHKIT_API_KEY")
+        if found is not None:
+            check_api_key(found, "the environment variable GRAPHKIT_API_KEY")
+        return found
     try:
-        return Path(file).read_text("utf-8").strip()
+        key = Path(file).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InputError(f"--api-key-file {file}: the file cannot be read: {reason}") from None
+    check_api_key(key, f"--api-key-file {file}")
+    return key

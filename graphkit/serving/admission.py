@@ -107,6 +107,7 @@ class Admission:
         record.fields["bytes"] = size
         encoding = request.headers.get("content-encoding", "identity").lower()
         body = b"".join(parts)
+        parts.clear()
         if encoding == "identity":
             return body
         found = await asyncio.to_thread(decompressed, body, encoding, most)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -89,8 +90,8 @@ class Batcher:
     """Runs requests of one model in a thread of its own, several in one run where possible.
 
     Requests with inputs of equal shapes, apart from the first axis, are joined along the first axis. A run begins when
-    the batch is full, or its first request has waited for `max_delay`. If a shared run fails, its requests run one by
-    one, so that each gets its own result or error. Any thread may call the methods.
+    the batch is full, or its first request has waited for `max_delay`. If a shared run fails, or takes half of the time
+    of its requests, they run one by one, so that each gets its own result or error. Any thread may call the methods.
 
     Args:
         run: Computes outputs by name, within a number of seconds.
@@ -187,12 +188,22 @@ class Batcher:
 
     def _work(self) -> None:
         while (batch := self._next()) is not None:
-            waiting = [pending for pending in batch if pending.start()]
-            if len(waiting) == 1:
-                self._alone(waiting[0])
-            elif waiting:
-                self._together(waiting)
-            del batch, waiting  # this thread must not keep arrays while it waits
+            try:
+                self._compute(batch)
+            except Exception as error:  # the thread must live, or later requests would wait for ever
+                logger.exception("batch failed", extra={"requests": len(batch)})
+                for pending in batch:
+                    with contextlib.suppress(InvalidStateError):  # it has its result, or was cancelled
+                        pending.future.set_exception(error)
+            del batch  # this thread must not keep arrays while it waits
+
+    def _compute(self, batch: Sequence[_Pending]) -> None:
+        """Compute the requests of a batch that were not cancelled, and are not too late."""
+        waiting = [pending for pending in batch if pending.start()]
+        if len(waiting) == 1:
+            self._alone(waiting[0])
+        elif waiting:
+            self._together(waiting)
 
     def _next(self) -> list[_Pending] | None:
         """Wait for the next batch, and return it; None after `close`, when the queue is empty."""
@@ -205,7 +216,8 @@ class Batcher:
                 ready = [key for key, group in self._groups.items() if self._closing or self._due(group) <= now]
                 if ready:
                     return self._take(min(ready, key=lambda key: self._groups[key].oldest))
-                self._changed.wait(min(map(self._due, self._groups.values())) - now)
+                wait = min(map(self._due, self._groups.values())) - now
+                self._changed.wait(min(wait, threading.TIMEOUT_MAX))  # a longer one is an OverflowError
         return None
 
     def _due(self, group: _Group) -> float:
@@ -233,7 +245,8 @@ class Batcher:
         try:
             joined = {name: np.concatenate([p.inputs[name] for p in waiting]) for name in waiting[0].inputs}
             ready = time.monotonic()
-            outputs = self._run(joined, max(pending.deadline for pending in waiting) - ready)
+            # The other half is for the runs one by one: a request that takes long must not end all others.
+            outputs = self._run(joined, (max(pending.deadline for pending in waiting) - ready) / 2)
             done = time.monotonic()
             if any(not array.ndim or len(array) != total for array in outputs.values()):
                 raise RuntimeFailure("an output does not have the rows of its inputs")
@@ -242,8 +255,7 @@ class Batcher:
                 "batch failed; its requests run one by one",
                 extra={"requests": len(waiting), "rows": total, "error": error_text(error)},
             )
-            for pending in waiting:
-                self._alone(pending)
+            self._one_by_one(waiting)
             return
         ends = np.cumsum(rows).tolist()
         parts = [
@@ -256,21 +268,41 @@ class Batcher:
             times = Times(begun - pending.arrived, ready - begun, done - ready, split)
             pending.future.set_result(Result(part, times, total))
 
-    def _alone(self, pending: _Pending) -> None:
-        """Compute one request."""
+    def _one_by_one(self, waiting: Sequence[_Pending]) -> None:
+        """Compute requests in runs of their own. At first each has a share of the time, then the slow ones the rest."""
+        left = deque(waiting)
+        slow: list[_Pending] = []
+        while left:
+            pending = left.popleft()
+            seconds = (pending.deadline - time.monotonic()) / (len(left) + len(slow) + 2)
+            if not self._alone(pending, seconds):
+                slow.append(pending)
+        for pending in slow:
+            self._alone(pending)
+
+    def _alone(self, pending: _Pending, seconds: float | None = None) -> bool:
+        """Compute one request. seconds: time for it; None: until its deadline.
+
+        Returns False if it needs more than `seconds`; then it has no result.
+        """
         begun = time.monotonic()
         left = pending.deadline - begun
         try:
             if left <= 0:
                 raise LimitReached("the request was not finished within its time limit (--timeout)")
-            outputs = self._run(pending.inputs, left)
+            outputs = self._run(pending.inputs, left if seconds is None else seconds)
         except Exception as error:  # noqa: BLE001 - the caller gets it
+            spent = time.monotonic() - begun
+            # Another limit, such as that of iterations, ends a run before its time. Timers may round.
+            if isinstance(error, LimitReached) and seconds is not None and 0 < 0.9 * seconds <= spent:
+                return False
             pending.future.set_exception(error)
-            return
+            return True
         times = Times(begun - pending.arrived, 0.0, time.monotonic() - begun, 0.0)
         rows = _first_axis(pending.inputs)
         self._executed(Executed(1, 1 if rows is None else rows, times._replace(queue=0.0)))
         pending.future.set_result(Result(outputs, times, pending.rows or 0))
+        return True
 
 
 def _first_axis(inputs: Arrays) -> int | None:

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from asyncio import TimerHandle
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-# Most bytes of the head of a request, and seconds until it is complete.
+# Most bytes of the head of a request, and of what follows its body in chunks; seconds until the head is complete.
 _HEAD_BYTES = 64 << 10
 _HEAD_SECONDS = 10.0
 # Seconds after an answer in which the next request of the client may be sent, but not read.
 _ON_ITS_WAY = 0.3
 
 
-def protocol(timeout: float) -> type[asyncio.Protocol]:
-    """Return the class of connections. timeout: seconds for which a client may leave an answer unread."""
-    return type("Connection", (_Connection,), {"timeout": timeout})
+# Seconds in which a connection beyond the limit must send its request, which is refused.
+_REFUSED_SECONDS = 1.0
+# The key in the scope of ASGI of a request on a connection beyond the limit.
+REFUSED = "graphkit.refused"
+
+
+def protocol(timeout: float, max_connections: int, malformed: Callable[[str | None], None]) -> type[asyncio.Protocol]:
+    """Return the class of connections.
+
+    Args:
+        timeout: Seconds for which a client may leave an answer unread.
+        max_connections: Most connections. The requests of further ones have `REFUSED` in their scope.
+        malformed: Called with the address of the client when a request gets status 400 because it is no HTTP.
+    """
+    shared = _Shared(timeout, max_connections, malformed)
+    return type("Connection", (_Connection,), {"shared": shared})
 
 
 def may_have_sent(connection: asyncio.Protocol) -> bool:
@@ -28,60 +45,123 @@ def may_have_sent(connection: asyncio.Protocol) -> bool:
     return cycle is None or (cycle.response_complete and time.monotonic() - connection.answered < _ON_ITS_WAY)
 
 
+@dataclass
+class _Shared:
+    """What all connections of a server share. See `protocol`. accepted: number of connections below the limit."""
+
+    timeout: float
+    max_connections: int
+    malformed: Callable[[str | None], None]
+    accepted: int = 0
+
+
 class _Connection(HttpToolsProtocol):
     """A connection that is closed if the head of a request is too large or too slow, or an answer is not read."""
 
-    timeout = 30.0
+    shared: _Shared
     answered = 0.0  # when the last answer was sent
-    _timer: TimerHandle | None = None
-    _head_bytes = 0
+    _head_timer: TimerHandle | None = None
+    _unread_timer: TimerHandle | None = None
+    _unused_bytes = 0  # of a head, or since the last byte of a body
     _in_head = True
+    _accepted = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_head()
+        if self.shared.accepted < self.shared.max_connections:
+            self._accepted = True
+            self.shared.accepted += 1
+            self._expect_head(_HEAD_SECONDS)
+        else:
+            self.app = _refusing(self.app)
+            self._expect_head(_REFUSED_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel()
+        if self._accepted:
+            self._accepted = False
+            self.shared.accepted -= 1
+        self._cancel_head()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._head_bytes += len(data)
+        self._unused_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > _HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"The head of the request has more than {_HEAD_BYTES} bytes.")
+        if self.transport.is_closing():
+            return
+        if self._unused_bytes > _HEAD_BYTES:
+            part = "head" if self._in_head else "end"
+            self.send_400_response(f"The {part} of the request has more than {_HEAD_BYTES} bytes.")
+        elif self._is_idle() and self.timeout_keep_alive_task is None:
+            # These bytes begin no request: the rest of a body, or line ends. They do not make the connection last.
+            left = self.answered + self.timeout_keep_alive - time.monotonic()
+            self.timeout_keep_alive_task = self.loop.call_later(max(left, 0.0), self.timeout_keep_alive_handler)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         if not self._in_head:
-            self._expect_head()
+            self._expect_head(_HEAD_SECONDS)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # else it follows a body in chunks
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._cancel()
+        self._unused_bytes = 0
+        self._cancel_head()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unused_bytes = 0
+        super().on_body(body)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self.answered = time.monotonic()
         if self.transport.get_write_buffer_size():
-            self._timer = self.loop.call_later(self.timeout, self._abort_unread)
+            if self._unread_timer is not None:
+                self._unread_timer.cancel()
+            self._unread_timer = self.loop.call_later(self.shared.timeout, self._abort_unread)
 
-    def _expect_head(self) -> None:
-        self._in_head, self._head_bytes = True, 0
-        self._cancel()
-        self._timer = self.loop.call_later(_HEAD_SECONDS, self._close_slow)
+    def send_400_response(self, msg: str) -> None:
+        """Answer a request that is no HTTP, and close the connection."""
+        body = json.dumps({"error": msg}).encode()
+        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        self.transport.close()
+        self.shared.malformed(self.client[0] if self.client else None)
+
+    def _is_idle(self) -> bool:
+        """Return whether the last request was answered, and no other one has begun."""
+        return not self._in_head and self.cycle is not None and self.cycle.response_complete
+
+    def _expect_head(self, seconds: float) -> None:
+        self._in_head, self._unused_bytes = True, 0
+        self._cancel_head()
+        self._head_timer = self.loop.call_later(seconds, self._close_slow)
 
     def _close_slow(self) -> None:
-        if not self.transport.is_closing():
+        if not self._unused_bytes:
+            self.transport.close()  # the client has sent nothing, so it expects no answer
+        elif not self.transport.is_closing():
             self.send_400_response("The head of the request did not arrive in time.")
 
     def _abort_unread(self) -> None:
         if self.transport.get_write_buffer_size():
             self.transport.abort()
 
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _cancel_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+def _refusing(app: ASGIApp) -> ASGIApp:
+    """Return an application that marks requests as refused."""
+
+    async def marked(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, REFUSED: True}, receive, send)
+
+    return marked

@@ -15,7 +15,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from graphkit.errors import GraphkitError
 from graphkit.serving.admission import RECORD, Record
-from graphkit.serving.errors import Disconnected, Forbidden, SlowRequest, TooLarge, Unauthorized, message_of, status_of
+from graphkit.serving.connections import REFUSED
+from graphkit.serving.errors import (
+    Busy,
+    Disconnected,
+    Forbidden,
+    SlowRequest,
+    TooLarge,
+    Unauthorized,
+    message_of,
+    status_of,
+)
 from graphkit.serving.metrics import Metrics
 
 logger = logging.getLogger("graphkit.serve")
@@ -40,10 +50,10 @@ class Access:
     def check(self, path: str, headers: Headers) -> None:
         """Raise Unauthorized or Forbidden if a request may not be answered."""
         host = headers.get("host", "")
-        if self.hosts is not None and host and (urlsplit(f"//{host}").hostname or "") not in self.hosts:
+        if self.hosts is not None and host and _host_name(host) not in self.hosts:
             raise Forbidden(f"the server does not answer for the host {host!r}")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _address(origin) != host:
             raise Forbidden(f"pages of {origin!r} may not send requests to this server")
         if self.api_key is None or path in _OPEN:
             return
@@ -51,6 +61,22 @@ class Access:
         key = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if not hmac.compare_digest(key.encode(), self.api_key.encode()):
             raise Unauthorized("the API key is missing or wrong: send the header Authorization: Bearer KEY")
+
+
+def _host_name(host: str) -> str | None:
+    """Return the name in a Host header, without the port; None if it is malformed."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # such as "[::1"
+        return None
+
+
+def _address(origin: str) -> str | None:
+    """Return the host and the port in an Origin header; None if it is malformed."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def error_response(error: BaseException) -> JSONResponse:
@@ -65,7 +91,8 @@ def error_response(error: BaseException) -> JSONResponse:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, (Unauthorized, Forbidden, TooLarge, SlowRequest, Disconnected)):
         headers["Connection"] = "close"  # the rest of the body is not read
-    return JSONResponse({"error": message_of(error)}, status, headers)
+    message = message_of(error).encode(errors="backslashreplace").decode()  # paths may not be UTF-8
+    return JSONResponse({"error": message}, status, headers)
 
 
 class Guard:
@@ -94,7 +121,7 @@ class Guard:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                if self.draining:
+                if self.draining or REFUSED in scope:
                     message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             else:
                 record.sent += len(message.get("body", b""))
@@ -108,9 +135,17 @@ class Guard:
             self.answered += 1
             self._log(scope, record)
 
+    def malformed(self, client: str | None) -> None:
+        """Count and log a request that is no HTTP, and got status 400. client: its address."""
+        self.answered += 1
+        self._metrics.responses.labels("400").inc()
+        logger.info("malformed request", extra={"status": 400, "client": client})
+
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         record: Record = scope[RECORD]
         try:
+            if REFUSED in scope:
+                raise Busy("all connections of the server are in use (--max-connections); retry later")
             self._access.check(scope["path"], Headers(scope=scope))
             await self._app(scope, receive, send)
         except Exception as error:

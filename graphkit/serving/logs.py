@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import logging.handlers
+import os
 import queue
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, TextIO
@@ -14,6 +15,8 @@ from typing import Any, TextIO
 _LOGGERS = ("graphkit.serve", "uvicorn", "py.warnings")
 # Attributes of every record; all others come from `extra`.
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+# Lines that wait for a slow stream, and the seconds in which the last ones are written.
+_MOST_WAITING, _LAST_LINES = 10_000, 2.0
 
 
 class JsonLines(logging.Formatter):
@@ -32,11 +35,66 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str, ensure_ascii=True)
 
 
-class _Queue(logging.handlers.QueueHandler):
-    """Passes records on as they are: they stay in this process, so nothing needs to be formatted here."""
+class _Lines(logging.Handler):
+    """Passes records to a thread that writes them. If the stream is slow, records beyond a limit are lost."""
 
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        return record
+    def __init__(self, stream: TextIO):
+        super().__init__()
+        self._stream, self._formatter = stream, JsonLines()
+        self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(_MOST_WAITING)
+        self._lost = 0
+        self._stopping = False
+        self._thread = threading.Thread(target=self._work, name="graphkit-logs", daemon=True)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._records.put_nowait(record)  # not formatted, because it stays in this process
+        except queue.Full:
+            self._lost += 1
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what waits, for a few seconds at most: nobody may read the stream."""
+        self._stopping = True
+        with contextlib.suppress(queue.Full):  # then the thread ends when the queue is empty
+            self._records.put_nowait(None)
+        self._thread.join(_LAST_LINES)
+
+    def _work(self) -> None:
+        while not (self._stopping and self._records.empty()):
+            record = self._records.get()
+            if record is not None:
+                self._write(record)
+            if self._lost and self._records.qsize() < _MOST_WAITING // 2:
+                lost, self._lost = self._lost, 0
+                self._write(
+                    logging.makeLogRecord({
+                        "levelname": "WARNING", "levelno": logging.WARNING, "lines": lost,
+                        "msg": "log lines were lost, because the stream is slow",
+                    })
+                )  # fmt: skip
+
+    def _write(self, record: logging.LogRecord) -> None:
+        line = self._formatter.format(record) + "\n"
+        with contextlib.suppress(OSError, ValueError):  # the stream is closed
+            if (number := _descriptor(self._stream)) is None:
+                self._stream.write(line)
+                self._stream.flush()
+                return
+            data = memoryview(line.encode())
+            while data:  # not by the stream: its lock would stop the end of the process while a pipe is full
+                data = data[os.write(number, data) :]
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    """Return the file descriptor of a stream; None if it is not a file."""
+    try:
+        return stream.fileno()
+    except (OSError, AttributeError):
+        return None
 
 
 @contextlib.contextmanager
@@ -47,25 +105,21 @@ def json_logs(stream: TextIO, level: str = "info") -> Iterator[None]:
         stream: Where lines are written.
         level: "debug", "info", "warning" or "error".
     """
-    lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines())
-    listener = logging.handlers.QueueListener(lines, handler)
-    queued = _Queue(lines)
+    lines = _Lines(stream)
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [(logger.level, logger.propagate) for logger in loggers]
     for logger in loggers:
-        logger.addHandler(queued)
+        logger.addHandler(lines)
         logger.setLevel(level.upper() if logger.name == _LOGGERS[0] else logging.WARNING)
         logger.propagate = False
     logging.captureWarnings(True)
-    listener.start()
+    lines.start()
     try:
         yield
     finally:
         logging.captureWarnings(False)
-        listener.stop()
         for logger, (usual, propagates) in zip(loggers, before, strict=True):
-            logger.removeHandler(queued)
+            logger.removeHandler(lines)
             logger.setLevel(usual)
             logger.propagate = propagates
+        lines.stop()

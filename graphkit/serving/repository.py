@@ -1,25 +1,29 @@
-"""The models of a server: load, unload and replace them while requests go on."""
+"""The models of a server: load, unload and replace them while requests continue."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from graphkit.errors import GraphkitError
+from graphkit.errors import RuntimeFailure
 from graphkit.inference.hugging_face import with_files_beside
 from graphkit.loading import load
 from graphkit.model import Model
-from graphkit.serving.errors import UnknownModel
+from graphkit.serving.errors import UnknownModel, message_of
 from graphkit.serving.metrics import Metrics
 from graphkit.serving.served_model import ServedModel
 from graphkit.serving.settings import Settings
-from graphkit.serving.sources import Found, Models, find_models, named_sources
+from graphkit.serving.sources import Models, Problem, find_models, named_sources, scan_models
 from graphkit.serving.statistics import Statistics
 
 logger = logging.getLogger("graphkit.serve")
+
+# Why a model is not loaded if a request has unloaded it: then only a request loads it again.
+_UNLOADED = "unloaded"
 
 
 def read(path: Path, settings: Settings) -> Model:
@@ -52,7 +56,7 @@ class ModelRepository:
         self.metrics = Metrics()
         self._reader = reader if reader is not None else lambda path: read(path, self.settings)
         self._sources = named_sources(models)
-        self._known = find_models(self._sources)
+        find_models(self._sources)
         self._loaded: dict[str, dict[int, ServedModel]] = {}
         self._problems: dict[str, str] = {}  # why a model is not loaded, or why its last load failed
         self._statistics: dict[tuple[str, int], Statistics] = {}
@@ -85,15 +89,21 @@ class ModelRepository:
 
     def index(self, *, only_ready: bool = False) -> list[dict[str, str]]:
         """Return all models of the sources with their states, in the form of Triton's repository extension."""
-        known = self._scan()
+        known, problems = scan_models(self._sources)
+        reasons = {problem.name: problem.reason for problem in problems if problem.name is not None}
         found: list[dict[str, str]] = []
-        for name in sorted({*known, *self._loaded}):
-            loaded = self._loaded.get(name, {})
-            for number in sorted(loaded or known.get(name, {})):
-                state = "READY" if number in loaded else "UNAVAILABLE"
-                if state == "READY" or not only_ready:
-                    reason = self._problems.get(name, "" if loaded else "not loaded")
-                    found.append({"name": name, "version": str(number), "state": state, "reason": reason})
+        for name in sorted({*known, *reasons, *self._loaded}):
+            loaded = self._loaded.get(name)
+            if loaded is None and only_ready:
+                continue
+            reason = reasons.get(name) or self._problems.get(name, "not loaded" if loaded is None else "")
+            entry = {
+                "name": _sent(name),
+                "state": "UNAVAILABLE" if loaded is None else "READY",
+                "reason": _sent(reason),
+            }
+            versions = sorted(loaded if loaded is not None else known.get(name, ()))
+            found += [{**entry, "version": str(number)} for number in versions] or [{**entry, "version": ""}]
         return found
 
     def load(self, name: str) -> None:
@@ -101,10 +111,16 @@ class ModelRepository:
 
         Raises:
             UnknownModel: The sources do not contain it.
+            RuntimeFailure: The sources contain it twice, or cannot be read.
             GraphkitError: Its file cannot be loaded. The old versions stay loaded.
         """
         with self._changing:
-            paths = self._scan().get(name)
+            known, problems = scan_models(self._sources)
+            paths = known.get(name)
+            for problem in problems:
+                if problem.name == name or (problem.name is None and paths is None):
+                    self._log_problem(problem)
+                    raise RuntimeFailure(f"model {name!r} cannot be loaded: {problem.reason}; the log names the files")
             if paths is None:
                 raise UnknownModel(f"there is no model {name!r} in the repository")
             begun = time.monotonic()
@@ -112,8 +128,8 @@ class ModelRepository:
             try:
                 for number, path in sorted(paths.items()):
                     made[number] = self._made(name, number, path)
-            except (GraphkitError, OSError) as error:
-                self._problems[name] = str(error)
+            except Exception as error:
+                self._problems[name] = str(error) if isinstance(error, OSError) else message_of(error)
                 for model in made.values():
                     model.close()
                 logger.error("load failed", extra={"model": name, "error": str(error)})
@@ -125,46 +141,57 @@ class ModelRepository:
             for model in made.values():
                 self._log_loaded(model, time.monotonic() - begun)
 
-    def unload(self, name: str) -> None:
+    def unload(self, name: str, reason: str = _UNLOADED) -> None:
         """Unload all versions of a model. Requests in its queue are answered first.
 
-        Raises UnknownModel if it is not loaded.
+        Args:
+            name: The model.
+            reason: Why, for the index and the log.
+
+        Raises:
+            UnknownModel: It is not loaded.
         """
         with self._changing:
             if name not in self._loaded:
                 raise UnknownModel(f"model {name!r} is not loaded")
             before = self._loaded[name]
             self._loaded = {other: versions for other, versions in self._loaded.items() if other != name}
-            self._problems[name] = "unloaded"
+            self._problems[name] = reason
             self._retire(before.values(), {})
-            logger.info("unloaded", extra={"model": name})
+            logger.info("unloaded", extra={"model": name, "reason": reason})
 
     def load_all(self) -> None:
         """Load all models of the sources. Raises the error of the first one that cannot be loaded."""
-        for name in self._scan():
+        for name in find_models(self._sources):
             self.load(name)
 
     def reload(self) -> None:
-        """Load new models, and all loaded ones again. Errors are logged: the old versions stay loaded."""
-        try:
-            names = [name for name in self._scan() if self._problems.get(name) != "unloaded"]
-        except GraphkitError as error:
-            logger.error("reload failed", extra={"error": str(error)})
+        """Load new models, and all loaded ones again. Unload those whose files were removed.
+
+        Errors are logged: the old versions stay loaded. If a source cannot be read, nothing is unloaded.
+        """
+        known, problems = scan_models(self._sources)
+        for problem in problems:
+            self._log_problem(problem)
+        for name in known:
+            if self._problems.get(name) != _UNLOADED:
+                try:
+                    self.load(name)
+                except Exception:  # noqa: BLE001 - `load` has logged it, and the other models can be loaded
+                    continue
+        if any(problem.name is None for problem in problems):
             return
-        for name in names:
-            try:
-                self.load(name)
-            except (GraphkitError, OSError):
-                continue  # `load` has logged it
+        for name in {*self._loaded} - {*known} - {problem.name for problem in problems}:
+            with contextlib.suppress(UnknownModel):  # a request has unloaded it meanwhile
+                self.unload(name, "its files were removed")
 
     def close(self) -> None:
         """Unload all models."""
         for name in list(self._loaded):
             self.unload(name)
 
-    def _scan(self) -> Found:
-        """Return the models that the sources contain now."""
-        return find_models(self._sources)
+    def _log_problem(self, problem: Problem) -> None:
+        logger.error("load failed", extra={"model": problem.name, "error": problem.text})
 
     def _made(self, name: str, number: int, path: Path) -> ServedModel:
         statistics = self._statistics.get((name, number))
@@ -185,3 +212,8 @@ class ModelRepository:
         shared = "requests share runs" if model.why_not_joined is None else f"no shared runs: {model.why_not_joined}"
         details = {"model": model.name, "version": model.version, "file": str(model.source), "batching": shared}
         logger.info("loaded", extra={**details, "seconds": round(seconds, 3)})
+
+
+def _sent(text: str) -> str:
+    """Return a text that a response can contain: paths may have bytes that are not UTF-8."""
+    return text.encode(errors="backslashreplace").decode()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from starlette.requests import Request
@@ -12,8 +14,12 @@ from starlette.routing import Route
 
 from graphkit.errors import InputError
 from graphkit.serving.admission import Admission
+from graphkit.serving.errors import Busy
 from graphkit.serving.repository import ModelRepository
 from graphkit.serving.tensors import shown
+
+# Requests to load or unload models that wait for each other.
+_MOST_CHANGES = 64
 
 
 class RepositoryRoutes:
@@ -24,6 +30,9 @@ class RepositoryRoutes:
 
     def __init__(self, repository: ModelRepository, admission: Admission):
         self._repository, self._admission = repository, admission
+        # A load takes long. It must not take a thread of those that answer other requests.
+        self._changes = ThreadPoolExecutor(1, thread_name_prefix="graphkit-load")
+        self._waiting = 0
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -48,14 +57,25 @@ class RepositoryRoutes:
                 f"parameters: {shown(sorted(parameters))} are not supported: models are loaded only from the "
                 "files of the repository"
             )
-        await asyncio.to_thread(self._repository.load, request.path_params["name"])
+        await self._change(self._repository.load, request.path_params["name"])
         return JSONResponse({})
 
     async def unload(self, request: Request) -> Response:
         """Unload a model."""
         await self._options(request)
-        await asyncio.to_thread(self._repository.unload, request.path_params["name"])
+        await self._change(self._repository.unload, request.path_params["name"])
         return JSONResponse({})
+
+    async def _change(self, change: Callable[[str], None], name: str) -> None:
+        """Load or unload a model after the changes that were requested before. Raises Busy if they are too many."""
+        if self._waiting >= _MOST_CHANGES:
+            raise Busy(f"{self._waiting} requests to load or unload models wait; retry later")
+        self._waiting += 1
+        done = self._changes.submit(change, name)
+        try:
+            await asyncio.wrap_future(done)
+        finally:
+            self._waiting -= 1
 
     async def _options(self, request: Request) -> dict[str, Any]:
         """Return the JSON object in the body; an empty one if the body is empty."""

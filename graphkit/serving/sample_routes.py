@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -14,17 +14,23 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from graphkit.data.preprocessing.decode import pixel_count
 from graphkit.errors import InputError, UsageError
 from graphkit.named_tuples import NamedTuple
 from graphkit.report.page import filled
-from graphkit.serving.admission import RECORD, Admission, Record
+from graphkit.serving.admission import RECORD, Admission, Record, Ticket
 from graphkit.serving.batcher import Arrays
+from graphkit.serving.budget import Budget
 from graphkit.serving.errors import Retired
 from graphkit.serving.inference_routes import ATTEMPTS, counted, finished, note
 from graphkit.serving.repository import ModelRepository
 from graphkit.serving.served_model import ServedModel
 from graphkit.serving.tensors import shown
 
+_T = TypeVar("_T")
+
+# Pixels of images that are decoded at a time. Decoding takes about 8 bytes for each.
+_MOST_PIXELS = 64_000_000
 # Samples of one request, and other fields.
 _MOST_SAMPLES, _MOST_FIELDS = 64, 16
 _POLICY = (
@@ -35,10 +41,11 @@ _POLICY = (
 
 @dataclass(frozen=True)
 class _Sample:
-    """A sample of a request. convert: makes its inputs for a model."""
+    """A sample of a request. convert: makes its inputs for a model. pixels: of an image."""
 
     name: str | None
     convert: Callable[[ServedModel], Arrays]
+    pixels: int = 0
 
 
 class _Asked(NamedTuple):
@@ -59,6 +66,7 @@ class SampleRoutes:
     def __init__(self, repository: ModelRepository, admission: Admission):
         self._repository, self._admission = repository, admission
         self._page = filled("serve.html")
+        self._pixels = Budget(_MOST_PIXELS)
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -94,26 +102,22 @@ class SampleRoutes:
                 model = self._repository.get(name, asked.version)
                 with counted(model, record):
                     try:
-                        found = await self._all_predicted(request, model, asked)
+                        found = await _all(
+                            self._predicted(request, ticket, model, sample, asked.top) for sample in asked.samples
+                        )
                     except Retired:
                         continue  # the repository has a newer one already
                 return JSONResponse({"model_name": name, "model_version": model.version, "predictions": found})
         raise Retired(f"model {name!r} is being replaced; retry later")
 
-    async def _all_predicted(self, request: Request, model: ServedModel, asked: _Asked) -> list[dict[str, Any]]:
-        """Return the answers for all samples. If one fails, the others are cancelled."""
-        tasks = [asyncio.ensure_future(self._predicted(request, model, sample, asked.top)) for sample in asked.samples]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-
     async def _predicted(
-        self, request: Request, model: ServedModel, sample: _Sample, top: int | None
+        self, request: Request, ticket: Ticket, model: ServedModel, sample: _Sample, top: int | None
     ) -> dict[str, Any]:
         record: Record = request.scope[RECORD]
-        inputs = await asyncio.to_thread(sample.convert, model)
+        async with self._pixels.hold(sample.pixels):
+            inputs = await asyncio.to_thread(sample.convert, model)
+        if sample.pixels:
+            ticket.hold(sum(array.nbytes for array in inputs.values()))
         result = await finished(model.submit(inputs, record.left), request)
         note(record, model, result)
         answer = await asyncio.to_thread(model.samples.answer, result.outputs, top)
@@ -127,6 +131,16 @@ class SampleRoutes:
 
     def _newest(self) -> dict[str, ServedModel]:
         return {model.name: self._repository.get(model.name) for model in self._repository.loaded()}
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Return the results of coroutines that run at the same time. The first error cancels the others."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()  # without effect if it is done
 
 
 def _takes(model: ServedModel) -> list[str]:
@@ -167,7 +181,8 @@ async def _samples(form: FormData) -> list[_Sample]:
             if not isinstance(value, UploadFile):
                 raise InputError("file: expected a file")
             name, data = value.filename or "image", await value.read()
-            found.append(_Sample(name, partial(_of_image, data=data, name=name)))
+            pixels = await asyncio.to_thread(pixel_count, data)
+            found.append(_Sample(name, partial(_of_image, data=data, name=name), pixels))
         elif key == "text":
             text = value if isinstance(value, str) else (await value.read()).decode("utf-8", "replace")
             found.append(_Sample(None, partial(_of_text, text=text)))

@@ -92,7 +92,9 @@ class SampleInputs:
         types = self._model.input_types
         strings = all(isinstance(kind, TensorType) and kind.dtype is DType.STRING for kind in types.values())
         if vocabulary_of(self._model.meta) is None and not strings:
-            raise InputError("the model takes no texts: its metadata contain no vocabulary, and its input is no string")
+            raise InputError(
+                "the model takes no texts: its metadata contain no vocabulary, and its input is not a string"
+            )
         return encoder_for(Path("text"), self._model)
 
 

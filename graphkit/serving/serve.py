@@ -62,7 +62,8 @@ def serve(
         timeout: Seconds from the head of a request to its answer.
         max_body: Most bytes of the body of a request.
         max_json: Most bytes of JSON in a request.
-        max_pending: Most bytes of all bodies in progress together.
+        max_pending: Most bytes of all bodies in progress together, and of the inputs that images become. Requests take
+            up to twice as much memory while their bodies are joined or parsed.
         max_connections: Most connections.
         max_memory: Memory limit of reading a file, and of a run: a number of bytes, or a text such as `"500MB"`.
         max_iterations: Limit on the iterations of a Loop or Scan.
@@ -106,12 +107,12 @@ def serve(
         server.run(lambda: None if started is None else started(server.url))
 
 
-def check_api_key(key: str) -> None:
-    """Raise InputError if a key cannot be sent in a header, or is too short to be safe."""
+def check_api_key(key: str, where: str = "api_key") -> None:
+    """Raise InputError if a key cannot be sent in a header, or is too short to be safe. where: what contains it."""
     if not key.isascii() or not key.isprintable() or " " in key or len(key) < _SHORTEST:
         raise InputError(
-            f"the API key must have at least {_SHORTEST} characters, all of them printable ASCII without spaces; "
-            'python -c "import secrets; print(secrets.token_urlsafe(32))" makes one'
+            f"{where}: the API key must have at least {_SHORTEST} characters, all of them printable ASCII without "
+            'spaces; python -c "import secrets; print(secrets.token_urlsafe(32))" makes one'
         )
 
 

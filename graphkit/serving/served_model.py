@@ -160,7 +160,7 @@ _LABELS = ("classlabels_strings", "classlabels_int64s")
 def _values(name: str, value: Any) -> np.ndarray:
     table = as_table(value)
     if table is None:
-        raise RuntimeFailure(f"output {name!r} consists of maps with different keys, which is no tensor")
+        raise RuntimeFailure(f"output {name!r} consists of maps with different keys, so it cannot become a matrix")
     return table.values
 
 

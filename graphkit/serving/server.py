@@ -24,6 +24,7 @@ from graphkit.serving.application import Application
 from graphkit.serving.connections import may_have_sent, protocol
 from graphkit.serving.guard import Access
 from graphkit.serving.repository import ModelRepository
+from graphkit.serving.settings import check_seconds
 
 logger = logging.getLogger("graphkit.serve")
 
@@ -69,6 +70,7 @@ class Server:
     Raises:
         RuntimeFailure: The port is in use, or may not be used.
         InputError: The certificate cannot be read.
+        UsageError: `drain` is not a number of seconds.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Server:
         tls: tuple[Path, Path] | None = None,
         drain: float = 1.0,
     ):
+        check_seconds("drain", drain)
         if tls is not None:
             _check_certificate(*tls)
         self._repository = repository
@@ -89,10 +92,11 @@ class Server:
         shown = f"[{host}]" if ":" in host else host
         self.url = f"{'http' if tls is None else 'https'}://{shown}:{self._socket.getsockname()[1]}"
         settings = repository.settings
+        connections = protocol(settings.timeout, settings.max_connections, self.application.guard.malformed)
         config = uvicorn.Config(
-            self.application, http=protocol(settings.timeout), loop="auto", ws="none", lifespan="off",
+            self.application, http=connections, loop="auto", ws="none", lifespan="off",
             interface="asgi3", log_config=None, access_log=False, proxy_headers=False, server_header=False,
-            backlog=_BACKLOG, timeout_keep_alive=_KEEP_ALIVE, limit_concurrency=settings.max_connections,
+            backlog=_BACKLOG, timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=math.ceil(settings.timeout) + 1,
             ssl_certfile=None if tls is None else tls[0], ssl_keyfile=None if tls is None else tls[1],
         )  # fmt: skip
@@ -115,9 +119,10 @@ class Server:
             GraphkitError: A model cannot be loaded.
         """
         try:
-            self._repository.load_all()
             self._server.started_by = lambda: self._started(started)
-            self._server.run(sockets=[self._socket])
+            with self._server.reload_later():
+                self._repository.load_all()
+                self._server.run(sockets=[self._socket])
         finally:
             self._socket.close()
             self._repository.close()
@@ -150,6 +155,18 @@ class _Signalled(uvicorn.Server):
             self._ends = time.monotonic() + self._drain
 
     @contextlib.contextmanager
+    def reload_later(self) -> Iterator[None]:
+        """Remember a SIGHUP while the models load, for the time when the server answers."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGHUP, self._hang_up)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGHUP, before)
+
+    @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handle signals while the server runs, in the main thread."""
         if threading.current_thread() is not threading.main_thread():
@@ -175,7 +192,8 @@ class _Signalled(uvicorn.Server):
             loop = asyncio.get_running_loop()
             self._reloading = loop.run_in_executor(None, self._application.repository.reload)
         if self._reloading is not None and self._reloading.done():
-            self._reloading.result()
+            if (error := self._reloading.exception()) is not None:
+                logger.error("reload failed", exc_info=error)
             self._reloading = None
         if self._ends is not None and time.monotonic() >= self._ends:
             self.should_exit = True

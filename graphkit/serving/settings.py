@@ -11,6 +11,17 @@ if TYPE_CHECKING:
     from graphkit.executor.devices.groups import AnyDevice
 
 
+# A day. Longer waits overflow the timers of the system.
+_MOST_SECONDS = 86400.0
+
+
+def check_seconds(name: str, value: float, *, positive: bool = False) -> None:
+    """Raise UsageError if a time limit is negative, not finite, or above a day. positive: 0 is an error, too."""
+    if not 0 <= value <= _MOST_SECONDS or (positive and not value):
+        least = "above 0" if positive else "of at least 0"
+        raise UsageError(f"{name}={value}: expected a number of seconds {least} and at most {_MOST_SECONDS:g}")
+
+
 @dataclass(frozen=True)
 class Settings:
     """Settings of a server.
@@ -22,7 +33,8 @@ class Settings:
         timeout: Seconds from the head of a request to its answer.
         max_body: Most bytes of the body of a request, also after decompression.
         max_json: Most bytes of JSON in a request. Parsing JSON delays other requests, unlike binary tensors.
-        max_pending: Most bytes of all bodies in progress together.
+        max_pending: Most bytes of all bodies in progress together, and of the inputs that images become. Requests take
+            up to twice as much memory while their bodies are joined or parsed.
         max_connections: Most connections.
         max_memory: Memory limit of reading a file, and of a run: a number of bytes, or a text such as "500MB".
         max_iterations: Limit on the iterations of a Loop or Scan.
@@ -48,8 +60,5 @@ class Settings:
         for name in counts:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)}: expected an integer of at least 1")
-        if not self.max_delay >= 0 or not self.timeout > 0:
-            raise UsageError(
-                f"max_delay={self.max_delay}, timeout={self.timeout}: expected numbers of seconds, at least 0 and "
-                "above 0"
-            )
+        check_seconds("max_delay", self.max_delay)
+        check_seconds("timeout", self.timeout, positive=True)

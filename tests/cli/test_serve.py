@@ -32,9 +32,12 @@ def net(tmp_path):
         (["net.onnx", "--tls-cert", "net.onnx"], 2, "--tls-key"),
         (["net.onnx", "--tls-cert", "net.onnx", "--tls-key", "net.onnx"], 2, "cannot be used"),
         (["net.onnx", "--api-key-file", "none.txt"], 2, "none.txt: the file cannot be read"),
-        (["net.onnx", "--api-key-file", "short.txt"], 2, "at least 16 characters"),
+        (["net.onnx", "--api-key-file", "short.txt"], 2, "--api-key-file short.txt: the API key must have at least 16"),
         (["net.onnx", "--max-body", "much"], 2, "not an amount of memory"),
         (["net.onnx", "--timeout", "0"], 2, "--timeout"),
+        (["net.onnx", "--timeout", "inf"], 2, "timeout=inf: expected a number of seconds"),
+        (["net.onnx", "--max-delay-ms", "inf"], 2, "max_delay=inf: expected a number of seconds"),
+        (["net.onnx", "--drain", "nan"], 2, "drain=nan: expected a number of seconds"),
         (["net.onnx", "--host", "256.0.0.1"], 5, "cannot listen on 256.0.0.1"),
     ],
 )
@@ -47,6 +50,13 @@ def test_wrong_arguments(call, net, monkeypatch, arguments, code, message):
     assert found == code
     assert message in err
     assert json.loads(out)["exit_code"] == code
+
+
+def test_an_empty_variable_is_no_key(call, net, monkeypatch):
+    monkeypatch.setenv("GRAPHKIT_API_KEY", "")
+    code, _, err = call("serve", net, "--port", 0)
+    assert code == 2
+    assert "variable GRAPHKIT_API_KEY: the API key must have" in err
 
 
 def test_a_missing_extra_is_named(call, net, monkeypatch):

@@ -171,6 +171,46 @@ def test_a_request_after_its_deadline_is_not_run(batcher, runner):
     assert good.result(30).rows == 1
 
 
+def test_a_slow_request_does_not_end_the_others():
+    """The row 13 runs as long as it may. A run without it takes no time."""
+
+    def run(feeds, timeout):
+        if (feeds["x"] == 13).any():
+            time.sleep(timeout)
+            raise LimitReached("--timeout")
+        return {"y": feeds["x"]}
+
+    queue = Batcher(run, max_batch=5, max_delay=30.0)
+    slow, *others = [queue.submit(rows(1, first, 1), timeout=2.0) for first in (13, 20, 30, 40, 50)]
+    for first, future in zip((20, 30, 40, 50), others, strict=True):
+        assert future.result(30).outputs["y"].tolist() == [[first]]
+    with pytest.raises(LimitReached, match="--timeout"):
+        slow.result(30)
+    queue.close()
+
+
+def test_the_thread_survives_errors(runner, caplog):
+    """A wait that no timer can hold, and an error outside of a run."""
+    runner.go.set()
+    counted = []
+
+    def executed(run):
+        counted.append(run)
+        if len(counted) == 1:
+            raise ZeroDivisionError
+
+    queue = Batcher(runner, max_batch=2, max_delay=float("inf"), executed=executed)
+    first = queue.submit(rows(1, 0))
+    assert not runner.begun.wait(0.05)
+    second = queue.submit(rows(1, 4))
+    for future in (first, second):
+        with pytest.raises(ZeroDivisionError):
+            future.result(30)
+    assert "batch failed" in caplog.text
+    assert queue.submit(rows(2, 0)).result(30).rows == 2
+    queue.close()
+
+
 def test_requests_wait_for_others(runner):
     runner.go.set()
     queue = Batcher(runner, max_batch=2, max_delay=20.0)

@@ -11,8 +11,9 @@ from handmade import write_scaled
 
 import graphkit as gk
 from graphkit.serving.guard import Access
+from graphkit.serving.repository import ModelRepository
 from graphkit.serving.serve import check_api_key
-from graphkit.serving.server import access_for, is_loopback
+from graphkit.serving.server import Server, access_for, is_loopback
 from graphkit.serving.settings import Settings
 
 KEY = "a-key-of-many-characters"
@@ -93,10 +94,13 @@ def test_memory_is_limited(served, tmp_path, ask):
     assert "max_memory" in answer["error"]
 
 
-def test_settings_are_checked():
-    for wrong in ({"max_batch": 0}, {"max_delay": -1.0}, {"timeout": 0.0}, {"timeout": float("nan")}):
-        with pytest.raises(gk.errors.UsageError, match=next(iter(wrong))):
-            Settings(**wrong)
+def test_settings_are_checked(scaled):
+    wrong = [("max_batch", 0), ("max_delay", -1.0), ("timeout", 0.0)]
+    for number in (float("nan"), float("inf"), 1e300):
+        wrong += [("max_delay", number), ("timeout", number), ("drain", number)]
+    for name, value in wrong:
+        with pytest.raises(gk.errors.UsageError, match=f"{name}="):
+            Server(ModelRepository([scaled]), port=0, drain=value) if name == "drain" else Settings(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -137,6 +141,8 @@ def test_other_hosts_and_origins(served, scaled):
         ({"Host": "localhost:8000", "Origin": "http://localhost:8000"}, 200),
         ({"Host": "localhost:8000", "Origin": "http://attacker.example"}, 403),
         ({"Host": "localhost:8000", "Origin": "null"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Host": "localhost:8000", "Origin": "http://[::1"}, 403),
     ):
         assert client.get("/v2", headers=headers).status_code == status, headers
 
@@ -146,6 +152,16 @@ def test_loopback_and_its_hosts():
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org")))
     assert access_for("0.0.0.0", None).hosts is None
     assert access_for("127.0.0.1", KEY).hosts is None
+
+
+def test_errors_with_paths_that_are_not_utf8(served, scaled, monkeypatch, ask):
+    client = served([scaled])
+
+    def fail(*arguments, **options):
+        raise gk.errors.InputError("\udcff.onnx cannot be read")
+
+    monkeypatch.setattr("graphkit.serving.served_model.ServedModel.submit", fail)
+    assert ask(client, [[1, 2, 3]])[1] == {"error": "model 'scaled': \\udcff.onnx cannot be read"}
 
 
 def test_an_internal_error_shows_no_details(served, tmp_path, monkeypatch, ask):

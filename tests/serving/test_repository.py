@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +62,90 @@ def test_sources_without_models(tmp_path):
         found(("n", tmp_path))
     with pytest.raises(gk.errors.UsageError, match="not a name"):
         found(("a/b", tmp_path / "x.onnx"))
+
+
+def test_names_and_versions_that_cannot_be_served(tmp_path):
+    write_scaled(tmp_path / "stats" / "stats.onnx")
+    with pytest.raises(gk.errors.UsageError, match=r"cannot be called 'stats'.*NAME=PATH"):
+        found(tmp_path / "stats" / "stats.onnx")
+    for version in ("1", "01", "\N{SUPERSCRIPT TWO}", "\N{ARABIC-INDIC DIGIT TWO}"):
+        write_scaled(tmp_path / "twice" / version / "model.onnx")
+    with pytest.raises(gk.errors.UsageError, match=r"version 1 of model 'twice'.*twice/01/.*twice/1/"):
+        found(tmp_path / "twice")
+    (tmp_path / "twice" / "01" / "model.onnx").unlink()
+    assert list(found(tmp_path / "twice")["twice"]) == [1]
+    name = os.fsdecode(b"\xff.onnx")
+    (tmp_path / name).touch()
+    with pytest.raises(gk.errors.UsageError, match=r"udcff.onnx'.* not UTF-8"):
+        found(tmp_path / name)
+
+
+def test_a_clash_leaves_other_models_manageable(served, tmp_path, ask, caplog):
+    """The error of the server names no files; the log does. Such names do not break the index."""
+    for name in ("a", "b"):
+        write_scaled(tmp_path / f"{name}.onnx")
+    client = served([tmp_path])
+    clash = write_scaled(tmp_path / "a" / "1" / "model.onnx")
+    (tmp_path / os.fsdecode(b"\xff.onnx")).touch()
+    answer = client.post("/v2/repository/models/a/load")
+    assert answer.status_code == 500
+    assert "two models have this name" in answer.json()["error"]
+    assert str(tmp_path) not in answer.text
+    assert any(str(clash) in vars(record).get("error", "") for record in caplog.records)
+    assert client.post("/v2/repository/models/b/load").status_code == 200
+    assert value(ask, client, "a") == value(ask, client, "b") == 2.0
+    entries = {entry["name"]: entry for entry in client.post("/v2/repository/index").json()}
+    assert entries["a"]["state"] == entries["b"]["state"] == "READY"
+    assert entries["a"]["reason"] == "two models have this name"
+    assert entries["\\udcff"]["state"] == "UNAVAILABLE"
+    shutil.rmtree(clash.parent.parent)
+    assert client.post("/v2/repository/models/a/load").status_code == 200
+
+
+def test_reload_unloads_removed_models(tmp_path):
+    """If a folder cannot be read, nothing is unloaded."""
+    for name in ("a", "b"):
+        write_scaled(tmp_path / "models" / f"{name}.onnx")
+    repository = ModelRepository([tmp_path / "models"])
+    repository.load_all()
+    (tmp_path / "models").rename(tmp_path / "other")
+    repository.reload()
+    assert [model.name for model in repository.loaded()] == ["a", "b"]
+    with pytest.raises(gk.errors.RuntimeFailure, match="source of models cannot be read"):
+        repository.load("b")
+    (tmp_path / "other").rename(tmp_path / "models")
+    content = (tmp_path / "models" / "b.onnx").read_bytes()
+    (tmp_path / "models" / "b.onnx").unlink()
+    repository.reload()
+    assert [model.name for model in repository.loaded()] == ["a"]
+    (tmp_path / "models" / "b.onnx").write_bytes(content)
+    repository.reload()
+    assert [model.name for model in repository.loaded()] == ["a", "b"]
+    repository.close()
+
+
+def test_waiting_loads_do_not_delay_other_requests(served, scaled, monkeypatch):
+    """More loads wait than there are threads for other work. Too many get status 503."""
+    client = served([scaled])
+    repository = client.app.repository
+    go = threading.Event()
+    monkeypatch.setattr(repository, "load", lambda name: go.wait(60))
+    monkeypatch.setattr("graphkit.serving.repository_routes._MOST_CHANGES", 40)
+    status = []
+    with client:  # one event loop for all threads
+        load = lambda: status.append(client.post("/v2/repository/models/scaled/load").status_code)  # noqa: E731
+        threads = [threading.Thread(target=load) for _ in range(41)]
+        for thread in threads:
+            thread.start()
+        try:
+            while not status:  # one of them is refused
+                time.sleep(0.01)
+            assert client.get("/metrics").status_code == 200
+        finally:
+            go.set()
+            for thread in threads:
+                thread.join()
+    assert sorted(status) == [200] * 40 + [503]
 
 
 def test_the_newest_version_answers(served, tmp_path, ask):
@@ -140,6 +227,29 @@ def test_reload_loads_all_but_unloaded_models(tmp_path):
     assert repository.get("a") is not before
     assert [model.name for model in repository.loaded()] == ["a", "c"]
     repository.close()
+
+
+def test_any_error_of_a_load_keeps_the_old_versions(tmp_path):
+    for version in ("1", "2"):
+        write_scaled(tmp_path / "a" / version / "model.onnx")
+    before = {thread.ident for thread in threading.enumerate()}
+    failing = set()
+
+    def reader(path):
+        if path.parent.name in failing:
+            raise MemoryError
+        return gk.load(path)
+
+    repository = ModelRepository([tmp_path], reader=reader)
+    repository.load_all()
+    old = repository.get("a")
+    failing.add("2")
+    repository.reload()
+    assert repository.get("a") is old
+    with pytest.raises(MemoryError):
+        repository.load("a")
+    repository.close()
+    assert {t.ident for t in threading.enumerate() if t.name == "graphkit-serve a"} <= before
 
 
 def test_statistics_survive_a_reload(client, ask):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import struct
+import threading
+import time
 import zlib
 
 import numpy as np
@@ -157,6 +159,56 @@ def test_malformed_forms_are_named(served, insects):
     for kind in ("multipart/form-data", "multipart/form-data; boundary=b"):
         answer = client.post("/predict", content=b"--x\r\nno", headers={"Content-Type": kind})
         assert answer.status_code == 400
+
+
+def test_images_are_decoded_within_a_budget(served, insects, monkeypatch):
+    """Small images together, an image above the budget alone."""
+    monkeypatch.setattr("graphkit.serving.sample_routes._MOST_PIXELS", 250)
+    of_image = SampleInputs.of_image
+    lock, now, seen = threading.Lock(), [], []
+
+    def recorded(self, data, name):
+        with lock:
+            now.append(int(name))
+            seen.append(sum(now))
+        time.sleep(0.02)
+        with lock:
+            now.remove(int(name))
+        return of_image(self, data, name)
+
+    client = served([insects])
+    monkeypatch.setattr(SampleInputs, "of_image", recorded)
+    sizes = [100, 100, 400, 100, 100]  # pixels, and names
+    images = [("file", (str(size), png(size, (10, size // 10)))) for size in sizes]
+    assert client.post("/predict", files=images).status_code == 200
+    assert max(total for total in seen if total != 400) <= 250
+    assert seen.count(400) == 1
+
+
+def test_inputs_of_images_are_bounded(served, insects):
+    client = served([insects], max_pending=1000)
+    answer = client.post("/predict", files=[("file", ("a", png(0, (3, 3))))] * 3)
+    assert answer.status_code == 503
+    assert "--max-pending" in answer.json()["error"]
+    assert "graphkit_http_pending_bytes 0.0" in client.get("/metrics").text
+
+
+def test_a_failing_sample_cancels_the_others(served, insects, monkeypatch):
+    of_image = SampleInputs.of_image
+    decoded = []
+
+    def recorded(self, data, name):
+        decoded.append(name)
+        return of_image(self, data, name)
+
+    monkeypatch.setattr("graphkit.serving.sample_routes._MOST_PIXELS", 1)  # one image at a time
+    client = served([insects])
+    monkeypatch.setattr(SampleInputs, "of_image", recorded)
+    images = [("file", ("bad", png(0)[:60]))] + [("file", (str(seed), png(seed))) for seed in range(8)]
+    with client:  # its event loop runs on after the answer
+        assert client.post("/predict", files=images).status_code == 400
+        time.sleep(0.2)
+    assert len(decoded) < 9
 
 
 def test_the_page_loads_nothing_from_elsewhere(client):

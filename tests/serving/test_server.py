@@ -137,6 +137,57 @@ def test_slow_requests_end(running, monkeypatch):
     assert b"only 1 bytes of the body" in answer
 
 
+GET = b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize("request_", [GET + b"Content-Length: 9\r\n\r\n", GET + b"\r\n"])
+def test_bytes_after_an_answer_do_not_keep_connections(running, monkeypatch, request_):
+    """The rest of a body, or line ends."""
+    monkeypatch.setattr("graphkit.serving.server._KEEP_ALIVE", 0.5)
+    port = running().port
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(request_)
+        assert b" 200 " in connection.recv(1 << 16)
+        connection.sendall(b"\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert connection.recv(1) == b""
+
+
+def test_trailers_are_bounded(running):
+    head = b"POST /v2/models/scaled/infer HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    trailers = b"2\r\n{}\r\n0\r\nA: " + b"a" * (4 << 20)
+    assert b" 408 " not in raw(running(timeout=5.0).port, head + trailers)  # it closes the connection without waiting
+
+
+def test_connections_are_bounded(running):
+    """The limit is exact. Further connections get an error that is logged and counted, and end without a request."""
+    port = running(max_connections=2).port
+    kept = [connect(port), connect(port)]
+    for each in kept:
+        each.connect()
+    status, found = infer(connect(port))
+    assert status == 503
+    assert "--max-connections" in found["error"]
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as idle, contextlib.suppress(ConnectionError):
+        while idle.recv(1 << 10):
+            pass
+    kept[0].request("GET", "/metrics")
+    assert b'graphkit_http_responses_total{status="503"}' in kept[0].getresponse().read()
+    for each in kept:
+        each.close()
+
+
+def test_malformed_requests_are_counted(running):
+    port = running().port
+    answer = raw(port, b"no HTTP\r\n\r\n")
+    assert b" 400 " in answer
+    assert "error" in json.loads(answer.partition(b"\r\n\r\n")[2])
+    connection = connect(port)
+    connection.request("GET", "/metrics")
+    assert b'graphkit_http_responses_total{status="400"} 1.0' in connection.getresponse().read()
+    connection.close()
+
+
 def test_a_client_that_goes_leaves_the_queue(running, tmp_path):
     n = gk.input("x", ["N"], dtype="int64")
     count = gk.while_loop(lambda i: i < gk.reduce_max(n, keepdims=0), lambda i: i + 1, gk.constant(np.int64(0)))
@@ -273,6 +324,37 @@ def test_sigterm_and_sighup_under_load_lose_nothing(scaled, tmp_path):
     assert set(seen) == {"right"}
     last = json.loads(Path(tmp_path / "log").read_text().splitlines()[-1])
     assert (last["event"], last["answered"]) == ("stopped", len(seen))
+
+
+def test_sighup_while_models_load_is_remembered(scaled, monkeypatch):
+    """The models are loaded again when the server answers. An error of that does not end the server."""
+    killed = []
+    before = signal.signal(signal.SIGHUP, lambda *arguments: killed.append(arguments))
+    loads = []
+
+    def reader(path):
+        loads.append(path)
+        if len(loads) == 1:
+            os.kill(os.getpid(), signal.SIGHUP)
+        return gk.load(path)
+
+    def reload():
+        loads.append(None)
+        threading.Timer(0.3, server.stop).start()
+        raise MemoryError
+
+    repository = ModelRepository([scaled], Settings(threads=1), reader=reader)
+    monkeypatch.setattr(repository, "reload", reload)
+    server = Server(repository, port=0, drain=0.0)
+    guard = threading.Timer(20, server.stop)
+    guard.start()
+    try:
+        server.run()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+        guard.cancel()
+    assert loads == [scaled, None]
+    assert killed == []
 
 
 @pytest.mark.full

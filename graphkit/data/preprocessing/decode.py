@@ -94,6 +94,19 @@ class Picture:
         return left * (self._orientation in _FROM_RIGHT), top * (self._orientation in _FROM_BOTTOM)
 
 
+def pixel_count(data: bytes) -> int:
+    """Return the number of pixels of an image, by its header; 0 if it cannot be read, or Pillow is not installed."""
+    try:
+        from PIL import Image
+    except ImportError:
+        return 0
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            return int(image.width * image.height)
+    except (Image.DecompressionBombError, *_DAMAGED):
+        return 0
+
+
 @contextlib.contextmanager
 def opened(source: Path | bytes, name: str | None = None) -> Iterator[Picture]:
     """Open an image in a file, or in bytes; it can be decoded within the block.

@@ -1,0 +1,46 @@
+"""Log lines: a stream that nobody reads."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import threading
+import time
+
+from graphkit.serving.logs import json_logs
+
+logger = logging.getLogger("graphkit.serve")
+
+
+def test_a_pipe_that_nobody_reads_does_not_stop_the_server(monkeypatch):
+    """Lines beyond the limit are counted, and written once the pipe is read."""
+    monkeypatch.setattr("graphkit.serving.logs._MOST_WAITING", 8)
+    monkeypatch.setattr("graphkit.serving.logs._LAST_LINES", 0.05)
+    reads, writes = os.pipe()
+    os.set_blocking(reads, False)
+    begun = time.monotonic()
+    with os.fdopen(writes, "w") as stream, os.fdopen(reads, "rb") as pipe:
+        with json_logs(stream):
+            for _ in range(20):
+                logger.info("x" * (1 << 16))
+        assert time.monotonic() - begun < 20
+        (thread,) = (each for each in threading.enumerate() if each.name == "graphkit-logs")
+        found = b""
+        while thread.is_alive():
+            found += pipe.read() or b""
+            time.sleep(0.001)
+        found += pipe.read() or b""
+    lines = [json.loads(line) for line in found.splitlines()]
+    lost = [line["lines"] for line in lines if "lost" in line["event"]]
+    assert 8 <= len(lines) - len(lost) <= 10
+    assert len(lines) - len(lost) + sum(lost) == 20
+
+
+def test_streams_without_a_descriptor():
+    stream = io.StringIO()
+    with json_logs(stream):
+        logger.warning("event", extra={"model": "m"})
+    (line,) = map(json.loads, stream.getvalue().splitlines())
+    assert (line["level"], line["event"], line["model"]) == ("warning", "event", "m")
