@@ -71,8 +71,10 @@ struct RecipeFields<Epilogue> {
         return std::tie(e.alpha, e.bias, e.residual, e.residual_last, e.activation, e.applied);
     }
     static void check(const Epilogue& e) {
-        if (e.applied == Applied::repair && e.residual == 0) {
-            throw BadRecipe("an epilogue repairs a residual that it does not have");
+        Epilogue pass = e;
+        pass.bias = e.bias && e.applied != Applied::active;
+        if (e.applied != Applied::fused && (pass.empty() || (e.applied == Applied::repair && e.residual == 0))) {
+            throw BadRecipe("the pass of an epilogue after the product computes nothing");
         }
     }
 };
