@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -71,16 +70,15 @@ def test_many_random_programs_with_writes_in_place() -> None:
 
 
 def test_an_operation_returns_before_it_is_done() -> None:
-    x = nd.ones((700, 700))
-    x.wait_to_read()
+    x = nd.ones((70, 70))
+    called, in_time = threading.Event(), []
+    nd.runtime.queue().push_call("wait", lambda: in_time.append(called.wait(60)), [], [x._memory.state])
     y = x
-    start = time.perf_counter()
     for _ in range(30):
-        y = y @ x * (1 / 700)
-    called = time.perf_counter() - start
-    y.wait_to_read()
-    assert called < (time.perf_counter() - start) / 2
-    np.testing.assert_allclose(y.asnumpy(), np.ones((700, 700)), rtol=1e-3)
+        y = y @ x * (1 / 70)
+    called.set()
+    np.testing.assert_allclose(y.asnumpy(), np.ones((70, 70)), rtol=1e-3)
+    assert in_time == [True]
 
 
 def test_readers_before_a_write_see_the_old_elements() -> None:

@@ -1,6 +1,6 @@
 """Load on a server of `graphkit serve`: many clients on loopback, and every answer is checked.
 
-    python bench/serving.py [--network resnet] [--size 64] [--clients 200] [--seconds 60] [--disturb] [--reload 10]
+    python bench/server.py [--network resnet] [--size 64] [--clients 200] [--seconds 60] [--disturb] [--reload 10]
 
 Each client has a connection of its own and sends its next request when the answer has come. Requests have inputs of a
 pool, in binary form; the expected outputs come from runs of single inputs in this process. The load comes in phases.

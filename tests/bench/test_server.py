@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import serving
+import server
 
-SCRIPT = Path(__file__).parents[2] / "bench" / "serving.py"
+SCRIPT = Path(__file__).parents[2] / "bench" / "server.py"
 
 
 @pytest.mark.full
@@ -30,16 +30,16 @@ def test_a_short_load():
 
 def test_small_outputs_are_told_apart():
     first, second = np.array([1e-10, 2e-10]), np.array([1e-10, 3e-10])
-    assert serving.agrees(first * (1 + 1e-5), first)
-    assert not serving.agrees(first, second)
-    serving.check_distinct([first, second])
+    assert server.agrees(first * (1 + 1e-5), first)
+    assert not server.agrees(first, second)
+    server.check_distinct([first, second])
     with pytest.raises(RuntimeError, match="input 2 do not differ"):
-        serving.check_distinct([first, second, first * (1 + 1e-5)])
+        server.check_distinct([first, second, first * (1 + 1e-5)])
 
 
 @pytest.mark.parametrize("bad", ["wrong", "failed", "lost", "exit code", None])
 def test_exit_code_of_the_server_counts(monkeypatch, bad):
     found = {name: int(name == bad) for name in ("wrong", "failed", "lost", "exit code")}
-    monkeypatch.setattr(serving, "measure", lambda options, folder: found)
-    monkeypatch.setattr(sys, "argv", ["serving.py"])
-    assert serving.main() == (bad is not None)
+    monkeypatch.setattr(server, "measure", lambda options, folder: found)
+    monkeypatch.setattr(sys, "argv", ["server.py"])
+    assert server.main() == (bad is not None)
