@@ -9,6 +9,7 @@ import pytest
 
 import graphkit as gk
 from graphkit import cli
+from graphkit.data.preprocessing import parquet
 from graphkit.data.text.rows import read_columns
 from graphkit.errors import InputError, UsageError
 
@@ -270,6 +271,16 @@ def test_equal_texts_are_in_memory_once(tmp_path):
     pa.parquet.write_table(pa.table({"text": ["a" * 100_000] * 1000, "n": range(1000)}), tmp_path / "a.parquet")
     texts = read_columns(tmp_path / "a.parquet")["text"]
     assert len({id(text) for text in texts}) == 1
+
+
+def test_memory_is_that_of_the_column(tmp_path, monkeypatch):
+    """A nested column before it, such as an image with its path, is several columns of the file."""
+    table = pa.table({"image": [{"path": "a.png", "bytes": b"x" * 200_000}] * 9, "text": ["a"] * 9})
+    pa.parquet.write_table(table, tmp_path / "a.parquet", use_dictionary=False)
+    required = []
+    monkeypatch.setattr(parquet, "require_memory", lambda nbytes, what: required.append(nbytes))
+    assert read_columns(tmp_path / "a.parquet")["text"] == ["a"] * 9
+    assert 9 * 8 < sum(required) < 1000
 
 
 def test_damaged_files_beside_the_model_are_refused(tmp_path):

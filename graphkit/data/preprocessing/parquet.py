@@ -98,9 +98,13 @@ def _reading(path: Path) -> Iterator[Callable[..., pyarrow.parquet.ParquetFile]]
 
 def _stored_bytes(file: pyarrow.parquet.ParquetFile, name: str) -> int:
     """The size of a column without compression, but with each text of a dictionary once."""
-    position = file.schema_arrow.names.index(name)
-    groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
-    return sum(group.column(position).total_uncompressed_size for group in groups)
+    # Nested columns are several columns of the file, so the positions of the others differ from those in the schema.
+    columns = (
+        group.column(number)
+        for group in map(file.metadata.row_group, range(file.metadata.num_row_groups))
+        for number in range(group.num_columns)
+    )
+    return sum(column.total_uncompressed_size for column in columns if column.path_in_schema == name)
 
 
 def _texts_of(path: Path, name: str, chunk: pyarrow.Array) -> Iterator[str | None]:
