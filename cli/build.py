@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import numpy as np
+from click.core import ParameterSource
 
 from graphkit import config, data, models
 from graphkit.cli._groups import option
@@ -56,20 +57,28 @@ def _shown(option: models.Option) -> str:
     return f"{option.name}={text}"
 
 
-def _write_c_runtime(context: click.Context, _: click.Parameter, folder: str | None) -> None:
-    """Write the C library and its header to a folder, and end the command."""
-    if folder is None:
-        return
+def _write_c_runtime(folder: str, as_json: bool) -> None:
+    """Write the C library and its header to a folder. Raises UsageError for arguments that build a model."""
     from graphkit.executor.run.c_runtime import write_c_runtime
 
-    for path in write_c_runtime(Path(folder)):
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and name not in ("c_runtime", "as_json"):
+            other = parameter.opts[-1] if isinstance(parameter, click.Option) else parameter.human_readable_name
+            raise UsageError(f"--c-runtime writes a library, and builds no model: leave out {other}")
+    if not folder:
+        raise UsageError("--c-runtime: give the name of a folder")
+    files = [str(path) for path in write_c_runtime(Path(folder))]
+    if as_json:
+        print_json("build", {"files": files})
+    for path in files:
         log(f"wrote {path}")
-    context.exit()
 
 
 @click.command(cls=_BuildCommand)
-@click.argument("model")
-@click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="Output file, .json or .onnx.")
+@click.argument("model", required=False)
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Output file, .json or .onnx. Required.")
 @click.option(
     "-p", "--option", "options", multiple=True, metavar="NAME=VALUE",
     help="Option of the network, or argument of FUNCTION, such as layers=50. Repeatable.",
@@ -91,17 +100,16 @@ def _write_c_runtime(context: click.Context, _: click.Parameter, folder: str | N
 )  # fmt: skip
 @click.option("--seed", type=int, default=None, help="Seed of the initial values. Default: GRAPHKIT_SEED, else 0.")
 @click.option(
-    "--c-runtime", type=click.Path(file_okay=False), metavar="FOLDER", is_eager=True, expose_value=False,
-    callback=_write_c_runtime,
+    "--c-runtime", type=click.Path(file_okay=False), metavar="FOLDER",
     help="Instead of building a model: write libgraphkit.so, graphkit.h and the library of oneDNN to FOLDER. Programs "
     "in C run .gkp files with them; see graphkit export.",
 )  # fmt: skip
 @limit_options
 @json_option
 def command(
-    model: str, output: str, options: tuple[str, ...], dataset: str | None, data_options: tuple[str, ...],
-    tokenizer: str | None,
-    weights: str | None, seed: int | None, as_json: bool,
+    model: str | None, output: str | None, options: tuple[str, ...], dataset: str | None,
+    data_options: tuple[str, ...], tokenizer: str | None, weights: str | None, seed: int | None,
+    c_runtime: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Build MODEL and write it to a file. MODEL is the name of a network of the zoo, or FILE.py:FUNCTION, a function
     that returns a gk.Model. `graphkit build --help` ends with a list of the networks and their options.
@@ -116,6 +124,13 @@ def command(
     graphkit build mynet.py:make -p width=64 -o net.json
     graphkit build --c-runtime runtime/
     """
+    if c_runtime is not None:
+        _write_c_runtime(c_runtime, as_json)
+        return
+    if model is None:
+        raise UsageError("give the name of a network, or FILE.py:FUNCTION; graphkit build --help lists the networks")
+    if output is None:
+        raise UsageError("give the name of the output file: -o net.json")
     if dataset is None and tokenizer is not None:
         raise UsageError("--tokenizer determines the vocabulary of texts: also give them (--data)")
     train = None

@@ -27,9 +27,10 @@ from graphkit.executor.run.batched_program import BatchedProgram
 from graphkit.executor.run.program import Program
 from graphkit.executor.run.session import Executor
 from graphkit.ir.atomic import PendingFile, writing_of
-from graphkit.ir.graph import Value
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.named_tuples import NamedTuple
+from graphkit.text import listed
 
 _MAGIC = b"\x89GKP\r\n\x1a\n"
 _HEADER = struct.Struct("<8sIIQQQQQ")
@@ -94,9 +95,8 @@ def save_program(
         return _written(_Contents(program, executor.input_names, executor.outputs), executor.outputs, path)
     from graphkit.executor.run.c_runtime import compare_with_python
 
-    contents = _Contents(
-        program, executor.input_names, executor.outputs
-    )  # before the run, whose program may be another
+    # Before the run, which may use another program.
+    contents = _Contents(program, executor.input_names, executor.outputs)
     expected = executor.run(check)
 
     def compare(written: Path) -> None:
@@ -206,7 +206,7 @@ def _refused(lowered: LoweredGraph, prefix: str = "") -> Iterator[str]:
                 yield from _refused(graph, f"{name}/{part}/")
             continue
         if not isinstance(lowering, PreparedKernel):
-            why = lowering.reason or ("it runs in Python" if lowering.in_python else "it is not a single kernel")
+            why = lowering.reason or ("it runs in Python" if lowering.in_python else _why_several_steps(node))
         elif lowering.kernel.recipe is None:
             why = f"kernels of the class {type(lowering.kernel).__name__} cannot be saved yet"
         else:
@@ -214,13 +214,18 @@ def _refused(lowered: LoweredGraph, prefix: str = "") -> Iterator[str]:
         yield f"{name} ({node.op.name}: {why})"
 
 
+def _why_several_steps(node: Node) -> str:
+    """Return why a node that runs natively is not one kernel."""
+    if node.op.subgraphs():
+        return "loops cannot be saved yet"
+    return "shapes that depend on values cannot be saved yet"
+
+
 def _refuse_other_steps(lowered: LoweredGraph) -> None:
     """Raise UnsupportedError for steps that are not kernels, or whose kernels have no recipe."""
-    refused = list(_refused(lowered))
-    if refused:
-        more = f" and {len(refused) - _MOST_NAMED} more" if len(refused) > _MOST_NAMED else ""
-        listed = "; ".join(refused[:_MOST_NAMED])
-        raise UnsupportedError(f"these nodes cannot be saved in a program for C: {listed}{more}")
+    if refused := list(_refused(lowered)):
+        names = listed(refused, len(refused), _MOST_NAMED)
+        raise UnsupportedError(f"these nodes cannot be saved in a program for C: {names}")
 
 
 class _Port(NamedTuple):
@@ -263,15 +268,17 @@ def _ports(program: Program | BatchedProgram, names: Sequence[str]) -> list[_Por
     first = _sections(program)[0].program.lowered
     batch = sum(part.number * part.size for part in program.parts) if isinstance(program, BatchedProgram) else 0
     examples = program.examples if isinstance(program, BatchedProgram) else frozenset()
-    read = {v for node in first.graph.nodes for v in node.inputs}.union(first.graph.outputs)
     found = []
     for position, (name, value) in enumerate(zip(names, first.graph.inputs, strict=True)):
         if value in first.fixed:
             continue
         if value.role == "rng":
-            if value in read:
+            drawing = [node for node in first.graph.nodes if value in node.inputs]
+            if drawing:
+                nodes = (f"{first.graph.node_name(node)} ({node.op.name})" for node in drawing)
                 raise UnsupportedError(
-                    f"a graph with random nodes cannot be saved as a program yet: they read the generator {name!r}"
+                    "nodes that draw random numbers cannot be saved in a program for C yet: "
+                    f"{listed(nodes, len(drawing), _MOST_NAMED)}"
                 )
             continue
         kind = _checked("input", name, value)
@@ -319,9 +326,12 @@ class _Contents:
         number = {port.position: i for i, port in enumerate(self.inputs)}
         number |= {count + port.position: first + i for i, port in enumerate(self.outputs)}
         first += len(self.outputs)
-        for source, array in zip(emitter.sources, section.program.pools.packed.get(emitter.sources), strict=True):
-            self.arrays.setdefault(id(array), array)
-            number[source.external] = first + list(self.arrays).index(id(array))
+        constants = section.program.pools.packed.get(emitter.sources)
+        self.arrays |= {id(array): array for array in constants if id(array) not in self.arrays}
+        place = {identity: i for i, identity in enumerate(self.arrays)}
+        number |= {
+            source.external: first + place[id(array)] for source, array in zip(emitter.sources, constants, strict=True)
+        }
         for step in all_steps:
             if step.kernel is not None:
                 self.kernels.setdefault(id(step.kernel), step.kernel)

@@ -342,7 +342,7 @@ def test_nodes_that_are_not_kernels_are_named(tmp_path):
         [("s", np.float32, [2]), ("x", np.float32, [3, 2])],
         [("last", np.float32, [2]), ("sums", np.float32, [3, 2])],
     )
-    with pytest.raises(UnsupportedError, match=r"running \(Scan"):
+    with pytest.raises(UnsupportedError, match=r"running \(Scan: loops cannot be saved"):
         net.save(tmp_path / "net.gkp")
     assert not list(tmp_path.iterdir())
 
@@ -353,7 +353,7 @@ def test_shapes_that_depend_on_values_are_refused(tmp_path):
         [("x", np.float32, [2, 3])],
         [("y", np.int64, [2, "n"])],
     )
-    with pytest.raises(UnsupportedError, match=r"places \(NonZero"):
+    with pytest.raises(UnsupportedError, match=r"places \(NonZero: shapes that depend on values"):
         net.save(tmp_path / "net.gkp")
 
 
@@ -363,7 +363,7 @@ def test_random_nodes_are_refused(tmp_path):
         [("x", np.float32, [2])],
         [("y", np.float32, [2])],
     )
-    with pytest.raises(UnsupportedError, match="random"):
+    with pytest.raises(UnsupportedError, match=r"random numbers .*: noise \(RandomNormalLike\)"):
         net.save(tmp_path / "net.gkp")
 
 
@@ -401,6 +401,23 @@ def test_a_program_with_other_bits_is_not_written(mlp, tmp_path, monkeypatch, ca
         cli.main(["export", str(tmp_path / "net.json"), "x:4,12", "-o", str(tmp_path / "net.gkp")])
     assert "net.gkp: the C library computes output" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir() if "gkp" in path.name] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lenet", "--c-runtime", "runtime"], "leave out MODEL"),
+        (["--c-runtime", "runtime", "-o", "net.json"], "leave out --output"),
+        (["--c-runtime", ""], "give the name of a folder"),
+        ([], "give the name of a network"),
+        (["lenet"], "give the name of the output file"),
+    ],
+)
+def test_build_writes_a_model_or_the_runtime(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert cli.invoke(["build", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_options_of_other_formats_are_refused(mlp, tmp_path):
