@@ -7,20 +7,6 @@
 namespace graphkit {
 namespace {
 
-struct Sum {
-    template <typename V>
-    static V combine(V a, V b) {
-        return a + b;
-    }
-};
-
-struct Product {
-    template <typename V>
-    static V combine(V a, V b) {
-        return a * b;
-    }
-};
-
 template <typename Rule, typename T>
 void accumulate(const T* x, T* y, std::int64_t size, std::int64_t stride, std::int64_t columns) {
     std::copy_n(x, columns, y);
@@ -45,7 +31,7 @@ void accumulate(const T* x, T* y, std::int64_t size, std::int64_t stride, std::i
 
 }  // namespace
 
-GRAPHKIT_ISA_DEFINE(CumulativeTable, cumulative_table) = {{accumulate<Sum, float>, accumulate<Product, float>},
-                                                          {accumulate<Sum, double>, accumulate<Product, double>}};
+GRAPHKIT_ISA_DEFINE(CumulativeTable, cumulative_table) = {{accumulate<Add, float>, accumulate<Multiply, float>},
+                                                          {accumulate<Add, double>, accumulate<Multiply, double>}};
 
 }  // namespace graphkit
