@@ -37,7 +37,7 @@ class Disconnected(RuntimeFailure):
     """The client closed the connection before the answer was ready."""
 
 
-# HTTP status by class of error; the first class that fits. 499 is for the log only: nobody reads that answer.
+# HTTP status by class of error; the first class that fits. 499 is for the log only: the client has gone.
 _STATUS: tuple[tuple[type[BaseException], int], ...] = (
     (Unauthorized, 401), (Forbidden, 403), (UnknownModel, 404), (TooLarge, 413), (SlowRequest, 408),
     (Disconnected, 499), (Busy, 503), (Retired, 503), (MemoryError, 503), (LimitReached, 504), (UsageError, 400),

@@ -17,7 +17,7 @@ from graphkit.serving.errors import UnknownModel, message_of
 from graphkit.serving.metrics import Metrics
 from graphkit.serving.served_model import ServedModel
 from graphkit.serving.settings import Settings
-from graphkit.serving.sources import Models, Problem, find_models, named_sources, scan_models
+from graphkit.serving.sources import Models, Problem, Scan, find_models, named_sources, scan_models
 from graphkit.serving.statistics import Statistics
 
 logger = logging.getLogger("graphkit.serve")
@@ -115,31 +115,34 @@ class ModelRepository:
             GraphkitError: Its file cannot be loaded. The old versions stay loaded.
         """
         with self._changing:
-            known, problems = scan_models(self._sources)
-            paths = known.get(name)
-            for problem in problems:
-                if problem.name == name or (problem.name is None and paths is None):
-                    self._log_problem(problem)
-                    raise RuntimeFailure(f"model {name!r} cannot be loaded: {problem.reason}; the log names the files")
-            if paths is None:
-                raise UnknownModel(f"there is no model {name!r} in the repository")
-            begun = time.monotonic()
-            made: dict[int, ServedModel] = {}
-            try:
-                for number, path in sorted(paths.items()):
-                    made[number] = self._made(name, number, path)
-            except Exception as error:
-                self._problems[name] = str(error) if isinstance(error, OSError) else message_of(error)
-                for model in made.values():
-                    model.close()
-                logger.error("load failed", extra={"model": name, "error": str(error)})
-                raise
-            before = self._loaded.get(name, {})
-            self._loaded = {**self._loaded, name: made}
-            self._problems.pop(name, None)
-            self._retire(before.values(), made)
+            self._load(name, scan_models(self._sources))
+
+    def _load(self, name: str, scan: Scan) -> None:
+        """Load a model whose files a scan has found. See `load`. The caller holds `_changing`."""
+        paths = scan.found.get(name)
+        for problem in scan.problems:
+            if problem.name == name or (problem.name is None and paths is None):
+                self._log_problem(problem)
+                raise RuntimeFailure(f"model {name!r} cannot be loaded: {problem.reason}; the log names the files")
+        if paths is None:
+            raise UnknownModel(f"there is no model {name!r} in the repository")
+        begun = time.monotonic()
+        made: dict[int, ServedModel] = {}
+        try:
+            for number, path in sorted(paths.items()):
+                made[number] = self._made(name, number, path)
+        except Exception as error:
+            self._problems[name] = str(error) if isinstance(error, OSError) else message_of(error)
             for model in made.values():
-                self._log_loaded(model, time.monotonic() - begun)
+                model.close()
+            logger.error("load failed", extra={"model": name, "error": str(error)})
+            raise
+        before = self._loaded.get(name, {})
+        self._loaded = {**self._loaded, name: made}
+        self._problems.pop(name, None)
+        self._retire(before.values(), made)
+        for model in made.values():
+            self._log_loaded(model, time.monotonic() - begun)
 
     def unload(self, name: str, reason: str = _UNLOADED) -> None:
         """Unload all versions of a model. Requests in its queue are answered first.
@@ -162,22 +165,25 @@ class ModelRepository:
 
     def load_all(self) -> None:
         """Load all models of the sources. Raises the error of the first one that cannot be loaded."""
-        for name in find_models(self._sources):
-            self.load(name)
+        scan = Scan(find_models(self._sources), [])
+        for name in scan.found:
+            with self._changing:
+                self._load(name, scan)
 
     def reload(self) -> None:
         """Load new models, and all loaded ones again. Unload those whose files were removed.
 
         Errors are logged: the old versions stay loaded. If a source cannot be read, nothing is unloaded.
         """
-        known, problems = scan_models(self._sources)
+        scan = known, problems = scan_models(self._sources)
         for problem in problems:
             self._log_problem(problem)
         for name in known:
             if self._problems.get(name) != _UNLOADED:
                 try:
-                    self.load(name)
-                except Exception:  # noqa: BLE001 - `load` has logged it, and the other models can be loaded
+                    with self._changing:
+                        self._load(name, scan)
+                except Exception:  # noqa: BLE001 - `_load` has logged it, and the other models can be loaded
                     continue
         if any(problem.name is None for problem in problems):
             return

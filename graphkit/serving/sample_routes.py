@@ -187,7 +187,7 @@ async def _samples(form: FormData) -> list[_Sample]:
             text = value if isinstance(value, str) else (await value.read()).decode("utf-8", "replace")
             found.append(_Sample(None, partial(_of_text, text=text)))
         elif key not in ("model", "version", "top"):
-            raise InputError(f"{shown(key)} is no field of the form; use file, text, model, version and top")
+            raise InputError(f"the form has no field {shown(key)}; its fields are file, text, model, version and top")
     if not found:
         raise InputError("the form contains no sample: give the field file (an image) or text")
     if len(found) > _MOST_SAMPLES:

@@ -1,4 +1,4 @@
-"""Log lines: a stream that nobody reads."""
+"""Log lines, also on a stream that is not read."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_malformed_forms_are_named(served, insects):
         assert message in answer.json()["error"]
     assert "no sample" in form(client, ("model", "insects")).json()["error"]
     assert "file: expected a file" in form(client, ("file", "text")).json()["error"]
-    assert "'other' is no field" in form(client, ("other", "x")).json()["error"]
+    assert "the form has no field 'other'" in form(client, ("other", "x")).json()["error"]
     assert "takes no texts" in form(client, ("text", "x")).json()["error"]
     assert "top: expected a number" in form(client, ("text", "x"), ("top", "0")).json()["error"]
     for field in (("o" * 4000, "x"), ("top", "9" * 300_000)):
