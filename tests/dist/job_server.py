@@ -89,8 +89,7 @@ class Job:
         Raises:
             JobError: The code raised on a rank, or did not end in time. The job is broken then.
         """
-        for rank in self._ranks:
-            rank.send(textwrap.dedent(code))
+        self._send(textwrap.dedent(code))
         outputs: dict[int, str] = {}
         failures: dict[int, str] = {}
         while len(outputs) + len(failures) < len(self._ranks):
@@ -103,7 +102,7 @@ class Job:
                 number = self._ranks.index(connection)
                 try:
                     output, failure = connection.recv()
-                except EOFError:
+                except (EOFError, ConnectionResetError):  # reset: it ended before it had read all
                     output, failure = "", "it has ended"
                 if failure:
                     failures[number] = f"{output}{failure}"
@@ -115,6 +114,12 @@ class Job:
             texts += [f"rank {number} does not answer" for number in sorted(silent)]
             raise JobError("\n".join([*texts, self._break()]))
         return [outputs[number] for number in range(len(self._ranks))]
+
+    def _send(self, code: str | None) -> None:
+        """Send to all ranks. One that has ended is found by who waits for its answer, or for the end of the job."""
+        for rank in self._ranks:
+            with contextlib.suppress(BrokenPipeError):
+                rank.send(code)
 
     def _break(self) -> str:
         """End the job at once. What its processes have printed."""
@@ -135,8 +140,7 @@ class Job:
         """End the job in order. Raises JobError where it does not, or where its processes have printed something."""
         if self.broken:
             return
-        for rank in self._ranks:
-            rank.send(None)
+        self._send(None)
         try:
             status = self._process.wait(_END)
         except subprocess.TimeoutExpired:
