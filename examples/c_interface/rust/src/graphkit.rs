@@ -86,8 +86,14 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Argument(text) | Error::File(text) | Error::Format(text) | Error::Version(text)
-            | Error::Processor(text) | Error::Memory(text) | Error::Run(text) | Error::Internal(text)
+            Error::Argument(text)
+            | Error::File(text)
+            | Error::Format(text)
+            | Error::Version(text)
+            | Error::Processor(text)
+            | Error::Memory(text)
+            | Error::Run(text)
+            | Error::Internal(text)
             | Error::Library(text) => f.write_str(text),
         }
     }
