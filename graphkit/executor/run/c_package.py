@@ -158,8 +158,8 @@ def _licence(package: importlib.metadata.Distribution, name: str) -> Path:
             return Path(str(file.locate())).resolve()
     title = package.metadata["Name"]
     raise MissingDependency(
-        f"{title} is installed without its file {name}, which must accompany its library; "
-        f"reinstall it: pip install --force-reinstall {title}"
+        f"{title} is installed without its file {name}, which must accompany its library; install the package "
+        f"{title} again"
     )
 
 
