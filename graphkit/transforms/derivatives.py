@@ -184,7 +184,7 @@ def _forward(found: DifferentiableGraph, tangents: Sequence[Value]) -> list[Valu
     graph = prune_control(merge_control(Graph([*seeds, *inputs], results)))
     if not dependent_on_elements(graph.outputs, graph.inputs[: len(seeds)]).isdisjoint(graph.outputs):
         raise UnsupportedError("gk.jvp: the gradient of an operator is not linear in the gradient of its result")
-    # What is left of the seeds is their shapes, which are those of the targets.
+    # Only the shapes of the seeds are still used, and the targets have the same shapes.
     return inline(graph, [*targets, *inputs])
 
 

@@ -189,7 +189,7 @@ def compare_with_python(
         written: The file.
         path: The name that it will have, for errors.
         feeds: Arrays of all inputs.
-        expected: What Python computes.
+        expected: The outputs that Python computes, by name.
     """
     with CSession(written) as session:
         found = session.run({name: feeds[name] for name in session.inputs})

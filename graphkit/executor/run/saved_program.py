@@ -51,7 +51,7 @@ _MOST_NAMED = 5
 
 
 class SavedProgramFacts(NamedTuple):
-    """What was written to a file.
+    """A summary of a saved program.
 
     Args:
         inputs: Names of the inputs.

@@ -227,7 +227,7 @@ def _go_together(operands: Sequence[Value], layout: str) -> bool:
 
 
 def _masked(value: Value, has_one_use: HasOneUse) -> Masked | None:
-    """What a softmax is taken of."""
+    """Match the operand of a softmax: scores, possibly with a mask."""
     node = value.node
     if node is None or not has_one_use(value):
         return None

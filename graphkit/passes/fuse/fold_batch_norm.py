@@ -86,7 +86,7 @@ def _batch_norm(node: Node, readers: Readers, fixed: FixedValues, expanded: bool
         return None
     if x.dtype not in _DTYPES:
         return None
-    # What comes out broadcasts where the operator refuses.
+    # BatchNormalization rejects other numbers of channels, but the folded result would broadcast them.
     if not all(v in fixed for v in vectors) or x.tensor.known_shape[1] != channels:
         return None
     product = _product(x, readers, fixed)

@@ -136,7 +136,7 @@ class _Search:
         return array.ndim > 1 and array.shape[-1] == 1 and array.shape[-2] == array.size == self._rows
 
     def _diagonal(self, counts: np.ndarray) -> int | None:
-        """The diagonal up to which rows have so many elements; None if there is none, or more than one."""
+        """Return the diagonal of a triangle whose rows have `counts` elements; None if it is not a triangle."""
         between = np.flatnonzero((counts > 0) & (counts < self._columns))
         if not between.size:
             return None

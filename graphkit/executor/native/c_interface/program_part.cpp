@@ -13,7 +13,7 @@ constexpr std::uint64_t kMostRuns = std::uint64_t{1} << 31;
 
 }  // namespace
 
-// What one run at a time uses.
+// Memory and kernels of one run. Concurrent runs use different runners.
 struct ProgramPart::Runner {
     struct Free {
         void operator()(std::byte* memory) const { std::free(memory); }

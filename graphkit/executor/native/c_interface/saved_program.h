@@ -36,8 +36,8 @@ constexpr std::uint32_t kProgramFormat = 1;
 constexpr std::size_t kChecksumPiece = std::size_t{1} << 20;
 std::uint64_t program_checksum(std::string_view bytes, std::uint64_t seed);
 
-// What kernels and layouts of weights depend on: instruction sets, and oneDNN with its own choice of them. A file can
-// be read where these are equal.
+// Returns the properties of this machine that kernels and layouts of weights depend on: the instruction sets, and the
+// version and instruction sets of oneDNN. A file can only be loaded on a machine with the same properties.
 std::vector<std::string> program_target();
 
 // A program from a file. Threads may run it at the same time.
