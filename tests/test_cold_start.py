@@ -1,4 +1,4 @@
-"""What a new process imports until a small file has its first result."""
+"""The modules that a new process imports up to the first result of a small file."""
 
 import os
 import subprocess

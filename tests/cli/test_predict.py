@@ -43,7 +43,7 @@ def photos(tmp_path):
 
 @pytest.fixture
 def probabilities(net, photos):
-    """What ONNX Runtime, Pillow and a softmax give, [images, classes]."""
+    """Return the result of Pillow, ONNX Runtime and a softmax, [images, classes]."""
     rows = []
     for name in photos:
         with Image.open(name) as image:

@@ -19,7 +19,7 @@ KINDS = ("Relu", "Tanh", "Sigmoid", "Abs")
 
 @pytest.fixture
 def net(tmp_path):
-    """A chain of 40 nodes, of which one is Sin and one Cos."""
+    """A chain of 40 nodes with one Sin and one Cos."""
     special = {13: "Sin", 29: "Cos"}
     nodes = [
         helper.make_node(special.get(i, KINDS[i % 4]), ["x" if i == 0 else f"v{i - 1}"], [f"v{i}"]) for i in range(40)

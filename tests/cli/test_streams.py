@@ -1,4 +1,4 @@
-"""What commands do when a standard stream is closed, full, or read by nobody, and when they are interrupted early."""
+"""Commands whose standard streams are closed, full or not read, and commands that are interrupted early."""
 
 import os
 import re

@@ -20,7 +20,7 @@ _PATHS = ("data", "valid", "output", "profile", "allow-external-root", "class-we
 
 @pytest.fixture(scope="module")
 def task(write_task):
-    """A small network, its data and a file of options beside them."""
+    """A folder with a small network, its data and a file of options."""
     folder = write_task()
     (folder / "config.toml").write_text(
         """
@@ -335,7 +335,7 @@ def test_the_commit_of_git(commit, monkeypatch, tmp_path):
     assert found["changed"] is False
 
 
-# Kills after so many epochs, and so many seconds more.
+# Kills: (epochs, seconds after them).
 OFTEN = ((1, 0.0), (2, 0.003), (1, 0.011))
 
 
@@ -378,7 +378,7 @@ def test_a_run_that_is_killed_and_goes_on_by_its_file_has_the_same_bits(call, ta
 
 
 def _epochs(run):
-    """What the log says of each epoch, but for times."""
+    """Return the entries of the log for each epoch, without times."""
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     times = ("seconds", "samples_per_second", "peak_memory")
     return [{k: v for k, v in line.items() if k not in times} for line in lines if line["event"] != "step"]

@@ -1,4 +1,4 @@
-"""Arrays from one process to another: in order, of any size and type, while both go on."""
+"""Arrays from one process to another: in order, of any size and type, while both continue to compute."""
 
 import threading
 import time

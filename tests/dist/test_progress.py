@@ -1,4 +1,4 @@
-"""What is posted in different orders is done in one; who waits for what the others do not do is told."""
+"""Operations that ranks post in different orders run in the same order. If ranks wait for each other, all report it."""
 
 import re
 import threading
@@ -65,7 +65,7 @@ def test_higher_priorities_go_first(on_ranks):
     seen = {}
 
     def work(store):
-        store.transport.communicator.engine.overlap = "funnelled"  # nothing goes on before somebody waits
+        store.transport.communicator.engine.overlap = "funnelled"  # operations run only while a caller waits
         keys = [0, 1, 2, 3]
         store.init(keys, [np.zeros(9000)] * 4)
         mine = seen[store.rank] = []

@@ -1,4 +1,4 @@
-"""Jobs that go on when a server is killed, and those that end."""
+"""Jobs that continue after a server is killed, and jobs that end."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def run(processes, code, timeout=90):
     return finish(start(processes, code, before="", options=options), timeout)
 
 
-# Which server says so itself, behind so many of its messages, on its own or as another's replica.
+# A server kills itself after a number of its messages, as the leader or as another server's replica.
 KILLED = """
     import os, signal, time, numpy as np, graphkit as gk
     from graphkit.dist.servers.server import Server
@@ -141,8 +141,9 @@ def test_who_only_pushes_keeps_no_more_than_a_window_and_waits_with_more():
 @pytest.mark.full
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_staleness_is_never_above_its_bound_when_a_server_is_killed(hosts, monkeypatch):
-    """On several hosts, processes are connected over the network, and signs of life go by leaders, lost ones among
-    them.
+    """With several hosts, processes connect over the network, and leaders of hosts forward heartbeats.
+
+    The killed process may be such a leader.
     """
     if hosts > 1:
         monkeypatch.setenv("GRAPHKIT_RANKS_PER_HOST", "2")
@@ -212,7 +213,7 @@ def test_who_is_lost_and_ends_the_job(who, kind, message):
 )
 @pytest.mark.parametrize("loss", [False, True])
 def test_a_worker_that_fails_ends_the_job_at_once(failure, status, loss):
-    """The launcher ends nobody: neither the servers, nor a worker that is in the middle of something else."""
+    """The launcher does not end the other processes: neither servers, nor a worker that is busy with something else."""
     code = (
         KILLED
         + f"""

@@ -1,4 +1,4 @@
-"""A run of several processes that goes on by `graphkit train --resume`: with the processes and the store of the run."""
+"""`graphkit train --resume` of a run with several processes uses the processes and the store of the run."""
 
 import json
 import subprocess

@@ -165,7 +165,7 @@ def test_digits_are_learnt(net, kvstore):
     ],
 )
 def test_digits_are_learnt_with_averages_and_groups_of_batches(net, kvstore, more):
-    """Checkpoints within epochs: workers have counted alike. Another number of processes goes on."""
+    """With checkpoints within epochs, all workers have the same counts. Another number of processes can resume."""
     options = "--accumulate", "2", "--ema", "0.9", "--lr-mult", "*bias=2", "--checkpoint-every", "7", *more
     done = digits(net, kvstore, *options, epochs=12)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""How jobs start: what launchers say of them, and that nobody waits for ever for a process that does not come."""
+"""Start of jobs: facts from launchers, and no process waits forever for one that does not start."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_timeout_is_above_zero(seconds):
 
 
 def _python(code, environment=None):
-    # What lies inside of the deadline keeps the interpreter: no thread of Python's runs meanwhile.
+    # `hold` keeps the interpreter lock, so no other Python thread can run during the deadline.
     before = """
         import ctypes, os, sys, time
         from graphkit.dist.job import start
@@ -271,7 +271,7 @@ def _job(what, timeout=3, processes=2):
 
 
 def _launcher_ends_it():
-    """Whether the launcher itself ends a job of which a process has failed, as Open MPI's does."""
+    """Whether the launcher ends a job if a process fails, as Open MPI's does."""
     return mpi.library().startswith("Open MPI")
 
 

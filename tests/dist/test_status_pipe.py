@@ -43,7 +43,7 @@ def started(tmp_path):
         job.communicate()
 
 
-# A rank goes on only when all have written their processes, so that none ends before its process is known.
+# A rank continues only when all ranks have written their process ids, so no rank ends before its id is known.
 TELL = """
     import os
     from pathlib import Path

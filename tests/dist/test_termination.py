@@ -77,7 +77,7 @@ def job(*arguments, ranks="", at=0, count=1, processes=2):
 
 
 def state(run):
-    """Names of the weights and states, each of which contains a hash of its file, and the position."""
+    """Return the names of the files of weights and states, which contain hashes of the files, and the position."""
     manifest = json.loads((run / "checkpoint.json").read_text())
     return sorted(p.name for p in run.glob("*.safetensors")), manifest["position"] | {"seconds": None}
 

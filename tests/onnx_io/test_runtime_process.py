@@ -1,4 +1,4 @@
-"""ONNX Runtime beside this process: its results, its errors, and its end."""
+"""ONNX Runtime in another process: its results, its errors, and its end."""
 
 from __future__ import annotations
 

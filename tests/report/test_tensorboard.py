@@ -176,7 +176,7 @@ def test_tensorboard_reads_the_same(fitted, read):
     assert {node.name: (node.op, list(node.input)) for node in found.Graph().node} == read.graphs[0]
 
 
-# --- runs that go on ------------------------------------------------------------------------------------
+# --- resumed runs ---------------------------------------------------------------------------------------
 
 
 def test_a_run_that_goes_on_has_every_step_once(tmp_path):

@@ -59,7 +59,7 @@ def test_context_manager() -> None:
 
 
 def workers_become(count: int) -> bool:
-    """Whether the process comes to have so many worker threads."""
+    """Wait until the process has `count` worker threads. Return False after a timeout."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         names = []

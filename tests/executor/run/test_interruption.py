@@ -35,7 +35,7 @@ def run(code, layers, rows=64, timeout=300):
     return done.stdout
 
 
-# Which steps have begun is told by a trace: a run that is interrupted has fewer than one that is not.
+# A trace records which steps have begun. An interrupted run has fewer than a complete one.
 BETWEEN = """
 from graphkit.executor.run import base_program as programs
 

@@ -1,4 +1,4 @@
-"""Helpers: what they compute, and that nobody waits for those that do not come."""
+"""Helper threads: they take chunks, and the caller does not wait for helpers that do not run."""
 
 import os
 import platform
@@ -50,7 +50,7 @@ def python(code: str, timeout: float = 120) -> str:
 
 @linux
 def test_helpers_without_a_core_hold_nobody_up():
-    """The helpers may run only where somebody else is, and only when nobody else wants to: they hardly ever do."""
+    """The helpers may only use a core that another process keeps busy, with idle priority. So they hardly ever run."""
     executor, alone = (network().compile(threads=n, seed=0) for n in (4, 1))
     expected = alone.run(feeds())
     executor.run(feeds())

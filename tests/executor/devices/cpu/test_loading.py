@@ -116,7 +116,7 @@ print(loaded(), cpu.native.onednn_version(), loaded())
     assert result.stdout.split() == ["False", cpu.native.onednn_version(), "True"], result.stderr
 
 
-# What the extension has of oneDNN, all of it: see the filter of sources in CMakeLists.txt.
+# All names of the extension that need oneDNN; see the filter of sources in CMakeLists.txt.
 OF_ONEDNN = (
     "Convolution", "ConvolutionBackwardData", "ConvolutionBackwardWeights", "Deconvolution", "MatMul",
     "NarrowConvolution", "PackedProduct", "TiledConvolution", "TiledMethod", "TransposedConvolution", "Window",
