@@ -14,7 +14,7 @@ from graphkit.passes.core.match import is_op
 
 _MOST_CHANNELS = 4
 _LEAST_COLUMNS = 8
-_MANY_ELEMENTS = 256  # of a window
+_MANY_ELEMENTS = 256  # a window with more elements counts as large
 _LANES = 16
 
 
