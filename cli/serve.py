@@ -110,8 +110,8 @@ def command(
     name of its file or folder, or NAME. Needs the extra serve.
 
     The server implements the Open Inference Protocol, version 2, so the HTTP clients of KServe and Triton work with it.
-    POST /predict takes images and texts, which become inputs as the model's metadata say. GET / is a page to try it,
-    and GET /metrics returns metrics for Prometheus.
+    POST /predict takes images and texts, and converts them to inputs by the model's metadata. GET / is a page to try
+    it, and GET /metrics returns metrics for Prometheus.
 
     Requests are joined to batches if the rows of the model are independent. Logs are JSON lines on stderr.
 
