@@ -90,7 +90,7 @@ def job(*arguments, ranks="", at=0, count=1, processes=2):
     with tempfile.TemporaryDirectory() as pids:
         environment = os.environ | {"GRAPHKIT_NUM_THREADS": "1", "GRAPHKIT_RANK_TIMEOUT": "20", "PIDS": pids}
         command = [find_mpiexec(), "-n", str(processes), *code, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
 def state(run):
@@ -226,6 +226,6 @@ def test_sigterm_to_a_server_without_a_folder_ends_at_once(task):
         time.sleep(1000)
     """
     command = [find_mpiexec(), "-n", "3", sys.executable, "-P", "-c", textwrap.dedent(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode != 0
     assert "rank 2: terminated" in done.stderr

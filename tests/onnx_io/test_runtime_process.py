@@ -128,7 +128,7 @@ def test_processes_end_with_this_one() -> None:
         "print(gk.verify(gk.Model({'y': gk.tanh(gk.input('x', [3]))})).passed, p._idle[0]._process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False, timeout=300)
     passed, pid = done.stdout.split()
     assert passed == "True", done.stderr
 
@@ -173,7 +173,7 @@ def test_a_process_whose_answer_nobody_reads_ends_silently() -> None:
         "        process.start()\n"
         "    process.join()\n"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 
 

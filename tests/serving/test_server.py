@@ -95,7 +95,7 @@ def connect(port):
 def raw(port, data):
     """Send bytes, and return what comes until the server closes the connection, or resets it with bytes unread."""
     found = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection, contextlib.suppress(ConnectionError):
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as connection, contextlib.suppress(ConnectionError):
         connection.sendall(data)
         while part := connection.recv(1 << 16):
             found += part
@@ -149,7 +149,7 @@ def test_bytes_after_an_answer_do_not_keep_connections(running, monkeypatch, req
     """The rest of a body, or line ends."""
     monkeypatch.setattr("graphkit.serving.server._KEEP_ALIVE", 0.5)
     port = running().port
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
         connection.sendall(request_)
         assert b" 200 " in connection.recv(1 << 16)
         with contextlib.suppress(ConnectionError):
@@ -172,7 +172,7 @@ def test_connections_are_bounded(running):
     status, found = infer(connect(port))
     assert status == 503
     assert "--max-connections" in found["error"]
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as idle, contextlib.suppress(ConnectionError):
+    with socket.create_connection(("127.0.0.1", port), timeout=300) as idle, contextlib.suppress(ConnectionError):
         while idle.recv(1 << 10):
             pass
     kept[0].request("GET", "/metrics")
@@ -222,7 +222,7 @@ def test_tls(running, tmp_path):
     server = running(tls=(tmp_path / "cert.pem", tmp_path / "key.pem"))
     assert server.server.url.startswith("https://127.0.0.1:")
     context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
-    connection = http.client.HTTPSConnection("localhost", server.port, context=context, timeout=30)
+    connection = http.client.HTTPSConnection("localhost", server.port, context=context, timeout=300)
     assert is_right(infer(connection))
     connection.close()
     with contextlib.closing(connect(server.port)) as plain, pytest.raises((http.client.HTTPException, OSError)):
@@ -374,6 +374,6 @@ def test_a_model_that_fails_to_load_ends_the_command(tmp_path):
     write_scaled(tmp_path / "good.onnx")
     (tmp_path / "bad.onnx").write_bytes(b"no")
     command = [sys.executable, "-P", "-m", "graphkit", "serve", str(tmp_path), "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 4
     assert "bad.onnx" in done.stderr.splitlines()[-1]

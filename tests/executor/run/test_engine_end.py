@@ -180,7 +180,7 @@ def test_python_runs_while_a_thread_waits() -> None:
 def run_script(code: str) -> subprocess.CompletedProcess[str]:
     """The process after its end; one that does not end within two minutes raises."""
     code = "import os, sys, threading, time\nfrom graphkit.executor.run import engine\n" + textwrap.dedent(code)
-    return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_the_process_ends_although_operations_do_not() -> None:
