@@ -26,18 +26,18 @@ pytestmark = [
 
 
 def test_losses_are_those_of_a_trainer(tmp_path):
-    subprocess.run([sys.executable, EXAMPLE / "prepare.py"], cwd=tmp_path, check=True, timeout=120)
+    subprocess.run([sys.executable, EXAMPLE / "prepare.py"], cwd=tmp_path, check=True, timeout=300)
     (tmp_path / "libonnxruntime.so.1").symlink_to(LIBRARY)
     headers = f"-I{Path(__file__).parent / 'c_api'}"
     command = [COMPILER, "-Wall", "-Werror", headers, EXAMPLE / "train.c", "-o", "train", "libonnxruntime.so.1"]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=300)
     arguments = ["./train", "step.onnx", "step_init.onnx", "images.bin", "labels.bin"]
     environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
-    ran = subprocess.run(arguments, cwd=tmp_path, env=environment, check=True, timeout=120, stdout=subprocess.PIPE)
+    ran = subprocess.run(arguments, cwd=tmp_path, env=environment, check=True, timeout=300, stdout=subprocess.PIPE)
     found = [float(line) for line in ran.stdout.split()]
 
     empty = subprocess.run(
-        [*arguments[:-1], os.devnull], cwd=tmp_path, env=environment, timeout=120, stderr=subprocess.PIPE
+        [*arguments[:-1], os.devnull], cwd=tmp_path, env=environment, timeout=300, stderr=subprocess.PIPE
     )
     assert empty.returncode == 1
     assert b"less than a batch of 20" in empty.stderr
