@@ -22,7 +22,7 @@ from graphkit.serving.admission import RECORD, Admission, Record, Ticket
 from graphkit.serving.batcher import Arrays
 from graphkit.serving.budget import Budget
 from graphkit.serving.errors import Retired
-from graphkit.serving.inference_routes import ATTEMPTS, counted, finished, note
+from graphkit.serving.inference import ATTEMPTS, Counted, finished, note
 from graphkit.serving.repository import ModelRepository
 from graphkit.serving.served_model import ServedModel
 from graphkit.serving.tensors import shown
@@ -95,12 +95,12 @@ class SampleRoutes:
         """
         record: Record = request.scope[RECORD]
         with self._admission.request() as ticket:
-            body = await self._admission.body(request, ticket)
+            body = await self._admission.body(request.scope, request.receive, ticket)
             asked = await _asked(request, body)
             name = asked.model if asked.model is not None else self._only_name()
             for _ in range(ATTEMPTS):
                 model = self._repository.get(name, asked.version)
-                with counted(model, record):
+                with Counted(model, record):
                     try:
                         found = await _all(
                             self._predicted(request, ticket, model, sample, asked.top) for sample in asked.samples
@@ -118,7 +118,7 @@ class SampleRoutes:
             inputs = await asyncio.to_thread(sample.convert, model)
         if sample.pixels:
             ticket.hold(sum(array.nbytes for array in inputs.values()))
-        result = await finished(model.submit(inputs, record.left), request)
+        result = await finished(model.submit(inputs, record.left), request.scope, request.receive)
         note(record, model, result)
         answer = await asyncio.to_thread(model.samples.answer, result.outputs, top)
         return answer if sample.name is None else {"file": sample.name, **answer}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
-from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,9 @@ class ServedModel:
         """How images and texts become inputs. Raises InputError if the model takes neither."""
         return SampleInputs(self.model)
 
-    def submit(self, inputs: Arrays, timeout: float) -> Future[Result]:
-        """Put a request into the queue. Arguments and errors: see `Batcher.submit`."""
-        return self._batcher.submit(inputs, timeout=timeout)
+    def submit(self, inputs: Arrays, timeout: float) -> asyncio.Future[Result]:
+        """Put a request of the running event loop into the queue. See `Batcher.submit_from_loop`."""
+        return self._batcher.submit_from_loop(inputs, timeout=timeout)
 
     def close(self) -> None:
         """Answer the requests in the queue, and take no more."""
