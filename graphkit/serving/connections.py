@@ -123,6 +123,8 @@ class _Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._unused_bytes = 0
+        if not self.cycle.body:
+            self.cycle.body = b""  # unlike a bytearray, it becomes the first part of the body without a copy
         super().on_body(body)
 
     def on_response_complete(self) -> None:

@@ -145,7 +145,7 @@ class Guard:
     def malformed(self, client: str | None) -> None:
         """Count and log a request that is no HTTP, and got status 400. client: its address."""
         self.answered += 1
-        self._metrics.responses.labels("400").inc()
+        self._metrics.count_response(400)
         logger.info("malformed request", extra={"status": 400, "client": client})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,16 +166,16 @@ class Guard:
                 logger.warning("request failed", extra=details, exc_info=None if known else error)
 
     def _log(self, scope: Scope, record: Record) -> None:
-        self._metrics.responses.labels(str(record.status)).inc()
+        self._metrics.count_response(record.status)
         level = logging.WARNING if record.status >= 500 else logging.INFO
         if not logger.isEnabledFor(level):
             return
         client = scope.get("client")
-        logger.log(
-            level, "request",
-            extra={
-                "method": scope["method"], "path": scope["path"], "status": record.status,
-                "seconds": round(time.monotonic() - record.begun, 6), "sent": record.sent,
-                "client": client[0] if client else None, **record.fields,
-            },
-        )  # fmt: skip
+        # Not by `logger.log`, which looks for the line of the caller.
+        line = logging.LogRecord(logger.name, level, __file__, 0, "request", None, None)
+        line.__dict__ |= {
+            "method": scope["method"], "path": scope["path"], "status": record.status,
+            "seconds": round(time.monotonic() - record.begun, 6), "sent": record.sent,
+            "client": client[0] if client else None, **record.fields,
+        }  # fmt: skip
+        logger.handle(line)
