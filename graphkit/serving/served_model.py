@@ -125,10 +125,14 @@ class ServedModel:
         return {name: value if isinstance(value, np.ndarray) else _values(name, value) for name, value in found.items()}
 
     def _warm_up(self, timeout: float) -> None:
-        """Compile the program with a run, so that the first request is not slower. Its failure is only logged."""
+        """Compile the programs of one row and of several with runs, so that the first requests are not slower.
+
+        A failure is only logged.
+        """
         try:
-            shapes, _ = concrete_shapes(self.model, None, 1)
-            self._compute(make_feeds(self.model, shapes=shapes).arrays, timeout)
+            for rows in (1,) if self.why_not_joined is not None else (1, 2):
+                shapes, _ = concrete_shapes(self.model, None, rows)
+                self._compute(make_feeds(self.model, shapes=shapes).arrays, timeout)
         except GraphkitError as error:
             logger.info(
                 "the first request compiles the model, because it does not run on random inputs",

@@ -34,15 +34,15 @@ def rows_of(x):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("resnet", {"image": (3, 32, 32)}), ("mobilenetv2", {"image": (3, 32, 32)}), ("text_cnn", {})],
+    [
+        ("googlenet", {"image": (3, 32, 32)}),
+        ("vit", {"size": "tiny", "layers": 1, "image": (3, 32, 32)}),
+        ("bert", {"vocab": 99, "width": 16, "heads": 2, "layers": 1}),
+        ("text_cnn", {}),
+    ],
 )
 def test_networks_are_proved(name, options):
-    assert is_proved(gk.models.build(name, **options))
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("name", "options"), [("vit", {"image": (3, 32, 32)}), ("bert", {})])
-def test_large_networks_are_proved(name, options):
+    """Pools without positions, tokens and positions of the same values for each row, lengths of texts."""
     assert is_proved(gk.models.build(name, **options))
 
 
