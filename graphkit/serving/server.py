@@ -23,6 +23,7 @@ from graphkit.errors import InputError, RuntimeFailure
 from graphkit.serving.application import Application
 from graphkit.serving.connections import may_have_sent, protocol
 from graphkit.serving.guard import Access
+from graphkit.serving.hang_up import HANG_UP
 from graphkit.serving.repository import ModelRepository
 from graphkit.serving.settings import check_seconds
 
@@ -120,7 +121,7 @@ class Server:
         """
         try:
             self._server.started_by = lambda: self._started(started)
-            with self._server.reload_later():
+            with HANG_UP:
                 self._repository.load_all()
                 self._server.run(sockets=[self._socket])
         finally:
@@ -145,7 +146,6 @@ class _Signalled(uvicorn.Server):
         self.started_by: Callable[[], None] = lambda: None
         self._application, self._drain = application, drain
         self._ends: float | None = None  # when listening ends, in monotonic seconds
-        self._reload = False
         self._reloading: asyncio.Future[None] | None = None
 
     def drain(self) -> None:
@@ -155,24 +155,12 @@ class _Signalled(uvicorn.Server):
             self._ends = time.monotonic() + self._drain
 
     @contextlib.contextmanager
-    def reload_later(self) -> Iterator[None]:
-        """Remember a SIGHUP while the models load, for the time when the server answers."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(signal.SIGHUP, self._hang_up)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGHUP, before)
-
-    @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals while the server runs, in the main thread."""
+        """Handle SIGTERM and SIGINT while the server runs, in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        handlers = {signal.SIGTERM: self._terminate, signal.SIGINT: self._interrupt, signal.SIGHUP: self._hang_up}
+        handlers = {signal.SIGTERM: self._terminate, signal.SIGINT: self._interrupt}
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
@@ -187,8 +175,7 @@ class _Signalled(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times per second. Return whether to stop listening."""
-        if self._reload and self._reloading is None:
-            self._reload = False
+        if self._reloading is None and HANG_UP.take():
             loop = asyncio.get_running_loop()
             self._reloading = loop.run_in_executor(None, self._application.repository.reload)
         if self._reloading is not None and self._reloading.done():
@@ -243,9 +230,6 @@ class _Signalled(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
-
-    def _hang_up(self, number: int, frame: FrameType | None) -> None:
-        self._reload = True
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -265,11 +265,11 @@ def test_many_clients_get_their_own_answers(running):
     assert wrong == []
 
 
-def started(path, log, *arguments):
+def started(path, log, *arguments, **options):
     """Start `graphkit serve` and return the process and its port."""
     command = [sys.executable, "-P", "-m", "graphkit", "serve", str(path), "--port", "0", "--threads", "1", *arguments]
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stderr=file)
+        process = subprocess.Popen(command, stderr=file, **options)
     until = time.monotonic() + 60
     while time.monotonic() < until:
         for line in log.read_text().splitlines():
@@ -375,3 +375,22 @@ def test_a_model_that_fails_to_load_ends_the_command(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 4
     assert "bad.onnx" in done.stderr.splitlines()[-1]
+
+
+def test_sighup_during_imports_is_remembered(scaled, tmp_path):
+    """A package is replaced by one whose import sends the signal, and then imports the real one."""
+    fake = tmp_path / "fake" / "prometheus_client"
+    fake.mkdir(parents=True)
+    (fake / "__init__.py").write_text(
+        "import os, signal, sys\nos.kill(os.getpid(), signal.SIGHUP)\nsys.path.remove(os.environ['FAKE'])\n"
+        "del sys.modules[__name__]\nfrom importlib import import_module\nimport_module(__name__)\n"
+    )
+    options = {"env": {**os.environ, "PYTHONPATH": str(fake.parent), "FAKE": str(fake.parent)}}
+    process, _ = started(scaled, tmp_path / "log", **options)
+    until = time.monotonic() + 30
+    while (tmp_path / "log").read_text().count('"loaded"') < 2:
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    process.terminate()
+    assert process.wait(60) == 0
