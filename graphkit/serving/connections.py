@@ -8,6 +8,7 @@ import time
 from asyncio import TimerHandle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -38,6 +39,11 @@ def protocol(timeout: float, max_connections: int, malformed: Callable[[str | No
     """
     shared = _Shared(timeout, max_connections, malformed)
     return type("Connection", (_Connection,), {"shared": shared})
+
+
+def accepted(connections: Any) -> int:
+    """Return the number of connections below the limit. connections: their class, which `protocol` has made."""
+    return int(connections.shared.accepted)
 
 
 def may_have_sent(connection: asyncio.Protocol) -> bool:

@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,8 +22,9 @@ import uvicorn
 
 from graphkit.errors import InputError, RuntimeFailure
 from graphkit.serving.application import Application
-from graphkit.serving.connections import may_have_sent, protocol
+from graphkit.serving.connections import accepted, may_have_sent, protocol
 from graphkit.serving.guard import Access
+from graphkit.serving.handshakes import Handshakes
 from graphkit.serving.hang_up import HANG_UP
 from graphkit.serving.repository import ModelRepository
 from graphkit.serving.settings import check_seconds
@@ -146,6 +148,7 @@ class _Signalled(uvicorn.Server):
         self.started_by: Callable[[], None] = lambda: None
         self._application, self._drain = application, drain
         self._ends: float | None = None  # when listening ends, in monotonic seconds
+        self._handshakes: Handshakes | None = None  # with TLS
         self._reloading: asyncio.Future[None] | None = None
 
     def drain(self) -> None:
@@ -170,7 +173,15 @@ class _Signalled(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
-        await super().startup(sockets)
+        context = self.config.ssl
+        if context is None or sockets is None:
+            await super().startup(sockets)
+        else:
+            most = self._application.repository.settings.max_connections
+            made = partial(accepted, self.config.http_protocol_class)
+            self._handshakes = Handshakes(sockets, context, self._connection, made, most)
+            servers: list[Any] = [self._handshakes]
+            self.servers, self.started = servers, True
         self.started_by()
 
     async def on_tick(self, counter: int) -> bool:
@@ -193,7 +204,7 @@ class _Signalled(uvicorn.Server):
         await self._accept_last(sockets or [])
         until = time.monotonic() + _LAST_REQUESTS
         await asyncio.sleep(_POLL)
-        while time.monotonic() < until and any(map(may_have_sent, self.server_state.connections)):
+        while time.monotonic() < until and (self._handshakes or any(map(may_have_sent, self.server_state.connections))):
             await asyncio.sleep(_POLL)
         await super().shutdown(sockets)
 
@@ -211,12 +222,13 @@ class _Signalled(uvicorn.Server):
                 while True:
                     waiting.append(listener.accept()[0])
             listener.close()
-        for accepted in waiting:
-            accepted.setblocking(False)
-            with contextlib.suppress(OSError):  # the client has gone, or TLS failed
-                await asyncio.get_running_loop().connect_accepted_socket(
-                    self._connection, accepted, ssl=self.config.ssl
-                )
+        for connection in waiting:
+            if self._handshakes is not None:
+                self._handshakes.begin(connection)
+                continue
+            connection.setblocking(False)
+            with contextlib.suppress(OSError):  # the client has gone
+                await asyncio.get_running_loop().connect_accepted_socket(self._connection, connection)
 
     def _connection(self) -> asyncio.Protocol:
         made: Any = self.config.http_protocol_class

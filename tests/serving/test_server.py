@@ -227,6 +227,33 @@ def test_tls(running, tmp_path):
         infer(plain)
 
 
+def test_tls_handshakes_are_bounded(running, tmp_path, monkeypatch):
+    """They count as connections. Those that take too long end."""
+    monkeypatch.setattr("graphkit.serving.handshakes._REFUSED", 0)
+    monkeypatch.setattr("graphkit.serving.handshakes._HANDSHAKE_SECONDS", 0.5)
+    (tmp_path / "key.pem").write_text(KEY)
+    (tmp_path / "cert.pem").write_text(CERTIFICATE)
+    server = running(tls=(tmp_path / "cert.pem", tmp_path / "key.pem"), max_connections=2)
+    idle = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(3)]
+    begun = time.monotonic()
+    assert idle[2].recv(1) == b""
+    idle[0].settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        idle[0].recv(1)
+    idle[0].settimeout(30)
+    for each in idle:
+        with contextlib.suppress(ConnectionError):
+            assert each.recv(1) == b""
+        each.close()
+    context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+    while True:  # until the server has counted the ends
+        assert time.monotonic() - begun < 20
+        connection = http.client.HTTPSConnection("localhost", server.port, context=context, timeout=30)
+        with contextlib.closing(connection), contextlib.suppress(ConnectionError):
+            assert is_right(infer(connection))
+            break
+
+
 def test_certificates_and_ports_that_cannot_be_used(scaled, tmp_path):
     repository = ModelRepository([scaled])
     (tmp_path / "cert.pem").write_text(CERTIFICATE)
@@ -377,6 +404,7 @@ def test_a_model_that_fails_to_load_ends_the_command(tmp_path):
     assert "bad.onnx" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.full
 def test_sighup_during_imports_is_remembered(scaled, tmp_path):
     """A package is replaced by one whose import sends the signal, and then imports the real one."""
     fake = tmp_path / "fake" / "prometheus_client"
