@@ -42,3 +42,19 @@ def test_streams_without_a_descriptor():
         logger.warning("event", extra={"model": "m"})
     (line,) = map(json.loads, stream.getvalue().splitlines())
     assert (line["level"], line["event"], line["model"]) == ("warning", "event", "m")
+
+
+def test_many_lines_are_written_together():
+    class Stream(io.StringIO):
+        writes = 0
+
+        def write(self, text):
+            self.writes += 1
+            return super().write(text)
+
+    stream = Stream()
+    with json_logs(stream):
+        for number in range(100):
+            logger.info("event", extra={"number": number})
+    assert [json.loads(line)["number"] for line in stream.getvalue().splitlines()] == list(range(100))
+    assert stream.writes < 50

@@ -229,6 +229,33 @@ def test_tls(running, tmp_path):
         infer(plain)
 
 
+def test_tls_handshakes_are_bounded(running, tmp_path, monkeypatch):
+    """They count as connections. Those that take too long end."""
+    monkeypatch.setattr("graphkit.serving.handshakes._REFUSED", 0)
+    monkeypatch.setattr("graphkit.serving.handshakes._HANDSHAKE_SECONDS", 0.5)
+    (tmp_path / "key.pem").write_text(KEY)
+    (tmp_path / "cert.pem").write_text(CERTIFICATE)
+    server = running(tls=(tmp_path / "cert.pem", tmp_path / "key.pem"), max_connections=2)
+    idle = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(3)]
+    begun = time.monotonic()
+    assert idle[2].recv(1) == b""
+    idle[0].settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        idle[0].recv(1)
+    idle[0].settimeout(30)
+    for each in idle:
+        with contextlib.suppress(ConnectionError):
+            assert each.recv(1) == b""
+        each.close()
+    context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+    while True:  # until the server has counted the ends
+        assert time.monotonic() - begun < 20
+        connection = http.client.HTTPSConnection("localhost", server.port, context=context, timeout=30)
+        with contextlib.closing(connection), contextlib.suppress(ConnectionError):
+            assert is_right(infer(connection))
+            break
+
+
 def test_certificates_and_ports_that_cannot_be_used(scaled, tmp_path):
     repository = ModelRepository([scaled])
     (tmp_path / "cert.pem").write_text(CERTIFICATE)
@@ -267,11 +294,11 @@ def test_many_clients_get_their_own_answers(running):
     assert wrong == []
 
 
-def started(path, log, *arguments):
+def started(path, log, *arguments, **options):
     """Start `graphkit serve` and return the process and its port."""
     command = [sys.executable, "-P", "-m", "graphkit", "serve", str(path), "--port", "0", "--threads", "1", *arguments]
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stderr=file)
+        process = subprocess.Popen(command, stderr=file, **options)
     until = time.monotonic() + 60
     while time.monotonic() < until:
         for line in log.read_text().splitlines():
@@ -377,3 +404,23 @@ def test_a_model_that_fails_to_load_ends_the_command(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 4
     assert "bad.onnx" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.full
+def test_sighup_during_imports_is_remembered(scaled, tmp_path):
+    """A package is replaced by one whose import sends the signal, and then imports the real one."""
+    fake = tmp_path / "fake" / "prometheus_client"
+    fake.mkdir(parents=True)
+    (fake / "__init__.py").write_text(
+        "import os, signal, sys\nos.kill(os.getpid(), signal.SIGHUP)\nsys.path.remove(os.environ['FAKE'])\n"
+        "del sys.modules[__name__]\nfrom importlib import import_module\nimport_module(__name__)\n"
+    )
+    options = {"env": {**os.environ, "PYTHONPATH": str(fake.parent), "FAKE": str(fake.parent)}}
+    process, _ = started(scaled, tmp_path / "log", **options)
+    until = time.monotonic() + 30
+    while (tmp_path / "log").read_text().count('"loaded"') < 2:
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    process.terminate()
+    assert process.wait(60) == 0
