@@ -80,6 +80,10 @@ GK_API const char* gk_error(void);
 /* The name of a status, such as "GK_ERROR_FILE". */
 GK_API const char* gk_status_name(gk_status status);
 
+/* The name of a type, such as "float32", and the bytes of one element. For other numbers, "" and 0. */
+GK_API const char* gk_type_name(gk_type type);
+GK_API size_t gk_type_size(gk_type type);
+
 /* Opens a saved program. `options` may be NULL. On success, *session must be closed with gk_close; otherwise it is
  * NULL. The file must not be changed while the session is open. */
 #define gk_open(path, options, session) \

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import CheckFailed, InputError, MissingDependency, RuntimeFailure
-from graphkit.executor.devices.extension import ONEDNN_LIBRARY, import_extension
-from graphkit.ir.atomic import write_whole, writing_of
+from graphkit.executor.devices.extension import import_extension
 from graphkit.ir.types import DType
 
-LIBRARY, HEADER = "libgraphkit.so", "graphkit.h"
+LIBRARY = "libgraphkit.so"
 _ABI_VERSION = 1
 # Element types in the order of gk_type, from 1 on.
 _TYPES = (
@@ -36,41 +35,6 @@ def library_path() -> Path:
     if not path.exists():
         raise MissingDependency(f"this installation of graphkit has no {LIBRARY}: {path} does not exist")
     return path
-
-
-def header_path() -> Path:
-    """Return the path of graphkit.h."""
-    return Path(__file__).parents[2] / "include" / HEADER
-
-
-def write_c_runtime(folder: Path) -> list[Path]:
-    """Copy graphkit.h, libgraphkit.so, and the library of oneDNN that it needs, to a folder. Return the new files.
-
-    Raises:
-        MissingDependency: The installed package has no libgraphkit.so.
-        RuntimeFailure: A file cannot be written.
-    """
-    sources = [header_path(), library_path()]
-    if import_extension().has_onednn():
-        sources.append(_onednn_path())
-    with writing_of(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    targets = [folder / source.name for source in sources]
-    for source, target in zip(sources, targets, strict=True):
-        # Not over the old file, which a running program may have loaded.
-        write_whole(target, [source.read_bytes()])
-    return targets
-
-
-def _onednn_path() -> Path:
-    """Return the path of oneDNN's library under the name by which programs look for it. Raises MissingDependency."""
-    import_extension().onednn_version()  # loads the library
-    with open("/proc/self/maps") as maps:
-        loaded = [line.split(maxsplit=5)[-1].strip() for line in maps if "libdnnl" in line]
-    for path in map(Path, loaded):
-        if path.with_name(ONEDNN_LIBRARY).exists():
-            return path.with_name(ONEDNN_LIBRARY)
-    raise MissingDependency(f"oneDNN's library {ONEDNN_LIBRARY} was not found")
 
 
 class _Options(ctypes.Structure):

@@ -2,7 +2,6 @@
 
 import ctypes
 import re
-import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -16,9 +15,9 @@ from saved_programs import branch_model, model_of, trees_model
 import graphkit as gk
 from graphkit import cli
 from graphkit.errors import GraphkitError, InputError, UnsupportedError, UsageError
-from graphkit.executor.devices.cpu import native
 from graphkit.executor.run import c_runtime
-from graphkit.executor.run.c_runtime import CSession, library_path, write_c_runtime
+from graphkit.executor.run.c_runtime import CSession, library_path
+from graphkit.ir.types import DType
 from graphkit.passes.training.to_training import to_inference
 
 ROOT = Path(__file__).parents[3]
@@ -403,32 +402,9 @@ def test_a_program_with_other_bits_is_not_written(mlp, tmp_path, monkeypatch, ca
     assert [path.name for path in tmp_path.iterdir() if "gkp" in path.name] == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["lenet", "--c-runtime", "runtime"], "leave out MODEL"),
-        (["--c-runtime", "runtime", "-o", "net.json"], "leave out --output"),
-        (["--c-runtime", ""], "give the name of a folder"),
-        ([], "give the name of a network"),
-        (["lenet"], "give the name of the output file"),
-    ],
-)
-def test_build_writes_a_model_or_the_runtime(tmp_path, monkeypatch, capsys, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    assert cli.invoke(["build", *arguments]) == 2
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 def test_options_of_other_formats_are_refused(mlp, tmp_path):
     with pytest.raises(UsageError, match="has no option 'opset'; its options are shapes, threads, deterministic"):
         mlp.save(tmp_path / "net.gkp", opset=17)
-
-
-def test_command_writes_the_runtime(tmp_path):
-    assert cli.invoke(["build", "--c-runtime", str(tmp_path / "runtime")]) == 0
-    written = {path.name for path in (tmp_path / "runtime").iterdir()}
-    assert written == {"graphkit.h", "libgraphkit.so"} | ({"libdnnl.so.3"} if native.has_onednn() else set())
 
 
 @pytest.mark.parametrize(
@@ -465,6 +441,15 @@ class TestStatuses:
     def test_other_abi(self, library, mlp_file):
         assert self.open(library, mlp_file, abi=2)[0] == "GK_ERROR_VERSION"
         assert self.open(library, mlp_file, size=8)[0] == "GK_ERROR_VERSION"
+
+    def test_types_have_names_and_sizes(self, library):
+        library.gk_type_name.restype, library.gk_type_size.restype = ctypes.c_char_p, ctypes.c_size_t
+        for number, name in enumerate(c_runtime._TYPES, 1):
+            assert library.gk_type_name(number).decode() == name
+            assert library.gk_type_size(number) == DType(name).numpy.itemsize
+        for number in (-1, 0, len(c_runtime._TYPES) + 1):
+            assert library.gk_type_name(number) == b""
+            assert library.gk_type_size(number) == 0
 
     def test_null_pointers(self, library, mlp_file):
         assert library.gk_open_checked(None, None, None, 1, 4) == 1
@@ -516,42 +501,6 @@ class TestStatuses:
             assert "pick" in text
             i[0] = 2
             assert self.run(library, session, [x.ctypes.data, i.ctypes.data], [y.ctypes.data])[0] == "GK_OK"
-
-
-# --- the C program of the guide ----------------------------------------------------------------------
-
-
-def test_the_program_of_the_guide(mlp, mlp_file, tmp_path):
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    page = (ROOT / "docs" / "c_interface.md").read_text()
-    (tmp_path / "classify.c").write_text(re.search(r"^```c\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1])
-    runtime = tmp_path / "runtime"
-    write_c_runtime(runtime)
-    assert "cc classify.c -I runtime -L runtime -lgraphkit -Wl,-rpath,'$ORIGIN/runtime' -o classify\n" in page
-    command = [
-        compiler, "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "classify.c", "-I", "runtime",
-        "-L", "runtime", "-lgraphkit", "-Wl,-rpath,$ORIGIN/runtime", "-o", "classify",
-    ]  # fmt: skip
-    subprocess.run(command, cwd=tmp_path, check=True)
-    done = subprocess.run(["./classify", mlp_file], cwd=tmp_path, capture_output=True, text=True, check=True)
-    x = (np.arange(48, dtype=np.float32) * np.float32(0.01)).reshape(4, 12)
-    name, expected = next(iter(mlp.run({"x": x}).items()))
-    lines = done.stdout.split()
-    assert lines[0] == name
-    np.testing.assert_array_equal(np.array(lines[1:], np.float32), expected.ravel())
-    done = subprocess.run(["./classify", "none.gkp"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "No such file" in done.stderr
-    # Writing again replaces the files: a program that runs keeps the old ones.
-    before = (runtime / "libgraphkit.so").stat().st_ino
-    write_c_runtime(runtime)
-    assert (runtime / "libgraphkit.so").stat().st_ino != before
-    if native.has_onednn():
-        (runtime / "libdnnl.so.3").write_bytes(b"")
-        done = subprocess.run(["./classify", mlp_file], cwd=tmp_path, capture_output=True, text=True)
-        assert (done.returncode, done.stderr.split(":")[0]) == (1, "oneDNN cannot be loaded")
 
 
 def test_library_needs_no_python():

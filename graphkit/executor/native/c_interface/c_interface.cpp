@@ -128,6 +128,20 @@ GK_API const char* gk_status_name(gk_status status) {
     return number < kNames.size() ? kNames[number] : "unknown status";
 }
 
+GK_API const char* gk_type_name(gk_type type) {
+    constexpr std::array<const char*, 14> kNames{"",       "float32", "float64", "float16", "bfloat16",
+                                                 "int8",   "int16",   "int32",   "int64",   "uint8",
+                                                 "uint16", "uint32",  "uint64",  "bool"};
+    const auto number = static_cast<unsigned>(type);
+    return number < kNames.size() ? kNames[number] : "";
+}
+
+GK_API size_t gk_type_size(gk_type type) {
+    constexpr std::array<size_t, 14> kSizes{0, 4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8, 1};
+    const auto number = static_cast<unsigned>(type);
+    return number < kSizes.size() ? kSizes[number] : 0;
+}
+
 GK_API gk_status gk_open_checked(const char* path, const gk_options* options, gk_session** session,
                                  uint32_t abi_version, size_t options_size) {
     if (session != nullptr) {
