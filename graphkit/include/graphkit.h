@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* The version of this interface. gk_open compares it with the library's. */
-#define GK_ABI_VERSION 1
+#define GK_ABI_VERSION 2
 
 typedef enum gk_status {
     GK_OK = 0,
@@ -36,7 +36,8 @@ typedef enum gk_status {
     GK_ERROR_MEMORY = 6,    /* there is not enough memory */
     GK_ERROR_RUN = 7,       /* a step of the program failed, for example because an index is out of range */
     GK_ERROR_INTERNAL = 8,  /* an error of graphkit itself */
-    GK_ERROR_LIBRARY = 9    /* oneDNN's libdnnl.so.3 is neither beside libgraphkit.so nor where the system looks */
+    GK_ERROR_LIBRARY = 9,   /* oneDNN's libdnnl.so.3 is neither beside libgraphkit.so nor where the system looks */
+    GK_ERROR_LIMIT = 10     /* a run reached max_iterations or timeout of gk_options */
 } gk_status;
 
 /* Types of elements. float16 and bfloat16 have 2 bytes. A bool has 1 byte, 0 or 1. */
@@ -65,6 +66,10 @@ typedef struct gk_options {
     /* Most threads of a run. 0: as many as when the program was written, but at most one for each core. The number does
      * not change results. */
     int32_t threads;
+    /* Most iterations of one loop of the program. 0: any number. A run that reaches it fails with GK_ERROR_LIMIT. */
+    int64_t max_iterations;
+    /* Most seconds of a run. 0: any time. It is checked between steps, about every 0.1 s. */
+    double timeout;
 } gk_options;
 
 /* The library's version, such as "0.1.0". */

@@ -18,7 +18,7 @@ from graphkit.ir.atomic import write_whole, writing_of
 from graphkit.ir.types import DType
 
 LIBRARY, HEADER = "libgraphkit.so", "graphkit.h"
-_ABI_VERSION = 1
+_ABI_VERSION = 2
 # Element types in the order of gk_type, from 1 on.
 _TYPES = (
     "float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
@@ -74,7 +74,9 @@ def _onednn_path() -> Path:
 
 
 class _Options(ctypes.Structure):
-    _fields_ = (("threads", ctypes.c_int32),)
+    _fields_ = (
+        ("threads", ctypes.c_int32), ("max_iterations", ctypes.c_int64), ("timeout", ctypes.c_double),
+    )  # fmt: skip
 
 
 @cache
@@ -118,16 +120,18 @@ class CSession:
     Args:
         path: A .gkp file.
         threads: Most threads of a run; 0: as many as when the file was written, at most one for each core.
+        max_iterations: Most iterations of one loop; 0: any number.
+        timeout: Most seconds of a run; 0: any time.
 
     Raises:
         MissingDependency: The installed package has no libgraphkit.so.
         RuntimeFailure: The library cannot open the file. The message ends with the name of the status.
     """
 
-    def __init__(self, path: str | Path, threads: int = 0):
+    def __init__(self, path: str | Path, threads: int = 0, max_iterations: int = 0, timeout: float = 0):
         self._library, self._handle = _library(), ctypes.c_void_p()
         opened = ctypes.byref(self._handle)
-        options = _Options(threads)
+        options = _Options(threads, max_iterations, timeout)
         name = os.fsencode(path)
         _raise_for(
             self._library.gk_open_checked(name, ctypes.byref(options), opened, _ABI_VERSION, ctypes.sizeof(options))

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
+from saved_loops import nested_model, scan_model, while_model
 from saved_programs import branch_model, model_of, trees_model
 
 import graphkit as gk
 from graphkit import cli
-from graphkit.errors import GraphkitError, InputError, UnsupportedError, UsageError
+from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UnsupportedError, UsageError
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.run import c_runtime
 from graphkit.executor.run.c_runtime import CSession, library_path, write_c_runtime
@@ -245,6 +246,60 @@ def test_branches(then, otherwise, tmp_path):
             np.testing.assert_allclose(found["y"], expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("backwards", [0, 1])
+def test_scans(backwards, tmp_path):
+    check(scan_model(backwards), tmp_path / "net.gkp")
+
+
+def test_loops_in_branches_and_loops(tmp_path):
+    check(nested_model(), tmp_path / "net.gkp")
+
+
+@pytest.mark.parametrize(("m", "start", "limit"), [(5, True, 100), (0, True, 3), (5, False, 3), (50, True, 100)])
+def test_while_loops_read_trip_count_and_conditions(m, start, limit, tmp_path):
+    net = while_model()
+    net.save(tmp_path / "net.gkp")
+    feeds = {
+        "m": np.array(m), "start": np.array(start), "x": np.array([1, 2], np.float32),
+        "limit": np.array(limit, np.float32),
+    }  # fmt: skip
+    with CSession(tmp_path / "net.gkp") as session:
+        found = session.run(feeds)
+    assert_same_bits(found, net.run(feeds))
+    trips = 0 if not start else {0: 0, 5: 5, 50: 6}[m]
+    np.testing.assert_array_equal(found["y"], feeds["x"] * 2**trips)
+    assert found["n"] == trips * (trips - 1) // 2
+
+
+def test_gradient_of_a_loop(tmp_path):
+    """The backward loop reads what the forward loop stacked, from the end."""
+    x, start = gk.input("x", [5, 2, 3]), gk.constant(np.zeros((2, 4), np.float32))
+
+    def step(h, row):
+        h = gk.tanh(gk.nn.linear(row, 4, name="in") + gk.nn.linear(h, 4, name="rec", bias=False))
+        return h, h
+
+    last, states = gk.scan(step, start, x)
+    net = gk.Model({"loss": gk.reduce_mean(last * states, keepdims=False)})
+    check(gk.grad(net, of="loss", with_outputs=True), tmp_path / "net.gkp")
+
+
+def test_runs_have_limits_of_iterations_and_time(tmp_path):
+    net = while_model()
+    net.save(tmp_path / "net.gkp")
+    feeds = {"m": np.array(1 << 40), "start": np.array(True), "x": np.ones(2, np.float32) * 0}
+    feeds["limit"] = np.array(1, np.float32)
+    with CSession(tmp_path / "net.gkp", max_iterations=7) as session:
+        with pytest.raises(RuntimeFailure, match=r"grow: more than 7 iterations.*GK_ERROR_LIMIT"):
+            session.run(feeds)
+        assert session.run(feeds | {"m": np.array(7)})["n"] == 21
+    with (
+        CSession(tmp_path / "net.gkp", timeout=0.01) as session,
+        pytest.raises(RuntimeFailure, match=r"time limit.*GK_ERROR_LIMIT"),
+    ):
+        session.run(feeds)
+
+
 def test_trees_and_maps(tmp_path):
     """An output of maps is the array of their values in C."""
     net = trees_model()
@@ -330,20 +385,13 @@ def test_open_run_and_close_leak_nothing(mlp_file):
 # --- errors ------------------------------------------------------------------------------------------
 
 
-def test_nodes_that_are_not_kernels_are_named(tmp_path):
-    body = helper.make_graph(
-        [helper.make_node("Add", ["state", "row"], ["next"]), helper.make_node("Identity", ["next"], ["out"])],
-        "body",
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in ("state", "row")],
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in ("next", "out")],
+def test_loops_with_dynamic_sizes_are_refused(tmp_path):
+    x = gk.input("x", [2])
+    grown = gk.while_loop(
+        lambda s: gk.reduce_sum(s, keepdims=False) < 9.0, lambda s: gk.concat(s, s, axis=0), x, name="grow"
     )
-    net = model_of(
-        [helper.make_node("Scan", ["s", "x"], ["last", "sums"], name="running", body=body, num_scan_inputs=1)],
-        [("s", np.float32, [2]), ("x", np.float32, [3, 2])],
-        [("last", np.float32, [2]), ("sums", np.float32, [3, 2])],
-    )
-    with pytest.raises(UnsupportedError, match=r"running \(Scan: loops cannot be saved"):
-        net.save(tmp_path / "net.gkp")
+    with pytest.raises(UnsupportedError, match=r"grow.* \(Loop: the shape of a state changes"):
+        gk.Model({"y": gk.reduce_sum(grown)}).save(tmp_path / "net.gkp")
     assert not list(tmp_path.iterdir())
 
 
@@ -447,9 +495,9 @@ class TestStatuses:
     def library(self):
         return c_runtime._library()
 
-    def open(self, library, path, abi=1, size=4):
+    def open(self, library, path, abi=2, size=24):
         handle = ctypes.c_void_p(1)
-        options = c_runtime._Options(0)
+        options = c_runtime._Options(0, 0, 0)
         status = library.gk_open_checked(str(path).encode(), ctypes.byref(options), ctypes.byref(handle), abi, size)
         return library.gk_status_name(status).decode(), library.gk_error().decode(), handle
 
@@ -463,11 +511,11 @@ class TestStatuses:
         assert self.open(library, tmp_path)[0] == "GK_ERROR_FILE"
 
     def test_other_abi(self, library, mlp_file):
-        assert self.open(library, mlp_file, abi=2)[0] == "GK_ERROR_VERSION"
+        assert self.open(library, mlp_file, abi=1)[0] == "GK_ERROR_VERSION"
         assert self.open(library, mlp_file, size=8)[0] == "GK_ERROR_VERSION"
 
     def test_null_pointers(self, library, mlp_file):
-        assert library.gk_open_checked(None, None, None, 1, 4) == 1
+        assert library.gk_open_checked(None, None, None, 2, 24) == 1
         assert library.gk_run(None, None, 0, None, 0) == 1
         assert library.gk_input_count(None) == 0
         assert library.gk_input_name(None, 0) is None

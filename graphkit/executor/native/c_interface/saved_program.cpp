@@ -263,7 +263,7 @@ SavedProgram::SavedProgram(const std::string& path, int threads) : file_(path) {
 
 SavedProgram::~SavedProgram() = default;
 
-void SavedProgram::run(const void* const* inputs, void* const* outputs) {
+void SavedProgram::run(const void* const* inputs, void* const* outputs, const RunLimits& limits) {
     std::vector<std::byte*> ports;
     std::vector<std::vector<std::byte>> unused;  // memory of outputs that the caller does not want
     static std::byte empty[kAlignment];          // for an array without elements
@@ -279,7 +279,7 @@ void SavedProgram::run(const void* const* inputs, void* const* outputs) {
         ports.push_back(given);
     }
     for (const auto& part : parts_) {
-        part->run(ports);
+        part->run(ports, limits);
     }
 }
 

@@ -29,7 +29,7 @@ struct OtherProcessor : NativeError {
     using NativeError::NativeError;
 };
 
-constexpr std::uint32_t kProgramFormat = 1;
+constexpr std::uint32_t kProgramFormat = 2;
 
 // A checksum that continues `seed`, the checksum of what comes before. That of a file is computed from pieces of
 // kChecksumPiece bytes after the header.
@@ -60,7 +60,8 @@ class SavedProgram {
     const std::vector<Port>& outputs() const { return outputs_; }
 
     // There is one pointer for each input and each output; null for an unused output.
-    void run(const void* const* inputs, void* const* outputs);
+    // Throws LimitReached.
+    void run(const void* const* inputs, void* const* outputs, const RunLimits& limits);
 
   private:
     struct Layout;
