@@ -111,6 +111,12 @@ GK_API size_t gk_output_rank(const gk_session* session, size_t output);
 GK_API const int64_t* gk_output_dims(const gk_session* session, size_t output);
 GK_API size_t gk_output_bytes(const gk_session* session, size_t output);
 
+/* Random nodes, such as Dropout in training mode, draw numbers that depend on a seed and on a step. The seed is that of
+ * the export, and the step is 0 at first. Each run takes the present step, and adds 1. A run of Python with the same
+ * Executor.rng, which is (seed, step), draws the same numbers. A program without random nodes keeps its state. */
+GK_API gk_status gk_get_random_state(const gk_session* session, uint64_t* seed, uint64_t* step);
+GK_API gk_status gk_set_random_state(gk_session* session, uint64_t seed, uint64_t step);
+
 /* Runs the program. inputs[i] points to the elements of input i, gk_input_bytes(session, i) bytes, row-major;
  * outputs[i] points to memory of gk_output_bytes(session, i) bytes, or is NULL if you do not need this output. Memory
  * of outputs must not overlap other memory that is passed. After an error, the contents of outputs are undefined. */

@@ -92,6 +92,9 @@ def _library() -> ctypes.CDLL:
     )  # fmt: skip
     library.gk_close.argtypes = (handle,)
     library.gk_close.restype = None
+    word = ctypes.c_uint64
+    library.gk_get_random_state.argtypes = (handle, ctypes.POINTER(word), ctypes.POINTER(word))
+    library.gk_set_random_state.argtypes = (handle, word, word)
     library.gk_run.argtypes = (handle, ctypes.POINTER(handle), size, ctypes.POINTER(handle), size)
     for kind in ("input", "output"):
         results = {"name": text, "type": ctypes.c_int, "rank": size, "dims": ctypes.POINTER(ctypes.c_int64)}
@@ -163,6 +166,18 @@ class CSession:
         results = list(made.values())
         _raise_for(self._library.gk_run(self._handle, _pointers(given), len(given), _pointers(results), len(results)))
         return made
+
+    @property
+    def rng(self) -> tuple[int, int]:
+        """(seed, step) of the next run, as in `Executor.rng`."""
+        seed, step = ctypes.c_uint64(), ctypes.c_uint64()
+        _raise_for(self._library.gk_get_random_state(self._handle, ctypes.byref(seed), ctypes.byref(step)))
+        return seed.value, step.value
+
+    @rng.setter
+    def rng(self, state: tuple[int, int]) -> None:
+        seed, step = state
+        _raise_for(self._library.gk_set_random_state(self._handle, seed % (1 << 64), step))
 
     def close(self) -> None:
         """Free the session. Later runs are errors."""

@@ -22,14 +22,13 @@ from graphkit.executor.devices.recipes import recorded_recipes
 from graphkit.executor.lower.emit import Emitter
 from graphkit.executor.run.batched_program import BatchedProgram
 from graphkit.executor.run.program import Program
-from graphkit.executor.run.saved_encoding import number, raw, sequence, text
-from graphkit.executor.run.saved_steps import MOST_NAMED, Numbers, StepList, encoded_steps, refuse_other_steps
+from graphkit.executor.run.saved_encoding import number, optional, raw, sequence, text
+from graphkit.executor.run.saved_steps import Numbers, StepList, encoded_steps, refuse_other_steps
 from graphkit.executor.run.session import Executor
 from graphkit.ir.atomic import PendingFile, writing_of
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.named_tuples import NamedTuple
-from graphkit.text import listed
 
 _MAGIC = b"\x89GKP\r\n\x1a\n"
 _HEADER = struct.Struct("<8sIIQQQQQ")
@@ -37,6 +36,8 @@ _BYTE_ORDER = 0x01020304
 _ALIGNMENT = 64
 # Weights of at least this many bytes begin with a page of the file.
 _PAGE, _LARGE = 4096, 1 << 16
+# An error names at most this many states.
+_MOST_NAMED = 5
 # Element types that programs in C have.
 _TYPES = frozenset(
     DType(name)
@@ -89,11 +90,11 @@ def save_program(
     executor = _SavingExecutor(**executor_options)
     program = executor.program(shapes)
     if check is None:
-        return _written(_Contents(program, executor.input_names, executor.outputs), executor.outputs, path)
+        return _written(_Contents(program, executor), executor.outputs, path)
     from graphkit.executor.run.c_runtime import compare_with_python
 
     # Before the run, which may use another program.
-    contents = _Contents(program, executor.input_names, executor.outputs)
+    contents = _Contents(program, executor)
     expected = executor.run(check)
 
     def compare(written: Path) -> None:
@@ -113,8 +114,11 @@ class _SavingExecutor(Executor):
         """Return the program for these input shapes. Raises UnsupportedError for what cannot be saved."""
         graph = self._select(None).graph
         if graph.updates:
-            names = ", ".join(repr(graph.name_of(state)) for state, _ in graph.updates[:MOST_NAMED])
-            raise UnsupportedError(f"a graph that updates states ({names}) cannot be saved as a program yet")
+            names = ", ".join(repr(graph.name_of(state)) for state, _ in graph.updates[:_MOST_NAMED])
+            raise UnsupportedError(
+                f"a graph that updates states ({names}) cannot be saved as a program; to train in C, write the step "
+                "with Trainer.to_onnx, and save that file"
+            )
         with recorded_recipes():
             self.specialise(shapes)
         assert isinstance(self._latest, (Program, BatchedProgram)), "no program is made from a template"
@@ -166,18 +170,18 @@ def _ports(program: Program | BatchedProgram, names: Sequence[str]) -> list[_Por
         if value in first.fixed:
             continue
         if value.role == "rng":
-            drawing = [node for node in first.graph.nodes if value in node.inputs]
-            if drawing:
-                nodes = (f"{first.graph.node_name(node)} ({node.op.name})" for node in drawing)
-                raise UnsupportedError(
-                    "nodes that draw random numbers cannot be saved in a program for C yet: "
-                    f"{listed(nodes, len(drawing), MOST_NAMED)}"
-                )
             continue
         kind = _checked("input", name, value)
         shape = (batch, *kind.static_shape[1:]) if position in examples else kind.static_shape
         found.append(_Port(name, TensorType(kind.dtype, shape), position))
     return found
+
+
+def _generators(program: Program | BatchedProgram) -> list[int]:
+    """Return the positions of the inputs that are the random state, if a node reads them."""
+    graph = _sections(program)[0].program.lowered.graph
+    read = {value for node in graph.nodes for value in node.inputs}
+    return [i for i, value in enumerate(graph.inputs) if value.role == "rng" and value in read]
 
 
 def _checked(what: str, name: str, value: Value) -> TensorType:
@@ -199,15 +203,17 @@ class _Listed(NamedTuple):
 class _Contents:
     """Collects what a file contains: inputs, outputs, constants, kernels, and the parts of the program."""
 
-    def __init__(self, program: Program | BatchedProgram, input_names: Sequence[str], output_names: Sequence[str]):
+    def __init__(self, program: Program | BatchedProgram, executor: _SavingExecutor):
+        self.seed = executor.rng[0]
         self.sections = _sections(program)
-        self.inputs = _ports(program, input_names)
+        self.inputs = _ports(program, executor.input_names)
+        self.generators = _generators(program)
         for section in self.sections:
             refuse_other_steps(section.program.lowered)
         results = program.finals
         self.outputs = [
             _Port(name, _checked("output", name, result.value), i)
-            for i, (name, result) in enumerate(zip(output_names, results, strict=True))
+            for i, (name, result) in enumerate(zip(executor.outputs, results, strict=True))
         ]
         self.arrays: dict[int, np.ndarray] = {}
         self.kernels: dict[int, NativeKernel] = {}
@@ -234,22 +240,23 @@ class _Contents:
     def _part(self, given: _Listed) -> bytes:
         section, lowered = given.section, given.section.program.lowered
         index = {kernel: i for i, kernel in enumerate(self.kernels)}
-        slices = [
-            _slice(port, value.tensor.nbytes, section)
-            for ports, values in (
-                (self.inputs, lowered.graph.inputs),
-                (self.outputs, [r.value for r in lowered.placement.results]),
-            )
-            for port in ports
-            for value in [values[port.position]]
-        ]
+        given_values, results = lowered.graph.inputs, [r.value for r in lowered.placement.results]
+        slices = [_slice(port, given_values[port.position].tensor.nbytes, section) for port in self.inputs]
+        if self.generators:
+            slices.append(_whole(given_values[self.generators[0]].tensor.nbytes))
+        slices += [_slice(port, results[port.position].tensor.nbytes, section) for port in self.outputs]
         steps = encoded_steps(given.steps, Numbers(index, self._external_numbers(given)))
         return b"".join((number(section.program.arena_bytes), number(section.runs), sequence(slices), steps))
 
     def _external_numbers(self, given: _Listed) -> Mapping[int, int]:
-        """Return the numbers of external memory in the file: inputs, outputs, constants, then those of loops."""
+        """Return the numbers of external memory in the file.
+
+        Inputs come first, then the random state, outputs, constants, and the memory of the bodies of loops.
+        """
         count, first = len(given.section.program.lowered.graph.inputs), len(self.inputs)
         found = {port.position: i for i, port in enumerate(self.inputs)}
+        found |= dict.fromkeys(self.generators, first)
+        first += bool(self.generators)
         found |= {count + port.position: first + i for i, port in enumerate(self.outputs)}
         first += len(self.outputs)
         place = {identity: i for i, identity in enumerate(self.arrays)}
@@ -262,8 +269,12 @@ class _Contents:
 def _slice(port: _Port, nbytes: int, section: _Section) -> bytes:
     """Encode where the runs of a section find an input or output: a part of it, or all of it."""
     if nbytes == port.kind.nbytes:
-        return number(0) + number(0) + number(nbytes)
+        return _whole(nbytes)
     return number(nbytes // section.size * section.first) + number(nbytes) + number(nbytes)
+
+
+def _whole(nbytes: int) -> bytes:
+    return number(0) + number(0) + number(nbytes)
 
 
 def _written(
@@ -279,6 +290,7 @@ def _written(
             number(contents.sections[0].program.threads),
             sequence(text(p.name) + text(p.kind.dtype.value) + _sizes(p.kind) for p in contents.inputs),
             sequence(text(p.name) + text(p.kind.dtype.value) + _sizes(p.kind) for p in contents.outputs),
+            optional(number(contents.seed) if contents.generators else None),
             sequence(number(at) + number(array.nbytes) for at, array in zip(places, arrays, strict=True)),
             sequence(raw(kernel.recipe or b"") for kernel in contents.kernels.values()),
             sequence(contents.parts),

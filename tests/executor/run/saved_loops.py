@@ -82,3 +82,20 @@ def nested_model():
 
     last, stacked = gk.scan(body, start, x)
     return gk.Model({"last": last, "stacked": stacked})
+
+
+def random_model():
+    """Random nodes of all kinds, also in a loop."""
+    x = gk.input("x", [4, 6])
+
+    def step(carry, row):
+        noise = gk.random_normal_like(row)
+        return carry + noise, gk.dropout(carry * noise, 0.25, training_mode=True)[0]
+
+    last, rows = gk.scan(step, x[0], x)
+    dropped, mask = gk.dropout(x, 0.5, training_mode=True)
+    uniform = gk.random_uniform(shape=(3,), low=1.0, high=2.0)
+    return gk.Model(
+        {"n": gk.random_normal_like(x), "u": uniform, "b": gk.bernoulli(gk.sigmoid(x)), "dropped": dropped,
+         "mask": mask, "last": last, "rows": rows}
+    )  # fmt: skip

@@ -1,6 +1,7 @@
 """Saved programs (.gkp): libgraphkit.so computes Python's bits, and rejects damaged files."""
 
 import ctypes
+import json
 import re
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from onnx import helper
-from saved_loops import nested_model, scan_model, while_model
+from saved_loops import nested_model, random_model, scan_model, while_model
 from saved_programs import branch_model, model_of, trees_model
 
 import graphkit as gk
@@ -20,6 +21,9 @@ from graphkit.errors import GraphkitError, InputError, RuntimeFailure, Unsupport
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.run import c_runtime
 from graphkit.executor.run.c_runtime import CSession, library_path, write_c_runtime
+from graphkit.executor.run.saved_program import save_program
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType, TensorType
 from graphkit.passes.training.to_training import to_inference
 
 ROOT = Path(__file__).parents[3]
@@ -189,6 +193,7 @@ OPERATORS = {
     "MatMul": ({"x": [2, 3, 4], "y": [2, 4, 5]}, {}, dict(), [2, 3, 5]),
     "Softmax": ({"x": [3, 8]}, {}, dict(axis=0), [3, 8]),
     "Transpose": ({"x": [3, 4, 5]}, {}, dict(perm=[2, 0, 1]), [5, 3, 4]),
+    "GridSample": ({"x": [1, 3, 5, 5], "grid": [1, 4, 2, 2]}, {}, dict(padding_mode="border"), [1, 3, 4, 2]),
     "ScatterElements": ({"x": [3], "u": [2]}, {"i": np.array([2, 0])}, dict(), [3]),
 }  # fmt: skip
 
@@ -282,6 +287,49 @@ def test_gradient_of_a_loop(tmp_path):
     last, states = gk.scan(step, start, x)
     net = gk.Model({"loss": gk.reduce_mean(last * states, keepdims=False)})
     check(gk.grad(net, of="loss", with_outputs=True), tmp_path / "net.gkp")
+
+
+def test_random_numbers_of_each_run_have_the_bits_of_python(tmp_path):
+    net = random_model()
+    net.save(tmp_path / "net.gkp", seed=7)
+    feeds, executor = random_feeds(net, {}), net.compile(seed=7)
+    with CSession(tmp_path / "net.gkp") as session:
+        runs = []
+        for i in range(3):
+            assert session.rng == executor.rng == (7, i)
+            runs.append(session.run(feeds))
+            assert_same_bits(runs[-1], executor.run(feeds))
+        assert runs[0]["n"].tobytes() != runs[1]["n"].tobytes()
+        session.rng = executor.rng = (-3, 1 << 40)
+        assert_same_bits(session.run(feeds), executor.run(feeds))
+        session.rng = (7, 1)
+        assert_same_bits(session.run(feeds), runs[1])
+
+
+def test_random_state_of_a_network_without_random_nodes_stays(mlp_file):
+    with CSession(mlp_file) as session:
+        session.run({"x": np.zeros((4, 12), np.float32)})
+        assert session.rng == (0, 0)
+
+
+@pytest.mark.full
+def test_exported_training_step_trains_with_the_bits_of_python(tmp_path):
+    """Outputs of a step are fed to the next one. Dropout draws numbers from a state that is an input."""
+    net = gk.models.build("mlp", inputs=6, hidden=(8,), classes=3, dropout=0.2)
+    trainer = gk.Trainer(net, optimizer=gk.optim.Adam(0.1), clip_norm=1.0)
+    trainer.to_onnx(tmp_path / "step.onnx", verify=False)
+    step, states = gk.load(tmp_path / "step.onnx"), gk.load(tmp_path / "step_init.onnx").run({})
+    step.save(tmp_path / "step.gkp", shapes={"x": (4, 6), "target": (4,)})
+    following = json.loads((tmp_path / "step_roles.json").read_text())["states"]
+    rng, executor, found = np.random.default_rng(0), step.compile(), dict(states)
+    with CSession(tmp_path / "step.gkp") as session:
+        for _ in range(4):
+            batch = {"x": rng.standard_normal((4, 6)).astype(np.float32), "target": rng.integers(0, 3, 4)}
+            outputs, expected = session.run(batch | found), executor.run(batch | states)
+            assert_same_bits(outputs, expected)
+            found = {each["input"]: outputs[each["output"]] for each in following}
+            states = {each["input"]: expected[each["output"]] for each in following}
+    assert {each["role"] for each in following} >= {"parameter", "optimizer", "random", "step"}
 
 
 def test_runs_have_limits_of_iterations_and_time(tmp_path):
@@ -405,14 +453,11 @@ def test_shapes_that_depend_on_values_are_refused(tmp_path):
         net.save(tmp_path / "net.gkp")
 
 
-def test_random_nodes_are_refused(tmp_path):
-    net = model_of(
-        [helper.make_node("RandomNormalLike", ["x"], ["y"], name="noise")],
-        [("x", np.float32, [2])],
-        [("y", np.float32, [2])],
-    )
-    with pytest.raises(UnsupportedError, match=r"random numbers .*: noise \(RandomNormalLike\)"):
-        net.save(tmp_path / "net.gkp")
+def test_graphs_that_update_states_are_refused(tmp_path):
+    x, total = gk.input("x", [2]), Value(TensorType(DType.FLOAT32, (2,)), "total", role="state")
+    graph = Graph([x, total], [x * 2.0], updates=[(total, x + total)])
+    with pytest.raises(UnsupportedError, match=r"updates states \('total'\).*Trainer.to_onnx"):
+        save_program({"graph": graph, "params": {"total": np.zeros(2, np.float32)}}, tmp_path / "net.gkp", {})
 
 
 def test_missing_shape_is_named(mlp, tmp_path):

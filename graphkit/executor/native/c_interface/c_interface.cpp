@@ -6,6 +6,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "../../include/graphkit.h"
@@ -208,6 +209,26 @@ GK_API void gk_close(gk_session* session) {
 
 GK_PORT_FUNCTIONS(input)
 GK_PORT_FUNCTIONS(output)
+
+GK_API gk_status gk_get_random_state(const gk_session* session, uint64_t* seed, uint64_t* step) {
+    if (session == nullptr || seed == nullptr || step == nullptr) {
+        return failed(GK_ERROR_ARGUMENT, "gk_get_random_state: session, seed and step must not be NULL");
+    }
+    return guarded([&] {
+        std::tie(*seed, *step) = session->program.random_state();
+        return GK_OK;
+    });
+}
+
+GK_API gk_status gk_set_random_state(gk_session* session, uint64_t seed, uint64_t step) {
+    if (session == nullptr) {
+        return failed(GK_ERROR_ARGUMENT, "gk_set_random_state: session is NULL");
+    }
+    return guarded([&] {
+        session->program.set_random_state(seed, step);
+        return GK_OK;
+    });
+}
 
 GK_API gk_status gk_run(gk_session* session, const void* const* inputs, size_t input_count, void* const* outputs,
                         size_t output_count) {
