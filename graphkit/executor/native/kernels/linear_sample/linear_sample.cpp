@@ -6,6 +6,7 @@
 #include "primitives/strided_copy.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -102,12 +103,16 @@ void LinearSample::run(const void* const* inputs, void* const* outputs, std::byt
     });
 }
 
+const RecipeKind linear_sample_recipe(
+    "LinearSample", +[](LinearSample* self, const Dims& x, const Dims& points, bool border, int threads) {
+        new (self) LinearSample(x, points, border, threads);
+    });
+
 }  // namespace
 
 GRAPHKIT_BINDINGS(linear_sample) {
     nb::class_<LinearSample, Kernel>(m, "LinearSample")
-        .def(nb::init<const Dims&, const Dims&, bool, int>(), "x"_a, "points"_a, nb::kw_only(), "border"_a,
-             "threads"_a = 0);
+        .def("__init__", linear_sample_recipe.init(), "x"_a, "points"_a, nb::kw_only(), "border"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit
