@@ -122,7 +122,7 @@ def contract_problems() -> list[str]:
 
 
 def site_problems(site: Path) -> list[str]:
-    """Every page of the repository is a page of the site, but for forms of the code host and notes beside test data."""
+    """Report pages of the repository that are not on the site, except forms of the code host and notes in tests."""
     pages = {name for name in git_files("*.md") if not name.startswith((".github/", "tests/"))}
     return differences("mkdocs does not see", pages, (name for name in pages if (site / page_of(name)).exists()))
 

@@ -1,4 +1,4 @@
-"""Forward and backward pass of gk.nd, operator by operator and hybridized, beside the symbolic program and PyTorch.
+"""Compare forward and backward passes of gk.nd, plain and hybridized, with the symbolic program and PyTorch.
 
     python bench/arrays.py                      # lenet (batch 32) and resnet18 (batch 4), one thread
     python bench/arrays.py --rounds 5 --only lenet

@@ -1,14 +1,14 @@
-"""Attention over sequences, the result alone and with its gradients, beside PyTorch's scaled_dot_product_attention.
+"""Compare attention, with and without gradients, with PyTorch's scaled_dot_product_attention.
 
     python bench/attention.py [--threads 1,2] [--rounds 5] [--lengths 1024,2048,4096] [--depths 32,64,128] [--forms ...]
 
-A row is one layer's attention with 8 heads and as many keys as queries, float32, batch 1. Forms: the operator Attention
-with is_causal (causal) and without (full), and products and a softmax with a constant mask that is added, 0 or minus
-infinity, as files have it (mask). Both engines are opened in one process and take turns in rounds. The table is
-Markdown, on stdout: medians, operations over graphkit's time, and PyTorch's time over graphkit's, paired by round:
-above 1, graphkit is faster. Counted are the 2 products of the result and 5 of the gradients; causal forms have half of
-each. Results and gradients are compared first. With --memory, a row is the growth of the peak resident memory of a
-process that computes result and gradients once, with 2 threads.
+Each row is the attention of one layer: 8 heads, as many keys as queries, float32, batch 1. Forms: "causal" is the
+operator Attention with is_causal, "full" without it. "mask" is the form of exported files: matrix products and a
+softmax with an added constant mask of 0 and minus infinity. Results and gradients are compared before timing. Both
+engines run in one process and take turns in rounds. The table is printed as Markdown: medians, operations per second,
+and PyTorch's time over graphkit's, paired by round (above 1, graphkit is faster). The operations are those of the 2
+matrix products of the result and the 5 of the gradients; causal forms count half. With --memory, each row shows by how
+much the peak resident memory of a process grows if it computes the result and the gradients once, with 2 threads.
 """
 
 from __future__ import annotations

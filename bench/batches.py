@@ -1,11 +1,11 @@
-"""Inference on batches of images, computed in parts and as a whole, beside ONNX Runtime.
+"""Compare inference on batches of images, computed in parts or as a whole, with ONNX Runtime.
 
     python bench/batches.py [--only mobilenetv2,resnet-50] [--batches 1,4,16] [--threads 1,2] [--quick]
 
-A row is a network on a batch. The whole is graphkit on a file whose batch is a number, not a name. The three are opened
-in one process and take turns in rounds, with a pause before each, because threads spin after a call. The table is
-Markdown, on stdout: milliseconds per image, and times over those of graphkit in parts, paired by round, with
-intervals: above 1, parts are faster. Arenas in MiB, of one part and of the whole.
+Each row is a network on a batch. For "as a whole", graphkit runs a file whose batch size is fixed. The three run in one
+process and take turns in rounds, with a pause before each, because threads spin after a call. The table is printed as
+Markdown: milliseconds per image, the ratios to graphkit in parts, paired by round, with intervals (above 1, parts are
+faster), and the arenas of one part and of the whole in MiB.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Two builds of graphkit beside each other, on the rows of the inference and training benchmarks.
+"""Compare two builds of graphkit on the rows of the inference and training benchmarks.
 
     python bench/builds.py BEFORE/bin/python AFTER/bin/python [--quick] [--only inference/resnet50-1,training/mlp]
 
-Each argument is the Python of an environment with one of the builds. A row has a process of each, which take turns: the
-one that waits does nothing. The table is Markdown, on stdout: milliseconds, and the time before over the time after,
-paired by round, with its interval. The exit code is 1 when a whole interval lies below 0.98 or a build fails.
+Each argument is the Python of an environment with one of the builds. For each row, a process of each build is started.
+They take turns, and the waiting one is idle. The table is printed as Markdown: milliseconds, and the time of the first
+build over that of the second, paired by round, with its interval. Exit code 1 if a whole interval is below 0.98, or if
+a build fails.
 """
 
 from __future__ import annotations

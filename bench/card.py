@@ -1,11 +1,12 @@
-"""The card's own kernels against the rate at which it copies its memory, products against CuPy's.
+"""Compare GPU kernels with the rate of a memory copy, and matrix products with those of CuPy.
 
     python bench/card.py [--elements 64M] [--product 8192] [--seconds 0.5] [--record FILE.json]
 
-Each kernel runs on arrays of so many float32 elements in all; its rate is what it has to read and write at least, by
-the median time of a launch, as a share of the rate of a copy from memory to memory in the same run. Products are of two
-square matrices, each beside CuPy's in float32 or float16: tensor cores multiply bfloat16 at the rate of float16, and
-tf32 at half of it. Both take turns. Needs a card: see bench/cuda.sh. The first line says which one, and the versions.
+Each kernel runs on arrays with `--elements` float32 elements in total. Its rate is the smallest number of bytes that it
+must read and write, divided by the median time of a launch. It is printed as a share of the rate of a copy in GPU
+memory, from the same run. Matrix products are of two square matrices. They are compared with CuPy's products in float32
+or float16, by turns: tensor cores multiply bfloat16 at the rate of float16, and tf32 at half of it. Needs a GPU, see
+bench/cuda.sh. The first line shows the GPU and the versions.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _TURNS = 9
 
 
 def nodes(elements: int) -> dict[str, Node]:
-    """By title; operands and results together have about so many elements."""
+    """Return the measured nodes by title. Operands and results of each have about `elements` elements together."""
     rows, wide, images = max(elements // 2048, 1), max(elements // 32768, 1), max(elements // 16384, 1)
 
     def x(*shape: int) -> Value:
@@ -68,7 +69,7 @@ def nodes(elements: int) -> dict[str, Node]:
 
 
 def work(card: Any, node: Node, rng: np.random.Generator) -> tuple[Callable[[], None], int]:
-    """What launches a node's kernel once, on arrays of its own, and the bytes that it reads and writes at least."""
+    """Return a function that launches a node's kernel once, and the bytes that the kernel must read and write."""
     kernel = make_launched("cuda", node, KernelContext(used_outputs=(True,) + (False,) * (len(node.outputs) - 1)))
     assert kernel is not None, f"{node.op.name} has no kernel"
     launched = card.prepare(node, kernel, card.xp.zeros((1,), np.uint32) if kernel.fault else None)
@@ -88,8 +89,8 @@ def work(card: Any, node: Node, rng: np.random.Generator) -> tuple[Callable[[], 
     return lambda: launched(inputs, outputs, scratch), sum(a.nbytes for a in arrays) + result.nbytes
 
 
-# By title: the operands' type, whether tf32 may round them, and CuPy's type beside it with the part of its rate that
-# is all of theirs.
+# By title: the type of the operands, whether tf32 may round them, the type for CuPy, and the share of CuPy's rate that
+# tensor cores reach with the type of the operands.
 PRODUCTS: dict[str, tuple[DType, bool, type, float]] = {
     "float32": (DType.FLOAT32, False, np.float32, 1.0),
     "tf32": (DType.FLOAT32, True, np.float16, 0.5),
@@ -99,7 +100,7 @@ PRODUCTS: dict[str, tuple[DType, bool, type, float]] = {
 
 
 def product(card: Any, size: int, kind: DType, tf32: bool, rng: np.random.Generator) -> Callable[[], None]:
-    """What multiplies two matrices of size x size once, as a network does."""
+    """Return a function that multiplies two matrices of size x size once, as a network does."""
     a, b = (Value(TensorType(kind, (size, size)), name) for name in "ab")
     node = F.mat_mul(a, b).node
     kernel = make_launched("cuda", node, KernelContext(tf32=tf32))
@@ -119,7 +120,7 @@ def library_product(card: Any, size: int, kind: type, rng: np.random.Generator) 
 
 
 def copies(card: Any, elements: int) -> tuple[Callable[[], None], int]:
-    """A copy from memory to memory that reads and writes so many elements."""
+    """Return a function that copies within GPU memory once, reading and writing `elements` elements, and its bytes."""
     memory = [card.view(card.alloc(2 * elements), 0, (elements // 2,), np.dtype(np.float32)) for _ in range(2)]
     return lambda: card.xp.copyto(memory[1], memory[0]), 4 * elements
 
@@ -203,7 +204,7 @@ def about(card: Any) -> str:
 
 
 def on_card(run: Callable[[Any], int]) -> int:
-    """What `run` returns for the card; where there is none it is said, and the error's exit code returned."""
+    """Return the result of `run` for the GPU. If there is no GPU, print the error and return its exit code."""
     try:
         card = cuda.device()
     except GraphkitError as error:

@@ -1,10 +1,10 @@
-"""What a step of training on a card takes beyond the card's own time: the host's calls, and waits between them.
+"""Measure the host's share of a training step on a GPU: calls on the host, and waiting times between them.
 
     python bench/card_host.py [--only lenet,mlp] [--steps 300] [--record FILE.json]
 
-A step goes from a batch in the host's memory to the loss there. The card's time is that from the first to the last
-node of each replay, by events around it; what is copied, looked at and waited for beside replays is the host's.
-Needs a card: see bench/cuda.sh. The first line says which one, and the versions.
+A step starts with a batch in host memory and ends with the loss in host memory. The GPU's time is measured by events
+around each replay, from its first to its last node. The rest is the host's time: copies, checks and waiting. Needs a
+GPU, see bench/cuda.sh. The first line shows the GPU and the versions.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Networks on a card: graphkit beside PyTorch, eager and compiled, and ONNX Runtime, in one process and by turns.
+"""Compare networks on a GPU with PyTorch (eager and compiled) and ONNX Runtime, in one process and by turns.
 
     python bench/card_networks.py [--only mlp,resnet50@64] [--precision f32|bf16] [--rounds 7] [--seconds 0.5]
                                   [--without compiled,onnxruntime] [--record NAME]
 
-NAME@SIZE is a network with so many samples in a batch. What was measured is written after each network.
+NAME@SIZE is a network with SIZE samples per batch. Results are written after each network.
 
-Training is a step by SGD with momentum, from a batch in the host's memory to the loss there; inference is a run from
-arrays to arrays. What is not installed is left out and named. First steps are compared before anything is timed. A
-second run of graphkit stands beside the first: with precision "tf32" beside that in float32, since the others may use
-it (PyTorch for convolutions, ONNX Runtime for all), with "fp8" beside that in bfloat16, in which PyTorch's autocast
-computes, and ONNX Runtime does not take part. MB are those that the first two steps have of the engine's allocator, or
-keep: parameters, momenta and all that a step needs. Needs a card: see bench/cuda.sh. Writes NAME.json and NAME.md.
+Training is a step of SGD with momentum, from a batch in host memory to the loss in host memory. Inference is a run from
+arrays to arrays. The results of the first steps are compared before timing. Engines that are not installed are left
+out, with a message. graphkit runs with a second precision, too: with "tf32" in addition to float32, because the other
+engines may use it (PyTorch for convolutions, ONNX Runtime for everything); and with "fp8" in addition to bfloat16. For
+bfloat16, PyTorch uses autocast, and ONNX Runtime is left out. MB is the memory that the engine's allocator uses in the
+first two steps: parameters, momenta and everything else that a step needs. Needs a GPU, see bench/cuda.sh. Writes
+NAME.json and NAME.md.
 """
 
 from __future__ import annotations
@@ -120,8 +121,10 @@ def inference(workload: Workload, task: Mapping[str, Any]) -> dict[str, dict[str
 
 
 def _taken(name: str) -> Callable[[], int | None]:
-    """What tells the bytes of the card that an engine's allocator has had at once since this call; None without a
-    card. Of graphkit those that it keeps: it has one piece of memory for all of a step.
+    """Return a function that returns the GPU memory of an engine since this call, in bytes; None without a GPU.
+
+    For PyTorch, this is the peak of its allocator. For graphkit, it is the memory that stays allocated: all memory of a
+    step is one block.
     """
     if name in ("torch", "compiled"):
         import torch

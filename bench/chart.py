@@ -15,8 +15,13 @@ from graphkit.checks.timing import geometric_mean, paired_ratio
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a chart shows: `title` names it, `titles` the engines. `base` is the one whose speed is 1; `marked` are
-    those beside it and graphkit, with the kind of mark of each: dot or diamond.
+    """The content of a chart.
+
+    Attributes:
+        title: The title of the chart.
+        titles: The names of the engines.
+        base: The engine whose speed is 1.
+        marked: The engines other than `base` and graphkit, with the mark of each: dot or diamond.
     """
 
     title: str
@@ -27,7 +32,7 @@ class Comparison:
 
 _LABELS, _PANEL, _GAP, _MARGIN, _NUMBERS = 268, 330, 28, 24, 46
 _ROW, _TOP, _BOTTOM, _BAR = 28, 112, 66, 13
-# The axis reaches 2**LEAST at least and 2**LIMIT at most, either way; what lies beyond is drawn at its end.
+# The axis reaches at least 2**LEAST and at most 2**LIMIT in both directions. Larger values are drawn at its end.
 _LEAST, _LIMIT = 1, 3
 _NOTE = "float32; medians of paired rounds with their 95% intervals; what lies beyond the axis is drawn at its end"
 _STYLE = """

@@ -1,13 +1,13 @@
-"""graphkit and ONNX Runtime on a machine that others use: beside busy processes, and by turns in one process.
+"""Compare graphkit and ONNX Runtime on a shared machine: with busy processes, and by turns in one process.
 
     python bench/contention.py [--busy 0,1,2,4] [--only mlp-1,bert-1] [--files FOLDER] [--quick]
 
-Rows are those of the inference benchmark and the files of a folder (`exported.py` makes some): NAME.onnx with NAME.npz,
-an array for each input. With `--busy N`, N processes that do nothing but count keep the cores busy while a row is
-measured; the engines have a process each and take turns, and the one that waits does nothing. `alternation` is one
-process that calls the engines one after the other, whose threads look for work for a while after each call. The table
-is Markdown, on stdout: the mean and percentiles of all calls, ONNX Runtime's over graphkit's: above 1, graphkit is
-faster. The interval is that of the means, paired by turn.
+Rows are those of the inference benchmark and the files of a folder: NAME.onnx with NAME.npz, an array for each input
+(`exported.py` writes some). With `--busy N`, N counting processes keep the cores busy while a row is measured. Each
+engine has a process, the processes take turns, and the waiting one is idle. `alternation` is one process that calls the
+engines alternately; their threads spin for a while after each call. The table is printed as Markdown: mean and
+percentiles of all calls, and ONNX Runtime's time over graphkit's (above 1, graphkit is faster). The interval is that of
+the means, paired by turn.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
 
 
 def task_of(row: str, threads: int, options: argparse.Namespace) -> dict[str, Any]:
-    """What a process has to know of a row."""
+    """Return the description of a row for a worker process."""
     return {
         "row": row, "threads": threads,
         "models": str(options.models.resolve()), "files": str((options.files or HERE).resolve()),
@@ -103,7 +103,7 @@ def task_of(row: str, threads: int, options: argparse.Namespace) -> dict[str, An
 
 
 class Server:
-    """A process of `script` that does a turn when it is told to."""
+    """A process of `script` that runs a turn on request."""
 
     def __init__(self, script: str, engines: Sequence[str], task: dict[str, Any]):
         command = [sys.executable, script, "--serve", json.dumps(task | {"engines": engines})]
@@ -150,7 +150,7 @@ def summary(turns: list[list[float]]) -> dict[str, float]:
 
 
 def row_cells(processes: Sequence[dict[str, list[list[float]]]]) -> tuple[list[str], Groups]:
-    """What the table says of one row, and the quotients of the means of paired turns."""
+    """Return the cells of a row of the table, and the ratios of the means of paired turns."""
     peer, ours = (summary([turn for p in processes for turn in p[engine]]) for engine in ENGINES)
     groups = [
         [float(np.mean(a) / np.mean(b)) for a, b in zip(*(p[engine] for engine in ENGINES), strict=True)]

@@ -1,12 +1,13 @@
-"""Loops and their gradients: graph size and build time against the number of steps, memory with and without blocks.
+"""Measure loops and their gradients: graph size and build time by number of steps, memory with and without blocks.
 
     python bench/control_flow.py [--threads 1] [--quick] [--output bench/results/2026-11-control-flow.md]
 
-One LSTM cell, written as the LSTM operator, as a Scan, as a counted Loop that reads its input by number, as a
-while_loop, and unrolled. Gradients are by the weights, of the squared norm of the last state. "arena" is what the
-planner lays out, results and packed weights added; "peak" is how far resident memory rose during a second run, which
-counts what steps without a native kernel allocate beside the arena. Loops whose length is known at run time only keep
-their values outside of the arena. Exit code 1 when outputs or gradients differ, or a graph grows with the steps.
+One LSTM cell is written as the LSTM operator, as a Scan, as a counted Loop that reads its input by index, as a
+while_loop, and unrolled. Gradients are those of the squared norm of the last state with respect to the weights. "arena"
+is the planned arena, plus results and packed weights. "peak" is the growth of resident memory during a second run,
+including memory that steps without a native kernel allocate outside of the arena. Loops whose length is only known at
+run time store their values outside of the arena. Exit code 1 if outputs or gradients differ, or if a graph grows with
+the number of steps.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def best(call: Callable[[], Any], repeat: int) -> float:
 
 
 def difference(way: str, steps: int, recompute: Any, threads: int) -> float:
-    """The largest error of loss and gradients beside the LSTM operator's, relative to each one's largest element."""
+    """Return the largest error of loss and gradients against the LSTM operator, relative to each largest element."""
     feeds = draw(steps)
     wanted = training_graph("LSTM operator", steps).compile(threads=threads).run(feeds)
     found = training_graph(way, steps, recompute).compile(threads=threads).run(feeds)

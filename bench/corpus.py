@@ -1,12 +1,12 @@
-"""The files of tests/corpus: small models as other programs write them.
+"""Write the files of tests/corpus: small models as other programs export them.
 
     pip install torch==2.13.0 torchvision==0.28.0 onnxscript     # for the files of PyTorch
     pip install skl2onnx onnxmltools lightgbm xgboost            # for those of scikit-learn and of trees
     python bench/corpus.py tests/corpus [--only torch_mlp,skl_forest]
 
-A model is NAME.onnx or NAME.json. NAME.npz holds its inputs, where random ones would not do; what else lies beside it
-has the name that the model gives. A model whose producer is not installed stays as it is, and is named. Weights and
-data follow from fixed seeds; another version of a producer writes another file.
+A model is NAME.onnx or NAME.json. NAME.npz contains its inputs, if random ones are not suitable. Other files in the
+folder have the names that the model refers to. If a producer is not installed, its models stay unchanged, with a
+message. Weights and data are drawn with fixed seeds. Another version of a producer writes another file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PRODUCERS = {
 
 
 class Made(NamedTuple):
-    """A model file, the files beside it by name, and its inputs where random ones would not do."""
+    """A model file, the files that belong to it by name, and its inputs if random ones are not suitable."""
 
     data: bytes
     beside: Mapping[str, bytes] = {}
@@ -46,7 +46,7 @@ class Made(NamedTuple):
 
 
 def unplaced(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without texts that say on which machine, and by which lines of which file, it was made; in place."""
+    """Remove texts from a model, in place, that name the machine and the source lines it was made with."""
     del model.metadata_props[:]
     for graph in (model.graph, *model.functions):
         _unplace(graph)
@@ -107,7 +107,7 @@ def main() -> int:
 
 
 def from_file(write_model: Callable[[Path], Any]) -> onnx.ModelProto:
-    """What a producer that only writes files has written."""
+    """Return the model of a producer that can only write files."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         write_model(path)
@@ -115,7 +115,7 @@ def from_file(write_model: Callable[[Path], Any]) -> onnx.ModelProto:
 
 
 def to_file(model: onnx.ModelProto | bytes, use: Callable[[Path], Any]) -> Any:
-    """What a producer that only reads files makes of a model."""
+    """Return the result of a producer that can only read files, for a model."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "given.onnx"
         path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())

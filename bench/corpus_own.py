@@ -107,7 +107,7 @@ def _parsed(text: str, **inputs: np.ndarray) -> Made:
 
 
 def _sparse() -> Made:
-    """Initialisers of which few elements are not 0, by flat and by full indices, and one in a typed field."""
+    """Sparse initialisers, with flat and with full indices, and one in a typed field."""
     values = [helper.make_tensor(n, TensorProto.FLOAT, [3], [1.0, -2.0, 0.5]) for n in ("flat", "full")]
     flat = helper.make_tensor("flat_i", TensorProto.INT64, [3], [0, 5, 11])
     full = helper.make_tensor("full_i", TensorProto.INT64, [3, 2], [0, 1, 1, 1, 3, 2])

@@ -26,7 +26,7 @@ def makers() -> dict[str, Callable[[], Made]]:
 def _traced(
     module: nn.Module, *arguments: Any, opset: int = 17, inputs: str = "x", free: Any = None, **options: Any
 ) -> Made:
-    """What torch.onnx.export(dynamo=False) writes; `inputs` are names, `free` their dynamic axes."""
+    """Export a module with torch.onnx.export(dynamo=False). `inputs` are names, `free` their dynamic axes."""
     import io
 
     file = io.BytesIO()
@@ -178,7 +178,7 @@ def _exported() -> dict[str, Callable[[], Made]]:
 
 
 def _external() -> Made:
-    """Weights in a file beside the model."""
+    """Return a model with its weights in a second file."""
     import tempfile
     from pathlib import Path
 

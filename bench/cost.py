@@ -1,4 +1,4 @@
-"""What a model must do at least: the arithmetic of its matrix operators, and the bytes that have to move once."""
+"""Compute lower bounds of a model's cost: operations of its matrix products, and bytes that must move at least once."""
 
 from __future__ import annotations
 

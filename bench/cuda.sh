@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# All that has to be seen on an NVIDIA card, in parts, by their names, or all of them:
+# Run all checks that need an NVIDIA GPU, or only the named parts:
 #
-#     tests      kernels, operators and programs against the processor's; names of what fails stand in FOLDER/card-*.xml
-#     sanitizer  their memory accesses under compute-sanitizer, where it is installed
-#     training   digits as the processor learns them, and files of what was learned; two processes where there are two cards
-#     rates      kernels beside a copy, products beside the library's best, the host's part of a step
-#     networks   inference and training beside PyTorch and ONNX Runtime with CUDA, which it installs
+#     tests      kernels, operators and programs, compared with the CPU; failures are listed in FOLDER/card-*.xml
+#     sanitizer  memory accesses of the kernels under compute-sanitizer, if it is installed
+#     training   training on digits, compared with the CPU, and saved files; with two processes if there are two GPUs
+#     rates      kernels compared with a copy, matrix products with CuPy, the host's share of a step
+#     networks   inference and training compared with PyTorch and ONNX Runtime with CUDA, which it installs
 #
 # A failure does not stop the rest; all failures are listed at the end. Needs a driver, g++ and a Python (PYTHON, default
-# python3). INSTALLED=1 installs nothing: it uses the active environment, which has graphkit and all that it compares with.
+# python3). With INSTALLED=1 nothing is installed: the active environment must contain graphkit and the other engines.
 #
 #     bench/cuda.sh [cuda12|cuda13] [FOLDER FOR FIGURES] [PART...]
 set -uo pipefail

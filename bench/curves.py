@@ -1,4 +1,4 @@
-"""Curves over numbers of ranks as one SVG, with published points beside them."""
+"""Draw curves over the number of ranks as an SVG, together with published points."""
 
 from __future__ import annotations
 

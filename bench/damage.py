@@ -87,7 +87,7 @@ def damaged_json(text: bytes, rng: random.Random) -> bytes:
 
 
 def _odd_text(text: bytes, rng: random.Random) -> bytes:
-    """What parsers of JSON differ on: constants, keys twice, lone surrogates, other encodings, depth, long numbers."""
+    """Change JSON where parsers differ: constants, duplicate keys, lone surrogates, encodings, depth, long numbers."""
     numbers = [i for i, byte in enumerate(text) if byte in b"0123456789"] or [0]
     place = rng.choice(numbers)
     depth = rng.choice((10, 900, 1100, 100_000))
@@ -237,7 +237,7 @@ def _changed(number: int, wire: int, value: bytes, rng: random.Random) -> bytes:
             return varint(number << 3 | rng.randrange(8)) + (varint(len(value)) if wire == 2 else b"") + value
         case 6:
             return whole + _strange(rng)
-        case 7:  # one message in two parts, which are one again for whoever reads them
+        case 7:  # one message in two parts, which a reader must merge
             fields = _fields(value) if wire == 2 else None
             cut = rng.randrange(len(fields) + 1) if fields else 0
             halves = (
@@ -251,7 +251,7 @@ def _changed(number: int, wire: int, value: bytes, rng: random.Random) -> bytes:
 
 
 def _strange(rng: random.Random) -> bytes:
-    """Fields that nobody knows; groups, whole and open; endless varints."""
+    """Return unknown fields, complete and unfinished groups, or endless varints."""
     group = rng.randrange(1, 100)
     return rng.choice((
         _field(rng.randrange(30, 1000), 2, rng.randbytes(8)), _field(1000, 0, varint(2**64 - 1)),

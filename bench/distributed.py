@@ -1,12 +1,12 @@
-"""Data-parallel steps of several processes beside PyTorch's DistributedDataParallel over gloo.
+"""Compare data-parallel steps of several processes with PyTorch's DistributedDataParallel over gloo.
 
     python bench/distributed.py [--ranks 2] [--networks 0,2] [--only mlp,resnet18] [--restarts 3] [--steps 20]
 
-Each process trains by SGD with momentum on its batch with one thread; gradients are summed. A row has as many jobs of
-each engine as restarts, which take turns: one runs at a time. Network 0: processes of this machine as they are. Others
-are Gbit/s of lines between network namespaces (namespaces.py; needs root), over TCP for both. Before anything is timed,
-the losses of the first steps are compared. The table is Markdown, on stdout: medians over a job's steps, and their
-median over jobs; the ratio is of jobs that follow each other, with the smallest and the largest.
+Each process trains by SGD with momentum on its batch, with one thread; gradients are all-reduced. For each row, each
+engine runs `--restarts` jobs. The engines take turns; one job runs at a time. Network 0 is this machine as it is. Other
+numbers are the Gbit/s between network namespaces (namespaces.py; needs root), over TCP for both engines. The losses of
+the first steps are compared before timing. The table is printed as Markdown: the median over the steps of a job, then
+the median over jobs. Ratios are of consecutive jobs: median, smallest and largest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENGINES = ("graphkit", "torch")
 _NAMES = ("mlp", "lenet", "resnet18", "lstm_lm", "transformer_lm")
 _WARM = 3
 _HERE = "127.0.0.1"
-# What a job takes at most, in seconds.
+# Time limit of a job, in seconds.
 _LIMIT = 600
 
 
@@ -55,7 +55,7 @@ def worker(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def job(engine: str, name: str, launcher: list[str], address: str, options: argparse.Namespace) -> dict[str, Any]:
-    """What rank 0 of a job found."""
+    """Run a job; return the measurements of rank 0."""
     with socket.socket() as free:
         free.bind(("", 0))
         port = str(free.getsockname()[1])

@@ -1,9 +1,9 @@
-"""What the dependency engine costs: operations per second, and the way there and back.
+"""Measure the overhead of the dependency engine: operations per second, and round-trip time.
 
     python bench/engine.py [--operations 100000] [--repeat 5]
 
-Prints, per number of workers, the best of the repetitions: pushes per second, operations per second until all are done,
-and the median and 99th percentile of pushing one operation and waiting for it.
+For each number of workers, the best repetition is printed: pushes per second, operations per second until all are
+complete, and the median and 99th percentile of the time to push one operation and wait for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def nothing() -> None:
 
 
 def throughput(engine: Engine, operations: int, chains: int) -> tuple[float, float]:
-    """Pushes and operations per second, on so many variables in turn."""
+    """Return pushes and operations per second. Consecutive operations use `chains` variables in turn."""
     variables = [[engine.variable()] for _ in range(chains)]
     start = time.perf_counter()
     for i in range(operations):

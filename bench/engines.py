@@ -26,7 +26,7 @@ class Runner:
 
 @dataclass(frozen=True)
 class Model:
-    """What an engine opens: a file, and the network and options that it was made of (PyTorch builds those)."""
+    """A model to open: a file, and the network and options it was made from, which PyTorch needs."""
 
     path: str
     network: str

@@ -1,10 +1,10 @@
-"""Small networks of transformers and timm as ONNX files, with random weights: rows for `contention.py --files`.
+"""Export small networks of transformers and timm to ONNX, with random weights, for `contention.py --files`.
 
     pip install transformers timm onnxscript
     python bench/exported.py FOLDER [--only gpt2,lcnet_050]
 
-Writes NAME.onnx, with fixed shapes, and NAME.npz, an array for each input. What a version of these packages does not
-have, or PyTorch does not export, is named and left out; the exit code is 1 then.
+Writes NAME.onnx, with fixed shapes, and NAME.npz, with an array for each input. If the installed packages lack a
+network, or PyTorch cannot export it, it is left out with a message, and the exit code is 1.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Products of few rows with constant matrices, beside ONNX Runtime and beside oneDNN in graphkit.
+"""Compare matrix products of few rows with ONNX Runtime, and with oneDNN in graphkit.
 
     python bench/few_rows.py [--threads 1,2] [--rounds 5]
 
-A row of the table is a shape of the matrices. One model multiplies its input with enough of them to fill 100 MB, so
-that they come from memory, as in decoding. All engines are opened in one process and take turns in rounds. The table
-is Markdown, on stdout: for each number of rows the bytes of the matrices over graphkit's time, and the times of ONNX
-Runtime and of oneDNN over graphkit's, paired by round: above 1, graphkit is faster. Outputs are compared first.
+Each row of the table is a shape of the constant matrices. A model multiplies its input with 100 MB of them, so that
+they are read from memory, as in decoding. Outputs are compared before timing. All engines run in one process and take
+turns in rounds. The table is printed as Markdown: for each number of rows, the bytes of the matrices per second in
+graphkit, and the times of ONNX Runtime and oneDNN over graphkit's, paired by round (above 1, graphkit is faster).
 """
 
 from __future__ import annotations

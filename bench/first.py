@@ -1,14 +1,14 @@
-"""From an ONNX file to its first result, and the memory of a process then, beside ONNX Runtime.
+"""Compare the time from an ONNX file to its first result, and the memory of the process, with ONNX Runtime.
 
     python bench/first.py [--only mlp-1,bert-1] [--files FOLDER] [--threads 1] [--restarts 5]
 
-Rows are those of the inference benchmark and the files of a folder (`exported.py` makes some): NAME.onnx with NAME.npz,
-an array for each input. Each engine opens each row in processes of its own, `--restarts` of them, by turns; the file is
-in the page cache. *Session*: from the file until inputs can be given. *First result*: from the file until the first run
-has ended. *Memory*: the resident size at that point, less the size before the file was opened. These three start after
-the engine is imported. *New process*: processor time of another process from the import of the engine to the first
-result; only numpy is imported before. The table is Markdown, on stdout: medians, and ONNX Runtime's value divided by
-graphkit's, paired by restart: above 1, graphkit is faster, or smaller.
+Rows are those of the inference benchmark and the files of a folder: NAME.onnx with NAME.npz, an array for each input
+(`exported.py` writes some). Each engine opens each row in `--restarts` new processes, by turns. The file is in the page
+cache. *Session*: from the file until inputs can be given. *First result*: from the file to the end of the first run.
+*Memory*: growth of the resident size from before the file is opened to that point. These three start after the engine
+is imported. *New process*: processor time of another process from the import of the engine to the first result; only
+numpy is imported before. The table is printed as Markdown: medians, and ONNX Runtime's value over graphkit's, paired by
+restart (above 1, graphkit is faster, or smaller).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tables import heading, table
 
 from graphkit.checks.timing import Groups, geometric_mean, paired_ratio
 
-# What is measured: a title, and what a number is divided by for the table.
+# Measured quantities: title, and divisor for the table.
 PARTS = {
     "session": ("session, ms", 1e-3), "first": ("first result, ms", 1e-3),
     "process": ("new process, ms", 1e-3), "memory": ("memory, MB", 1e6),
@@ -83,7 +83,7 @@ def measure(task: dict[str, Any]) -> Measured:
 
 
 def _in_process(*arguments: str) -> Any:
-    """What a new process prints, as JSON."""
+    """Return the JSON that a new process prints."""
     done = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd=HERE
     )
@@ -117,7 +117,7 @@ def import_seconds(restarts: int) -> dict[str, float]:
 
 
 def row_cells(found: dict[str, list[Measured]]) -> tuple[list[str], dict[str, Groups]]:
-    """What the table says of one row, and the quotients of paired processes, by part."""
+    """Return the cells of a row of the table, and the ratios of paired processes, by quantity."""
     cells: list[str] = []
     quotients: dict[str, Groups] = {}
     for part, (_, unit) in PARTS.items():

@@ -1,16 +1,16 @@
-"""Hostile files in large numbers: files that are changed at random are loaded, run, written and read again.
+"""Fuzz graphkit: change files at random; load, run, write and read them again.
 
     python bench/fuzz.py --trials 1000 [--seed 0] [--minutes 10] [--record findings.json]
     python bench/fuzz.py --seeds corpus --ways wire,external    # these files, these ways; --only Resize,Conv: operators
-    python bench/fuzz.py --trial 123456789      # one of them again, in this process, with the same choice
+    python bench/fuzz.py --trial 123456789      # repeat one trial, in this process, with the same choice
 
-What is changed stands in `fuzz_seeds`: models of each operator's samples, small networks, the files of other programs
-in tests/corpus, ONNX's own test models. What is done stands in `fuzz_ways`: what a model says is changed, or its bytes,
-JSON, safetensors, external data, arrays. Each trial ends well or in an error of graphkit's own whose exit code says
-that the file is at fault. Whatever else happens is a finding: another exception, a process that dies, a trial that does
-not end, more memory than its limit, results of kernels that are not those of the reference. A trial is known by its
-number and the choice (and by the seeds that there are), and goes on in another process with limits of memory and time,
-which is replaced when it dies or has grown. The exit code is 1 when there are findings.
+`fuzz_seeds` makes the original files: models of each operator's samples, small networks, files of other programs from
+tests/corpus, and ONNX's test models. `fuzz_ways` changes them: the model's content, its bytes, JSON, safetensors,
+external data, or arrays. A trial must succeed, or end with a graphkit error whose exit code blames the file. Everything
+else is a finding: another exception, a process that dies, a trial that does not end, memory above the limit, or results
+of kernels that differ from the reference. A trial is determined by its number, the choice and the set of seeds. Trials
+run in another process with limits of memory and time. It is replaced if it dies or grows. Exit code 1 if there are
+findings.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def work(numbers: Iterator[int], choice: Choice) -> None:
 
 
 def search(first: int, trials: int, seconds: float, choice: Choice = EVERYTHING, show: Any = print) -> list[Finding]:
-    """The findings of so many trials, or of those that there is time for."""
+    """Return the findings of `trials` trials, or of as many as fit into `seconds`."""
     findings: list[Finding] = []
     end, number = time.monotonic() + seconds, first
     while number < first + trials and time.monotonic() < end:

@@ -89,10 +89,10 @@ class _Watch:
 
 
 class _Nudged(_Watch):
-    """Changes what an evaluation quantises by as much as rounding may, and the result where that makes another step.
+    """Changes the operands of quantising nodes by the size of a rounding error, and computes their results again.
 
-    What is fused rounds in another place, as in ONNX Runtime: of two steps that are as near, it may be the other one,
-    and all that is computed from it follows.
+    Fused nodes round at other places, as in ONNX Runtime. So if a value is in the middle between two integers, either
+    may be the result, and everything computed from it follows.
     """
 
     def __init__(self, seed: int):
@@ -125,7 +125,7 @@ class _Rounded(_Watch):
         largest = max(np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in operands if _is_float(x))
         factors = [abs(v) for v in node.op.attributes().values() if isinstance(v, float) and np.isfinite(v)]
         for result in filter(_is_float, results):
-            # What moves elements is exact, and may give views of what others read.
+            # Data movement is exact, and its results may be views of other values.
             if not result.flags.writeable or any(np.may_share_memory(x, result) for x in filter(_is_float, operands)):
                 continue
             most = 8 * float(np.finfo(result.dtype).eps) * max(float(largest), 1.0) * max([1.0, *factors])
@@ -199,7 +199,7 @@ def _apart(a: Any, b: Any) -> float:
         return 0.0
     with np.errstate(all="ignore"):
         gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
-    # What was finite and is not any more is as far as can be.
+    # If a finite value becomes infinite or NaN, the difference is infinite.
     return np.inf if (np.isfinite(b) & ~np.isfinite(a)).any() else float(gap[np.isfinite(gap)].max(initial=0.0))
 
 

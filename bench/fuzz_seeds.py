@@ -1,6 +1,6 @@
-"""What the fuzzer changes: models of one operator, small networks, files of other programs, ONNX's own test models.
+"""Original files for the fuzzer: models of one operator, small networks, files of other programs, ONNX's test models.
 
-Those of operators are one for each sample of each operator, so a seed's place among them changes with the operators.
+There is one model for each sample of each operator, so the number of a seed changes when operators are added.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the fuzzer does with a file: each way changes one, reads it, and uses what was read.
+"""Ways of the fuzzer: each changes a file, reads it, and uses the result.
 
-A way ends well, in an error of graphkit's own, or gives in words what differs.
+A way returns None, raises a graphkit error, or returns a text that says what differs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _load(source: Any, **options: Any) -> gk.Model:
 
 
 def _used(net: gk.Model, rng: random.Random, seed: Seed | None = None) -> str | None:
-    """Run; an input that the fuzzer made and that does not fit is no finding."""
+    """Run the model. If an input of the fuzzer does not fit, this is not a finding."""
     try:
         return difference(net, rng, seed.inputs if seed else None)
     except errors.InputError:
@@ -193,7 +193,7 @@ _SIZES = (*damage.INTEGERS, 1, 4, 81920, 81921, 163840, 10**17, 10**18, 10**19)
 
 
 def _external(seed: Seed, rng: random.Random) -> str | None:
-    """Weights in a file beside the model, which says wrongly where; nothing outside of its folder is read."""
+    """Change the locations of external weights. No file outside of the model's folder may be read."""
     with _folder() as folder:
         model = onnx.load_model_from_string(_large_file() if rng.random() < 0.7 else seed.data)
         body = _moved_out(model, folder)
@@ -318,7 +318,7 @@ def _arrays(_: Seed, rng: random.Random) -> str | None:
             path.write_bytes(damage.npy(rng, rng.choice(list(_ARRAYS.values()))))
             if rng.random() < 0.2:
                 path.write_bytes(damage.damaged(path.read_bytes(), rng))
-            if rng.random() < 0.1:  # zeros, of which the disk holds none
+            if rng.random() < 0.1:  # a sparse file: zeros that take no space on the disk
                 os.truncate(path, _BOMB)
         else:
             path.write_bytes(damage.archive(rng, _ARRAYS, _BOMB))

@@ -1,4 +1,4 @@
-"""Greedy generation of text with a cache, beside the same loop over ONNX Runtime.
+"""Compare greedy text generation with a cache to the same loop with ONNX Runtime.
 
     python bench/generation.py [--threads 1] [--tokens 64] [--rounds 5]
 

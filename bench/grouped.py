@@ -1,14 +1,12 @@
-"""Attention of a decoder over its past, with heads of queries that share keys and values or have their own, beside ONNX
-Runtime.
+"""Compare a decoder's attention over its past, with grouped and with separate heads, with ONNX Runtime.
 
     python bench/grouped.py [--threads 1,2] [--rounds 7]
 
-A row is one layer's attention over a past, in one of the two forms that files have: heads that are repeated and then
-multiplied, as exporters of PyTorch write them, and the operator Attention; the keys and values with the new ones behind
-are results, too. Sizes are fixed, float32. Both engines are
-opened in one process and take turns in rounds. The table is Markdown, on stdout: medians, the bytes of keys and values
-over graphkit's time, and ONNX Runtime's time over graphkit's, paired by round: above 1, graphkit is faster. Outputs are
-compared first.
+Each row is the attention of one layer over a past, in one of two forms: as PyTorch exports it, where heads are repeated
+and then multiplied; or as the operator Attention. The extended keys and values are results, too. Sizes are fixed, and
+types are float32. Outputs are compared before timing. Both engines run in one process and take turns in rounds. The
+table is printed as Markdown: medians, the bytes of keys and values per second in graphkit, and ONNX Runtime's time over
+graphkit's, paired by round (above 1, graphkit is faster).
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def _as_near_as_onnx_runtime(net: Model, feeds: Mapping[str, np.ndarray], path: 
 
 
 def run_case(folder: Path, name: str, seconds: float) -> dict[str, Any]:
-    """What the table says about one case; "error" instead where graphkit refuses it, and says why."""
+    """Return the row of the table for a case. If graphkit refuses the case, "error" contains the reason."""
     result: dict[str, Any] = {"name": name}
     try:
         net, feeds, result["notes"] = open_case(folder, name)

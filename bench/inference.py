@@ -1,10 +1,10 @@
-"""Inference of graphkit beside ONNX Runtime, OpenVINO and PyTorch, on the same ONNX files in the same processes.
+"""Compare inference with ONNX Runtime, OpenVINO and PyTorch, on the same ONNX files in the same processes.
 
     python bench/inference.py                      # everything: about an hour
     python bench/inference.py --quick              # few rounds: several minutes, wide intervals
     python bench/inference.py --only mlp-1,lstm-1 --threads 1,4 --engines graphkit,onnxruntime
 
-Writes NAME.json, NAME.md and NAME.svg into bench/results/. Engines that are not installed are left out and named.
+Writes NAME.json, NAME.md and NAME.svg into bench/results/. Engines that are not installed are left out, with a message.
 """
 
 from __future__ import annotations

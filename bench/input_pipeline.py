@@ -1,18 +1,18 @@
-"""What loading data costs an epoch of training, with batches loaded one after the other and beside the steps.
+"""Measure the cost of data loading in training, with batches loaded between the steps and during them.
 
     python bench/input_pipeline.py [--rounds 7] [--batches 40] [--threads 4] [--workers 1]
 
-Images of 28 x 28 as in MNIST, batches of 64. Of each network and source, in milliseconds per batch: a step alone (on
-batches that are there), the batch alone, `fit` with prefetch=0 and with prefetch=2; the sum is what the first two
-make one after the other. `2 / 0` compares both ways of `fit`; `hidden` is the share of the shorter of step and batch
-that the overlap hides, where a batch takes long enough to go to a worker.
-All take turns; the fastest epoch of each counts.
+Images are 28 x 28 as in MNIST, batches have 64 samples. For each network and source, the table shows milliseconds per
+batch: a step alone (on loaded batches), a batch alone, their sum, and `fit` with prefetch=0 and prefetch=2. `2 / 0` is
+the ratio of the two. `hidden` is the share of the shorter of step and batch that the overlap hides, for batches that
+take long enough to be given to a worker thread. All take turns; the fastest epoch of each counts.
 
-With --workers, what worker processes cost instead, in two tables. Batches of 64 images [3, 224, 224] in float32 that
-are there already, so that a sample is a copy: the copy of such a batch by one thread, the batch made in this process,
-by workers, and what is left of that to this process. And `fit` of each network on arrays in memory, against `fit` where
-workers make the augmented images: their ratio is about 1 where workers have cores of their own. Whether they have,
-`busy` shows: arrays in memory again, beside a process that has nothing to do with it and computes as long a step.
+With --workers, two tables show the cost of worker processes instead. The first uses batches of 64 float32 images [3,
+224, 224] that are in memory, so a sample is a copy. It compares the copy of a batch by one thread, the batch made in
+this process, the batch made by workers, and the part of the latter that this process does. The second compares `fit` of
+each network on arrays in memory with `fit` if workers make augmented images. The ratio is about 1 if the workers have
+their own cores. `busy` shows whether they have: it is `fit` on arrays in memory while an unrelated process computes for
+the same time as the workers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Large(LazyDataset):
 
 
 class Remote(Dataset):
-    """In memory, after a wait of 3 ms for whoever sends it."""
+    """Arrays in memory that arrive after a wait of 3 ms, like those of a remote server."""
 
     def take(self, index: Any) -> tuple[Any, np.ndarray | None]:
         time.sleep(WAIT)
@@ -117,7 +117,7 @@ def measure(net: gk.Model, data: Dataset, options: argparse.Namespace) -> dict[s
 def taking_turns(
     ways: dict[str, Callable[[], None]], rounds: int, batches: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Milliseconds per batch of each way, the fastest of so many times."""
+    """Return the milliseconds per batch of each way, the fastest of `rounds` rounds."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
         for name, way in ways.items():
@@ -189,7 +189,7 @@ def beside_steps(net: gk.Model, data: Dataset, pool: Workers, options: argparse.
 
 @contextlib.contextmanager
 def busy(milliseconds: float, of: float) -> Iterator[None]:
-    """A process that unpacks, as the augmented images are, for so many milliseconds of every `of`, or all the time."""
+    """Run a process that decompresses for `milliseconds` of every `of` milliseconds, or all the time."""
     program = (
         f"import time, zlib\nfile = zlib.compress(bytes(range(256)) * 20)\nwhile True:\n"
         f"    end = time.perf_counter() + {milliseconds / 1e3}\n"

@@ -1,14 +1,14 @@
-"""A file with gigabytes of weights: first result, memory, few and many rows, and saving, beside ONNX Runtime.
+"""Compare a file with gigabytes of weights with ONNX Runtime: first result, memory, few and many rows, and saving.
 
     python bench/large_weights.py [--layers 10] [--width 8192] [--threads 1] [--restarts 3] [--rows 1,7,256]
 
-The file is a chain of products with matrices [width, width]: 2.7 GB by default, as external data. Each engine opens it
-in processes of its own, by turns; the file is in the page cache. The processor time of a process counts, from the
-import of the engine on; numpy is imported before. *First result*: until the first run with the first number of rows has
-ended. *N rows*: the median of the later runs; *first run*: the first one, in which weights may be packed again. *Peak*:
-the largest resident size. *save*: the processor time in which graphkit writes the loaded file again, beside that of a
-copy (`cp`). The table is Markdown, on stdout: medians, and ONNX Runtime's value divided by graphkit's, paired by
-restart: above 1, graphkit is faster, or smaller.
+The file is a chain of products with matrices [width, width], by default 2.7 GB of external data. Each engine opens it
+in new processes, by turns. The file is in the page cache. Times are processor times of a process, from the import of
+the engine; numpy is imported before. *First result*: until the end of the first run, with the first number of rows.
+*N rows*: the median of the later runs. *first run*: the first of them, in which weights may be packed again. *Peak*:
+the largest resident size. *save*: the processor time in which graphkit writes the loaded file again, compared with a
+copy by `cp`. The table is printed as Markdown: medians, and ONNX Runtime's value over graphkit's, paired by restart
+(above 1, graphkit is faster, or smaller).
 """
 
 from __future__ import annotations

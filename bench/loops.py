@@ -1,10 +1,11 @@
-"""What an iteration of a loop costs beyond its kernels, and the same loops in ONNX Runtime.
+"""Measure the overhead of a loop iteration, and compare the same loops with ONNX Runtime.
 
     python bench/loops.py [--repeat 7] [--threads 1]
 
-The first table has the time of an iteration (a run of many less a run of few, by the difference), the steps of the
-bodies, and where that is one kernel, what the loop adds to its time in a program without a loop. The rows of two loops
-count an iteration of each. The second table has whole runs of exported models, best of the repetitions.
+The first table shows the time of an iteration (a long run minus a short run, divided by the difference of iterations),
+and the number of steps of the bodies. If the body is one kernel, it also shows how much longer the iteration takes than
+this kernel in a program without a loop. For two nested loops, an iteration of each is counted. The second table shows
+whole runs of exported models, the best of the repetitions.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FEW, MANY = 100, 1100
 
 
 def best(run: Callable[[], Any], repeat: int) -> float:
-    """Seconds of the fastest of so many runs."""
+    """Return the seconds of the fastest of `repeat` runs."""
     times = []
     for _ in range(repeat):
         start = time.perf_counter()

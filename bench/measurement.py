@@ -1,4 +1,4 @@
-"""What the tasks of a worker process share: times of rounds, resident memory, errors in one line."""
+"""Tools for the tasks of a worker process: times of rounds, resident memory, errors in one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def timed(calls: Mapping[str, Callable[[], object]], task: Mapping[str, Any]) ->
 
 
 def return_freed_memory() -> None:
-    """What was freed goes back to the system, or it would count as resident. Only glibc keeps much of it."""
+    """Return freed memory to the system, so that it does not count as resident. Only glibc keeps much of it."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -52,6 +52,6 @@ def _status_bytes(field: str) -> int:
 
 
 def one_line(error: BaseException, task: Mapping[str, Any]) -> str:
-    """What happened, without line breaks and without the folder of the models, which is this machine's affair."""
+    """Return an error as one line, without the path of the models' folder."""
     text = " ".join(str(error).split()).replace(f"{task.get('folder')}/", "")
     return f"{type(error).__name__}: {text[:300]}"

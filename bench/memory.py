@@ -1,11 +1,11 @@
-"""What the memory planner saves: the four-way table of Chen et al., "MXNet", 2015 (figure 7), at batch 64.
+"""Measure the savings of the memory planner, as in figure 7 of Chen et al., "MXNet", 2015, at batch 64.
 
     python bench/memory.py [--batch 64] [--json FILE]
 
-The graphs are unfused, as the models define them, and parameters, inputs and outputs are left out: what is measured is
-the arena of the values in between. "naive" gives every value memory of its own; "in-place" lets a result take over an
-operand that dies there; "co-share" uses the memory of dead values again; "both" does both. Nothing is run, and no
-arena is allocated. Exit code 1 when a target is missed.
+The graphs are not fused. Only the arena of intermediate values is measured, without parameters, inputs and outputs.
+"naive": every value has its own memory. "in-place": a result overwrites an operand that is not used later. "co-share":
+the memory of values that are not used any more is reused. "both": in-place and co-share. No model is run, and no arena
+is allocated. Exit code 1 if a target is missed.
 """
 
 from __future__ import annotations

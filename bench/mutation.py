@@ -1,15 +1,15 @@
-"""How many planted faults the tests catch: the default lane, or any other set of tests, against 200 faults.
+"""Measure how many of 200 planted faults the tests catch, in the default lane or in another set of tests.
 
     python bench/mutation.py --record faults.json                     200 faults, and those of mutation_named.toml
-    python bench/mutation.py --record faults.json                     the same again: goes on where it stopped
+    python bench/mutation.py --record faults.json                     the same again: continues where it stopped
     python bench/mutation.py --record old.json --faults faults.json --tests ../old/tests --work build/mutation-old
     python bench/mutation.py --record rest.json --only-survivors faults.json --work build/mutation-rest
 
-Each drawn fault changes one operator, comparison or number in one line. One run of the tests without an active fault
-records which tests reach which faults. Then each fault is judged by the tests that reach it alone, near and cheap ones
-first, until one fails. All Python faults lie in one copy of the package, see `mutation_planting.py`; a native fault is
-compiled and linked in its turn, see `mutation_native.py`. At the end, the tests that caught a fault run once more
-without one: where one fails, its faults are judged again without it.
+Each drawn fault changes one operator, comparison or number in one line. A first run of the tests, without an active
+fault, records which tests reach which faults. Then, for each fault, the tests that reach it run until one fails, close
+and cheap ones first. All Python faults are in one copy of the package, see `mutation_planting.py`. Native faults are
+compiled and linked one by one, see `mutation_native.py`. At the end, the tests that caught a fault run once more
+without any. If one fails, its faults are judged again without it.
 
 Needs graphkit installed in editable mode from this checkout, with a build folder that is up to date:
 
@@ -45,7 +45,7 @@ from mutation_planting import KINDS, ROOT, CannotPlant, Fault, drawn, found_agai
 
 # Processor seconds of the tests of one run of pytest for a fault: the first, the second, ...; then all that are left.
 _BATCHES = (3.0, 12.0, 48.0, 192.0)
-# What finding, loading and reporting a test costs beside the test.
+# Seconds for finding, loading and reporting a test, in addition to the test itself.
 _EACH = 0.02
 _READY = "ready.json"
 # Kernels that are kept for those that do not compile.
@@ -224,7 +224,7 @@ class Judge:
     jobs: int
 
     def result(self, number: int, fault: Fault, excluded: set[str]) -> dict[str, Any]:
-        """What is known of the fault then: its state, the test that caught it, and the tests that ran."""
+        """Judge a fault; return its state, the test that caught it, and the tests that ran."""
         tests = reaching(fault, number, self.reached, self.build) - excluded
         result: dict[str, Any] = {"state": "unreached", "reached": len(tests), "run": 0, "seconds": 0.0}
         if not tests:

@@ -33,7 +33,7 @@ from mutation_planting import ROOT, Fault, planted
 _HITS = Path(__file__).with_name("mutation_hits.py")
 # A run names itself in its environment, so that processes that it leaves behind can be found and ended.
 _RUN = "GRAPHKIT_FAULT_RUN"
-# What a test process may allocate: a fault in a size must not use up the machine's memory.
+# Memory limit of a test process: a fault in a size must not use up the machine's memory.
 _MOST_BYTES = 12 << 30
 _BASE = "native = import_extension()\n"
 _WATCHED = 'native = __import__("graphkit_faults").watched(import_extension())\n'
@@ -96,7 +96,7 @@ class Environment:
         base = Path(sysconfig.get_path("purelib"))
         for entry in base.glob("graphkit*.dist-info"):
             shutil.copytree(entry, self.site / entry.name)
-        # Programs such as mpiexec are looked for beside Python, and oneDNN where the extension's RPATH says.
+        # Programs such as mpiexec are searched in Python's folder, and oneDNN at the extension's RPATH.
         for folder in ("bin", "lib"):
             for entry in (Path(sys.prefix) / folder).iterdir():
                 own = self.folder / folder / entry.name
@@ -147,7 +147,7 @@ class Runner:
     checkout: Path
     scratch: Path
     options: Sequence[str] = ()
-    # Set from another thread, to end the run that goes on.
+    # Set from another thread, to end the current run.
     stopped: threading.Event = field(default_factory=threading.Event)
     number: int = field(default=0, init=False)
 
@@ -249,7 +249,7 @@ def _end_left(mark: str) -> None:
 
 @dataclass(frozen=True)
 class ReachedBy:
-    """What a run without an active fault found.
+    """The result of a run without an active fault.
 
     Attributes:
         seconds: Processor seconds of each test that passes.

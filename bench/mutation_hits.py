@@ -1,4 +1,4 @@
-"""Runs beside a package with planted faults: which fault is active, and which tests reach which fault.
+"""Runs in a package with planted faults: selects the active fault, and records which tests reach which fault.
 
 `mutation_environment.py` installs this file as the module `graphkit_faults`. Every planted fault is an expression
 `mutated if _fault[17] else original`. The module is a plugin of pytest as well. It knows two modes:
@@ -177,7 +177,7 @@ else:
 
         @pytest.hookimpl(wrapper=True)
         def pytest_make_collect_report(self, collector: pytest.Collector) -> Any:
-            """What the module of a test file does when it is imported counts for all of its tests."""
+            """Record faults that are reached by the import of a test file for all of its tests."""
             key = self._new_key()
             self._write(key=key, file=collector.nodeid)
             with self._under(key.encode()):
@@ -185,7 +185,7 @@ else:
 
         @pytest.hookimpl(wrapper=True)
         def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Any:
-            """What a fixture of several tests does counts for all of them."""
+            """Record faults that are reached by a fixture of several tests for all of them."""
             if fixturedef.scope == "function":
                 return (yield)
             with self._under(self._fixture(fixturedef).encode()):

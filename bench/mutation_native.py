@@ -71,7 +71,7 @@ class Build:
         ]
 
     def bound(self, file: str) -> list[str]:
-        """What the extension binds from the sources of the fault's family; empty for files that belong to no family."""
+        """Return the bindings of the sources in the fault's folder of kernels; empty for other files."""
         if not file.startswith(f"{NATIVE}/kernels/"):
             return []
         sources = (ROOT / file).parent.glob("*.cpp")

@@ -1,4 +1,4 @@
-"""Which faults are planted, and how Python files hold many of them of which one can be active.
+"""Draw faults, and plant many of them in the Python files so that any one can be activated.
 
 A drawn fault changes one operator, comparison or number in one line of a function. A named fault is given in
 `mutation_named.toml` as text and its replacement. In Python files a fault becomes an expression
@@ -80,7 +80,7 @@ class Fault:
         file: The file, from the root.
         line: Its line, and `text`, what the line reads.
         place: The fault's position among all that the file could have; for C++ the character; -1 for a named fault.
-        why: What a named fault stands for; empty for a drawn one.
+        why: The mistake that a named fault represents; empty for a drawn one.
     """
 
     kind: str

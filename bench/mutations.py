@@ -84,7 +84,7 @@ def _other_attribute(model: ModelProto, rng: random.Random) -> None:
         node.attribute.add().CopyFrom(rng.choice(node.attribute))
     elif kind == 2 and node.attribute:
         rng.choice(node.attribute).type = rng.randrange(15)
-    # What is no UTF-8 comes as bytes.
+    # Texts that are not valid UTF-8 are read as bytes.
     elif all(isinstance(text, str) for text in (node.op_type, node.domain)) and onnx.defs.has(
         node.op_type, node.domain
     ):

@@ -1,7 +1,7 @@
-"""Processes of a job as if on hosts of their own: in network namespaces, with a line of limited rate between them.
+"""Simulate hosts: run the processes of a job in network namespaces, connected by lines of limited rate.
 
-What they send each other crosses TCP and a token bucket (tc-tbf(8)) of the Linux kernel. Needs root, `ip` and `tc`, and
-MPICH: its launcher starts a process on each address, by a script in the place of ssh.
+Their messages cross TCP and a token bucket (tc-tbf(8)) of the Linux kernel. Needs root, `ip`, `tc` and MPICH. MPICH's
+launcher starts a process on each address with a script instead of ssh.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OVER_TCP = {"UCX_TLS": "tcp"}
 
 @contextmanager
 def line(ranks: int, gbit: float) -> Iterator[list[str]]:
-    """Words before a program that start it on so many hosts, which send at so many Gbit/s each."""
+    """Set up `ranks` hosts that send at `gbit` Gbit/s each. Yield the words that start a program on them."""
     try:
         _ip(f"link add {_BRIDGE} type bridge")
         _ip(f"addr add {_NETWORK.format(254)}/24 dev {_BRIDGE}")

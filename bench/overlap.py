@@ -1,18 +1,18 @@
-"""Steps of several processes over a slow network: without and with overlap, buckets, compression.
+"""Measure steps of several processes over a slow network, with and without overlap, buckets and compression.
 
     python bench/overlap.py [--network namespaces] [--ranks 2] [--gbit 0.5,2] [--layers 8] [--width 1024]
 
-`--network namespaces` puts each process into a network namespace, behind a line of that rate (namespaces.py; needs
-root): sums cross TCP, which takes processor time of the same cores. What communication takes is measured, by sums of
-the same buckets while nothing else is done.
+`--network namespaces` puts each process into a network namespace, behind a line of the given rate (namespaces.py; needs
+root). All-reduces use TCP, which takes processor time of the same cores. The time of communication is measured by
+all-reduces of the same buckets while nothing else runs.
 
-`--network simulated`: a sum over processes is done as ever, and lasts, asleep, as long as its bytes would take (ring:
-2 (n - 1) / n of them over the given bandwidth, and `--latency` for each of the 2 (n - 1) messages), as with a network
-card that needs no processor.
+`--network simulated` runs each all-reduce as usual, and then sleeps until the time that its bytes would take has passed
+(ring: 2 (n - 1) / n of the bytes over the given bandwidth, and `--latency` for each of the 2 (n - 1) messages). This is
+like a network adapter that does not need the processor.
 
-Bound: max(computation, communication) + the sum of the last bucket, from the same run. No sum can begin before the
-forward pass and the first gradients are there, which it leaves out. Processes have one thread each; the network is a
-perceptron of so many layers. The table is Markdown, on stdout.
+Bound: max(computation, communication) + the all-reduce of the last bucket, from the same run. The bound ignores that no
+all-reduce can begin before the forward pass and the first gradients. Processes have one thread each; the network is a
+perceptron with `--layers` layers. The table is printed as Markdown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from graphkit.dist.job import launch
 from graphkit.dist.job.mpi import MpiCommunicator
 from graphkit.dist.kvstore import KVStore
 
-# Name, how sums go on, megabytes of a bucket (None: as measured), compression.
+# Name, value of `overlap`, megabytes of a bucket (None: as measured), compression.
 FORMS = (
     ("one sum behind the backward pass", "funnelled", 1e6, None),
     ("buckets behind the backward pass", "funnelled", 4.0, None),

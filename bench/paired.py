@@ -11,7 +11,7 @@ from graphkit.checks.timing import Groups, geometric_mean, paired_ratio
 
 
 def merged(name: str, processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """An engine's results in all processes as one: medians over their rounds. What was no time is the first one's.
+    """Merge an engine's results of all processes: medians over their rounds. Other values are those of the first one.
 
     An engine that failed in one process failed.
     """

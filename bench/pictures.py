@@ -1,12 +1,13 @@
-"""Pictures per second from JPEG files, beside PyTorch's DataLoader with torchvision's transforms.
+"""Compare loading of JPEG files with PyTorch's DataLoader and torchvision's transforms, in pictures per second.
 
     python bench/pictures.py [--rounds 5] [--count 1024] [--workers 2] [--side 256] [--size 224]
 
-Both read the same files of `side` x `side` pixels with as many workers: decoded by Pillow, a part at random resized to
-`size` (RandomResizedCrop, bilinear), flipped with probability 1/2, normalised to float32, in batches of 64.
-Processes live from epoch to epoch in both; both go by turns, and the table has the median of the rounds, with the
-median of the ratios of a round. The second table has the processor's time for a picture, of all processes, which says
-more where other programs run; the third one the parts of a picture in one thread. Both are in microseconds.
+Both read the same files of `side` x `side` pixels with the same number of workers. Pictures are decoded by Pillow,
+cropped at random and resized to `size` (RandomResizedCrop, bilinear), flipped with probability 1/2, normalised to
+float32, and collected in batches of 64. Both keep their processes between epochs, and take turns. The first table shows
+the median of the rounds, and the median of the ratios by round. The second table shows the processor time per picture
+of all processes; it is more reliable if other programs run. The third table shows the parts of this time in one thread.
+Both are in microseconds.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def epochs(folder: Path, count: int, size: int, workers: int, rounds: int) -> li
 
 
 def processor(folder: Path, count: int, size: int, workers: int) -> list[list[str]]:
-    """What epochs take of the processor, in user and in system mode: ten epochs less two, so that starts are out."""
+    """Return the processor time of epochs, in user and in system mode: ten epochs minus two, to leave out the start."""
 
     def of_torch(times: int) -> None:
         loader = torch_loader(folder, size, workers)

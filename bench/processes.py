@@ -1,4 +1,4 @@
-"""What the benchmark commands share: worker processes, facts about the machine, options."""
+"""Tools for the benchmark commands: worker processes, facts about the machine, options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graphkit.config import num_threads
 from graphkit.errors import did_you_mean
 
 HERE = Path(__file__).parent
-# What runs for longer than this has hung.
+# Seconds after which a process is considered to hang.
 TIMEOUT = 1800
 _COUNT = "while True: pass"
 

@@ -1,11 +1,11 @@
-"""Networks of 8-bit integers: graphkit beside ONNX Runtime on the same file, and beside its own float32.
+"""Compare networks of 8-bit integers with ONNX Runtime on the same file, and with float32 in graphkit.
 
     python bench/quantised.py [--only resnet50-int8] [--threads 2] [--busy 0,1] [--quick]
 
-The files are made by onnxruntime.quantization: resnet50 and mobilenetv2 statically (QDQ, int8 weights by channel, uint8
-activations), bert-base dynamically. Every engine has a process of its own; they take turns, and the one that waits does
-nothing. With `--busy N`, N processes that do nothing but count keep the cores busy. Ratios above 1: graphkit's integers
-are faster. Writes NAME.json and NAME.md into bench/results/.
+onnxruntime.quantization makes the files: resnet50 and mobilenetv2 statically (QDQ, int8 weights by channel, uint8
+activations), bert-base dynamically. Every engine has its own process. They take turns, and the waiting ones are idle.
+With `--busy N`, N counting processes keep the cores busy. Ratios above 1: graphkit with integers is faster. Writes
+NAME.json and NAME.md into bench/results/.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def row(name: str, processes: Sequence[Mapping[str, list[list[float]]]]) -> dict
 
 
 def part(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table of one number of threads, beside so many processes."""
+    """Return the table for one number of threads and one number of busy processes."""
 
     def shown(ratio: Mapping[str, Any]) -> str:
         return f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"

@@ -27,7 +27,7 @@ NAMES = tuple(_ROWS)
 
 
 class _Images:
-    """What quantize_static asks for feeds, one after the other."""
+    """A calibration reader for quantize_static, which yields one feed after the other."""
 
     def __init__(self, plain: ModelFile):
         self._feeds = iter([plain.arrays(1, seed) for seed in range(_CALIBRATION)])

@@ -1,9 +1,9 @@
-"""What computing activations again saves in memory and costs in time, in the training step of large networks.
+"""Measure how much memory recomputing activations saves, and how much time it costs, in training steps.
 
     python bench/recompute.py [--quick] [--only resnet50] [--json FILE]
 
-Three ways of the same step take turns in one process: everything kept (`plain`), `recompute="sqrt"`, and a number of
-bytes that is half of the plain arena. The table is Markdown, on stdout.
+Three versions of the same step take turns in one process: without recomputation (`plain`), with `recompute="sqrt"`, and
+with half the plain arena as the limit in bytes. The table is printed as Markdown.
 """
 
 from __future__ import annotations

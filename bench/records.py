@@ -1,10 +1,10 @@
-"""A record file read from the disk cache, beside copying the same bytes from there.
+"""Compare reading a record file from the disk cache with copying the same bytes.
 
     python bench/records.py [--records 100000] [--bytes 10240] [--rounds 9]
 
-*Copy*: `readv` of the whole file into one buffer of 1 MiB, which stays in a core's cache. *Read*: every record of the
-file by `RecordStream`, its length added up. One thread; medians over rounds, by turns, of the processor's time,
-which is that on the clock where nothing else runs. The ratio is that of a round: 1 is the speed of copying.
+*Copy*: `readv` of the whole file into one buffer of 1 MiB, which stays in a core's cache. *Read*: `RecordStream` reads
+every record, and their lengths are added up. Both use one thread and take turns. Times are medians of processor time
+over rounds. Ratios are paired by round: 1 is the speed of copying.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Reductions, softmax, normalisations, selections and attention: graphkit's kernels beside numpy and ONNX Runtime.
+"""Compare reductions, softmax, normalisations, selections and attention with numpy and ONNX Runtime.
 
     python bench/reductions.py [--threads 1 4] [--repeat 30] [--only softmax]
 
-Every operator runs alone, in float32, on arrays that all three share; runs are interleaved, and the best time of each
-counts. Prints microseconds, the ratio of ONNX Runtime's time to graphkit's, and the bytes that graphkit's kernel reads
-and writes per second.
+Every operator runs alone, in float32, on the same arrays. Runs are interleaved, and the best time of each counts. The
+table shows microseconds, ONNX Runtime's time over graphkit's, and the bytes that graphkit's kernel reads and writes per
+second.
 """
 
 from __future__ import annotations

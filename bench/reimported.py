@@ -45,7 +45,7 @@ def row(name: str, threads: int, processes: Sequence[Mapping[str, Any]]) -> dict
 
 
 def differences(measured: Mapping[str, Any]) -> list[str]:
-    """What is wrong in a row, in words; nothing when files train as the network does."""
+    """Return the errors of a row as texts. The list is empty if the files train like the network."""
     native = measured["ways"]["native"]
     found = [f"{way}: {r['error']}" for way, r in measured["ways"].items() if "error" in r]
     for way in FILES if not found else ():

@@ -31,7 +31,7 @@ def time_row(
     engines = {engine: _engine(engine, processes) for engine in processes[0]}
     limits = {"arithmetic": cost["flops"] / ceiling["flops"]}
     if cost["bytes"] > cache_bytes:
-        # What fits into the last-level cache does not come from memory in repeated runs.
+        # Data that fit into the last-level cache are not read from memory in repeated runs.
         limits["memory"] = cost["bytes"] / ceiling["bytes"]
     for result in engines.values():
         if "seconds" in result:

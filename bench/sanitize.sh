@@ -21,8 +21,8 @@ work=$root/build/sanitize
 native=$root/graphkit/executor/native
 compiler=${CXX:-g++}
 python=${PYTHON:-python3}
-# Vector code for one set beside the baseline: AVX-512 differs from AVX2 in its intrinsics, not in its loops. Threads
-# share the same loops whatever the set is.
+# Besides the baseline, one vector instruction set is enough: AVX-512 differs from AVX2 only in its intrinsics, not in
+# its loops. For races between threads, the baseline is enough.
 address_isas=${ISAS:-baseline;avx2}
 thread_isas=${ISAS:-baseline}
 every=1

@@ -1,10 +1,10 @@
-"""What 1 to 1,024 ranks would do: measured on this machine, the rest by the simulation of `simulation.py`.
+"""Estimate training with 1 to 1,024 ranks: few ranks are measured on this machine, more are simulated.
 
     python bench/scale.py [--workload lenet] [--ranks 1,2,4] [--bucket-mb 25] [--cv 0.05] [--name scale] [--quick]
 
-Measured: when backward writes each gradient (one rank, one thread), sums over 1 and 2 processes, to which alpha and
-beta are fitted, and steps of 1, 2 and 4 ranks, beside which the simulation is laid. Networks between hosts are
-parameters: nothing here measures one. Writes NAME.md and NAME.svg.
+Three things are measured: when the backward pass writes each gradient (one rank, one thread); all-reduces over 1 and 2
+processes, to which alpha and beta are fitted; and steps of 1, 2 and 4 ranks, with which the simulation
+(`simulation.py`) is compared. Networks between hosts are parameters; none is measured. Writes NAME.md and NAME.svg.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def trainer(workload: Workload, **options: Any) -> gk.Trainer:
 
 
 def recorded(workload: Workload, runs: int) -> Program:
-    """The training program of one rank with one thread: when each gradient is written, medians of so many runs."""
+    """Measure when each gradient is written, with one rank and one thread. Times are medians of `runs` runs."""
     local, (feeds, target) = trainer(workload, accumulate=1 << 30), workload.feeds()
     for _ in range(2):
         local.step(feeds, target)
@@ -135,9 +135,10 @@ def sums(ranks: int, rounds: int) -> dict[str, Any]:
 
 
 def calibrated(one: Mapping[str, Any], two: Mapping[str, Any]) -> tuple[Link, float]:
-    """The link between two ranks of this machine, with gamma in its beta, and a call's seconds beyond MPI's.
+    """Return the link between two ranks of this machine, and the seconds that a call takes longer than MPI's.
 
-    Two ranks halve and double: 2 alpha + n beta. What a sum of one rank takes is no message, but a copy.
+    The link's beta includes gamma. Two ranks use recursive halving and doubling: 2 alpha + n beta. An all-reduce with
+    one rank is only a copy; its time is subtracted.
     """
     sizes = [row["bytes"] for row in two["rows"]]
     a, b = fitted(sizes, [row["median"]["mpi"] for row in two["rows"]])
@@ -165,9 +166,10 @@ def calibration(link: Link, call: float, measured: Mapping[int, Mapping[str, Any
 def steps(
     program: Program, cluster: Cluster, measured: Mapping[int, Mapping[str, Any]], found_sums: Mapping[int, Any]
 ) -> str:
-    """Steps that were measured, beside those simulated with the compute time that the ranks had then.
+    """Return a table of measured steps, and of steps simulated with the measured compute times of the ranks.
 
-    Simulated twice: with the link of 2 ranks, and with a line through the sums of as many ranks.
+    There are two simulations: with the link of 2 ranks, and with a line fitted to all-reduces of the same number of
+    ranks.
     """
     body = []
     for ranks, found in measured.items():

@@ -42,7 +42,7 @@ _LIMIT = 4 << 20  # --max-body of the server
 
 @dataclass
 class Seen:
-    """What the clients saw. seconds: of each request."""
+    """Results of the clients. seconds: time of each request."""
 
     seconds: list[float] = field(default_factory=list)
     wrong: int = 0

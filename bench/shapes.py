@@ -1,12 +1,12 @@
-"""Requests whose shapes change: sizes that never come back, and sizes of a pool, beside ONNX Runtime.
+"""Compare requests with changing shapes with ONNX Runtime: new sizes in each request, and sizes of a fixed set.
 
     python bench/shapes.py [--only encoder,lstm] [--sizes 200] [--quick]
 
-Rows are networks with symbolic dimensions; a request has a size drawn at random. *Cold*: every size is new to the
-session. *Warm*: the sizes are those of the cold requests, in another order. *New size*: the first run of a size minus
-the median of two more at once, median and 90th percentile over the sizes. *Memory*: resident bytes after all requests
-over those after the first. The engines have a process each and take turns of ten sizes. The table is Markdown, on
-stdout: mean requests, ONNX Runtime's over graphkit's: above 1, graphkit is faster.
+Rows are networks with symbolic dimensions. The size of a request is random. *Cold*: every size is new to the session.
+*Warm*: the same sizes in another order. *New size*: the first run of a size minus the median of the next two, as median
+and 90th percentile over the sizes. *Memory*: growth of the resident size from the first to the last request. Each
+engine has a process, and they take turns of ten sizes. The table is printed as Markdown: mean times of requests, and
+ONNX Runtime's over graphkit's (above 1, graphkit is faster).
 """
 
 from __future__ import annotations

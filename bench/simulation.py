@@ -1,13 +1,13 @@
-"""Data-parallel training as events: gradients that are written, buckets of them that are summed, ranks that are late.
+"""Simulate data-parallel training by events: written gradients, all-reduced buckets, and late ranks.
 
-A step is an update, then forward and backward passes; backward writes gradients at known times. Gradients that follow
-each other make a bucket; its sum begins when the slowest rank has written its last gradient and the sum before it is
-done. The step ends with the last sum.
+A step is an update, then a forward and a backward pass, which writes gradients at known times. Consecutive gradients
+form a bucket. The all-reduce of a bucket begins when the slowest rank has written its last gradient and the previous
+all-reduce is complete. The step ends with the last all-reduce.
 
-What a sum costs is the alpha-beta-gamma model: a message of n bytes takes alpha + n beta, adding n bytes n gamma.
-Formulas: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", 2005 (recursive
-doubling; recursive halving and doubling, after Rabenseifner; binomial trees for reduce and broadcast; a ring for
-reduce-scatter and allgather).
+The time of an all-reduce follows the alpha-beta-gamma model: a message of n bytes takes alpha + n beta, adding n bytes
+takes n gamma. Formulas: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
+2005 (recursive doubling; recursive halving and doubling, after Rabenseifner; binomial trees for reduce and broadcast; a
+ring for reduce-scatter and allgather).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Link:
     gamma: float = 0.0
 
     def shared(self, ranks: int) -> Link:
-        """The link, when so many ranks send at the same time."""
+        """Return the link as each rank sees it if `ranks` ranks send at the same time."""
         return replace(self, beta=self.beta * ranks)
 
     def slower(self, other: Link) -> Link:
-        """What ranks that send at the same time, some over either, wait for."""
+        """Return the slower link. Ranks wait for it if they send over both at the same time."""
         return Link(max(self.alpha, other.alpha), max(self.beta, other.beta), max(self.gamma, other.gamma))
 
 
@@ -138,7 +138,7 @@ class Program:
         return sum(g.bytes for g in self.gradients)
 
     def scaled(self, seconds: float) -> Program:
-        """The program on a device that computes it in so many seconds, with the same proportions."""
+        """Return the program on a device that computes it in `seconds`, with the same proportions."""
         factor = seconds / self.compute
         gradients = tuple(replace(g, written=g.written * factor) for g in self.gradients)
         return Program(self.name, gradients, self.passes * factor, self.update * factor)

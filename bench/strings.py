@@ -1,4 +1,4 @@
-"""Models of text and of strings in columns, as sklearn-onnx writes them: graphkit beside ONNX Runtime.
+"""Compare models of text and of string columns, as sklearn-onnx writes them, with ONNX Runtime.
 
     python bench/strings.py [--seconds 0.1] [--rounds 7]
 

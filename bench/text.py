@@ -1,9 +1,9 @@
-"""An exported network for text on the held-out part of real text: graphkit beside ONNX Runtime.
+"""Compare an exported text network with ONNX Runtime, on the validation part of real text.
 
     python bench/text.py cls.onnx sentences:reviews/
     python bench/text.py lm.onnx text:book.txt --metric perplexity --carry h=last_h --carry c=last_c --length 50
 
-The vocabulary is the one in the file's metadata. Both engines read the same batches, and carry their own states.
+The vocabulary is that of the file's metadata. Both engines read the same batches, and each keeps its own states.
 """
 
 from __future__ import annotations

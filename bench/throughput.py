@@ -1,10 +1,10 @@
-"""Requests from several threads at once: one executor shared by all of them, beside one session of ONNX Runtime.
+"""Compare concurrent requests of several threads: one shared executor against one session of ONNX Runtime.
 
     python bench/throughput.py [--callers 1,2,8] [--only mlp-1,lenet-64] [--files FOLDER] [--quick]
 
-Each caller runs the same network again and again on arrays of its own; both engines may use the same number of threads
-for one request. The engines have a process each and take turns. The table is Markdown, on stdout: requests in a second,
-and graphkit's over ONNX Runtime's, paired by turn, with its interval: above 1, graphkit serves more.
+Each caller runs the same network repeatedly on its own arrays. Both engines may use the same number of threads for one
+request. Each engine has a process, and they take turns. The table is printed as Markdown: requests per second, and
+graphkit's over ONNX Runtime's, paired by turn, with its interval (above 1, graphkit is faster).
 """
 
 from __future__ import annotations

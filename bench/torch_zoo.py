@@ -56,7 +56,7 @@ class Slot:
 
 
 def slots(module: nn.Module) -> list[Slot]:
-    """What `params` of the same network of ours lists, in its order."""
+    """Return the parameters of a module in the order of `params` of the same network in graphkit."""
     return [slot for part in module.modules() for slot in _slots_of(part)]
 
 

@@ -1,4 +1,4 @@
-"""What the networks of torch_zoo.py share: their register, and layers."""
+"""The registry of the networks of torch_zoo.py, and their layers."""
 
 from __future__ import annotations
 

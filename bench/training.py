@@ -1,12 +1,12 @@
-"""Training steps of graphkit beside PyTorch's, eager and compiled: the same networks and weights in the same processes.
+"""Compare training steps with PyTorch, eager and compiled, on the same networks and weights in the same processes.
 
     python bench/training.py                       # everything: about two hours
     python bench/training.py --quick               # few rounds: wide intervals
     python bench/training.py --only mlp,lenet --threads 1,4 --engines graphkit,torch
-    python bench/training.py --busy 1 --name training-busy  # beside a process that keeps a core busy
+    python bench/training.py --busy 1 --name training-busy  # while another process keeps a core busy
 
-Writes NAME.json, NAME.md and NAME.svg into bench/results/. Engines that are not installed are left out and named. The
-exit code is 1 when an engine failed, or its first step was another, on a workload that was asked for.
+Writes NAME.json, NAME.md and NAME.svg into bench/results/. Engines that are not installed are left out, with a message.
+Exit code 1 if an engine fails on a requested workload, or if its first step differs.
 """
 
 from __future__ import annotations

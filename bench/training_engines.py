@@ -106,7 +106,7 @@ def _torch(
     statistics = tuple(n for n in slots if n not in net.trainable)
     del net
     arrays, labels = workload.feeds()
-    # What a user has in memory: a step on a card begins with a copy of it, as graphkit's does.
+    # Batches are in host memory. A step on a GPU begins with a copy, as in graphkit.
     given, labelled = [torch.from_numpy(a) for a in arrays.values()], torch.from_numpy(labels)
     sizes = _batch_sizes(module, [a.to(device) for a in given], slots) if statistics else {}
     before = {name: slots[name].read() for name in sizes}

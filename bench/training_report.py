@@ -82,7 +82,7 @@ def _times(result: Result, threads: int, present: Sequence[str]) -> str:
 
 
 def _at_kinks(result: Result, threads: int) -> str:
-    """What single tensors differ by where there is batch normalisation."""
+    """Return the differences of single tensors in networks with batch normalisation, as a text."""
     found = [
         difference["gradient"]
         for row in result["rows"]

@@ -10,7 +10,7 @@ import numpy as np
 from paired import merged, ratios
 from training_workloads import WORKLOADS
 
-# What first steps may differ by; see `training_tasks.differences`.
+# Largest differences of first steps; see `training_tasks.differences`.
 LOSS, GRADIENTS, STATISTICS = 1e-5, 1e-4, 1e-4
 # A single tensor: with batch normalisation, an element at the kink of a rectifier may count in one engine and not in
 # the other, and moves the gradients of the layers before it.

@@ -1,10 +1,10 @@
-"""Boosted trees: graphkit's kernels beside ONNX Runtime.
+"""Compare boosted trees with ONNX Runtime.
 
     python bench/trees.py [--threads 1 2] [--rounds 9] [--seconds 0.05] [--json FILE] [--markdown FILE]
 
-Complete trees of random thresholds over 28 features, as gradient boosting makes them, whose weights are added up for
-one target. Rows are others in every call: the same ones would be learnt by the processor's branch predictor. In every
-round each engine has a turn; ratios are of turns of the same round.
+Models are complete trees with random thresholds over 28 features, as gradient boosting makes them, with one target.
+Every call gets new rows, because the processor's branch predictor would learn repeated ones. The engines take turns in
+each round, and ratios are paired by round.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `graphkit quantize` and `graphkit prune` share: their data, and the comparison before and after."""
+"""Data for `graphkit quantize` and `graphkit prune`, and the comparison of the model before and after."""
 
 from __future__ import annotations
 

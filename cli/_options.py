@@ -460,7 +460,7 @@ def source_options(pairs: tuple[str, ...]) -> dict[str, Any]:
 
 
 def with_tokenizer(options: dict[str, Any], spec: str, tokenizer: str | None, *, rows: bool = False) -> dict[str, Any]:
-    """Return the options of a data set with the file of --tokenizer. Raises UsageError if the data are no text.
+    """Return the options of a data set with the file of --tokenizer. Raises UsageError if the data are not text.
 
     rows: whether the command also reads texts from the rows of a file.
     """

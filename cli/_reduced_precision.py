@@ -1,4 +1,4 @@
-"""graphkit export --precision: a model of which most nodes compute in float16 or bfloat16."""
+"""graphkit export --precision: a model whose nodes mostly compute in float16 or bfloat16."""
 
 from __future__ import annotations
 

@@ -124,7 +124,8 @@ def command(
 
     The model's metadata determine the preprocessing of images, the vocabulary of texts and the encoding of table
     columns; --data-option and --tokenizer replace them. For an .onnx file of Hugging Face, tokenizer.json and the class
-    names of config.json beside it are used. If the model and the data have class names, classes are matched by name.
+    names of config.json in its folder are used. If the model and the data have class names, classes are matched by
+    name.
 
     \b
     graphkit evaluate run/ --data digits --part test

@@ -49,7 +49,7 @@ from graphkit.train.adapter_marks import has_adapters
 @adapter_option
 @option(
     "--merge-adapters/--keep-adapters", "merge", group=OUTPUT, default=True, show_default=True,
-    help="If the model has LoRA adapters: merge them into the weights, or write them as nodes of their own.",
+    help="If the model has LoRA adapters: merge them into the weights, or write them as separate nodes.",
 )  # fmt: skip
 @option(
     "--precision", group=PRECISION, type=click.Choice(list(PRECISIONS)),
@@ -86,12 +86,12 @@ def command(
 ) -> int:  # fmt: skip
     """Write MODEL as standard ONNX, and verify the file in ONNX Runtime; or write a compiled program for C.
 
-    MODEL is a .json or .onnx file, a run folder, or a file of MXNet: net-symbol.json with its newest net-0010.params
-    beside it, or the .params file of an epoch.
+    MODEL is a .json or .onnx file, a run folder, or a file of MXNet: net-symbol.json, which is read with the newest
+    net-0010.params of its folder, or the .params file of an epoch.
 
-    The inputs are used for this comparison; those that you do not give are generated (--fill). Exit code 1 if the
-    outputs differ. Merged adapters are compared with the model before merging. With --precision, a file whose outputs
-    differ is not written.
+    The command compares the outputs of the model and the file for the given inputs. Inputs that you do not give are
+    generated (--fill). Exit code 1 if the outputs differ. Merged adapters are compared with the model before merging.
+    With --precision, a file whose outputs differ is not written.
 
     A .gkp file is a program for the sizes of the given inputs, and for CPUs of the kind of this one. libgraphkit.so
     runs it from C, without Python; see graphkit build --c-runtime.

@@ -77,12 +77,12 @@ def command(
     whose first axis counts samples), a text (.txt, one sample per line), texts in a column (.jsonl, or a table for a
     model with a tokenizer) or records (.rec).
 
-    Images, columns of tables and words become inputs as the model's metadata say, as in training. A line on stderr says
-    how. --tokenizer replaces the vocabulary of texts. For an .onnx file of Hugging Face, tokenizer.json and the class
-    names of config.json beside it are used.
+    Images, columns of tables and texts are converted to inputs by the model's metadata, as in training. A line on
+    stderr describes the conversion. --tokenizer replaces the vocabulary of texts. For an .onnx file of Hugging Face,
+    tokenizer.json and the class names of config.json in its folder are used.
 
-    A row has the file, or the number of the row (from 0), and the most probable classes with their probabilities. If no
-    output scores classes, it has the values of the outputs.
+    Each row of the result contains the name of the file, or the number of the sample (from 0), and the most probable
+    classes with their probabilities. If no output scores classes, it contains the values of the outputs.
 
     Exit code 1 if an image was skipped (--skip-errors).
 

@@ -102,7 +102,7 @@ def command(
 
     The command prints the zeros of each layer, metrics on labelled DATA, and the difference of the outputs. It runs the
     result in graphkit and in ONNX Runtime. If the outputs differ, nothing is written, and the exit code is 1. Without
-    --data, the inputs are used for this; those that you do not give are generated (--fill).
+    --data, it uses the given inputs; those that you do not give are generated (--fill).
 
     \b
     graphkit prune net.onnx -o sparse.onnx --sparsity 0.5 --data digits

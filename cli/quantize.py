@@ -143,8 +143,8 @@ def command(
     metadata of an .onnx file stay.
 
     The command prints size, metrics on labelled DATA, and the difference of the outputs. It runs the result in graphkit
-    and in ONNX Runtime. If the outputs differ, nothing is written, and the exit code is 1. Without --data, the inputs
-    are used for this; those that you do not give are generated (--fill).
+    and in ONNX Runtime. If the outputs differ, nothing is written, and the exit code is 1. Without --data, it uses the
+    given inputs; those that you do not give are generated (--fill).
 
     \b
     graphkit quantize net.onnx small.onnx --data photos/

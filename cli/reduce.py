@@ -35,7 +35,7 @@ _FILE, _ARRAYS = "{}", "{npz}"
 @click.argument("command_line", nargs=-1, required=True, metavar="-- COMMAND...")
 @option(
     "-o", "--output", group=OUTPUT, type=click.Path(dir_okay=False), required=True,
-    help="Write the smallest part to this .onnx file at each improvement, and the values of its inputs beside it "
+    help="Write the smallest part to this .onnx file at each improvement, and the values of its inputs next to it "
     "(.npz).",
 )  # fmt: skip
 @option(
@@ -54,12 +54,15 @@ _FILE, _ARRAYS = "{}", "{npz}"
 )  # fmt: skip
 @option(
     "--timeout-each", group=COMPARISON, type=FloatRange(0, min_open=True), default=None, metavar="SECONDS",
-    help="Stop a run of the command after this time. Such a run counts as not failed, unless --fail-timeout is given.",
+    help="Stop a run of the command after this time. It does not count as a failure, unless --fail-timeout is given.",
 )  # fmt: skip
-@option("--fail-timeout", group=COMPARISON, is_flag=True, help="Look for runs that exceed --timeout-each.")
+@option(
+    "--fail-timeout", group=COMPARISON, is_flag=True,
+    help="The command fails if it exceeds --timeout-each. Its exit code and output do not matter.",
+)  # fmt: skip
 @option(
     "--max-tries", group=COMPARISON, type=IntRange(2), default=MAX_TRIES, show_default=True,
-    help="How often the command is run at most.",
+    help="Largest number of runs of the command.",
 )  # fmt: skip
 @model_file_options
 @limit_options

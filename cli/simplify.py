@@ -63,7 +63,7 @@ def command(
     normalisation is folded into the weights before it. OUTPUT contains standard operators of the same opset, and has no
     more nodes than MODEL.
 
-    The inputs are used for the comparison; those that you do not give are generated (--fill). If the outputs differ,
+    The comparison uses the given inputs; those that you do not give are generated (--fill). If the outputs differ,
     nothing is written, and the exit code is 1.
 
     \b

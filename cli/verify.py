@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @option(
     "-o", "--output", group=OUTPUT, type=click.Path(dir_okay=False), default=None,
-    help="With --bisect: write the nodes that differ to this .onnx file, and their inputs to an .npz file beside it.",
+    help="With --bisect: write the nodes that differ to this .onnx file, and their inputs to an .npz file next to it.",
 )  # fmt: skip
 @adapter_option
 @model_file_options

@@ -1,9 +1,9 @@
-"""The curves of runs as a picture: the loss, and metrics, over epochs.
+"""Draw the loss and the metrics of runs over epochs, as an SVG.
 
     python examples/curves.py run/ -o examples/mnist/curve.svg --title "ResNet-20 on MNIST" --target accuracy=0.994
 
-Thin: of single batches in training. Dashed: training, the mean of an epoch. With dots: the held-out part. Several runs,
-of other seeds, have a colour each.
+Thin lines show single batches in training, dashed lines the training means of epochs, and lines with dots the
+validation data. If there are several runs, each has its own colour.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from graphkit.report.runs import read_runs
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP, _BOTTOM = 380, 240, 64, 84, 76, 56
 _TICKS, _MOST_POINTS = 5, 400
-_STEPS = [n * 10**power for power in range(9) for n in (1, 2, 5)]  # between the epochs that are written
+_STEPS = [n * 10**power for power in range(9) for n in (1, 2, 5)]  # possible distances of the epochs on the axis
 _COLOURS = ("#1a7f64", "#d4654a", "#7c5cc4", "#c98a1b", "#3b82c4")
 _STYLE = """
 text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #24292f }
@@ -39,14 +39,14 @@ polyline { fill: none; stroke-linejoin: round } .step { stroke-width: 1; opacity
 
 
 class Panel:
-    """The place of one chart, whose left upper corner is (left, top), and its scales."""
+    """The place of one chart, with its upper left corner at (left, top), and its scales."""
 
     def __init__(self, chart: Chart, left: float, target: float | None):
         self.chart, self.left, self.target = chart, left, target
         known = _of_epochs(chart)
         told = np.concatenate([s.y for s in known if s.part == "valid"] or [s.y for s in known])
         told = np.append(told[np.isfinite(told)], [] if target is None else [target])
-        # Training begins far outside of what is to be seen of the held-out part.
+        # The first losses of training are too large for the scale of the validation losses.
         self.low, self.high = _rounded(float(told.min()), float(told.max()))
         self.epochs = max(float(s.epochs.max()) for s in _of_epochs(chart))
 
@@ -89,12 +89,12 @@ class Panel:
 
 
 def _of_epochs(chart: Chart) -> list[Series]:
-    """What is known at the end of each epoch, but for series without a finite number."""
+    """Return the series with one value per epoch. Series without a finite number are left out."""
     return [s for s in chart.series if s.part != "step" and np.isfinite(s.y).any()]
 
 
 def _rounded(low: float, high: float) -> tuple[float, float]:
-    """Bounds around both, of which the parts between the ticks are short numbers."""
+    """Return bounds around `low` and `high` for which the ticks are short numbers."""
     width = max(high - low, 1e-6 * max(abs(low), abs(high)), 1e-9) / (_TICKS - 1)
     unit = 10.0 ** math.floor(math.log10(width))
     for step in (1, 2, 2.5, 5, 10, 20):
@@ -105,7 +105,7 @@ def _rounded(low: float, high: float) -> tuple[float, float]:
 
 
 def picture(found: Sequence[Chart], title: str, note: str, targets: dict[str, float]) -> str:
-    """An SVG of a panel for each chart, side by side; it follows light and dark themes."""
+    """Return an SVG with one panel per chart, side by side. It follows light and dark themes."""
     width = len(found) * (_LEFT + _WIDTH) + (len(found) - 1) * (_GAP - _LEFT) + 24
     height = _TOP + _HEIGHT + _BOTTOM
     lines = [

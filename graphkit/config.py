@@ -149,7 +149,7 @@ MPIEXEC: Knob[str | None] = Knob(
     "GRAPHKIT_MPIEXEC",
     str,
     None,
-    "MPI launcher for --processes; default: mpiexec beside this Python, else the first on PATH",
+    "MPI launcher for --processes; default: mpiexec in the folder of this Python, else the first on PATH",
 )
 SERVERS = Knob(
     "GRAPHKIT_SERVERS",

@@ -79,7 +79,7 @@ def is_mxnet(source: Any) -> bool:
 
 
 def is_onnx_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether `load` reads a path as an ONNX file: it is no folder, no .json file and no file of MXNet."""
+    """Return whether `load` reads a path as an ONNX file: it is not a folder, a .json file or a file of MXNet."""
     return not os.path.isdir(path) and os.path.splitext(path)[1] != ".json" and not is_mxnet(path)
 
 

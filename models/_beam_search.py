@@ -19,10 +19,12 @@ Following = Callable[[Value, list[Value]], tuple[Value, list[Value]]]
 
 @dataclass(frozen=True)
 class Beams:
-    """How to search. beam: hypotheses that are kept; decode: tokens at most; length_penalty: alpha of Wu et al. 2016.
+    """Settings of a beam search.
 
-    Hypotheses are compared by log p / ((5 + length) / 6)^alpha, `end` being part of the length, whether they have ended
-    or not. One that has ended keeps its place until `beam` better ones are found.
+    Hypotheses are compared by log p / ((5 + length) / 6)^alpha, whether they have ended or not. The length includes
+    `end`. A hypothesis that has ended is kept until `beam` better ones are found.
+
+    beam: number of hypotheses that are kept. decode: largest number of tokens. length_penalty: alpha of Wu et al. 2016.
     """
 
     beam: int
@@ -33,15 +35,20 @@ class Beams:
     length_penalty: float = 0.0
 
     def __call__(self, following: Following, first: list[Value], rows: Value) -> tuple[Value, Value]:
-        """tokens: int64 [N, beam, decode], the best first, filled up with `end`; log p of each: float32 [N, beam].
+        """Search; return tokens, int64 [N, beam, decode], and the log p of each hypothesis, float32 [N, beam].
 
-        first: the states before the first token, [N, ...] each; rows: int64 [1], N. The search ends when all
-        hypotheses have, or after `decode` tokens. Where there are fewer sequences than `beam`, the last ones have log p
-        of minus infinity.
+        The best hypothesis comes first. Shorter ones are padded with `end`. The search ends when all hypotheses have
+        ended, or after `decode` tokens. If there are fewer sequences than `beam`, the last ones have a log p of minus
+        infinity.
+
+        Args:
+            following: Function from tokens and states to the logits of the next token and the new states.
+            first: The states before the first token, [N, ...] each.
+            rows: int64 [1], N.
         """
         origins = self.origins(rows)
         states = [F.gather(state, origins, axis=0) for state in first]
-        # [N, beam]: the place of a sentence's first hypothesis among those of all.
+        # [N, beam]: the row of a sentence's first hypothesis among all hypotheses.
         firsts = F.mul(F.reshape(origins, np.array([-1, self.beam])), np.int64(self.beam))
         end = control.while_loop(
             self._going, lambda b: self._write(following, b, firsts), self._begin(states, rows), name="beam_search"
@@ -49,13 +56,13 @@ class Beams:
         return end.tokens, end.log_probability
 
     def origins(self, rows: Value) -> Value:
-        """int64 [N * beam]: the sentence that each hypothesis belongs to, 0, ..., 0, 1, ..."""
+        """Return the sentence of each hypothesis, int64 [N * beam]: 0, ..., 0, 1, ..."""
         places = F.range(np.int64(0), F.mul(F.squeeze(rows, np.array([0])), np.int64(self.beam)), np.int64(1))
         numbers: Value = F.div(places, np.int64(self.beam))
         return numbers
 
     def _begin(self, states: list[Value], rows: Value) -> _Hypotheses:
-        """One hypothesis that is empty, and others that do not exist."""
+        """Return the first hypotheses of each sentence: an empty one, and others with log p of minus infinity."""
         table = F.concat(rows, np.array([self.beam]), axis=0)
         alone = np.where(np.arange(self.beam) == 0, 0, -np.inf).astype(np.float32)
         return _Hypotheses(
@@ -79,7 +86,7 @@ class Beams:
         scores = F.div(log_p, self._penalty(length)) if self.length_penalty else log_p
         _, chosen = F.top_k(scores, np.array([self.beam]), axis=1)
         word = F.mod(chosen, np.int64(self.vocab))
-        before = F.div(chosen, np.int64(self.vocab))  # [N, beam]: which hypothesis goes on
+        before = F.div(chosen, np.int64(self.vocab))  # [N, beam]: the hypothesis that the token extends
 
         def kept(part: Value) -> Value:
             return F.gather_elements(part, before, axis=1)
@@ -100,9 +107,11 @@ class Beams:
         )
 
     def _continued(self, log_p: Value, beams: _Hypotheses) -> tuple[Value, Value]:
-        """log p of each hypothesis with each token behind it, [N, beam * vocab], and what its length would be.
+        """Return log p and length of each hypothesis extended by each token, [N, beam * vocab].
 
-        log_p: [N * beam, vocab]. What has ended goes on with `end` alone, which costs nothing and does not count.
+        A hypothesis that has ended is extended by `end` only. This changes neither its log p nor its length.
+
+        log_p: log p of each next token, [N * beam, vocab].
         """
         table = np.array([-1, self.beam, self.vocab])
         ended = np.where(np.arange(self.vocab) == self.end, 0, -np.inf).astype(np.float32)
@@ -121,7 +130,7 @@ class Beams:
 
 
 class _Hypotheses(NamedTuple):
-    """What the loop carries. log_probability, length, done: [N, beam]; last: [N * beam]; tokens: [N, beam, decode]."""
+    """State of the loop. log_probability, length, done: [N, beam]; last: [N * beam]; tokens: [N, beam, decode]."""
 
     step: Any
     log_probability: Value

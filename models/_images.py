@@ -1,4 +1,4 @@
-"""Shared by networks for images."""
+"""Common parts of networks for images."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from graphkit.errors import UsageError
 from graphkit.frontend import layers as nn
 from graphkit.ir.graph import Value
 
-# Of convolutions that rectifiers follow (He et al. 2015).
+# Initialiser of convolutions that are followed by ReLU (He et al. 2015).
 HE_NORMAL = {"type": "he_normal", "fan": "out"}
 
 
 def image_shape(network: str, image: Sequence[int]) -> tuple[int, int, int]:
-    """(channels, height, width), checked."""
+    """Return (channels, height, width). Raises UsageError if `image` is not three positive integers."""
     sizes = tuple(image) if isinstance(image, Sequence) and not isinstance(image, str) else (image,)
     if len(sizes) != 3 or any(not isinstance(d, int) or d < 1 for d in sizes):
         raise UsageError(f"{network}: image must be (channels, height, width), not {image!r}")
@@ -42,7 +42,7 @@ def conv_bn(
 
 
 def channels_of(x: Value) -> int:
-    """C of [N, C, ...]."""
+    """Return C of [N, C, ...]."""
     channels = x.tensor.known_shape[1]
     assert isinstance(channels, int)
     return channels

@@ -21,18 +21,20 @@ from graphkit.models._images import channels_of
 from graphkit.ops import F
 from graphkit.text import quantity
 
-# By what offsets of centres and logarithms of sizes are divided, so that their deviations are near 1.
+# Offsets of centres and logarithms of sizes are divided by these numbers, so that their deviations are near 1.
 _VARIANCES = np.array([0.1, 0.1, 0.2, 0.2], np.float32)
-# Largest logarithm of a decoded size over its default box's.
+# Largest logarithm of the ratio of a decoded size to the size of its default box.
 _LARGEST = math.log(1000 / 16)
-_NEGATIVES = 3  # of the background for every matched box
+_NEGATIVES = 3  # number of background boxes in the loss per matched box
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Default boxes of one feature map: squares of `scale` and of the mean with `next_scale`, and two per ratio.
+    """Default boxes of one feature map: two squares, and two rectangles per ratio.
 
-    rows, columns: the map's size; height, width: cells of the whole image, which need not be integers.
+    The sides of the squares are `scale`, and the geometric mean of `scale` and `next_scale`.
+
+    rows, columns: size of the map. height, width: size of the image in cells of the map, not always integers.
     """
 
     rows: int
@@ -45,7 +47,7 @@ class Tiling:
 
     @property
     def shapes(self) -> list[tuple[float, float]]:
-        """(width, height) of the boxes at each place."""
+        """Return (width, height) of the boxes at each position."""
         mean = math.sqrt(self.scale * self.next_scale)
         shapes = [(self.scale, self.scale), (mean, mean)]
         for ratio in self.ratios:
@@ -54,7 +56,7 @@ class Tiling:
         return shapes
 
     def boxes(self) -> np.ndarray:
-        """float32 [rows * columns * shapes, 4]: centre x and y, width, height, at most 1; row by row."""
+        """Return the boxes, float32 [rows * columns * shapes, 4]: centre x and y, width, height. Row by row."""
         y, x = np.meshgrid(
             (np.arange(self.rows) + 0.5) / self.height, (np.arange(self.columns) + 0.5) / self.width, indexing="ij"
         )
@@ -67,7 +69,7 @@ class Tiling:
 
 
 def multibox_heads(maps: Sequence[Value], tilings: Sequence[Tiling], classes: int) -> tuple[Value, Value]:
-    """(logits [N, boxes, classes], offsets [N, boxes, 4]) by a 3x3 convolution each on every feature map."""
+    """Return logits [N, boxes, classes] and offsets [N, boxes, 4], from two 3x3 convolutions on every feature map."""
     logits, offsets = [], []
     for number, (h, tiling) in enumerate(zip(maps, tilings, strict=True), 1):
         count = len(tiling.shapes)
@@ -82,7 +84,7 @@ def multibox_heads(maps: Sequence[Value], tilings: Sequence[Tiling], classes: in
 
 
 def by_box(h: Value, count: int) -> Value:
-    """[N, count * K, rows, columns] as [N, rows * columns * count, K]."""
+    """Reshape [N, count * K, rows, columns] to [N, rows * columns * count, K]."""
     each = channels_of(h) // count
     return F.reshape(F.transpose(h, perm=(0, 2, 3, 1)), np.array([0, -1, each]))
 
@@ -107,7 +109,7 @@ def match(
         classes, int64 [N, A], and offsets, float32 [N, A, 4], which are 0 at the background.
 
     Raises:
-        InputError: A box is not finite or has no area, a label is no integer from 1 on, or the numbers of boxes and
+        InputError: A box is not finite or has no area, a label is not a positive integer, or the numbers of boxes and
             labels differ.
     """
     if len(boxes) != len(labels):
@@ -122,7 +124,7 @@ def match(
         overlap = _overlaps(found, corners)
         best = overlap.argmax(axis=0)
         matched = overlap.max(axis=0) >= threshold
-        # The last of objects that want the same default box has it.
+        # If several objects want the same default box, the last one gets it.
         wanted = overlap.argmax(axis=1)
         best[wanted], matched[wanted] = np.arange(len(found)), True
         classes[image, matched] = kinds[best[matched]]
@@ -150,7 +152,7 @@ def _corners(boxes: np.ndarray) -> np.ndarray:
 
 
 def _overlaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Intersection over union [A, B] of boxes [A, 4] and [B, 4]."""
+    """Return the intersection over union [A, B] of boxes [A, 4] and [B, 4]."""
     sides = np.minimum(a[:, None, 2:], b[None, :, 2:]) - np.maximum(a[:, None, :2], b[None, :, :2])
     shared = np.prod(np.maximum(sides, 0), axis=2)
     areas = [np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) for boxes in (a, b)]
@@ -159,7 +161,7 @@ def _overlaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _encoded(boxes: np.ndarray, defaults: np.ndarray) -> np.ndarray:
-    """What `decoded` makes `boxes` of."""
+    """Return the offsets of boxes from default boxes: the inverse of `decoded`."""
     centres, sizes = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
     places = [(centres - defaults[:, :2]) / defaults[:, 2:], np.log(sizes / defaults[:, 2:])]
     return np.concatenate(places, axis=1) / _VARIANCES
@@ -192,7 +194,7 @@ def multibox_loss(logits: Value, offsets: Value, target_classes: Value, target_o
 
 
 def _hardest(entropy: Value, matched: Value, boxes: int) -> Value:
-    """Where in [N, A] the unmatched boxes of the largest entropy are, three for every matched one of the image."""
+    """Return a mask [N, A] of the unmatched boxes with the largest entropy: three per matched box of the image."""
     hard = F.where(matched, F.cast_like(np.float32(-1), entropy), entropy)
     every = np.array([boxes])
     order = F.top_k(hard, every, axis=1)[1]
@@ -205,7 +207,7 @@ def _hardest(entropy: Value, matched: Value, boxes: int) -> Value:
 
 
 def decoded(offsets: Value, defaults: np.ndarray) -> Value:
-    """Boxes [N, A, 4] of offsets [N, A, 4] from default boxes: x1, y1, x2, y2 within the image."""
+    """Return boxes [N, A, 4] from their offsets [N, A, 4] to default boxes: x1, y1, x2, y2, clipped to the image."""
     scaled = F.mul(offsets, _VARIANCES)
     moved, grown = F.split(scaled, np.array([2, 2]), axis=2)
     centres = F.add(F.mul(moved, defaults[:, 2:]), defaults[:, :2])
@@ -216,17 +218,17 @@ def decoded(offsets: Value, defaults: np.ndarray) -> Value:
 
 @dataclass(frozen=True)
 class Detection:
-    """How many boxes of an image are given, and which ones are considered."""
+    """Settings of non-maximum suppression."""
 
-    most: int  # of an image
-    candidates: int  # of a class
-    overlap: float  # of two boxes of a class, at most
-    score: float  # is exceeded
+    most: int  # largest number of boxes per image
+    candidates: int  # largest number of boxes per class that are considered
+    overlap: float  # largest intersection over union of two boxes of a class
+    score: float  # boxes with this score or less are ignored
 
     def detect(self, logits: Value, offsets: Value, defaults: np.ndarray) -> dict[str, Value]:
-        """boxes [N, most, 4], labels int64 [N, most] and scores [N, most], the best first; at the end zeros.
+        """Return boxes [N, most, 4], labels int64 [N, most] and scores [N, most], the best first, padded with zeros.
 
-        In the graph: softmax, decoding, NonMaxSuppression by class, and the best of all classes.
+        The graph computes softmax, decoding, NonMaxSuppression by class, and the best of all classes.
         """
         boxes = decoded(offsets, defaults)
         scores = F.transpose(F.softmax(logits, axis=-1), perm=(0, 2, 1))

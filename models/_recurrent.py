@@ -1,4 +1,4 @@
-"""Shared by networks with their own recurrence: one step of a gated recurrent unit."""
+"""One step of a gated recurrent unit, for networks with their own recurrence."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from graphkit.ops import F
 
 
 def uniform(hidden: int) -> dict[str, Any]:
-    """PyTorch's initialiser of recurrent layers: uniform in +-1 / sqrt(hidden)."""
+    """Return PyTorch's initialiser of recurrent layers: uniform in +-1 / sqrt(hidden)."""
     return {"type": "fan_in_uniform", "fan_in": hidden}
 
 
 def gru_input(x: Value, hidden: int, *, name: str) -> Value:
-    """W x + b for the three gates, of a whole sequence at once. x: [..., in]; result: [..., 3 * hidden].
+    """Return W x + b for the three gates, of a whole sequence at once. x: [..., in]; result: [..., 3 * hidden].
 
-    Parameters `<name>_input_weight` [3 * hidden, in] and `_bias`, laid out as PyTorch's: reset, update, new.
+    Parameters: `<name>_input_weight` [3 * hidden, in] and `<name>_input_bias`, in PyTorch's order: reset, update, new.
     """
     start = uniform(hidden)
     return nn.linear(x, 3 * hidden, init=start, bias_init=start, name=f"{name}_input")
 
 
 def gru_step(projected: Value, h: Value, *, name: str) -> Value:
-    """torch.nn.GRUCell: r, z = sigmoid(x_rz + h_rz), n = tanh(x_n + r h_n), h' = n + z (h - n).
+    """Return the next state, as torch.nn.GRUCell: h' = n + z (h - n).
 
-    projected: [N, 3 * hidden] of `gru_input`; h: [N, hidden]. Parameters `<name>_hidden_weight` [3 * hidden, hidden],
-    `_bias`.
+    The gates are r, z = sigmoid(x_rz + h_rz) and n = tanh(x_n + r h_n).
+
+    projected: result of `gru_input`, [N, 3 * hidden]. h: [N, hidden]. Parameters: `<name>_hidden_weight` [3 * hidden,
+    hidden], and `<name>_hidden_bias`.
     """
     hidden = units(h)
     start = uniform(hidden)
@@ -43,19 +45,19 @@ def gru_step(projected: Value, h: Value, *, name: str) -> Value:
 
 
 def units(x: Value) -> int:
-    """The size of the last axis."""
+    """Return the size of the last axis."""
     size = x.tensor.known_shape[-1]
     assert isinstance(size, int)
     return size
 
 
 def within(lengths: Value, rows: Value) -> Value:
-    """lengths: int64 [N], at most T each. rows: [N, T]."""
+    """Limit lengths, int64 [N], to T, the second size of rows [N, T]."""
     return F.min(lengths, _size(rows, 1))
 
 
 def alive(lengths: Value, rows: Value) -> Value:
-    """bool [N, T]: whether sequence n has a step t. lengths: int64 [N]; rows: [N, T]."""
+    """Return bool [N, T]: whether sequence n has a step t. lengths: int64 [N]; rows: [N, T]."""
     steps = F.range(np.int64(0), F.squeeze(_size(rows, 1), np.array([0])), np.int64(1))
     return F.less(steps, F.unsqueeze(lengths, np.array([1])))
 

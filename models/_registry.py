@@ -16,7 +16,7 @@ from graphkit.model import Model
 from graphkit.named_tuples import NamedTuple
 from graphkit.signatures import typed
 
-# Kinds of options in words.
+# Descriptions of the types of options, for errors.
 _EXPECTED = {
     "int": "an integer", "float": "a number", "bool": "true or false", "str": "a text", "None": "none",
     "tuple[int, ...]": "one or more integers such as 64,32",
@@ -85,7 +85,7 @@ def modules() -> list[str]:
 
 
 def _all() -> dict[str, Callable[..., Model]]:
-    """Every network; the files of this package are imported the first time."""
+    """Return every network. The first call imports the files of this package."""
     for name in modules():
         importlib.import_module(f"{__package__}.{name}")
     return _networks

@@ -1,4 +1,4 @@
-"""Shared by networks for table rows: columns of numbers, `x`, and of category codes, `categories` (docs/tables.md)."""
+"""Inputs of networks for tables: columns of numbers, `x`, and of category codes, `categories` (docs/tables.md)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from graphkit.ops import F
 
 
 def table_inputs(network: str, numbers: int, sizes: Sequence[int]) -> tuple[Value | None, list[Value]]:
-    """x: float32 [N, numbers], None without numbers; and the columns of `categories`, int64 [N] each, one per size.
+    """Return x, float32 [N, numbers] or None, and the columns of `categories`, int64 [N], one per size.
 
-    Raises UsageError where `sizes` is not one positive integer or more, or `numbers` is negative.
+    Raises UsageError if `sizes` is not one positive integer or more, or if `numbers` is negative.
     """
     if isinstance(numbers, bool) or not isinstance(numbers, int) or numbers < 0:
         raise UsageError(f"{network}: numbers must be 0 or a positive integer, not {numbers!r}")
@@ -28,7 +28,7 @@ def table_inputs(network: str, numbers: int, sizes: Sequence[int]) -> tuple[Valu
 
 
 def hidden_widths(network: str, option: str, widths: int | Sequence[int]) -> tuple[int, ...]:
-    """The widths of hidden layers, checked; one may stand alone."""
+    """Return the widths of hidden layers as a tuple. Raises UsageError if one is not positive."""
     found = (widths,) if isinstance(widths, int) else tuple(widths)
     if not _positive(found):
         raise UsageError(f"{network}: {option} must be positive integers, not {widths!r}")
@@ -36,7 +36,7 @@ def hidden_widths(network: str, option: str, widths: int | Sequence[int]) -> tup
 
 
 def dense(x: Value, widths: Sequence[int], dropout: float = 0.0, *, name: str = "fc") -> Value:
-    """Fully connected layers, each with a ReLU and a dropout behind it. Parameters `<name>1_weight`, `_bias`, ..."""
+    """Apply fully connected layers, each followed by ReLU and dropout. Parameters: `<name>1_weight`, `_bias`, ..."""
     for i, width in enumerate(widths, 1):
         x = drop(F.relu(nn.linear(x, width, init="he_normal", bias_init="zeros", name=f"{name}{i}")), dropout)
     return x

@@ -1,4 +1,4 @@
-"""Names of parameters in torchvision and timm, as rules from the names here, and the networks by their names there."""
+"""Parameter names of torchvision and timm, derived by rules from graphkit's names, and the names of their networks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from graphkit.model import Model
 from graphkit.models._registry import build
 from graphkit.signatures import typed
 
-# A name here is a layer and one of these, joined by "_"; elsewhere they are joined by ".".
+# graphkit's names are a layer and one of these, joined by "_". torchvision and timm join them by ".".
 _KINDS = re.compile(r"(.+)_(weight|bias|running_mean|running_var)")
 
-# Rules: a pattern of a whole layer name here, and the layer's name elsewhere. The first rule that matches is used.
+# Rules: a pattern of graphkit's whole layer name, and the layer's name in torchvision or timm. The first match is used.
 _Rules = Sequence[tuple[str, str]]
 
 _SAME_RESNET: _Rules = (
@@ -106,7 +106,7 @@ def _vgg(layers: Sequence[str]) -> dict[str, str]:
 
 
 def _mobilenetv3(layers: Sequence[str]) -> dict[str, str]:
-    """Return torchvision's names of MobileNetV3's layers: parts of a block are numbered without those it lacks."""
+    """Return torchvision's names of MobileNetV3's layers. Only the existing parts of a block are numbered."""
     found: dict[str, str] = {}
     parts: dict[str, list[str]] = {}
     blocks = 0
@@ -132,10 +132,10 @@ def _mobilenetv3(layers: Sequence[str]) -> dict[str, str]:
 _COUNTED: dict[str, Callable[[Sequence[str]], dict[str, str]]] = {"vgg": _vgg, "mobilenetv3": _mobilenetv3}
 _SOURCES: dict[str, dict[str, _Rules]] = {"torchvision": _TORCHVISION, "timm": _TIMM}
 
-# Names of parts that a network of torchvision has for its training only.
+# Names of the parts of a torchvision network that are used only in training.
 _TRAINING_ONLY = re.compile(r"aux\d\.")
 
-# Networks by their name elsewhere, with the options of `build`.
+# Names of networks in torchvision or timm, with the options of `build`.
 _RESNETS = {f"resnet{layers}": ("resnet", {"layers": layers}) for layers in (18, 34, 50, 101, 152)}
 _DENSENETS = {f"densenet{layers}": ("densenet", {"layers": layers}) for layers in (121, 161, 169, 201)}
 NETWORKS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {

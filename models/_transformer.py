@@ -1,4 +1,4 @@
-"""Shared by transformers: multi-head attention and the feed-forward layers of one block."""
+"""Parts of transformers: multi-head attention and the feed-forward layers of one block."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from graphkit.frontend import layers as nn
 from graphkit.ir.graph import Value
 from graphkit.ops import F
 
-# In place of minus infinity: a row whose positions are all masked gives equal weights instead of NaN.
+# Used instead of minus infinity: a row whose positions are all masked then has equal weights instead of NaN.
 _MASKED = float(np.finfo(np.float32).min)
 
 
 def head_width(network: str, width: int, heads: int) -> int:
-    """Channels of one head; UsageError when they do not divide."""
+    """Return the channels of one head. Raises UsageError if `width` is not divisible by `heads`."""
     if width % heads:
         raise UsageError(f"{network}: width {width} does not divide into {heads} heads")
     return width // heads
@@ -78,7 +78,7 @@ def _split_heads(x: Value, heads: int) -> Value:
 
 
 def feed_forward(x: Value, hidden: int, *, approximate: str, init: Any, project_init: Any) -> Value:
-    """linear, GELU, linear. `approximate`: "none" or "tanh", as in ONNX's Gelu."""
+    """Apply a linear layer, GELU and a linear layer. `approximate`: "none" or "tanh", as in ONNX's Gelu."""
     width = x.tensor.known_shape[-1]
     assert isinstance(width, int)
     h = F.gelu(nn.linear(x, hidden, init=init, bias_init="zeros", name="fc1"), approximate=approximate, name="gelu")
@@ -86,11 +86,11 @@ def feed_forward(x: Value, hidden: int, *, approximate: str, init: Any, project_
 
 
 def steps(x: Value) -> Value:
-    """int64 [T], 0 to T - 1, for x: [N, T]."""
+    """Return int64 [T], 0 to T - 1, for x: [N, T]."""
     size = F.squeeze(F.slice(F.shape(x), np.array([1]), np.array([2])), np.array([0]))
     return F.range(np.int64(0), size, np.int64(1), name="steps")
 
 
 def drop(x: Value, ratio: float) -> Value:
-    """Dropout, in training; nothing at all for a ratio of 0."""
+    """Apply dropout in training. With a ratio of 0, no node is added."""
     return nn.dropout(x, ratio) if ratio else x

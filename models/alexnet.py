@@ -9,7 +9,7 @@ from graphkit.models._images import image_shape, positive
 from graphkit.models._registry import network
 from graphkit.ops import F
 
-# Below this side the third pooling has no whole window left: 63 -> 15 -> 7 -> 3 -> 1.
+# With smaller sides, the third pooling would not have a whole window: 63 -> 15 -> 7 -> 3 -> 1.
 _SMALLEST = 63
 
 

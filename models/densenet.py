@@ -18,7 +18,7 @@ _DEPTHS = {
     169: ((6, 12, 32, 32), 32),
     201: ((6, 12, 48, 32), 32),
 }
-_BOTTLENECK = 4  # channels before a 3x3 convolution over the growth rate
+_BOTTLENECK = 4  # channels before a 3x3 convolution, as a multiple of the growth rate
 
 
 @network
@@ -68,7 +68,7 @@ def _activated(x: Value, norm: str, relu: str) -> Value:
 
 
 def _dense_layer(x: Value, growth: int, dropout: float) -> Value:
-    """x and `growth` more channels."""
+    """Return x with `growth` more channels."""
     h = _conv(_activated(x, "bn1", "relu1"), _BOTTLENECK * growth, 1, "conv1")
     h = _conv(_activated(h, "bn2", "relu2"), growth, 3, "conv2")
     if dropout:

@@ -14,7 +14,7 @@ from graphkit.models._tables import dense, hidden_widths, table_inputs
 from graphkit.ops import F
 
 _INTERACTIONS = ("dot", "cat")
-# Criteo's display advertising challenge, 26 columns of categories, each hashed to at most 1000 rows.
+# Sizes of the 26 categorical columns of Criteo's display advertising challenge, hashed to at most 1000 rows each.
 _CRITEO = (
     1000, 583, 1000, 1000, 305, 24, 1000, 633, 3, 1000, 1000, 1000, 1000,
     27, 1000, 1000, 10, 1000, 1000, 4, 1000, 18, 15, 1000, 105, 1000,
@@ -57,7 +57,7 @@ def dlrm(
 
 
 def _products(vectors: Value, count: int, width: int) -> Value:
-    """[N, count (count - 1) / 2]: z_i . z_j for i > j, row by row, of vectors [N, count * width]."""
+    """Return z_i . z_j for i > j, row by row, [N, count (count - 1) / 2], of vectors [N, count * width]."""
     z = F.reshape(vectors, np.array([-1, count, width]), name="vectors")
     products = F.mat_mul(z, F.transpose(z, perm=(0, 2, 1)), name="products")
     rows, columns = np.tril_indices(count, -1)

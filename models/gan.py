@@ -15,7 +15,7 @@ from graphkit.ops import F
 
 _PARTS = ("generator", "discriminator")
 _START = {"type": "normal", "std": 0.02}
-_SMALLEST = 4  # the side of the first map of the generator
+_SMALLEST = 4  # side of the generator's first feature map
 
 
 @network

@@ -68,7 +68,7 @@ def googlenet(
 
 @dataclass(frozen=True)
 class _Conv:
-    """Convolution that keeps the image's size, perhaps batch normalisation, ReLU."""
+    """Convolution that keeps the image size, optional batch normalisation, and ReLU."""
 
     batch_norm: bool
 

@@ -24,7 +24,7 @@ _MODULES = {
     "5a": (352, 192, 320, 160, 224, 128),
     "5b": (352, 192, 320, 192, 224, 128),
 }
-_MAXIMUM = {"5b"}  # modules of full size that pool by the maximum, all others by the mean
+_MAXIMUM = {"5b"}  # modules of full size with max pooling; all others have average pooling
 
 
 @network
@@ -82,7 +82,7 @@ def _inception(x: Value, widths: tuple[int, ...], *, maximum: bool) -> Value:
 
 
 def _reduction(x: Value, reduce3: int, width3: int, reduce_double: int, double: int) -> Value:
-    """Half the pixels a side, and the channels of x beside those of two branches."""
+    """Return a module that halves the sides. Its output has the channels of x and of two branches."""
     branches = [
         _conv(_conv(x, reduce3, 1, "3x3_reduce"), width3, 3, "3x3", stride=2),
         _double(x, reduce_double, double, stride=2),

@@ -8,7 +8,7 @@ from graphkit.models._images import image_shape, positive
 from graphkit.models._registry import network
 from graphkit.ops import F
 
-# Below this side the second pooling has nothing left to halve: 16 -> 12 -> 6 -> 2 -> 1.
+# With smaller sides and no padding, the second pooling would have no window: 16 -> 12 -> 6 -> 2 -> 1.
 _SMALLEST_UNPADDED = 16
 
 

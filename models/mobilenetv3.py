@@ -66,7 +66,7 @@ _SIZES = {
         1024,
     ),
 }
-_DIVISOR = 8  # of every number of channels
+_DIVISOR = 8  # all numbers of channels are multiples of this
 
 _conv_bn = functools.partial(conv_bn, momentum=0.99, epsilon=1e-3)
 
@@ -113,7 +113,7 @@ def mobilenetv3(
 
 
 def _scaled(channels: int, width: float) -> int:
-    """width * channels as the nearest multiple of 8 that is not below nine tenths of it."""
+    """Round width * channels to the nearest multiple of 8, or to the next one above if that is less than 90% of it."""
     wanted = channels * width
     nearest = max(_DIVISOR, int(wanted + _DIVISOR / 2) // _DIVISOR * _DIVISOR)
     return nearest if nearest >= 0.9 * wanted else nearest + _DIVISOR
@@ -136,7 +136,7 @@ def _inverted_residual(x: Value, block: _Block, width: float) -> Value:
 
 
 def _squeeze_and_excite(x: Value) -> Value:
-    """x times a factor per channel, of two layers on the channels' means (Hu et al. 2017), between 0 and 1."""
+    """Multiply each channel of x by a factor in [0, 1], which two layers compute from the channel means (Hu et al.)."""
     channels = channels_of(x)
     h = nn.global_avg_pool(x, name="squeeze_pool")
     h = nn.conv2d(h, _scaled(channels, 0.25), 1, init=HE_NORMAL, bias_init="zeros", name="squeeze")

@@ -19,7 +19,7 @@ from graphkit.ops import F
 
 
 class _Form(NamedTuple):
-    """blocks: in each stage. small: for small images, with shortcuts that have no parameters."""
+    """blocks: number of blocks in each stage. small: for small images, with shortcuts that have no parameters."""
 
     blocks: tuple[int, ...]
     bottleneck: bool = False
@@ -37,7 +37,7 @@ _FORMS = {
     152: _Form((3, 8, 36, 3), bottleneck=True),
     **{6 * n + 2: _Form((n, n, n), small=True) for n in (3, 5, 7, 9, 18)},
 }
-_EXPANSION = 4  # a bottleneck's output channels over its width
+_EXPANSION = 4  # output channels of a bottleneck, as a multiple of its width
 
 
 @network
@@ -83,7 +83,7 @@ def resnet(
 
 
 def _block(x: Value, width: int, *, stride: int, form: _Form) -> Value:
-    """x + f(x), then ReLU; the shortcut is a 1x1 convolution where the shape changes, or has no parameters."""
+    """Return relu(x + f(x)). If the shape changes, the shortcut is a 1x1 convolution, or for small images `_padded`."""
     if form.bottleneck:
         channels = width * _EXPANSION
         h = F.relu(conv_bn(x, width, 1, conv="conv1", norm="bn1"), name="relu1")
@@ -102,7 +102,7 @@ def _block(x: Value, width: int, *, stride: int, form: _Form) -> Value:
 
 
 def _preactivation_block(x: Value, width: int, *, stride: int, form: _Form) -> Value:
-    """x + f(x); where the shape changes, the shortcut begins at what f's first convolution reads."""
+    """Return x + f(x). If the shape changes, the shortcut is a convolution of the same operand as f's first one."""
     channels = width * _EXPANSION if form.bottleneck else width
     active = _activated(x, 1)
     if form.bottleneck:
@@ -125,7 +125,7 @@ def _conv(x: Value, channels: int, kernel: int, name: str, *, stride: int = 1) -
 
 
 def _padded(x: Value, channels: int, stride: int) -> Value:
-    """Every `stride`-th pixel, with channels of zeros behind (option A of the paper)."""
+    """Return every `stride`-th pixel, padded with channels of zeros (option A of the paper)."""
     end, step = np.iinfo(np.int64).max, np.array([stride, stride])
     chosen = F.slice(x, np.array([0, 0]), np.array([end, end]), np.array([2, 3]), step, name="downsample")
     return F.pad(chosen, np.array([0, 0, 0, 0, 0, channels - channels_of(x), 0, 0]), name="widened")

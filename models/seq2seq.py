@@ -22,12 +22,12 @@ from graphkit.ops import F
 
 _Layer = Callable[[Value], Value]
 _ATTENTIONS = ("luong", "bahdanau")
-# In place of minus infinity: a sentence of length 0 gives equal weights instead of NaN.
+# Used instead of minus infinity: a sentence of length 0 then has equal weights instead of NaN.
 _MASKED = np.finfo(np.float32).min
 
 
 class _Memory(NamedTuple):
-    """What the decoder attends to. states: [N, S, hidden]; keys: what scores come from; there: bool [N, S]."""
+    """Memory for attention. states: [N, S, hidden]; keys: operands of the scores; there: bool [N, S], not padding."""
 
     states: Value
     keys: Value
@@ -35,7 +35,7 @@ class _Memory(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What the decoder carries: the state of each layer, [N, hidden], and Luong's attentional vector, [N, hidden]."""
+    """State of the decoder: the state of each layer, [N, hidden], and Luong's attentional vector, [N, hidden]."""
 
     layers: list[Value]
     attentional: Value | None
@@ -135,7 +135,7 @@ def _encode(
 
 
 def _step(state: _State, x: Value, memory: _Memory, attention: str) -> tuple[Value, _State]:
-    """One step of the decoder. x: [N, width], the embedded token; results: features of the next one [N, hidden]."""
+    """Apply one step of the decoder to the embedded token x [N, width]. Returns the features [N, hidden] and state."""
     if attention == "bahdanau":
         context = _attend(_additive(state.layers[-1], memory), memory)
         new = _cells(state.layers, F.concat(x, context, axis=1))
@@ -158,20 +158,20 @@ def _cells(states: Sequence[Value], x: Value) -> list[Value]:
 
 
 def _additive(h: Value, memory: _Memory) -> Value:
-    """[N, S, 1]: v tanh(W h + U memory)."""
+    """Return the scores v tanh(W h + U memory), [N, S, 1]."""
     query = nn.linear(h, units(h), bias=False, name="attend_query")
     return nn.linear(F.tanh(F.add(memory.keys, F.unsqueeze(query, np.array([1])))), 1, bias=False, name="attend_score")
 
 
 def _attend(scores: Value, memory: _Memory) -> Value:
-    """[N, hidden]: the states by softmax of the scores, [N, S, 1], of the places that there are."""
+    """Return the mean of the states, [N, hidden], weighted by the softmax of the scores [N, S, 1] without padding."""
     there = F.unsqueeze(memory.there, np.array([2]))
     weights = F.softmax(F.where(there, scores, _MASKED), axis=1)
     return F.reduce_sum(F.mul(weights, memory.states), np.array([1]), keepdims=False)
 
 
 def _greedy(following: Any, lengths: Value, first: _State, decode: int, start: int, end: int) -> Value:
-    """int64 [N, decode]: token, state = following(token, state), until every sentence has had `end`."""
+    """Return tokens int64 [N, decode], from token, state = following(token, state), until every sentence has `end`."""
     rows = F.shape(lengths)
     places = np.arange(decode)
 
@@ -205,7 +205,7 @@ def _greedy(following: Any, lengths: Value, first: _State, decode: int, start: i
 def _searched(
     search: Beams, memory: _Memory, first: _State, embed: _Layer, classify: _Layer, attention: str, lengths: Value
 ) -> dict[str, Value]:
-    """The hypotheses of a beam search, each with the memory of its sentence, and their logarithms of probability."""
+    """Return the hypotheses of a beam search and their log probabilities. Each attends to its sentence's memory."""
     rows = F.shape(lengths)
     origins = search.origins(rows)
     wide = _Memory(*(F.gather(part, origins, axis=0) for part in memory))

@@ -20,11 +20,12 @@ from graphkit.ops import F
 
 __all__ = ["default_boxes", "match", "multibox_loss", "ssd"]
 
-_STAGES = ((2, 1), (2, 2), (3, 4), (3, 8), (3, 8))  # of VGG16: convolutions, and their channels over the first's
+# Stages of VGG16: number of convolutions, and channels as a multiple of `width`.
+_STAGES = ((2, 1), (2, 2), (3, 4), (3, 8), (3, 8))
 _RATIOS = ((2,), (2, 3), (2, 3), (2, 3), (2,), (2,))
 _SCALES = (0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05)
 _STEPS = (8, 16, 32, 64)  # pixels between boxes on the padded maps; the last two maps divide the image evenly
-_SMALLEST = 268  # pixels a side: the last map is one place
+_SMALLEST = 268  # pixels per side: the last feature map then has one pixel
 
 
 @network
@@ -89,7 +90,7 @@ def _tilings(rows: int, columns: int) -> list[Tiling]:
 
 
 def _sizes(pixels: int) -> tuple[int, ...]:
-    """Places along one axis of each feature map."""
+    """Return the size of each feature map along one axis."""
     first = (pixels // 4 + 1) // 2
     second = first // 2
     third = (second + 1) // 2
@@ -128,7 +129,7 @@ def _conv(
 
 
 def _normalised(x: Value) -> Value:
-    """x over its length along the channels, times a factor of each (Liu et al. 2015, ParseNet), 20 at the start."""
+    """Divide x by its norm over the channels, and multiply each channel by a factor, initially 20 (ParseNet)."""
     channels = channels_of(x)
     length = F.reduce_l2(x, np.array([1]), keepdims=True, name="length")
     scale = nn.parameter("norm_weight", (channels,), 20.0)

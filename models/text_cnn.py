@@ -54,9 +54,9 @@ def text_cnn(
 
 
 def _pooled(words: Value, lengths: Value, maps: int, window: int) -> Value:
-    """[N, maps]: the maximum over the windows that touch the sentence. words: [N, width, T], 0 behind the lengths."""
+    """Return the maximum over the windows that overlap the sentence, [N, maps]. words: [N, width, T], padded with 0."""
     y = F.relu(nn.conv1d(words, maps, window, pad=window - 1, name=f"conv{window}"))
-    # [N, 1, T + window - 1] places, of which each sentence has its length + window - 1.
+    # There are T + window - 1 windows. Those of a sentence are its first length + window - 1.
     places = F.range(np.int64(0), F.squeeze(F.shape(y, start=2), np.array([0])), np.int64(1))
     touching = F.less(places, F.unsqueeze(F.add(lengths, np.int64(window - 1)), np.array([1, 2])))
     pooled: Value = F.reduce_max(F.where(touching, y, np.float32(0)), np.array([2]), keepdims=False)

@@ -20,7 +20,7 @@ def unet(
     depth: int = 4,
     batch_norm: bool = False,
 ) -> Model:
-    """Segmentation: the image is halved `depth` times and doubled again, with a shortcut between the two at each scale.
+    """Segmentation: the image is halved `depth` times and doubled again, with a shortcut at each scale.
 
     Inputs: x is float32 [N, *image], sides divisible by 2^depth.
 

@@ -60,13 +60,13 @@ def vit(
 
 
 def _patches(x: Value, width: int, patch: int) -> Value:
-    """[N, T, width], T patches row by row."""
+    """Return the T patches of an image, row by row, projected to [N, T, width]."""
     h = nn.conv2d(x, width, patch, stride=patch, init=_INIT, bias_init="zeros", name="patch")
     return F.transpose(F.reshape(h, np.array([0, width, -1])), perm=(0, 2, 1), name="patches")
 
 
 def _joined(token: Value, h: Value) -> Value:
-    """[N, T + 1, width]: the token of [1, 1, width], and T patches."""
+    """Prepend the class token [1, 1, width] to the T patches: [N, T + 1, width]."""
     batch = F.slice(F.shape(h), np.array([0]), np.array([1]))
     tokens = F.expand(token, F.concat(batch, np.array([1, 1]), axis=0), name="class_tokens")
     return F.concat(tokens, h, axis=1, name="tokens")

@@ -14,7 +14,7 @@ from graphkit.models._registry import network
 from graphkit.models._tables import dense, hidden_widths, table_inputs
 from graphkit.ops import F
 
-# Of the Census Income data: the sizes of its columns, and TensorFlow's crosses for it.
+# Sizes of the columns of the Census Income data, and TensorFlow's crosses for it.
 _SIZES, _CROSSES = (9, 17, 8, 15, 7, 6, 3, 42), (1, 3, 7, 3)
 
 
@@ -61,7 +61,7 @@ def wide_and_deep(
 
 
 def _pairs(crosses: Sequence[int], columns: int) -> list[tuple[int, int]]:
-    """(i, j) of each cross; raises UsageError for what is no pair of two columns, or one that is there twice."""
+    """Return (i, j) of each cross. Raises UsageError if one is not a pair of two columns, or occurs twice."""
     pairs = list(zip(crosses[::2], crosses[1::2], strict=False))
     wrong = len(crosses) % 2 or any(not 0 <= c < columns for c in crosses) or any(i == j for i, j in pairs)
     if wrong or len({frozenset(pair) for pair in pairs}) < len(pairs):

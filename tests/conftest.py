@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and settings of all tests."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from trimming import pytest_runtest_teardown
 
 __all__ = ["pytest_runtest_teardown"]
 
-# A job in the background ignores Ctrl-C, and its children with it, unless it is told otherwise; tests send it.
+# A background job and its children ignore SIGINT by default. Some tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Threads that wait for work leave the cores to other workers. OpenMP reads this when the engine is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# Whatever a test compiles, passes prove what they ensure; processes that tests start do the same.
+# Passes check the properties that they promise, in all tests and in processes that tests start.
 os.environ.setdefault("GRAPHKIT_CHECK_PASSES", "1")
 
 # A process of thousands of tests has many objects that live as long as it does, and by default the collector visits
 # them often. `trimming` collects garbage when a process has grown.
 gc.set_threshold(5000, 20, 20)
 
-# What is interpreted where the engine has no oneDNN.
+# Operators that are interpreted if the engine is built without oneDNN.
 _OF_ONEDNN = frozenset({
     "ChannelsLastConv", "ChannelsLastConvGradInput", "ChannelsLastConvGradWeight", "ChannelsLastConvTranspose", "Conv",
     "ConvGradInput", "ConvGradWeight", "ConvTranspose", "FusedConv", "FusedMatMul", "Gemm", "MatMul",
@@ -176,7 +176,7 @@ def unset_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Mailbox:
-    """What is on its way from one rank to another under one tag, and what waits for it, in their order."""
+    """Messages between two ranks under one tag: sent ones, and receivers that wait, both in order."""
 
     def __init__(self) -> None:
         self.sent: deque[np.ndarray] = deque()
@@ -191,7 +191,7 @@ class _Post(dict[tuple[int, int, int], _Mailbox]):
 
 
 # Seconds that a rank waits for another one.
-_PATIENCE = 60.0
+_PATIENCE = 120.0
 
 
 class Among:
@@ -209,7 +209,7 @@ class Among:
         return found
 
     def sum_in_first(self, array: np.ndarray) -> np.ndarray | None:
-        # Not in the order of the ranks, of which nothing is promised.
+        # Sum in reverse order, because the order of the ranks is not guaranteed.
         total = np.sum(self._exchange(array)[::-1], axis=0, dtype=array.dtype)
         return None if self.rank else total
 
@@ -332,12 +332,12 @@ class _Expected:
 
 @pytest.fixture
 def on_ranks() -> Callable[..., list[Any]]:
-    """`on_ranks(work, size)`: what `work(store)` returns on each of so many ranks, threads of this process.
+    """`on_ranks(work, size)`: run `work(store)` on `size` ranks, which are threads; return their results.
 
-    hosts: the ranks of each host, where they are taken to be on several.
+    hosts: the ranks of each simulated host.
 
-    An exception of the type `ends` is the result of its rank, which leaves the others alone; any other ends all ranks,
-    and is raised.
+    If `work` raises an exception of type `ends`, this is the result of the rank, and the others continue. Any other
+    exception ends all ranks and is raised.
     """
 
     def run(

@@ -1,4 +1,4 @@
-"""What a lane of tests costs: processor time and memory of each test and of the whole run.
+"""Measure the cost of a lane of tests: processor time and memory of each test and of the whole run.
 
 A lane is the set of tests that one marker expression selects: the default lane (`pytest`) and the full lane
 (`pytest -m full`). This plugin measures processor time (user and system, with that of ended child processes), since
@@ -26,7 +26,7 @@ import pytest
 from cases import Cases
 
 RECORD = "GRAPHKIT_LANE_RECORD"
-# What a report of a test brings from the worker that ran it: how many cases, and processor seconds.
+# Property of a test's report with its cost: number of cases, and processor seconds.
 _PROPERTY = "cost"
 _SLOWEST = 50
 

@@ -60,7 +60,7 @@ WRONG = [None, 3, "text", X, [], {}, (1,), True, 1.5, -1, [None], ["a", "b"], b"
 
 
 def operands(layer):
-    """What a layer needs, by name."""
+    """Return the arguments that a layer needs, by name."""
     x = gk.input("x", {"conv1d": ["N", 4, 9], "conv3d": ["N", 4, 9, 9, 9]}.get(layer, ["N", 4, 9, 9]))
     if layer in ("linear", "rnn", "gru", "lstm"):
         return {"x": gk.input("x", ["T", "N", 4]), "units": 3}

@@ -1,4 +1,4 @@
-"""How many cores a process may use, beside quotas of control groups that are written down for it."""
+"""The number of cores that a process may use, with quotas of control groups from fake files."""
 
 import os
 from pathlib import Path

@@ -15,7 +15,7 @@ SOURCES = [
     path for folder in ("graphkit", "cli", "models") for path in (ROOT / folder).rglob("*.py")
     if path.name != "distribution.py"
 ]  # fmt: skip
-# The package index has these names, and they are no one else's.
+# Names of other distributions in the package index.
 OTHERS = {"graphkit/executor/devices/extension.py": "onednn-cpu-gomp", "graphkit/onnx_io/compare.py": "onnxruntime"}
 
 

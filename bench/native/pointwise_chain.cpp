@@ -1,4 +1,4 @@
-// What bench/pointwise.py measures the pointwise machine against: the same chain fused by hand, and plain copies.
+// Baselines of bench/pointwise.py: the same chain fused by hand, and plain copies.
 //
 // Compiled with the machine's own instruction set, by the script. The chain is
 // -x + y sigmoid(gelu(x y + 1)), with the tanh formula of GELU.

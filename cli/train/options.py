@@ -156,7 +156,7 @@ _LOSS = (
     ),
     option(
         "--ignore-index", group=LOSS, type=int, metavar="N",
-        help="Targets of this class number do not count, in the loss and in metrics, such as padding.",
+        help="Ignore targets with this class number, such as padding, in the loss and in metrics.",
     ),
     option(
         "--loss-option", "loss_options", group=LOSS, multiple=True, metavar="NAME=X",
@@ -192,7 +192,7 @@ _LOSS = (
         "--on-nonfinite", group=LOSS, type=click.Choice(["raise", "skip", "ignore"]), default="raise",
         show_default=True,
         help="If the loss is NaN or infinite: raise stops with an error that names the node that made it; skip skips "
-        "the update, also if a gradient is not finite; ignore makes the update.",
+        "the update, also if a gradient is not finite; ignore applies the update anyway.",
     ),
 )  # fmt: skip
 

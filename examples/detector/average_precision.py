@@ -1,4 +1,4 @@
-"""How good a detector is: the average precision of a class, as in Pascal VOC from 2010 on (Everingham et al.)."""
+"""Average precision of a detector for one class, as in Pascal VOC since 2010 (Everingham et al.)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-OVERLAP = 0.5  # of a box with an object that it has found, at least
+OVERLAP = 0.5  # smallest intersection over union of a box with the object that it detects
 
 
 class Boxes(NamedTuple):
-    """Of an image: boxes [n, 4], x1, y1, x2, y2 as parts of its size, labels int64 [n], scores [n] of those found."""
+    """Boxes of one image: [n, 4], x1, y1, x2, y2 as fractions of its size; labels int64 [n]; scores [n] if detected."""
 
     boxes: np.ndarray
     labels: np.ndarray
@@ -19,7 +19,7 @@ class Boxes(NamedTuple):
 
 
 def overlap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Intersection over union [n, m] of boxes [n, 4] and [m, 4]."""
+    """Return the intersection over union [n, m] of boxes [n, 4] and [m, 4]."""
     sides = np.minimum(a[:, None, 2:], b[None, :, 2:]) - np.maximum(a[:, None, :2], b[None, :, :2])
     shared = np.maximum(sides, 0).prod(axis=2)
     area_a, area_b = ((boxes[:, 2:] - boxes[:, :2]).prod(axis=1) for boxes in (a, b))
@@ -28,11 +28,15 @@ def overlap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def average_precision(found: Sequence[Boxes], there: Sequence[Boxes], label: int) -> float:
-    """The area under the curve of precision over recall for one class, as in Pascal VOC from 2010 on.
+    """Return the area under the precision-recall curve of one class, as in Pascal VOC since 2010.
 
-    Everything found, from the highest score on, is right if it overlaps an object of its class by OVERLAP or more that
-    nothing before has found (of several, the one that it overlaps most). At each recall counts the highest precision at
-    that recall or more: AP = sum over n of (r_n - r_(n-1)) max over m >= n of p_m. ValueError without any object.
+    Detections are matched in the order of their scores, the highest first. A detection is right if it overlaps an
+    object of its class by at least OVERLAP, and no earlier detection was matched to that object. Only the object that
+    it overlaps most is considered. The precision at a recall is the highest one at that recall or above:
+    AP = sum over n of (r_n - r_(n-1)) max over m >= n of p_m.
+
+    Raises:
+        ValueError: There is no object of the class.
     """
     objects = sum(int((image.labels == label).sum()) for image in there)
     if not objects:

@@ -1,8 +1,8 @@
-"""A single-shot detector learns to find rectangles of three kinds; its mean average precision; an ONNX file that boxes.
+"""Train a single-shot detector to find shapes of three kinds; measure it, and export it with its box search to ONNX.
 
     python examples/detector/detector.py
 
-Samples are drawn when their batch is made: `Scenes` is how a data set of one's own looks that gives boxes.
+`Scenes` is an example of your own data set with boxes. Its samples are drawn when their batch is made.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import graphkit as gk
 from graphkit.models.ssd import default_boxes, match, multibox_loss
 
 KINDS = ("background", "filled", "frame", "striped")
-SIZE = 268  # pixels a side: the least that SSD's feature maps leave something of
+SIZE = 268  # pixels per side: the smallest images that SSD accepts
 NETWORK: dict[str, Any] = {"image": (3, SIZE, SIZE), "classes": len(KINDS), "width": 8}
 
 
 class Scenes(gk.data.LazyDataset):
-    """Images with one to three rectangles in any colour; number and seed decide what is in one."""
+    """Images with one to three shapes in random colours, determined by the image's number and the seed."""
 
     def __init__(self, count: int, seed: int):
         super().__init__(count, name=f"scenes of seed {seed}")
@@ -33,7 +33,7 @@ class Scenes(gk.data.LazyDataset):
         self.defaults = default_boxes(NETWORK["image"])
 
     def scene(self, number: int) -> tuple[np.ndarray, Boxes]:
-        """uint8 [SIZE, SIZE, 3], and what is in it."""
+        """Return image `number`, uint8 [SIZE, SIZE, 3], and the boxes of its objects."""
         draw = np.random.default_rng((self.seed, number))
         image = Image.new("RGB", (SIZE, SIZE), tuple(draw.integers(0, 100, 3).tolist()))
         pen, boxes = ImageDraw.Draw(image), np.zeros((0, 4))
@@ -66,24 +66,24 @@ def paint(pen: ImageDraw.ImageDraw, kind: str, box: list[float], colour: tuple[i
 
 
 def prepared(pixels: np.ndarray) -> np.ndarray:
-    """uint8 [H, W, 3] as the network takes it: float32 [3, H, W], about 0."""
+    """Convert an image, uint8 [H, W, 3], to the network's input: float32 [3, H, W], centred at 0."""
     return np.ascontiguousarray((pixels.transpose(2, 0, 1).astype(np.float32) - 128) / 64)
 
 
 def detect(detector: gk.Model, scenes: Scenes) -> tuple[list[Boxes], list[Boxes]]:
-    """What is found, and what is there, image by image."""
+    """Return the detected boxes and the true boxes of each image."""
     run, found, there = detector.compile().run, [], []
     for number in range(len(scenes)):
         pixels, truth = scenes.scene(number)
         made = run({"x": prepared(pixels)[None]})
-        real = made["scores"][0] > 0  # the rows behind are left over
+        real = made["scores"][0] > 0  # the other rows are unused
         found.append(Boxes(*(made[name][0][real] for name in ("boxes", "labels", "scores"))))
         there.append(truth)
     return found, there
 
 
 def draw_found(scenes: Scenes, found: Sequence[Boxes], path: Path) -> None:
-    """The first images side by side, with what was found at a score above one half."""
+    """Draw the first images side by side, with the boxes whose score is above one half."""
     shown = min(4, len(scenes))
     sheet = Image.new("RGB", (SIZE * shown, SIZE))
     for number in range(shown):
@@ -104,7 +104,7 @@ def draw_found(scenes: Scenes, found: Sequence[Boxes], path: Path) -> None:
 @click.option("--epochs", default=6, show_default=True, type=click.IntRange(1))
 @click.option("-o", "--output", default="runs/detector", show_default=True, type=click.Path(path_type=Path))
 def main(count: int, held_out: int, epochs: int, output: Path) -> None:
-    """Train, export the detector with its search for boxes, verify the file, and measure what it finds."""
+    """Train, export the detector with its box search, verify the file, and measure its average precision."""
     output.mkdir(parents=True, exist_ok=True)
     train, test = Scenes(count, seed=0), Scenes(held_out, seed=1)
     net = gk.models.build("ssd", **NETWORK)

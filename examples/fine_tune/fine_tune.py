@@ -1,9 +1,9 @@
-"""An ONNX file learns other classes from a few samples of each: a fresh head first, then everything.
+"""Fine-tune an ONNX file to new classes from a few samples of each: first a new head, then the whole network.
 
     python examples/fine_tune/fine_tune.py
     python examples/fine_tune/fine_tune.py --model net.onnx --at VALUE --data mine.npz --classes 3
 
-`graphkit inspect net.onnx --text` has the names of the values that a head can go on.
+`graphkit inspect net.onnx --text` lists the values that the head can be attached to (`--at`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 
 import graphkit as gk
 
-FEATURES = "tanh3"  # of LeNet: what goes into its last layer, [N, 500]
+FEATURES = "tanh3"  # LeNet's input of the last layer, [N, 500]
 
 
 def graphkit(*words: object) -> None:
-    """Show a command of graphkit's, and run it; an error of it ends this program with its exit code."""
+    """Print a graphkit command and run it. If it fails, this program ends with its exit code."""
     arguments = [str(word) for word in words]
     click.secho(f"$ graphkit {shlex.join(arguments)}", bold=True)
     if code := subprocess.run([sys.executable, "-P", "-m", "graphkit", *arguments]).returncode:
@@ -31,7 +31,7 @@ def graphkit(*words: object) -> None:
 
 
 def write_parity(path: str, shots: int) -> None:
-    """An .npz file of digits that are even or odd: `shots` of each digit to learn from, the first ones."""
+    """Write an .npz file of digits with the classes even and odd. The first `shots` of each digit are for training."""
     train, test = gk.data.load("digits")
     digits = np.asarray(train.targets)
     rows = np.sort(np.concatenate([np.flatnonzero(digits == digit)[:shots] for digit in range(10)]))
@@ -42,13 +42,13 @@ def write_parity(path: str, shots: int) -> None:
 
 
 def accuracy(run: Path) -> float:
-    """On the part that was held out, after the last epoch."""
+    """Return the validation accuracy of a run after the last epoch."""
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     return float([line for line in lines if line["event"] == "epoch"][-1]["valid_accuracy"])
 
 
 def make_known(model: Path, folder: Path) -> None:
-    """LeNet, trained to tell the ten digits, as an ONNX file."""
+    """Train LeNet to classify the ten digits, and write it as an ONNX file."""
     net, run = folder / "known.json", folder / "known"
     graphkit("build", "lenet", "--data", "digits", "-o", net)
     graphkit("train", net, "--data", "digits", "--epochs", 5, "--seed", 1, "--overwrite", "-o", run)
@@ -68,7 +68,7 @@ def make_known(model: Path, folder: Path) -> None:
 def main(
     model: Path | None, at: str | None, data: str | None, classes: int | None, shots: int, epochs: int, output: Path
 ) -> None:
-    """Make a file that knows digits (or take yours), teach it other classes, export and verify it."""
+    """Train a network on digits (or take your file), fine-tune it to other classes, export and verify it."""
     given = (model, at, data, classes)
     if any(given) and not all(given):
         raise click.UsageError("--model, --at, --data and --classes come together")

@@ -1,4 +1,4 @@
-"""A generator learns to draw digits by playing against a discriminator; a sheet of what it draws, and its ONNX file.
+"""Train a generator of digits against a discriminator; write a sheet of generated digits, and an ONNX file.
 
 python examples/gan/gan.py
 """
@@ -15,11 +15,11 @@ from PIL import Image
 import graphkit as gk
 
 SIDE, LATENT, WIDTH = 16, 32, 16
-ROWS = 10  # of the sheet, and its columns
+ROWS = 10  # number of rows, and of columns, of the sheet
 
 
 def real_digits() -> tuple[np.ndarray, np.ndarray]:
-    """float32 [1797, 1, 16, 16] in (-1, 1), as the generator makes them, and the digits int64 [1797]."""
+    """Return real images in the generator's format, float32 [1797, 1, 16, 16] in (-1, 1), and labels int64 [1797]."""
     data = gk.data.read("digits")
     images = np.asarray(data.inputs).reshape(-1, 8, 8)
     large = [Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BICUBIC) for image in images]
@@ -28,16 +28,17 @@ def real_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def judge(images: np.ndarray, digits: np.ndarray) -> gk.Model:
-    """A network that names real digits: what says how good made ones are."""
+    """Train a classifier on real digits. It judges the generated ones."""
     net = gk.models.build("lenet", image=(1, SIDE, SIDE), classes=10)
     gk.Trainer(net, seed=0).fit((images, digits), epochs=6)
     return net
 
 
 def inception_score(net: gk.Model, images: np.ndarray) -> float:
-    """exp of the mean of KL(p(y|x) || p(y)), p by `net` (Salimans et al. 2016, section 4).
+    """Return the inception score with the classifier `net` (Salimans et al. 2016, section 4).
 
-    1 where all images look alike to it, 10 where it is sure of each and finds all ten digits equally often.
+    This is exp of the mean of KL(p(y|x) || p(y)): 1 if all images look alike to the classifier, 10 if it is sure of
+    each image and finds all ten digits equally often.
     """
     logits = net.run({"x": images})[net.outputs[0]].astype(np.float64)
     log_p = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
@@ -46,7 +47,7 @@ def inception_score(net: gk.Model, images: np.ndarray) -> float:
 
 
 def sheet(images: np.ndarray, path: Path) -> None:
-    """ROWS x ROWS images [N, 1, SIDE, SIDE] in (-1, 1) as one picture, twice as large."""
+    """Write ROWS x ROWS images, [N, 1, SIDE, SIDE] in (-1, 1), into one picture, enlarged twofold."""
     tiles = images[: ROWS * ROWS].reshape(ROWS, ROWS, SIDE, SIDE).swapaxes(1, 2).reshape(ROWS * SIDE, ROWS * SIDE)
     picture = Image.fromarray(np.clip((tiles + 1) * 127.5, 0, 255).astype(np.uint8))
     picture.resize((2 * picture.width, 2 * picture.height), Image.Resampling.NEAREST).save(path)
@@ -59,7 +60,7 @@ def sheet(images: np.ndarray, path: Path) -> None:
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint that a run has left in the output folder.")
 @click.option("-o", "--output", default="runs/gan", show_default=True, type=click.Path(path_type=Path))
 def main(epochs: int, every: int, seed: int, resume: bool, output: Path) -> None:
-    """Train both networks, write sheets of made digits, export the generator and verify it."""
+    """Train both networks, write sheets of generated digits, export the generator and verify it."""
     output.mkdir(parents=True, exist_ok=True)
     images, digits = real_digits()
     net = judge(images, digits)

@@ -1,9 +1,9 @@
-"""From a folder of pictures, with a folder in it for each class, to a verified ONNX file that answers in names.
+"""Train a classifier on a folder of pictures with one subfolder per class; export an ONNX file with the class names.
 
     python examples/image_folder/image_folder.py
     python examples/image_folder/image_folder.py --pictures photos/ --photo photos/cat/0.png
 
-config.toml has what `graphkit train` is told.
+config.toml contains the options of `graphkit train`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 CONFIG = Path(__file__).with_name("config.toml")
-SIZE = 48  # pixels a side
+SIZE = 48  # pixels per side
 
 Point = tuple[float, float]
 
 
 def regular(corners: int, turn: float, inner: float = 1.0) -> list[Point]:
-    """Corners of a polygon around (0, 0), the first one above it, every second one at the radius `inner`."""
+    """Return the corners of a polygon around (0, 0). The first is above it; every second one has the radius `inner`."""
     radii = [1.0 if i % 2 == 0 else inner for i in range(corners)]
     angles = [turn - math.pi / 2 + 2 * math.pi * i / corners for i in range(corners)]
     return [(r * math.cos(a), r * math.sin(a)) for r, a in zip(radii, angles, strict=True)]
 
 
 def cross(turn: float) -> list[Point]:
-    """A plus of five squares, turned."""
+    """Return the corners of a plus sign made of five squares, turned by `turn`."""
     third = 1 / 3
     right = [(third, -1), (third, -third), (1, -third), (1, third), (third, third), (third, 1)]
     outline = [*right, *((-x, -y) for x, y in right)]
@@ -54,9 +54,9 @@ SHAPES: dict[str, Callable[[float], list[Point]]] = {
 
 
 def picture(shape: str, draw: np.random.Generator) -> Image.Image:
-    """The shape in any colour, size and place, a little askew, on a noisy ground of another colour."""
+    """Draw a shape with random colour, size, place and a small rotation, on a noisy background of another colour."""
     ground, colour = draw.integers(0, 256, (2, 3))
-    while np.abs(ground - colour).max() < 90:  # to be seen at all
+    while np.abs(ground - colour).max() < 90:  # too similar to be visible
         colour = draw.integers(0, 256, 3)
     image = Image.new("RGB", (SIZE, SIZE), tuple(ground.tolist()))
     radius = draw.uniform(0.25, 0.42) * SIZE
@@ -68,7 +68,7 @@ def picture(shape: str, draw: np.random.Generator) -> Image.Image:
 
 
 def draw_pictures(folder: Path, count: int, seed: int) -> None:
-    """`count` pictures of every shape; the folder is there when all of them are."""
+    """Draw `count` pictures of every shape. The folder appears when all of them are complete."""
     draw = np.random.default_rng(seed)
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -80,7 +80,7 @@ def draw_pictures(folder: Path, count: int, seed: int) -> None:
 
 
 def graphkit(*words: object) -> None:
-    """Show a command of graphkit's, and run it; an error of it ends this program with its exit code."""
+    """Print a graphkit command and run it. If it fails, this program ends with its exit code."""
     arguments = [str(word) for word in words]
     click.secho(f"$ graphkit {shlex.join(arguments)}", bold=True)
     if code := subprocess.run([sys.executable, "-P", "-m", "graphkit", *arguments]).returncode:
@@ -94,7 +94,7 @@ def graphkit(*words: object) -> None:
 @click.option("--epochs", type=click.IntRange(1), help="In place of those in config.toml.")
 @click.option("-o", "--output", default="runs/image_folder", show_default=True, type=click.Path(path_type=Path))
 def main(pictures: Path | None, photo: Path | None, count: int, epochs: int | None, output: Path) -> None:
-    """Draw shapes (or take your pictures), train, export, verify, and name what is in a photo."""
+    """Draw shapes (or take your pictures), train, export, verify, and classify a photo."""
     output.mkdir(parents=True, exist_ok=True)
     if pictures is None:
         pictures = output / f"shapes-{count}"

@@ -1,4 +1,4 @@
-"""The same training by one process and by several, which share each batch: the losses are equal, update by update.
+"""Train with one process and with several that share each batch, and compare the losses of every update.
 
 python examples/processes/processes.py
 python examples/processes/processes.py --processes 4
@@ -21,7 +21,7 @@ CONFIG = Path(__file__).with_name("config.toml")
 
 
 def graphkit(*words: object) -> None:
-    """Show a command of graphkit's, and run it; an error of it ends this program with its exit code."""
+    """Print a graphkit command and run it. If it fails, this program ends with its exit code."""
     arguments = [str(word) for word in words]
     click.secho(f"$ graphkit {shlex.join(arguments)}", bold=True)
     if code := subprocess.run([sys.executable, "-P", "-m", "graphkit", *arguments]).returncode:
@@ -29,7 +29,7 @@ def graphkit(*words: object) -> None:
 
 
 def losses(run: Path) -> np.ndarray:
-    """Of every update, over the samples of all processes."""
+    """Return the loss of every update, over the samples of all processes."""
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     return np.array([line["loss"] for line in lines if line["event"] == "step"])
 

@@ -1,9 +1,9 @@
-"""Ratings of films by users: two networks, and what they reach between the best constant and the noise of the ratings.
+"""Train two recommender networks on film ratings; compare their errors with the best constant and the rating noise.
 
     python examples/recommender/recommender.py
     python examples/recommender/recommender.py --ratings ml-latest-small/
 
-The .toml files have what `graphkit train` is told.
+The .toml files contain the options of `graphkit train`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RANK, NOISE = 3, 0.5
 
 
 def true_scores(users: int, items: int, seed: int) -> np.ndarray:
-    """[users, items]: a mean, biases of users and items, and tastes of rank RANK."""
+    """Return scores [users, items]: a mean, biases of users and items, and preferences of rank RANK."""
     draw = np.random.default_rng(seed)
     biases = draw.normal(0, 0.35, (users, 1)) + draw.normal(0, 0.35, (1, items))
     tastes = draw.normal(0, 1, (users, RANK)) @ draw.normal(0, 0.45, (RANK, items))
@@ -32,7 +32,7 @@ def true_scores(users: int, items: int, seed: int) -> np.ndarray:
 
 
 def write_ratings(path: Path, scores: np.ndarray, count: int, seed: int) -> None:
-    """`count` different pairs with their scores and normal noise, in the format of MovieLens' ratings.csv."""
+    """Write `count` different pairs with their scores and normal noise, in the format of MovieLens' ratings.csv."""
     draw = np.random.default_rng(seed)
     pairs = draw.choice(scores.size, count, replace=False)
     ratings = scores.ravel()[pairs] + draw.normal(0, NOISE, count)
@@ -48,7 +48,7 @@ def rmse(predicted: np.ndarray | float, ratings: np.ndarray) -> float:
 
 
 def best_of(net: gk.Model, train: gk.data.Ratings, user: int, count: int) -> list[str]:
-    """The items with the highest predictions, of those that a user has not rated."""
+    """Return the items with the highest predictions among those that a user has not rated."""
     every = np.arange(len(train.items))
     predicted = net.run({"user": np.full_like(every, user), "item": every})[net.outputs[0]].ravel()
     predicted[train.arrays["item"][train.arrays["user"] == user]] = -np.inf
@@ -56,7 +56,7 @@ def best_of(net: gk.Model, train: gk.data.Ratings, user: int, count: int) -> lis
 
 
 def graphkit(*words: object) -> None:
-    """Show a command of graphkit's, and run it; an error of it ends this program with its exit code."""
+    """Print a graphkit command and run it. If it fails, this program ends with its exit code."""
     arguments = [str(word) for word in words]
     click.secho(f"$ graphkit {shlex.join(arguments)}", bold=True)
     if code := subprocess.run([sys.executable, "-P", "-m", "graphkit", *arguments]).returncode:
@@ -71,7 +71,7 @@ def graphkit(*words: object) -> None:
 @click.option("--epochs", type=click.IntRange(1), help="In place of those in the .toml files.")
 @click.option("-o", "--output", default="runs/recommender", show_default=True, type=click.Path(path_type=Path))
 def main(ratings: Path | None, users: int, items: int, count: int, epochs: int | None, output: Path) -> None:
-    """Make up ratings (or take MovieLens'), train two networks, export and verify them, and compare."""
+    """Generate ratings (or take those of MovieLens), train two networks, export and verify them, and compare."""
     if count > users * items // 2:
         raise click.BadParameter(f"{users} users and {items} items have {users * items} pairs", param_hint="--count")
     output.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A network learns the way through a maze by playing; an ONNX file with the policy and the world in one loop plays on.
+"""Learn the way through a maze by Q-learning; export an ONNX file with the policy and the maze in one loop.
 
 python examples/reinforcement/reinforcement.py
 python examples/reinforcement/reinforcement.py --maze maze.txt
@@ -17,11 +17,11 @@ from q_learning import QLearner, Settings, rollout
 import graphkit as gk
 
 MAZE = Path(__file__).with_name("maze.txt")
-LIMIT = 200  # moves of an episode
+LIMIT = 200  # largest number of moves of an episode
 
 
 def shortest(world: GridWorld) -> int:
-    """Moves from start to goal by breadth-first search. Raises click.UsageError where there is no way."""
+    """Return the number of moves from start to goal, by breadth-first search. Raises click.UsageError without a way."""
     start, goal = tuple(world.start.tolist()), tuple(world.goal.tolist())
     moves, open_cells = {start: 0}, deque([start])
     while open_cells:
@@ -46,7 +46,7 @@ def shortest(world: GridWorld) -> int:
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
 @click.option("-o", "--output", default="runs/reinforcement", show_default=True, type=click.Path(path_type=Path))
 def main(maze: Path, episodes: int, dueling: bool, seed: int, output: Path) -> None:
-    """Learn, show the way that was learnt, export network and play, verify both."""
+    """Learn, print the learnt way, export the network and the loop, and verify both."""
     output.mkdir(parents=True, exist_ok=True)
     world = GridWorld(maze.read_text(encoding="utf-8").splitlines())
     fewest = shortest(world)

@@ -1,9 +1,9 @@
-"""A search for hyper-parameters by Optuna, which prunes what is going badly and goes on after an interruption.
+"""Search for hyper-parameters with Optuna. Bad trials are pruned, and an interrupted search can be resumed.
 
     pip install '.[search]'
     python examples/search/search.py
 
-Called again, it goes on where it was, however it had ended.
+Run the same command again to continue the search, even if it was killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 class Report(gk.Callback):
-    """Tells a trial the monitored number of every epoch, and ends the training of one that is to be pruned."""
+    """Reports the monitored number of each epoch to the trial, and ends the training if the trial is pruned."""
 
     def __init__(self, trial: optuna.Trial):
         self.trial = trial
@@ -39,7 +39,7 @@ class Report(gk.Callback):
 
 
 def training(choice: optuna.Trial | optuna.trial.FrozenTrial) -> gk.Trainer:
-    """The network and its optimizer, as the trial chooses them."""
+    """Return a trainer with the network and optimizer that the trial chooses."""
     width = choice.suggest_int("width", 8, 128, log=True)
     layers = choice.suggest_int("layers", 1, 3)
     dropout = choice.suggest_float("dropout", 0.0, 0.5)
@@ -56,10 +56,10 @@ def training(choice: optuna.Trial | optuna.trial.FrozenTrial) -> gk.Trainer:
 
 
 def opened(folder: Path) -> optuna.Study:
-    """The study in the folder's SQLite file, a new one where there is none.
+    """Open the study in the folder's SQLite file, or create it.
 
-    A trial that was under way when its process was killed counts as failed. The folder is locked, so that no other
-    process has one under way.
+    If a process was killed during a trial, the trial counts as failed. The folder is locked, so no other process can be
+    running a trial.
     """
     study = optuna.create_study(
         study_name=STUDY, storage=f"sqlite:///{folder.absolute() / 'study.db'}", load_if_exists=True,
@@ -71,8 +71,10 @@ def opened(folder: Path) -> optuna.Study:
 
 
 def search(study: optuna.Study, data: gk.data.Splits, trials: int, epochs: int, seed: int) -> None:
-    """Trials until so many are done, pruned ones among them. What trial n tries depends on the seed, n, and the trials
-    before: an interrupted search goes on as if it had not been.
+    """Run trials until `trials` are complete, including pruned ones.
+
+    The choices of trial n depend on the seed, n and the earlier trials only. So an interrupted search has the same
+    result as one without interruption.
     """
 
     def objective(trial: optuna.Trial) -> float:
@@ -97,10 +99,10 @@ def search(study: optuna.Study, data: gk.data.Splits, trials: int, epochs: int, 
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
 @click.option("-o", "--output", default="runs/search", show_default=True, type=click.Path(path_type=Path))
 def main(trials: int, epochs: int, seed: int, output: Path) -> None:
-    """Search, train once more as the best trial did, measure that on the test part, export and verify it."""
+    """Search, train again like the best trial, measure the result on the test part, export and verify it."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     everything, test = gk.data.load("digits")
-    data = everything.split(0.25, seed=1)  # the test part has no say in the choice
+    data = everything.split(0.25, seed=1)  # the test part is not used for choosing
     with RunFolder(output):
         study = opened(output)
         if before := len(study.get_trials(deepcopy=False, states=DONE)):

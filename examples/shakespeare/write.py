@@ -1,4 +1,4 @@
-"""Write on in the manner of a model of characters, from its ONNX file.
+"""Continue a text with a character language model, from its ONNX file.
 
 python examples/shakespeare/write.py net.onnx --begin "ROMEO:" --count 400 --temperature 0.8
 """
@@ -13,8 +13,9 @@ import graphkit as gk
 
 
 def continued(net: gk.Model, begin: str, count: int, *, temperature: float, seed: int) -> str:
-    """`count` characters behind `begin`, drawn from what the model expects; below a temperature of 1 the likely ones
-    are drawn more often. The state goes from each run of the network into the next.
+    """Return `count` characters after `begin`, drawn from the model's distribution.
+
+    With a temperature below 1, likely characters are drawn more often. The state of each run is an input of the next.
     """
     vocabulary = gk.data.Vocabulary.from_json(net.meta["vocabulary"])
     draw = np.random.default_rng(seed)
@@ -26,7 +27,7 @@ def continued(net: gk.Model, begin: str, count: int, *, temperature: float, seed
         results = run({"x": tokens[:, None], **state})
         state = {name: results[f"last_{name}"] for name in "hc"}
         logits = results["logits"][-1, 0].astype(np.float64) / temperature
-        logits[:2] = -np.inf  # padding, and what stands for unknown characters
+        logits[:2] = -np.inf  # padding and the unknown character
         shares = np.exp(logits - logits.max())
         tokens = draw.choice(len(shares), 1, p=shares / shares.sum())
         written.append(int(tokens[0]))

@@ -1,4 +1,4 @@
-"""A classifier of waves: the logarithm of a mel spectrogram, and convolutions over it. The ONNX file takes the wave."""
+"""A classifier of sound waves: a logarithmic mel spectrogram, then convolutions. The ONNX file reads the wave."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import numpy as np
 import graphkit as gk
 
 RATE = 8000  # samples per second
-FRAME, STEP = 256, 128  # samples of a frame, and from one to the next: 32 and 16 ms
-BANDS = 40  # on the mel scale, from 20 Hz to half the rate
+FRAME, STEP = 256, 128  # samples per frame, and between the starts of two frames: 32 and 16 ms
+BANDS = 40  # number of bands of the mel scale, from 20 Hz to half the rate
 
 
 def make(inputs: int = 8192, classes: int = 10, width: int = 24, dropout: float = 0.3) -> gk.Model:
     """Three stages of two 3x3 convolutions over the spectrogram, its mean, and a linear layer.
 
-    x: int16 [N, inputs], a wave of 8 kHz; logits: float32 [N, classes]. `width`: channels of the first stage, of which
-    each has twice those of the one before.
+    x: int16 [N, inputs], a wave of 8 kHz; logits: float32 [N, classes]. `width` is the number of channels of the first
+    stage. It doubles with each further stage.
     """
     x = gk.input("x", ["N", inputs], dtype="int16")
     h = gk.unsqueeze(log_mel(gk.cast(x, to="float32")), np.array([1]))  # [N, 1, frames, bands]
@@ -30,9 +30,9 @@ def make(inputs: int = 8192, classes: int = 10, width: int = 24, dropout: float 
 
 
 def log_mel(wave: gk.Value) -> gk.Value:
-    """float32 [N, samples] to [N, frames, bands]: logarithms of the power in bands of the mel scale.
+    """Return the logarithms of the power in the bands of the mel scale, [N, frames, bands], of waves [N, samples].
 
-    They do not depend on how loud a recording is: its highest sample is 1, and the mean of all is taken off.
+    They do not depend on the volume: a wave is scaled to a maximum of 1, and the mean is subtracted.
     """
     loudest = gk.reduce_max(gk.abs(wave), np.array([1]))
     signal = gk.unsqueeze(wave / gk.max(loudest, np.float32(1)), np.array([2]))

@@ -1,7 +1,7 @@
-"""Recordings of the Free Spoken Digit Dataset, as data to train on: recordings.py:load.
+"""Load the Free Spoken Digit Dataset for training (`--data recordings.py:load`).
 
-Recordings 0 to 4 of each speaker and digit are the test part, as the data set's authors divide it. A wave has 8,192
-samples, 1.024 seconds: shorter ones have zeros behind them, longer ones are cut off.
+Recordings 0 to 4 of each speaker and digit are the test part, as defined by the authors of the data set. A wave has
+8,192 samples, 1.024 seconds: shorter ones are padded with zeros, longer ones are truncated.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from graphkit.data.files.npz import read_arrays
 from graphkit.errors import InputError
 
 RATE, SAMPLES = 8000, 8192
-TESTED = 5  # recordings of each speaker and digit
+TESTED = 5  # test recordings of each speaker and digit
 CLASSES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 _NAME = re.compile(r"([0-9])_([A-Za-z]+)_([0-9]+)")
 
 
 def samples(path: Path) -> np.ndarray:
-    """int16 [samples] of a .wav file. Raises InputError, naming it."""
+    """Return the samples of a .wav file, int16 [samples]. Raises InputError, which names the file."""
     try:
         with path.open("rb") as file, wave.open(file) as sound:
             form = sound.getnchannels(), 8 * sound.getsampwidth(), sound.getframerate()
             found = sound.readframes(sound.getnframes())
             whole = len(found) == sound.getnframes() * sound.getsampwidth() * sound.getnchannels()
-    except (OSError, EOFError, wave.Error, RuntimeError) as error:  # RuntimeError: a part has no such size
+    except (OSError, EOFError, wave.Error, RuntimeError) as error:  # RuntimeError: the size of a chunk is wrong
         raise InputError(f"{path}: {str(error) or 'it ends too early'}") from None
     if form != (1, 16, RATE):
         raise InputError(
@@ -42,7 +42,7 @@ def samples(path: Path) -> np.ndarray:
 
 
 def recordings(source: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """(DIGIT_SPEAKER_NUMBER, int16 [samples]) in the order of names. Raises InputError, naming the recording."""
+    """Yield (DIGIT_SPEAKER_NUMBER, int16 [samples]) in the order of names. Raises InputError for a bad recording."""
     if source.is_dir():
         yield from ((path.stem, samples(path)) for path in sorted(source.glob("*.wav")))
         return
@@ -51,10 +51,17 @@ def recordings(source: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def load(folder: str = "recordings") -> dict[str, np.ndarray]:
-    """x_train, x_test: int16 [N, SAMPLES]; y_train, y_test: int64 [N]; classes: the names of the digits.
+    """Load the data set.
 
-    folder: of the data set, with files DIGIT_SPEAKER_NUMBER.wav of 8 kHz, or an .npz file with one int16 array under
-    each such name. Raises InputError, naming the recording.
+    Args:
+        folder: Folder with files DIGIT_SPEAKER_NUMBER.wav of 8 kHz, or an .npz file with one int16 array under each
+            such name.
+
+    Returns:
+        x_train, x_test: int16 [N, SAMPLES]; y_train, y_test: int64 [N]; classes: the names of the digits.
+
+    Raises:
+        InputError: A recording cannot be read. The message names it.
     """
     source = Path(folder)
     waves: dict[str, list[np.ndarray]] = {"train": [], "test": []}

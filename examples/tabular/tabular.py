@@ -1,9 +1,9 @@
-"""A table with gaps and categories, a wide and deep network, and predictions for other rows by the ONNX file alone.
+"""Train a wide and deep network on a table with gaps and categories; predict other rows with the ONNX file alone.
 
     python examples/tabular/tabular.py
     python examples/tabular/tabular.py --data mine.csv --rows new.csv
 
-config.toml has what `graphkit train` is told.
+config.toml contains the options of `graphkit train`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ REGION = ("east", "north", "south", "west")
 
 
 def census(rows: int, seed: int) -> tuple[list[list[object]], np.ndarray]:
-    """A table of people, and the probability of each to earn much: what a perfect model would say.
+    """Return a generated table of people, and for each person the true probability of a high income.
 
-    The odds rise with age up to 50 and with hours; education pays, and doubly so in science and the office. Ages are
-    missing in one row of ten, and occupations in one of twenty, at random.
+    The odds rise with age up to 50, with working hours, and with education, twice as much in science and the office.
+    At random, the age is missing in one row of ten, and the occupation in one of twenty.
     """
     draw = np.random.default_rng(seed)
     age, hours = draw.integers(18, 70, rows), np.clip(draw.normal(38, 10, rows), 5, 80).round()
@@ -55,7 +55,7 @@ def write(path: Path, header: tuple[str, ...], rows: list[list[object]]) -> None
 
 
 def area(chance: np.ndarray, much: np.ndarray) -> float:
-    """Under the receiver's curve: how often one who earns much is given the larger number of two (Mann and Whitney)."""
+    """Return the area under the ROC curve: how often a person with high income gets the larger number of two."""
     ranks = np.empty(len(chance))
     ranks[chance.argsort()] = np.arange(1, len(chance) + 1)
     positive = int(much.sum())
@@ -63,7 +63,7 @@ def area(chance: np.ndarray, much: np.ndarray) -> float:
 
 
 def graphkit(*words: object) -> None:
-    """Show a command of graphkit's, and run it; an error of it ends this program with its exit code."""
+    """Print a graphkit command and run it. If it fails, this program ends with its exit code."""
     arguments = [str(word) for word in words]
     click.secho(f"$ graphkit {shlex.join(arguments)}", bold=True)
     if code := subprocess.run([sys.executable, "-P", "-m", "graphkit", *arguments]).returncode:
@@ -77,7 +77,7 @@ def graphkit(*words: object) -> None:
 @click.option("--epochs", type=click.IntRange(1), help="In place of those in config.toml.")
 @click.option("-o", "--output", default="runs/tabular", show_default=True, type=click.Path(path_type=Path))
 def main(data: Path | None, rows: Path | None, count: int, epochs: int | None, output: Path) -> None:
-    """Make up a census (or take your table), train, export, verify, and predict other rows."""
+    """Generate a census (or take your table), train, export, verify, and predict other rows."""
     output.mkdir(parents=True, exist_ok=True)
     run, file = output / "run", output / "net.onnx"
     best = None

@@ -19,7 +19,7 @@ from graphkit.passes.core.sweep import read_positions
 def read_values(results: Iterable[Value], is_source: Callable[[Value], bool]) -> dict[Value, bool]:
     """The sources that `results` are computed from, in a deterministic order: source -> whether its elements are read.
 
-    False means that only its shape is read. Values that are no sources are traced back to the sources they depend on.
+    False means that only its shape is read. Other values are traced back to the sources that they depend on.
     """
     found: dict[Value, bool] = {}
     seen: set[Node] = set()

@@ -112,7 +112,7 @@ def explain(executor: Executor) -> str:
     (`fallback=True`).
 
     Args:
-        executor: What `net.compile(backends=...)` returned, or `trainer.executor`.
+        executor: The result of `net.compile(backends=...)`, or `trainer.executor`.
     """
     decisions = executor.backend_decisions
     if not decisions:

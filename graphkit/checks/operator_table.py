@@ -20,7 +20,7 @@ YES, PARTLY, NO, REFERENCE, ZERO, NOTHING = "yes", "partly", "no", "interpreted"
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """What one operator supports: a row of the table.
+    """A row of the table: the support for one operator.
 
     since: version of its domain that introduced its present form; None for graphkit's own operators.
     first, second: whether it has a derivative of that order: yes, no, zero (it vanishes wherever it exists), or - (no

@@ -255,7 +255,7 @@ class _Search:
         self._seen.add(digest)
         try:
             model = load(message)
-        except GraphkitError:  # the part is no valid model: its failure would be another one
+        except GraphkitError:  # the part is not a valid model, so it would fail for another reason
             return False
         return self._tries(message, model, operators)
 

@@ -1,4 +1,4 @@
-"""Find the smallest group of nodes that differs, by running parts of both models whose inner values nobody observes."""
+"""Find the smallest group of nodes that differs. Inner values are not outputs, because that might hide the error."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Side:
 
     @cached_property
     def file(self) -> Any:
-        """What ONNX Runtime runs: the ONNX file or ModelProto, or an export."""
+        """The model that ONNX Runtime runs: the ONNX file or ModelProto, or an export."""
         if self.source is None or (isinstance(self.source, (str, Path)) and not is_onnx_file(self.source)):
             return self.model.to_onnx(opset=self.opset)
         return self.source

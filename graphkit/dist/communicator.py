@@ -116,7 +116,10 @@ class Communicator(Protocol):
         ...
 
     def departures(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return what `depart` told, and the number of steps, by job rank; None if it is not known of all."""
+        """Return the values that ranks passed to `depart`, and their numbers of steps; None if a rank is missing.
+
+        Both arrays are indexed by job rank.
+        """
         ...
 
     def fail(self, reason: str) -> None:

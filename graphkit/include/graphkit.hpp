@@ -90,7 +90,8 @@ class Program {
    public:
     /* threads: most threads of a run; 0: as many as when the program was written, at most one for each core. */
     explicit Program(const std::string& path, int threads = 0) {
-        const gk_options options{threads};
+        gk_options options{};
+        options.threads = threads;
         gk_session* opened = nullptr;
         check(gk_open(path.c_str(), &options, &opened));
         session_.reset(opened);

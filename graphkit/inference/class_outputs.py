@@ -12,7 +12,7 @@ from graphkit.model import Model
 from graphkit.passes.core.match import is_op
 from graphkit.train.probabilities import are_probabilities
 
-# What the values of an output are.
+# Kinds of scores.
 PROBABILITIES, LOGARITHMS, LOGITS = "probabilities", "logarithms", "logits"
 
 

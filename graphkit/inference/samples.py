@@ -165,7 +165,7 @@ def open_samples(inputs: Any, model: Model, images: Said | None = None, tokenize
 
     Raises:
         InputError: A file cannot be read, or does not match the model.
-        UsageError: `inputs` is something else, or a tokenizer is given for samples that are no text.
+        UsageError: `inputs` is something else, or a tokenizer is given for samples that are not text.
     """
     types, how = model.input_types, _How(model, images, tokenizer)
     if tokenizer is not None:

@@ -24,7 +24,7 @@ _ROUNDING = 1e-2
 
 @dataclass(frozen=True)
 class Task:
-    """What an output is compared with.
+    """How an output is compared with targets.
 
     Attributes:
         kind: CLASSES (one score per class), BINARY (one score for each target 0 or 1, such as one per sample or per

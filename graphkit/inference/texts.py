@@ -19,7 +19,7 @@ from graphkit.model import MAX_TOKENS, VOCABULARY_FILE, Model
 # Lengths are rounded up to a multiple of this number, as `gk.data.Sentences` does in training by default.
 _BUCKET = 8
 
-# Names of inputs that say which tokens are no padding, and which segment a token belongs to.
+# Names of inputs with the attention mask (1: a token, 0: padding), and with the segment of each token.
 MASKS = frozenset({"attention_mask", "decoder_attention_mask", "mask"})
 SEGMENTS = frozenset({"token_type_ids", "segment_ids", "segments"})
 

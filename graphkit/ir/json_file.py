@@ -19,7 +19,7 @@ def read_json(path: str | os.PathLike[str], kind: str) -> Any:
 
     Args:
         path: The file.
-        kind: What the file should be, for errors: "a graphkit model".
+        kind: Kind of the file, for errors, such as "a graphkit model".
 
     Raises:
         UsageError: There is no such file.

@@ -112,7 +112,7 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def _member_bytes(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
-    """Return the bytes of an array by its header. Raises ValueError if the member does not contain so many."""
+    """Return the size of an array in bytes, from its header. Raises ValueError if the member contains fewer."""
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

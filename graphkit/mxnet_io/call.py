@@ -1,4 +1,4 @@
-"""What a converter gets: one node of an MXNet symbol with its operands as graph values, and the table of converters."""
+"""The argument of converters: a node of an MXNet symbol with its operands as graph values. Table of converters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ShapeNeeded(UsageError):
 
 
 class Scope(Protocol):
-    """What a node needs from the graph that it belongs to."""
+    """The interface of the graph that a node belongs to."""
 
     def operand(self, node: SymbolNode, position: int) -> Value:
         """Return an operand of a node as a graph value."""

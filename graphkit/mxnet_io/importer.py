@@ -67,7 +67,7 @@ def import_model(
             names a size that differs from run to run.
 
     Raises:
-        UsageError: A file does not exist, `shapes` names no data input, or the shape of an input must be given.
+        UsageError: A file does not exist, a name in `shapes` is not a data input, or a shape must be given.
         InvalidModel: A file is damaged, or a parameter is missing. The message names the file and the node.
         UnsupportedOperator: The symbol contains operators that are not supported. The message lists all of them.
     """

@@ -1,4 +1,4 @@
-"""What writes a graph as a symbol of MXNet: the symbol so far, one node's writer, and the table of writers."""
+"""Writing of graphs as symbols of MXNet: the symbol so far, the writer of one node, and the table of writers."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from graphkit.nd.hybrid import Hybrid, hybridize
 from graphkit.nd.ndarray import NDArray
 from graphkit.nd.runtime import waitall
 
-# The function that makes functions, beside `autograd.grad` of arrays.
+# `nd.grad` makes a function; `autograd.grad` computes gradients of arrays.
 grad.__module__, grad.__name__, grad.__qualname__ = __name__, "grad", "grad"
 del methods  # it has only installed the methods of NDArray
 

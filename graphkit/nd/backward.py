@@ -37,7 +37,7 @@ class _Structure:
         self.states = [node.state for node in self.nodes]
         self.seeds = seeds
         self._place: dict[int, int] = {}  # by the id of a node, the number of its first result
-        # The array of each number: a result of a node, or what nodes read beside results.
+        # The array of each number: a result of a node, or another array that nodes read.
         self.arrays: list[Made | Used] = []
         self._leaves: dict[int, int] = {}
         self.inputs: list[list[int]] = []
@@ -51,7 +51,7 @@ class _Structure:
         self.heads = [self._head(y) for y in heads]
         self.wanted = self._variables() if wanted is None else list(wanted)
         self.targets = [self._target(x) for x in self.wanted]
-        # Heads and targets may be variables, of which the calls say nothing.
+        # Heads and targets may be variables that no recorded call uses, so the key needs their signatures.
         given = [None if s is None else s._signature for s in (*heads, *self.wanted, *seeds)]
         self.key = (*parts, *self.heads, -1, *self.targets, *given)
 

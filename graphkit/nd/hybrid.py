@@ -74,7 +74,7 @@ class Hybrid:
         return trace.run([x for x in leaves if type(x) is NDArray])
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """A method: bound to its object, of which each has programs of its own."""
+        """Return the method bound to its object. Each object has its own programs."""
         if instance is None:
             return self
         if not hasattr(instance, "__dict__"):

@@ -278,7 +278,7 @@ class NDArray(Value):
 
 
 def own(data: np.ndarray) -> NDArray:
-    """Return an array that uses the memory of `data`, which nobody else may change from now on."""
+    """Return an array that uses the memory of `data`. The caller must not change `data` afterwards."""
     return NDArray(data, Memory(), signature(data.dtype, data.shape))
 
 

@@ -119,7 +119,7 @@ def in_place(function: str) -> Callable[[NDArray, Any], NDArray]:
 def check_writable(x: NDArray, source: Any = None) -> None:
     """Raise UsageError if writing the array would make recorded gradients wrong.
 
-    source: What is written, or an operand of it.
+    source: The value that is written, or an operand of it.
     """
     if settings.capture is not None:
         raise UsageError(f"{x.describe()}: a hybridized function cannot write to arrays; return the new values")

@@ -111,7 +111,7 @@ deferred: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class ThreadSettings(threading.local):
-    """What the current thread does with calls of operators.
+    """How the current thread handles calls of operators.
 
     Attributes:
         recording: Whether they are recorded for `backward`.

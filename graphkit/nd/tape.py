@@ -38,7 +38,7 @@ class Made:
 
 
 class Recorded(Protocol):
-    """What is recorded about a call. `Call` has it, and a call that is not pushed yet."""
+    """The record of a call: a `Call`, or a call that is not pushed yet."""
 
     graph: Graph
     number: int
@@ -50,7 +50,7 @@ class TapeNode:
 
     Attributes:
         number: Larger than those of all earlier calls.
-        inputs: What it read; None after `backward`, which releases it.
+        inputs: The arrays that it read; None after `backward`, which releases them.
         state: The call, its results, and the deferred call if it is not pushed yet; `backward` then computes it
             together with the gradients. One attribute, so that other threads never see a part of a change.
     """

@@ -104,7 +104,7 @@ _FIELDS: dict[str, dict[int, tuple[str, str]]] = {
     "OperatorSetIdProto": {1: ("domain", "string"), 2: ("version", "int64")},
     "StringStringEntryProto": {1: ("key", "string"), 2: ("value", "string")},
 }  # fmt: skip
-# Message -> fields of which at most one may be set.
+# Message -> alternative fields: at most one may be set.
 _ONE_OF = {
     "TypeProto": ("tensor_type", "sequence_type", "map_type", "sparse_tensor_type", "optional_type"),
     "DimensionProto": ("dim_value", "dim_param"),

@@ -168,7 +168,7 @@ def _pattern_reason(layers: Sequence[Layer], pattern: Pattern) -> str:
 def with_arrays(model: ModelProto, arrays: Mapping[str, np.ndarray]) -> ModelProto:
     """Return a model with new arrays for initialisers of the top-level graph.
 
-    Raises UsageError if one of the names is no such initialiser.
+    Raises UsageError if there is no such initialiser.
     """
     document = Document(model)
     for name, array in arrays.items():

@@ -204,8 +204,8 @@ def write_together(files: Mapping[Path, ModelProto | bytes]) -> list[Path]:
     """Write files of one folder that belong together; return the files written, data files first.
 
     All files are complete under temporary names before one of them is replaced. The last one is removed before, and
-    replaced after the others. So it never lies beside others that do not fit, and if a disk is full, all stay as they
-    were. Models above 1 GiB get data files.
+    replaced after the others. So the folder never contains files that do not belong together. If the disk is full, all
+    files stay unchanged. Models above 1 GiB get data files.
     """
     *_, main = files
     earlier = {p for path in files for p in previous_data_files(path)}

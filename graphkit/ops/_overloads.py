@@ -1,7 +1,7 @@
 """Python's operators on values: `x + 1`, `x @ w`, `x[:, 0]` make nodes; so does numpy: `np.ones(4) * x`, `np.exp(x)`.
 
-Arrays and numpy's scalars become constants of the value's dtype where that changes no kind: floats and integers beside
-floats, integers beside integers.
+An array or NumPy scalar becomes a constant. It is converted to the value's dtype if it is of the same kind: floats and
+integers for a float value, integers for an integer value.
 """
 
 from __future__ import annotations

@@ -202,7 +202,7 @@ def array_passes(
             eliminate_expand, fuse_layer_norm, fuse_gelu, fuse_activation, fuse_softmax, fuse_softmax_grad,
             eliminate_transpose, repeat_heads, _ATTENTION_OF_ANY_TYPE, fuse_attention_gradient, share_heads,
             eliminate_reshape, fold_batch_norm.with_options(expanded=True), fuse_conv,
-            # The library has no activations: they are for the pointwise region behind.
+            # The library has no activations. They join the pointwise region after the product.
             fuse_matmul.with_options(activations=False), with_filters_last(_LAST[precision]),
         ),
         eliminate_reshape,

@@ -34,7 +34,7 @@ _BFLOAT16_OPSET = 22
 
 @dataclass(frozen=True)
 class ReducedPrecision(Rewritten):
-    """A model of which most nodes compute in float16 or bfloat16.
+    """A model whose nodes mostly compute in float16 or bfloat16.
 
     Attributes:
         precision: "fp16" or "bf16".

@@ -12,8 +12,8 @@ import numpy as np
 
 from graphkit.report.runs import Run
 
-# Maximum number of points of a series. Longer ones are divided into equal parts, of which the minimum and maximum are
-# drawn.
+# Maximum number of points of a series. A longer one is divided into equal parts, and the minimum and maximum of each
+# part are drawn.
 MOST_POINTS = 2_000
 
 _VALID = "valid_"

@@ -54,7 +54,7 @@ class CSVLogger(Callback):
         path: The file.
 
     Raises:
-        RuntimeFailure: In `fit`: the file cannot be written, or an existing one is no CSV file with a column `epoch`.
+        RuntimeFailure: In `fit`: the file cannot be written, or exists and is not a CSV file with a column `epoch`.
     """
 
     def __init__(self, path: str | Path):

@@ -74,7 +74,7 @@ def read_times(profile: Profile | str | os.PathLike[str]) -> NodeTimes:
     """Return the times of a Profile, or of a file that `gk.profile`, `graphkit run` or `graphkit bench` wrote.
 
     Raises:
-        UsageError: The file cannot be read, or is no profile.
+        UsageError: The file cannot be read, or is not a profile.
     """
     if isinstance(profile, str | os.PathLike):
         source = str(profile)

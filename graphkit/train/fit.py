@@ -80,7 +80,7 @@ class Fit:
         self._replaced = ReplacedSamples() if skips else None
         self._background = BackgroundWork(0)
         # With several processes and a folder: ends them together after a SIGTERM. Created before the ranks wait for
-        # each other, so that none sees what another told in an earlier `fit`.
+        # each other, so that no rank reads a message of an earlier `fit`.
         self._termination = None if self.folder is None else termination_of(self.trainer.kvstore)
         self._compare_ranks()
         self.log = JsonLog(self.folder if self.trainer._writes else None)

@@ -110,7 +110,7 @@ class HeadLoss(Loss):
 
 
 def _ignored(attributes: Attributes) -> int:
-    """Return the label that counts as no label if `use_ignore` is set. Raises InvalidModel if it is no integer."""
+    """Return the label to ignore if `use_ignore` is set. Raises InvalidModel if it is not an integer."""
     return attributes.integer("ignore_label", -1)
 
 

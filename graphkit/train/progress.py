@@ -54,7 +54,7 @@ class ProgressBar:
         """Show a new task. The bar of the previous one ends.
 
         Args:
-            title: Text beside the bar.
+            title: Text next to the bar.
             total: Number of batches; None if it is unknown.
             done: Number of batches that are already complete.
             transient: Remove the bar when the task ends.

@@ -68,7 +68,7 @@ def jvp(
         of: Names of outputs or intermediate values (default: all outputs).
         wrt: Names of inputs, parameters or intermediate values (default: the trainable parameters).
         with_outputs: Also return the outputs of `model`.
-        suffix: Of the names of directions and results.
+        suffix: Suffix of the names of directions and results.
 
     Raises:
         MissingGradient: An operator, or an operator of its gradient, has no gradient.
@@ -140,7 +140,7 @@ def hessian(
         of: Name of an output or intermediate value with one element (default: the only output).
         wrt: Names of inputs, parameters or intermediate values (default: the trainable parameters).
         with_outputs: Also return the outputs of `model`.
-        suffix: Of the names of the blocks.
+        suffix: Suffix of the names of the blocks.
 
     Raises:
         MissingGradient: An operator, or an operator of its gradient, has no gradient.
@@ -184,7 +184,7 @@ def _forward(found: DifferentiableGraph, tangents: Sequence[Value]) -> list[Valu
     graph = prune_control(merge_control(Graph([*seeds, *inputs], results)))
     if not dependent_on_elements(graph.outputs, graph.inputs[: len(seeds)]).isdisjoint(graph.outputs):
         raise UnsupportedError("gk.jvp: the gradient of an operator is not linear in the gradient of its result")
-    # What is left of the seeds is their shapes, which are those of the targets.
+    # Only the shapes of the seeds are still used, and the targets have the same shapes.
     return inline(graph, [*targets, *inputs])
 
 

@@ -56,7 +56,7 @@ def branch() -> Any:
 
 
 def optional_branch() -> Any:
-    """What is held in one branch, and nothing in the other."""
+    """An optional with a value in one branch, and without one in the other."""
     then = Graph([x := Value(X.type, "x")], [F.optional(F.sin(x))])
     other = Graph([Value(X.type, "x")], [F.optional(type=X.type)])
     held = F.if_(P, X, then_branch=then, else_branch=other)
@@ -80,7 +80,7 @@ def captured_with_a_position() -> Any:
 
 
 def sequence_of_loops() -> Any:
-    """A loop in a loop, both of which put in."""
+    """A loop in a loop. Both insert into the sequence."""
 
     def inner(_: Value, q: Value, h: Value) -> list[Any]:
         return [F.sequence_insert(q, F.tanh(h * F.reduce_sum(F.sequence_at(q, AT), keepdims=False)))]

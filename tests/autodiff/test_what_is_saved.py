@@ -1,4 +1,4 @@
-"""What the forward loop stacks for the backward one, and what that carries: seen in the graph."""
+"""The values that the forward loop stacks for the backward loop, and the states of the backward loop, in the graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pair(outputs: list[Value], wrt: list[Value], inputs: list[Value], kind: str 
 
 
 def stacks(forward: Node, own: int) -> list[str]:
-    """The types of what is stacked beside the `own` results."""
+    """Return the types of the stacked values. The first `own` outputs are the results of the loop itself."""
     return sorted(str(v.type) for v in forward.outputs[own:])
 
 

@@ -206,7 +206,7 @@ def test_a_row() -> None:
     ],
 )
 def test_other_first_steps_are_failures(changed: dict[str, float], problem: str) -> None:
-    # What is wrong in one process is not made good by another.
+    # One wrong process makes the row fail, even if the others are right.
     right = difference(statistics=changed.get("statistics") and 1e-7)
     row = training_row("mlp", 1, [process(right), process(difference(**changed)), process(right)])
     assert failures([row]) == [f"mlp, graphkit: {problem}"]

@@ -1,6 +1,6 @@
-"""ONNX's own backend test suite on graphkit: a part of it always, all of it with `-m full`.
+"""ONNX's backend test suite on graphkit: a part of it always, all of it with `-m full`.
 
-What differs stands in backend_suite.toml, with reasons. An unexpected pass fails.
+backend_suite.toml lists the cases that differ, with reasons. If a listed case passes, the test fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run takes: the measurement against arrays of known size."""
+"""The measurement of the memory of a run, compared with arrays of known size."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_batch_in_parts_takes_the_arenas_of_some(threads):
 @pytest.mark.onednn
 @needs_proc
 def test_weights_that_kernels_packed_are_there_once():
-    # The normalisation is folded into 36 MiB of new weights, of which only the packed form is needed.
+    # The normalisation is folded into 36 MiB of new weights, and only their packed form is needed.
     x = gk.input("x", ["N", 1024, 4, 4])
     net = gk.Model({"y": gk.nn.batch_norm(gk.nn.conv2d(x, 1024, 3, pad=1, bias=False, name="conv"), name="norm")})
     exe = net.compile(threads=1)

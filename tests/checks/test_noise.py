@@ -1,4 +1,4 @@
-"""The verdict by noise: rounding that both engines share passes, anything else fails however small beside the rest."""
+"""The verdict by noise: rounding errors that both engines have pass; other errors fail, even small ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def altered(monkeypatch, net, change):
 
 
 def with_error_of_the_other(monkeypatch, net, feeds, times):
-    """Make graphkit's results differ from double precision by so many times ONNX Runtime's error, to the other side."""
+    """Make graphkit's error `times` times ONNX Runtime's error, with the opposite sign."""
     truth = in_double_precision(net, feeds)["y"]
     other = OnnxRuntimeModel(net.to_onnx()).run(feeds)["y"]
     altered(monkeypatch, net, lambda y: (truth - times * (other - truth)).astype(np.float32))
@@ -158,7 +158,7 @@ def test_where_there_is_no_double_precision_the_tolerances_decide(monkeypatch):
 
 
 def root_of_sigmoid() -> tuple[gk.Model, dict[str, np.ndarray]]:
-    """ONNX Runtime's Sigmoid of -20 is 0: a last digit beside the largest elements, but all of a root."""
+    """ONNX Runtime's Sigmoid of -20 is 0. This error is tiny next to the largest elements, but large for its root."""
     x = np.array([[-80.0, -20.0, -15.0], [-9.0, 0.0, 3.0]], np.float32)
     return gk.Model({"y": gk.sqrt(gk.sigmoid(gk.input("x", ["N", 3])))}), {"x": x}
 
@@ -180,7 +180,7 @@ def test_an_engine_may_round_by_the_largest_elements(monkeypatch):
     assert (y.passed, y.criterion) == (True, "noise")
     assert y.max_abs > 1e-5
     assert not gk.verify(net, feeds, strict_tolerance=True).passed
-    # What graphkit computes may not.
+    # graphkit's results may not have such an error.
     altered(monkeypatch, net, lambda y: np.where(y < 1e-4, y + np.float32(1.2e-4), y))
     assert not gk.verify(net, feeds).passed
 

@@ -43,7 +43,7 @@ def test_opsets(opset: int) -> None:
 
 @pytest.mark.parametrize("scale", [1e-3, 1e-6, 1e-10, 1e-30])
 def test_small_outputs_are_compared(scale: float) -> None:
-    """What is wrong by a part of them fails, however small they are; what is right passes."""
+    """The scale of the outputs does not matter: a relative error fails, and right results pass."""
 
     def scaled(factor: float) -> gk.Model:
         return gk.Model({"y": gk.tanh(gk.input("x", ["N", 8])) * np.float32(scale * factor)}, name="net")

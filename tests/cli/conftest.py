@@ -1,4 +1,4 @@
-"""What the tests of commands share."""
+"""Fixtures of the tests of commands."""
 
 import numpy as np
 import onnx

@@ -63,7 +63,7 @@ def test_networks_for_tables_and_ratings_take_their_sizes_from_the_data(call, tm
     assert [tuple(net.params[f"embed{i}_weight"].shape) for i in range(2)] == [(3, 32), (4, 32)]
     assert net.params["wide_x_weight"].shape == (2, 2)
     assert net.classes == ("no", "yes")
-    # What is said goes before what is found; without codes a table has no sizes to give.
+    # Given options override those of the data. Without codes, the data do not determine sizes.
     assert call("build", "wide_and_deep", *codes, "-p", "crosses=0,1", "-p", "sizes=9,9", "-o", file)[0] == 0
     assert gk.load(file).params["embed1_weight"].shape == (9, 32)
     code, _, err = call("build", "wide_and_deep", "--data", table, "-o", file)
@@ -241,7 +241,7 @@ def test_run_reads_a_model_from_stdin(folder):
         capture_output=True, check=True,
     )  # fmt: skip
     assert json.loads(done.stdout)["outputs"][0]["name"] == "logits"
-    # What the process holds when it ends is nobody's leak.
+    # Objects that are alive at the end of the process must not be reported as leaks.
     assert b"leak" not in done.stderr
     assert b"nanobind" not in done.stderr
 
@@ -431,7 +431,7 @@ def test_two_processes_train_like_one(call, folder, tmp_path, launcher):
         if launcher == "--processes"
         else [find_mpiexec(), "-n", "2", *graphkit, *two]
     )
-    done = subprocess.run(two, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(two, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     a, b = gk.load(tmp_path / "one"), gk.load(tmp_path / "two")
     for name in a.params:
@@ -473,7 +473,7 @@ def test_two_processes_train_with_gradients_in_fewer_bytes(folder, tmp_path, com
         "--batch-size", "32", "--processes", "2", "--kvstore", "dist_sync", "--compression", compression,
         "-o", str(tmp_path / "run"), "--json",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     losses = [r["loss"] for r in records if "loss" in r]

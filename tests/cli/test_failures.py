@@ -204,7 +204,7 @@ def test_other_errors_under_a_limit_are_left_alone(error):
 
 
 def test_the_system_holds_a_library_to_the_limit():
-    gc.collect()  # what it gives back later would be room for more
+    gc.collect()  # memory that is freed later would raise the allowance
     size = _allowance() + (1 << 30)
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # untouched, it takes addresses only
     mmap.mmap(-1, size, flags=private).close()

@@ -21,7 +21,7 @@ def photo(tmp_path):
 
 @pytest.fixture
 def seen(call, tmp_path):
-    """What the input of a model of that shape and type gets for an image."""
+    """Return the input that a model of a shape and type gets for an image."""
 
     def run(shape, dtype, picture, *options):
         path = tmp_path / "net.json"

@@ -52,7 +52,7 @@ def commands_of_the_readme():
 
 
 def test_from_a_folder_to_names(call, photos):
-    """What the README says, word for word."""
+    """Run the commands of the README unchanged."""
     build, train, export, ask = commands_of_the_readme()
     run(call, build)
     assert gk.load("net.json").classes == ("cat", "dog")

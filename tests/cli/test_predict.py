@@ -43,7 +43,7 @@ def photos(tmp_path):
 
 @pytest.fixture
 def probabilities(net, photos):
-    """What ONNX Runtime, Pillow and a softmax give, [images, classes]."""
+    """Return the result of Pillow, ONNX Runtime and a softmax, [images, classes]."""
     rows = []
     for name in photos:
         with Image.open(name) as image:
@@ -207,6 +207,6 @@ def test_ctrl_c_leaves_nothing(net, photos, tmp_path):
     time.sleep(0.3)
     assert list(tmp_path.glob(".o.csv*"))
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert leftovers(tmp_path) == []

@@ -1,4 +1,4 @@
-"""What is taken of a folder: its best model, data that are meant, and classes that are those of the run."""
+"""Run folders as models: the best model, the data of the run, and its classes."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def losses(folder: Path) -> list[float]:
 
 
 def test_resume_divides_pictures_as_the_run_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also a run of which the checkpoint says nothing: it was divided by the places of its pictures."""
+    """An old checkpoint does not contain the rule of the split. Such runs were split by position."""
     folder = pictures(tmp_path / "photos", ["cat", "dog"])
     train = ["train", network(tmp_path, 2), "--data", str(folder), "--data-option", "colours=L", "--epochs", "1"]
     for name, rule in (("new", "name"), ("old", "position")):

@@ -145,7 +145,7 @@ STOPPED = """
 
 
 def stopped(number, *arguments):
-    """What a command did that sends itself a signal in its tenth step."""
+    """Run a command that sends itself a signal in its tenth step; return the finished process."""
     command = [sys.executable, "-P", "-c", textwrap.dedent(STOPPED), str(int(number)), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True)
 

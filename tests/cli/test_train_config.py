@@ -20,7 +20,7 @@ _PATHS = ("data", "valid", "output", "profile", "allow-external-root", "class-we
 
 @pytest.fixture(scope="module")
 def task(write_task):
-    """A small network, its data and a file of options beside them."""
+    """A folder with a small network, its data and a file of options."""
     folder = write_task()
     (folder / "config.toml").write_text(
         """
@@ -335,7 +335,7 @@ def test_the_commit_of_git(commit, monkeypatch, tmp_path):
     assert found["changed"] is False
 
 
-# Kills after so many epochs, and so many seconds more.
+# Kills: (epochs, seconds after them).
 OFTEN = ((1, 0.0), (2, 0.003), (1, 0.011))
 
 
@@ -357,14 +357,19 @@ def test_a_run_that_is_killed_and_goes_on_by_its_file_has_the_same_bits(call, ta
     assert code == 0, err
     run = tmp_path / "run"
     command = [sys.executable, "-P", "-m", "graphkit", "train", str(task / "config.toml"), *map(str, options)]
-    for epochs, more in kills:
-        with subprocess.Popen([*command, "-o", str(run)], stdout=subprocess.PIPE, text=True) as child:
-            for _ in range(epochs):
-                child.stdout.readline()
-            time.sleep(more)
-            child.kill()
+    for number, (epochs, more) in enumerate(kills):
+        for _ in range(10):
+            with subprocess.Popen([*command, "-o", str(run)], stdout=subprocess.PIPE, text=True) as child:
+                for _ in range(epochs):
+                    child.stdout.readline()
+                time.sleep(more)
+                child.kill()
+            if number or len(_epochs(run)) < len(_epochs(tmp_path / "whole")):
+                break
+            shutil.rmtree(run)  # on a busy machine, the first one may end before it is killed
+        else:
+            pytest.fail("no run was killed in the middle")
         assert gk.load(run / "best.json").meta["best_epoch"]
-        assert epochs > 1 or more or len(_epochs(run)) < len(_epochs(tmp_path / "whole"))  # it was in the middle
         command = [sys.executable, "-P", "-m", "graphkit", "train", str(run / "config.toml"), "--resume"]
     code, _, err = call("train", run / "config.toml", "-o", run, "--resume")
     assert code == 0, err
@@ -378,7 +383,7 @@ def test_a_run_that_is_killed_and_goes_on_by_its_file_has_the_same_bits(call, ta
 
 
 def _epochs(run):
-    """What the log says of each epoch, but for times."""
+    """Return the entries of the log for each epoch, without times."""
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     times = ("seconds", "samples_per_second", "peak_memory")
     return [{k: v for k, v in line.items() if k not in times} for line in lines if line["event"] != "step"]

@@ -66,7 +66,7 @@ def test_training_ends_when_nothing_becomes_better(call, task, tmp_path):
     assert (code, out) == (0, "")
     assert "was stopped after 3 of its 9 epochs: valid_loss has not improved" in err
     assert "--epochs 10 continues it" in err
-    # More epochs than were planned are asked for: the run goes on, with the patience that it has left.
+    # With more epochs than planned, the run continues, with the patience that is left.
     code, out, err = call(*options(task, "-o", run, "--resume", "--epochs", 11, "--json"))
     assert code == 0, err
     assert json.loads(out)["epochs"] == 4

@@ -12,7 +12,7 @@ import pytest
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
-# Sends itself signals within a step: `AT` steps pass before, and so many signals come.
+# A script that sends itself signals within a step, after `AT` steps.
 SIGNALLED = """
     import os, signal, sys, time
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""What `graphkit train` and `fit` show on a terminal."""
+"""Output of `graphkit train` and `fit` on a terminal."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def task(tmp_path):
 
 
 def written(folder, width, *arguments):
-    """What a Python process with those arguments writes to a terminal of that width."""
+    """Run Python with `arguments` in a terminal of `width` columns; return its output."""
     import fcntl
     import pty
     import termios
@@ -40,7 +40,7 @@ def written(folder, width, *arguments):
     while True:
         try:
             some = os.read(ours, 1 << 16)
-        except OSError:  # of a terminal that nobody writes to any more
+        except OSError:  # the process has closed the terminal
             break
         if not some:
             break
@@ -120,7 +120,7 @@ def test_bars_of_past_epochs_are_lines(task):
     )
     text = written(task, 100, "fit.py")
     lines = on_screen(text)
-    assert "validation" in text  # while it went on
+    assert "validation" in text  # shown during the validation
     assert [re.match(r"epoch (\d)/3 .* 2/2 .* loss \d", line)[1] for line in lines] == ["1", "2", "3"]
 
 

@@ -55,7 +55,7 @@ class Samples:
 
 
 def in_order():
-    """What unshuffled batches of 8 give."""
+    """Train with unshuffled batches of 8."""
     found = trainer()
     for _ in range(2):
         for inputs, targets in Dataset(*arrays()).batches(8, shuffle=False):

@@ -10,7 +10,7 @@ from graphkit.errors import InputError
 
 
 class Noisy(data.LazyDataset):
-    """Sample n is n, and in training a random number beside it."""
+    """Sample n is n and, in training, a random number."""
 
     augments = True
 
@@ -28,7 +28,7 @@ def test_changes_at_random_belong_to_seed_epoch_and_sample():
     first = noise_of(found, seed=3, epoch=1)
     assert len(set(first.values())) == 7
     assert noise_of(found, seed=3, epoch=1) == first
-    # Whatever the batches, the ranks, and the sample a run begins with.
+    # The random number of a sample does not depend on ranks or on the first sample.
     parts = [noise_of(found, seed=3, epoch=1, rank=r, ranks=2) for r in range(2)]
     assert parts[0] | parts[1] == first
     later = noise_of(found, seed=3, epoch=1, start=1)

@@ -21,7 +21,7 @@ def test_each_sample_once_and_no_epoch_as_another(count, window):
 
 @pytest.mark.parametrize("window", [64, 100, 512])
 def test_few_places_are_open(window):
-    """Whatever the window, what it reads lies in 17 blocks at most, each read once in an epoch, but at its borders."""
+    """A window reads from at most 17 blocks, and an epoch reads each block once, except at borders of windows."""
     found = order.windowed(10_000, 1, 2, window)
     block = -(-window // 16)
     touched = [np.unique(found[i : i + window] // block) for i in range(0, len(found), window)]

@@ -30,7 +30,7 @@ def slowly(count: int, made: list[int] | None = None) -> Iterator[int]:
 
 
 def workers_become(count: int) -> bool:
-    """Whether the process comes to have so many threads of engines."""
+    """Wait until the process has `count` engine threads. Return False after a timeout."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         names = []

@@ -22,7 +22,7 @@ def _network(height, width, first=lambda x: x):
     return gk.Model({"y": gk.relu(first(x))})
 
 
-# What each library computes from RGB pixels [H, W, 3].
+# The formula of each library, for RGB pixels [H, W, 3].
 EXPECTED = {
     "gluoncv": lambda x: (x / 255 - IMAGENET[0]) / IMAGENET[1],
     "gluoncv-detection": lambda x: (x / 255 - IMAGENET[0]) / IMAGENET[1],

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from graphkit.dist.hosts.heartbeats import HeartbeatMonitor
 
 # Seconds. Only a test that hangs reaches it.
-_LONGEST = 60.0
+_LONGEST = 120.0
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -35,13 +35,13 @@ class Clock:
         progress: tuple[HeartbeatMonitor, ...] = (),
         waits: tuple[HeartbeatMonitor, ...] = (),
     ) -> None:
-        """Let so many seconds pass, and wait until the threads of these watches have given a sign since then.
+        """Advance the clock, and wait until the threads of the given monitors have reported at the new time.
 
         Args:
-            seconds: How far the clock is put forward.
-            alive: Watches whose sign of life is awaited.
-            progress: Watches whose sign of progress is awaited.
-            waits: Watches of ranks that wait, whose sign is awaited.
+            seconds: Number of seconds.
+            alive: Monitors that must send a heartbeat.
+            progress: Monitors that must report progress.
+            waits: Monitors of waiting ranks that must report progress.
         """
         self.now += seconds
         for watches, name in ((alive, "alive"), (progress + waits, "progress")):

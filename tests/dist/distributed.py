@@ -30,7 +30,7 @@ def alone(net, batches):
 
 
 def run_part(store, net, groups, batches, window=32, wanted=None, around=None, **options):
-    """What this rank has of the outputs for each batch, and its channels, which `around` may put something around."""
+    """Run this rank's part for each batch. Return its outputs and its channels, which `around` may wrap."""
     part = parts_of(net.graph, groups, store.num_workers, wanted)[store.rank]
     channels = Channels(store.transport.messages, window)
     carrier = channels if around is None else around(store.rank, channels)

@@ -24,13 +24,13 @@ from graphkit import config
 from graphkit.dist.job import launch
 
 # Seconds. The bounds are only reached by a job that hangs.
-_START, _RUN, _END = 120.0, 120.0, 60.0
+_START, _RUN, _END = 300.0, 300.0, 300.0
 # Where the code of a test finds the modules of the tests.
 FOLDERS = [str(folder) for folder in Path(__file__).parents[:2]]
 
 
 class JobKind(NamedTuple):
-    """What a job is started with. Of its ranks, the last `servers` serve the others, which run the code of tests."""
+    """Parameters of a job. The last `servers` ranks are parameter servers; the others run the code of tests."""
 
     ranks: int
     store: str = "dist_sync"
@@ -80,7 +80,7 @@ class Job:
         raise JobError(f"the job does not start: {self._break()}")
 
     def run(self, code: str, timeout: float = _RUN) -> list[str]:
-        """Run code on all ranks that are no servers, and return what each rank printed, errors too, by rank.
+        """Run code on all worker ranks; return the output of each, stdout and stderr, by rank.
 
         Args:
             code: Python code. `kv` is the job's store; `kvstore.create("dist_sync")` makes a new one.
@@ -122,7 +122,7 @@ class Job:
                 rank.send(code)
 
     def _break(self) -> str:
-        """End the job at once. What its processes have printed."""
+        """Kill the job; return the output of its processes."""
         self.broken = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -151,7 +151,7 @@ class Job:
 
 
 class Jobs:
-    """Running jobs by what they were started with. No more than so many run at a time, since each takes memory."""
+    """Running jobs by their parameters. At most `_MOST` run at a time, because each needs memory."""
 
     _MOST = 3
 
@@ -193,7 +193,7 @@ def running() -> Iterator[Jobs]:
 
 
 def _attempt(code: str, kv: Any) -> tuple[str, str]:
-    """What the code printed, and the traceback where it raised."""
+    """Run the code; return its output, and the traceback if it raised."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):

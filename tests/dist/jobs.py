@@ -14,8 +14,8 @@ from graphkit.dist.job import launch
 # code that the first of them has left with.
 FAILED = (5, 9)
 
-# What may come before the code of a job: `steps(n)` takes steps, with nothing but a sum, or of a trainer. A trainer's
-# imports and its compilation cost a second of processor time for each rank.
+# Beginnings of the code of a job, which define `steps(n)`: steps of one all-reduce each, or of a trainer. The imports
+# and the compilation of a trainer take a second of processor time on each rank.
 STEPS = """
     import sys, time, numpy as np, graphkit as gk
     kv = gk.kvstore.create("dist_sync")
@@ -43,7 +43,7 @@ def start(processes, code, before=STEPS, options=()):
     return subprocess.Popen(command, **pipes, text=True, start_new_session=True)
 
 
-def finish(job, timeout=90):
+def finish(job, timeout=300):
     """Exit status, output and errors of a job; one that hangs is killed, and fails the test."""
     try:
         out, errors = job.communicate(timeout=timeout)

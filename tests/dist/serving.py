@@ -43,7 +43,7 @@ class Counter:
 
 
 def workers(count, servers=1, type="dist_async", bound=None, **options):
-    """The stores of so many workers, and their servers."""
+    """Return the stores of `count` workers, and their servers."""
     there = [Server(count) for _ in range(servers)]
     counters = []
     counters += [Counter(there, rank, counters) for rank in range(count)]

@@ -141,7 +141,7 @@ def test_fit_needs_one_seed_for_the_order_of_the_data(on_ranks):
 
 
 def checked(on_ranks, drift, size=2, **options):
-    """What all ranks say of a step after `drift(trainer)` on the last rank; nothing is written by that step."""
+    """Return the errors of all ranks in a step after `drift(trainer)` on the last rank. The step changes nothing."""
 
     def work(store):
         trainer = trainer_of(store, gk.optim.SGD(0.1, momentum=0.9), **options)

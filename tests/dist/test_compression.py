@@ -29,7 +29,7 @@ def normal(size: int, seed: int = 0) -> np.ndarray:
 
 
 def told(made: compression.Compression, packed: np.ndarray, size: int) -> np.ndarray:
-    """What the bytes say."""
+    """Decompress the bytes."""
     total = np.zeros(size, np.float32)
     made.add(packed, total)
     return total

@@ -19,7 +19,7 @@ TIMEOUT = 20.0
 
 
 class Board:
-    """What all processes of a job tell. Other processes may see the number of steps late."""
+    """The departures and steps of all processes. Other processes may see the number of steps late."""
 
     def __init__(self, workers, servers):
         self.told, self.steps = np.zeros(workers + servers, np.int64), np.zeros(workers + servers, np.int64)

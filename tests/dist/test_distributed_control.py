@@ -109,7 +109,7 @@ def test_a_size_that_only_data_tell(on_ranks):
 
 
 def test_a_shape_does_not_travel(on_ranks):
-    """What inference knows of sizes is known on every rank."""
+    """Every rank computes sizes by shape inference, so they are not sent."""
     x = gk.input("x", ["N", 4])
     with group("a"):
         h = F.concat(gk.tanh(x), x, axis=0)

@@ -1,4 +1,4 @@
-"""Random programs with random placements: every rank has what one process computes, and nobody waits for ever."""
+"""Random programs with random placements: every rank has the results of one process, and none waits forever."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUPS = "abc"
 
 
 class Program:
-    """A program on arrays [N, 3], the nodes of which are in random groups, or in none."""
+    """A program on arrays [N, 3]. Its nodes are in random groups, or in none."""
 
     def __init__(self, seed):
         self._random, self._parameters, self._left = random.Random(seed), 0, 14
@@ -62,7 +62,7 @@ class Program:
         return gk.tanh(F.mat_mul(self._pick(pool), gk.parameter(f"w{self._parameters}", [3, 3], NORMAL)))
 
     def _rows(self, pool):
-        """Rows of which data say how many there are."""
+        """Select rows. Their number depends on data."""
         x = self._pick(pool)
         places = F.squeeze(F.non_zero(F.greater(x[:, 0], np.float32(0))), np.array([0]))
         chosen = F.gather(x, places, axis=0)

@@ -103,7 +103,7 @@ def assert_same(found, whole, bound=1e-6):
 
 
 def assert_one_process(on_ranks, model, samples):
-    """Two ranks have the losses and the parameters of one process after three steps. What each of them has, by name."""
+    """Compare losses and parameters of two ranks with one process after three steps. Return those of each rank."""
 
     def work(store):
         how = {} if store is None else {"kvstore": store, "groups": AB}
@@ -304,7 +304,7 @@ def test_a_gradient_of_one_rank_that_is_not_finite(on_ranks):
 
 
 def test_batches_that_do_not_fit(on_ranks):
-    """All ranks refuse them, before any of them does something; then they go on."""
+    """All ranks reject them before any work is done. Later steps work."""
 
     def work(store):
         trainer = trainer_of(store, "looping")
@@ -321,7 +321,7 @@ def test_batches_that_do_not_fit(on_ranks):
 
 
 def test_an_empty_batch_is_what_it_is_in_one_process(on_ranks):
-    """Its loss is no number."""
+    """Its loss is NaN."""
 
     def work(store):
         trainer = trainer_of(store, "cycle", on_nonfinite="skip")
@@ -338,7 +338,7 @@ def test_an_empty_batch_is_what_it_is_in_one_process(on_ranks):
 
 @pytest.mark.parametrize("model", ["cycle", "looping"])
 def test_epochs_evaluation_and_files(on_ranks, tmp_path, model):
-    """A run of placed ranks, with validation; others go on from it: placed otherwise, and one process."""
+    """A run with placed ranks and validation can be resumed with another placement, and by one process."""
     fit = {"valid": labelled(24, 5), "metrics": ["accuracy"], "batch_size": 16, "progress": False}
 
     def run(store, folder, epochs, groups=AB, resume=False):
@@ -470,7 +470,7 @@ def network(tmp_path):
 def command(network, *further):
     given = [sys.executable, "-P", "-m", "graphkit", "train", str(network / "net.json"), "--data",
              str(network / "data.npz"), *further]  # fmt: skip
-    return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(given, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.full

@@ -133,7 +133,7 @@ def test_who_is_excused_is_not_given_up_nor_the_host_that_it_spoke_for(watches, 
 
 
 def test_who_is_stopped_ends_with_its_job(watches, clock):
-    """Where the launcher ends nobody: processes of the host that show no sign, and no others."""
+    """If the launcher does not end processes, silent processes of the host are killed, and no others."""
     one, two, three = watches(3)
     children = [subprocess.Popen([sys.executable, "-P", "-c", "import time; time.sleep(100)"]) for _ in range(2)]
     try:
@@ -153,7 +153,7 @@ def test_who_is_stopped_ends_with_its_job(watches, clock):
 
 
 def both_wait(one, two, clock, *others):
-    """Both do not go on for 10 s; others live."""
+    """Two ranks make no progress for 10 s; the others do."""
     one.doing(b"sum of loss", 3)
     two.doing(b"gather bucket 0", 3)
     clock.forward(10, waits=(one, two), progress=others)
@@ -293,7 +293,7 @@ kv.transport.messages.receive(arrival, f"the value of group {kv.rank}")
 
 @pytest.mark.full
 def test_ranks_that_all_wait_end_the_job(soon):
-    """Each waits for a message of the other one, which nobody sends."""
+    """Each waits for a message of the other one that is never sent."""
     status, _, errors = finish(start(2, EXPECTS))
     assert status in FAILED
     assert re.search(
@@ -331,7 +331,7 @@ def test_no_process_is_left(soon):
     wait_until(lambda: not any(Path(f"/proc/{p}").exists() for p in processes), "all processes have ended")
 
 
-# --- going on -----------------------------------------------------------------------------------------
+# --- resuming -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -353,7 +353,7 @@ def arguments(network, out):
 
 def train(network, out, *further):
     given = [sys.executable, "-P", "-m", "graphkit", *arguments(network, out), "--processes", "2", *further]
-    return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(given, capture_output=True, text=True, timeout=300, check=False)
 
 
 def killed_once(network, monkeypatch):
@@ -445,7 +445,7 @@ def test_restarts_are_of_jobs_that_are_started_here(network):
     done = subprocess.run(
         [launch.find_mpiexec(), "-n", "1", sys.executable, "-P", "-m", "graphkit", "train", "net.json", "--data",
          "digits", "--kvstore", "dist_sync", "--max-restarts", "2"],
-        capture_output=True, text=True, timeout=60, check=False, cwd=network,
+        capture_output=True, text=True, timeout=300, check=False, cwd=network,
     )  # fmt: skip
     assert done.returncode == 2
     assert "--max-restarts needs --processes" in done.stderr

@@ -27,7 +27,7 @@ def watch(board):
 
 
 def signs(board, clock, **of):
-    """All of the other processes are there; those of `of` were so many seconds ago."""
+    """Set the reports of the other processes. `of` gives how many seconds ago they were."""
     board.slots["state"][1:] = 1
     for name in ("alive", "progress"):
         board.slots[name][1:] = clock.now - of.get(name, 0.0)
@@ -38,7 +38,7 @@ def signs(board, clock, **of):
 
 @pytest.fixture
 def waited(watch, board, clock):
-    """What `lost` says after the timeout, where the others have given signs so many seconds ago."""
+    """Return the result of `lost` after the timeout, for reports of the given age; see `signs`."""
 
     def wait(**of):
         with watch.for_progress:

@@ -16,9 +16,9 @@ from graphkit.errors import RuntimeFailure, UsageError
 
 @pytest.fixture
 def launcher(tmp_path, monkeypatch):
-    """`launcher(text)`: an mpiexec that runs such a shell script, given the command line.
+    """`launcher(text)`: install an mpiexec that runs this shell script with the command line.
 
-    The script's function `ended` says that the program of so many ranks has ended.
+    The script's function `ended` reports the end of a number of ranks.
     """
 
     def make(text):
@@ -135,7 +135,7 @@ def test_what_processes_are_told(launcher, tmp_path, monkeypatch):
     assert launch.run_processes(2, ["train", "a b"]) == 0
     told = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines() if "=" in line)
     assert (tmp_path / "arguments").read_text().splitlines()[-2:] == ["train", "a b"]
-    assert told[config.NUM_THREADS.name] == "4"  # as it was asked for
+    assert told[config.NUM_THREADS.name] == "4"  # as requested
     assert told[config.JOB_SIZE.name] == "2"
     assert told["OMPI_MCA_rmaps_base_oversubscribe"] == "mine"
     assert told["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
@@ -149,7 +149,7 @@ def test_what_processes_are_told(launcher, tmp_path, monkeypatch):
 
 
 def test_what_was_started_here_starts_no_further_processes(monkeypatch):
-    """Whatever the launcher, and whether or not it is a known one."""
+    """This holds for known and unknown launchers."""
     for name in mpi._LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert not launch.is_started()

@@ -1,4 +1,4 @@
-"""What `graphkit bench allreduce` measures, in a job of two ranks."""
+"""Measurements of `graphkit bench allreduce` in a job of two ranks."""
 
 import json
 

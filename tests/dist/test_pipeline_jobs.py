@@ -173,7 +173,7 @@ def command(network, *further):
         str(network / "data.npz"),
         *further,
     ]
-    return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(given, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.full
@@ -191,7 +191,7 @@ def test_the_command_trains_a_pipeline_and_one_process_goes_on(network):
 
 @pytest.mark.full
 def test_a_process_that_is_killed_ends_the_command_and_another_call_goes_on(network, monkeypatch):
-    """Rank 1 dies while epochs go on."""
+    """Rank 1 dies during an epoch."""
     hook = network / "hook"
     hook.mkdir()
     log = network / "run" / "log.jsonl"

@@ -1,4 +1,4 @@
-"""What a pipeline refuses, by name."""
+"""Errors of pipelines, which name what is not supported."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_lazy_tables_with_groups_are_refused_on_all_ranks(on_ranks, micro_batche
 
 
 def test_batches_that_do_not_fit(on_ranks):
-    """All ranks refuse them, before any of them does something; then they go on."""
+    """All ranks reject them before any work is done. Later steps work."""
 
     def work(store):
         trainer, _ = piped(store, "mlp", steps=0)

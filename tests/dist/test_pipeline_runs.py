@@ -1,4 +1,4 @@
-"""Epochs through a pipeline, evaluation, and files that any placement goes on from."""
+"""Epochs through a pipeline, evaluation, and checkpoints that can be resumed with any placement."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def process(allowed, quota=None, group="", threads=None, may_bind=True):
         ([process(range(8))] * 2, [4, 4]),
         ([process(range(8))] * 3, [2, 2, 2]),
         ([process(range(2))] * 4, [1, 1, 1, 1]),
-        ([process(range(4)), process(range(4, 6))], [4, 2]),  # as a launcher has told them apart
+        ([process(range(4)), process(range(4, 6))], [4, 2]),  # as a launcher has bound them
         ([process(range(4)), process(range(2, 6))], [3, 3]),
         ([process(range(64), quota=6)] * 2, [3, 3]),
         ([process(range(64), quota=0.5)] * 2, [1, 1]),

@@ -45,7 +45,7 @@ def trainer_of(store, layer=dropout, **options):
 
 
 def take(trainer, steps, ranks, rank=None):
-    """Steps by the batches of so many ranks: of one of them, or of all, one after the other."""
+    """Take steps with the batches of `ranks` ranks: with those of one rank, or of all, one after the other."""
     for step in steps:
         x, y = samples(8 * ranks, step)
         for each in range(ranks) if rank is None else [rank]:

@@ -27,7 +27,7 @@ def batch(number, rank=0, ranks=1):
 
 @pytest.fixture
 def train(on_ranks):
-    """The trainers after the batches `numbers`, taken in so many processes."""
+    """`train(processes, numbers, ...)`: train on the batches `numbers`; return the trainers."""
 
     def train(processes, numbers, folder, resume, accumulate=1):
         def work(store):

@@ -1,4 +1,4 @@
-"""Replicated servers: nothing is lost and nothing done twice, whatever is killed when, and jobs go on."""
+"""Replicated servers: if a server is killed at any time, jobs continue, and no update is lost or applied twice."""
 
 import itertools
 import random
@@ -32,7 +32,7 @@ def test_the_next_ones_around_the_ring_hold_a_part():
 
 
 def test_a_loss_moves_a_part_to_its_follower_alone():
-    """Whoever leads behind a loss was leader or follower before: it has the state."""
+    """The leader after a loss was leader or follower before, so it has the state."""
     for servers in range(2, 6):
         for count in range(servers - 1):
             for lost in map(set, itertools.combinations(range(servers), count)):
@@ -198,7 +198,7 @@ def frames_of(history, *sizes):
 
 
 def exchanges(net):
-    """What workers give, the centre gains: the sum of both stays what it was, key by key."""
+    """Exchanges move values from workers to the centre: the sum of both stays the same for each key."""
     made = stores(net, "elastic")
     keys = [f"k{number}" for number in range(2 * net.servers)]
     begun(made, {key: np.zeros(2) for key in keys})
@@ -270,7 +270,7 @@ def bump(values):
 
 
 def questions(net):
-    """What changes values and is answered is done once, and answered with what it found then; errors are told once."""
+    """Requests that change values are executed once and answered with their first result. Errors are reported once."""
     (store,) = stores(net)
     keys = [f"k{number}" for number in range(2 * net.servers)]
     begun([store], {key: np.zeros(2) for key in keys})

@@ -1,4 +1,4 @@
-"""What compression has left out of gradients, in checkpoints: runs go on to the bit, and nothing is lost."""
+"""Residuals of gradient compression in checkpoints: resumed runs are bit-identical, and no residual is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUCKETS = [1, 1 << 20]
 
 
 def divide(monkeypatch, bytes_):
-    """Gradients are summed in buckets of so many bytes."""
+    """All-reduce gradients in buckets of `bytes_` bytes."""
     monkeypatch.setattr(Transport, "bucket_bytes", lambda store, fixed=False: bytes_)
 
 
@@ -270,7 +270,7 @@ def test_a_worker_of_servers_goes_on_to_the_bit(tmp_path, kind, after):
 
 
 def test_all_ranks_save(on_ranks, tmp_path):
-    """What one of them alone calls is an error that says so, and no checkpoint without what the others have."""
+    """If only one rank calls `save`, it gets an error, and no incomplete checkpoint is written."""
 
     def work(store):
         trainer = trained(store, "2bit:0.01", range(2))

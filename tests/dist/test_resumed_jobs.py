@@ -1,4 +1,4 @@
-"""A run of several processes that goes on by `graphkit train --resume`: with the processes and the store of the run."""
+"""`graphkit train --resume` of a run with several processes uses the processes and the store of the run."""
 
 import json
 import subprocess
@@ -76,7 +76,7 @@ def test_an_mpi_launcher_decides_how_many_processes_go_on(resumed, monkeypatch):
 
 
 def command(*given):
-    return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(given, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.full

@@ -30,7 +30,7 @@ def part_of(store, count, sizes=None):
 
 
 def trained(store, steps=5, count=16, sizes=None, optimizer=None, data=ratings, **options):
-    """A trainer after so many steps with this rank's part of the samples, and the losses."""
+    """Take `steps` steps with this rank's part of the samples; return the trainer and the losses."""
     optimizer = gk.optim.Adam(0.01) if optimizer is None else optimizer
     trainer = gk.Trainer(net(), "mse", optimizer, kvstore=store, threads=1, seed=3, lazy=TABLES, **options)
     losses = []
@@ -90,7 +90,7 @@ def test_whatever_else_a_step_does(on_ranks, options):
 
 @pytest.mark.parametrize("compression", ["float16", "2bit:0.001"])
 def test_rows_are_not_compressed(on_ranks, compression):
-    """Only `mean`, which is no table, is."""
+    """Only `mean` is compressed, because it is not a table."""
 
     def work(store):
         store.set_gradient_compression(compression)
@@ -139,7 +139,7 @@ def test_a_process_that_has_samples_now_and_none_then(on_ranks):
 
 @pytest.mark.parametrize("options", [{}, {"deterministic": True}], ids=str)
 def test_ids_that_repeat_in_processes_and_between_them(on_ranks, options):
-    """Also those that count from the back; rows that nobody read, and their slots, keep their bits."""
+    """Negative ids are included. Rows that no rank reads, and their slots, keep their bits."""
 
     def repeated(count, seed=0):
         _, target = ratings(count, seed)
@@ -196,7 +196,7 @@ def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, bad, how):
             assert trainer.skipped == 1
         for name, array in before.items():
             np.testing.assert_array_equal(states(trainer)[name], array)
-        assert np.isfinite(float(trainer.step(inputs, target)))  # and it goes on
+        assert np.isfinite(float(trainer.step(inputs, target)))  # later steps work
         return trainer.updates
 
     assert on_ranks(work) == [3, 3]

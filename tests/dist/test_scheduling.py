@@ -1,4 +1,4 @@
-"""Threads that wake beside others that compute."""
+"""Threads that wake up while other threads compute."""
 
 from __future__ import annotations
 

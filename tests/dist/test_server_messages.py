@@ -1,4 +1,4 @@
-"""What goes between workers and servers: messages, and where keys are."""
+"""Messages between workers and servers, and the assignment of keys to servers."""
 
 import itertools
 

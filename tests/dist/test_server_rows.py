@@ -16,7 +16,7 @@ TABLE = np.arange(21, dtype=np.float32).reshape(7, 3)
 
 @pytest.fixture(params=["whole", "divided", "fewer rows than servers"])
 def table(request, monkeypatch):
-    """Makes stores of so many workers with the key "table" of 7 rows, on some servers."""
+    """`table(count)`: make stores of `count` workers with the key "table" of 7 rows, on some servers."""
     if request.param != "whole":
         monkeypatch.setattr(sharding, "LARGE", 1)
 
@@ -116,7 +116,7 @@ def test_an_optimizer_updates_these_rows_and_their_slots_as_in_one_process(table
 
 
 def test_a_push_of_rows_counts_as_an_update_where_a_server_has_none_of_them(table):
-    """Bias corrections and averages go on in all parts alike."""
+    """All parts have the same bias corrections and averages."""
     (store,) = table()
     store.set_optimizer(gk.optim.Adam(0.01))
     for _ in range(3):

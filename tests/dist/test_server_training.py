@@ -29,7 +29,7 @@ def new_trainer(kvstore, optimizer=SGD, **options):
 
 
 def fitted(kvstore, folder, resume=False, **options):
-    """What a checkpoint has after two epochs of three batches, or after four; and the scores of evaluation."""
+    """Return the checkpoint after two epochs of three batches, or after four, and the scores of an evaluation."""
     trainer = new_trainer(kvstore, **options)
     if resume:
         trainer.resume(folder)
@@ -62,7 +62,7 @@ def assert_same(found, expected, rtol=2e-6):
     ids=str,
 )
 def test_one_worker_and_servers_are_one_process(options, tmp_path, monkeypatch):
-    """Servers have a row more or less of the table. Each goes on from the other's checkpoint."""
+    """The servers' parts of the table differ by a row. Both can resume the other's checkpoint."""
     monkeypatch.setattr(sharding, "LARGE", ROWS * 4)
     mine = fitted(workers(1, 3)[0][0], tmp_path / "remote", **options)
     other = fitted(None, tmp_path / "local", **options)
@@ -191,7 +191,7 @@ def big_lookup(rows, width=16):
 
 @pytest.mark.parametrize("servers", [1, 3])
 def test_only_rows_that_are_used_travel_both_ways(servers):
-    """2 million bytes of a table, of which a step reads 3 rows of 64 bytes, once each."""
+    """The table has 2 million bytes. A step reads 3 rows of 64 bytes, once each."""
     (store,), there = workers(1, servers)
     trainer = gk.Trainer(big_lookup(70_000), "mse", gk.optim.SGD(0.1), kvstore=store, threads=1, lazy=["table_weight"])
     before, answered = store.sent_bytes, []

@@ -208,7 +208,7 @@ def test_nobody_waits_for_a_worker_that_has_come_to_a_barrier():
 
     second.transport.communicator.perform = meet
     second.barrier()
-    assert meetings[-1] == 1  # the bound holds again, before anybody goes on from there
+    assert meetings[-1] == 1  # the bound holds again before any worker continues
 
 
 # --- optimizers -----------------------------------------------------------------------------------------

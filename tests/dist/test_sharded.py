@@ -20,7 +20,7 @@ BUCKETS = [1, 2000, 1 << 20]
 
 @pytest.fixture
 def divide(monkeypatch):
-    """`divide(bytes)`: gradients are summed in buckets of so many bytes."""
+    """`divide(size)`: all-reduce gradients in buckets of `size` bytes."""
     return lambda size: monkeypatch.setattr(Transport, "bucket_bytes", lambda store, fixed=False: size)
 
 
@@ -168,7 +168,7 @@ def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, divide, buc
         assert trainer.skipped == 1
         for name, array in before.items():
             np.testing.assert_array_equal(({**trainer.net.params, **trainer._stepper.slots})[name], array)
-        x, y = samples(16)  # and it goes on
+        x, y = samples(16)  # later steps work
         assert np.isfinite(float(trainer.step(x[:8], y[:8])))
         return trainer.updates
 

@@ -42,7 +42,7 @@ def samples(count, seed=0):
 
 
 def trained(store, steps=4, count=16, model=net, data=samples, part=None, seed=1, **options):
-    """A trainer after so many steps with this rank's part of the samples."""
+    """Take `steps` steps with this rank's part of the samples; return the trainer."""
     trainer = gk.Trainer(model(seed), "mse", gk.optim.Adam(0.01), kvstore=store, threads=1, seed=3, **options)
     rank, ranks = (0, 1) if store is None else (store.rank, store.num_workers)
     losses = []
@@ -142,7 +142,7 @@ def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, small_bucke
         assert trainer.skipped == 1
         for name, array in before.items():
             np.testing.assert_array_equal(trainer.net.params[name], array)
-        x, y = samples(16)  # and it goes on
+        x, y = samples(16)  # later steps work
         for _ in range(accumulate):
             assert np.isfinite(float(trainer.step(x[:8], y[:8])))
         return trainer.updates
@@ -222,7 +222,7 @@ def test_gradients_of_a_bucket_lie_together(on_ranks, monkeypatch, limit):
         bytes_ = {name: trainer.net.params[name].nbytes for name in trainer.trained}
         held = [sum(bytes_[trainer.trained[i]] for i in group) for group in groups]
         last = [bytes_[trainer.trained[group[-1]]] for group in groups]
-        # What is left over is joined to the last one.
+        # The rest is added to the last bucket.
         assert all(total - size < limit for total, size in zip(held[:-1], last[:-1], strict=True))
         assert held[-1] >= min(limit / 2, sum(held))
         return stepper.exchange.collectives.copied_bytes, stepper.exchange.collectives.waited_seconds, len(groups)

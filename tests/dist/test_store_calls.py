@@ -12,7 +12,7 @@ from graphkit.dist import kvstore
 from graphkit.dist.kvstore import RowSparse
 from graphkit.errors import GraphkitError, InputError, UsageError
 
-# What is neither a key, nor a value, nor an array to write to.
+# Objects that are neither keys, nor values, nor arrays to write to.
 ODD = [None, 3.5, "text", b"bytes", object(), {}, {1}, [], [None], [3.5], [[1.0], [2.0, 3.0]], True, 1 + 2j]
 
 

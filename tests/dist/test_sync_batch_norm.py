@@ -96,7 +96,7 @@ def test_half_precision_and_however_many_samples_each_has(on_ranks, sizes):
 
 
 def check(on_ranks, sizes, options, bound=1e-5):
-    """Two ranks with so many samples are one process with all."""
+    """Two ranks with `sizes` samples give the same result as one process with all samples."""
     whole, losses = trained(None, **options)
     for trainer, seen in on_ranks(lambda store: trained(store, sizes=sizes, **options)):
         assert_same(trainer, whole, bound)
@@ -204,7 +204,7 @@ def test_what_is_marked_is_computed_again_but_statistics_are_not(on_ranks):
 
 
 def moments_of(store, x, epsilon=1e-5, momentum=0.5):
-    """What a step makes of the running statistics of x, and the normalised x, in this process."""
+    """Return the running statistics after a step on x, and the normalised x of this process."""
     given = gk.input("x", ["N", *x.shape[1:]])
     model = gk.Model(gk.nn.batch_norm(given, name="n", momentum=momentum, epsilon=epsilon), seed=0)
     trainer = gk.Trainer(model, "mse", gk.optim.SGD(0.0), kvstore=store, threads=1, sync_batch_norm=True)

@@ -82,7 +82,7 @@ def test_processes_write_one_trace(jobs, tmp_path, option):
         assert {"loss"} < {e["name"] for e in begun.values()}
         assert all(ended[key]["ts"] > e["ts"] >= 0 for key, e in begun.items())
         assert all(e["args"]["bytes"] > 0 for e in begun.values())
-    # What one has begun last, the other has not had before: the clocks are one.
+    # All ranks have begun an all-reduce before any rank ends it: their clocks agree.
     sums = [
         {r: [e["ts"] for e in events if e["pid"] == r and e["ph"] == ph and e["name"] == "loss"] for r in (0, 1)}
         for ph in "be"

@@ -108,7 +108,7 @@ def test_half_parameters_of_placed_models(on_ranks, kind):
 
 
 def test_servers():
-    """What waits for one push is weighted."""
+    """Accumulated gradients of one push are weighted."""
     losses, whole = trained(chain, accumulate=3)
     found, trainer = trained(chain, workers(1, 2)[0][0], accumulate=3)
     np.testing.assert_allclose(found, losses, rtol=1e-5)

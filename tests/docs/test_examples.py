@@ -17,7 +17,7 @@ _GENERATED = ("operator_table.md", "mxnet_operators.md")
 GUIDES = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in _GENERATED]
 FILES = [ROOT / "README.md", *GUIDES]
 TUTORIAL = sorted((ROOT / "docs" / "tutorial").glob("*.md"))
-# What has links, and commands with options.
+# Pages with links, and with commands and options.
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""What the project says of itself in several places is the same in all of them."""
+"""Facts that the project states in several places must be the same everywhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_wheels_are_built_for_pythons_that_are_supported() -> None:
 
 
 def test_epochs_of_a_run_that_goes_on_are_explained_in_one_way() -> None:
-    """Where a page or a help text speaks of epochs and of going on, it says what the number is then."""
+    """Pages and help texts about the epochs of a resumed run explain the number in the same words."""
     from graphkit.train.position import WHOLE_RUN
 
     told = WHOLE_RUN.removeprefix("epochs is ")

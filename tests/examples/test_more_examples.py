@@ -32,7 +32,7 @@ def example(tmp_path, monkeypatch) -> Callable[..., str]:
     Warnings are errors in all of its processes.
     """
     monkeypatch.chdir(tmp_path)
-    # As in the root of the repository, where the sources lie without their extension: nobody is to import them.
+    # As in the root of the repository, which contains the sources without the extension. They must not be imported.
     (tmp_path / "graphkit").mkdir()
     (tmp_path / "graphkit" / "__init__.py").write_text("raise AssertionError('that is not the installed package')")
 

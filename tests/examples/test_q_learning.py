@@ -80,7 +80,7 @@ def test_it_learns_the_shortest_way(trained, capsys):
     with capsys.disabled():
         print("", *reward_curve(history, best), drawn, sep="\n")  # noqa: T201
     assert np.mean([e.total for e in history[:10]]) < 0
-    # What one action in twenty at random costs, and a little more.
+    # The cost of one random action in twenty, and a little more.
     assert np.mean([e.total for e in history[-20:]]) > best - 0.1
     assert played["steps"] == shortest(world)
     np.testing.assert_allclose(played["total"], best, rtol=1e-6)
@@ -191,7 +191,7 @@ def test_the_memory_is_a_ring_of_transitions():
 @pytest.mark.pytorch
 @pytest.mark.parametrize("double", [False, True])
 def test_an_update_is_that_of_the_papers(double):
-    """One step from a full memory, beside the formulas in PyTorch."""
+    """Compare one step from a full memory with the formulas in PyTorch."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     settings = Settings(capacity=6, batch=5, warmup=1, limit=1, discount=0.9, double=double)
     world, model, feeds = episodes_with_fed_numbers(settings, dueling=False)

@@ -1,4 +1,4 @@
-"""numpy beside graph values: operators, functions and comparisons make nodes, or say what to use."""
+"""NumPy functions and operators with graph values make nodes, or raise an error that says what to use."""
 
 from __future__ import annotations
 

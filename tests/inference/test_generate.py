@@ -43,7 +43,7 @@ def rerun(runtime, prompt, count, *, name="x", time_major=False):
     return tuple(ids[len(prompt) :])
 
 
-# --- greedy, beside ONNX Runtime --------------------------------------------------------------------------
+# --- greedy, compared with ONNX Runtime -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)

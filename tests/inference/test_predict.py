@@ -30,7 +30,7 @@ def classifier(batch="N", meta=None, features=4):
 
 
 def expected(net, inputs, batch):
-    """What ONNX Runtime computes, in batches of a size."""
+    """Return the result of ONNX Runtime, in batches of a size."""
     session = onnxruntime.InferenceSession(net.to_onnx().SerializeToString(), providers=["CPUExecutionProvider"])
     parts = [inputs[i : i + batch] for i in range(0, len(inputs), batch)]
     return np.concatenate([session.run(None, {"x": part})[0] for part in parts])

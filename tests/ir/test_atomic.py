@@ -1,4 +1,4 @@
-"""Files that are written beside their target: what killed processes leave goes, what living ones write stays."""
+"""Temporary files: those of killed processes are removed, and those of running processes stay."""
 
 import os
 import re

@@ -19,7 +19,7 @@ def test_an_expansion_makes_a_limited_number_of_nodes(monkeypatch: pytest.Monkey
             F.relu(x)
         with pytest.raises(UnsupportedError, match="expands to more than 3 nodes"):
             F.relu(x)
-    F.relu(x)  # outside nobody counts
+    F.relu(x)  # not counted outside of the context
 
 
 def test_every_expansion_is_counted_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What inference of dimensions costs: calls of functions, counted, grow with the nodes and no faster."""
+"""The cost of shape inference, in function calls, grows linearly with the number of nodes."""
 
 from __future__ import annotations
 

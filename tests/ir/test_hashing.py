@@ -1,4 +1,4 @@
-"""SHA-256 computed beside reading and writing."""
+"""SHA-256 computed while files are read and written."""
 
 from __future__ import annotations
 

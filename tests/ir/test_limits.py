@@ -151,7 +151,7 @@ def test_a_scan_output_grows_to_the_limit_and_no_further():
     "results",
     [
         lambda x: gk.expand(x, np.array([0, 1 << 62])),
-        lambda x: gk.reshape(x, np.array([0, 1 << 62]), allowzero=True),  # a view, which is no step
+        lambda x: gk.reshape(x, np.array([0, 1 << 62]), allowzero=True),  # a view, which is not a step
         lambda x: gk.ops.F.split(gk.expand(x, np.array([0, 1 << 62])), axis=1, num_outputs=2)[0],
     ],
 )

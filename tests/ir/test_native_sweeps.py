@@ -23,7 +23,7 @@ def extension() -> None:
 
 
 def random_values(seed: int) -> list[Value]:
-    """Return two inputs and the results of 60 nodes, some of which have several results or an absent operand."""
+    """Return two inputs and the results of 60 nodes. Some nodes have several results or an absent operand."""
     rng = np.random.default_rng(seed)
     values = [gk.input("a", [4, "N"]), gk.input("b", [4, "N"])]
     for _ in range(60):

@@ -34,7 +34,7 @@ def test_the_same_as_by_substitution(seed: int) -> None:
 
 
 def large(n: Dim, m: Dim, layers: int) -> Dim:
-    """What doubles its text with each layer."""
+    """Return an expression whose text doubles with each layer."""
     x = n
     for _ in range(layers):
         x = dims.dim_max(dims.floordiv(x + 1, 2) + m, dims.mod(x, 7) + n)
@@ -57,7 +57,7 @@ def test_names_of_large_expressions_are_taken_for_these() -> None:
     ]
     assert list(defined_names(x.symbols, ["N"])) == []
     assert set(defined_names(x.symbols, ["M", "N"])) >= x.symbols
-    # A name of the table is no other.
+    # A table may contain such a name itself.
     (name,) = x.symbols
     assert SizeTable((name,)).values({name: 3}) == ()
 
@@ -118,7 +118,7 @@ def test_a_table_without_names() -> None:
 
 def test_what_is_taken_for_equal_is_recorded() -> None:
     n, m = symbol("N"), symbol("M")
-    assert dims.may_equal(n, m)  # nobody listens
+    assert dims.may_equal(n, m)  # not recorded
     with assumptions() as outer:
         dims.may_equal(n, n)
         dims.may_equal(n, 4)

@@ -1,4 +1,4 @@
-"""Weights files beside the library of their format: which are read, and what of them."""
+"""Weights files, compared with the library of their format: which files are read, and their contents."""
 
 from __future__ import annotations
 

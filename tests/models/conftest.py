@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-# What the tests of training graphs share: training.py. It goes before the benchmarks' command of that name, which are
-# here for the networks of the zoo as PyTorch modules: torch_zoo.py.
+# This folder is first, so that its training.py hides the benchmarks' file of that name. The folder of the benchmarks is
+# needed for torch_zoo.py: the networks of the zoo as PyTorch modules.
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
 
 @pytest.fixture(scope="session")
 def torchvision():
-    """Also where its compiled operators do not load, as beside a PyTorch for processors: networks need none of them."""
+    """Import torchvision, even if its compiled operators cannot be loaded. The networks do not need them."""
     if importlib.util.find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")
-    # What it tells PyTorch of the shapes of operators fails where these are not there.
+    # This module registers the shapes of the compiled operators, and fails without them.
     sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
     return importlib.import_module("torchvision")
 

@@ -1,4 +1,4 @@
-"""Beam search inside of the graph, beside a plain one in numpy that asks the trained network prefix by prefix."""
+"""Beam search in the graph, compared with one in numpy that runs the trained network for each prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner makes of the zoo: the four-way table of the MXNet paper, and arenas near their bounds."""
+"""Memory plans of the zoo: the four-way table of the MXNet paper, and arenas near their lower bounds."""
 
 from __future__ import annotations
 

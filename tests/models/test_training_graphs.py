@@ -28,7 +28,7 @@ from graphkit.onnx_io.compare import OnnxRuntimeModel
 NEWEST = 26  # that ONNX Runtime 1.31 takes
 
 
-# Recurrent networks for text, whose sequences have any length, are compared beside what else is true of them.
+# Recurrent networks for text, with sequences of any length, are compared in their own tests.
 TEXT = {"lstm_lm", "seq2seq", "text_classifier"}
 
 
@@ -36,7 +36,7 @@ def test_every_network_is_here():
     assert {name for name, _ in SMALL} == {name for name, _ in WHOLE} == set(gk.models.names()) - TEXT
 
 
-# Where rectifiers and pools have so many elements that some are decided by rounding in every batch.
+# Networks with many elements at rectifiers and max pools. Rounding decides some of them in every batch.
 KINKED = {
     "alexnet",
     "densenet",
@@ -69,7 +69,7 @@ def exported(net, graph, opset):
 
 
 def disagreements(ours, theirs, tolerance, whole=1e-5):
-    """What differs by more than tolerance allows: a tensor, the gradient as one vector, the loss and the outputs."""
+    """Return the errors above the tolerance: of tensors, of the gradient as one vector, of the loss and the outputs."""
     errors = relative_errors(ours, theirs)
     limits = {n: tolerance if n.endswith(("_grad", "_updated")) else 1e-5 for n in errors}
     errors["whole gradient"], limits["whole gradient"] = joint_error(ours, theirs), whole

@@ -1,4 +1,4 @@
-"""The zoo on a card beside the processor: results, and steps of training, in each precision."""
+"""The zoo on a GPU, compared with the CPU: results and training steps in each precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of training graphs share: networks at small sizes, their losses, and the graphs of their gradients."""
+"""Data of the tests of training graphs: small networks, their losses, and the graphs of their gradients."""
 
 from __future__ import annotations
 
@@ -186,8 +186,9 @@ def loss_of(name: str, net: gk.Model) -> tuple[Any, Mapping[str, TensorType] | N
 
 
 def feeds_of(name: str, net: gk.Model, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Inputs and targets of one batch: standard normal, except pixels and probabilities, which are in (0, 1), and
-    classes of boxes, of which one in fifty is not the background.
+    """Return random inputs and targets of one batch.
+
+    They are standard normal. Pixels and probabilities are in (0, 1). One box in fifty is not background.
     """
     loss, targets = loss_of(name, net)
     graph = gk.losses.with_loss(net, loss, targets, output=net.outputs[0] if targets is None else None)
@@ -277,7 +278,7 @@ def in_float64(graph: Graph) -> Graph:
 
 
 def difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The difference of two arrays: in float32 of two of that type, whose rounding is small beside the difference."""
+    """Return the difference of two arrays: in float32 if both are float32, because its rounding error is negligible."""
     return np.subtract(a, b, dtype=np.float32 if a.dtype == b.dtype == np.float32 else np.float64)
 
 

@@ -41,7 +41,7 @@ def _softmax(logits):
 def test_a_classifier_computes_what_its_operators_say(tmp_path):
     net = gk.load(_written(tmp_path))
     assert net.name == "net"
-    assert net.inputs == ("data",)  # the label is no input
+    assert net.inputs == ("data",)  # the label is not an input
     assert str(net.input_types["data"]) == "float32[N, 4]"
     assert net.outputs == ("softmax_output",)
     assert list(net.params) == ["fc_weight", "fc_bias"]

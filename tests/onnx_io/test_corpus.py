@@ -14,7 +14,7 @@ from graphkit.errors import UnsupportedError, UsageError
 from graphkit.ir.types import FLOATS
 
 FOLDER = Path(__file__).parents[1] / "corpus"
-# What files of others get wrong is said, and read.
+# Some files of other programs break rules of the format. They are read with a warning.
 pytestmark = pytest.mark.filterwarnings("ignore::graphkit.errors.FileWarning")
 
 MODELS = sorted([*FOLDER.glob("*.onnx"), *FOLDER.glob("*.json")])

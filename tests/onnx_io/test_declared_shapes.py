@@ -1,4 +1,4 @@
-"""What a file declares of shapes decides no result: operators whose shapes depend on values, against ONNX Runtime."""
+"""Declared shapes in a file do not change results: operators with data-dependent shapes, against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _without_types(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def simple(nodes: Sequence[onnx.NodeProto], x: Sequence[Any], y: Any, **told: Any) -> onnx.ModelProto:
-    """A network from float x to float y; `told` declares tensors between them."""
+    """Return a network from float x to float y; `told` declares tensors between them."""
     values = [helper.make_tensor_value_info(k, t, s) for k, (t, s) in told.items()]
     graph = helper.make_graph(nodes, "net", [info("x", np.float32, x)], [y], value_info=values)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)

@@ -1,4 +1,4 @@
-"""The opset that a model is saved at, where nobody asks for one: the first from 21 on that has all of its operators."""
+"""The default opset of saved models: the first from 21 on that has all operators of the model."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_data_that_do_not_fit_their_shape(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::graphkit.errors.FileWarning")
 def test_damaged_bytes_are_judged_as_when_read_whole(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    # Between the tensors and in the structure around them; damage inside a tensor's data is no error.
+    # Damage between the tensors and in the structure around them. Damage inside a tensor's data is not an error.
     heads = [i for i in range(len(data)) if i < 400 or i > len(data) - 400]
     for _ in range(300):
         position, old = int(rng.choice(heads)), 0
@@ -136,7 +136,7 @@ def test_damaged_bytes_are_judged_as_when_read_whole(path: Path) -> None:
 @pytest.mark.parametrize("external", [False, True], ids=["inside", "external"])
 @pytest.mark.parametrize("dtype", [d for d in CODES if d is not DType.STRING], ids=str)
 def test_every_element_type(tmp_path: Path, dtype: DType, external: bool, default: bool) -> None:
-    """Parameters or constants, at places that are no multiple of an element's size, are those of the bytes."""
+    """Parameters and constants are read correctly at positions that are not a multiple of an element's size."""
     limit = {DType.INT4: 16, DType.UINT4: 16, DType.INT2: 4, DType.UINT2: 4, DType.FLOAT4E2M1: 16, DType.BOOL: 2}
     raw = rng.integers(0, limit.get(dtype, 256), 300_002 * dtype.itemsize).astype(np.uint8)
     array = raw.view(dtype.numpy).reshape(2, -1)

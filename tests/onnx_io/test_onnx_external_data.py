@@ -1,4 +1,4 @@
-"""External data: reading only inside the allowed folders, checked offsets; writing beside the model, atomically."""
+"""External data: reads only in the allowed folders, with checked offsets; atomic writes into the model's folder."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_model_that_is_a_link(tmp_path, folder, linked):
     if linked == "both":
         (snapshot / "data").symlink_to("../../../blobs/b879")
     np.testing.assert_array_equal(gk.load(snapshot / "model.onnx").params["w"], W)
-    # What lies in neither folder is refused all the same.
+    # A file in neither folder is rejected.
     for place in (snapshot, blobs):
         (place / "data").unlink(missing_ok=True)
     (snapshot / "data").symlink_to(tmp_path / "outside.bin")

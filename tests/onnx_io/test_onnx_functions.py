@@ -1,4 +1,4 @@
-"""Model-local functions beside ONNX Runtime: overloads, defaults, subgraphs, domains that operators have, opsets."""
+"""Model-local functions, compared with ONNX Runtime: overloads, defaults, subgraphs, domains of operators, opsets."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def draw(*shape: int) -> np.ndarray:
 
 
 def test_in_some_of_the_variables_and_in_an_intermediate_one() -> None:
-    """y = (x w)^2 z: in w and z with x beside them; in h = x w and z; the file exports to standard operators."""
+    """Gradients of y = (x w)^2 z in w and z, and in h = x w and z. The file exports to standard operators."""
     chain = [node("MatMul", ["x", "w"], ["h"]), node("Mul", ["h", "h"], ["s"]), node("Mul", ["s", "z"], ["y"])]
     ends = [
         node("Gradient", ["w", "z", "x"], ["dw", "dz"], xs=["w", "z"], zs=["x"], y="y"),

@@ -30,7 +30,7 @@ from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.onnx_io.uses import implements
 from graphkit.ops import registry
 
-# What other domains' models say of ai.onnx.
+# Opset of ai.onnx in models of other domains.
 _BESIDE_OTHERS = 21
 # Operators that draw random numbers: generators differ, types and shapes do not.
 RANDOM = frozenset(

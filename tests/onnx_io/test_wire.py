@@ -50,7 +50,7 @@ def test_overlong_numbers_are_those_of_protobuf():
 
 @pytest.mark.parametrize("of", ["tag", "length"])
 def test_tags_and_lengths_have_five_bytes_as_in_protobuf(tmp_path, of):
-    """Whatever their value; and a file says the same from its path, which leaves large weights in it."""
+    """This holds for any value. Reading from a path, which leaves large weights in the file, gives the same result."""
     model = small()
     weight = helper.make_tensor("w", TensorProto.FLOAT, [1 << 15], np.ones(1 << 15, np.float32).tobytes(), raw=True)
     model.graph.initializer.append(weight)

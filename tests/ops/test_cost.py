@@ -1,4 +1,4 @@
-"""What graphs cost: products against counts by hand and by torch's and fvcore's convention, bytes, loops, branches."""
+"""Cost of graphs: matrix products by hand and by the conventions of torch and fvcore, bytes, loops, branches."""
 
 import numpy as np
 import pytest

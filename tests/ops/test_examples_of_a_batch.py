@@ -30,7 +30,7 @@ def node_on(op: Op, arrays: Arrays, known: Sequence[bool]) -> Node:
 
 
 def batches(case: Case) -> Iterator[tuple[Arrays, tuple[bool, ...]]]:
-    """The sample with some of its operands as batches of examples, of which it has one or some."""
+    """Yield the sample with some of its operands as batches, of one or several examples."""
     if not case.has_tensors_only:
         return
     rng = np.random.default_rng(0)
@@ -82,7 +82,7 @@ def test_parts_are_the_batch(cls: type[Op]) -> None:
         if case.dtype in (DType.FLOAT32, DType.INT64, DType.BOOL):
             for arrays, batched in batches(case):
                 found += apart(case.op, arrays, batched, case.is_constant)
-    # Who says so says it of a sample.
+    # If an operator declares itself per example, at least one sample must show it.
     if cls.per_example or cls.pointwise:
         assert found or all(len(case.arrays) == 0 for case in all_cases(cls))
 
@@ -116,6 +116,6 @@ def test_what_networks_for_images_consist_of() -> None:
     assert add.is_batchwise([image, TensorType("float32", (3,))], [True, False])
     assert add.is_batchwise([image, TensorType("float32", (1, 8, 8, 3))], [True, False])
     assert add.is_batchwise([image, image], [True, True])
-    # Examples beside something else of their number, and at another axis.
+    # A batch with another operand of the same size, and a batch at another axis.
     assert not add.is_batchwise([image, image], [True, False])
     assert not add.is_batchwise([TensorType("float32", (4, 4)), TensorType("float32", (4,))], [True, True])

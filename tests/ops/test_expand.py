@@ -86,7 +86,7 @@ def test_expand(pair: tuple[Case, bool]) -> None:
         skip_without_expansion(next(node for node in graph.nodes if node.op is case.op))
     expansion = expanded(graph)
     for node in expansion.nodes:
-        # What is composite is expanded where it runs, not where it is exported: of that a part may be an own operator.
+        # Composite operators are expanded to run, not to export, so their parts may be graphkit's own operators.
         assert node.op.domain != DOMAIN or type(case.op).composite, f"{node} is not a standard operator"
     names = [str(value) for value in expansion.outputs]
     ours = dict(zip(names, evaluate(expansion, case.feeds()), strict=True))

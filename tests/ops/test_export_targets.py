@@ -1,8 +1,8 @@
 """Every operator at every target opset: the written file runs elsewhere with graphkit's results, or is a named error.
 
-ONNX Runtime is asked up to the opset that it reads. What is written for later ones is asked there too where the
-operators are no newer, and of onnx's evaluator where they are. export_targets.toml lists what is left out, and why.
-The first sample of each operator at some targets always; all samples at all targets with `-m full`.
+ONNX Runtime runs files up to the newest opset that it reads. It also runs files of later opsets if the operators are
+not newer; onnx's evaluator runs the others. export_targets.toml lists the exceptions, and why. The default lane tests
+the first sample of each operator at some targets; `-m full` tests all samples at all targets.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
 
 SHORT, LONG = 2000, 8000
-# What quadratic memory exceeds, and n log n, with all that does not depend on n, does not.
+# Limit for the ratio of memory. Quadratic memory exceeds it; n log n with a constant part does not.
 MOST = 2.5 * LONG / SHORT
 
 
@@ -97,7 +97,7 @@ CASES: dict[str, Callable[[Value], Any]] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def first_use() -> None:
-    """What the first gradient of a process loads is not measured."""
+    """Compute gradients once, so that memory of the first use in a process is not measured."""
     for build in (CASES["pad reflect (300, 500)"], CASES["resize cubic x 3"], CASES["conv"]):
         peaks(build, 600)
 

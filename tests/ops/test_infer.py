@@ -49,7 +49,7 @@ CASES = [
 
 
 def python_type(dtype: DType) -> type:
-    """What stands for an element in a map."""
+    """Return the Python type of an element of a map."""
     return str if dtype is DType.STRING else int if dtype in INTEGERS else float
 
 

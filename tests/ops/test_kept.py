@@ -1,4 +1,4 @@
-"""What is made once of an operator's attributes."""
+"""Objects that are made once from an operator's attributes."""
 
 import gc
 import weakref

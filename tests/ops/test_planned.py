@@ -66,7 +66,7 @@ def test_symbolic_run(case: Case) -> None:
     [c for c in CASES if not draws_from_the_executor(c) and len(c.graph().outputs) > 1], group=lambda c: c.op.name
 )
 def test_one_output_alone(case: Case) -> None:
-    """Kernels get no memory for outputs that nobody reads."""
+    """Kernels get no memory for unused outputs."""
     graph = case.graph()
     expected = evaluate(graph, case.feeds())
     for number, output in enumerate(graph.outputs):

@@ -1,7 +1,7 @@
 """Every standard operator's reference against onnx's reference evaluator, in every element type it allows.
 
-Where the evaluator is wrong or cannot run, ONNX Runtime stands in for it; EVALUATOR_WRONG says why. Where it computes
-in float32 whatever the element type, LESS_PRECISE says so. A test fails when an entry is no longer needed.
+If the evaluator is wrong or cannot run, ONNX Runtime is used instead; EVALUATOR_WRONG says why. LESS_PRECISE lists
+operators that the evaluator computes in float32 for all element types. A test fails if an entry is no longer needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every registered operator must have, and its declaration against ONNX's schema."""
+"""Required parts of every registered operator, and its declaration compared with ONNX's schema."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def type_at(kind: TensorType, sizes: dict[str, int]) -> TensorType:
 
 
 def promised(types: Operands, assumed: Sequence[tuple[Dim, Dim]], sizes: dict[str, int]) -> Operands | None:
-    """What the types are for these sizes; None where an assumption does not hold, or a size is negative."""
+    """Return the types for these sizes; None if an assumption does not hold, or if a size is negative."""
     try:
         if any(evaluate(a, sizes) != evaluate(b, sizes) for a, b in assumed):
             return None

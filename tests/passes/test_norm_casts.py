@@ -25,7 +25,7 @@ def feeds(graph, seed=0):
 
 
 def check(graph, casts):
-    """The same bits, and so many casts."""
+    """Check that the results keep their bits, and the number of casts."""
     made = fuse_norm_casts(graph)
     assert sum(node.op.name == "Cast" for node in made.nodes) == casts
     arrays = feeds(graph)
@@ -69,7 +69,7 @@ def test_who_wants_the_type_of_a_result():
 
 
 def test_results_stay_what_they_are():
-    """What a graph returns is not rounded, nor what is rounded in two ways."""
+    """Outputs of the graph, and values that are rounded to two types, are not rounded in the normalisation."""
     x, vectors = value("x", 2, 3, 4), [value(name, 4) for name in ("scale", "b", "mean", "var")]
     y = F.channels_last_batch_norm(x, *vectors)[0]
     check(Graph([x, *vectors], [y, F.cast(y, to=KINDS[0])]), 1)

@@ -1,4 +1,4 @@
-"""The whole pipeline: subgraphs, models, exported files, random graphs; and what is told about it."""
+"""The whole pipeline: subgraphs, models, exported files, random graphs, and its log."""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ def test_differences_of_outputs(tmp_path):
 
 
 def test_layers_inside_functions_stay_in_float(tmp_path):
-    """A function of the file with a Conv, beside a Conv outside of it."""
+    """The file has a Conv inside of a function, and one outside."""
     proto = one_conv()
     inner = helper.make_function(
         "own", "Twice", ["a", "k"], ["b"], [node("Conv", ["a", "k"], ["b"])], [helper.make_opsetid("", 17)]

@@ -16,7 +16,7 @@ import pytest
 import graphkit as gk
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-# A page may ask nobody for anything: the browser itself does not either.
+# A page must not send requests. These options stop the browser's own requests.
 QUIET = (
     "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--disable-default-apps", "--disable-extensions",
@@ -73,7 +73,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Seen:
-    """What a browser made of a page: its document after the scripts, and what they complained about."""
+    """A page in a browser: the document after its scripts have run, and their errors."""
 
     document: str
     complaints: list[str]
@@ -89,7 +89,7 @@ def browse() -> Callable[..., Seen]:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         with tempfile.TemporaryDirectory() as profile:
             command = [browser, *QUIET, "--enable-logging=stderr", f"--user-data-dir={profile}", *arguments]
-            return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+            return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
 
     def open_page(page: Path, screenshot: Path | None = None, width: int = 1300, height: int = 1600) -> Seen:
         given = [f"--window-size={width},{height}", "--virtual-time-budget=4000"]

@@ -69,9 +69,10 @@ def double(data: bytes) -> float:
 
 
 class Events:
-    """What the event files of a folder say, by tag: (step, value), void where a run has begun again before it.
+    """The contents of the event files of a folder: pairs (step, value) by tag.
 
-    Numbers of fields are those of TensorFlow's event.proto, summary.proto and graph.proto.
+    If a run is resumed from an earlier step, values after that step are dropped. Numbers of fields are those of
+    TensorFlow's event.proto, summary.proto and graph.proto.
     """
 
     def __init__(self, folder: Path):

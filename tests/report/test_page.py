@@ -1,4 +1,4 @@
-"""The page of runs: it stands alone, says what the runs say, and nobody's names break out of it."""
+"""The page of runs: it is self-contained, shows the data of the runs, and escapes all names."""
 
 from __future__ import annotations
 

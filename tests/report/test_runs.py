@@ -140,7 +140,7 @@ def test_names_tell_folders_apart(run_folder, records, tmp_path):
     assert [run.name for run in read_runs([folders[0], folders[0]])] == ["run", "run (2)"]
 
 
-# --- does it go on? ------------------------------------------------------------------------------------
+# --- is it running? ------------------------------------------------------------------------------------
 
 
 def lock(folder, **held):

@@ -176,7 +176,7 @@ def test_tensorboard_reads_the_same(fitted, read):
     assert {node.name: (node.op, list(node.input)) for node in found.Graph().node} == read.graphs[0]
 
 
-# --- runs that go on ------------------------------------------------------------------------------------
+# --- resumed runs ---------------------------------------------------------------------------------------
 
 
 def test_a_run_that_goes_on_has_every_step_once(tmp_path):
@@ -361,7 +361,7 @@ def test_a_full_disk_is_told(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
     command = [sys.executable, "-P", "-c", TRAINING, str(tmp_path / "events")]
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited, timeout=300, check=False)
     assert done.returncode == 1
     assert "RuntimeFailure" in done.stderr
     assert f"{tmp_path / 'events'}: events cannot be written: File too large" in done.stderr

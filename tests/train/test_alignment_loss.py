@@ -1,4 +1,4 @@
-"""CTC beside a sum over all alignments, numeric gradients, and PyTorch."""
+"""CTC, compared with a sum over all alignments, numeric gradients, and PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contrastive and triplet losses beside their formulas, numeric gradients, and PyTorch."""
+"""Contrastive and triplet losses, compared with their formulas, numeric gradients, and PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses of ignored targets, of probabilities, focal losses and masks: beside their formulas and beside PyTorch."""
+"""Losses with ignored targets, probabilities, focal losses and masks, compared with their formulas and PyTorch."""
 
 from __future__ import annotations
 

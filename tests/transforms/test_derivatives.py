@@ -1,4 +1,4 @@
-"""jvp, vjp, jacobian, hessian, grad with seeds and vmap, beside numeric differences and beside torch.func."""
+"""jvp, vjp, jacobian, hessian, grad with seeds, and vmap, compared with numeric differences and torch.func."""
 
 from __future__ import annotations
 

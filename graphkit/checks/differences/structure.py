@@ -91,7 +91,7 @@ class Keys:
         return type(value).__name__, value
 
     def graph(self, graph: Graph) -> int:
-        """Return the number of a subgraph: its inputs are told apart by position."""
+        """Return the number of a subgraph. Equal subgraphs have the same number; inputs are equal by position."""
         if graph not in self._graphs:
             inputs = {v: i for i, v in enumerate(graph.inputs)}
             structure = Structure(graph, self, inputs, {})

@@ -193,7 +193,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What an input needs; height and width are None if any size works."""
+    """Requirements of an input for images. Height and width are None if any size works."""
 
     preprocess: Preprocess
     height: int | None

@@ -87,7 +87,7 @@ class Arena:
         self._placed.clear()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Allocate an array in this memory. Types that are no plain numbers get other memory; `layout` rejects them."""
+        """Allocate an array in this memory. If its elements are not numbers, it gets other memory; see `layout`."""
         size = math.prod(shape) * dtype.itemsize
         if not size or _refused(dtype):
             return np.empty(shape, dtype)

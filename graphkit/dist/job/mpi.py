@@ -335,7 +335,7 @@ class MpiCommunicator:
             self._monitor.depart(number)
 
     def departures(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return what `depart` told, and the number of steps, by job rank; see `HeartbeatMonitor.departures`."""
+        """Return the departures and numbers of steps by job rank; see `HeartbeatMonitor.departures`."""
         return None if self._monitor is None else self._monitor.departures()
 
     def made_progress(self) -> None:

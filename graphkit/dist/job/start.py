@@ -66,7 +66,7 @@ def check_launcher(size: int) -> None:
 
 
 def check_tasks(processes: int) -> None:
-    """Raise UsageError if this is one of several tasks of Slurm or torchrun, each of which would start a job."""
+    """Raise UsageError if this is one of several tasks of Slurm or torchrun: each of them would start a job."""
     tasks = _first_number((_TASKS,))
     if tasks is not None and tasks > 1:
         raise UsageError(

@@ -108,7 +108,7 @@ class ProgressEngine:
         Args:
             call: Name of the operation.
             arrays: Arrays whose types the ranks compare.
-            action: What to run. If there is only one rank, it runs at once.
+            action: The function to run. If there is only one rank, it runs at once.
             priority: Operations with a higher priority run first.
             later: True if no thread will wait for the result soon: unless `overlap` is "funnelled", a thread of the
                 engine runs the operation. False: the caller that waits for the result runs it.

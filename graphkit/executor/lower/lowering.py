@@ -95,7 +95,7 @@ class DeviceSums(Protocol):
         ...
 
     def all_gather(self, wholes: Sequence[Any], dtype: DType) -> None:
-        """Launch an all-gather, in place. The arrays form one vector, of which each process has written its slice."""
+        """Launch an all-gather, in place. The arrays form one vector; each process has written its slice of it."""
         ...
 
     def wait(self, done: Callable[[], bool]) -> None:
@@ -154,7 +154,7 @@ class Collectives(Protocol):
     ) -> None:
         """Start the all-gather `key` of vectors. It reads `pieces` only during the call.
 
-        pieces: What this process contributes: (index of the vector, index of the first element, elements).
+        pieces: The elements of this process: (index of the vector, index of the first element, elements).
         """
         ...
 

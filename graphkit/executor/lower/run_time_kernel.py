@@ -40,7 +40,7 @@ Shapes: TypeAlias = Sequence[Sequence[int] | None]
 
 
 class Prepared(NamedTuple):
-    """What the native program runs for given shapes: a kernel, views, known elements, or a function.
+    """The implementation of a node for given shapes: a kernel, views, known elements, or a function.
 
     Attributes:
         kernel: The kernel, if it runs one.

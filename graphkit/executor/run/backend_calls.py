@@ -35,7 +35,7 @@ Computation: TypeAlias = Callable[..., Any]
 
 
 class Source(NamedTuple):
-    """What a backend compiles.
+    """A subgraph that a backend compiles.
 
     Attributes:
         name: The name of the group, such as "onnxruntime/0".

@@ -38,7 +38,9 @@ def library_path() -> Path:
 
 
 class _Options(ctypes.Structure):
-    _fields_ = (("threads", ctypes.c_int32),)
+    _fields_ = (
+        ("threads", ctypes.c_int32), ("max_iterations", ctypes.c_int64), ("timeout", ctypes.c_double),
+    )  # fmt: skip
 
 
 @cache
@@ -54,6 +56,9 @@ def _library() -> ctypes.CDLL:
     )  # fmt: skip
     library.gk_close.argtypes = (handle,)
     library.gk_close.restype = None
+    word = ctypes.c_uint64
+    library.gk_get_random_state.argtypes = (handle, ctypes.POINTER(word), ctypes.POINTER(word))
+    library.gk_set_random_state.argtypes = (handle, word, word)
     library.gk_run.argtypes = (handle, ctypes.POINTER(handle), size, ctypes.POINTER(handle), size)
     for kind in ("input", "output"):
         results = {"name": text, "type": ctypes.c_int, "rank": size, "dims": ctypes.POINTER(ctypes.c_int64)}
@@ -82,16 +87,18 @@ class CSession:
     Args:
         path: A .gkp file.
         threads: Most threads of a run; 0: as many as when the file was written, at most one for each core.
+        max_iterations: Most iterations of one loop; 0: any number.
+        timeout: Most seconds of a run; 0: any time.
 
     Raises:
         MissingDependency: The installed package has no libgraphkit.so.
         RuntimeFailure: The library cannot open the file. The message ends with the name of the status.
     """
 
-    def __init__(self, path: str | Path, threads: int = 0):
+    def __init__(self, path: str | Path, threads: int = 0, max_iterations: int = 0, timeout: float = 0):
         self._library, self._handle = _library(), ctypes.c_void_p()
         opened = ctypes.byref(self._handle)
-        options = _Options(threads)
+        options = _Options(threads, max_iterations, timeout)
         name = os.fsencode(path)
         _raise_for(
             self._library.gk_open_checked(name, ctypes.byref(options), opened, _ABI_VERSION, ctypes.sizeof(options))
@@ -124,6 +131,18 @@ class CSession:
         _raise_for(self._library.gk_run(self._handle, _pointers(given), len(given), _pointers(results), len(results)))
         return made
 
+    @property
+    def rng(self) -> tuple[int, int]:
+        """(seed, step) of the next run, as in `Executor.rng`."""
+        seed, step = ctypes.c_uint64(), ctypes.c_uint64()
+        _raise_for(self._library.gk_get_random_state(self._handle, ctypes.byref(seed), ctypes.byref(step)))
+        return seed.value, step.value
+
+    @rng.setter
+    def rng(self, state: tuple[int, int]) -> None:
+        seed, step = state
+        _raise_for(self._library.gk_set_random_state(self._handle, seed % (1 << 64), step))
+
     def close(self) -> None:
         """Free the session. Later runs are errors."""
         self._library.gk_close(self._handle)
@@ -153,7 +172,7 @@ def compare_with_python(
         written: The file.
         path: The name that it will have, for errors.
         feeds: Arrays of all inputs.
-        expected: What Python computes.
+        expected: The outputs that Python computes, by name.
     """
     with CSession(written) as session:
         found = session.run({name: feeds[name] for name in session.inputs})

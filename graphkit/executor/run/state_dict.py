@@ -37,7 +37,7 @@ from graphkit.text import listed
 # Key of a model's metadata for tensors with several names: a JSON object, the parameter's name by each other name.
 TIED = "tied"
 
-# PyTorch's count of batches of a batch normalisation, beside its running variance.
+# PyTorch counts the batches of each batch normalisation, in a tensor next to the running variance.
 _COUNT, _VARIANCES = "num_batches_tracked", ("running_var", "running_variance")
 # Names that a message lists, of each kind.
 _MOST = 20

@@ -59,7 +59,7 @@ def pair_caches(
 
     Args:
         model: The model.
-        others: Names of inputs that are no caches.
+        others: Names of inputs that are not caches.
         carry: Pairs that the caller gives, input to output. They replace those found by name.
         batch: The dimension of the batch in the input of tokens.
         kept: Name of the output that scores tokens if the caller gave it: it is never part of a pair.

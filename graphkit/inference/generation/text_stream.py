@@ -11,10 +11,10 @@ from graphkit.data.preprocessing.vocabulary import Vocabulary
 # Number of earlier tokens that a piece is decoded with: whether it begins with a space depends on them.
 _CONTEXT = 8
 
-# A character has at most 4 bytes, so 4 tokens. If it is not complete after that, its bytes are no UTF-8.
+# A character has at most 4 bytes, so 4 tokens. If it is not complete after that, its bytes are not valid UTF-8.
 _PENDING = 4
 
-# Bytes that are no UTF-8 become this character: a character may need further tokens.
+# The decoder replaces invalid UTF-8 with this character. At the end of a text, the character may need further tokens.
 _INCOMPLETE = "\ufffd"
 
 
@@ -69,7 +69,8 @@ class TextStream:
     def _decoded(self, whole: bool) -> str:
         """Return the text of the new tokens, or nothing if a character is incomplete, unless `whole`.
 
-        If bytes are no UTF-8, the text may never end with a complete character. Then all but the last one is returned.
+        If bytes are not valid UTF-8, the text may never end with a complete character. Then all but the last one is
+        returned.
         """
         earliest = max(self._read - _CONTEXT, 0)
         start = next((place for place in self._starts if earliest <= place < self._read), earliest)

@@ -82,7 +82,7 @@ def multibox_prior(call: Call) -> Value:
 def multibox_detection(call: Call) -> Value:
     """Detections [batch, anchors, 6]: class, score, left, top, right, bottom.
 
-    Operands: probabilities [batch, classes, anchors], of which class 0 is the background; codes [batch, anchors * 4];
+    Operands: probabilities [batch, classes, anchors], where class 0 is the background; codes [batch, anchors * 4];
     anchors [1, anchors, 4]. Rows of the anchors whose best score reaches the threshold come first, sorted by score.
     Overlapping rows stay there with class -1. Rows after the first nms_topk get class -1; MXNet leaves in them the
     scores and boxes of its list before sorting, and so does this converter. All other rows are -1. An nms_threshold

@@ -17,7 +17,7 @@ from graphkit.mxnet_io.call import Call, converter
 from graphkit.mxnet_io.operators.quantised import Range, calibrated, quantised, real
 from graphkit.ops import F, constant
 
-# What a fused operator contains; its subgraph has it, too.
+# Attributes that describe the parts of a fused operator. The converter reads its subgraph instead.
 _DESCRIPTIONS = (
     "with_act", "with_bn", "with_eltwise", "with_postsum_act", "with_postsum_relu", "with_relu",
     "channel_wise_quantize",

@@ -1,4 +1,4 @@
-"""Softmax and the output operators. In inference an output operator ignores its label, so the label is no input."""
+"""Softmax and the output operators. In inference, an output operator ignores its label: the label is not an input."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from graphkit.onnx_io.tensors import type_to_proto
 
 # Opset in which Scan lost its batch axis, and the one in which the axes of Unsqueeze became an operand.
 _SCAN, _AXES = 9, 13
-# Longest loop that runs all its iterations if the condition for going on is cut out of its body.
+# If the condition is cut out of a loop's body, the loop runs all its iterations. This is done up to this number.
 _LONGEST = 10_000
 
 
@@ -370,7 +370,7 @@ def drop_output(document: Document, place: Place, index: int) -> bool:
 
 
 def run_once(document: Document, place: Place) -> bool:
-    """Let a Loop run one iteration, without computing whether it goes on."""
+    """Let a Loop run one iteration, without computing its condition."""
     node = place.node
     body = next(iter(node.bodies.values()))
     trips = document.array(node.input(0))

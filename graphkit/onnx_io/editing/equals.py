@@ -46,7 +46,7 @@ def _merges(round: Round, scope: Scope, first: Node, node: Node) -> bool:
 
 
 def _keys(round: Round, node: Node) -> list[_Key]:
-    """What equal nodes have in common: the same operator on the same operands, or the same known elements."""
+    """Return the keys of a node: its operator and operands, or its elements. Nodes that share a key are equal."""
     if (node.kind in RANDOM and node.kind != "Dropout") or node.bodies or _may_draw(round, node):
         return []
     if node.kind == "Dropout" and (round.document.opset < 7 or node.input(2)):

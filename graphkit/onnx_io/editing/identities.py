@@ -170,7 +170,7 @@ _RULES: Mapping[str, _Rule] = {
 
 
 def chains(round: Round) -> None:
-    """Merge two nodes in a row, of which something else may read the first."""
+    """Merge two consecutive nodes. Other nodes may read the first one, too."""
     for scope in round.each_scope():
         for node in scope.nodes:
             merge = _MERGES.get(node.kind)

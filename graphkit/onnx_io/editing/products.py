@@ -62,7 +62,7 @@ def _channels(product: Node, weights: np.ndarray) -> int:
 
 
 def _affine(round: Round, node: Node, place: int, weights: np.ndarray, channels: int, data: str) -> _Affine | None:
-    """What the node does to each channel; None if it is something else."""
+    """Return the affine function that the node applies to each channel; None if it does not."""
     if node.kind == "BatchNormalization":
         return _batch_norm(round, node, channels, weights.dtype)
     other = round.input(node, 1 - place)

@@ -55,7 +55,7 @@ def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a model contains: the number of nodes by operator, of initialisers, and bytes. Subgraphs are included."""
+    """Statistics of a model: nodes by operator, number of initialisers, and bytes. Subgraphs are included."""
 
     nodes: dict[str, int] = field(default_factory=dict)
     initializers: int = 0

@@ -1,4 +1,4 @@
-"""What the rules of the simplifier share: the state of one round, and questions about nodes and constants."""
+"""Base of the simplifier's rules: the state of one round, and queries about nodes and constants."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class Cutter:
         """The outputs of the whole model that the nodes compute, and the values that none of them reads."""
         names = [name for node in nodes for name in node.outputs if name]
         found = [name for name in names if name in self._outputs or name not in read]
-        # Second results, such as the mask of Dropout, are no outputs, unless the node has no other.
+        # Further results, such as the mask of Dropout, become outputs only if the first result is not one.
         kept = []
         for node in nodes:
             own = [name for name in node.outputs if name in found]
@@ -164,7 +164,7 @@ class Cutter:
 
 
 def digest_of(model: ModelProto) -> bytes:
-    """Return a digest of a model that a Cutter made. Data of initialisers are only told apart by their names."""
+    """Return a digest of a model that a Cutter made. For initialisers, it includes the names but not the data."""
     digest = hashlib.sha256()
     for node in model.graph.node:
         digest.update(node.SerializeToString(deterministic=True))

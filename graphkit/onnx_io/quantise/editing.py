@@ -1,4 +1,4 @@
-"""What the three forms of quantisation share: preparing a model, new nodes, and quantised weights."""
+"""Base of the three forms of quantisation: preparing a model, new nodes, and quantised weights."""
 
 from __future__ import annotations
 

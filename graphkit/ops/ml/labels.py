@@ -147,7 +147,7 @@ def _only(
     ]
     if tensor is not None:
         given.append(tensor.array.reshape(-1))
-    # Some files contain all lists, of which the unused ones are empty.
+    # Some files contain all lists; the unused ones are empty.
     given = [items for items in given if len(items)] or given[:1]
     if len(given) != 1:
         raise UsageError(

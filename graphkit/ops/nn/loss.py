@@ -74,7 +74,7 @@ class ClassLoss(Op):
         safe, valid, weight = self.label_weights(xp, log_prob, labels, weights)
         index = xp.expand_dims(safe, 1)
         picked = xp.take_along_axis(log_prob, index, axis=1) if log_prob.shape[1] else xp.zeros(index.shape)
-        # What is ignored counts as 0, even an infinite loss.
+        # The loss of an ignored target is 0, even if it would be infinite.
         each = (xp.where(valid, -xp.squeeze(picked, axis=1), 0) * weight).astype(log_prob.dtype)
         if self.reduction == "none":
             return each

@@ -96,7 +96,7 @@ class Gather(Op):
 class GatherGrad(Op):
     """Gradient of Gather: zeros of x's shape, to which slices of dy are added at their indices.
 
-    dy: [*a, *indices, *b], for x: [*a, n, *b], of which only the shape is read. The result has dy's dtype.
+    dy: [*a, *indices, *b], for x: [*a, n, *b]. Only the shape of x is read. The result has dy's dtype.
     """
 
     axis: int = 0

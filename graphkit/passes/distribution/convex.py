@@ -112,7 +112,7 @@ class _Contracted:
             pairs = left
 
     def _merge(self, first: int, second: int) -> bool:
-        """Merge two groups, of which the second reads the first. Return whether they are one group now."""
+        """Merge two groups; the second reads the first. Return whether they are one group now."""
         if first == second:
             return True
         low, high = self._place[first], self._place[second]

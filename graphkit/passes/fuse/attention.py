@@ -31,13 +31,13 @@ from graphkit.passes.core.sweep import Readers, fuse, fused_node
 from graphkit.passes.fuse.attention_guards import Guard, guard_behind, guard_of, guarded, has_weights
 from graphkit.passes.fuse.triangles import triangle_of
 
-# Scores this far below others have no weight, as if they were minus infinity. Float16 ends before.
+# Mask values up to these numbers make a weight 0, like minus infinity. float16 cannot represent the first one.
 _NONE, _NONE_OF_FLOAT16 = -1e8, -6e4
 _SWAP = (0, 2, 1, 3)
-# Attention, and its parts in training: all have q, k, v and the mask first.
+# Attention at inference and in training. The first operands of all are q, k, v and the mask.
 _OPERATORS = ("FusedAttention", "FusedAttentionWithStatistics", "FusedAttentionGrad")
 _MASK = 3
-# Scales and transposes on one operand.
+# Largest number of scales and transposes that are removed from one operand.
 _PEELED = 6
 
 
@@ -47,11 +47,12 @@ _PEELED = 6
     at=["Softmax", *_OPERATORS],
 )
 def fuse_attention(graph: Graph, *, kinds: Collection[DType] = (DType.FLOAT32,), guards: bool = True) -> Graph:
-    """Make FusedAttention of the two products and what is between them, when nothing else reads it.
+    """Fuse the two products of attention, and the nodes between them, into FusedAttention. Takes linear time.
 
-    Operands have three or four axes, the last two those of the products. The scale may be at the scores or at either
-    factor; the mask is a term, or the condition of a Where. A transposition of all three operands, or of the result,
-    becomes a layout; a mask that `triangle_of` proves to be causal becomes `causal`. Linear.
+    No other node may read an intermediate value. Operands have three or four axes; the last two are those of the
+    products. The scale may be applied to the scores or to either factor. The mask is a term, or the condition of a
+    Where. A transposition of all three operands, or of the result, becomes a layout. A mask that `triangle_of` proves
+    to be causal becomes the attribute `causal`.
 
     Args:
         kinds: Types of the scores.
@@ -78,7 +79,14 @@ def _around(node: Node, readers: Readers) -> Sequence[Value] | None:
 
 
 class Scores(NamedTuple):
-    """Q K^T before the softmax: its node, whether the second factor is K, the scale, and a mask that it adds."""
+    """Q K^T before the softmax.
+
+    Attributes:
+        product: Its node.
+        untransposed: Whether the second factor is K and not its transpose.
+        scale: The factor of the product.
+        mask: A mask that the node adds, or None.
+    """
 
     product: Node
     untransposed: bool
@@ -87,8 +95,13 @@ class Scores(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """Operand of the softmax: scores, and a mask of floats that are added, or of booleans with the value where they are
-    false. seen: a condition besides an added mask; where it is false, the score is minus infinity.
+    """Operand of the softmax.
+
+    Attributes:
+        scores: The scores before the mask.
+        mask: None, floats to add, or booleans.
+        value: The score where a boolean mask is false.
+        seen: A condition in addition to an added mask. Where it is false, the score is minus infinity.
     """
 
     scores: Scores
@@ -98,7 +111,7 @@ class Masked(NamedTuple):
 
 
 class Factor(NamedTuple):
-    """A factor without scale and transposition: `source` transposed by `perm` is the factor divided by `scale`."""
+    """A factor of a product: `scale` times `source`, transposed by `perm`."""
 
     source: Value
     scale: float
@@ -132,7 +145,7 @@ def _attention(node: Node, readers: Readers, guards: bool) -> Sequence[Value] | 
 
 
 def _guarded(node: Node, guard: Guard, readers: Readers) -> Sequence[Value] | None:
-    """Attention whose weights are 0 for some queries: so is its result."""
+    """Fuse attention whose weights are set to 0 for some queries: set its result to 0 instead."""
     found = match_attention(node, readers.has_one_use, guard=guard)
     if found is None or node.output.rank != 4:
         return None
@@ -155,7 +168,7 @@ def match_attention(
 
     has_one_use: Returns whether a value before the softmax has a single reader. peel_scales: Whether constant factors
     of q and k become part of the scale.
-    guard: what made the weights, if it was not the softmax alone.
+    guard: The guard between softmax and product, if there is one.
     """
     weights, v = node.operands
     weights = weights if guard is None else guard.weights
@@ -193,13 +206,13 @@ def match_attention(
 
 
 def _without_batch(result: Value, node: Node) -> Value:
-    """The result of attention on operands of three axes."""
+    """Remove the batch axis from the result of attention, for operands of three axes."""
     names = [node.output.name]
     return Node(Squeeze(), (result, _axis(0)), output_names=names).output
 
 
 def swapped(rank: int) -> tuple[int, ...]:
-    """The permutation between layouts, of three axes or four."""
+    """Return the permutation between layouts of three or four axes."""
     return _SWAP if rank == 4 else (1, 0, 2)
 
 
@@ -209,7 +222,7 @@ def _axis(axis: int) -> Value:
 
 
 def _arranged(operands: Sequence[Factor], rank: int) -> tuple[str, list[Value]]:
-    """The layout and the operands in it: with four axes, and transposed where their layouts differ."""
+    """Return a layout, and the operands in it, with four axes. If their layouts differ, they are transposed."""
     swap = swapped(rank)
     layout = "NLHD" if all(o.perm == swap for o in operands) else "NHLD"
     arranged = []
@@ -220,14 +233,14 @@ def _arranged(operands: Sequence[Factor], rank: int) -> tuple[str, list[Value]]:
 
 
 def _go_together(operands: Sequence[Value], layout: str) -> bool:
-    """Whether batch and heads are provably the same: attention broadcasts neither."""
+    """Whether all operands provably have the same batch and heads. Attention does not broadcast these axes."""
     heads = 1 if layout == "NHLD" else 2
     shapes = [v.tensor.shape for v in operands]
     return all(s is not None for s in shapes) and len({(s[0], s[heads]) for s in shapes if s is not None}) == 1
 
 
 def _masked(value: Value, has_one_use: HasOneUse) -> Masked | None:
-    """What a softmax is taken of."""
+    """Match the operand of a softmax: scores, possibly with a mask."""
     node = value.node
     if node is None or not has_one_use(value):
         return None
@@ -273,7 +286,7 @@ def _scores(value: Value, has_one_use: HasOneUse) -> Scores | None:
 
 
 def peel(value: Value, *, scales: bool = True) -> Factor:
-    """A factor of Q K^T without constant scales, where these are wanted, and transposes."""
+    """Remove transposes from a factor of Q K^T, and with `scales` also constant factors."""
     scale = 1.0
     perm = tuple(range(value.rank or 0))
     for _ in range(_PEELED):
@@ -291,11 +304,11 @@ def peel(value: Value, *, scales: bool = True) -> Factor:
     return Factor(value, scale, perm)
 
 
-# --- around it ------------------------------------------------------------------------------------
+# --- neighbours of attention ----------------------------------------------------------------------
 
 
 def _output_layout(node: Node, readers: Readers) -> Sequence[Value] | None:
-    """A transposition of the result."""
+    """Replace a transposition of the result of attention by a layout."""
     value, perm = first(node), permutation(node)
     if perm == _SWAP and (behind := guard_behind(value, readers)) is not None:
         return _guard_layout(*behind, node, readers)
@@ -316,7 +329,7 @@ def _output_layout(node: Node, readers: Readers) -> Sequence[Value] | None:
 
 
 def _guard_layout(sees: Value, y: Value, node: Node, readers: Readers) -> Sequence[Value] | None:
-    """A transposition of the result of attention that is 0 for some queries."""
+    """Replace a transposition of a guarded result of attention (see `guarded`) by a layout."""
     attention = y.node
     assert attention is not None
     op = operator(attention, AttentionOp)
@@ -329,7 +342,7 @@ def _guard_layout(sees: Value, y: Value, node: Node, readers: Readers) -> Sequen
 
 
 def _causal(node: Node) -> Sequence[Value] | None:
-    """A mask, or a part of it, that has become constant."""
+    """Replace a mask, or a part of it, that has become constant, by the attribute `causal`."""
     op = operator(node, AttentionOp)
     operands = [*node.inputs, *[None] * (_MASK + 1 - len(node.inputs))]
     q, k, mask = operands[0], operands[1], operands[_MASK]
@@ -344,7 +357,7 @@ def _causal(node: Node) -> Sequence[Value] | None:
 
 
 def _causal_part(op: Attention, q: Value, k: Value, mask: Value | None) -> tuple[Attention, Value | None]:
-    """The operator and the rest of the mask, if a part of the mask is causal; else both as they are."""
+    """If a part of the mask is causal, return the causal operator and the rest of the mask; else both unchanged."""
     if _hides_the_future(op, q, k, mask):
         return op.replace(causal=True, mask_value=-np.inf), None
     both = producer(mask, "And")
@@ -356,7 +369,7 @@ def _causal_part(op: Attention, q: Value, k: Value, mask: Value | None) -> tuple
 
 
 def _hides_the_future(op: AttentionOp, q: Value, k: Value, mask: Value | None) -> bool:
-    """Whether a mask provably hides exactly the keys behind a query."""
+    """Whether a mask provably hides exactly the keys after each query."""
     axis = 2 if op.layout == "NHLD" else 1
     rows, keys = (None if x.tensor.shape is None else x.tensor.shape[axis] for x in (q, k))
     if mask is None or op.causal or not isinstance(rows, int) or not isinstance(keys, int) or keys < rows:

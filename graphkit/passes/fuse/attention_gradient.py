@@ -22,12 +22,16 @@ from graphkit.passes.simplify.transpose import eliminate_transpose
 
 @graph_pass(requires=[Property.SOFTMAXES_FUSED, Property.TRANSPOSES_MERGED, Property.ATTENTION_FUSED], at=["Softmax"])
 def fuse_attention_gradient(graph: Graph, *, kinds: Collection[DType] = FLOATS, nested: bool = False) -> Graph:
-    """Make FusedAttentionWithStatistics and FusedAttentionGrad of attention, as `fuse_attention` knows it, and of the
-    gradients in q, k and v, when nothing else reads the weights, nor a gradient before these three.
+    """Replace attention and its three gradients by FusedAttentionWithStatistics and FusedAttentionGrad.
 
-    So it leaves attention alone whose mask has a gradient, which drops some weights, or of which a gradient is not
-    wanted or does not depend on the result. The gradient of the softmax is SoftmaxGrad, or its formula. kinds: of the
-    scores. nested: the graph is a body of another. Linear.
+    Attention is what `fuse_attention` recognises. It is replaced only if no other node reads the softmax or a value
+    between the gradients. So it stays unchanged if the mask has a gradient, if there is a dropout, or if a gradient in
+    q, k or v is missing. The gradient of the softmax may be SoftmaxGrad or its formula.
+
+    Args:
+        graph: The graph.
+        kinds: Types of scores to fuse.
+        nested: Whether the graph is a body of another one.
     """
     found = _training(graph, kinds, nested)
     inside = partial(fuse_attention_gradient, kinds=kinds, nested=True)
@@ -38,14 +42,16 @@ def fuse_attention_gradient(graph: Graph, *, kinds: Collection[DType] = FLOATS, 
         part = found.get(node)
         return None if part is None else part.replaced(node, operands)
 
-    # Transposes of the operators' layouts meet others.
+    # The new operators need transposes, which may cancel with existing ones.
     fused = rewrite(graph, rule)
     return eliminate_transpose(fused) if found else fused
 
 
 class _Training:
-    """Attention and its gradients: the nodes that make the results, and dy v^T; of the graph that there was. What
-    stands in their place is made as a sweep comes to them, the forward pass first.
+    """The nodes of one attention in the old graph, and their replacements.
+
+    `forward` and `spread` compute the result and dy v^T; `dq`, `dk` and `dv` the gradients. A sweep calls `replaced`
+    for each of them, first for `forward`.
     """
 
     def __init__(self, forward: Node, spread: Node, dq: Node, dk: Node, dv: Node):
@@ -68,14 +74,14 @@ class _Training:
             return None
         assert self._gradients is not None
         dq, dk, dv = self._gradients
-        if node is self.dk:  # it is that of k transposed
+        if node is self.dk:  # this node computes the gradient of k transposed
             rank = node.output.rank
             assert rank is not None
             return (F.transpose(dk, perm=(*range(rank - 2), rank - 1, rank - 2)),)
         return (dq if node is self.dq else dv,)
 
     def _with_statistics(self, node: Node) -> Value:
-        """The result of attention in the place of a product's."""
+        """Return the result of FusedAttentionWithStatistics, in the layout of the product that it replaces."""
         found = match_attention(node, lambda value: True, peel_scales=False)
         assert found is not None
         attributes = {**found.op.attributes(), "output_layout": found.op.layout}
@@ -103,18 +109,18 @@ class _Training:
 
 
 def _as_product(x: Value, layout: str, like: Value) -> Value:
-    """A result of four axes in a layout, of the rank and the order of axes that a product has."""
+    """Convert a result with four axes in a layout to the rank and the axes of the product `like`."""
     rank = like.rank
     assert rank is not None
     x = x if rank == 4 else F.squeeze(x, ints(0))
     return F.transpose(x, perm=swapped(rank)) if layout == "NLHD" else x
 
 
-# --- what there is in a graph ---------------------------------------------------------------------
+# --- the search in a graph ------------------------------------------------------------------------
 
 
 def _training(graph: Graph, kinds: Collection[DType], nested: bool) -> dict[Node, _Training]:
-    """Attention with gradients, by each of its nodes."""
+    """Find all attention with gradients. Returns each of their nodes with the group that it belongs to."""
     found: dict[Node, _Training] = {}
     if graph.operators.isdisjoint(("SoftmaxGrad", "ReduceSum")):
         return found
@@ -129,7 +135,7 @@ def _training(graph: Graph, kinds: Collection[DType], nested: bool) -> dict[Node
 
 
 class _Search:
-    """Who reads the values of a graph."""
+    """Finds attention with gradients in a graph, by the readers of its values."""
 
     def __init__(self, graph: Graph, nested: bool):
         self._readers = readers_of(graph, nested=nested)
@@ -137,14 +143,14 @@ class _Search:
         self._kept = {*graph.outputs, *(new for _, new in graph.updates)}
 
     def _of(self, value: Value) -> list[Node]:
-        """The nodes that read a value, none where the graph returns it."""
+        """Return the nodes that read a value; empty if it is an output of the graph."""
         return [] if value in self._kept else self._readers.get(value, [])
 
     def _sole(self, value: Value) -> bool:
         return len(self._of(value)) == 1
 
     def gradient(self, node: Node) -> SoftmaxGradient | None:
-        """The gradient of a softmax that ends with a node."""
+        """Match the gradient of a softmax whose last node is `node`."""
         if not is_op(node, "SoftmaxGrad", domain=DOMAIN):
             return softmax_gradient(node, self._counts) if is_op(node, "Sub") else None
         op = operator(node, SoftmaxGrad)
@@ -152,7 +158,7 @@ class _Search:
         return None if op.log else SoftmaxGradient(dy, y, op.axis, (node,))
 
     def around(self, gradient: SoftmaxGradient) -> _Training | None:
-        """Attention whose softmax has this gradient."""
+        """Match the attention whose softmax has this gradient."""
         dp, weights = gradient.dy, gradient.y
         softmax, spread = producer(weights, "Softmax"), producer(dp, "MatMul")
         last = gradient.axis in (-1, (dp.rank or 0) - 1)
@@ -185,7 +191,7 @@ class _Search:
         return (forward, dv) if is_op(dv, "MatMul") and dv.inputs[0] is transpose.output else None
 
     def _scores_gradient(self, value: Value, softmax: Node, found: AttentionMatch) -> Value | None:
-        """The gradient of the product q k^T, behind a mask and a scale."""
+        """Follow the gradient through the mask and the scale, to the gradient of the product q k^T."""
         masked = first(softmax).node
         if masked is not None and is_op(masked, "Where"):
             (node,) = self._of(value) if self._sole(value) else (None,)
@@ -224,7 +230,7 @@ def _exchanges(transpose: Node) -> bool:
 
 
 def _same(a: Value, b: Value, *, exchanged: bool = False) -> bool:
-    """Whether two values are the same, but for transpositions; exchanged: one's last two axes are the other's."""
+    """Whether two values are equal, also if both are transposed. exchanged: the last two axes of one are swapped."""
     left, right = (peel(x, scales=False) for x in (a, b))
     perm = (*right.perm[:-2], right.perm[-1], right.perm[-2]) if exchanged else right.perm
     return left.source is right.source and left.perm == perm

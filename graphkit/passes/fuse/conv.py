@@ -1,4 +1,4 @@
-"""Fuse convolutions with the operators behind them: bias, activation, residual."""
+"""Fuse convolutions with the operators after them: bias, activation, residual."""
 
 from __future__ import annotations
 

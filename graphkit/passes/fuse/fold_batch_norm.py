@@ -28,13 +28,13 @@ from graphkit.passes.core.match import (
 )
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 
-# In half precision the factors would lose digits that the operator's own formula keeps.
+# In float16 and bfloat16, the factors would lose digits that the operator keeps.
 _DTYPES = frozenset({DType.FLOAT32, DType.FLOAT64})
 
-# Operators that move elements and change none.
+# Data movement.
 _VIEWS = ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten")
 
-# A product's new output from its new weights and bias.
+# Rebuilds a product with new weights and bias. Returns its output.
 _Rebuild = Callable[[Value, Value | None, Node], Value]
 
 
@@ -44,12 +44,12 @@ _Rebuild = Callable[[Value, Value | None, Node], Value]
     at=["BatchNormalization", "Mul"],
 )
 def fold_batch_norm(graph: Graph, expanded: bool = False) -> Graph:
-    """Multiply the weights and shift the bias of a Conv, ConvTranspose, Gemm or matrix product with bias by what its
-    only reader, a BatchNormalization or a Mul with one number per channel or for all, does to each channel.
+    """Fold a BatchNormalization or Mul into the weights and bias of the product before it. Takes linear time.
 
-    Everything but the data must be constant or a parameter: the new weights are nodes on parameters alone. Other
-    BatchNormalizations of such statistics become a product and a sum, which run with their pointwise neighbours.
-    Nodes that update their statistics stay. Linear.
+    The product is a Conv, ConvTranspose, Gemm, or a matrix product with bias. The node must be its only reader. A Mul
+    must have one number per channel, or one number. All operands except the data must be constants or parameters, so
+    the new weights depend on parameters only. Other BatchNormalizations with fixed statistics become a product and a
+    sum, which can be fused with pointwise neighbours. Nodes that update their statistics are kept.
 
     expanded: Compute the new weights by standard operators, for devices without a kernel of FoldedBatchNorm.
     """
@@ -66,7 +66,7 @@ def fold_batch_norm(graph: Graph, expanded: bool = False) -> Graph:
 
 
 class _Product(NamedTuple):
-    """A product of data with fixed weights, whose channels are places of `axis` of the result."""
+    """A product of data with fixed weights. Its channels are the positions along `axis` of the result."""
 
     channels: int
     axis: int
@@ -86,7 +86,7 @@ def _batch_norm(node: Node, readers: Readers, fixed: FixedValues, expanded: bool
         return None
     if x.dtype not in _DTYPES:
         return None
-    # What comes out broadcasts where the operator refuses.
+    # BatchNormalization rejects other numbers of channels, but the folded result would broadcast them.
     if not all(v in fixed for v in vectors) or x.tensor.known_shape[1] != channels:
         return None
     product = _product(x, readers, fixed)
@@ -103,7 +103,7 @@ def _batch_norm(node: Node, readers: Readers, fixed: FixedValues, expanded: bool
 
 
 def _factor(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Value] | None:
-    """A fixed factor per channel."""
+    """Fold a Mul with a fixed factor, for each channel or for all elements, into the product before it."""
     for y, vector in operand_orders(node):
         if y.node is None or y.rank is None or not same_type(y, node.output) or vector not in fixed:
             continue
@@ -122,9 +122,9 @@ def _factor(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Value]
 
 
 def _uniform(node: Node, y: Value, factor: Value, readers: Readers, fixed: FixedValues) -> Sequence[Value] | None:
-    """One fixed factor for all elements, whatever views and transposes of the product it multiplies.
+    """Fold one fixed factor for all elements into the product, also through views and transposes of its result.
 
-    A constant one stays where it is: attention and products have an attribute for it.
+    The caller excludes constant factors: attention and products have an attribute for them.
     """
     views = []
     while (view := producer(y, *_VIEWS)) is not None and readers.has_one_use(y):
@@ -153,7 +153,7 @@ def _scaled(product: _Product, factor: Value) -> Value:
 
 
 def _product(value: Value, readers: Readers, fixed: FixedValues) -> _Product | None:
-    """The product that computes `value`, which nothing else reads."""
+    """Return the product that computes `value`; None if there is none, or if `value` has several readers."""
     node = value.node
     if node is None or not readers.has_one_use(value):
         return None
@@ -195,7 +195,7 @@ def _product(value: Value, readers: Readers, fixed: FixedValues) -> _Product | N
 
 
 def _product_with_bias(node: Node, readers: Readers, fixed: FixedValues) -> _Product | None:
-    """A MatMul and the sum with a fixed vector."""
+    """Match the sum of a MatMul and a fixed vector."""
     for y, bias in operand_orders(node):
         product = _product(y, readers, fixed) if producer(y, "MatMul") is not None else None
         if product is not None and bias.shape == (product.channels,) and bias in fixed:

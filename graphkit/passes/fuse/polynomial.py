@@ -35,7 +35,7 @@ class Expansion:
         self._left = nodes
 
     def of(self, value: Value) -> Polynomial | None:
-        """Return the polynomial, or None if the value is no polynomial in the atoms."""
+        """Return the polynomial, or None if the value is not a polynomial in the atoms."""
         self._reads[value] += 1
         return self._of(value)
 

@@ -1,4 +1,4 @@
-"""Softmax from its nodes, its logarithm, and their gradients."""
+"""Recognise Softmax in its formula, its logarithm, and the gradients of both."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OF_LOGARITHM = Op(
 
 
 class SoftmaxGradient(NamedTuple):
-    """The gradient of Softmax along one axis, as nodes: y * (dy - sum(dy * y)). The last node has the result."""
+    """The gradient of Softmax along one axis, y * (dy - sum(dy * y)). The last of `nodes` computes the result."""
 
     dy: Value
     y: Value
@@ -48,7 +48,7 @@ class SoftmaxGradient(NamedTuple):
 def fuse_softmax(graph: Graph) -> Graph:
     """Replace exp(x - max x) / sum(exp(x - max x)) along one axis by Softmax, and Log of a Softmax by LogSoftmax.
 
-    A form without the maximum stays: it overflows where Softmax does not. Linear.
+    The formula without the maximum is kept, because it overflows for large x and Softmax does not. Takes linear time.
     """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
@@ -98,7 +98,7 @@ def softmax_gradient(node: Node, readers: Readers) -> SoftmaxGradient | None:
 
 
 def _axis(node: Node, x: Value, *reductions: Node) -> int | None:
-    """The one axis, counted from the last, of all reductions of values of x's shape, which is that of the node."""
+    """Return the axis of all reductions, as a negative number; None if they differ, or reduce other shapes than x's."""
     axes = axes_of(reductions[0])
     if axes is None or len(axes) != 1 or any(axes_of(r) != axes for r in reductions) or not same_type(x, node.output):
         return None

@@ -18,7 +18,7 @@ from graphkit.ops.tensor.fill import ConstantOfShape
 from graphkit.ops.tensor.select import Trilu
 from graphkit.passes.core.match import RESHAPES, array_of, is_op
 
-# The nodes between a mask and its constants, at most.
+# Largest number of nodes between a mask and its constants.
 _DEPTH = 24
 _COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 _SAME_ELEMENTS = (*RESHAPES, "Expand", "Identity")
@@ -27,7 +27,7 @@ _SAME_ELEMENTS = (*RESHAPES, "Expand", "Identity")
 class Triangle(NamedTuple):
     """A matrix [rows, columns], or a batch of equal ones: `low` where column - row <= diagonal, else `high`.
 
-    Both are arrays of no axes. diagonal: None if all elements are equal, whatever the shape.
+    `low` and `high` are arrays without axes. diagonal: None if all elements are equal; the shape may then be any.
     """
 
     diagonal: int | None
@@ -75,7 +75,7 @@ class _Search:
         return value.tensor.static_shape[-2:] == (self._rows, self._columns)
 
     def _of_operands(self, node: Node, depth: int) -> Triangle | None:
-        """The result of an operator on triangles."""
+        """Derive the result of an operator on triangles."""
         op = node.op
         if is_op(node, *_SAME_ELEMENTS):
             assert node.inputs[0] is not None
@@ -107,7 +107,7 @@ class _Search:
         return Triangle(int(at.reshape(())), source.low, zero)
 
     def _of_comparison(self, node: Node) -> Triangle | None:
-        """A comparison of one number for each row with one for each column."""
+        """Derive a comparison of one number per row with one number per column."""
         a, b = (None if v is None else array_of(v) for v in node.inputs)
         if a is None or b is None:
             return None
@@ -119,7 +119,7 @@ class _Search:
             return None
         if not (columns[1:] >= columns[:-1]).all() or (rows != rows).any():
             return None
-        # Columns of each row that hold what the first column holds.
+        # For each row, the number of columns with the value of the first column.
         name = node.op.name
         below_rows = name.startswith("Less") == columns_first
         equal_is_low = ("Equal" in name) == below_rows
@@ -136,7 +136,7 @@ class _Search:
         return array.ndim > 1 and array.shape[-1] == 1 and array.shape[-2] == array.size == self._rows
 
     def _diagonal(self, counts: np.ndarray) -> int | None:
-        """The diagonal up to which rows have so many elements; None if there is none, or more than one."""
+        """Return the diagonal of a triangle whose rows have `counts` elements; None if it is not a triangle."""
         between = np.flatnonzero((counts > 0) & (counts < self._columns))
         if not between.size:
             return None
@@ -168,6 +168,6 @@ def _uniform(array: np.ndarray) -> Triangle:
 
 
 def _of_scalars(node: Node) -> Node:
-    """The node on operands without axes."""
+    """Return the node with operands without axes."""
     inputs = [None if v is None else Value(TensorType(v.dtype, ())) for v in node.inputs]
     return Node(node.op, inputs)

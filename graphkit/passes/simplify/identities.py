@@ -176,7 +176,7 @@ def _single_operand(node: Node) -> Sequence[Value] | None:
     return (first(node),) if len(node.inputs) == 1 else None
 
 
-# Constants up to this many elements are searched for anything but the identity.
+# Constants with at most this many elements are compared with the identity element.
 _SEARCHED = 1 << 16
 
 

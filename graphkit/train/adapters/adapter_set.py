@@ -1,4 +1,4 @@
-"""gk.AdapterSet: one compiled model with several adapters, of which each run uses one."""
+"""gk.AdapterSet: one compiled model with several adapters. Each run uses one of them."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def placed_step(part: Graph, trained: Sequence[TrainedParameter], rule: UpdateRu
 
     Args:
         part: The nodes of `whole_gradients` that this rank computes. The gradients among its outputs are used for the
-            updates, and are no outputs of the result.
+            updates, and are not outputs of the result.
         trained: The trained parameters of this rank.
         rule: How gradients become updates.
         last: A value that is available when the rank has exchanged all values. NotFinite is not raised before.

@@ -1,4 +1,4 @@
-"""What tests of images share."""
+"""Fixtures of the tests of images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def rng():
 
 @pytest.fixture
 def photos(tmp_path):
-    """`photos({"cat": 3, "dog": 2}, size=(8, 6))`: a folder with so many images for each class, and its path."""
+    """`photos({"cat": 3, "dog": 2}, size=(8, 6))`: make a folder with 3 and 2 images; return its path."""
     draw = np.random.default_rng(1)
 
     def make(classes, below="photos", size=(8, 6), suffix="png", mode="RGB"):

@@ -161,7 +161,7 @@ def test_seed_epoch_and_sample_decide(photos, augment):
         assert whole(found.batches(4, seed=5, epoch=2, start=2, workers=workers)) == first[2:]
     ranks = [next(iter(found.batches(2, seed=5, epoch=2, rank=r, ranks=2))).inputs.tobytes() for r in range(2)]
     assert b"".join(ranks) == first[0][0]
-    # Whatever the batches, the image of a sample is the same.
+    # The augmented image of a sample does not depend on the batch size.
     one = {
         t.tobytes() + x.tobytes()
         for b in found.batches(1, seed=5, epoch=2)

@@ -1,4 +1,4 @@
-"""What is no image, not a whole one, or too large, is an error that names it, and nothing else."""
+"""Files that are not images, are incomplete or too large are rejected with an error that names them."""
 
 from __future__ import annotations
 

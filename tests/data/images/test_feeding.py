@@ -1,4 +1,4 @@
-"""What a model's metadata say of its images: through every file and command, and what feeds are made of it."""
+"""Metadata for images: every file and command keeps them, and feeds are made with them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def network(shape=("N", 3, 8, 8), dtype="float32", meta=None):
 
 
 def formula(made=MADE):
-    """What torchvision makes of it: resized by the shorter side, cut in the middle, normalised."""
+    """Return the image as torchvision prepares it: shorter side resized, centre cropped, normalised."""
     small = np.asarray(Image.fromarray(PIXELS).resize((12, 8), Image.Resampling.BICUBIC))[:, 2:10]
     return ((small / 255 - made.mean) / made.std).transpose(2, 0, 1)
 

@@ -1,4 +1,4 @@
-"""What tests of workers share."""
+"""Fixtures of the tests of workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gone():
             return "X"
 
     def wait(pids):
-        # Not by the clock, which goes on while a machine stands still.
+        # Count the attempts instead of reading the clock, because the machine may be suspended.
         for _ in range(1500):
             if all(state(pid) in "XZ" for pid in pids):
                 return True

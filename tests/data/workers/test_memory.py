@@ -18,7 +18,7 @@ from graphkit.errors import InputError, UsageError
 MIB = 1 << 20
 
 
-# What tests before have left, by number: their memory does not count.
+# Shared memory that earlier tests have left, by number. It is not counted.
 _others: set[int] = set()
 
 
@@ -86,7 +86,7 @@ def test_what_is_ahead_is_bounded(sets):
             time.sleep(0.02)
             del batch
             most = max(most, held())
-    # One batch is with whoever takes it.
+    # One batch is held by the consumer.
     assert 4 <= most <= 9 + 2 + 0.1
     with Workers(3, ahead=2) as workers:
         for _ in found.batches(2, workers=workers):

@@ -168,7 +168,7 @@ def test_it_has_none_of_the_optional_capabilities(arena: ArenaDevice) -> None:
 
 
 class Launched:
-    """What a factory of the arena's kernels returns. The arena computes it like a node without a kernel."""
+    """The kernel that a factory of the arena returns. The arena computes it like a node without a kernel."""
 
     scratch_bytes = 0
     inplace = ()

@@ -66,7 +66,7 @@ def unknown_operator(
 
 
 def places_without_a_kernel() -> AbstractContextManager[Callable[[Any], Any]]:
-    """What NonZero computes, as an operator that is interpreted."""
+    """Register an interpreted operator that computes NonZero."""
     return unknown_operator(
         lambda xp, x: xp.stack(xp.nonzero(x)).astype(np.int64),
         inferred=lambda x: TensorType("int64", (len(x.known_shape), dims.fresh())),

@@ -8,7 +8,7 @@ import pytest
 
 from graphkit.executor.lower.template import Template, _Step
 
-# What several files of tests here share: compiled_graph.py.
+# For compiled_graph.py, which several tests of this folder import.
 sys.path.insert(0, str(Path(__file__).parent))
 
 

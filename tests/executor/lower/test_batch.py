@@ -28,7 +28,7 @@ def ints(*values: int) -> np.ndarray:
 
 
 def found(body: Callable[..., Any], *shapes: list[Any], fixed: int = 0) -> Batch | None:
-    """The batch of a graph of inputs of these shapes, the last `fixed` of which are no examples."""
+    """Return the batch of a graph with inputs of these shapes. The last `fixed` inputs are not examples."""
     inputs = [gk.input(f"x{i}", shape) for i, shape in enumerate(shapes)]
     outputs = body(*inputs)
     graph = Graph(inputs, outputs if isinstance(outputs, (list, tuple)) else [outputs])
@@ -105,7 +105,7 @@ def test_a_state_that_is_written_keeps_the_batch_together() -> None:
 
 
 def part(sizes: Mapping[str, Any], weights: int = 4) -> tuple[int, int]:
-    """Of two convolutions of [N, 8, H, H] with so many filters."""
+    """Return the part of two convolutions of [N, 8, H, H] with `weights` filters."""
 
     def body(x: Value) -> Value:
         return F.conv(F.relu(F.conv(x, constant(weights, 8, 1, 1))), constant(8, weights, 1, 1))

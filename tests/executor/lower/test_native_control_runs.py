@@ -107,7 +107,7 @@ def test_concurrent_runs() -> None:
 
 
 def test_python_steps_and_native_ones_hand_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is interpreted stands between what is not."""
+    """An interpreted step is between native steps."""
     monkeypatch.delenv("GRAPHKIT_STRICT")
     with places_without_a_kernel() as places_of:
         x, p = value("x", 4, 3), value("p", dtype="bool")

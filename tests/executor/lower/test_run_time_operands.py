@@ -226,7 +226,7 @@ def limited(k: Value) -> Value:
 
 FIRST = np.array([0])
 ROW_OF_FOUR = np.array([[0, 1, 1, 0]])
-# What is built on k, [rows, 4] with at least two rows that a run tells; further inputs, and what they are fed.
+# Nodes that read k, [rows, 4], whose number of rows (at least two) depends on data; further inputs, and their feeds.
 BEHIND: dict[str, tuple[Build, Sequence[Value], Arrays]] = {
     "ScatterElements": (
         lambda k, u: [

@@ -365,7 +365,7 @@ def test_plans_and_profiles_of_sizes() -> None:
 
 @pytest.mark.onednn
 def test_a_program_of_a_template_needs_no_graph_of_its_own() -> None:
-    """What is bound, inferred, planned and written down for every size is no part of it."""
+    """Parts of the template that are valid for every size are not built again."""
     net = gk.models.build("bert", vocab=50, width=64, heads=4, layers=4, length=40)
     executor = net.compile()
     for t in (3, 4):
@@ -393,7 +393,7 @@ def test_a_size_that_comes_often_is_compiled(monkeypatch: pytest.MonkeyPatch) ->
         np.testing.assert_allclose(executor.run({"x": array})["exp"], np.exp(array), rtol=1e-5)
         assert isinstance(executor._latest, Program) == (number >= 32)
     count = len(executor._programs)
-    monkeypatch.setattr("graphkit.executor.run.program_cache.COMPILED_SIZE_RATIO", 1 << 20)  # no room
+    monkeypatch.setattr("graphkit.executor.run.program_cache.COMPILED_SIZE_RATIO", 1 << 20)  # the cache is too small
     for _ in range(80):
         executor.run({"x": normal(5)})
     assert isinstance(executor._latest, SizedProgram)

@@ -71,7 +71,7 @@ class Network:
         return list(Node(self.case.op, operands).outputs)
 
     def read_later(self, results: list[Value]) -> Value:
-        """What is computed of the results after steps that need memory of their own."""
+        """Read the results after steps that need their own memory."""
         steps = [self._row]
         for step in (F.sin, F.cos, F.erf, F.atan, F.sin):
             steps.append(step(steps[-1]))

@@ -1,4 +1,4 @@
-"""No step of a program writes beside its memory: every value has a guard of its own before and behind it."""
+"""No step of a program writes outside of its memory: every value has guard bytes before and after it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATTERN = 0x5A
 
 
 def planned(request: Request) -> Request:
-    """What is planned for a request; a test gives less."""
+    """Return the request that is planned. A test replaces this with a smaller one."""
     return request
 
 
@@ -39,7 +39,7 @@ def apart(requests: Sequence[Request], **_: Any) -> Layout:
 
 @pytest.fixture
 def overrun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was written into guards so far, by all programs that are made in the test."""
+    """Collect writes into guards by all programs of the test."""
     found: list[str] = []
     run = program._Instance.run
 

@@ -13,7 +13,7 @@ from graphkit.executor.memory.planner import Request, aligned, is_valid_layout, 
 
 
 def requests(rng: random.Random, count: int) -> list[Request]:
-    """A chain of steps, each of which writes a block that some later one reads last, now and then in place."""
+    """Return the requests of a chain of steps. Each writes a block, sometimes in place, that a later one reads."""
     made: list[Request] = []
     dying: dict[int, list[int]] = {}
     for step in range(count):

@@ -155,7 +155,7 @@ def test_nothing_and_empty_tensors() -> None:
 
 @pytest.mark.full
 def test_work_is_near_linear() -> None:
-    """In calls of functions; the search for a smaller arena, which is bounded, is left out for so many requests."""
+    """Work is counted in function calls. The bounded search for a smaller arena is skipped for many requests."""
 
     def work(count: int) -> int:
         rng = np.random.default_rng(0)

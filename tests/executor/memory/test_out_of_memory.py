@@ -45,7 +45,7 @@ HEAD = """
 
 
 def failures(cases):
-    """What each of the cases says, one after the other in a process with little memory."""
+    """Run the cases in a process with little memory; return the message of each."""
     command = [sys.executable, "-P", "-c", textwrap.dedent(HEAD), json.dumps(cases)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

@@ -86,10 +86,10 @@ def test_processes_share_a_folder(folder: Path) -> None:
         "print(t.network().compile(threads=1).plan.arena_bytes)"
     )
     command = [sys.executable, "-P", "-c", script, str(Path(__file__).parent)]
-    # Elsewhere, so that the installed package is found rather than sources beside.
+    # Run in another folder, so that the installed package is imported and not the sources.
     elsewhere = folder.parent
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=elsewhere) for _ in range(3)]
-    results = {process.communicate(timeout=120)[0] for process in running}
+    results = {process.communicate(timeout=300)[0] for process in running}
     assert all(process.returncode == 0 for process in running)
     assert len(results) == 1
     assert len(entries(folder)) == 2

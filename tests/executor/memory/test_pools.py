@@ -42,7 +42,7 @@ def test_an_arena_that_is_too_large_for_long_is_let_go() -> None:
     for _ in range(2 * pools._SHRINK_RUNS):
         arena = arenas.take(1 << 10)
         arenas.give(arena)
-    assert arenas.take(1 << 10).nbytes < 1 << 20  # no room that was not asked for
+    assert arenas.take(1 << 10).nbytes < 1 << 20  # not much more than requested
 
 
 def test_idle_arenas_are_few() -> None:

@@ -158,7 +158,7 @@ def test_updates_stand_at_the_end_where_there_is_memory_for_that() -> None:
     late = updates_last(tasks, sizes, plain)
     assert late.order == (0, 1, 3, 5, 2, 4, 6)
     assert late.peak_bytes == peak_bytes(tasks, sizes, late.order) <= plain.peak_bytes * (1 + 1 / SLACK)
-    # The large one would have to live beside another as large.
+    # Two large buffers would have to be alive at the same time.
     sizes[3] = 3000
     assert updates_last(tasks, sizes, plain).order == (0, 1, 3, 4, 5, 6, 2)
 

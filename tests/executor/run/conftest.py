@@ -8,7 +8,7 @@ import pytest
 
 from graphkit.executor.run.engine import Engine
 
-# What several files of tests here share: engine_operations.py, saved_programs.py.
+# For engine_operations.py and saved_programs.py, which several tests of this folder import.
 sys.path.insert(0, str(Path(__file__).parent))
 
 

@@ -1,4 +1,4 @@
-"""Large batches in parts: the results of the whole, whatever else goes on."""
+"""Large batches in parts have the results of the whole batch, also with concurrent runs."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ CASES: dict[str, tuple[Callable[[Value, Value], Value], list[int], list[int]]] =
 
 
 def updates_first(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
-    """What writes nothing into the arena, and is followed by nothing, as early as it may be; then all others."""
+    """Schedule steps that nothing follows and that write nothing into the arena as early as possible."""
     maker = {buffer: index for index, task in enumerate(tasks) for buffer in task.writes}
     read = {buffer for task in tasks for buffer in (*task.reads, *task.after)}
     order: dict[int, None] = {}
@@ -139,7 +139,7 @@ def test_states_stay(name: str, fixed: bool, used: bool, monkeypatch: pytest.Mon
 
 
 def test_a_head_that_the_loss_does_not_read() -> None:
-    """Its index is outside: the parameters of the others stay, and the next step goes on from them."""
+    """If its index is out of range, the other parameters stay unchanged, and the next step continues from them."""
     x, i = gk.input("x", ["N", 6]), gk.input("i", ["N"], dtype="int64")
     hidden = gk.tanh(gk.nn.linear(x, 8, name="one"))
     large = gk.reduce_max(gk.exp(gk.tile(hidden, np.array([1, 512]))), axes=[1])
@@ -334,7 +334,7 @@ def test_a_ratio_in_one_element() -> None:
 def test_tables_whose_rows_are_updated_are_written_where_they_are(
     optimizer: gk.optim.Optimizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a ScatterND refuses, the Gather before it has."""
+    """The Gather rejects an invalid index before the ScatterND does."""
     donated, donated_states = [], donation.donated_states
 
     def counted(*given: Any) -> Any:

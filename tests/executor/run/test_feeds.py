@@ -205,7 +205,7 @@ def test_a_negative_size_cannot_be_planned() -> None:
 
 
 def test_parameters_of_open_shapes_may_be_fed_in_turns() -> None:
-    """What is fed is part of what a program is made for, also where only the array tells the size."""
+    """The set of fed parameters is part of the key of a program, even if only the array determines the size."""
     a, b = (Value(TensorType("float32", (size,)), name, role="parameter") for name, size in (("a", "N"), ("b", "M")))
     stored = {"a": np.ones(3, np.float32), "b": np.ones(4, np.float32)}
     params = ParamStore({v.name: v.tensor for v in (a, b)}, stored)

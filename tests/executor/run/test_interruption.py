@@ -35,7 +35,7 @@ def run(code, layers, rows=64, timeout=300):
     return done.stdout
 
 
-# Which steps have begun is told by a trace: a run that is interrupted has fewer than one that is not.
+# A trace records which steps have begun. An interrupted run has fewer than a complete one.
 BETWEEN = """
 from graphkit.executor.run import base_program as programs
 
@@ -53,6 +53,9 @@ class Record:
         finally:
             took.append(time.perf_counter() - began)
             seen.append(len(native.events()))
+            sent.cancel()  # a signal that is late comes here, and not after the run
+            if self.seconds:
+                sent.join()
 
 runner = net.compile(threads=1)
 (expected,) = runner(data)

@@ -1,4 +1,4 @@
-"""Whole networks with NaN and infinities in inputs and weights, beside ONNX Runtime; and their gradients."""
+"""Networks with NaN and infinities in inputs and weights, compared with ONNX Runtime; and their gradients."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def forked():
     queue = context.Queue()
     process = context.Process(target=child, args=(queue,))
     process.start()
-    print(*queue.get(timeout=60))
+    print(*queue.get(timeout=120))
     process.join()
 
 forked()
@@ -74,10 +74,10 @@ def work():
     time.sleep(1000)
 
 threading.Thread(target=work, daemon=True).start()
-assert ready.wait(60)
+assert ready.wait(120)
 """
 
-# A run that goes on for as long as the process takes to end.
+# A run that takes longer than the end of the process.
 LEAVE_IN_A_RUN = """
 x = h = gk.input("x", ["N", 64])
 for i in range(200):
@@ -127,8 +127,8 @@ count = gk.while_loop(lambda i: i < np.array(10**12), lambda i: i + np.array(1),
 exe = gk.Model(count).compile(threads=2)
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 for _ in range(2):
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
         exe()
     except KeyboardInterrupt:
         print("interrupted")
@@ -146,8 +146,8 @@ expected = exe(images[:8])[0]
 exe.specialise({"x": images.shape})  # the signal comes in the run
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 for _ in range(2):
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
         exe(images)
     except KeyboardInterrupt:
         print("interrupted", exe.plan.examples[1])
@@ -181,13 +181,13 @@ print(grown(5, lengths) < 16, grown(100, lambda: compiled(2)) < 8)
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
-    # Elsewhere, so that the installed package is found rather than sources beside.
+    # Run in another folder, so that the installed package is imported and not the sources.
     command = [sys.executable, "-P", "-c", HEAD + script]
     with tempfile.TemporaryDirectory() as folder:
         return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
 
 
-# numpy's products, which take the place of native ones, hang in the child of a process that forks beside them.
+# Without oneDNN, numpy computes matrix products. They hang in a child that is forked while another thread runs them.
 @pytest.mark.onednn
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork here")
 def test_children_of_a_fork_run_models() -> None:

@@ -29,7 +29,7 @@ X = np.ones((2, 1, 8, 8), np.float32)
 
 
 def check_trace(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the format asks of every event; the complete ones of a row nest."""
+    """Check the format of every event, and that complete events of a row are nested."""
     events: list[dict[str, Any]] = trace["traceEvents"]
     rows: dict[int, list[tuple[float, float]]] = {}
     for event in events:

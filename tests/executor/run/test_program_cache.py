@@ -36,7 +36,7 @@ A, B, C, D, E, F, BATCH = (Key(0, (), ((size,),)) for size in range(1, 8))
 
 
 class Cache:
-    """A cache with room for so many programs of `Program`."""
+    """A cache with space for `room` instances of `Program`."""
 
     def __init__(self, room: int, monkeypatch: pytest.MonkeyPatch, parts: dict[Key, tuple[Key, ...]] | None = None):
         monkeypatch.setenv("GRAPHKIT_CACHE_MB", str(room))

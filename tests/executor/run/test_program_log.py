@@ -1,4 +1,4 @@
-"""What the levels of GRAPHKIT_DEBUG print of passes and programs."""
+"""Output of the levels of GRAPHKIT_DEBUG about passes and programs."""
 
 from __future__ import annotations
 

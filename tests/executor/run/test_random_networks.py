@@ -24,7 +24,7 @@ TOLERANCE = {np.dtype(np.float32): 2e-4, np.dtype(np.float64): 1e-9, np.dtype(np
 
 
 def disagreement(found: Any, wanted: np.ndarray, slack: float = 1) -> str | None:
-    """What is wrong with a result; None when it is right."""
+    """Return the error of a result as a text; None if it is right."""
     if not isinstance(found, np.ndarray) or found.shape != wanted.shape or found.dtype != wanted.dtype:
         return f"{getattr(found, 'dtype', type(found))}{getattr(found, 'shape', '')}, not {wanted.dtype}{wanted.shape}"
     if found.size == 0:
@@ -51,7 +51,7 @@ def held(net: Network, graph: Graph) -> tuple[ParamStore, dict[str, Any]]:
 
 
 def failures(seed: int, dtype: Any = np.float32, runtime: bool = True, **options: Any) -> list[str]:
-    """What goes wrong with one network, compiled and in ONNX Runtime, against the reference."""
+    """Compare one network, compiled and in ONNX Runtime, with the reference. Return the errors as texts."""
     net, graph = build(seed, dtype)
     wanted = [net.arrays[v] for v in graph.outputs]
     store, feeds = held(net, graph)

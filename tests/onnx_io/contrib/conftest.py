@@ -1,4 +1,4 @@
-"""Single nodes of com.microsoft: graphkit, interpreted and native, beside ONNX Runtime running the very node."""
+"""Single nodes of com.microsoft: graphkit, interpreted and native, compared with ONNX Runtime on the same node."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def normal(rng, *shape, dtype=np.float32):
 def group_query(
     node, rng, lengths, step, past, total, *, rotary=False, packed=False, extra=(), dtype=np.float32, **attrs
 ):
-    """A node for examples of these `lengths` in the end, of which the last `step` are new."""
+    """Return a node for examples with these final `lengths`. The last `step` tokens of each are new."""
     batch, heads, groups, size = len(lengths), 6, 2, 16
     parts = [normal(rng, batch, step, n * size, dtype=dtype) for n in (heads, groups, groups)]
     caches = [None, None] if past is None else [normal(rng, batch, groups, past, size, dtype=dtype) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""ONNX Runtime's quantised operators on import: each beside ONNX Runtime running the very node."""
+"""ONNX Runtime's quantised operators on import, compared with ONNX Runtime on the same node."""
 
 from __future__ import annotations
 

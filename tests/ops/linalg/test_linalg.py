@@ -42,7 +42,7 @@ def check(ours: np.ndarray, expected: Any) -> None:
 @pytest.mark.parametrize("n", [1, 5, 32, 33, 100])
 @pytest.mark.parametrize("lower", [True, False], ids=["lower", "upper"])
 def test_triangular_systems(n: int, lower: bool, dtype: str) -> None:
-    """Sizes below, at and above those that are solved at once; the other triangle holds numbers that nobody reads."""
+    """Sizes below, at and above those that are solved in one block. The other triangle must not be read."""
     a = definite(n, dtype)[0]
     columns = np.random.default_rng(1).standard_normal((n, 3)).astype(dtype)
     for transpose in (False, True):

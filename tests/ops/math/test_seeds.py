@@ -79,7 +79,7 @@ def test_later_draws_depend_on_everything() -> None:
 
 
 def test_seeds_that_numpy_does_not_take() -> None:
-    """Negative and large seeds have draws of their own; NaN is no seed."""
+    """Negative and large seeds give different draws. NaN counts as no seed."""
     found = {draws(0, (0, 0), seed).tobytes() for seed in (-1.0, -2.0, 2.0**40, 1.0)}
     assert len(found) == 4
     np.testing.assert_array_equal(draws(0, (4, 0), float("nan")), _philox(4))

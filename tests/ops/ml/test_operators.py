@@ -1,4 +1,4 @@
-"""The other operators of ai.onnx.ml beside ONNX Runtime, on random attributes and operands."""
+"""The other operators of ai.onnx.ml, compared with ONNX Runtime on random attributes and operands."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ DATA = np.array([[0.0, 1.0], [2.0, -1.0], [0.5, 0.5]], np.float32)
 
 @pytest.mark.parametrize("rho", [np.inf, -np.inf, 1e9, 0.25])
 def test_any_rho(rho: float) -> None:
-    """What is added at the end takes nothing from the others."""
+    """A large or infinite rho of one pair does not change the scores of the others."""
     net = machine(gk.input("x", [3, 2]), rho=[rho, -0.25, 0.375])
     wanted = evaluate(net.graph, [DATA])
     found = net.run({"x": DATA})

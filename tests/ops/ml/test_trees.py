@@ -1,4 +1,4 @@
-"""Ensembles of trees beside ONNX Runtime, by random ensembles; and ensembles that are none."""
+"""Random ensembles of trees, compared with ONNX Runtime; and invalid ensembles."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_failures_name_the_node(build: Any, message: str, optimize: bool) -> Non
 
 
 def test_elements_that_are_shown_later_keep_their_values() -> None:
-    """What a sequence holds outlives the memory of the tensors that were put in."""
+    """Elements of a sequence outlive the memory of the inserted tensors."""
     x = gk.input("x", [4, 5])
     i = gk.input("i", [], dtype="int64")
     q = F.sequence_construct(F.exp(x), F.sin(x))
@@ -344,7 +344,7 @@ def test_a_declared_kind_that_is_another_is_refused() -> None:
 
 @pytest.mark.parametrize("opset", [13, 15, 17, 18, 21])
 def test_older_opsets(opset: int) -> None:
-    """Tensors are no optionals before opset 18: what is known of them is written in their place."""
+    """Before opset 18, tensors are not optionals: the known results are written instead."""
     x, q = gk.input("x", [2]), gk.input("q", SequenceType(TensorType("float32", [2])))
     outputs = {"has": F.optional_has_element(x), "x": F.optional_get_element(x), "n": F.sequence_length(q)}
     net = gk.Model(outputs | {"none": F.optional_has_element(), "q": F.sequence_insert(q, x)}, name="net")

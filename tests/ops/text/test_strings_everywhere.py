@@ -135,7 +135,7 @@ def expected(use: Use) -> list[np.ndarray]:
         if use.op not in ("Gather", "Unique") or words == (use.op == "Unique"):
             try:
                 results = ask(use.case(words), opset)
-            except Exception:  # noqa: BLE001 - whoever refuses is not asked
+            except Exception:  # noqa: BLE001 - this engine does not support the case
                 continue
             pairs = [(np.asarray(r), kind) for r, kind in zip(results, kinds, strict=True)]
             return [np.asarray(WORDS[r], object) if not words and kind is DType.STRING else r for r, kind in pairs]
@@ -168,7 +168,7 @@ def test_strings(use: Use) -> None:
 
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.op)
 def test_words_keep_their_zero_bytes(use: Use) -> None:
-    """What comes out was put in, character by character."""
+    """The results contain only strings of the operands, character by character."""
     case = use.case(True)
     for ours in evaluate(case.graph(), case.feeds()):
         if np.asarray(ours).dtype == object:

@@ -111,7 +111,7 @@ def test_axes_and_directions(length: Any) -> None:
 def test_what_is_stacked() -> None:
     graph = same_results_and_gradients(recurrent(12), [draw(12, 3), draw(3), draw(3)], 4)
     forward, backward = named(graph, "Scan")
-    # The last state and the outputs; beside them the states at the borders of blocks, and nothing of an iteration.
+    # The last state, the outputs, and the states at the borders of blocks. No values of single iterations are stacked.
     assert [str(v.type) for v in forward.outputs] == ["float64[3]", "float64[3, 4, 3]", "float64[3, 3]"]
     again, reverse = named(backward.op.body, "Scan")  # type: ignore[attr-defined]
     assert {str(v.type) for v in again.outputs} >= {"float64[4, 3]"}

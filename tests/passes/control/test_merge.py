@@ -29,7 +29,7 @@ def scaled(v: Value, by: float) -> Value:
 
 
 def branching(count: int) -> Graph:
-    """Results of which every other one is that of another If as well."""
+    """Return a graph of several Ifs. Every second result is also a result of another If."""
     p, x = Value(TensorType("bool", ()), "p"), vector()
 
     def branch(number: float) -> Graph:
@@ -56,7 +56,7 @@ def loop(m: Value, start: Value, build: Callable[[Value], list[Value]]) -> tuple
 
 
 def looping(count: int) -> Graph:
-    """Loops of two kinds in turn, of which each stacks something of its own."""
+    """Return loops of two kinds, alternating. Each stacks its own values."""
     m, x = Value(TensorType("int64", ()), "m"), vector()
     carried = (lambda s: F.tanh(s), lambda s: F.sin(s))
     results = [
@@ -79,7 +79,7 @@ def test_results_are_those_of_the_graph_as_it_stands(build: Callable[[int], Grap
 
 def test_equal_results_are_computed_once() -> None:
     (node,) = (n for n in merge_control(branching(5)).nodes if n.op.name == "If")
-    # exp(x) times -4 to 5, of which each branch needs six.
+    # exp(x) times -4 to 5. Each branch needs six of them.
     assert len(node.outputs) == 10
     (graph, _) = node.op.subgraphs().values()
     assert sum(n.op.name == "Mul" for n in graph.nodes) == 6

@@ -83,7 +83,7 @@ def test_subgraphs_of_subgraphs_are_rewritten_too() -> None:
     inside = only(graph, "Loop").op.body
     assert not unspecialised
     branch = only(inside, "If").op.then_branch
-    # What follows from shapes alone is a constant in both.
+    # In both, values that depend only on shapes are constants.
     assert "Shape" not in {n.op.name for g in (inside, branch) for n in g.nodes}
     array = np.array([1, -2, 3, 0.5], np.float32)
     np.testing.assert_array_equal(evaluate(graph, [array])[0], evaluate(given, [array])[0])

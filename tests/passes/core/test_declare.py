@@ -1,4 +1,4 @@
-"""What passes declare: wrong pipelines are errors, orders are found, what is ensured is proved."""
+"""Declarations of passes: wrong pipelines are errors, an order is found, and promised properties are checked."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def _formulas() -> Graph:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_asking_about_every_node_changes_nothing_more(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What passes say of the operators that concern them leaves none out."""
+    """The operators that passes declare as relevant (`at`) are complete."""
     graph = NETWORKS[name]()
     passes = (*CLEANUP, *INFERENCE, *BOUND)
     narrow = str(run_passes(graph, passes))

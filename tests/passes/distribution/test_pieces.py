@@ -49,7 +49,7 @@ def test_a_place_is_left_when_nothing_is_ready_there() -> None:
 
 
 def test_the_first_place_is_the_one_with_fewest_turns() -> None:
-    """What both places could begin with: from one of them all that follows can be computed in one turn."""
+    """Both places could begin. If the right one begins, the other can compute everything else in one turn."""
     x = x_of(3)
     first, late = in_group("a", x), in_group("b", x)
     y = in_group("a", F.add(first, in_group("b", late)))

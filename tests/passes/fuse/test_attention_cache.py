@@ -198,7 +198,7 @@ def test_threads_with_caches_of_their_own() -> None:
                 feeds = feeds_of(4, 2, 1, 1, past)
                 whole = np.concatenate([feeds["past_k"], feeds["k"]], axis=2)
                 np.testing.assert_array_equal(executor.run(feeds)["keys"], whole)
-        except BaseException as error:  # noqa: BLE001 - told by the test's thread
+        except BaseException as error:  # noqa: BLE001 - the test's thread reports it
             failures.append(error)
 
     threads = [threading.Thread(target=run, args=(seed,)) for seed in (0, 5, 10)]

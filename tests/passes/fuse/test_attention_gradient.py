@@ -155,7 +155,7 @@ def test_one_value_is_query_and_key() -> None:
 
 
 def test_layers_of_attention() -> None:
-    """What one makes is the next one's operand."""
+    """The result of one layer is an operand of the next."""
     inputs = [data(2, 2, 5, 3, name=name) for name in "qkv"]
     q, k, v = inputs
     y = attention(attention(q, k, v), F.tanh(k), attention(k, v, q))
@@ -198,7 +198,7 @@ def test_what_is_left_alone() -> None:
 
 
 def test_a_gradient_that_does_not_read_the_result() -> None:
-    """What becomes of it depends on what comes first in the graph; the gradients are the same."""
+    """Whether it is fused depends on the order of the graph. The gradients are the same."""
     inputs = operands()
     q, k, v = map(split, inputs)
     dy = data(2, 2, 4, 3, name="dy")
@@ -237,7 +237,7 @@ def test_bodies_of_loops() -> None:
 @in_one_item()
 @pytest.mark.parametrize("kind", [DType.FLOAT16, DType.BFLOAT16])
 def test_both_operators_are_rounded(kind: DType) -> None:
-    """Statistics are float32; what stands in the place of a hidden score is the same number in both."""
+    """Statistics are float32. The number that replaces hidden scores is the same in both operators."""
     inputs = operands()
     mask = data(2, 1, 1, 5, name="mask", dtype="bool")
     lowest = np.float32(np.finfo(np.float32).min)

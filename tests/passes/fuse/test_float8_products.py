@@ -87,7 +87,7 @@ def test_other_types_stay() -> None:
 @in_one_item()
 @pytest.mark.parametrize("beta", [1.0, 0.0, 0.5])
 def test_what_is_added(beta: float) -> None:
-    """A Gemm whose third operand is no plain bias stays."""
+    """A Gemm stays if its third operand is not a plain bias."""
     x, w, c = value("x", 4, 32), value("w", 32, 16), value("c", 16)
     graph = Graph([x, w, c], [F.gemm(x, w, c, beta=beta)])
     found = of(rewritten(graph), "Float8MatMul")
@@ -97,7 +97,7 @@ def test_what_is_added(beta: float) -> None:
 
 
 def test_what_a_run_computes_is_rounded_to_bfloat16_first() -> None:
-    """What is fed and what follows from parameters is not."""
+    """Inputs and values that depend only on parameters are not rounded."""
     x = value("x", 4, 32)
     v, w = value("v", 16, 16, role="parameter"), value("w", 16, 32, role="parameter")
     y = F.mat_mul(x, F.mul(F.transpose(w), F.constant(value=np.float32(2))))

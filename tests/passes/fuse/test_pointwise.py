@@ -42,7 +42,7 @@ def test_broadcast_operands_stay_small(apply: Any) -> None:
     kept: list[Graph] = []
     assert apply([x, b, c], F.tanh(x * F.exp(b) + c), fuse_pointwise, N=3, keep=kept) == {"Exp": 1, "Fused": 1}
     assert len(kept[0].nodes[-1].inputs) == 3
-    # Dimensions that only may be equal are no proof.
+    # Dimensions that may be equal, but need not be, do not allow fusion.
     other = data("M", 4, 5, name="m")
     assert apply([x, other], F.tanh(F.neg(x) + other), fuse_pointwise, N=3, M=3) == {"Neg": 1, "Fused": 1}
 

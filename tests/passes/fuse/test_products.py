@@ -242,7 +242,7 @@ def test_batch_norm_that_stays(apply: Any) -> None:
     inputs = [x, w, scale, shift, mean, var]
     found = apply(inputs, y, fold_batch_norm, updates=[(mean, new_mean), (var, new_var)])
     assert found == {"Conv": 1, "BatchNormalization": 1}
-    # Statistics that a run changes are not fixed while it goes on.
+    # Statistics that a run updates are not constant during the run.
     y = F.batch_normalization(F.conv(x, w), scale, shift, mean, var)
     found = apply(inputs, y, fold_batch_norm, updates=[(mean, F.neg(mean))])
     assert found == {"Conv": 1, "BatchNormalization": 1, "Neg": 1}
@@ -282,13 +282,13 @@ def test_a_sum_or_product_that_others_read_is_computed_once(apply: Any) -> None:
     product = F.mat_mul(x, w)
     biased = F.add(product, b)
     flat = F.reshape(biased, ints(-1))
-    for read in (biased, product):  # beside the normalisation
+    for read in (biased, product):  # read in addition to the normalisation
         y, vectors = norm(biased, 4, False)
         apply([x, w, b, *vectors], [y, read], fold_batch_norm, N=2, keep=kept)
         assert [n.inputs[1] for n in products_of(kept[-1])] == [w]
         apply([x, w, b, one], [F.mul(biased, one), read], fold_batch_norm, N=2, keep=kept)
         assert [n.inputs[1] for n in products_of(kept[-1])] == [w]
-    for read in (flat, biased, product):  # beside a factor behind a view
+    for read in (flat, biased, product):  # read in addition to a factor after a view
         apply([x, w, b, one], [F.mul(flat, one), read], fold_batch_norm, N=2, keep=kept)
         assert [n.inputs[1] for n in products_of(kept[-1])] == [w]
     channels = parameter(4, name="c")

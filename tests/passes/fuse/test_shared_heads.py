@@ -97,7 +97,7 @@ def test_rows_below_each_other(apply: Any, cap: bool) -> None:
 
 
 def test_files_of_older_versions_repeat_nothing() -> None:
-    """What stands for the operator there multiplies keys and values where they are."""
+    """The expansion of the operator multiplies keys and values without copying them."""
     q, k, v = (gk.input(name, [1, heads, 5, 8]) for name, heads in (("q", 8), ("k", 2), ("v", 2)))
     y, *_ = gk.attention(q, k, v, is_causal=True)
     file = gk.Model({"y": y}).to_onnx(opset=20)

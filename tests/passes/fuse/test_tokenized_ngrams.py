@@ -46,7 +46,7 @@ def names(net: gk.Model) -> list[str]:
 
 
 def networks() -> dict[str, gk.Model]:
-    """Networks of which nothing but TokenizedNgrams is left."""
+    """Networks that are reduced to a single TokenizedNgrams."""
     x, rows = vector(), column()
     cased = lower(F.reshape(rows, constant(np.array([-1]))))
     return {

@@ -44,7 +44,7 @@ def pooled(x):
 
 
 def moved(x):
-    """What hands elements on keeps what is not rounded yet."""
+    """Operators that only move data keep elements unrounded."""
     parts = gk.concat(gk.relu(x) * 1.75, gk.sigmoid(x) * 0.375, axis=1)
     return gk.transpose(gk.reshape(parts, np.array([-1, 8])), perm=(1, 0)) @ gk.reshape(x * x, np.array([-1, 4]))[::-1]
 
@@ -117,7 +117,7 @@ def test_bfloat16(name):
 
 
 def test_what_the_file_rounds_is_rounded():
-    """A cast is no accident: the number of digits that it leaves is what was asked for."""
+    """A Cast in the file is intended: its rounding is kept."""
     x = gk.input("x", [1000])
     net = gk.Model({"y": gk.cast(gk.cast(gk.exp(x), to="float16"), to="float32") * 3.0})
     values = np.random.default_rng(0).standard_normal(1000).astype(np.float32)

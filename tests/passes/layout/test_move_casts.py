@@ -1,4 +1,4 @@
-"""What is rounded behind a move of elements, or was widened before it, is moved as half floats, bit for bit."""
+"""Casts move so that data movement handles float16 or bfloat16 instead of float32. The results keep their bits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def value(kind: DType, *shape: int, name: str = "x") -> Value:
 
 
 def check(inputs: Sequence[Value], outputs: Sequence[Value], **counts: int) -> Graph:
-    """The same bits, and so many nodes of each operator when casts have met."""
+    """Check that the results keep their bits, and the numbers of nodes after casts are merged."""
     graph = Graph(inputs, outputs)
     made = run_passes(graph, [move_casts, *CLEANUP])
     found = Counter(node.op.name for node in made.nodes)

@@ -43,7 +43,7 @@ def after(net: gk.Model) -> Counter[str]:
 
 
 def check(y, *shape, steps=0, optimize=True, **expected):
-    """The integer operators of a network, and its results beside ONNX Runtime's, up to `steps` of 0.05."""
+    """Check the integer operators of a network, and its results against ONNX Runtime's, within `steps` of 0.05."""
     net = gk.Model({"y": y}, name="quantised")
     found = after(net)
     for name in ("QuantizeLinear", "DequantizeLinear"):

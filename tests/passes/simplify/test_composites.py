@@ -21,7 +21,7 @@ from graphkit.passes.pipeline import BOUND, INFERENCE
 from graphkit.passes.simplify.composites import expand_composites
 
 COMPOSITES = [cls for cls in registry if cls.composite]
-# What an expansion leaves to the operator itself, and why.
+# Samples that are not expanded, and why.
 KEPT = {
     "LabelEncoder-0": "strings",
     "LabelEncoder-1": "strings",
@@ -50,7 +50,7 @@ def test_composites_are_known_by_their_expansion() -> None:
 
 
 def test_attributes_stay() -> None:
-    """What a scope says of a node, it says of what the node consists of."""
+    """Attributes of a scope are copied to all nodes of the expansion."""
     x = gk.input("x", [2, 4, 8])
     with gk.attr_scope(ctx_group="first", swap_memory=True):
         y = F.einsum(x, x, equation="bij,bkj->bik")

@@ -99,7 +99,7 @@ def test_branches_are_folded_but_not_what_a_loop_carries() -> None:
     (node,) = folded.nodes
     assert all(set(ops_of(g)) == {"Add", "Constant"} for g in node.op.subgraphs().values())
 
-    # The state is declared with one element and grows: its Shape is no constant.
+    # The state is declared with one element and grows: its Shape is not constant.
     count, keep, state = Value(TensorType("int64", ())), Value(TensorType(DType.BOOL, ())), Value(f32(1))
     grown = F.concat(state, F.cast(F.shape(state), to="float32"), axis=0)
     body = Graph([count, keep, state], [keep, grown])

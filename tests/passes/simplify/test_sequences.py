@@ -1,4 +1,4 @@
-"""Sequences that leave nothing behind: networks that split, join and collect by way of them run natively."""
+"""Sequences are removed: networks that split, join and collect tensors through sequences run natively."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_a_long_chain_is_read_in_steps_that_grow_with_it(steps: Any) -> None:
 @in_one_item()
 @pytest.mark.parametrize("fill", [True, False])
 def test_sequences_of_a_loop_are_resolved_in_steps_that_grow_with_them(fill: bool, steps: Any) -> None:
-    """Lists that a loop fills, and lists of one element that it changes; captured ones beside them."""
+    """Lists that a loop fills, lists of one element that it changes, and captured lists."""
 
     def carrying(count: int) -> Graph:
         x, m = gk.input("x", [2]), gk.input("m", [], dtype="int64")
@@ -462,7 +462,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def result(executor: Any, feeds: dict[str, Any]) -> Any:
-    """What a run gives, or the error that it ends in."""
+    """Run; return the results or the error."""
     try:
         return executor.run(feeds)
     except GraphkitError as error:

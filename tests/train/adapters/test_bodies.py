@@ -29,7 +29,7 @@ STEPS, BATCH, INPUTS, STATES = 4, 3, 5, 6
 
 
 def cell(dtype: str) -> Callable:
-    """The step of a recurrent network with two layers, one of which reads a transposed weight."""
+    """The step of a recurrent network with two layers. One of them reads a transposed weight."""
     wide = gk.parameter("input.weight", (STATES, INPUTS), dtype=dtype)
     again = gk.parameter("again.weight", (STATES, STATES), dtype=dtype)
     bias = gk.parameter("again.bias", (STATES,), "zeros", dtype=dtype)

@@ -10,7 +10,7 @@ package graphkit
 // A goroutine may move to another thread between two calls, and each thread has its own error text. So each of these
 // functions calls graphkit and copies the text, which the caller frees.
 static gk_status opened(const char* path, int32_t threads, gk_session** session, char** text) {
-    const gk_options options = {threads};
+    const gk_options options = {.threads = threads};
     const gk_status status = gk_open(path, &options, session);
     *text = status == GK_OK ? NULL : strdup(gk_error());
     return status;

@@ -18,6 +18,8 @@ mod c {
     #[repr(C)]
     pub struct Options {
         pub threads: i32,
+        pub max_iterations: i64,
+        pub timeout: f64,
     }
 
     extern "C" {
@@ -214,7 +216,7 @@ impl Program {
     pub fn open(path: impl AsRef<Path>, threads: i32) -> Result<Program, Error> {
         let path = path.as_ref().as_os_str().as_encoded_bytes();
         let path = CString::new(path).map_err(|_| Error::Argument("the path contains a zero byte".into()))?;
-        let options = c::Options { threads };
+        let options = c::Options { threads, max_iterations: 0, timeout: 0.0 };
         let mut session = std::ptr::null_mut();
         // SAFETY: all pointers are valid during the call.
         let status = unsafe {

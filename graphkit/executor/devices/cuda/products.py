@@ -45,7 +45,7 @@ def product(
 ) -> Product | None:
     """Return the product of matrices whose leading axes are broadcast.
 
-    None if a size is 0, if the type is no float, or if cuBLASLt has no such batch.
+    None if a size is 0, if the type is not a float type, or if cuBLASLt does not support the batch.
     """
     kind = node.output.dtype
     if kind not in FLOATS:

@@ -1,4 +1,4 @@
-// What kernels that run through oneDNN share: descriptors, operations, and a kernel that consists of several
+// Base of the kernels that run through oneDNN: descriptors, operations, and a kernel that consists of several
 // operations.
 #pragma once
 

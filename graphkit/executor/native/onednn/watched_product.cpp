@@ -35,8 +35,8 @@ bool is_lossy(const Activation& activation) {
            activation.kind == "gelu" || activation.kind == "exp";
 }
 
-// For -inf, the relu of the library's reference returns NaN, but its clip does not. If the residual is added last, a
-// NaN could not be told from others: use clip instead.
+// For -inf, the relu of the library's reference returns NaN, but its clip does not. If the residual is added last, such
+// a NaN could not be distinguished from others: use clip instead.
 Epilogue in_library(Epilogue epilogue) {
     if (epilogue.residual_last && epilogue.activation && is_relu(*epilogue.activation)) {
         epilogue.activation = Activation{"clip", 0, std::numeric_limits<float>::infinity()};

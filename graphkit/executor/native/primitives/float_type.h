@@ -1,4 +1,4 @@
-// What kernels that compute in float or double share: a C++ type for each element type, and conversion of float16 and
+// For kernels that compute in float or double: a C++ type for each element type, and conversion of float16 and
 // bfloat16 rows.
 #pragma once
 

@@ -181,7 +181,7 @@ void reduce_few_rows(const T* x, std::int64_t stride, std::int64_t width, const 
     }
 }
 
-// Reduces all rows for Count vectors of columns, of which the last has `rest` elements. Totals stay in registers.
+// Reduces all rows for Count vectors of columns. The last vector has `rest` elements. Totals stay in registers.
 template <typename Op, int Count, typename T>
 void reduce_strip(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t rest, const T* shift, T* out) {
     constexpr std::int64_t lanes = kLanes<T>;

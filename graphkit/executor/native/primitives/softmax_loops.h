@@ -81,7 +81,7 @@ inline Vector<T> combine_all(const Vector<T>* v) {
     }
 }
 
-// Computes rows of `Count` vectors, of which the last may be incomplete.
+// Computes rows of `Count` vectors. The last vector may be incomplete.
 template <bool Log, int Count, typename T>
 void softmax_short(const T* x, T* y, std::int64_t rows, std::int64_t size) {
     constexpr std::int64_t lanes = kLanes<T>;

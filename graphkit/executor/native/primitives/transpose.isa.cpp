@@ -152,7 +152,7 @@ inline void deinterleave(const std::byte* from, std::byte* to, std::int64_t targ
     }
 }
 
-// Rows of the target have `columns` elements. What does not fill a tile of N x N is transposed in smaller tiles.
+// Rows of the target have `columns` elements. Parts that do not fill a tile of N x N are transposed in smaller tiles.
 template <typename T, int N, bool Stream>
 void transpose_block(const std::byte* from, std::byte* to, std::int64_t source_stride, std::int64_t target_stride,
                      std::int64_t rows, std::int64_t columns) {

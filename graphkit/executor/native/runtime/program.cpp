@@ -15,7 +15,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A counter that is read in a few nanoseconds, negligible beside steps of a microsecond. kPollTicks is 30 to 100
+// A counter that is read in a few nanoseconds, negligible for steps of a microsecond. kPollTicks is 30 to 100
 // milliseconds, depending on the frequency of the processor's counter.
 #if defined(__x86_64__)
 std::uint64_t ticks() {

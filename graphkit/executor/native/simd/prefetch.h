@@ -7,7 +7,7 @@
 namespace graphkit {
 namespace {
 
-// A loop over memory calls prefetch_page once for so many bytes of each array.
+// A loop over memory calls prefetch_page each time it has read this number of bytes of each array.
 constexpr std::int64_t kPrefetchStep = 2048;
 
 // The number of elements in these bytes.

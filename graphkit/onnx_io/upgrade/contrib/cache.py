@@ -151,7 +151,7 @@ def _grouped_heads(node: NodeView, site: _Site) -> tuple[Any, Any, Any]:
 
 
 def _appended(past: Any, new: Any, start: Any, whole: Any) -> Any:
-    """The cache with `new` from `start` (int64 [B]) on, and room for `whole` (int64 [1]) keys; unused ones are 0."""
+    """Return the cache with `new` written at `start` (int64 [B]), extended with zeros to `whole` (int64 [1]) keys."""
     size = F.shape(past)[2:3]
     missing = F.sub(F.max(size, whole), size)
     cache = F.pad(past, F.concat(i64(0), missing, axis=0), None, i64(2))

@@ -1,4 +1,4 @@
-"""MoE: a feed-forward layer with several experts, of which each token uses a few."""
+"""MoE: a feed-forward layer with several experts. Each token uses a few of them."""
 
 from __future__ import annotations
 

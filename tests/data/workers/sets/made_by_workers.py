@@ -17,7 +17,7 @@ from graphkit.errors import DamagedSample, InputError
 
 
 class Noisy(LazyDataset):
-    """Sample n is n, and in training random numbers beside it; every kind of array that a batch may have."""
+    """Sample n is n and, in training, random numbers. Its arrays are of every kind that a batch may have."""
 
     augments = True
 
@@ -146,7 +146,7 @@ class Words(LazyDataset):
 
 
 class Imports(LazyDataset):
-    """Which modules the process has that makes the samples, and which threads it is told to use."""
+    """Samples are the modules that the worker has imported, and its number of threads."""
 
     names = ("graphkit.ops", "graphkit.model", "graphkit.executor", "scipy", "onnx")
 
@@ -156,7 +156,7 @@ class Imports(LazyDataset):
 
 
 class Environment(LazyDataset):
-    """What Pillow is told to keep."""
+    """Samples are the worker's limit for memory that Pillow keeps."""
 
     def sample(self, number, draw):
         return np.array(int(os.environ["PILLOW_BLOCKS_MAX"])), None
@@ -177,7 +177,7 @@ class Mapped:
 
 
 class Told(LazyDataset):
-    """Says in a folder which samples were made, and by whom. Behind so many of them each does something bad."""
+    """Records in a folder which worker made which samples. After some samples, each worker misbehaves (`harm`)."""
 
     def __init__(self, count, folder, slow, harm="hang"):
         super().__init__(count, name="told")

@@ -64,7 +64,8 @@ std::vector<Item> workload(Random& random, std::size_t variables, std::size_t co
     return items;
 }
 
-// What serial execution leaves, where an operation that touches something unfit does not run.
+// Returns the state after serial execution. If an operation fails or reads or writes an unfit variable, it does not
+// run, and the variables that it would write become unfit.
 std::vector<std::uint64_t> serial(std::span<const Item> items, std::size_t variables) {
     std::vector<std::uint64_t> state(variables, 0);
     std::vector<bool> unfit(variables, false);

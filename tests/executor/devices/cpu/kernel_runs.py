@@ -63,7 +63,7 @@ def unwritten(node: Node) -> list[np.ndarray]:
 
 
 def at_page_end(array: np.ndarray) -> np.ndarray:
-    """A copy of which the last byte is the last of a page; who reads or writes behind it ends the process."""
+    """Return a copy that ends at the end of a page. If a kernel reads or writes after it, the process crashes."""
     size = -(-max(array.nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, size + mmap.PAGESIZE)
     address = np.frombuffer(memory, np.uint8).ctypes.data

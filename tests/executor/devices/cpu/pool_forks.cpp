@@ -26,7 +26,7 @@ void share(Body&& body) {
     run_shared(SharedLoop::of(4, 16, 1e6, body));
 }
 
-// What the child does: loops of its own, with helpers of its own.
+// The child's work: its own loops, with its own helper threads.
 int in_child() {
     start_helpers(3);
     std::atomic<long> sum{0};

@@ -17,7 +17,7 @@ namespace {
 
 std::atomic<bool> wrong{false};
 
-// A sum whose terms are written by whoever claims their chunks, and a second loop that reads them.
+// One loop writes the terms of a sum, each by the thread that takes its chunk. A second loop reads them.
 void run(int threads, std::int64_t items, std::int64_t grain, double nanoseconds) {
     const graphkit::Team team(threads);
     std::vector<std::int64_t> terms(static_cast<std::size_t>(items), -1);

@@ -184,7 +184,7 @@ def test_the_fused_operator_runs_natively(isa):
 
 
 def test_a_float32_mask_of_half_floats() -> None:
-    """What it adds is not rounded, by the definition and by the standard operators that stand for it."""
+    """The mask is not rounded, neither by the operator nor by its expansion to standard operators."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 2, 5, 4)).astype(np.float16) for _ in range(3))
     mask = np.float32(-2000.7) - np.arange(5, dtype=np.float32)

@@ -265,8 +265,9 @@ def test_common_shapes_use_vectorised_kernels(rank):
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 15, 16, 17])
 def test_few_channels_in_bfloat16(channels: int, kernel: int, last: bool, gradient: bool) -> None:
-    """What is not finite reaches the results whose windows it is in, and no others: products are summed in pairs,
-    and the rows of tiles may end behind a window.
+    """NaN and infinities affect only the results whose windows contain them.
+
+    This might fail because products are summed in pairs, and because rows of tiles may extend beyond a window.
     """
     rng = np.random.default_rng(channels)
     shape, weights, size = (2, channels, 9, 9), (8, channels, kernel, kernel), kernel // 2

@@ -104,7 +104,7 @@ def test_against_the_references(case, every_isa):
 @pytest.mark.parametrize("size", [3, 5])
 @pytest.mark.parametrize("is_finite", [False, True])
 def test_what_follows(activation, apply, packs, channels, size, is_finite, isa):
-    """Bias and activation; NaN in the data, and weights that are not finite beside padding."""
+    """Bias and activation, with NaN in the data, and with weights that are not finite at the padding."""
     rng = np.random.default_rng(channels)
     x = rng.standard_normal((2, 6, 5, channels), dtype=np.float32)
     w = rng.standard_normal((channels, 1, size, size), dtype=np.float32)
@@ -147,7 +147,7 @@ def _by_definition(x, w):
     y = np.zeros(x.shape)
 
     def spans(offset, size):
-        """What a tap reads and which results it is a term of, along one axis."""
+        """Return the range that a tap reads, and the range of the results that it is added to, along one axis."""
         return slice(max(offset, 0), size + min(offset, 0)), slice(max(-offset, 0), size + min(-offset, 0))
 
     size = w.shape[-1]

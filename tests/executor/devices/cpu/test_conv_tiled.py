@@ -55,7 +55,7 @@ DIRECT = [
     Example((1, 5, 2, 3), 16, pads(4, 5, 4, 5), kernel=(5, 5)),
     Example((2, 16, 40), 32, pads(2, 2), kernel=(5,)),
     Example((1, 20, 33), 45, dict(strides=(3,), dilations=(2,), pads=(4, 1)), kernel=(7,)),
-    # Windows that are read in the image line by line, beside windows that reach over its sides; lines above and below.
+    # Windows inside of the image, which are read line by line, and windows beyond its sides, top and bottom.
     Example((1, 3, 33, 40), 48, dict(strides=(2, 2), pads=(1, 1, 1, 1))),
     Example((2, 4, 9, 60), 20, dict(strides=(1, 3), dilations=(3, 1), pads=(7, 4, 9, 2)), kernel=(4, 5)),
     Example((1, 2, 3, 30), 16, pads(9, 20, 9, 20), kernel=(5, 3)),

@@ -1,4 +1,4 @@
-"""What follows a product, in oneDNN's primitive and in a pass of graphkit's own, against float64."""
+"""Epilogues of matrix products, in oneDNN and in graphkit's own pass, compared with float64."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def activate(kind: str, alpha: float, beta: float, x: np.ndarray, fused: bool, t
 
 
 def behind_a_convolution(epilogue: native.Epilogue, x: np.ndarray, *others: np.ndarray, threads: int = 1) -> np.ndarray:
-    """What follows the vector x in two channels, which a convolution leaves alone; others: bias, residual."""
+    """Return the epilogue of x, after a convolution that leaves two channels unchanged. others: bias, residual."""
     shape, w = (1, 2, x.size, 1), np.eye(2, dtype=np.float32).reshape(2, 2, 1, 1)
     kernel = native.Convolution(
         *(shape, w.shape, shape, native.Window((1, 1), (1, 1), (0, 0), (0, 0))),
@@ -158,7 +158,7 @@ def test_few_results_are_activated_in_a_pass(kind: str, with_bias: bool, threads
     library = behind_a_convolution(given, x, *bias, threads=threads)
     np.testing.assert_array_equal(got[FEW], own)
     np.testing.assert_array_equal(got[MANY], library)
-    assert not np.array_equal(own, library)  # else nothing was told apart
+    assert not np.array_equal(own, library)  # otherwise the test would not distinguish them
     with np.errstate(all="ignore"):
         wide = x[:, None].astype(np.float64) + (bias[0] if bias else np.zeros(2))
         expected = (wide if kind == "swish" else 1) / (1 + np.exp(-wide))
@@ -207,7 +207,7 @@ def products(dtype: str) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", products("float32"))
 def test_pass_equals_fused(name: str, dtype: str, threads: int) -> None:
-    """With bias, residual first and last, beside the result and in its place."""
+    """With bias, with the residual first and last, in separate memory and in place of the result."""
     if dtype == "bfloat16" and not native.has_bfloat16() and "transposed" in name:
         pytest.skip("no bfloat16 arithmetic")
     make, *shapes = products(dtype)[name]

@@ -1,6 +1,6 @@
 """Every native kernel against its operator's reference: all samples of the registry, all element types, all layouts.
 
-Nothing here lists operators to be tested: what has a factory is found in the registry. What is listed are exceptions.
+The test finds all operators with a kernel factory in the registry. The lists in this file are exceptions.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def differs(case: Case, got: np.ndarray, expected: np.ndarray) -> str:
 
 
 def run_aligned(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) -> list[np.ndarray]:
-    """On memory that begins with a cache line; nothing beside the results may be written."""
+    """Run a kernel on memory that is aligned to cache lines. It must not write outside of its results."""
     outputs = [placed(result) for result in results]
     kernel([None if a is None else placed(a)[0] for a in arrays], [array for array, _ in outputs])
     for array, whole in outputs:
@@ -376,7 +376,7 @@ INTERPRETED: dict[str, Callable[[Node], bool]] = {
     "LayerNormalization": lambda node: (
         operator(node, LayerNormalization).stash is DType.FLOAT64 and node.outputs[0].dtype is not DType.FLOAT64
     ),
-    # Half floats beside float32, as cards train.
+    # float16 or bfloat16 mixed with float32, as in training on GPUs.
     "SoftmaxCrossEntropyWithGrad": lambda node: (
         {v.dtype for v in (node.operands[0], node.outputs[1])} != {node.outputs[0].dtype}
     ),

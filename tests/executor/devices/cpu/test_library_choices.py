@@ -35,7 +35,7 @@ MOST_WORK = 2e7
 
 @dataclass(frozen=True)
 class Follows:
-    """What follows a product: alpha times it, + bias, + residual, activation, + residual where it comes last."""
+    """An epilogue of a product: factor alpha, bias, residual, activation, or the residual last."""
 
     bias: bool = False
     activation: str = ""
@@ -92,7 +92,7 @@ class Sweep:
         self.wrong: list[str] = []
 
     def draw(self, shape: tuple[int, ...], terms: float = 1) -> np.ndarray:
-        """Random numbers whose sums of so many are of the size of 1, where an activation bends."""
+        """Return random numbers. Sums of `terms` of them are near 1, where activations are not linear."""
         drawn = self.rng.standard_normal(shape, dtype=np.float32) / np.float32(np.sqrt(terms))
         return drawn.astype(TYPES[self.dtype])
 

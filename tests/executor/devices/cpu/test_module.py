@@ -1,4 +1,4 @@
-"""What the extension says about itself, and how its steps refuse arrays that do not fit."""
+"""Facts about the extension, and errors of its steps for arrays that do not fit."""
 
 import ast
 import threading

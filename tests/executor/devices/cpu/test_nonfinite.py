@@ -1,7 +1,7 @@
 """NaN, infinities, subnormals and negative zeros go through native kernels as through the references.
 
-If a kernel loses a NaN, nobody notices the wrong result. If engines differ, the tests expect what numpy does. For
-example, the maximum of a NaN and a number is NaN, but a number in ONNX Runtime.
+If a kernel loses a NaN, the wrong result looks valid. If engines differ, the tests expect numpy's result. For example,
+the maximum of a NaN and a number is NaN in numpy, but a number in ONNX Runtime.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def test_casts(source, target, every_isa):
     rng = np.random.default_rng(5)
     x = random_array(rng, 333, source)
     if source in FLOATS and target in INTEGERS:
-        # What does not fit is unspecified.
+        # Conversion of numbers outside of the target's range is unspecified.
         x = (np.abs(x.astype(np.float32)) * 30).astype(source.numpy)
     elif source in FLOATS and target in FLOATS:
         special = [

@@ -460,7 +460,7 @@ HUGE = [
 @pytest.mark.parametrize("case", HUGE, ids=str)
 @pytest.mark.parametrize("op", [MaxPool, AveragePool, LpPool], ids=lambda c: c.name)
 def test_windows_much_larger_than_the_image(op, case):
-    """What it takes depends on the image, not on the window; without a place for it there is nothing to do."""
+    """The time depends on the size of the image, not of the window. Windows without a position have no results."""
     shape, attrs = case
     x = data(shape)
     node = Node(op(**attrs), [value_of(x)])

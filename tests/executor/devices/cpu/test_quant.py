@@ -237,7 +237,7 @@ def test_convolutions_with_channels_first(products: str) -> None:
 @in_one_item()
 @pytest.mark.parametrize("group", [1, 4])
 def test_convolutions_with_windows_beyond_int64(group: int) -> None:
-    """Strides and dilations that move nothing are of any size; positions that int64 does not have are no kernel's."""
+    """Strides and dilations that have no effect may have any size. Positions beyond int64 have no kernel."""
     x = np.arange(20, dtype=np.uint8).reshape(1, 4, 5)
     far = 1 << 62
     for taps, attrs in ((1, {"dilations": (far,)}), (3, {}), (3, {"dilations": (far,), "pads": (2 * far - 1,) * 2})):

@@ -10,7 +10,7 @@ NATIVE = ROOT / "graphkit" / "executor" / "native"
 
 
 def headers(source: Path, seen: set[Path]) -> set[str]:
-    """What a source includes in angle brackets, itself or through our own headers; what is conditional is left out."""
+    """Return the system headers of a source, also those of our headers that it includes. Skips conditional parts."""
     text = re.sub(r"^#ifdef GRAPHKIT_ONEDNN\n.*?^#endif", "", source.read_text(), flags=re.DOTALL | re.MULTILINE)
     found = set(re.findall(r"^#include <(.+)>", text, re.MULTILINE))
     for name in re.findall(r'^#include "(.+)"', text, re.MULTILINE):

@@ -50,7 +50,7 @@ def check(function: Any, *operands: np.ndarray, **attributes: Any) -> None:
 
 
 def run(node: Node, *operands: np.ndarray) -> Any:
-    """What a program computes of a graph that is this node alone."""
+    """Compile and run a graph that consists of this node."""
     net = gk.Model({"y": node.output})
     return net.run({f"x{i}": operand for i, operand in enumerate(operands)})["y"]
 

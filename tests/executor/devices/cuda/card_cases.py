@@ -46,7 +46,7 @@ class CardCase(NamedTuple):
 
 
 def launched(device: Any, case: CardCase) -> list[np.ndarray]:
-    """What a device's kernel computes, which is prepared as programs do it."""
+    """Prepare and run a device's kernel as programs do; return its results."""
     stream = device.stream()
     with device.on(stream):
         fault = device.xp.zeros((1,), np.uint32) if case.kernel.fault else None

@@ -47,11 +47,11 @@ class Trained(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What a job does beside training with the options of a Trainer.
+    """Settings of a job, in addition to the options of its Trainers.
 
-    mixed: rank 0 is on a processor. nccl: ranks that have NCCL. places: of the cards of ranks. early: what is beside a
-    stream is done early. swaps: activations wait in the host's memory on cards. sizes: of rank 0's batches, and of
-    rank 1's. ends: a way for rank 1 to end before the second step.
+    mixed: rank 0 trains on the CPU. nccl: ranks that have NCCL. places: PCI addresses of the GPUs of the ranks. early:
+    side streams run as early as possible. swaps: activations are swapped to host memory. sizes: sizes of the batches of
+    each rank. ends: how rank 1 ends before the second step.
     """
 
     mixed: bool = False

@@ -1,4 +1,4 @@
-"""What tests of the card's kernels share: a processor that runs them, and a stand-in for the card around it."""
+"""Fixtures of the tests of GPU kernels: an emulator that runs them on the CPU, and a fake GPU that uses it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def processor(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
 
 @pytest.fixture(scope="session")
 def emulator(request: pytest.FixtureRequest) -> Emulator | on_a_card.OnCard:
-    """What runs a kernel alone."""
+    """Runs single kernels: the emulator, or a GPU if the tests run on one."""
     made: Emulator = request.getfixturevalue("processor")
     return on_a_card.OnCard() if on_a_card.WANTED else made
 
@@ -43,17 +43,17 @@ def nvrtc() -> None:
 
 @pytest.fixture
 def card(processor: Emulator, monkeypatch: pytest.MonkeyPatch) -> Card | on_a_card.RealCard:
-    """What "cuda" is while the test runs."""
+    """The device "cuda" during the test."""
     return fresh.make_card(processor, monkeypatch)
 
 
 @pytest.fixture
 def cards(processor: Emulator, monkeypatch: pytest.MonkeyPatch) -> list[Card]:
-    """What "cuda:0", "cuda:1" and "cuda:2" are while the test runs."""
+    """The devices "cuda:0", "cuda:1" and "cuda:2" during the test."""
     return fresh.make_cards(processor, monkeypatch)
 
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What stands for cuDNN's frontend while the test runs."""
+    """The fake cuDNN frontend during the test."""
     return fresh.make_library(None, monkeypatch)

@@ -27,7 +27,7 @@ from graphkit.passes.core.bind import bind
 
 
 def asked_of(kernel: CardKernel | None) -> Iterator[Convolution]:
-    """What all cards have a plan for: wider results of half floats are those of few."""
+    """Yield the convolutions that all GPUs support. Only some can write float32 results of float16 operands."""
     launches = (launch for way in (kernel.alternatives if kernel else ()) for launch in way.launches)
     return (work for work in launches if isinstance(work, Convolution) and work.made is work.kind)
 

@@ -33,7 +33,7 @@ from graphkit.executor.devices.cuda.launches import (
 
 COMPILER = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
 _HERE = Path(__file__).parent
-# What bench/sanitize.sh adds to the compiler's flags.
+# Compiler flags that bench/sanitize.sh adds.
 _MORE = os.environ.get("GRAPHKIT_TEST_KERNEL_FLAGS", "").split()
 _FLAGS = (
     *_MORE,
@@ -111,7 +111,7 @@ class Emulator:
     def _make_library(self, sources: Sequence[Source]) -> None:
         """Compile sources to one library, to which the folder has a link with the name of each source."""
         prefix = self._made("prefix.h", lambda path: path.write_text(_PREFIX))
-        # g++ finds it beside the header. Another compiler reads the header.
+        # g++ finds the precompiled header next to the header. Other compilers read the header itself.
         self._made("prefix.h.gch", lambda path: _call_compiler("-O0", "-x", "c++-header", str(prefix), "-o", str(path)))
         threads = self._made(
             "host_threads.so",

@@ -1,4 +1,4 @@
-"""Arrays of the host in the place of CuPy's, for what libraries are asked with."""
+"""NumPy arrays that replace CuPy's as arguments of libraries."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class HostArray:
 
 
 def card_with(stream: int) -> Any:
-    """What a kernel's launches ask of a card. It has no code for its own kernels."""
+    """Return a fake GPU with the attributes that launches of library calls need. It cannot run kernels."""
     return SimpleNamespace(functions=lambda sources: [None] * len(sources), current_stream=stream, number=0)
 
 
 def through_the_library(case: CardCase, stream: int) -> np.ndarray:
-    """The result of a kernel of which all is computed by libraries."""
+    """Return the result of a kernel that consists of library calls only."""
     launched = card._Launched(card_with(stream), case.node, case.kernel, None)
     y = np.full(case.node.output.tensor.static_shape, np.nan, case.node.output.dtype.numpy)
     scratch = HostArray(np.zeros(case.kernel.scratch_bytes + 64, np.uint8))

@@ -1,4 +1,4 @@
-"""What the card's libraries compute, by numpy."""
+"""The functions of the GPU libraries, computed with numpy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def convolution(work: Convolution, memory: Of) -> None:
 
 
 def multiply(product: Product, memory: Of) -> None:
-    """What the card's library computes of a product, whose arguments have the memory that `memory` says."""
+    """Compute a matrix product like cuBLASLt. `memory` returns the memory of each argument."""
     wide = np.float64 if product.kind is DType.FLOAT64 else np.float32
 
     def matrices(matrix: Matrix, kind: DType) -> np.ndarray:
@@ -93,7 +93,7 @@ def multiply(product: Product, memory: Of) -> None:
 
 
 def attention(work: Attention, memory: Of) -> None:
-    """What the library makes of numbers that are not finite is not known: here they are 0."""
+    """Compute attention like cuDNN. Its treatment of numbers that are not finite is unknown: here they become 0."""
 
     def heads(of: Heads) -> np.ndarray:
         elements = flat(memory(of.memory), work.kind)
@@ -108,7 +108,7 @@ def attention(work: Attention, memory: Of) -> None:
     heads(work.y)[...] = attended(q, k, v, work.scale, work.causal).astype(work.kind.numpy)
 
 
-# What is too large for the library is computed by another kernel behind it.
+# Another kernel replaces results that overflow in the library.
 @np.errstate(over="ignore", invalid="ignore")
 def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, causal: bool) -> np.ndarray:
     """By the formula of cuDNN's documentation; neighbouring heads of q may have one of k and v."""

@@ -1,6 +1,6 @@
-"""cuDNN without a card: it makes plans for a device whose properties it is told.
+"""cuDNN without a GPU: it makes plans for a device with given properties.
 
-What it loads of the driver and of CUDA's runtime is a library of functions that do nothing; no plan is ever run.
+The driver and the CUDA runtime that it loads are replaced by a library of empty functions. No plan is run.
 https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/utilities/deviceless-ahead-of-time-compilation.html
 """
 
@@ -70,7 +70,7 @@ def load(folder: Path, architecture: str) -> None:
 
 
 def properties(dnn: Any, architecture: str) -> Any:
-    """What `pygraph` takes for a card."""
+    """Return the device properties that `pygraph` takes instead of a GPU."""
     name, version, processors, shared, memory, cache = _CARDS[architecture]
     described = _COMMON | {
         "deviceName": name, "deviceVer": version, "multiProcessorCount": processors, "totalGlobalMem": memory,

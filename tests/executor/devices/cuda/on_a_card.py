@@ -49,7 +49,7 @@ class OnCard:
         fault: Any = None,
         order: int = 0,
     ) -> bool:
-        """See Emulator.run; which threads come first is the card's affair. What a library has no way for is skipped."""
+        """Run a kernel, see Emulator.run. The GPU chooses the order of threads. Skip kernels that a library lacks."""
         card = self._card
         if fault is None:
             fault = np.zeros(1, np.uint32)
@@ -87,7 +87,7 @@ def _guarded(array: np.ndarray) -> np.ndarray:
     return np.concatenate([content, np.full(_GUARD, _MARK, np.uint8)])
 
 
-# What the stand-in alone knows.
+# Attributes that only the fake GPU has.
 _UNTOLD = ("streams", "early", "emulator", "arrays", "current", "conditions", "iterations", "staging", "crossed")
 
 

@@ -1,4 +1,4 @@
-"""What cuDNN itself says of what it is asked for, on cards that are not here."""
+"""Plans of cuDNN for the convolutions that graphkit requests, for GPUs that are not in this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NVRTC says of compiled kernels: that they are code, and keep their values in registers.
+"""Compile kernels with NVRTC, and check that they keep their values in registers.
 
 Optimised code takes NVRTC 30 ms for each kernel, and code without optimisation a fifth of that. So each text is
 compiled once in a process, and some kernels are only optimised if another form of the same kernel needs many registers:
@@ -31,7 +31,7 @@ KINDS = [
 
 
 class Usage(NamedTuple):
-    """What optimised code of a kernel takes."""
+    """Registers and spilled bytes of a kernel's optimised code."""
 
     registers: int
     spilled: int
@@ -61,7 +61,7 @@ def _compiled(sources: Sequence[Source], architecture: str, *options: str) -> st
 
 
 def usages(sources: Iterable[Source], architecture: str) -> list[Usage]:
-    """What each kernel takes. Texts that this process has not compiled yet are compiled."""
+    """Return the usage of each kernel. Sources that this process has not compiled yet are compiled."""
     given = {_key(source, architecture): source for source in sources}
     new = [source for key, source in given.items() if key not in _found]
     if new:

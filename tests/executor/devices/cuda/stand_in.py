@@ -84,7 +84,7 @@ def _card_of(given: Any) -> int | None:
 
 
 def _called(function: Any, arguments: Sequence[Any], keywords: dict[str, Any], card: int | None = None) -> Any:
-    """What the function returns, as arrays of the card that has its operands; else of `card`."""
+    """Call a function; return its results as arrays of the GPU that has the operands, by default of `card`."""
     if function is not np.copyto:  # CuPy copies from card to card
         number = _card_of([*arguments, *keywords.values()])
         card = card if number is None else number
@@ -177,7 +177,7 @@ class _Launched(OwnLaunches):
 
 
 class _Eager:
-    """What numpy computes at once: the work before it is done first."""
+    """A node that numpy computes immediately, after all earlier work of the stream."""
 
     can_be_recorded = False
 
@@ -189,17 +189,17 @@ class _Eager:
         self._run(inputs, outputs, scratch)
 
 
-# Of loops in replays, as long as there is a card: no test has so many.
+# Limit for all iterations of loops in replays of one GPU. No test needs as many.
 MOST_ITERATIONS = 10_000
 
 
 class Card:
-    """The stand-in for CudaDevice, whose work is done as late as it may be.
+    """A fake CudaDevice that does its work as late as possible.
 
-    launched: what was prepared, by the operator's name; interpreted: likewise. replays: of recordings. merged: of each
-    recording how many steps it had, and how many were left when some shared launches. early: work of a stream beside
-    the current one is done as early as it may be. place: on its machine. conditions: that replays have looked at;
-    iterations: of loops, that they have run.
+    launched, interpreted: names of the prepared operators. replays: number of replays of recordings. merged: for each
+    recording, the number of steps before and after merging launches. early: side streams do their work as early as
+    possible. place: PCI address. conditions: number of conditions that replays have tested. iterations: number of loop
+    iterations in replays.
     """
 
     has_conditions = True
@@ -233,7 +233,7 @@ class Card:
 
     @property
     def xp(self) -> CardNamespace:
-        """Who asks for it computes at once."""
+        """Return the array module. Its functions compute immediately, so earlier work of the stream runs first."""
         if getattr(self._thread, "stream", None) is not None:
             self.current.finish()
         return self.arrays
@@ -268,7 +268,7 @@ class Card:
         return sum(memory.nbytes for memory in self._late)
 
     def done(self, stream: Stream) -> bool:
-        """A loop of a replay goes on by one iteration: who asks may have it end."""
+        """Return whether the stream is finished. Each call lets a loop in a replay run one more iteration."""
         self._thread.asks = True
         try:
             return stream.advance()
@@ -299,7 +299,7 @@ class Card:
         return replay
 
     def _queue(self, steps: Sequence[Recorded]) -> None:
-        """What is recorded of steps that are expanded."""
+        """Record the work of steps."""
         for step in steps:
             if isinstance(step, BoundStep):
                 step.run()

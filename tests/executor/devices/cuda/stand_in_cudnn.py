@@ -214,7 +214,7 @@ class Graph:
 
 
 class Handle:
-    """Of the thread that made it. alive: those that nobody has destroyed."""
+    """A handle, used only in the thread that made it. alive: handles that are not destroyed."""
 
     alive: set[Handle] = set()
 
@@ -228,7 +228,7 @@ class Handle:
 
 
 def module() -> Any:
-    """What `import cudnn` gives."""
+    """Return the fake module that `import cudnn` gives."""
     Graph.alternatives, Graph.least_workspace = 1, 0
     Graph.made = []
     Handle.alive.clear()

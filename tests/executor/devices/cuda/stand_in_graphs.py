@@ -12,12 +12,12 @@ import numpy as np
 
 from graphkit.executor.devices.bound_steps import BoundStep
 
-# What a card captures from the beginning.
+# Number of the current stream, which is captured.
 STREAM = 1 << 20
 
 
 class Capture(NamedTuple):
-    """What a stream captures: a graph, by its number, and the nodes that the next one depends on."""
+    """The capture of a stream: the number of the graph, and the nodes that the next node depends on."""
 
     graph: int
     nodes: list[int]
@@ -44,7 +44,7 @@ class Runtime:
         if name == "cudaGraphAddNode_v2":
             if self._edges:
                 raise AttributeError(name)
-            return None  # nobody calls it
+            return None  # it is not called
         return getattr(self._bindings, name)
 
     def _new(self) -> int:

@@ -65,7 +65,7 @@ STREAM = 77
 
 
 class cuBLASLtError(Exception):  # noqa: N801
-    """What the functions raise."""
+    """The error that the functions raise."""
 
     def __init__(self, status: int):
         super().__init__(f"status {status}")
@@ -168,7 +168,7 @@ class CublasLt:
         ctypes.memmove(count, np.array([self.alternatives], np.int32).ctypes.data, 4)
 
     def _check_bytes(self, description: int, a: int, b: int, c: int, d: int) -> None:
-        """What is documented of factors of 8 bits, on cards of 8.9 and 9.0, with a result of bfloat16."""
+        """Check the documented rules for 8-bit factors with a bfloat16 result, on compute capability 8.9 and 9.0."""
         facts = self.alive[description]
         scales = [flag in facts for flag in (MatmulDescAttribute.A_SCALE_POINTER, MatmulDescAttribute.B_SCALE_POINTER)]
         left, right, added, made = (self.alive[layout] for layout in (a, b, c, d))

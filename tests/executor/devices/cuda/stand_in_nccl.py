@@ -1,7 +1,7 @@
-"""A stand-in for CuPy's module of NCCL: processes that share a folder exchange what lies in the stand-in's arrays.
+"""A fake of CuPy's NCCL module: processes exchange the arrays of fake GPUs through a folder.
 
-As on cards, work is on streams, and a process that does not come is waited for without end. What each of them gives is
-compared: all launch the same in the same order, in graphs that were recorded together or in none.
+As on GPUs, collectives run on streams, and wait forever for a process that does not take part. The fake checks that all
+processes launch the same collectives in the same order, either all in graphs that were recorded together, or none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NcclError(RuntimeError):
 
 
 class Call(NamedTuple):
-    """What all processes call alike, and where this one's elements are."""
+    """A collective: parameters that must be equal in all processes, and the address of this process's elements."""
 
     kind: str
     count: int
@@ -132,7 +132,7 @@ class Communicator:
 
 
 class Exchanged:
-    """Work of a stream: calls of a group, of which each process writes what it gives to a file of its own."""
+    """Work of a stream: the calls of a group. Each process writes its elements to its own file."""
 
     def __init__(self, communicator: Communicator, calls: Sequence[Call], capture: int):
         self._communicator, self._calls, self._capture = communicator, calls, capture

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple, TypeAlias
 Work: TypeAlias = Callable[[], Any]
 PENDING = object()
 
-# Work of a stream is done by whoever waits for it, in any thread, and may wait for work of others.
+# The thread that waits for a stream does the stream's work. This work may wait for other streams.
 _TAKING_TURNS = threading.RLock()
 
 
 class Recording:
-    """What is recorded: of each stream that takes part, its work and the points that it follows, in their order.
+    """A recording: for each stream, its work and the points that it waits for, in order.
 
-    joined: how much of each the first one follows. inner: it is what a condition chooses or repeats, where no other
-    stream takes part, and nothing is copied from the host or to it.
+    joined: how much work of each stream the first stream has waited for. inner: the recording is a branch or the body
+    of a loop. It then has only one stream, and no copies from or to the host.
     """
 
     def __init__(self, first: Stream, *, inner: bool = False):
@@ -28,7 +28,7 @@ class Recording:
 
 
 class Point(NamedTuple):
-    """Behind so much work of a stream, or of what is recorded of it."""
+    """A position in the work of a stream, or in its recording."""
 
     stream: Stream
     position: int
@@ -113,7 +113,7 @@ def inside(queue: Callable[[Stream], None]) -> list[Work]:
 
 
 def recorded(stream: Stream, queue: Callable[[], None]) -> Callable[[], Work]:
-    """What makes the work that is all that `queue` queues, once."""
+    """Record the work that `queue` queues. Return a function that makes a replay of it."""
     recording = stream.recording = Recording(stream)
     try:
         queue()

@@ -41,7 +41,7 @@ def received(card: Card, array: np.ndarray) -> np.ndarray:
 def test_what_was_sent_is_read_once(card: Card) -> None:
     array = number(3)
     card.send_ahead(array)
-    array[:] = 4  # which nobody may: to see which of the two is read
+    array[:] = 4  # not allowed for users; shows which of the two is read
     assert (received(card, array) == 3).all()
     assert (received(card, array) == 4).all(), "sent anew"
 
@@ -65,7 +65,7 @@ def test_small_and_scattered_arrays_are_left(card: Card, array: np.ndarray) -> N
 
 
 def test_memory_is_used_again_when_it_was_read(card: Card) -> None:
-    """What a stream has not come to is not written over: here nobody waits for the runs until the end."""
+    """Memory is only reused after the stream has read it. The test waits for the runs only at the end."""
     streams, targets = [], []
     for turn in range(6):
         array = number(turn)

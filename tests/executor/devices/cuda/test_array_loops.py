@@ -195,7 +195,7 @@ def test_iterations_are_counted(card: Card) -> None:
 @together()
 @pytest.mark.parametrize("width", [4, 3])
 def test_what_a_run_tells_the_length_of_grows(width: int, card: Card) -> None:
-    """Stacked rows, of which some are states, and one that is as large as any kernel wants it or is not."""
+    """Stack rows, some of which are states. Their size is a multiple of what kernels need, or not."""
     count, keep = Value(TensorType("int64", ()), "i"), Value(TensorType("bool", ()), "keep")
     s, limit = Value(TensorType("float32", (width,)), "s"), Value(TensorType("int64", ()), "limit")
     new = F.mul(s, F.constant(value=np.full(width, 0.5, np.float32)))

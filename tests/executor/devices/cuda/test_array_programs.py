@@ -54,7 +54,7 @@ def launches(graph: Graph) -> bool:
 @pytest.mark.parametrize("sample", CASES, ids=lambda s: f"{s[0].name}-{s[1]}-{s[2]}")
 @pytest.mark.long
 def test_every_operator(sample: tuple[type[Op], int, DType], card: Card) -> None:
-    """What the reference computes; a type that the device has no arrays of is an error that says so."""
+    """The results are those of the reference. If the device does not support a type, the error says so."""
     case = make_case(*sample)
     graph = case.graph()
     # A node of constants alone is folded before the device is asked, unless it has a body; maps are not the device's.

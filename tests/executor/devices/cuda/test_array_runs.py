@@ -1,5 +1,6 @@
-"""What a run on a card does beside its steps: states that stay there, recordings, faults; on a stand-in that does its
-work as late as it may, so that what nobody waits for is not there.
+"""Runs on a GPU: states that stay in GPU memory, recordings, and faults.
+
+The fake GPU does its work as late as possible, so a missing wait shows as a wrong result.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def brought_by(card: Card, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_step_brings_its_loss_alone(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever measures the outputs gets them."""
+    """If a metric reads the outputs, they are copied to the host."""
     brought = brought_by(card, monkeypatch)
     run, scores = trainer("cuda"), 4 * 3 * len(X)
     for _ in range(3):
@@ -186,7 +187,7 @@ def test_an_output_that_is_a_state_s_old_value(card: Card) -> None:
 
 
 def test_a_step_of_a_network_with_maps(card: Card) -> None:
-    """They are made of an output that nobody reads."""
+    """Maps are made from an output that nothing else reads."""
     losses = {}
     for device in ("cpu", "cuda"):
         y = gk.nn.linear(gk.input("x", ["N", 12]), 3, name="two")
@@ -382,7 +383,7 @@ def test_a_fault_names_its_node_and_the_next_run_is_well(card: Card) -> None:
 
 @stand_in_alone
 def test_the_stand_in_works_late(card: Card) -> None:
-    """What is read without a wait is not there yet: tests on it would fail."""
+    """Results are wrong if they are read without waiting, so tests with a missing wait fail."""
     stream, other = card.stream(), card.stream()
     with card.on(stream):
         sent = card.copy_in(np.ones(3, np.float32))

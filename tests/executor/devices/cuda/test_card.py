@@ -36,7 +36,7 @@ from graphkit.ops.xp import SHARED
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """The device as if nobody had asked for it."""
+    """Clear the cache of devices."""
     cuda.card._device.cache_clear()
     yield
     cuda.card._device.cache_clear()
@@ -105,7 +105,7 @@ def test_devices_that_are_not_there(fresh: None, monkeypatch: pytest.MonkeyPatch
 @together()
 @pytest.mark.parametrize(("status", "done"), [(0, True), (600, False), (700, None)])
 def test_work_that_a_card_has_given_up_does_not_go_on(status: int, done: bool | None) -> None:
-    """None: it is an error. Who waits would wait for ever."""
+    """None: an error is raised. Otherwise a caller would wait forever."""
 
     def check_status(status: int) -> None:
         if status:

@@ -26,7 +26,7 @@ def kernel_of(node: Node) -> CardKernel:
 
 
 def run(emulator: Emulator, node: Node, arrays: list[Any]) -> np.ndarray:
-    """The result, in the middle of elements that nobody may write, whichever thread comes first."""
+    """Run with both orders of threads; return the result. Elements around it must not be written."""
     y, found = node.output, []
     for order in (0, 1):
         around = np.full(y.tensor.nbytes + 128, 0x5A, np.uint8)

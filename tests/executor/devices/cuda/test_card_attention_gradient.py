@@ -189,8 +189,10 @@ def test_masks(kind: str, emulator: Emulator) -> None:
 @together()
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_queries_that_see_nothing(kind: str, emulator: Emulator) -> None:
-    """With a finite number in the place of each score all keys weigh the same, however far from 0 it is; with minus
-    infinity the values' gradient is NaN, and others that differentiation makes 0 are that.
+    """Queries without a visible key: all scores are the same number.
+
+    If it is finite, all keys have the same weight, however large the number is. If it is minus infinity, the gradient
+    of the values is NaN, and gradients that are 0 by the formula are 0.
     """
     arrays = drawn((1, 1, 18, 20, 8, 8), kind)
     seen = np.random.default_rng(0).random((18, 20)) < 0.7

@@ -127,7 +127,7 @@ def test_a_residual_is_taken_in_with_channels_last(
 
 
 def test_a_residual_that_the_library_does_not_take_in(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is added behind it, and nobody is told."""
+    """It is added by another kernel, without a warning."""
     op, arrays = last_with_residual(activation="Relu")
     kernel, before = kernel_of(op, *arrays, tf32=True), convolutions.planned
 
@@ -226,7 +226,7 @@ def test_a_gradient_wider_than_its_operands(dtype: str, emulator: Emulator) -> N
 
 
 def test_a_way_that_another_library_call_has_is_no_warning(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cards that do not write wider gradients widen the operands, and nobody is told."""
+    """If a GPU cannot write float32 gradients of float16 operands, the operands are converted, without a warning."""
     x, dy, w = ones(1, 2, 5, 5, dtype=np.float16), ones(1, 4, 3, 3, dtype=np.float16), ones(4, 2, 3, 3)
     kernel = kernel_of(ConvGradWeight(), x, dy, w)
     before = convolutions.planned

@@ -37,7 +37,7 @@ def float_bits(words: Any) -> np.ndarray:
 
 
 def numbers_near_ties(to: DType) -> np.ndarray:
-    """The numbers of a format, what lies halfway between them, and the floats beside each of both."""
+    """Return the numbers of a format, the midpoints between them, and the floats next to each of these."""
     numbers = np.arange(256, dtype=np.uint8).view(to.numpy).astype(np.float32)
     finite = np.sort(numbers[np.isfinite(numbers)])
     halfway = (finite[1:] + finite[:-1]) / 2

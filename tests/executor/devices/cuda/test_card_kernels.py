@@ -31,7 +31,7 @@ GUARD = 64
 
 
 def guarded(shape: tuple[int, ...], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """An array in the middle of bytes that nobody may write."""
+    """Return an array, and the bytes around it, which must not be written."""
     size = int(np.prod(shape)) * dtype.itemsize
     around = np.full(size + 2 * GUARD, 0x5A, np.uint8)
     return around, around[GUARD : GUARD + size].view(dtype).reshape(shape)

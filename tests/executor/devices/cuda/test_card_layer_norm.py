@@ -35,7 +35,7 @@ def test_layer_normalization(size: int, emulator: Emulator) -> None:
 @pytest.mark.parametrize("place", [0, 17, 1023])
 @pytest.mark.parametrize("size", [1024, 70000])
 def test_the_mean_of_a_row_with_infinity(place: int, size: int, emulator: Emulator) -> None:
-    """It is infinite wherever that lies, and the rows beside it are as they were."""
+    """The mean is infinite, at any position of the infinity, and the other rows are unchanged."""
     x = np.random.default_rng(0).standard_normal((3, size)).astype(np.float32)
     x[1, place], scale = -np.inf, np.ones(size, np.float32)
     node = node_of(registry.get("", "LayerNormalization")(), x, scale)

@@ -31,7 +31,7 @@ NEAR = {"f32": 1e-4, "tf32": 2e-3 if on_a_card.WANTED else 1e-4, "bf16": 3e-2, "
 
 
 def prepared(graph: Graph, precision: str) -> Graph:
-    """What a card runs, apart from what sizes tell."""
+    """Return the graph that a GPU runs, before shapes are known."""
     passes = pipeline.array_passes(partial(is_fusable, "cuda"), precision, partial(_stays_whole, "cuda"))
     return run_passes(graph, (*CLEANUP, *passes))
 
@@ -56,7 +56,7 @@ def of_batches(node: Node) -> bool:
 @pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("name", ["resnet", "mobilenetv2"])
 def test_images_are_transposed_at_the_border_alone(name: str, train: bool, precision: str) -> None:
-    """Once, where they are fed; of filters, those that are no single elements or have one channel."""
+    """The images are transposed once, at the input. 1x1 filters and filters with one channel are not transposed."""
     net = gk.models.build(name, **({"layers": 50, "classes": 1000} if name == "resnet" else {}))
     graph = prepared(trained(net) if train else net.graph, precision)
     names = Counter(node.op.name for node in graph.nodes)
@@ -85,7 +85,7 @@ def test_images_are_transposed_at_the_border_alone(name: str, train: bool, preci
 
 
 def test_where_the_layout_stays_as_it_is() -> None:
-    """What is multiplied with all bits; half floats have tensor cores whatever the precision is."""
+    """Convolutions without tensor cores keep their layout. float16 and bfloat16 use them with any precision."""
     for kind, precision, name in (
         ("float32", "f32", "Conv"), ("float64", "tf32", "Conv"), ("float16", "f32", "ChannelsLastConv"),
         ("bfloat16", "f32", "ChannelsLastConv"), ("float32", "tf32", "ChannelsLastConv"),

@@ -63,7 +63,7 @@ def test_transpose(dtype: str, shape: Any, perm: Any, unit: str, emulator: Emula
 @together()
 @pytest.mark.parametrize("seed", range(12))
 def test_random_transposes(seed: int, emulator: Emulator) -> None:
-    """Also of axes that are larger than a tile, which go by way of a block's memory."""
+    """Includes axes that are larger than a tile, which go through shared memory."""
     draw = random.Random(seed)
     shape = tuple(draw.choice((1, 3, 8, 33, 70)) for _ in range(draw.randrange(2, 4)))
     dtype = draw.choice(("float32", "float16", "int8", "complex128"))

@@ -14,7 +14,7 @@ from together import together
 from graphkit.ops import registry
 from graphkit.ops.evaluate import run_node
 
-# Rows of few pixels and of many, one pixel, channels that are no multiple of a tile, slices.
+# Rows of few pixels and of many, one pixel, channels that are not a multiple of a tile, slices.
 IMAGES = [(3, 5, 7, 3), (2, 4, 9000), (300, 70), (9000, 3), (40, 6, 2), (17,)]
 
 
@@ -146,7 +146,7 @@ def test_what_is_no_number_passes_activations_with_channels_last(emulator: Emula
 
 
 def test_statistics_of_half_floats_are_floats(emulator: Emulator) -> None:
-    """A mean that is large beside the deviation, rounded to float16, would move all gradients."""
+    """A mean that is much larger than the deviation would change all gradients if it were rounded to float16."""
     rng = np.random.default_rng(0)
     x = (100 + rng.standard_normal((64, 50, 3))).astype(np.float16)
     dy, one = rng.standard_normal(x.shape).astype(np.float16), np.ones(3, np.float16)

@@ -1,4 +1,4 @@
-"""Pools of the card beyond the operators' samples: any windows, ties, NaN, results that nobody reads, large sizes."""
+"""Pooling kernels beyond the operators' samples: random windows, ties, NaN, unused results, large sizes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(emulator: Emulator, node: Node, arrays: list[Any], **context: Any) -> li
 
 
 def drawn(draw: random.Random) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Sizes of spatial axes, and a window of which some elements may be padding."""
+    """Draw the sizes of spatial axes, and a window that may include padding."""
     rank = draw.randrange(1, 4)
 
     def each(*options: int) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ def drawn(draw: random.Random) -> tuple[tuple[int, ...], dict[str, Any]]:
 
 
 def data(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """With ties, and some that are no numbers."""
+    """Return random elements with ties and some NaN."""
     rng = np.random.default_rng(seed)
     x = rng.integers(-3, 4, shape).astype(np.float32)
     x[rng.random(shape) < 0.05] = np.nan

@@ -1,6 +1,4 @@
-"""Processes that train together on stand-ins for cards: sums go from card to card, or by way of the host, and are those
-of processors.
-"""
+"""Data-parallel training on fake GPUs: all-reduces between GPUs or through host memory have the results of the CPU."""
 
 from __future__ import annotations
 
@@ -49,18 +47,18 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
     def run(folder: Path, *options: Options) -> subprocess.CompletedProcess[str]:
         given = [str(folder), str(kernels), *map(json.dumps, options)]
-        return subprocess.run([*command, *given], capture_output=True, text=True, timeout=240, check=False)
+        return subprocess.run([*command, *given], capture_output=True, text=True, timeout=300, check=False)
 
     return run
 
 
 def facts(done: subprocess.CompletedProcess[str]) -> Facts:
-    """What both ranks print of the first options, in their order."""
+    """Return the output of both ranks for the first options, by rank."""
     return all_facts(done)[0]
 
 
 def all_facts(done: subprocess.CompletedProcess[str]) -> list[Facts]:
-    """What both ranks print of each options, in their order."""
+    """Return the output of both ranks for each of the options, by rank."""
     assert done.returncode == 0, done.stderr[-3000:]
     lines = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda facts: facts["rank"])
     found = [[line for line in lines if line["job"] == number] for number in range(1 + max(f["job"] for f in lines))]
@@ -129,7 +127,7 @@ def test_a_processor_and_a_card(options: dict[str, Any], job: Job, tmp_path: Pat
 @pytest.mark.full
 @pytest.mark.parametrize("options", [{"shard_optimizer": True}, {"accumulate": 2}], ids=str)
 def test_scaled_losses(options: dict[str, Any], job: Job, tmp_path: Path) -> None:
-    """All skip the same steps, whoever's gradients were too large; the losses of whole updates are larger ones."""
+    """If the gradients of one rank are too large, all ranks skip the step. Losses are those of whole updates."""
     check_scaled(facts(job(tmp_path, {"precision": "f16", **options})), options)
 
 
@@ -150,7 +148,7 @@ def check_same_sums(ranks: Facts, staged: Facts) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("early", [False, True])
 def test_sums_beside_copies_to_the_host(early: bool, job: Job, tmp_path: Path) -> None:
-    """Both are beside the steps, each on a stream of its own, in the same recordings."""
+    """All-reduces and copies run concurrently to the steps, each on its own stream, in the same recordings."""
     found = {}
     for swaps in (False, True):
         own = tmp_path / str(swaps)
@@ -207,7 +205,7 @@ def check_captured(ranks: Facts, options: Options) -> None:
 def test_one_that_cannot_and_what_cards_do_not_sum(
     options: dict[str, Any], reason: str, job: Job, tmp_path: Path
 ) -> None:
-    """The plan says why; so does rank 0, of what nobody has chosen."""
+    """The plan contains the reason. Rank 0 also prints it, unless an option chose this way."""
     done = job(tmp_path, options)
     ranks = facts(done)
     assert [rank["groups"] for rank in ranks] == [0, 0]

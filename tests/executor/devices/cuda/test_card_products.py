@@ -219,7 +219,7 @@ def test_a_product_that_the_library_refuses(what: str, status: int, message: str
 
 @pytest.mark.parametrize("offset", [0, 64, 192])
 def test_working_memory_begins_where_the_library_wants_it(offset: int, bindings: CublasLt) -> None:
-    """Wherever that of the program does; the library writes all that it was told of, and nothing else."""
+    """The library's working memory is aligned, wherever the program's begins, and nothing else is written."""
     a, b = random(64, 512), random(512, 64)
     kernel = kernel_of(registry.get("", "MatMul")(), a, b)
     assert kernel is not None

@@ -30,7 +30,7 @@ def kernel_of(node: Node, *used: bool) -> CardKernel:
 
 
 def drawn(emulator: Emulator, node: Node, arrays: list[Any]) -> np.ndarray:
-    """The result, in the middle of elements that nobody may write."""
+    """Run the node; return the result. Elements around it must not be written."""
     y = node.output
     around = np.full(int(np.prod(y.tensor.static_shape)) + 32, 77, y.dtype.numpy)
     found = around[16:-16].reshape(y.tensor.static_shape)
@@ -41,7 +41,7 @@ def drawn(emulator: Emulator, node: Node, arrays: list[Any]) -> np.ndarray:
 
 
 def unknown(op: Op, *arrays: Any) -> Node:
-    """A node of operands whose elements nobody knows when its kernel is made."""
+    """Return a node whose operands' elements are unknown when its kernel is made."""
     kinds = [type_of_array(a) for a in arrays]
     return Node(op, [Value(TensorType(kind.dtype, kind.shape)) for kind in kinds])
 

@@ -1,6 +1,4 @@
-"""Recurrent layers on the card, where samples do not reach: sizes, operands, types, padding, what nobody reads, and
-networks.
-"""
+"""Recurrent layers on the GPU beyond the samples: sizes, operands, types, padding, unused results, and networks."""
 
 from __future__ import annotations
 
@@ -97,7 +95,7 @@ class Layer:
 
 
 def in_double(node: Node, arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """What the reference computes in float64."""
+    """Return the results of the reference in float64."""
     wide = [a if a is None or a.dtype == np.int32 else a.astype(np.float64) for a in arrays]
     return run_node(node_of(node.op, *wide), wide)
 
@@ -132,7 +130,7 @@ OF_DEFAULT_LANE = [OF_KIND[i] for i in (0, 3, 5, 6, 9, 10, 12, 15, 16, 19)]
 @together(full=lambda kind, options: (kind, options) not in OF_DEFAULT_LANE)
 @pytest.mark.parametrize(("kind", "options"), OF_KIND)
 def test_operands_and_directions(kind: str, options: dict[str, Any], emulator: Emulator) -> None:
-    """More threads than one block, and sizes that are no powers of two."""
+    """More threads than one block, and sizes that are not powers of two."""
     check(emulator, Layer(kind, (5, 7, 3, 29), **options), Layer(kind, (4, 3, 2, 5), (), **options))
 
 

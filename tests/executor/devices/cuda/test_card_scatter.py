@@ -31,7 +31,7 @@ def kernel_of(node: Node, deterministic: bool = False) -> CardKernel:
 
 
 def run(emulator: Emulator, node: Node, arrays: list[Any], deterministic: bool = False) -> np.ndarray:
-    """The result, in the middle of elements that nobody may write, whichever thread comes first."""
+    """Run with both orders of threads; return the result. Elements around it must not be written."""
     kernel, y = kernel_of(node, deterministic), node.output
     found = []
     for order in (0, 1):

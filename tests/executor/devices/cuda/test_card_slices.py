@@ -1,4 +1,4 @@
-"""What no sample has, compiled for cards: groups in slices, columns, indices of 64 bits; all in registers."""
+"""Compile kernels that no sample needs: groups in slices, columns, 64-bit indices. Their values are in registers."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_moves_of_half_floats(precision: str, card: Card, steps: list[Node], mon
 
 
 def test_no_examples_in_half_floats(card: Card) -> None:
-    """What reads and writes half floats has kernels for none of them, too: nothing else on a card knows bfloat16."""
+    """Kernels of bfloat16 also accept empty batches, because no interpreter on a GPU supports bfloat16."""
     net = gk.models.build("transformer_lm", **SIZES)
     tokens = np.arange(24).reshape(2, 12) % 11
     run = net.compile("cuda", precision="bf16").run

@@ -37,7 +37,7 @@ def floats(*shape: int) -> np.ndarray:
 
 
 def agree(there: Executor, here: Executor, *runs: dict[str, Any]) -> None:
-    """What the card computes is what the processor computes, however often it is replayed."""
+    """Compare the results of GPU and CPU, also after several replays."""
     for feeds in runs * 3:
         expected, found = here.run(feeds), there.run(feeds)
         assert list(found) == list(expected)
@@ -46,7 +46,7 @@ def agree(there: Executor, here: Executor, *runs: dict[str, Any]) -> None:
 
 
 def recorded(card: Card, net: gk.Model, *runs: dict[str, Any]) -> None:
-    """A network all of whose steps are one recording, in which the card looks at conditions, and nobody else does."""
+    """Check that all steps of a network are one recording, and that only the GPU tests the conditions."""
     there = net.compile("cuda")
     assert not there.plan.fallbacks
     agree(there, net.compile(threads=1), *runs)
@@ -283,7 +283,7 @@ def growing() -> gk.Model:
 
 
 def test_a_loop_without_end_meets_its_limit(card: Card) -> None:
-    """The error is the host's, whoever counts; as many iterations as are allowed are none too many."""
+    """The error is the same if the host or the GPU counts. Exactly the allowed number of iterations is no error."""
     exe = growing().compile("cuda", max_iterations=20)
     x = np.ones(3, np.float32)
     for _ in range(4):
@@ -499,7 +499,7 @@ def test_the_host_looks_beside_sums_of_cards(card: Card, monkeypatch: pytest.Mon
 
 
 def test_a_recording_that_a_card_refuses(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host looks instead, from then on, and somebody is told why."""
+    """From then on, the host tests the conditions. A warning gives the reason."""
     asked = []
 
     def refused(*given: Any) -> Any:

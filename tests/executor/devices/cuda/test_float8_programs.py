@@ -50,7 +50,7 @@ def test_inference(card: Card) -> None:
     x[3, 5], x[11, 60] = np.nan, np.inf
     after = exe.run({"x": x})["logits"]
     assert np.isnan(after[[3, 11]]).all()
-    # Elements that are not finite have no part in the scale; those beside them may have had the largest element.
+    # Elements that are not finite do not affect the scale. Their rows may have had the largest element.
     others = np.delete(np.arange(20), [3, 11])
     assert apart(after[others], before[others]) < NEAR
     assert exe.run({"x": x})["logits"].tobytes() == after.tobytes(), "the same bits every time"

@@ -240,7 +240,7 @@ def test_a_training_step_copies_each_value_once(cards: list[Card]) -> None:
     assert len(ways) == len(set(ways))
     sizes = [sum(o.bytes for o in step.outputs if o is not None) for step in plan.copies]
     assert sum(sum(card.crossed) for card in cards) == 3 * sum(sizes)
-    # The activation and its gradient there, and the same back; beside them numbers.
+    # The activation and its gradient, each copied to the other device and back. The other copies are scalars.
     assert sorted(size for size in sizes if size > 8) == [16 * 6 * 4, 16 * 6 * 4, 16 * 8 * 4, 16 * 8 * 4]
 
 

@@ -1,4 +1,4 @@
-"""What becomes of states that several devices hold, when a run on them fails, or is interrupted between its parts."""
+"""States on several devices after a run fails or is interrupted between its parts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def devices(request: pytest.FixtureRequest, cards: list[Card]) -> dict[str | Non
 
 
 def trainer(devices: dict[str | None, str]) -> gk.Trainer:
-    """Both groups look rows up in a table, of which there are five."""
+    """Both groups look up rows of a table with five rows."""
     with gk.attr_scope(ctx_group="first"):
         table = gk.parameter("table", (5, 4), init=gk.init.Normal())
         h = gk.nn.linear(gk.gather(table, gk.input("at", ["N"], "int64"), axis=0), 6, name="one")
@@ -294,7 +294,7 @@ def test_what_the_host_writes_is_seen_on_all_devices(devices: dict[str | None, s
 
 
 def test_samples_without_any(devices: dict[str | None, str]) -> None:
-    """The loss of an empty batch is no number, on several devices as on one."""
+    """The loss of an empty batch is NaN, on several devices as on one."""
     run, nothing = trainer(devices), np.zeros(0, np.int64)
     step(run)
     before = states(run)

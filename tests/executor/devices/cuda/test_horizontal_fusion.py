@@ -132,7 +132,7 @@ def results_of(case: CardCase) -> list[Any]:
 @together(full=lambda cls: cls not in IN_DEFAULT_LANE)
 @pytest.mark.parametrize("cls", OPERATORS)
 def test_samples_share_a_launch(cls: type[Op], processor: Emulator) -> None:
-    """Those of one source; one that has none beside itself is there twice."""
+    """Merge the launches of samples with the same source. A single sample is merged with itself."""
     samples = alone(cls)
     if not samples:
         pytest.skip("none of the samples is one launch")

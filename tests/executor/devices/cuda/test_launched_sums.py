@@ -1,4 +1,4 @@
-"""The sums of a program that a device launches itself: in which order, beside which stream, in which recordings."""
+"""All-reduces that a device launches itself: their order, their stream, and their recordings."""
 
 from __future__ import annotations
 

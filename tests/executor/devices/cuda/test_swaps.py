@@ -1,4 +1,4 @@
-"""What a forward pass saves waits in the host's memory, on a stand-in for the card that copies as late as it may."""
+"""Saved activations are swapped to host memory, on a fake GPU that copies as late as possible."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def marked(count: int = 9) -> gk.Model:
 def test_what_is_marked(card: Card) -> None:
     assert swapped_by(trainer()) == 0
     assert swapped_by(trainer(marked())) == 3
-    # What says that it does not want to does not.
+    # A layer with swap_memory=False is left out.
     assert swapped_by(trainer(marked(), swap_memory=True)) == swapped_by(trainer(swap_memory=True)) - 1
 
 
@@ -260,7 +260,7 @@ def test_memory_of_the_host_that_is_not_there(card: Card, monkeypatch: pytest.Mo
         run.step(X, LABELS)
 
 
-# --- beside others ----------------------------------------------------------------------------------
+# --- concurrent runs --------------------------------------------------------------------------------
 
 
 def test_each_instance_has_memory_of_its_own(card: Card) -> None:
@@ -368,7 +368,7 @@ def test_what_a_short_loop_saves(loop: str, card: Card, monkeypatch: pytest.Monk
 @together(full=lambda early: early)
 @pytest.mark.parametrize("early", [False, True])
 def test_branches_between_rows(early: bool, card: Card) -> None:
-    """What a condition chooses is part of the recording that has the copies, and copies nothing itself."""
+    """Branches are part of the recording that contains the copies, and contain no copies themselves."""
     card.early = early
     plain, swapped = trainer(looped("branches", False, 7)), trainer(looped("branches", True, 7))
     assert swapped.plan(SHAPES).host_bytes

@@ -42,7 +42,7 @@ def libraries(folder: Path) -> int:
 
 
 def items(test: object) -> list[object]:
-    """What each pytest item of a test gives its argument `members`."""
+    """Return the argument `members` of each pytest item of a test."""
     (mark,) = (mark for mark in test.pytestmark if mark.name == "parametrize")  # type: ignore[attr-defined]
     return [item.values[0] for item in mark.args[1]]
 

@@ -1,5 +1,6 @@
-"""What goes between host and card in a run: small inputs in one copy, small results with one wait; nobody's memory is
-written over while it is read.
+"""Transfers between host and GPU: small inputs in one copy, small results with one wait.
+
+Memory is not overwritten while it is read.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ namespace {
 //
 // With a past of P rows, [N, G, P, D] and [N, G, P, Dv], the keys and values are those of the past followed by k and v.
 // Both concatenations are further results. The mask covers all keys, and follows the past in the inputs. Unused results
-// may be absent; for keys and values, the constructor must be told so.
+// may be absent. If keys or values are absent, pass false for `keys_returned` or `values_returned`.
 //
 // With statistics, further results, [N, H, L], are the largest score of each row and its sum of exp(score - largest).
 class Attention : public Kernel {

@@ -1,4 +1,4 @@
-// What the attention kernels share: their options, and the layout of heads and rows in their operands.
+// Options of the attention kernels, and the layout of heads and rows in their operands.
 #pragma once
 
 #include <algorithm>

@@ -129,8 +129,8 @@ struct FewQueries {
         largest[r] = now;
     }
 
-    // y = y * correction + the weighted values at `rows`, for `Vectors` vectors from `column` on. With `begins`, there
-    // is no y yet: it is overwritten.
+    // y = y * correction + the weighted values at `rows`, for `Vectors` vectors from `column` on. With `begins`, y is
+    // not initialised: it is overwritten.
     template <int Vectors, typename Read, typename Write>
     void add_values(const float* rows, std::int64_t keys, bool begins, std::int64_t column, Read&& read,
                     Write&& write) {

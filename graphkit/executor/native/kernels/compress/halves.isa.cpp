@@ -114,7 +114,7 @@ GRAPHKIT_ISA_DEFINE(HalvesTable, halves_table) = {pack<Float16>, pack<BFloat16>,
 namespace graphkit {
 namespace {
 
-// The speed of both is limited by memory, and they run beside a backward pass: each uses one thread.
+// The speed of both is limited by memory, and they run while a backward pass runs: each uses one thread.
 class Halves : public Kernel {
   public:
     Halves(const std::string& name, std::int64_t count, const std::string& type)

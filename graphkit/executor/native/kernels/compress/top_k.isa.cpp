@@ -121,7 +121,7 @@ namespace graphkit {
 namespace {
 
 // places, values and the new residual, from gradient + residual: the `chosen` largest elements are sent. The residual
-// is changed in place. Uses one thread, beside a backward pass.
+// is changed in place. Uses one thread, because a backward pass runs at the same time.
 class TopKPack final : public Kernel {
   public:
     TopKPack(std::int64_t count, std::int64_t chosen)

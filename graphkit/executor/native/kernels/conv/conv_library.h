@@ -1,4 +1,4 @@
-// What convolutions through oneDNN share: checks of shapes, and the memory layouts of arrays and parts.
+// Checks of shapes, and memory layouts of arrays and parts, for all convolutions that run through oneDNN.
 //
 // All these kernels throw NativeError for shapes that do not match, and Unsupported for an empty kernel or channel
 // dimension.

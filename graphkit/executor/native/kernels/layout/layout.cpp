@@ -163,7 +163,7 @@ View space_to_depth(const Dims& x, std::int64_t b, bool depth_last) {
                    depth_last ? Dims{0, 3, 5, 1, 2, 4} : Dims{0, 1, 3, 5, 2, 4});
 }
 
-// What a slice takes along one axis. A bound without a value is an expression with symbolic sizes.
+// The range of a slice along one axis. A bound without a value is an expression with symbolic sizes.
 struct SlicedAxis {
     std::int64_t axis;  // counted from the front or, if negative, from the end
     std::optional<std::int64_t> start;

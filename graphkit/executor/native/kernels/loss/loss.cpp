@@ -20,8 +20,8 @@ namespace {
 
 enum class LossReduction : std::uint8_t { none, sum, mean };
 
-// What the losses and their gradient share: the shape of the scores, as [images, classes, inner], and how labels are
-// read.
+// The shape of the scores, as [images, classes, inner], and how labels are read. The losses and their gradients use
+// this.
 struct LabelGeometry {
     std::int64_t images = 1;
     std::int64_t classes = 1;

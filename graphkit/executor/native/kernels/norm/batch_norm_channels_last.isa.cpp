@@ -61,7 +61,7 @@ void normalise(const NormRows& block, const float* residual, float low, float hi
                         : normalise_rows<true>(block, residual, low, high, y);
 }
 
-// What a mask tests: nothing, the result recomputed from x, or y.
+// The values that a mask tests: none, the result recomputed from x, or y.
 enum class Look { nowhere, at_x, at_y };
 
 // Calls body(kAddend, kLook) as compile-time constants.

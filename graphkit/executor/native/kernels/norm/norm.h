@@ -52,7 +52,7 @@ class LayerNorm : public Kernel {
     std::int64_t size_ = 1;
     bool expand_scale_ = false;
     bool expand_bias_ = false;
-    bool discard_;  // y is no output: each row of it is written to working memory
+    bool discard_;  // y is not an output: each row of it is written to working memory
     std::vector<std::int64_t> scale_offsets_;
     std::vector<std::int64_t> bias_offsets_;
 };

@@ -8,8 +8,8 @@
 
 namespace graphkit {
 
-// Windows along one axis. Arrays are [outer, axis, inner, lanes]. Along the axis, x has `size` positions, of which the
-// first is position `origin` of the input, and y has `count`.
+// Windows along one axis. Arrays are [outer, axis, inner, lanes]. Along the axis, x has `size` positions, and y has
+// `count`. The first position of x is position `origin` of the input.
 struct LanesAxis {
     const float* x;
     float* y;

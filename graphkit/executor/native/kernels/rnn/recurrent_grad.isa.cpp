@@ -109,7 +109,7 @@ void product(const GradientProduct& b) {
 
 // --- one step ----------------------------------------------------------------------------------------
 
-// One vector of a sequence's units, of which the first `count` exist.
+// One vector of a sequence's units. Only the first `count` of them exist.
 struct Place {
     const CellGradient& b;
     std::int64_t r;

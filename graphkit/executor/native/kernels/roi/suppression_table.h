@@ -7,8 +7,8 @@
 
 namespace graphkit {
 
-// The boxes that are already selected, in rows y1, x1, y2, x2, area. Each row has `room` elements, of which `count` are
-// used. Further elements up to a whole vector can be read; their areas are NaN.
+// The boxes that are already selected, in rows y1, x1, y2, x2, area. Each row has `room` elements, and `count` of them
+// are used. Further elements up to a whole vector can be read; their areas are NaN.
 struct ChosenBoxes {
     float* rows;
     std::int64_t room;

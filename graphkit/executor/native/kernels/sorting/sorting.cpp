@@ -339,8 +339,8 @@ std::size_t TopK::scratch_bytes() const {
            aligned(static_cast<std::size_t>(capacity()) * sizeof(Candidate<std::uint64_t>));
 }
 
-// Reads a row and keeps the k best elements in order. Returns where it stopped: at the end of the row, or earlier if
-// there were so many insertions that `collect` is faster.
+// Reads a row and keeps the k best elements in order. Returns where it stopped: at the end of the row, or earlier, once
+// the number of insertions makes `collect` faster.
 template <typename T>
 std::int64_t TopK::insert(const T* from, Candidate<Key<T>>* candidates) const {
     using K = Key<T>;
