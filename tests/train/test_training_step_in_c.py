@@ -57,8 +57,8 @@ def test_losses_have_the_bits_of_python(tmp_path):
     subprocess.run([sys.executable, EXAMPLE / "prepare.py"], cwd=tmp_path, check=True, timeout=120)
     write_c_runtime(tmp_path / "runtime")
     command = [
-        COMPILER, "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", EXAMPLE / "train_graphkit.c", "-I", "runtime/include",
-        "-L", "runtime/lib", "-lgraphkit", "-Wl,-rpath,$ORIGIN/runtime/lib", "-o", "train",
+        COMPILER, "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", EXAMPLE / "train_graphkit.c",
+        "-I", "runtime/include", "-L", "runtime/lib", "-lgraphkit", "-Wl,-rpath,$ORIGIN/runtime/lib", "-o", "train",
     ]  # fmt: skip
     subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
     arguments = ["./train", "step.gkp", "step_init.gkp", "images.bin", "labels.bin"]

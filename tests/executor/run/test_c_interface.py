@@ -17,7 +17,6 @@ from saved_programs import branch_model, model_of, trees_model
 import graphkit as gk
 from graphkit import cli
 from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UnsupportedError, UsageError
-from graphkit.executor.devices.cpu import native
 from graphkit.executor.run import c_runtime
 from graphkit.executor.run.c_runtime import CSession, library_path
 from graphkit.executor.run.saved_program import save_program
