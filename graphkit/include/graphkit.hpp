@@ -88,10 +88,9 @@ class Array {
 /* A saved program. */
 class Program {
    public:
-    /* threads: most threads of a run; 0: as many as when the program was written, at most one for each core. */
-    explicit Program(const std::string& path, int threads = 0) {
-        gk_options options{};
-        options.threads = threads;
+    /* The arguments after the path are the fields of gk_options. */
+    explicit Program(const std::string& path, int threads = 0, std::int64_t max_iterations = 0, double timeout = 0) {
+        const gk_options options{threads, max_iterations, timeout};
         gk_session* opened = nullptr;
         check(gk_open(path.c_str(), &options, &opened));
         session_.reset(opened);

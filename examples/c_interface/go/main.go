@@ -58,7 +58,7 @@ func print[T any](out *bufio.Writer, elements []T) {
 func run(path string, files []string) error {
 	out := bufio.NewWriter(os.Stdout)
 	defer out.Flush()
-	program, err := graphkit.Open(path, 0)
+	program, err := graphkit.Open(path, graphkit.Options{})
 	if err != nil {
 		return err
 	}

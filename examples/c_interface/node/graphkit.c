@@ -1,7 +1,7 @@
 /* graphkit.h for Node, through Node-API:
  *
  *     const {Program} = require('./graphkit.node');
- *     const program = new Program('net.gkp', 2); // the path, and optionally the largest number of threads of a run
+ *     const program = new Program('net.gkp', {threads: 2, maxIterations: 1000, timeout: 1.5}); // fields of gk_options
  *     program.inputs; // [{name: 'x', type: 'float32', shape: [1, 64], length: 64}], also program.outputs
  *     const outputs = await program.run([new Float32Array(64)]);
  *
@@ -98,7 +98,28 @@ static void set_ports(napi_env env, napi_value program, const gk_session* sessio
     set(env, program, "outputs", outputs);
 }
 
-/* new Program(path, threads) */
+/* Reads a number that is a property of `object`; 0 if it is not there. Returns whether it is a number. */
+static bool number_of(napi_env env, napi_value object, const char* key, double* number) {
+    napi_valuetype type;
+    napi_value value;
+    *number = 0;
+    return napi_get_named_property(env, object, key, &value) == napi_ok && napi_typeof(env, value, &type) == napi_ok &&
+           (type == napi_undefined || napi_get_value_double(env, value, number) == napi_ok);
+}
+
+static bool read_options(napi_env env, napi_value object, gk_options* options) {
+    double threads, iterations;
+    if (!number_of(env, object, "threads", &threads) || !number_of(env, object, "maxIterations", &iterations) ||
+        !number_of(env, object, "timeout", &options->timeout) || !(threads >= 0 && threads < 1e6) ||
+        !(iterations >= 0 && iterations < 9e15)) {
+        return false;
+    }
+    options->threads = (int32_t)threads;
+    options->max_iterations = (int64_t)iterations;
+    return true;
+}
+
+/* new Program(path, options) */
 static napi_value construct(napi_env env, napi_callback_info info) {
     size_t count = 2, length;
     napi_value arguments[2], self, target = NULL;
@@ -114,8 +135,8 @@ static napi_value construct(napi_env env, napi_callback_info info) {
     }
     napi_valuetype type = napi_undefined;
     napi_typeof(env, arguments[1], &type);
-    if (type != napi_undefined && napi_get_value_int32(env, arguments[1], &options.threads) != napi_ok) {
-        return failed(env, GK_ERROR_ARGUMENT, "the number of threads must be a number");
+    if (type != napi_undefined && (type != napi_object || !read_options(env, arguments[1], &options))) {
+        return failed(env, GK_ERROR_ARGUMENT, "options must be {threads, maxIterations, timeout}, with numbers from 0 on");
     }
     char* path = malloc(length + 1);
     if (path == NULL) {

@@ -9,8 +9,7 @@ package graphkit
 
 // A goroutine may move to another thread between two calls, and each thread has its own error text. So each of these
 // functions calls graphkit and copies the text, which the caller frees.
-static gk_status opened(const char* path, int32_t threads, gk_session** session, char** text) {
-    const gk_options options = {.threads = threads};
+static gk_status opened(const char* path, gk_options options, gk_session** session, char** text) {
     const gk_status status = gk_open(path, &options, session);
     *text = status == GK_OK ? NULL : strdup(gk_error());
     return status;
@@ -30,6 +29,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"time"
 	"unsafe"
 )
 
@@ -60,14 +60,25 @@ type Program struct {
 	session *C.gk_session
 }
 
-// Open opens a program. threads is the largest number of threads of a run; 0 means that of the export, and at most one
-// for each core.
-func Open(path string, threads int) (*Program, error) {
+// Options limits runs. Zero means no limit.
+type Options struct {
+	Threads       int   // of a run; 0: those of the export, at most one for each core
+	MaxIterations int64 // of one loop
+	Timeout       time.Duration
+}
+
+// Open opens a program.
+func Open(path string, options Options) (*Program, error) {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
 	var session *C.gk_session
 	var text *C.char
-	if status := C.opened(name, C.int32_t(threads), &session, &text); status != C.GK_OK {
+	limits := C.gk_options{
+		threads:        C.int32_t(options.Threads),
+		max_iterations: C.int64_t(options.MaxIterations),
+		timeout:        C.double(options.Timeout.Seconds()),
+	}
+	if status := C.opened(name, limits, &session, &text); status != C.GK_OK {
 		return nil, failed(status, text)
 	}
 	p := &Program{session: session}

@@ -6,20 +6,13 @@ use std::path::Path;
 use std::ptr::NonNull;
 
 mod c {
-    use super::{c_char, c_uint, c_void};
+    use super::{c_char, c_uint, c_void, Options};
 
     pub const ABI_VERSION: u32 = 1;
 
     #[repr(C)]
     pub struct Session {
         _private: [u8; 0],
-    }
-
-    #[repr(C)]
-    pub struct Options {
-        pub threads: i32,
-        pub max_iterations: i64,
-        pub timeout: f64,
     }
 
     extern "C" {
@@ -52,6 +45,18 @@ mod c {
     }
 }
 
+/// Limits of a run. 0 means no limit, and for threads those of the export, at most one for each core.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// Most threads of a run.
+    pub threads: i32,
+    /// Most iterations of one loop.
+    pub max_iterations: i64,
+    /// Most seconds of a run.
+    pub timeout: f64,
+}
+
 /// What went wrong. The texts are those of `gk_error`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
@@ -64,6 +69,7 @@ pub enum Error {
     Run(String),
     Internal(String),
     Library(String),
+    Limit(String),
 }
 
 impl Error {
@@ -80,6 +86,7 @@ impl Error {
             6 => Error::Memory(text),
             7 => Error::Run(text),
             9 => Error::Library(text),
+            10 => Error::Limit(text),
             _ => Error::Internal(text),
         }
     }
@@ -96,7 +103,8 @@ impl fmt::Display for Error {
             | Error::Memory(text)
             | Error::Run(text)
             | Error::Internal(text)
-            | Error::Library(text) => f.write_str(text),
+            | Error::Library(text)
+            | Error::Limit(text) => f.write_str(text),
         }
     }
 }
@@ -212,15 +220,14 @@ unsafe impl Send for Program {}
 unsafe impl Sync for Program {}
 
 impl Program {
-    /// Opens a program. `threads`: most threads of a run; 0: those of the export, at most one for each core.
-    pub fn open(path: impl AsRef<Path>, threads: i32) -> Result<Program, Error> {
+    /// Opens a program.
+    pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Program, Error> {
         let path = path.as_ref().as_os_str().as_encoded_bytes();
         let path = CString::new(path).map_err(|_| Error::Argument("the path contains a zero byte".into()))?;
-        let options = c::Options { threads, max_iterations: 0, timeout: 0.0 };
         let mut session = std::ptr::null_mut();
         // SAFETY: all pointers are valid during the call.
         let status = unsafe {
-            c::gk_open_checked(path.as_ptr(), &options, &mut session, c::ABI_VERSION, std::mem::size_of::<c::Options>())
+            c::gk_open_checked(path.as_ptr(), &options, &mut session, c::ABI_VERSION, std::mem::size_of::<Options>())
         };
         let session = NonNull::new(session).ok_or_else(|| Error::of(status))?;
         let mut program = Program { session, inputs: Vec::new(), outputs: Vec::new() };

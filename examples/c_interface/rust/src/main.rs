@@ -4,7 +4,7 @@
 
 mod graphkit;
 
-use graphkit::{Port, Program, Tensor, Type};
+use graphkit::{Options, Port, Program, Tensor, Type};
 use std::error::Error;
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
@@ -28,7 +28,7 @@ fn generated(port: &Port) -> Result<Tensor, Box<dyn Error>> {
 
 fn run(path: &str, files: &[String]) -> Result<(), Box<dyn Error>> {
     let mut out = BufWriter::new(io::stdout().lock());
-    let program = Program::open(path, 0)?;
+    let program = Program::open(path, Options::default())?;
     let count = program.inputs().len();
     if !files.is_empty() && files.len() != count {
         return Err(format!("the program has {count} inputs, but {} files were given", files.len()).into());
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn eight_threads_share_a_program() {
         let path = std::env::var("GRAPHKIT_PROGRAM").expect("set GRAPHKIT_PROGRAM to a program");
-        let program = Program::open(path, 1).unwrap();
+        let program = Program::open(path, Options { threads: 1, ..Options::default() }).unwrap();
         let inputs: Vec<Tensor> = program.inputs().iter().map(|port| generated(port).unwrap()).collect();
         let expected = program.run(&inputs).unwrap();
         std::thread::scope(|scope| {
@@ -85,7 +85,8 @@ mod tests {
 
     #[test]
     fn errors_have_their_kind() {
-        assert!(matches!(Program::open("missing.gkp", 0), Err(graphkit::Error::File(_))));
-        assert!(matches!(Program::open("missing.gkp", -1), Err(graphkit::Error::Argument(_))));
+        let options = Options { threads: -1, ..Options::default() };
+        assert!(matches!(Program::open("missing.gkp", Options::default()), Err(graphkit::Error::File(_))));
+        assert!(matches!(Program::open("missing.gkp", options), Err(graphkit::Error::Argument(_))));
     }
 }
