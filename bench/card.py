@@ -141,7 +141,7 @@ def seconds_of(card: Any, stream: Any, call: Callable[[], None], seconds: float)
 
 
 def measure(card: Any, elements: int, seconds: float) -> list[dict[str, Any]]:
-    """Of each kernel: bytes, seconds, and its rate as a share of the copy's, the median of several turns."""
+    """Measure each kernel: bytes, seconds, and its rate as a share of the copy's; medians of several turns."""
     found, rng = [], np.random.default_rng(0)
     stream = card.stream()
     with card.on(stream):
@@ -162,7 +162,7 @@ def measure(card: Any, elements: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def measure_products(card: Any, size: int, seconds: float) -> list[dict[str, Any]]:
-    """Of each kind of product: floating-point operations, seconds, and its rate as a share of what CuPy's tells."""
+    """Measure each kind of product: operations, seconds, and its rate as a share of what CuPy's rate implies."""
     found, rng = [], np.random.default_rng(0)
     stream = card.stream()
     with card.on(stream):

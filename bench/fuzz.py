@@ -39,7 +39,7 @@ from fuzz_ways import WAYS
 from graphkit import errors
 from graphkit.checks.footprint import peak_bytes
 
-# Of the process that trials are in, bytes.
+# Memory of the process that runs trials, in bytes: its limit, and the size at which it is replaced.
 PROCESS_MEMORY = 3 << 30
 RECYCLED_AT = 3 << 29
 

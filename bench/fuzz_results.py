@@ -81,7 +81,7 @@ def _spoil(array: np.ndarray, rng: random.Random) -> None:
 
 
 class _Watch:
-    """Of an evaluation: what subclasses hear is what ran."""
+    """Observes an evaluation. Subclasses are notified of what runs."""
 
     def enters(self, graph: Graph) -> None: ...
 

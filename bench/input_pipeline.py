@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batches", type=int, default=40)
     parser.add_argument("--threads", type=int, default=num_threads())
-    parser.add_argument("--workers", type=int, help="measure so many worker processes instead")
+    parser.add_argument("--workers", type=int, help="measure this number of worker processes instead")
     options = parser.parse_args()
     if options.workers:
         by_workers(options)

@@ -70,7 +70,7 @@ def measure(task: Mapping[str, Any], rounds: int, beside: int) -> dict[str, list
 
 
 def quotients(processes: Sequence[Mapping[str, list[list[float]]]], engine: str) -> Groups:
-    """Of an engine's medians over those of graphkit's integers, by process and turn."""
+    """Return the ratios of an engine's medians to those of graphkit's integers, by process and turn."""
     return [[float(np.median(a) / np.median(b)) for a, b in zip(p[engine], p[OURS], strict=True)] for p in processes]
 
 

@@ -81,10 +81,11 @@ class Cluster:
     call: float = 0.0
 
     def sum_seconds(self, topology: str, p: int, n: float) -> float:
-        """Of an array of n bytes in each of p ranks; 0 for one rank. Raises KeyError for another topology.
+        """Return the seconds of an all-reduce of n bytes over p ranks; 0 for one rank.
 
-        `ring`, `doubling` and `halving` know nothing of hosts; `tree` and `two-level` (a reduce-scatter in the host,
-        a ring of hosts for each part, an allgather in the host) do.
+        `ring`, `doubling` and `halving` ignore hosts; `tree` and `two-level` use them. `two-level` is a reduce-scatter
+        in each host, a ring of hosts for each part, and an allgather in each host. Raises KeyError for another
+        topology.
         """
         if topology not in TOPOLOGIES:
             raise KeyError(f"no topology {topology!r}: {', '.join(TOPOLOGIES)}")
@@ -165,7 +166,7 @@ def buckets(gradients: Sequence[Gradient], limit: float) -> list[Bucket]:
 
 
 def delays(ranks: int, cv: float, steps: int, seed: int) -> np.ndarray:
-    """Of each step the slowest rank's time of computing, over the mean: [steps], lognormal with that deviation."""
+    """Return, for each step, the computing time of the slowest rank over the mean: [steps], lognormal."""
     sigma = math.sqrt(math.log1p(cv * cv))
     draws = np.random.default_rng(seed).lognormal(-sigma * sigma / 2, sigma, (steps, ranks))
     return np.asarray(draws.max(axis=1))
@@ -174,10 +175,10 @@ def delays(ranks: int, cv: float, steps: int, seed: int) -> np.ndarray:
 def step_seconds(
     program: Program, cost: Callable[[float], float], slowest: np.ndarray, limit: float = 0.0, overlap: bool = True
 ) -> np.ndarray:
-    """The time of each step, [steps].
+    """Return the time of each step, [steps].
 
-    cost: seconds of a sum, by bytes. slowest: as of `delays`. limit: bytes of a bucket; 0 sums each gradient by
-    itself. Without overlap, sums begin after backward.
+    cost: seconds of an all-reduce, by bytes. slowest: result of `delays`. limit: bytes of a bucket; with 0, each
+    gradient has its own bucket. Without overlap, all-reduces begin after the backward pass.
     """
     computed = program.compute * slowest
     done = np.zeros_like(slowest)

@@ -15,7 +15,7 @@ LOSS, GRADIENTS, STATISTICS = 1e-5, 1e-4, 1e-4
 # A single tensor: with batch normalisation, an element at the kink of a rectifier may count in one engine and not in
 # the other, and moves the gradients of the layers before it.
 TENSOR, TENSOR_AT_KINKS = 1e-4, 1e-2
-# The peer that stands for the faster of the two of a row.
+# Name of the faster of the two peers of a row.
 FASTEST = "fastest"
 
 
@@ -65,7 +65,7 @@ def _mean_profile(profiles: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _largest(differences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of each kind the largest difference; not a number is larger than all."""
+    """Return the largest difference of each kind. NaN counts as the largest."""
     largest: dict[str, Any] = {}
     for key in ("loss", "gradients", "gradient", "statistics"):
         values = [d[key] for d in differences if d[key] is not None]

@@ -23,7 +23,7 @@ RECORD = "graphkit.record"
 
 @dataclass
 class Record:
-    """What is known about a request. deadline: monotonic seconds. fields: for its line in the log."""
+    """Facts about a request. deadline: monotonic seconds. fields: for its line in the log."""
 
     begun: float
     deadline: float

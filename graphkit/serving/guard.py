@@ -136,7 +136,7 @@ class Guard:
             self._log(scope, record)
 
     def malformed(self, client: str | None) -> None:
-        """Count and log a request that is no HTTP, and got status 400. client: its address."""
+        """Count and log a request that got status 400 because it is not HTTP. client: its address."""
         self.answered += 1
         self._metrics.responses.labels("400").inc()
         logger.info("malformed request", extra={"status": 400, "client": client})

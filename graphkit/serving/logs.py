@@ -57,7 +57,7 @@ class _Lines(logging.Handler):
         self._thread.start()
 
     def stop(self) -> None:
-        """Write what waits, for a few seconds at most: nobody may read the stream."""
+        """Write the waiting lines. Takes at most a few seconds, even if no process reads the stream."""
         self._stopping = True
         with contextlib.suppress(queue.Full):  # then the thread ends when the queue is empty
             self._records.put_nowait(None)

@@ -103,7 +103,7 @@ def assert_bits(found: np.ndarray, expected: np.ndarray) -> None:
 
 
 def every_kind_of_number(size: int) -> np.ndarray:
-    """Of all magnitudes, subnormal ones and those beyond the halves among them; some infinite or no numbers."""
+    """Return random numbers of all magnitudes, also subnormal or too large for float16, some infinite or NaN."""
     rng = np.random.default_rng(size)
     with np.errstate(all="ignore"):
         found = (rng.standard_normal(size) * 10.0 ** rng.uniform(-46, 39, size)).astype(np.float32)
@@ -387,7 +387,7 @@ def test_what_is_pushed_may_be_changed_at_once(on_ranks, hosts):
 
 
 def test_sums_over_hosts_in_the_order_of_the_ranks(on_ranks):
-    """Which addition of floats tells."""
+    """The sum of these floats depends on the order."""
     parts = [np.float32([1e8]), np.float32([-1e8]), np.float32([1]), np.float32([1])]
 
     def work(store, ordered):

@@ -344,7 +344,7 @@ def network(tmp_path):
 
 
 def arguments(network, out):
-    """Of a training of ten steps in two epochs and three more."""
+    """Return the arguments of a training of five epochs."""
     return [
         "train", str(network / "net.json"), "--data", str(network / "data.npz"), "--epochs", "5", "--batch-size", "8",
         "--threads", "1", "--kvstore", "dist_sync", "-o", str(out),

@@ -195,7 +195,7 @@ def test_recomputation_by_attributes(on_ranks):
 
 
 def test_what_is_kept_is_kept_once(on_ranks):
-    """Of the first stage: the result of each layer, which is sent as well, and not its views."""
+    """The first stage keeps the result of each layer once: not again for sending, and not its views."""
 
     def model():
         x = gk.input("x", ["N", 6])

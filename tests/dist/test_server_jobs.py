@@ -114,7 +114,7 @@ ELASTIC = """
         mine = kv.exchange(mine, 0.25)
     kv.barrier()
     for key in shapes:
-        # What the centre has gained, the workers have given.
+        # The sum over workers and centre stays the same.
         total = kv.pushpull(f"sum {key}", mine[key]) + kv.pull(key)
         assert abs(total - 64 * 3).max() < 1e-9, (key, total)
         assert 16 < kv.pull(key).min() < 128

@@ -114,7 +114,7 @@ def test_of_another_gradient() -> None:
     results = net.run(feeds)
     np.testing.assert_allclose(results["dx"], 2 * error @ w.T)
     np.testing.assert_allclose(results["dw"], 2 * x.T @ error)
-    # Of the sum of the elements of 2 x^T (x w - l).
+    # The gradient of the sum of the elements of 2 x^T (x w - l).
     np.testing.assert_allclose(results["d2w"], 2 * x.T @ (x @ np.ones((3, 2))))
     ones = np.ones((3, 2))
     np.testing.assert_allclose(results["d2x"], 2 * (error @ ones.T + x @ ones @ w.T))

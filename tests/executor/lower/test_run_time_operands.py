@@ -499,7 +499,7 @@ def test_reshape_of_a_run_time_size_to_a_known_shape() -> None:
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_products_of_run_time_sizes(swapped: bool) -> None:
-    """Of an unknown size that is also the other operand's, in batches or in what is summed over, that one is taken."""
+    """If one operand's batch or summed size is unknown, the size of the other operand is used."""
     x, w = value("x", 9, 7, 11), value("w", 3, 5, 8)
     batches, terms = value("batches", 9, dtype="bool"), value("terms", 11, dtype="bool")
     some = F.compress(F.compress(x, batches, axis=0), terms, axis=2)  # [?, 7, ?]

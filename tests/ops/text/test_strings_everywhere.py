@@ -269,7 +269,7 @@ NUMBERS = ["3.7", " 3 ", "INF", "-inf", "nan", "300", "-1", "1e-3", "+2", "0"]
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "int32", "int64", "uint8", "bool"])
 def test_from_strings(dtype: str) -> None:
-    # Of a number with an exponent, ONNX Runtime's integers read what stands before it.
+    # For integers, ONNX Runtime ignores the exponent of a number.
     words = [w for w in NUMBERS if dtype.startswith("float") or not set("en") & set(w.lower())]
     x = np.array([words], object)
     ours, theirs = cast(x, dtype)

@@ -153,6 +153,6 @@ def test_slices_of_one_element(first: int, moved: int) -> None:
 
 
 def test_gradient() -> None:
-    """Of the sum of rows that a sequence collects, by differences in float64."""
+    """Check the gradient of a sum of rows that a sequence collects, by differences in float64."""
     report = gk.check_gradient(gk.load(model(ROW)), feeds(), of="y", wrt=["x"])
     assert report.passed, str(report)

@@ -142,7 +142,7 @@ def test_large_integers_are_rounded_by_float32() -> None:
 
 
 def test_a_slice_with_one_step_other_than_one_stays() -> None:
-    """Of an axis of one element any step keeps the size, and of an empty one too; of others none but 1 does."""
+    """Any step keeps the size of an axis with at most one element. For longer axes, only a step of 1 does."""
     for steps in ((1, -1), (-1, 1), (-1, -1)):
         starts = ints(*(0 if step == 1 else -1 for step in steps))
         ends = ints(*(9 if step == 1 else -9 for step in steps))

@@ -155,7 +155,7 @@ def mapped(x: Value, i: Value, m: Value, p: Value) -> Any:
 
 
 def counted(x: Value, i: Value, m: Value, p: Value) -> Any:
-    """Of the list only its length is read."""
+    """Return the length of the list. Its elements are not read."""
 
     def body(_: Value, h: Value, q: Value) -> list[Any]:
         return [F.tanh(h), F.sequence_insert(q, F.sin(h))]

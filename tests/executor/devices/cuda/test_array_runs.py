@@ -229,7 +229,7 @@ def test_running_statistics_share_a_launch(card: Card) -> None:
     np.testing.assert_allclose(there, here, rtol=1e-4)
     for name, array in wanted.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
-    # Of the last recording all updates of parameters are one launch, and all statistics another.
+    # In the last recording, all updates of parameters share one launch, and all updates of statistics another.
     steps, launches = card.merged[-1]
     statistics = sum("running" in name for name in wanted)
     assert statistics == 6

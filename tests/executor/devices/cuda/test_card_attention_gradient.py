@@ -230,7 +230,7 @@ def test_scores_far_from_zero(emulator: Emulator) -> None:
     q, k = q.round(), k.round()
     q[..., 0] = k[..., 0] = 1000.0
     found, wanted = (make(FusedAttentionGrad(), [q, k, v, dy]) for make in (partial(computed, emulator), standard))
-    # Of the first column what is summed cancels.
+    # The sums of the first column cancel, so it is not compared.
     np.testing.assert_allclose(found[0][..., 1:], wanted[0][..., 1:], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found[1][..., 1:], wanted[1][..., 1:], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found[2], wanted[2], rtol=1e-5, atol=1e-6)

@@ -283,7 +283,7 @@ def growing() -> gk.Model:
 
 
 def test_a_loop_without_end_meets_its_limit(card: Card) -> None:
-    """The error is the same if the host or the GPU counts. Exactly the allowed number of iterations is no error."""
+    """The error is the same if the host or the GPU counts. Exactly the allowed number of iterations is accepted."""
     exe = growing().compile("cuda", max_iterations=20)
     x = np.ones(3, np.float32)
     for _ in range(4):
@@ -325,7 +325,7 @@ def test_a_loop_that_takes_too_long(card: Card) -> None:
 
 
 def test_an_interrupt_ends_a_loop(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a graph with a state, which stays what it was: before a step writes over it."""
+    """The state of the graph keeps its value: the interrupt comes before a step overwrites it."""
     a, n = Value(TensorType("float32", (4,)), "a", role="state"), Value(TensorType("int64", ()), "n")
     loop = loop_of(n, None, a)
     store = ParamStore({"a": a.tensor}, {"a": np.ones(4, np.float32)})

@@ -62,7 +62,7 @@ def test_weights_are_rounded_once(card: Card) -> None:
     exe = net.compile("cuda", precision="fp8")
     x = {"x": np.random.default_rng(0).standard_normal((4, 64), np.float32)}
     first = exe.run(x)["logits"]
-    # Of the fed array, and of what the first layer makes.
+    # One for the fed array, and one for the result of the first layer.
     assert card.launched.count("ScaledFloat8") == 2
     (name, *_) = net.params
     net.params[name] = net.params[name] * np.float32(0.5)

@@ -152,7 +152,7 @@ def test_small_values_stay(card: Card) -> None:
     shapes = {"x": (ROWS - 1, WIDTH), "target": (ROWS - 1,)}
     assert trainer(swap_memory=True).plan(shapes).host_bytes == 0
     looping = trainer(looped("scan", True, 8))
-    # Of a stack, a row may be smaller, but not by much.
+    # A row of a stack may be below the limit, but not by much.
     assert looping.plan(shapes).host_bytes > 0
     assert looping.plan({"x": (1, WIDTH), "target": (1,)}).host_bytes == 0
 
