@@ -86,7 +86,7 @@ def interpreted(error: UnsupportedError) -> set[str]:
 
 @pytest.mark.full
 def test_what_is_interpreted(monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
-    """Operators without a native kernel are interpreted; of those that have kernels, no others than the listed."""
+    """Operators without a native kernel are interpreted. Of the others, only listed cases are interpreted."""
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")
     native, found = 0, Counter[str]()
     for case in every_case():
@@ -121,7 +121,7 @@ def halved(graph: onnx.GraphProto) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("case", load_model_tests(kind="real"), ids=lambda c: f"{c.name}-float16")
 def test_networks_in_float16(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By native kernels alone, and no further from float32 than rounding takes it."""
+    """Only native kernels run, and the results differ from float32 only by rounding."""
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")
     model = model_of(case)
     (([x], expected),) = data_sets(case, model)

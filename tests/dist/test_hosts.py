@@ -1,4 +1,4 @@
-"""Several hosts, of processes that are taken to be apart: what crosses between them, and who is given up."""
+"""Several simulated hosts: the data that they exchange, and the detection of lost hosts."""
 
 from __future__ import annotations
 

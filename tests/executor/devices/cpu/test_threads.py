@@ -1,4 +1,4 @@
-"""How many threads may be asked for, and what happens where the system gives fewer."""
+"""The allowed numbers of threads, and systems that give fewer threads than requested."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Transformers on the stand-in for a card: attention is one step, and none is interpreted."""
+"""Transformers on a fake GPU: attention is one step, and no step is interpreted."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_inference(name: str, precision: str, card: Card, steps: list[Node]) -> 
 
 
 def trained(name: str, device: str, precision: str = "f32", count: int = 3) -> tuple[list[float], gk.Model]:
-    """Losses of steps, and the model behind them."""
+    """Return the losses of steps, and the trained model."""
     net = gk.models.build(name, **SIZES, dropout=0)
     options = {} if precision == "f32" else {"precision": precision}
     trainer = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.1), device=device, seed=1, **options)
