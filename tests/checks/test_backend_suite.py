@@ -86,7 +86,7 @@ def interpreted(error: UnsupportedError) -> set[str]:
 
 @pytest.mark.full
 def test_what_is_interpreted(monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
-    """Operators without a native kernel are interpreted. Of the others, only listed cases are interpreted."""
+    """Operators without a native kernel are interpreted. If an operator has kernels, only listed cases are."""
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")
     native, found = 0, Counter[str]()
     for case in every_case():

@@ -1,4 +1,4 @@
-"""Operators of strings against ONNX Runtime, on drawn text, and what they refuse."""
+"""Operators of strings, compared with ONNX Runtime on random text, and their errors."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_patterns_that_are_not_of_re2(pattern: str) -> None:
 
 
 def test_without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file loads; the run says what to install."""
+    """A file loads. The error of the run says what to install."""
     monkeypatch.setitem(sys.modules, "re2", None)
     monkeypatch.setattr(regex, "check_pattern", lambda *_, **__: None)
     regex.compiled.cache_clear()

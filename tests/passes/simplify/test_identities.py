@@ -1,4 +1,4 @@
-"""Simplification: what provably changes nothing goes, everything else stays."""
+"""Simplification: nodes that provably change nothing are removed, and all others are kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ints(*values: int) -> np.ndarray:
 
 
 def ops_of(build: Callable[[Value], Any], *shape: Any) -> list[str]:
-    """Operators left of `build(x)`, constants aside; checks that results stay what they were."""
+    """Return the remaining operators of `build(x)` without constants. Checks that the results stay the same."""
     x = Value(TensorType("float32", shape), "x")
     y = build(x)
     graph = Graph([x], list(y) if isinstance(y, tuple) else [y])

@@ -240,7 +240,7 @@ def test_weights_that_are_not_finite(kind: str, value: float, emulator: Emulator
     [("RNN", {}, 2), ("LSTM", {}, 2), ("GRU", {}, 4), ("GRU", {"linear_before_reset": True}, 2)],
 )
 def test_launches(kind: str, options: dict[str, Any], each: int) -> None:
-    """Return the launches: a product and a kernel per step and direction; two products for some GRUs."""
+    """Each step launches a product and a kernel for both directions; two of each if a GRU gate has its own product."""
     for direction in ("forward", "bidirectional"):
         counts = []
         for steps in (3, 4, 50):
