@@ -114,7 +114,7 @@ def product(card: Any, size: int, kind: DType, tf32: bool, rng: np.random.Genera
 
 
 def library_product(card: Any, size: int, kind: type, rng: np.random.Generator) -> Callable[[], None]:
-    """CuPy's own, of the same size."""
+    """Return a function that computes CuPy's product of the same size."""
     a, b, y = (card.copy_in(rng.random((size, size), np.float32).astype(kind)) for _ in range(3))
     return lambda: card.xp.matmul(a, b, out=y)
 
@@ -126,7 +126,7 @@ def copies(card: Any, elements: int) -> tuple[Callable[[], None], int]:
 
 
 def seconds_of(card: Any, stream: Any, call: Callable[[], None], seconds: float) -> float:
-    """Of one call, by as many in a row as take about so long together."""
+    """Return the seconds of one call, measured over as many consecutive calls as take about `seconds`."""
     times = 1
     while True:
         card.synchronize(stream)
@@ -197,7 +197,7 @@ def report(found: list[dict[str, Any]], products: list[dict[str, Any]], about: s
 
 
 def about(card: Any) -> str:
-    """Card, driver and versions."""
+    """Return the names of GPU and driver, and the versions."""
     facts = card.facts()
     named = ", ".join(f"{key} {value}" for key, value in facts.items())
     return f"{named}; graphkit {gk.__version__}, numpy {np.__version__}"

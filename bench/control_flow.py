@@ -109,7 +109,7 @@ def draw(steps: int) -> dict[str, np.ndarray]:
 
 
 def nodes(graph: Graph) -> int:
-    """Subgraphs included."""
+    """Return the number of nodes, including subgraphs."""
     return len(graph.nodes) + sum(nodes(g) for n in graph.nodes for g in n.op.subgraphs().values())
 
 

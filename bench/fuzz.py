@@ -90,7 +90,7 @@ def _shown(error: Exception) -> str:
 
 
 def work(numbers: Iterator[int], choice: Choice) -> None:
-    """In a process of its own: a line on stdout before each trial and one behind it."""
+    """Run trials in a worker process. Print a line before and after each trial."""
     resource.setrlimit(resource.RLIMIT_DATA, (PROCESS_MEMORY, PROCESS_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for kind in choice.kinds:

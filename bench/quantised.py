@@ -33,7 +33,7 @@ CALLED = {OURS: "graphkit", PEER: TITLES["onnxruntime"], PLAIN: "graphkit, float
 
 
 def serve(task: Mapping[str, Any]) -> int:
-    """A line on stdout for every line on stdin: the times of a turn."""
+    """For every line on stdin, run a turn and print its times as a line."""
     (name,) = task["engines"]
     engine = name.removesuffix("-float32")
     load(engine)
@@ -55,7 +55,7 @@ def serve(task: Mapping[str, Any]) -> int:
 
 
 def measure(task: Mapping[str, Any], rounds: int, beside: int) -> dict[str, list[list[float]]]:
-    """By engine: the times of each turn."""
+    """Return the times of each turn, by engine."""
     servers = {name: Server(__file__, [name], dict(task)) for name in CALLED}
     turns: dict[str, list[list[float]]] = {name: [] for name in CALLED}
     with busy(beside):

@@ -64,7 +64,7 @@ def tree(p: int, n: float, link: Link) -> float:
 
 
 def _uneven(p: int, n: float, link: Link) -> float:
-    """The ranks beyond a power of two give their arrays to others before, and get the sums after."""
+    """Add the cost of ranks beyond a power of two: they send their arrays before, and receive the sums after."""
     return 0.0 if p & (p - 1) == 0 else 2 * link.alpha + n * (2 * link.beta + link.gamma)
 
 
@@ -152,7 +152,7 @@ class Bucket:
 
 
 def buckets(gradients: Sequence[Gradient], limit: float) -> list[Bucket]:
-    """Gradients in the order in which they are written; a bucket is full when it holds `limit` bytes or more."""
+    """Return the buckets of gradients, in the order of writing. A bucket is full at `limit` bytes or more."""
     found: list[Bucket] = []
     size, count = 0, 0
     for gradient in sorted(gradients, key=lambda g: g.written):
@@ -200,7 +200,7 @@ class Setting:
     seed: int = 0
 
     def efficiency(self, program: Program, cluster: Cluster, ranks: int) -> float:
-        """Mean time of a step of one rank, over that of `ranks`, each with the same batch."""
+        """Return the mean step time of one rank over that of `ranks` ranks, each with the same batch."""
         alone = program.compute * delays(1, self.cv, self.steps, self.seed)
         slowest = delays(ranks, self.cv, self.steps, self.seed)
         cost = lambda n: cluster.sum_seconds(self.topology, ranks, n)  # noqa: E731 - a function of bytes
@@ -208,7 +208,7 @@ class Setting:
 
 
 def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """a and b, none below 0, of seconds = a + b size, with the least sum of squares of relative differences."""
+    """Fit seconds = a + b size with a, b >= 0, by least squares of the relative differences. Return a and b."""
     from scipy.optimize import nnls
 
     y = np.asarray(seconds, float)

@@ -49,7 +49,7 @@ def _engine(name: str, processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]
 
 
 def _mean_profile(profiles: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over processes, except for the median of `times_floor`."""
+    """Return the means over processes, and the median of `times_floor`."""
     found: dict[tuple[str, str], list[float]] = {}
     for profile in profiles:
         for operator in profile["operators"]:
@@ -75,7 +75,7 @@ def _largest(differences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _wrong(difference: Mapping[str, Any]) -> list[str]:
-    """Which differences are too large, in words."""
+    """Return the differences that are too large, as a text."""
     normalised = difference["statistics"] is not None
     limits = {
         "loss": LOSS,
@@ -93,7 +93,7 @@ def _wrong(difference: Mapping[str, Any]) -> list[str]:
 
 
 def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Engines that did not run a workload or computed something else, one line each."""
+    """Return a line for each engine that failed on a workload, or whose results differ."""
     lines: dict[str, None] = {}
     for row in rows:
         for engine, result in row["engines"].items():
