@@ -57,9 +57,9 @@ def _shown(option: models.Option) -> str:
     return f"{option.name}={text}"
 
 
-def _write_c_runtime(folder: str, as_json: bool) -> None:
-    """Write the C library and its header to a folder. Raises UsageError for arguments that build a model."""
-    from graphkit.executor.run.c_runtime import write_c_runtime
+def _write_c_runtime(target: str, as_json: bool) -> None:
+    """Write the C library to a folder or an archive. Raises UsageError for arguments that build a model."""
+    from graphkit.executor.run.c_package import ARCHIVE, write_c_runtime
 
     context = click.get_current_context()
     for parameter in context.command.params:
@@ -67,9 +67,11 @@ def _write_c_runtime(folder: str, as_json: bool) -> None:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE and name not in ("c_runtime", "as_json"):
             other = parameter.opts[-1] if isinstance(parameter, click.Option) else parameter.human_readable_name
             raise UsageError(f"--c-runtime writes a library, and builds no model: leave out {other}")
-    if not folder:
-        raise UsageError("--c-runtime: give the name of a folder")
-    files = [str(path) for path in write_c_runtime(Path(folder))]
+    if not target:
+        raise UsageError(f"--c-runtime: give the name of a folder, or of an archive FILE{ARCHIVE}")
+    if not target.endswith(ARCHIVE) and Path(target).is_file():
+        raise UsageError(f"--c-runtime: {target} is a file; give the name of a folder, or of an archive FILE{ARCHIVE}")
+    files = [str(path) for path in write_c_runtime(Path(target))]
     if as_json:
         print_json("build", {"files": files})
     for path in files:
@@ -100,9 +102,10 @@ def _write_c_runtime(folder: str, as_json: bool) -> None:
 )  # fmt: skip
 @click.option("--seed", type=int, default=None, help="Seed of the initial values. Default: GRAPHKIT_SEED, else 0.")
 @click.option(
-    "--c-runtime", type=click.Path(file_okay=False), metavar="FOLDER",
-    help="Instead of building a model: write libgraphkit.so, graphkit.h and the library of oneDNN to FOLDER. Programs "
-    "in C run .gkp files with them; see graphkit export.",
+    "--c-runtime", type=click.Path(), metavar="FOLDER",
+    help="Instead of building a model: write libgraphkit.so, its headers, the library of oneDNN, and files for "
+    "pkg-config and CMake to FOLDER, or to an archive FILE.tar.gz. Programs in C run .gkp files with them; see "
+    "graphkit export.",
 )  # fmt: skip
 @limit_options
 @json_option
@@ -122,7 +125,7 @@ def command(
     graphkit build transformer_lm --data text:book.txt --tokenizer tokenizer.json -o net.json
     graphkit build seq2seq -p decode=20 --weights run/ -o translate.onnx
     graphkit build mynet.py:make -p width=64 -o net.json
-    graphkit build --c-runtime runtime/
+    graphkit build --c-runtime graphkit-c.tar.gz
     """
     if c_runtime is not None:
         _write_c_runtime(c_runtime, as_json)

@@ -124,7 +124,7 @@ def command(
     graphkit serve repository/ --host 0.0.0.0 --api-key-file key.txt --tls-cert cert.pem --tls-key key.pem
     curl -F file=@cat.jpg http://127.0.0.1:8000/predict
     """
-    from graphkit.serving.serve import serve
+    from graphkit.serving.hang_up import HANG_UP
 
     context = click.get_current_context()
 
@@ -136,11 +136,14 @@ def command(
         with context.scope(cleanup=False):  # in any thread
             return _read(path, external_root)
 
-    serve(
-        _named(models), api_key=_api_key(api_key_file), max_delay=max_delay_ms / 1000, device=device_of(device),
-        max_iterations=max_iterations or config.MAX_ITERATIONS.get() or config.COMMAND_ITERATIONS, reader=reader,
-        started=started, **options,
-    )  # fmt: skip
+    with HANG_UP:  # from here on, because the imports take long
+        from graphkit.serving.serve import serve
+
+        serve(
+            _named(models), api_key=_api_key(api_key_file), max_delay=max_delay_ms / 1000, device=device_of(device),
+            max_iterations=max_iterations or config.MAX_ITERATIONS.get() or config.COMMAND_ITERATIONS, reader=reader,
+            started=started, **options,
+        )  # fmt: skip
 
 
 def _named(models: tuple[str, ...]) -> list[Path | tuple[str, Path]]:

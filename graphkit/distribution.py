@@ -34,6 +34,18 @@ def is_installed() -> bool:
     return _installed() is not None
 
 
+def installed() -> importlib.metadata.Distribution:
+    """Return the metadata of the installed package.
+
+    Raises:
+        MissingDependency: This is a source tree that was never installed.
+    """
+    found = _installed()
+    if found is None:
+        raise MissingDependency(f"this graphkit is not installed: {how_to_install()}")
+    return found
+
+
 def version() -> str:
     """Return the version that is installed.
 

@@ -466,7 +466,7 @@ class Model:
             path: Name of the file. Its suffix selects the format.
             options: For `.onnx`: opset, as_inputs and with_updates, see `to_onnx`; and `external`: whether larger
                 weights are in a data file beside it (default: only if the weights take more than 1 GiB). For `.gkp`:
-                shapes (of inputs, by name), threads and deterministic, see `compile`.
+                shapes (of inputs, by name), threads, deterministic and seed, see `compile`.
 
         Raises:
             UsageError: The suffix is not one of these, or `external` is False and the file is above 2 GiB.
@@ -488,7 +488,7 @@ class Model:
             case ".gkp":
                 from graphkit.executor.run.saved_program import save_program
 
-                known = ("shapes", "threads", "deterministic")
+                known = ("shapes", "threads", "deterministic", "seed")
                 if wrong := next((name for name in options if name not in known), None):
                     raise UsageError(f"{path}: a .gkp file has no option {wrong!r}; its options are {', '.join(known)}")
                 shapes = options.pop("shapes", None) or {}

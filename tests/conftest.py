@@ -191,7 +191,7 @@ class _Post(dict[tuple[int, int, int], _Mailbox]):
 
 
 # Seconds that a rank waits for another one.
-_PATIENCE = 60.0
+_PATIENCE = 120.0
 
 
 class Among:

@@ -44,7 +44,7 @@ def in_new_process(code: str, *arguments: str) -> str:
     """
     environment = {name: text for name, text in os.environ.items() if not name.startswith("GRAPHKIT_")}
     command = [sys.executable, "-P", "-c", textwrap.dedent(code), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -153,7 +153,7 @@ def test_models_go_to_other_processes(tmp_path):
         """)
     )
     command = [sys.executable, "-P", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout == "True\n", done.stderr
 
 

@@ -226,7 +226,7 @@ def test_more_files_than_the_process_may_open(tmp_path: Path) -> None:
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     path = tmp_path / "net.onnx"
     onnx.save(proto, path, save_as_external_data=True, all_tensors_to_one_file=False)
-    subprocess.run([sys.executable, "-P", "-c", _FEW_DESCRIPTORS, str(path)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-P", "-c", _FEW_DESCRIPTORS, str(path)], check=True, timeout=300)
 
 
 _MEMORY = """
@@ -270,7 +270,7 @@ def test_what_is_packed_is_not_resident_besides(tmp_path: Path, storage: str) ->
             gk.load(path).save(path.with_suffix(".json"))
     suffix = "json" if storage == "json" else "onnx"
     paths = [str(tmp_path / name / f"net.{suffix}") for name in ("small", "large")]
-    done = subprocess.run([sys.executable, "-P", "-c", _MEMORY, *paths], check=True, timeout=120, capture_output=True)
+    done = subprocess.run([sys.executable, "-P", "-c", _MEMORY, *paths], check=True, timeout=300, capture_output=True)
     loaded, ran, above = map(int, done.stdout.split())
     assert loaded < 0.05 * weights
     assert ran < 1.15 * weights

@@ -36,7 +36,8 @@ typedef enum gk_status {
     GK_ERROR_MEMORY = 6,    /* there is not enough memory */
     GK_ERROR_RUN = 7,       /* a step of the program failed, for example because an index is out of range */
     GK_ERROR_INTERNAL = 8,  /* an error of graphkit itself */
-    GK_ERROR_LIBRARY = 9    /* oneDNN's libdnnl.so.3 is neither beside libgraphkit.so nor where the system looks */
+    GK_ERROR_LIBRARY = 9,   /* oneDNN's libdnnl.so.3 is neither beside libgraphkit.so nor where the system looks */
+    GK_ERROR_LIMIT = 10     /* a run reached max_iterations or timeout of gk_options */
 } gk_status;
 
 /* Types of elements. float16 and bfloat16 have 2 bytes. A bool has 1 byte, 0 or 1. */
@@ -65,6 +66,10 @@ typedef struct gk_options {
     /* Most threads of a run. 0: as many as when the program was written, but at most one for each core. The number does
      * not change results. */
     int32_t threads;
+    /* Most iterations of one loop of the program. 0: any number. A run that reaches it fails with GK_ERROR_LIMIT. */
+    int64_t max_iterations;
+    /* Most seconds of a run. 0: any time. It is checked between steps, about every 0.1 s. */
+    double timeout;
 } gk_options;
 
 /* The library's version, such as "0.1.0". */
@@ -79,6 +84,10 @@ GK_API const char* gk_error(void);
 
 /* The name of a status, such as "GK_ERROR_FILE". */
 GK_API const char* gk_status_name(gk_status status);
+
+/* The name of a type, such as "float32", and the bytes of one element. For other numbers, "" and 0. */
+GK_API const char* gk_type_name(gk_type type);
+GK_API size_t gk_type_size(gk_type type);
 
 /* Opens a saved program. `options` may be NULL. On success, *session must be closed with gk_close; otherwise it is
  * NULL. The file must not be changed while the session is open. */
@@ -105,6 +114,12 @@ GK_API gk_type gk_output_type(const gk_session* session, size_t output);
 GK_API size_t gk_output_rank(const gk_session* session, size_t output);
 GK_API const int64_t* gk_output_dims(const gk_session* session, size_t output);
 GK_API size_t gk_output_bytes(const gk_session* session, size_t output);
+
+/* Random nodes, such as Dropout in training mode, draw numbers that depend on a seed and on a step. The seed is that of
+ * the export, and the step is 0 at first. Each run takes the present step, and adds 1. A run of Python with the same
+ * Executor.rng, which is (seed, step), draws the same numbers. A program without random nodes keeps its state. */
+GK_API gk_status gk_get_random_state(const gk_session* session, uint64_t* seed, uint64_t* step);
+GK_API gk_status gk_set_random_state(gk_session* session, uint64_t seed, uint64_t step);
 
 /* Runs the program. inputs[i] points to the elements of input i, gk_input_bytes(session, i) bytes, row-major;
  * outputs[i] points to memory of gk_output_bytes(session, i) bytes, or is NULL if you do not need this output. Memory

@@ -29,7 +29,7 @@ _PROGRAM = (
 # Larger models are sent in a file: sending one through a socket takes several copies in memory.
 _SENT = 1 << 26
 # Seconds that a process gets to end after its connection was closed.
-_GRACE = 2.0
+_GRACE = 10.0
 
 
 class _Process:
@@ -102,10 +102,10 @@ def prepare() -> None:
 
 
 def _taken() -> _Process:
-    """Take an idle process, or start a new one."""
+    """Take the idle process that was used last, or start a new one."""
     with _choosing:
         own = [process for process in _idle if process.owner == os.getpid()]
-        alive = next((process for process in own if process.is_alive), None)
+        alive = next((process for process in reversed(own) if process.is_alive), None)
         for process in own if alive is None else (alive,):
             _idle.remove(process)
     for process in own if alive is None else ():
@@ -177,13 +177,16 @@ def main(descriptor: int) -> None:
         while True:
             try:
                 model, feeds, threads = pickle.loads(connection.recv_bytes())
-            except EOFError:
+            except (EOFError, ConnectionResetError):  # reset: the other side has not read the last answer
                 return
             try:
                 answer: tuple[str, Any] = ("", OnnxRuntimeModel(model, threads=threads, exact=True).run(feeds))
             except errors.GraphkitError as error:
                 answer = (type(error).__name__, str(error))
-            connection.send_bytes(pickle.dumps(answer, protocol=5))
+            try:
+                connection.send_bytes(pickle.dumps(answer, protocol=5))
+            except (BrokenPipeError, ConnectionResetError):
+                return
 
 
 atexit.register(_close_all)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope
 
 from graphkit.errors import InputError
 from graphkit.serving.errors import Busy, Disconnected, SlowRequest, TooLarge
@@ -21,12 +20,20 @@ from graphkit.serving.settings import Settings
 RECORD = "graphkit.record"
 
 
-@dataclass
+@dataclass(slots=True)
 class Record:
-    """Facts about a request. deadline: monotonic seconds. fields: for its line in the log."""
+    """Facts about a request.
+
+    Attributes:
+        begun, deadline: Monotonic seconds.
+        headers: The first value of each header, by name in lower case.
+        status, sent: Status of the answer, and bytes of its body.
+        fields: For its line in the log.
+    """
 
     begun: float
     deadline: float
+    headers: Mapping[bytes, bytes]
     status: int = 0
     sent: int = 0
     fields: dict[str, Any] = field(default_factory=dict)
@@ -38,46 +45,50 @@ class Record:
 
 
 class Ticket:
-    """Counts the bytes of one request in progress."""
+    """Counts one request in progress, and its bytes, in a `with` block."""
 
     def __init__(self, admission: Admission):
         self._admission = admission
-        self.held = 0
+        self._held = 0
+
+    def __enter__(self) -> Ticket:
+        self._admission.requests += 1
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._admission.requests -= 1
+        self._admission.hold(-self._held)
 
     def hold(self, size: int) -> None:
         """Count further bytes. Raises Busy if all requests together hold too many."""
         self._admission.hold(size)
-        self.held += size
+        self._held += size
 
 
 class Admission:
-    """Lets requests in while there is room. Only the thread of the event loop may call the methods."""
+    """Lets requests in while there is room. Only the thread of the event loop may call the methods.
+
+    requests: Number of requests in progress.
+    """
 
     def __init__(self, settings: Settings, metrics: Metrics):
-        self._settings, self._metrics = settings, metrics
-        self._requests = self._bytes = 0
+        self._settings = settings
+        self.requests = self._bytes = 0
+        metrics.pending_bytes.set_function(lambda: self._bytes)
 
-    @contextlib.contextmanager
-    def request(self) -> Iterator[Ticket]:
-        """Count a request while the block runs. Raises Busy if there are too many."""
-        if self._requests >= self._settings.max_queue:
-            raise Busy(f"{self._requests} requests are in progress (--max-queue); retry later")
-        self._requests += 1
-        ticket = Ticket(self)
-        try:
-            yield ticket
-        finally:
-            self._requests -= 1
-            self.hold(-ticket.held)
+    def request(self) -> Ticket:
+        """Return a ticket for a `with` block, which counts the request. Raises Busy if there are too many."""
+        if self.requests >= self._settings.max_queue:
+            raise Busy(f"{self.requests} requests are in progress (--max-queue); retry later")
+        return Ticket(self)
 
     def hold(self, size: int) -> None:
         """Change the number of bytes in progress. Raises Busy if there are too many."""
         if size > 0 and self._bytes + size > self._settings.max_pending:
             raise Busy(f"the requests in progress hold {self._bytes} bytes (--max-pending); retry later")
         self._bytes += size
-        self._metrics.pending_bytes.set(self._bytes)
 
-    async def body(self, request: Request, ticket: Ticket) -> bytes:
+    async def body(self, scope: Scope, receive: Receive, ticket: Ticket) -> bytes:
         """Return the body of a request, decompressed.
 
         Raises:
@@ -86,15 +97,20 @@ class Admission:
             Disconnected: The client closed the connection.
             InputError: Its compression is unknown or damaged.
         """
-        most, record = self._settings.max_body, request.scope[RECORD]
-        announced = request.headers.get("content-length", "")
-        if announced.isdecimal() and int(announced) > most:
+        most = self._settings.max_body
+        record: Record = scope[RECORD]
+        announced = record.headers.get(b"content-length", b"")
+        if announced.isdigit() and int(announced) > most:
             raise _too_large(int(announced), most)
         parts: list[bytes] = []
-        size = 0
+        size, more = 0, True
         try:
             async with asyncio.timeout(record.left):
-                async for part in request.stream():
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Disconnected(f"the client closed the connection after {size} bytes of the body")
+                    part, more = message.get("body", b""), message.get("more_body", False)
                     size += len(part)
                     if size > most:
                         raise _too_large(size, most)
@@ -102,12 +118,10 @@ class Admission:
                     parts.append(part)
         except TimeoutError:
             raise SlowRequest(f"only {size} bytes of the body arrived within the time limit (--timeout)") from None
-        except ClientDisconnect:
-            raise Disconnected(f"the client closed the connection after {size} bytes of the body") from None
         record.fields["bytes"] = size
-        encoding = request.headers.get("content-encoding", "identity").lower()
         body = b"".join(parts)
         parts.clear()
+        encoding = record.headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
         if encoding == "identity":
             return body
         found = await asyncio.to_thread(decompressed, body, encoding, most)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,11 +12,14 @@ from starlette.types import Receive, Scope, Send
 
 from graphkit.serving.admission import Admission
 from graphkit.serving.guard import Access, Guard
+from graphkit.serving.inference import Inference
 from graphkit.serving.inference_routes import InferenceRoutes
 from graphkit.serving.metrics import CONTENT_TYPE
 from graphkit.serving.repository import ModelRepository
 from graphkit.serving.repository_routes import RepositoryRoutes
 from graphkit.serving.sample_routes import SampleRoutes
+
+_INFER = re.compile(r"/v2/models/(?P<name>[^/]+)(/versions/(?P<version>[^/]+))?/infer")
 
 
 class Application:
@@ -29,12 +33,14 @@ class Application:
     def __init__(self, repository: ModelRepository, access: Access | None = None):
         self.repository = repository
         admission = Admission(repository.settings, repository.metrics)
-        self._inference = InferenceRoutes(repository, admission)
+        self._infer = Inference(repository, admission)
+        self._descriptions = InferenceRoutes(repository, self._infer)
         routes = [
-            *self._inference.routes(), *RepositoryRoutes(repository, admission).routes(),
+            *self._descriptions.routes(), *RepositoryRoutes(repository, admission).routes(),
             *SampleRoutes(repository, admission).routes(), Route("/metrics", self._metrics),
         ]  # fmt: skip
-        self.guard = Guard(Router(routes), access or Access(), repository.settings.timeout, repository.metrics)
+        self._router = Router(routes)
+        self.guard = Guard(self._answer, access or Access(), repository.settings.timeout, repository.metrics)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI defines it."""
@@ -43,7 +49,16 @@ class Application:
 
     def drain(self) -> None:
         """Report that the server is not ready, and close each connection after its next answer."""
-        self.guard.draining = self._inference.draining = True
+        self.guard.draining = self._descriptions.draining = True
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request. The router would take long to find the application for runs."""
+        found = _INFER.fullmatch(scope["path"]) if scope.get("method") == "POST" else None
+        if found is None:
+            await self._router(scope, receive, send)
+        else:
+            scope["path_params"] = found.groupdict()
+            await self._infer(scope, receive, send)
 
     async def _metrics(self, request: Request) -> Response:
         return Response(await asyncio.to_thread(self.repository.metrics.text), media_type=CONTENT_TYPE)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -53,24 +54,56 @@ class Executed(NamedTuple):
     times: Times
 
 
-@dataclass(eq=False)
+# Gets the result of a request: in any thread, or in the thread of an event loop.
+_Receiver: TypeAlias = Future[Result] | asyncio.Future[Result]
+
+
+@dataclass(eq=False, slots=True)
 class _Pending:
-    """A request in the queue. rows: size of the first axis; None if it needs its own run. deadline: monotonic."""
+    """A request. rows: size of the first axis; None if it needs its own run. deadline: monotonic.
+
+    queued: whether it is in the queue.
+    """
 
     inputs: Arrays
     rows: int | None
     deadline: float
     arrived: float
-    future: Future[Result] = field(default_factory=Future)
+    future: _Receiver
+    queued: bool = True
 
     def start(self) -> bool:
-        """Return whether the request must still be computed."""
-        if not self.future.set_running_or_notify_cancel():
-            return False
-        if time.monotonic() < self.deadline:
-            return True
-        self.future.set_exception(LimitReached("the request waited in the queue until its time limit (--timeout)"))
-        return False
+        """Return whether somebody still waits for the request. Then a concurrent future cannot be cancelled."""
+        if isinstance(self.future, asyncio.Future):
+            return not self.future.done()
+        return self.future.set_running_or_notify_cancel()
+
+
+# A request, and its result or error.
+_Ended: TypeAlias = tuple[_Pending, Result | Exception]
+
+
+def _hand_over(ended: Sequence[_Ended]) -> None:
+    """Give requests their results. All requests of an event loop get them in one call, because it wakes the loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Ended]] = {}
+    for pending, outcome in ended:
+        if isinstance(pending.future, asyncio.Future):
+            by_loop.setdefault(pending.future.get_loop(), []).append((pending, outcome))
+        else:
+            _settle([(pending, outcome)])
+    for loop, of_loop in by_loop.items():
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_settle, of_loop)
+
+
+def _settle(ended: Sequence[_Ended]) -> None:
+    for pending, outcome in ended:
+        if pending.future.done():  # the caller does not wait any more
+            continue
+        if isinstance(outcome, Exception):
+            pending.future.set_exception(outcome)
+        else:
+            pending.future.set_result(outcome)
 
 
 @dataclass(eq=False)
@@ -119,6 +152,8 @@ class Batcher:
         self._groups: dict[Hashable, _Group] = {}
         self._length = 0
         self._closing = False
+        # When the thread looks at the queue again by itself, in monotonic seconds: never while it computes.
+        self._wakes = -math.inf
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -138,9 +173,23 @@ class Batcher:
             Busy: The queue is full.
             Retired: The batcher is closed.
         """
+        future: Future[Result] = Future()
+        self._put(inputs, timeout, future)
+        return future
+
+    def submit_from_loop(self, inputs: Arrays, *, timeout: float = 30.0) -> asyncio.Future[Result]:
+        """Put a request into the queue, and return a future of the running event loop. See `submit`.
+
+        If the future is done before the request is computed, the request is removed, too.
+        """
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._put(inputs, timeout, future)
+        return future
+
+    def _put(self, inputs: Arrays, timeout: float, future: _Receiver) -> None:
         now = time.monotonic()
         rows = self._rows(inputs)
-        pending = _Pending(inputs, rows, now + timeout, now)
+        pending = _Pending(inputs, rows, now + timeout, now, future)
         key = id(pending) if rows is None else tuple((n, a.dtype, a.shape[1:]) for n, a in sorted(inputs.items()))
         with self._changed:
             if self._closing:
@@ -151,9 +200,10 @@ class Batcher:
             group.pending.append(pending)
             group.rows += rows or 0
             self._length += 1
-            self._changed.notify()
-        pending.future.add_done_callback(lambda future: self._forget(key, pending) if future.cancelled() else None)
-        return pending.future
+            if (due := self._due(group)) < self._wakes:
+                self._wakes = due  # a thread that is woken once needs no further notice
+                self._changed.notify()
+        future.add_done_callback(lambda future: self._forget(key, pending) if pending.queued else None)
 
     def close(self) -> None:
         """Take no more requests, compute those in the queue, and end the thread. Waits for this."""
@@ -170,15 +220,15 @@ class Batcher:
         return rows if rows and rows <= self._max_batch else None
 
     def _forget(self, key: Hashable, pending: _Pending) -> None:
-        """Remove a request that was cancelled."""
+        """Remove a request whose caller does not wait any more."""
         with self._changed:
-            group = self._groups.get(key)
-            if group is None or pending not in group.pending:
-                return
-            group.pending.remove(pending)
-            self._taken(key, group, pending)
+            if pending.queued:
+                group = self._groups[key]
+                group.pending.remove(pending)
+                self._taken(key, group, pending)
 
     def _taken(self, key: Hashable, group: _Group, pending: _Pending) -> None:
+        pending.queued = False
         group.rows -= pending.rows or 0
         self._length -= 1
         if not group.pending:
@@ -192,14 +242,17 @@ class Batcher:
                 self._compute(batch)
             except Exception as error:  # the thread must live, or later requests would wait for ever
                 logger.exception("batch failed", extra={"requests": len(batch)})
-                for pending in batch:
-                    with contextlib.suppress(InvalidStateError):  # it has its result, or was cancelled
-                        pending.future.set_exception(error)
+                _hand_over([(pending, error) for pending in batch])
             del batch  # this thread must not keep arrays while it waits
 
     def _compute(self, batch: Sequence[_Pending]) -> None:
         """Compute the requests of a batch that were not cancelled, and are not too late."""
-        waiting = [pending for pending in batch if pending.start()]
+        started = [pending for pending in batch if pending.start()]
+        now = time.monotonic()
+        waiting = [pending for pending in started if now < pending.deadline]
+        if len(waiting) < len(started):
+            error = LimitReached("the request waited in the queue until its time limit (--timeout)")
+            _hand_over([(pending, error) for pending in started if now >= pending.deadline])
         if len(waiting) == 1:
             self._alone(waiting[0])
         elif waiting:
@@ -209,15 +262,13 @@ class Batcher:
         """Wait for the next batch, and return it; None after `close`, when the queue is empty."""
         with self._changed:
             while self._groups or not self._closing:
-                if not self._groups:
-                    self._changed.wait()
-                    continue
                 now = time.monotonic()
                 ready = [key for key, group in self._groups.items() if self._closing or self._due(group) <= now]
                 if ready:
                     return self._take(min(ready, key=lambda key: self._groups[key].oldest))
-                wait = min(map(self._due, self._groups.values())) - now
-                self._changed.wait(min(wait, threading.TIMEOUT_MAX))  # a longer one is an OverflowError
+                self._wakes = min(map(self._due, self._groups.values()), default=math.inf)
+                self._changed.wait(min(self._wakes - now, threading.TIMEOUT_MAX))  # a longer one is an OverflowError
+                self._wakes = -math.inf
         return None
 
     def _due(self, group: _Group) -> float:
@@ -264,9 +315,10 @@ class Batcher:
         ]
         split = time.monotonic() - done
         self._executed(Executed(len(waiting), total, Times(0.0, ready - begun, done - ready, split)))
-        for pending, part in zip(waiting, parts, strict=True):
-            times = Times(begun - pending.arrived, ready - begun, done - ready, split)
-            pending.future.set_result(Result(part, times, total))
+        _hand_over([
+            (pending, Result(part, Times(begun - pending.arrived, ready - begun, done - ready, split), total))
+            for pending, part in zip(waiting, parts, strict=True)
+        ])  # fmt: skip
 
     def _one_by_one(self, waiting: Sequence[_Pending]) -> None:
         """Compute requests in runs of their own. At first each has a share of the time, then the slow ones the rest."""
@@ -296,12 +348,12 @@ class Batcher:
             # Another limit, such as that of iterations, ends a run before its time. Timers may round.
             if isinstance(error, LimitReached) and seconds is not None and 0 < 0.9 * seconds <= spent:
                 return False
-            pending.future.set_exception(error)
+            _hand_over([(pending, error)])
             return True
         times = Times(begun - pending.arrived, 0.0, time.monotonic() - begun, 0.0)
         rows = _first_axis(pending.inputs)
         self._executed(Executed(1, 1 if rows is None else rows, times._replace(queue=0.0)))
-        pending.future.set_result(Result(outputs, times, pending.rows or 0))
+        _hand_over([(pending, Result(outputs, times, pending.rows or 0))])
         return True
 
 

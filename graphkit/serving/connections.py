@@ -6,8 +6,9 @@ import asyncio
 import json
 import time
 from asyncio import TimerHandle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -23,6 +24,9 @@ _ON_ITS_WAY = 0.3
 _REFUSED_SECONDS = 1.0
 # The key in the scope of ASGI of a request on a connection beyond the limit.
 REFUSED = "graphkit.refused"
+# The key in the extensions of the scope of a function: it takes a callable that is called if the connection is lost
+# before the answer is sent.
+WHEN_LOST = "graphkit.when_lost"
 
 
 def protocol(timeout: float, max_connections: int, malformed: Callable[[str | None], None]) -> type[asyncio.Protocol]:
@@ -35,6 +39,11 @@ def protocol(timeout: float, max_connections: int, malformed: Callable[[str | No
     """
     shared = _Shared(timeout, max_connections, malformed)
     return type("Connection", (_Connection,), {"shared": shared})
+
+
+def accepted(connections: Any) -> int:
+    """Return the number of connections below the limit. connections: their class, which `protocol` has made."""
+    return int(connections.shared.accepted)
 
 
 def may_have_sent(connection: asyncio.Protocol) -> bool:
@@ -65,6 +74,7 @@ class _Connection(HttpToolsProtocol):
     _unused_bytes = 0  # of a head, or since the last byte of a body
     _in_head = True
     _accepted = False
+    _waiting: Sequence[Callable[[], None]] = ()  # called if the connection is lost
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -84,6 +94,9 @@ class _Connection(HttpToolsProtocol):
         if self._unread_timer is not None:
             self._unread_timer.cancel()
         super().connection_lost(exc)
+        for call in self._waiting:
+            call()
+        self._waiting = ()
 
     def data_received(self, data: bytes) -> None:
         self._unused_bytes += len(data)
@@ -111,13 +124,17 @@ class _Connection(HttpToolsProtocol):
         self._in_head = False
         self._unused_bytes = 0
         self._cancel_head()
+        self.scope["extensions"] = {WHEN_LOST: self._when_lost}
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._unused_bytes = 0
+        if not self.cycle.body:
+            self.cycle.body = b""  # unlike a bytearray, it becomes the first part of the body without a copy
         super().on_body(body)
 
     def on_response_complete(self) -> None:
+        self._waiting = ()
         super().on_response_complete()
         self.answered = time.monotonic()
         if self.transport.get_write_buffer_size():
@@ -147,6 +164,12 @@ class _Connection(HttpToolsProtocol):
             self.transport.close()  # the client has sent nothing, so it expects no answer
         elif not self.transport.is_closing():
             self.send_400_response("The head of the request did not arrive in time.")
+
+    def _when_lost(self, call: Callable[[], None]) -> None:
+        if self.transport.is_closing():
+            call()
+        else:
+            self._waiting = (*self._waiting, call)
 
     def _abort_unread(self) -> None:
         if self.transport.get_write_buffer_size():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hmac
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -47,22 +48,27 @@ class Access:
     api_key: str | None = None
     hosts: frozenset[str] | None = None
 
-    def check(self, path: str, headers: Headers) -> None:
-        """Raise Unauthorized or Forbidden if a request may not be answered."""
-        host = headers.get("host", "")
+    def check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
+        """Raise Unauthorized or Forbidden if a request may not be answered. headers: see `Record`."""
+        host = _text(headers, b"host")
         if self.hosts is not None and host and _host_name(host) not in self.hosts:
             raise Forbidden(f"the server does not answer for the host {host!r}")
-        origin = headers.get("origin")
-        if origin is not None and _address(origin) != host:
+        origin = _text(headers, b"origin")
+        if b"origin" in headers and _address(origin) != host:
             raise Forbidden(f"pages of {origin!r} may not send requests to this server")
         if self.api_key is None or path in _OPEN:
             return
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        key = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        scheme, _, given = _text(headers, b"authorization").partition(" ")
+        key = given.strip() if scheme.lower() == "bearer" else _text(headers, b"x-api-key")
         if not hmac.compare_digest(key.encode(), self.api_key.encode()):
             raise Unauthorized("the API key is missing or wrong: send the header Authorization: Bearer KEY")
 
 
+def _text(headers: Mapping[bytes, bytes], name: bytes) -> str:
+    return headers.get(name, b"").decode("latin-1")
+
+
+@lru_cache(maxsize=64)
 def _host_name(host: str) -> str | None:
     """Return the name in a Host header, without the port; None if it is malformed."""
     try:
@@ -116,7 +122,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         begun = time.monotonic()
-        record = scope[RECORD] = Record(begun, begun + self._timeout)
+        headers = dict(reversed(scope["headers"]))  # the first of several with one name
+        record = scope[RECORD] = Record(begun, begun + self._timeout, headers)
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -138,7 +145,7 @@ class Guard:
     def malformed(self, client: str | None) -> None:
         """Count and log a request that got status 400 because it is not HTTP. client: its address."""
         self.answered += 1
-        self._metrics.responses.labels("400").inc()
+        self._metrics.count_response(400)
         logger.info("malformed request", extra={"status": 400, "client": client})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,7 +153,7 @@ class Guard:
         try:
             if REFUSED in scope:
                 raise Busy("all connections of the server are in use (--max-connections); retry later")
-            self._access.check(scope["path"], Headers(scope=scope))
+            self._access.check(scope["path"], record.headers)
             await self._app(scope, receive, send)
         except Exception as error:
             if not record.status:
@@ -159,16 +166,16 @@ class Guard:
                 logger.warning("request failed", extra=details, exc_info=None if known else error)
 
     def _log(self, scope: Scope, record: Record) -> None:
-        self._metrics.responses.labels(str(record.status)).inc()
+        self._metrics.count_response(record.status)
         level = logging.WARNING if record.status >= 500 else logging.INFO
         if not logger.isEnabledFor(level):
             return
         client = scope.get("client")
-        logger.log(
-            level, "request",
-            extra={
-                "method": scope["method"], "path": scope["path"], "status": record.status,
-                "seconds": round(time.monotonic() - record.begun, 6), "sent": record.sent,
-                "client": client[0] if client else None, **record.fields,
-            },
-        )  # fmt: skip
+        # Not by `logger.log`, which looks for the line of the caller.
+        line = logging.LogRecord(logger.name, level, __file__, 0, "request", None, None)
+        line.__dict__ |= {
+            "method": scope["method"], "path": scope["path"], "status": record.status,
+            "seconds": round(time.monotonic() - record.begun, 6), "sent": record.sent,
+            "client": client[0] if client else None, **record.fields,
+        }  # fmt: skip
+        logger.handle(line)

@@ -11,12 +11,15 @@ from graphkit.checks.comparison import compare, flattened
 from graphkit.checks.inputs import concrete_shapes, make_feeds
 from graphkit.checks.noise import EPSILON
 from graphkit.errors import GraphkitError
-from graphkit.executor.lower.batch import batch_of, reads_shapes_alone
+from graphkit.executor.lower.batch import reads_shapes_alone
 from graphkit.ir.dims import DimExpr, symbol
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, MapType, SequenceType, TensorType, Type, dtype_of
 from graphkit.model import Model
+from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.bind import bind
+from graphkit.passes.core.sweep import run_passes
+from graphkit.serving.independence import rows_are_independent
 
 # Computes outputs by name from inputs by name.
 Run: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -65,8 +68,7 @@ def why_not_joined(model: Model, run: Run, compiled: Callable[[Model], Run] = _c
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         if not _follows(value.type):
             return f"output {name!r} is {model.output_types[name]}: its first axis is not the batch of the inputs"
-    others = [place for place, value in enumerate(graph.inputs) if value.role != "data"]
-    if batch_of(graph, others) is not None:
+    if rows_are_independent(run_passes(graph, CLEANUP), _ROWS):
         return None
     if (reduced := _reduced(graph)) is not None:
         return f"its rows depend on each other: {reduced}"

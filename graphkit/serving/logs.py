@@ -6,10 +6,11 @@ import contextlib
 import json
 import logging
 import os
-import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, TextIO
 
 _LOGGERS = ("graphkit.serve", "uvicorn", "py.warnings")
@@ -17,40 +18,54 @@ _LOGGERS = ("graphkit.serve", "uvicorn", "py.warnings")
 _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 # Lines that wait for a slow stream, and the seconds in which the last ones are written.
 _MOST_WAITING, _LAST_LINES = 10_000, 2.0
+# Seconds in which lines collect after the first one, and most lines that are written together.
+_COLLECTING, _TOGETHER = 0.02, 256
 
 
 class JsonLines(logging.Formatter):
     """Formats a record as a JSON object: time, level, event, and the fields of `extra`."""
 
+    _encode = staticmethod(json.JSONEncoder(default=str).encode)
+
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
-        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
-            "time": f"{seconds}.{int(record.msecs):03d}Z", "level": record.levelname.lower(),
+            "time": f"{_second(int(record.created))}.{int(record.msecs):03d}Z", "level": record.levelname.lower(),
             "event": record.getMessage(),
         }  # fmt: skip
         line |= {key: value for key, value in vars(record).items() if key not in _USUAL}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=True)
+        return self._encode(line)
+
+
+@lru_cache(maxsize=4)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 class _Lines(logging.Handler):
-    """Passes records to a thread that writes them. If the stream is slow, records beyond a limit are lost."""
+    """Passes records to a thread that writes them. If the stream is slow, records beyond a limit are lost.
+
+    The thread wakes for many lines at a time: a wake-up for each would take the interpreter from the event loop.
+    """
 
     def __init__(self, stream: TextIO):
         super().__init__()
         self._stream, self._formatter = stream, JsonLines()
-        self._records: queue.Queue[logging.LogRecord | None] = queue.Queue(_MOST_WAITING)
+        self._records: deque[logging.LogRecord] = deque()
+        self._taken = 0  # records that are being written
         self._lost = 0
-        self._stopping = False
+        self._new, self._stopping = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="graphkit-logs", daemon=True)
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._records.put_nowait(record)  # not formatted, because it stays in this process
-        except queue.Full:
+        if len(self._records) + self._taken >= _MOST_WAITING:
             self._lost += 1
+            return
+        self._records.append(record)  # not formatted, because it stays in this process
+        if not self._new.is_set():
+            self._new.set()
 
     def start(self) -> None:
         """Begin to write."""
@@ -58,33 +73,40 @@ class _Lines(logging.Handler):
 
     def stop(self) -> None:
         """Write the waiting lines. Takes at most a few seconds, even if no process reads the stream."""
-        self._stopping = True
-        with contextlib.suppress(queue.Full):  # then the thread ends when the queue is empty
-            self._records.put_nowait(None)
+        self._stopping.set()
+        self._new.set()
         self._thread.join(_LAST_LINES)
 
     def _work(self) -> None:
-        while not (self._stopping and self._records.empty()):
-            record = self._records.get()
-            if record is not None:
-                self._write(record)
-            if self._lost and self._records.qsize() < _MOST_WAITING // 2:
-                lost, self._lost = self._lost, 0
-                self._write(
-                    logging.makeLogRecord({
-                        "levelname": "WARNING", "levelno": logging.WARNING, "lines": lost,
-                        "msg": "log lines were lost, because the stream is slow",
-                    })
-                )  # fmt: skip
+        stops = False
+        while not stops:
+            self._new.wait()
+            stops = self._stopping.wait(_COLLECTING)
+            self._new.clear()  # before the records are read: the next one sets it again
+            while self._records or self._lost:
+                self._write_some()
 
-    def _write(self, record: logging.LogRecord) -> None:
-        line = self._formatter.format(record) + "\n"
+    def _write_some(self) -> None:
+        self._taken = min(len(self._records), _TOGETHER)
+        self._write([self._records.popleft() for _ in range(self._taken)])
+        self._taken = 0
+        if self._lost and len(self._records) < max(_MOST_WAITING // 2, 1):
+            lost, self._lost = self._lost, 0
+            self._write([
+                logging.makeLogRecord({
+                    "levelname": "WARNING", "levelno": logging.WARNING, "lines": lost,
+                    "msg": "log lines were lost, because the stream is slow",
+                })
+            ])  # fmt: skip
+
+    def _write(self, records: Sequence[logging.LogRecord]) -> None:
+        lines = "".join(f"{self._formatter.format(record)}\n" for record in records)
         with contextlib.suppress(OSError, ValueError):  # the stream is closed
             if (number := _descriptor(self._stream)) is None:
-                self._stream.write(line)
+                self._stream.write(lines)
                 self._stream.flush()
                 return
-            data = memoryview(line.encode())
+            data = memoryview(lines.encode())
             while data:  # not by the stream: its lock would stop the end of the process while a pipe is full
                 data = data[os.write(number, data) :]
 

@@ -55,9 +55,17 @@ class Metrics:
         self.pending_bytes = Gauge(
             "graphkit_http_pending_bytes", "Bytes of the bodies in progress.", registry=self._registry
         )
-        self.responses = Counter(
+        self._responses = Counter(
             "graphkit_http_responses", "HTTP responses, by status.", ("status",), registry=self._registry
         )
+        self._of_status: dict[int, Any] = {}
+
+    def count_response(self, status: int) -> None:
+        """Count an HTTP response."""
+        counter = self._of_status.get(status)
+        if counter is None:
+            counter = self._of_status[status] = self._responses.labels(str(status))
+        counter.inc()
 
     def of_model(self, name: str, version: str) -> ModelMetrics:
         """Return the metrics of one version of a model."""

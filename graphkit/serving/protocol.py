@@ -25,6 +25,10 @@ from graphkit.serving.tensors import (
     to_json,
 )
 
+# Functions of json would make these for each call.
+_DECODER = json.JSONDecoder(parse_constant=Constant)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
 # A number of bytes in a header has fewer digits.
 _DIGITS = 18
 # Longer names of clients are not compared with those of the model.
@@ -148,7 +152,7 @@ def _parsed(body: bytes, header_length: str | None, max_json: int) -> _Body:
         )
     view = memoryview(body)
     try:
-        header = json.loads(str(view[:size], "utf-8"), parse_constant=Constant)
+        header = _DECODER.decode(str(view[:size], "utf-8"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"the body is not valid JSON: {error}") from None
     if not isinstance(header, dict):
@@ -270,5 +274,5 @@ def answer(
     header: dict[str, Any] = {"model_name": name, "model_version": version, "outputs": described}
     if request.id is not None:
         header["id"] = request.id
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+    text = _ENCODER.encode(header).encode("utf-8", "replace")
     return Answer(b"".join((text, *binary)), len(text) if binary else None)

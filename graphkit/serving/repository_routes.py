@@ -80,7 +80,7 @@ class RepositoryRoutes:
     async def _options(self, request: Request) -> dict[str, Any]:
         """Return the JSON object in the body; an empty one if the body is empty."""
         with self._admission.request() as ticket:
-            body = await self._admission.body(request, ticket)
+            body = await self._admission.body(request.scope, request.receive, ticket)
         try:
             found = json.loads(body) if body.strip() else {}
         except (ValueError, RecursionError) as error:

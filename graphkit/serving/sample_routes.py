@@ -16,21 +16,22 @@ from starlette.routing import Route
 
 from graphkit.data.preprocessing.decode import pixel_count
 from graphkit.errors import InputError, UsageError
+from graphkit.ir.limits import Bounds
 from graphkit.named_tuples import NamedTuple
 from graphkit.report.page import filled
 from graphkit.serving.admission import RECORD, Admission, Record, Ticket
 from graphkit.serving.batcher import Arrays
 from graphkit.serving.budget import Budget
-from graphkit.serving.errors import Retired
-from graphkit.serving.inference_routes import ATTEMPTS, counted, finished, note
+from graphkit.serving.errors import Retired, TooLarge
+from graphkit.serving.inference import ATTEMPTS, Counted, finished, note
 from graphkit.serving.repository import ModelRepository
 from graphkit.serving.served_model import ServedModel
 from graphkit.serving.tensors import shown
 
 _T = TypeVar("_T")
 
-# Pixels of images that are decoded at a time. Decoding takes about 8 bytes for each.
-_MOST_PIXELS = 64_000_000
+# Pixels of images that are decoded at a time, and about how many bytes decoding takes for each.
+_MOST_PIXELS, _PIXEL_BYTES = 64_000_000, 8
 # Samples of one request, and other fields.
 _MOST_SAMPLES, _MOST_FIELDS = 64, 16
 _POLICY = (
@@ -66,7 +67,11 @@ class SampleRoutes:
     def __init__(self, repository: ModelRepository, admission: Admission):
         self._repository, self._admission = repository, admission
         self._page = filled("serve.html")
-        self._pixels = Budget(_MOST_PIXELS)
+        bounds = Bounds.of(memory=repository.settings.max_memory)
+        self._most_bytes = None if bounds is None else bounds.memory
+        self._pixels = Budget(
+            _MOST_PIXELS if self._most_bytes is None else min(_MOST_PIXELS, max(self._most_bytes // _PIXEL_BYTES, 1))
+        )
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -95,12 +100,12 @@ class SampleRoutes:
         """
         record: Record = request.scope[RECORD]
         with self._admission.request() as ticket:
-            body = await self._admission.body(request, ticket)
+            body = await self._admission.body(request.scope, request.receive, ticket)
             asked = await _asked(request, body)
             name = asked.model if asked.model is not None else self._only_name()
             for _ in range(ATTEMPTS):
                 model = self._repository.get(name, asked.version)
-                with counted(model, record):
+                with Counted(model, record):
                     try:
                         found = await _all(
                             self._predicted(request, ticket, model, sample, asked.top) for sample in asked.samples
@@ -114,11 +119,17 @@ class SampleRoutes:
         self, request: Request, ticket: Ticket, model: ServedModel, sample: _Sample, top: int | None
     ) -> dict[str, Any]:
         record: Record = request.scope[RECORD]
+        needed = sample.pixels * _PIXEL_BYTES
+        if self._most_bytes is not None and needed > self._most_bytes:
+            raise TooLarge(
+                f"{sample.name}: decoding an image of {sample.pixels} pixels takes about {needed} bytes, and at most "
+                f"{self._most_bytes} are allowed (--max-memory)"
+            )
         async with self._pixels.hold(sample.pixels):
             inputs = await asyncio.to_thread(sample.convert, model)
         if sample.pixels:
             ticket.hold(sum(array.nbytes for array in inputs.values()))
-        result = await finished(model.submit(inputs, record.left), request)
+        result = await finished(model.submit(inputs, record.left), request.scope, request.receive)
         note(record, model, result)
         answer = await asyncio.to_thread(model.samples.answer, result.outputs, top)
         return answer if sample.name is None else {"file": sample.name, **answer}

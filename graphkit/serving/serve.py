@@ -11,6 +11,7 @@ from graphkit.distribution import how_to_install
 from graphkit.errors import InputError, UsageError
 from graphkit.interop.torch_export import require
 from graphkit.model import Model
+from graphkit.serving.hang_up import HANG_UP
 from graphkit.serving.settings import Settings
 from graphkit.signatures import typed
 
@@ -85,10 +86,6 @@ def serve(
         GraphkitError: A model cannot be loaded.
     """
     require(*_PACKAGES, task="gk.serve (graphkit serve)", command=how_to_install("serve"))
-    from graphkit.serving.logs import json_logs
-    from graphkit.serving.repository import ModelRepository
-    from graphkit.serving.server import Server
-
     if (tls_cert is None) != (tls_key is None):
         raise UsageError("tls_cert (--tls-cert) and tls_key (--tls-key) belong together; give both")
     if not 0 <= port < 1 << 16:
@@ -101,9 +98,21 @@ def serve(
     )  # fmt: skip
     given = [models] if isinstance(models, (str, Path)) else models
     tls = None if tls_cert is None or tls_key is None else (Path(tls_cert), Path(tls_key))
+    with HANG_UP:  # from here on, because the imports take long
+        _run(given, settings, reader, started, log_level, host=host, port=port, api_key=api_key, tls=tls, drain=drain)
+
+
+def _run(
+    models: Any, settings: Settings, reader: Callable[[Path], Model] | None, started: Callable[[str], None] | None,
+    log_level: str, **options: Any,
+) -> None:  # fmt: skip
+    from graphkit.serving.logs import json_logs
+    from graphkit.serving.repository import ModelRepository
+    from graphkit.serving.server import Server
+
     with json_logs(sys.stderr, log_level):
-        repository = ModelRepository(given, settings, reader=reader)
-        server = Server(repository, host=host, port=port, api_key=api_key, tls=tls, drain=drain)
+        repository = ModelRepository(models, settings, reader=reader)
+        server = Server(repository, **options)
         server.run(lambda: None if started is None else started(server.url))
 
 

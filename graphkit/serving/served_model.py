@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
-from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,9 @@ class ServedModel:
         """How images and texts become inputs. Raises InputError if the model takes neither."""
         return SampleInputs(self.model)
 
-    def submit(self, inputs: Arrays, timeout: float) -> Future[Result]:
-        """Put a request into the queue. Arguments and errors: see `Batcher.submit`."""
-        return self._batcher.submit(inputs, timeout=timeout)
+    def submit(self, inputs: Arrays, timeout: float) -> asyncio.Future[Result]:
+        """Put a request of the running event loop into the queue. See `Batcher.submit_from_loop`."""
+        return self._batcher.submit_from_loop(inputs, timeout=timeout)
 
     def close(self) -> None:
         """Answer the requests in the queue, and take no more."""
@@ -125,10 +125,14 @@ class ServedModel:
         return {name: value if isinstance(value, np.ndarray) else _values(name, value) for name, value in found.items()}
 
     def _warm_up(self, timeout: float) -> None:
-        """Compile the program with a run, so that the first request is not slower. Its failure is only logged."""
+        """Compile the programs of one row and of several with runs, so that the first requests are not slower.
+
+        A failure is only logged.
+        """
         try:
-            shapes, _ = concrete_shapes(self.model, None, 1)
-            self._compute(make_feeds(self.model, shapes=shapes).arrays, timeout)
+            for rows in (1,) if self.why_not_joined is not None else (1, 2):
+                shapes, _ = concrete_shapes(self.model, None, rows)
+                self._compute(make_feeds(self.model, shapes=shapes).arrays, timeout)
         except GraphkitError as error:
             logger.info(
                 "the first request compiles the model, because it does not run on random inputs",

@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,8 +22,10 @@ import uvicorn
 
 from graphkit.errors import InputError, RuntimeFailure
 from graphkit.serving.application import Application
-from graphkit.serving.connections import may_have_sent, protocol
+from graphkit.serving.connections import accepted, may_have_sent, protocol
 from graphkit.serving.guard import Access
+from graphkit.serving.handshakes import Handshakes
+from graphkit.serving.hang_up import HANG_UP
 from graphkit.serving.repository import ModelRepository
 from graphkit.serving.settings import check_seconds
 
@@ -120,7 +123,7 @@ class Server:
         """
         try:
             self._server.started_by = lambda: self._started(started)
-            with self._server.reload_later():
+            with HANG_UP:
                 self._repository.load_all()
                 self._server.run(sockets=[self._socket])
         finally:
@@ -145,7 +148,7 @@ class _Signalled(uvicorn.Server):
         self.started_by: Callable[[], None] = lambda: None
         self._application, self._drain = application, drain
         self._ends: float | None = None  # when listening ends, in monotonic seconds
-        self._reload = False
+        self._handshakes: Handshakes | None = None  # with TLS
         self._reloading: asyncio.Future[None] | None = None
 
     def drain(self) -> None:
@@ -155,24 +158,12 @@ class _Signalled(uvicorn.Server):
             self._ends = time.monotonic() + self._drain
 
     @contextlib.contextmanager
-    def reload_later(self) -> Iterator[None]:
-        """Remember a SIGHUP while the models load, for the time when the server answers."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(signal.SIGHUP, self._hang_up)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGHUP, before)
-
-    @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals while the server runs, in the main thread."""
+        """Handle SIGTERM and SIGINT while the server runs, in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        handlers = {signal.SIGTERM: self._terminate, signal.SIGINT: self._interrupt, signal.SIGHUP: self._hang_up}
+        handlers = {signal.SIGTERM: self._terminate, signal.SIGINT: self._interrupt}
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield
@@ -182,13 +173,20 @@ class _Signalled(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
-        await super().startup(sockets)
+        context = self.config.ssl
+        if context is None or sockets is None:
+            await super().startup(sockets)
+        else:
+            most = self._application.repository.settings.max_connections
+            made = partial(accepted, self.config.http_protocol_class)
+            self._handshakes = Handshakes(sockets, context, self._connection, made, most)
+            servers: list[Any] = [self._handshakes]
+            self.servers, self.started = servers, True
         self.started_by()
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times per second. Return whether to stop listening."""
-        if self._reload and self._reloading is None:
-            self._reload = False
+        if self._reloading is None and HANG_UP.take():
             loop = asyncio.get_running_loop()
             self._reloading = loop.run_in_executor(None, self._application.repository.reload)
         if self._reloading is not None and self._reloading.done():
@@ -206,7 +204,7 @@ class _Signalled(uvicorn.Server):
         await self._accept_last(sockets or [])
         until = time.monotonic() + _LAST_REQUESTS
         await asyncio.sleep(_POLL)
-        while time.monotonic() < until and any(map(may_have_sent, self.server_state.connections)):
+        while time.monotonic() < until and (self._handshakes or any(map(may_have_sent, self.server_state.connections))):
             await asyncio.sleep(_POLL)
         await super().shutdown(sockets)
 
@@ -224,12 +222,13 @@ class _Signalled(uvicorn.Server):
                 while True:
                     waiting.append(listener.accept()[0])
             listener.close()
-        for accepted in waiting:
-            accepted.setblocking(False)
-            with contextlib.suppress(OSError):  # the client has gone, or TLS failed
-                await asyncio.get_running_loop().connect_accepted_socket(
-                    self._connection, accepted, ssl=self.config.ssl
-                )
+        for connection in waiting:
+            if self._handshakes is not None:
+                self._handshakes.begin(connection)
+                continue
+            connection.setblocking(False)
+            with contextlib.suppress(OSError):  # the client has gone
+                await asyncio.get_running_loop().connect_accepted_socket(self._connection, connection)
 
     def _connection(self) -> asyncio.Protocol:
         made: Any = self.config.http_protocol_class
@@ -243,9 +242,6 @@ class _Signalled(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
         self.should_exit = True
-
-    def _hang_up(self, number: int, frame: FrameType | None) -> None:
-        self._reload = True
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -64,8 +64,8 @@ class Statistics:
         """Count a request that was answered. seconds: from its head to its answer."""
         with self._lock:
             self._ended["success"].add(seconds)
-            for part, spent in times._asdict().items():
-                self._parts[part].add(spent)
+            for part, spent in zip(self._parts.values(), times, strict=True):
+                part.add(spent)
             self._last = round(time.time() * 1000)
         self._metrics.answered.inc()
         self._metrics.request_seconds.observe(seconds)

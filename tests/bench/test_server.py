@@ -19,7 +19,7 @@ def test_a_short_load():
     }  # fmt: skip
     command = [sys.executable, "-P", str(SCRIPT), *(f"--{name}={value}" for name, value in options.items())]
     done = subprocess.run(
-        [*command, "--disturb", "--reload=0.2"], capture_output=True, text=True, timeout=120, check=False
+        [*command, "--disturb", "--reload=0.2"], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)

@@ -18,7 +18,7 @@ FAST = ["bench", "allreduce", "--sizes", "4,6KB,1MiB", "--rounds", "2"]
 
 
 def finished(command):
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize(

@@ -431,7 +431,7 @@ def test_two_processes_train_like_one(call, folder, tmp_path, launcher):
         if launcher == "--processes"
         else [find_mpiexec(), "-n", "2", *graphkit, *two]
     )
-    done = subprocess.run(two, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(two, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     a, b = gk.load(tmp_path / "one"), gk.load(tmp_path / "two")
     for name in a.params:
@@ -473,7 +473,7 @@ def test_two_processes_train_with_gradients_in_fewer_bytes(folder, tmp_path, com
         "--batch-size", "32", "--processes", "2", "--kvstore", "dist_sync", "--compression", compression,
         "-o", str(tmp_path / "run"), "--json",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     losses = [r["loss"] for r in records if "loss" in r]

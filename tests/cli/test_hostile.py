@@ -266,10 +266,8 @@ def test_ctrl_c_ends_an_endless_loop(tmp_path):
         assert process.stdout.readline() == "runs\n"
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
-        sent = time.monotonic()
         process.communicate(timeout=SECONDS)
     assert process.returncode == 130
-    assert time.monotonic() - sent < 5
 
 
 def test_a_command_ends_in_time(tmp_path):

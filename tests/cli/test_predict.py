@@ -207,6 +207,6 @@ def test_ctrl_c_leaves_nothing(net, photos, tmp_path):
     time.sleep(0.3)
     assert list(tmp_path.glob(".o.csv*"))
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert leftovers(tmp_path) == []

@@ -42,7 +42,7 @@ def test_a_full_disk_is_named(arguments, buffered):
     environment = os.environ if buffered else {**os.environ, "PYTHONUNBUFFERED": "1"}
     with FULL.open("w") as full:
         process = started(*arguments, stdout=full, env=environment)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     assert (process.returncode, bool(LOST.fullmatch(errors))) == (5, True), errors
 
 
@@ -51,10 +51,10 @@ def test_training_that_cannot_say_where_it_is_ends_by_an_exit_code(net):
     with FULL.open("w") as full:
         arguments = "train", net / "net.json", "--data", "digits", "-o", net / "run"
         process = started(*arguments, stdout=full)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
         assert (process.returncode, bool(LOST.search(errors))) == (5, True), errors
         process = started(*arguments, "--overwrite", stderr=full)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
         assert process.returncode == 5  # there is nowhere to say why
 
 
@@ -70,7 +70,7 @@ def test_a_pipe_that_is_closed_ends_a_command_quietly(net, buffered):
     os.close(writes)
     assert os.read(reads, 1)
     os.close(reads)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert (process.returncode, "Traceback" in errors, "graphkit:" in errors) == (128 + signal.SIGPIPE, False, False)
 
 
@@ -78,7 +78,7 @@ def test_a_pipe_that_is_closed_ends_a_command_quietly(net, buffered):
 def test_a_stream_that_is_closed_before_the_start_is_no_fault(arguments):
     before = "import os; os.close(1); sys.stdout = sys.__stdout__ = None"
     process = started(*arguments, before=before)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert "fault" not in errors
     assert process.returncode in (0, 1)  # 1: something is missing here that `doctor` looks for
 
@@ -112,7 +112,7 @@ KILL = "os.kill(os.getpid(), signal.{name}); signal.sigtimedwait([], 0.1)"
 @pytest.mark.parametrize("module", ["graphkit.cli._interrupts", "click", "graphkit.cli.ops", "numpy", "graphkit.ops"])
 def test_ctrl_c_while_modules_load_ends_a_command_without_a_traceback(module):
     process = started("ops", before=SIGNAL_AT.format(name=module, action=KILL.format(name="SIGINT")))
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=300)
     assert (process.returncode, out, errors.strip()) == (130, "", "graphkit: interrupted")
 
 
@@ -126,7 +126,7 @@ def test_a_signal_that_turns_into_another_error_is_no_fault(net, name, status):
                 raise ImportError("multiarray failed to import") from error"""
     before = SIGNAL_AT.format(name="graphkit.train.trainer", action=action)
     process = started("train", net / "net.json", "--data", "digits", "-o", net / "run", before=before)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == status
     assert errors.strip() == ("graphkit: interrupted" if name == "SIGINT" else "graphkit: terminated")
 
@@ -157,7 +157,7 @@ def test_an_error_behind_a_signal_is_told(monkeypatch, capsys):
 def test_an_error_that_cannot_be_told_keeps_its_exit_code(arguments, streams, status):
     with FULL.open("w") as full:
         process = started(*arguments, **dict.fromkeys(streams, full))
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     assert (process.returncode, "Traceback" in (errors or "")) == (status, False), errors
 
 
@@ -176,7 +176,7 @@ def test_a_run_that_was_not_yet_replaced_is_not_offered_to_go_on(net):
     assert invoke(train) == 0
     before = SIGNAL_AT.format(name="graphkit.train.trainer", action=KILL.format(name="SIGINT"))
     process = started(*train, "--overwrite", before=before)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert errors.strip().endswith(f"{net / 'run'} still holds the old run, which --overwrite did not replace yet")
 

@@ -357,14 +357,19 @@ def test_a_run_that_is_killed_and_goes_on_by_its_file_has_the_same_bits(call, ta
     assert code == 0, err
     run = tmp_path / "run"
     command = [sys.executable, "-P", "-m", "graphkit", "train", str(task / "config.toml"), *map(str, options)]
-    for epochs, more in kills:
-        with subprocess.Popen([*command, "-o", str(run)], stdout=subprocess.PIPE, text=True) as child:
-            for _ in range(epochs):
-                child.stdout.readline()
-            time.sleep(more)
-            child.kill()
+    for number, (epochs, more) in enumerate(kills):
+        for _ in range(10):
+            with subprocess.Popen([*command, "-o", str(run)], stdout=subprocess.PIPE, text=True) as child:
+                for _ in range(epochs):
+                    child.stdout.readline()
+                time.sleep(more)
+                child.kill()
+            if number or len(_epochs(run)) < len(_epochs(tmp_path / "whole")):
+                break
+            shutil.rmtree(run)  # on a busy machine, the first one may end before it is killed
+        else:
+            pytest.fail("no run was killed in the middle")
         assert gk.load(run / "best.json").meta["best_epoch"]
-        assert epochs > 1 or more or len(_epochs(run)) < len(_epochs(tmp_path / "whole"))  # it was in the middle
         command = [sys.executable, "-P", "-m", "graphkit", "train", str(run / "config.toml"), "--resume"]
     code, _, err = call("train", run / "config.toml", "-o", run, "--resume")
     assert code == 0, err

@@ -43,7 +43,7 @@ def start(processes, code, before=STEPS, options=()):
     return subprocess.Popen(command, **pipes, text=True, start_new_session=True)
 
 
-def finish(job, timeout=90):
+def finish(job, timeout=300):
     """Exit status, output and errors of a job; one that hangs is killed, and fails the test."""
     try:
         out, errors = job.communicate(timeout=timeout)

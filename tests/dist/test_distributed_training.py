@@ -470,7 +470,7 @@ def network(tmp_path):
 def command(network, *further):
     given = [sys.executable, "-P", "-m", "graphkit", "train", str(network / "net.json"), "--data",
              str(network / "data.npz"), *further]  # fmt: skip
-    return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(given, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.full

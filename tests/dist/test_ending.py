@@ -185,7 +185,7 @@ def test_ctrl_c_in_one_process_ends_the_job(where):
         pids |= {int(rank): int(pid) for rank, pid in re.findall(r"pid (\d) (\d+)", line)}
     time.sleep(0.5)
     os.kill(pids[0], signal.SIGINT)
-    status, _, errors = finish(job, 30)
+    status, _, errors = finish(job)
     assert status == 130
     assert "graphkit: rank 0: interrupted; this ends the job" in errors
 
@@ -207,7 +207,7 @@ def test_a_signal_to_the_command_that_started_the_job_ends_the_job(tmp_path, num
         assert time.monotonic() < deadline
         time.sleep(0.1)
     job.send_signal(number)
-    status, _, errors = finish(job, 30)
+    status, _, errors = finish(job)
     assert status == 128 + number
     assert "interrupted" in errors or "terminated" in errors
 

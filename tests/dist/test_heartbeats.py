@@ -353,7 +353,7 @@ def arguments(network, out):
 
 def train(network, out, *further):
     given = [sys.executable, "-P", "-m", "graphkit", *arguments(network, out), "--processes", "2", *further]
-    return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(given, capture_output=True, text=True, timeout=300, check=False)
 
 
 def killed_once(network, monkeypatch):
@@ -445,7 +445,7 @@ def test_restarts_are_of_jobs_that_are_started_here(network):
     done = subprocess.run(
         [launch.find_mpiexec(), "-n", "1", sys.executable, "-P", "-m", "graphkit", "train", "net.json", "--data",
          "digits", "--kvstore", "dist_sync", "--max-restarts", "2"],
-        capture_output=True, text=True, timeout=60, check=False, cwd=network,
+        capture_output=True, text=True, timeout=300, check=False, cwd=network,
     )  # fmt: skip
     assert done.returncode == 2
     assert "--max-restarts needs --processes" in done.stderr

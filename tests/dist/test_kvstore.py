@@ -15,7 +15,7 @@ from graphkit.dist.job import launch
 from graphkit.errors import InputError, UsageError
 
 
-def mpi_run(processes, code, timeout=60):
+def mpi_run(processes, code, timeout=300):
     command = [launch.find_mpiexec(), "-n", str(processes), sys.executable, "-P", "-c", textwrap.dedent(code)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 

@@ -29,7 +29,7 @@ class Together:
     def of(self, rank):
         def allgather_objects(mine):
             self.said[rank] = mine
-            self.barrier.wait(30)
+            self.barrier.wait(120)
             return list(self.said)
 
         return allgather_objects

@@ -145,13 +145,13 @@ def test_no_other_thread_calls_mpi_after_a_stop():
     def test():
         calls.append(threading.current_thread())
         called.set()
-        go_on.wait(30)
+        go_on.wait(120)
         return False
 
     links = SimpleNamespace(start_receive=lambda *_: SimpleNamespace(Test=test), made_progress=lambda: None)
     post = Messages(links)
     post.expect(1, [])
-    assert called.wait(30)
+    assert called.wait(120)
     assert not post.stop(0.01)  # the call is under way
     go_on.set()
     assert post.stop(30)
@@ -172,7 +172,7 @@ def test_threads_that_open_one_mailbox_share_it(on_ranks, monkeypatch):
     class Late(names["_Mailbox"]):
         def __init__(self):
             super().__init__()
-            both.wait(30)
+            both.wait(120)
 
     monkeypatch.setitem(names, "_Mailbox", Late)
     post = names["_Post"]()

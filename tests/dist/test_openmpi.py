@@ -63,7 +63,7 @@ def test_it_is_open_mpi(openmpi):
         "import graphkit as gk; from graphkit.dist.job import mpi; gk.kvstore.create('dist_sync'); print(mpi.library())"
     )
     command = [openmpi[config.MPIEXEC.name], "-n", "2", sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, env=openmpi, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, env=openmpi, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.count("Open MPI") == 2
 
 

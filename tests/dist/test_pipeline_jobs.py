@@ -173,7 +173,7 @@ def command(network, *further):
         str(network / "data.npz"),
         *further,
     ]
-    return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(given, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.full

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
+from clocks import wait_until
 
 from graphkit.dist import kvstore
 from graphkit.dist.collectives.layout import Slices
@@ -425,7 +426,7 @@ def test_no_thread_is_left_waiting_when_nothing_is_posted(on_ranks):
         store.transport.communicator.engine.close()
 
     on_ranks(work)
-    assert threading.active_count() <= before
+    wait_until(lambda: threading.active_count() <= before, "no thread is left")
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)

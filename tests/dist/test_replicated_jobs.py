@@ -19,7 +19,7 @@ from graphkit.dist.wire.mesh import Frame, FrameKind
 from graphkit.errors import RuntimeFailure, UsageError
 
 
-def run(processes, code, timeout=90):
+def run(processes, code, timeout=300):
     options = survival.launcher_options(launch.find_mpiexec())
     return finish(start(processes, code, before="", options=options), timeout)
 
@@ -196,7 +196,7 @@ def test_who_is_lost_and_ends_the_job(who, kind, message):
             for pid in [os.getpid()] if {who!r} == "worker" else pids[:1] if {who!r} == "server" else pids:
                 os.kill(pid, signal.{kind})
     """
-    status, _, errors = run(4, code, 60)
+    status, _, errors = run(4, code)
     assert status in FAILED or (kind, status) == ("SIGKILL", 137)
     # The launcher may end the others of a killed worker before they say so.
     assert re.search(message, errors) or who == "worker"
@@ -227,7 +227,7 @@ def test_a_worker_that_fails_ends_the_job_at_once(failure, status, loss):
     time.sleep(300)
     """
     )
-    found, _, errors = run(4, code.format(kill_at={3: 20} if loss else {}), 60)
+    found, _, errors = run(4, code.format(kill_at={3: 20} if loss else {}))
     assert found == status, errors
     if "bad sample" in failure:
         assert "graphkit: rank 1: bad sample; this ends the job" in errors
@@ -244,7 +244,7 @@ def test_who_leaves_before_the_connections_are_there_is_not_waited_for():
         replicated.open_mesh = dies
     gk.kvstore.create("dist_async", servers=2, replicate=True, timeout=5)
     """
-    status, _, _ = run(4, code, 60)
+    status, _, _ = run(4, code)
     assert status != 0
 
 
@@ -260,7 +260,7 @@ def test_who_leaves_unseen_before_the_connections_are_there_is_not_waited_for():
         replicated.open_mesh = lambda *_: os._exit(0)
     gk.kvstore.create("dist_async", servers=2, replicate=True, timeout=2)
     """
-    status, _, errors = run(4, code, 60)
+    status, _, errors = run(4, code)
     assert status != 0
     assert "not all processes of the job have opened their store within 2 s" in errors
 
@@ -277,7 +277,7 @@ def test_a_server_that_is_lost_while_mpi_is_closed_is_not_waited_for():
     kv.barrier()
     print("done\\n", end="", flush=True)
     """
-    status, out, _ = run(4, code, 60)
+    status, out, _ = run(4, code)
     assert out == "done\ndone\n"
     assert status in (0, 5)  # MPICH's cannot be closed then
 

@@ -76,7 +76,7 @@ def test_an_mpi_launcher_decides_how_many_processes_go_on(resumed, monkeypatch):
 
 
 def command(*given):
-    return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(given, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.full

@@ -131,7 +131,7 @@ def digits(folder, kvstore, *more, processes=2, epochs=6):
     command = [sys.executable, "-P", "-m", "graphkit", "train", str(folder / "net.json"), "--data", "digits",
                "--epochs", str(epochs), "--batch-size", "32", "--processes", str(processes), "--kvstore", kvstore,
                "-o", str(folder / kvstore), *more]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_a_worker_that_fails_ends_the_servers_too():
         kv.pull("w")
         time.sleep(0.01)
     """
-    status, _, errors = finish(start(3, code, before=""), 30)
+    status, _, errors = finish(start(3, code, before=""))
     assert status in FAILED
     assert "rank 1: ValueError: broken; this ends the job" in errors
 
@@ -249,7 +249,7 @@ def test_who_is_lost_is_named(kind, who):
         if step == 20 and kv.rank == 1:
             os.kill(kv.call_servers(process)[0] if {who!r} == "server" else os.getpid(), signal.{kind})
     """
-    status, _, errors = finish(start(3, code, before=""), 60)
+    status, _, errors = finish(start(3, code, before=""))
     assert status != 0
     if kind == "SIGSTOP":
         assert status in FAILED
@@ -285,7 +285,7 @@ def test_a_killed_server_is_recovered_from_by_a_restart(net):
                "--epochs", "4", "--batch-size", "32", "--processes", "2", "--kvstore", "dist_async",
                "-o", str(net / "run"), "--max-restarts", "1"]  # fmt: skip
     environment = dict(os.environ, PYTHONPATH=str(net))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert (net / "once").exists(), done.stderr
     assert done.returncode == 0, done.stderr
     assert "the job failed; restarting it from its last checkpoint (restarts left: 0)" in done.stderr
@@ -295,9 +295,7 @@ def test_a_killed_server_is_recovered_from_by_a_restart(net):
 
 @pytest.mark.full
 def test_servers_that_leave_no_worker():
-    status, _, errors = finish(
-        start(2, 'import graphkit as gk\ngk.kvstore.create("dist_async", servers=2)', before=""), 30
-    )
+    status, _, errors = finish(start(2, 'import graphkit as gk\ngk.kvstore.create("dist_async", servers=2)', before=""))
     assert status != 0
     assert "2 processes and 2 servers: no worker is left; start at least 3 processes" in errors
 
@@ -329,6 +327,6 @@ def test_a_second_store_with_the_same_keys_is_refused(options):
         except gk.errors.UsageError as error:
             print(error)
     """
-    status, output, errors = finish(start(3 if "2" in options else 2, body, before=""), 30)
+    status, output, errors = finish(start(3 if "2" in options else 2, body, before=""))
     assert status == 0, errors
     assert "a job can have only one store with servers" in output

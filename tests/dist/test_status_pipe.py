@@ -89,6 +89,11 @@ def test_a_rank_that_leaves_without_a_word_is_named(started, tmp_path, leaves, s
     assert re.search(rf"graphkit: rank {who} on \S+ \(process {process}\) left before its program had ended", errors)
 
 
+def launcher_that_outlives(process):
+    """A process that ends after another one, whose output it reads."""
+    return subprocess.Popen(["sh", "-c", "cat; sleep 0.2"], stdin=process.stdout)
+
+
 @pytest.mark.skipif(
     tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (6, 15),
     reason="Linux tells how a process has ended since 6.15",
@@ -97,13 +102,13 @@ def test_a_rank_that_leaves_by_itself_comes_before_one_that_was_killed():
     words = "begun\t0\t%d\tbox\nbegun\t1\t%d\tbox\nstarted\t0\t%d\tbox\nstarted\t1\t%d\tbox\n"
     with (
         status_pipe.StatusPipe(2) as ranks,
-        subprocess.Popen(["sleep", "60"]) as killed,
-        subprocess.Popen(["sleep", "0.2"]) as left,
+        subprocess.Popen(["sleep", "600"]) as killed,
+        subprocess.Popen(["sleep", "0.2"], stdout=subprocess.PIPE) as left,
     ):
         pipe = os.open(ranks.path, os.O_WRONLY | os.O_NONBLOCK)
         os.write(pipe, (words % ((killed.pid, left.pid) * 2)).encode())
         killed.kill()
-        ranks.wait(subprocess.Popen(["sleep", "0.4"]), 0.1)
+        ranks.wait(launcher_that_outlives(left), 0.1)
         os.close(pipe)
         killed.wait(), left.wait()
         lost = ranks.first_lost()
@@ -111,10 +116,13 @@ def test_a_rank_that_leaves_by_itself_comes_before_one_that_was_killed():
 
 
 def test_a_rank_that_has_waited_for_another_to_start_is_not_called_killed():
-    with status_pipe.StatusPipe(3) as ranks, subprocess.Popen(["sleep", "0.1"]) as first:
+    with (
+        status_pipe.StatusPipe(3) as ranks,
+        subprocess.Popen(["sleep", "0.1"], stdout=subprocess.PIPE) as first,
+    ):
         pipe = os.open(ranks.path, os.O_WRONLY | os.O_NONBLOCK)
         os.write(pipe, f"begun\t0\t{first.pid}\tbox\nbegun\t1\t{os.getpid()}\tbox\n".encode())
-        ranks.wait(subprocess.Popen(["sleep", "1"]), 0.1)
+        ranks.wait(launcher_that_outlives(first), 0.1)
         os.close(pipe)
         lost = ranks.first_lost()
     assert lost == f"rank 0 on box (process {first.pid}) left before all ranks had started MPI; rank 2 has not started"

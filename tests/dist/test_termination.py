@@ -25,25 +25,42 @@ DISTRIBUTED = ("--kvstore", "dist_sync", "--optimizer", "adam", "--metric", "acc
 SIGNALLED = """
     import os, pathlib, signal, sys, time
     from graphkit import cli
+    from graphkit.dist.job.departure import _READY, _VOTE, Departure
     from graphkit.train.stepper import Stepper
 
     ranks, at, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     rank = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
-    take, steps = Stepper.take, iter(range(10**6))
+    take, steps, begin, departures = Stepper.take, iter(range(10**6)), Departure.begin, []
     pids = pathlib.Path(os.environ["PIDS"])
     (pids / f"pid-{rank}").write_text(str(os.getpid()))
+
+    def begun(self):
+        departures.append(self)
+        begin(self)
+
+    def wait_until_told(ranks, least):
+        end = time.monotonic() + 60
+        while (departures[-1]._told()[0][ranks] < least).any():
+            assert time.monotonic() < end, "the others do not tell it"
+            time.sleep(0.01)
 
     def taken(self, *arguments):
         if next(steps) == at:
             targets = [t for t in ranks.split(",") if t == rank or (rank == "0" and t.startswith("server "))]
             for target in targets:
-                pid = os.getpid() if target == rank else int((pids / f"pid-{target[7:]}").read_text())
-                for _ in range(count):
-                    os.kill(pid, signal.SIGTERM)
-                    time.sleep(0 if target == rank else 0.3)  # two signals at once would arrive as one
+                if target == rank:
+                    for _ in range(count):
+                        os.kill(os.getpid(), signal.SIGTERM)
+                    continue
+                wait_until_told(slice(departures[-1]._workers), _READY)  # before, SIGTERM ends a server at once
+                for number in range(count):
+                    if number:  # two signals at once would arrive as one
+                        wait_until_told([int(target[7:])], _VOTE)
+                    os.kill(int((pids / f"pid-{target[7:]}").read_text()), signal.SIGTERM)
+                wait_until_told([int(target[7:])], _VOTE)
         return take(self, *arguments)
 
-    Stepper.take = taken
+    Stepper.take, Departure.begin = taken, begun
     cli.main(sys.argv[4:])
 """
 
@@ -73,7 +90,7 @@ def job(*arguments, ranks="", at=0, count=1, processes=2):
     with tempfile.TemporaryDirectory() as pids:
         environment = os.environ | {"GRAPHKIT_NUM_THREADS": "1", "GRAPHKIT_RANK_TIMEOUT": "20", "PIDS": pids}
         command = [find_mpiexec(), "-n", str(processes), *code, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
 
 
 def state(run):
@@ -197,20 +214,18 @@ def test_second_sigterm_to_a_server_ends_at_once(task):
 
 @pytest.mark.full
 def test_sigterm_to_a_server_without_a_folder_ends_at_once(task):
-    code = """
-        import os, signal, sys, time
+    script = """
+        import os, signal, time
         import numpy as np, graphkit as gk
+        def process(values):
+            return os.getpid()
         kv = gk.kvstore.create("dist_async", servers=1)
         kv.init("a", np.zeros(3, np.float32))
-        time.sleep(60)
+        if kv.rank == 0:
+            os.kill(kv.call_servers(process)[0], signal.SIGTERM)
+        time.sleep(1000)
     """
-    signalled = """
-        import os, signal, threading
-        if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "2":
-            threading.Timer(3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
-    """
-    script = textwrap.dedent(signalled) + textwrap.dedent(code)
-    command = [find_mpiexec(), "-n", "3", sys.executable, "-P", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    command = [find_mpiexec(), "-n", "3", sys.executable, "-P", "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode != 0
     assert "rank 2: terminated" in done.stderr

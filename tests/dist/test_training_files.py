@@ -12,7 +12,7 @@ import graphkit as gk
 
 def run(*arguments):
     command = [sys.executable, "-P", "-m", "graphkit", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -38,7 +38,7 @@ def train(tmp_path):
         epochs = [record for record in records if record["event"] == "epoch"]
         assert all(np.isfinite([epoch["loss"], epoch["valid_loss"]]).all() for epoch in epochs)
         draw = [sys.executable, EXAMPLES / "curves.py", folder, "-o", tmp_path / "curve.svg", "--target", "loss=1"]
-        subprocess.run(draw, check=True, timeout=60)
+        subprocess.run(draw, check=True, timeout=300)
         titles = [e.text for e in ElementTree.parse(tmp_path / "curve.svg").iter() if e.get("class") == "panel"]
         assert titles[0] == "Loss"
         assert len(titles) == 2
@@ -63,7 +63,7 @@ def log_of(folder, losses):
 def test_curves_of_odd_numbers(tmp_path, losses):
     log_of(tmp_path / "run", losses)
     draw = [sys.executable, EXAMPLES / "curves.py", tmp_path / "run", tmp_path / "run", "-o", tmp_path / "curve.svg"]
-    subprocess.run(draw, check=True, timeout=60)
+    subprocess.run(draw, check=True, timeout=300)
     (panel,) = [e for e in ElementTree.parse(tmp_path / "curve.svg").iter() if e.get("class") == "panel"]
     dots = [e for e in ElementTree.parse(tmp_path / "curve.svg").iter() if e.tag.endswith("circle")]
     assert len(dots) == 2 * np.isfinite(losses).sum()
@@ -76,7 +76,7 @@ def test_what_has_no_curves(tmp_path, losses, message):
     if losses is not None:
         log_of(tmp_path / "run", losses)
     draw = [sys.executable, EXAMPLES / "curves.py", tmp_path / "run", "-o", tmp_path / "curve.svg"]
-    ended = subprocess.run(draw, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(draw, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 2
     assert message in ended.stderr
     assert not (tmp_path / "curve.svg").exists()

@@ -212,7 +212,7 @@ for number in range(4):
 assert all(os.waitpid(child, 0)[1] == 0 for child in children)
 assert found.array.size == {DATA.size}, "the children have closed their own descriptors"
 """
-    subprocess.run([sys.executable, "-P", "-W", "error", "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-P", "-W", "error", "-c", program], check=True, timeout=300)
 
 
 def test_half_of_the_descriptors_are_for_others(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ def test_calling_a_module_names_build(name):
 
 def test_a_module_is_imported_when_it_is_used():
     code = "import graphkit as gk; gk.models.resnet(layers=18)"
-    failed = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=100)
+    failed = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=300)
     assert 'write gk.models.build("resnet", ...)' in failed.stderr
 
 

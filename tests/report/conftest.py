@@ -89,7 +89,7 @@ def browse() -> Callable[..., Seen]:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         with tempfile.TemporaryDirectory() as profile:
             command = [browser, *QUIET, "--enable-logging=stderr", f"--user-data-dir={profile}", *arguments]
-            return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+            return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
 
     def open_page(page: Path, screenshot: Path | None = None, width: int = 1300, height: int = 1600) -> Seen:
         given = [f"--window-size={width},{height}", "--virtual-time-budget=4000"]

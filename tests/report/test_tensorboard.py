@@ -361,7 +361,7 @@ def test_a_full_disk_is_told(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
     command = [sys.executable, "-P", "-c", TRAINING, str(tmp_path / "events")]
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited, timeout=300, check=False)
     assert done.returncode == 1
     assert "RuntimeFailure" in done.stderr
     assert f"{tmp_path / 'events'}: events cannot be written: File too large" in done.stderr

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from graphkit.executor.run.session import Executor
 from graphkit.serving.application import Application
 from graphkit.serving.guard import Access
 from graphkit.serving.repository import ModelRepository
@@ -35,6 +37,32 @@ def served() -> Iterator[Callable[..., TestClient]]:
     yield start
     for repository in made:
         repository.close()
+
+
+class HeldRuns(NamedTuple):
+    """begun: set by the first run. go: lets all runs end."""
+
+    begun: threading.Event
+    go: threading.Event
+
+
+@pytest.fixture
+def hold_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], HeldRuns]]:
+    """`hold_runs()`: the runs of all models that are loaded wait from now on, until `go` is set."""
+    held = HeldRuns(threading.Event(), threading.Event())
+    run = Executor.run
+
+    def waiting(*arguments: Any, **options: Any) -> Any:
+        held.begun.set()
+        assert held.go.wait(60)
+        return run(*arguments, **options)
+
+    def start() -> HeldRuns:
+        monkeypatch.setattr(Executor, "run", waiting)
+        return held
+
+    yield start
+    held.go.set()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -25,7 +26,7 @@ class Runner:
 
     def __call__(self, feeds, timeout):
         self.begun.set()
-        assert self.go.wait(30)
+        assert self.go.wait(120)
         self.shapes.append(feeds["x"].shape)
         if (feeds["x"] == 13).any():
             raise InputError("13 is refused")
@@ -48,7 +49,7 @@ def batcher(runner):
         found.executed = executed
         made.append(found)
         found.submit({"x": np.zeros((1, 99))})
-        assert runner.begun.wait(30)
+        assert runner.begun.wait(120)
         return found
 
     yield start
@@ -241,3 +242,61 @@ def test_many_threads_get_their_own_rows():
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(ask, range(400)))
     queue.close()
+
+
+def test_an_event_loop_gets_a_batch_in_one_call(batcher, runner):
+    """A call for each request would wake the loop, and take the interpreter from it, as often."""
+    queue = batcher()
+    calls = []
+
+    async def ask():
+        loop = asyncio.get_running_loop()
+        call = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *arguments: (calls.append(arguments), call(*arguments))[1]
+        futures = [queue.submit_from_loop(rows(1, 7 * place)) for place in range(4)]
+        runner.go.set()
+        return [result.outputs["y"].tolist() for result in await asyncio.gather(*futures)]
+
+    assert asyncio.run(ask()) == [[[14 * place, 14 * place + 2]] for place in range(4)]
+    assert len(calls) == 1
+
+
+def test_errors_and_lost_requests_of_an_event_loop(batcher, runner):
+    queue = batcher()
+
+    async def ask():
+        good, bad, cancelled, failed = [queue.submit_from_loop(rows(1, first)) for first in (0, 13, 20, 30)]
+        cancelled.cancel()
+        failed.set_exception(ZeroDivisionError())
+        await asyncio.sleep(0)
+        assert len(queue) == 2
+        runner.go.set()
+        return await asyncio.gather(good, bad, failed, return_exceptions=True)
+
+    good, bad, failed = asyncio.run(ask())
+    assert good.outputs["y"].tolist() == [[0, 2]]
+    assert isinstance(bad, InputError)
+    assert isinstance(failed, ZeroDivisionError)
+    assert runner.shapes[1] == (2, 2)
+
+
+def test_a_loop_that_has_ended_does_not_end_the_thread(batcher, runner):
+    queue = batcher()
+
+    async def leave():
+        queue.submit_from_loop(rows(1, 0))
+
+    asyncio.run(leave())
+    runner.go.set()
+    assert queue.submit(rows(1, 7)).result(30).outputs["y"].tolist() == [[14, 16]]
+
+
+def test_a_busy_thread_is_not_woken(batcher, runner):
+    queue = batcher()
+    woken = []
+    notify = queue._changed.notify
+    queue._changed.notify = lambda: (woken.append(1), notify())
+    futures = [queue.submit(rows(1, 0)) for _ in range(5)]
+    runner.go.set()
+    assert [future.result(30).rows for future in futures] == [5] * 5
+    assert woken == []

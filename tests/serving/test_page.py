@@ -56,7 +56,7 @@ CHECKS = """
 @pytest.mark.skipif(shutil.which("node") is None, reason="no Node is installed")
 def test_script_handles_errors_in_plain_text_and_nan():
     script = re.search(r"<script>(.*)</script>", filled("serve.html"), re.DOTALL)[1]
-    done = subprocess.run(["node"], input=ELEMENTS + script + CHECKS, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["node"], input=ELEMENTS + script + CHECKS, capture_output=True, text=True, timeout=300)
     assert done.stdout == '["Status 400: Invalid request","no",["blob:1"]]\n', done.stderr
 
 
@@ -82,7 +82,7 @@ def document(tmp_path, monkeypatch):
         f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=4000", "--dump-dom", server.url,
     ]  # fmt: skip
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     finally:
         server.stop()
         thread.join(60)

@@ -15,6 +15,8 @@ from handmade import write_scaled
 
 import graphkit as gk
 from graphkit.serving.repository import ModelRepository
+from graphkit.serving.served_model import ServedModel
+from graphkit.serving.settings import Settings
 from graphkit.serving.sources import find_models, named_sources
 
 
@@ -287,3 +289,23 @@ def test_a_model_that_cannot_be_loaded_stops_the_start(tmp_path):
     repository = ModelRepository([tmp_path])
     with pytest.raises(gk.errors.GraphkitError, match=r"damaged\.onnx"):
         repository.load_all()
+
+
+def test_the_programs_of_one_row_and_of_several_are_compiled(tmp_path, monkeypatch):
+    """The first request does not wait for a compiler."""
+    seen = []
+    compute = ServedModel._compute
+
+    def counted(self, feeds, timeout=None):
+        seen.append({name: len(array) for name, array in feeds.items()})
+        return compute(self, feeds, timeout)
+
+    monkeypatch.setattr(ServedModel, "_compute", counted)
+    x, fixed = gk.input("x", ["N", 3]), gk.input("x", [1, 3])
+    for value, rows in ((gk.relu(x), [1, 2]), (gk.relu(fixed), [1])):
+        seen.clear()
+        gk.Model({"y": value}).save(tmp_path / "net.onnx")
+        repository = ModelRepository([tmp_path / "net.onnx"], Settings(threads=1))
+        repository.load_all()
+        repository.close()
+        assert [each["x"] for each in seen] == rows

@@ -217,3 +217,13 @@ def test_the_page_loads_nothing_from_elsewhere(client):
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "http://" not in page.text.replace("http://www.w3.org", "")
     assert "https://" not in page.text
+
+
+def test_max_memory_limits_decoding(served, insects):
+    client = served([insects], max_memory="1MB")
+    answer = client.post("/predict", files=[("file", ("small.png", png(0)))])
+    assert answer.status_code == 200, answer.text
+    answer = client.post("/predict", files=[("file", ("large.png", png(0, (400, 400))))])
+    assert answer.status_code == 413
+    assert "large.png: decoding an image of 160000 pixels takes about 1280000 bytes" in answer.json()["error"]
+    assert "--max-memory" in answer.json()["error"]

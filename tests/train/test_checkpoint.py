@@ -275,7 +275,7 @@ def test_killed_at_random_moments_the_last_checkpoint_loads(tmp_path, number, ki
             time.sleep(0.01)  # at least one run has written a checkpoint
         time.sleep(moments.uniform(0.0, 0.6 if kills > 1 else 0.1))
         child.send_signal(number)
-        child.communicate(timeout=30)
+        child.communicate(timeout=300)
         assert child.returncode != 0
         net = gk.load(folder)
         trainer = gk.Trainer(net, optimizer=gk.optim.SGD(0.01, momentum=0.9))

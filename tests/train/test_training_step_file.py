@@ -321,7 +321,7 @@ def test_the_script_of_the_guide_trains_without_graphkit(tmp_path):
     trainer.to_onnx(tmp_path / "step.onnx", metrics="accuracy")
     check = "\nimport sys\nassert 'graphkit' not in sys.modules\nnp.savez('end.npz', **states)\n"
     command = [sys.executable, "-P", "-c", script + check]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     data = np.load(tmp_path / "digits.npz")
     lines = done.stdout.splitlines()

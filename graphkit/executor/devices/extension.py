@@ -9,7 +9,7 @@ from graphkit import config
 from graphkit.errors import MissingDependency
 from graphkit.ir.graph import accelerate
 
-_ONEDNN_DISTRIBUTION = "onednn-cpu-gomp"
+ONEDNN_DISTRIBUTION = "onednn-cpu-gomp"
 ONEDNN_LIBRARY = "libdnnl.so.3"
 
 
@@ -42,7 +42,7 @@ def onednn_library(cause: str) -> str:
     import importlib.metadata
 
     try:
-        files = importlib.metadata.files(_ONEDNN_DISTRIBUTION) or []
+        files = importlib.metadata.files(ONEDNN_DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         files = []
     for file in files:
@@ -50,5 +50,5 @@ def onednn_library(cause: str) -> str:
             return str(file.locate())
     raise MissingDependency(
         f"oneDNN's library {ONEDNN_LIBRARY} cannot be loaded ({cause}); run pip install --force-reinstall "
-        f"{_ONEDNN_DISTRIBUTION}"
+        f"{ONEDNN_DISTRIBUTION}"
     )

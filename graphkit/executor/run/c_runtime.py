@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import CheckFailed, InputError, MissingDependency, RuntimeFailure
-from graphkit.executor.devices.extension import ONEDNN_LIBRARY, import_extension
-from graphkit.ir.atomic import write_whole, writing_of
+from graphkit.executor.devices.extension import import_extension
 from graphkit.ir.types import DType
 
-LIBRARY, HEADER = "libgraphkit.so", "graphkit.h"
+LIBRARY = "libgraphkit.so"
 _ABI_VERSION = 1
 # Element types in the order of gk_type, from 1 on.
 _TYPES = (
@@ -38,43 +37,10 @@ def library_path() -> Path:
     return path
 
 
-def header_path() -> Path:
-    """Return the path of graphkit.h."""
-    return Path(__file__).parents[2] / "include" / HEADER
-
-
-def write_c_runtime(folder: Path) -> list[Path]:
-    """Copy graphkit.h, libgraphkit.so, and the library of oneDNN that it needs, to a folder. Return the new files.
-
-    Raises:
-        MissingDependency: The installed package has no libgraphkit.so.
-        RuntimeFailure: A file cannot be written.
-    """
-    sources = [header_path(), library_path()]
-    if import_extension().has_onednn():
-        sources.append(_onednn_path())
-    with writing_of(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    targets = [folder / source.name for source in sources]
-    for source, target in zip(sources, targets, strict=True):
-        # Not over the old file, which a running program may have loaded.
-        write_whole(target, [source.read_bytes()])
-    return targets
-
-
-def _onednn_path() -> Path:
-    """Return the path of oneDNN's library under the name by which programs look for it. Raises MissingDependency."""
-    import_extension().onednn_version()  # loads the library
-    with open("/proc/self/maps") as maps:
-        loaded = [line.split(maxsplit=5)[-1].strip() for line in maps if "libdnnl" in line]
-    for path in map(Path, loaded):
-        if path.with_name(ONEDNN_LIBRARY).exists():
-            return path.with_name(ONEDNN_LIBRARY)
-    raise MissingDependency(f"oneDNN's library {ONEDNN_LIBRARY} was not found")
-
-
 class _Options(ctypes.Structure):
-    _fields_ = (("threads", ctypes.c_int32),)
+    _fields_ = (
+        ("threads", ctypes.c_int32), ("max_iterations", ctypes.c_int64), ("timeout", ctypes.c_double),
+    )  # fmt: skip
 
 
 @cache
@@ -90,6 +56,9 @@ def _library() -> ctypes.CDLL:
     )  # fmt: skip
     library.gk_close.argtypes = (handle,)
     library.gk_close.restype = None
+    word = ctypes.c_uint64
+    library.gk_get_random_state.argtypes = (handle, ctypes.POINTER(word), ctypes.POINTER(word))
+    library.gk_set_random_state.argtypes = (handle, word, word)
     library.gk_run.argtypes = (handle, ctypes.POINTER(handle), size, ctypes.POINTER(handle), size)
     for kind in ("input", "output"):
         results = {"name": text, "type": ctypes.c_int, "rank": size, "dims": ctypes.POINTER(ctypes.c_int64)}
@@ -118,16 +87,18 @@ class CSession:
     Args:
         path: A .gkp file.
         threads: Most threads of a run; 0: as many as when the file was written, at most one for each core.
+        max_iterations: Most iterations of one loop; 0: any number.
+        timeout: Most seconds of a run; 0: any time.
 
     Raises:
         MissingDependency: The installed package has no libgraphkit.so.
         RuntimeFailure: The library cannot open the file. The message ends with the name of the status.
     """
 
-    def __init__(self, path: str | Path, threads: int = 0):
+    def __init__(self, path: str | Path, threads: int = 0, max_iterations: int = 0, timeout: float = 0):
         self._library, self._handle = _library(), ctypes.c_void_p()
         opened = ctypes.byref(self._handle)
-        options = _Options(threads)
+        options = _Options(threads, max_iterations, timeout)
         name = os.fsencode(path)
         _raise_for(
             self._library.gk_open_checked(name, ctypes.byref(options), opened, _ABI_VERSION, ctypes.sizeof(options))
@@ -159,6 +130,18 @@ class CSession:
         results = list(made.values())
         _raise_for(self._library.gk_run(self._handle, _pointers(given), len(given), _pointers(results), len(results)))
         return made
+
+    @property
+    def rng(self) -> tuple[int, int]:
+        """(seed, step) of the next run, as in `Executor.rng`."""
+        seed, step = ctypes.c_uint64(), ctypes.c_uint64()
+        _raise_for(self._library.gk_get_random_state(self._handle, ctypes.byref(seed), ctypes.byref(step)))
+        return seed.value, step.value
+
+    @rng.setter
+    def rng(self, state: tuple[int, int]) -> None:
+        seed, step = state
+        _raise_for(self._library.gk_set_random_state(self._handle, seed % (1 << 64), step))
 
     def close(self) -> None:
         """Free the session. Later runs are errors."""

@@ -19,18 +19,16 @@ from graphkit.errors import MissingDependency, UnsupportedError
 from graphkit.executor.devices.kernel import NativeKernel
 from graphkit.executor.devices.loading import load_device, native_module
 from graphkit.executor.devices.recipes import recorded_recipes
-from graphkit.executor.lower.branch import Branch
 from graphkit.executor.lower.emit import Emitter
-from graphkit.executor.lower.lowering import ABSENT, Location, LoweredGraph
-from graphkit.executor.lower.native_kernel import PreparedKernel
 from graphkit.executor.run.batched_program import BatchedProgram
 from graphkit.executor.run.program import Program
+from graphkit.executor.run.saved_encoding import number, optional, raw, sequence, text
+from graphkit.executor.run.saved_steps import Numbers, StepList, encoded_steps, refuse_other_steps
 from graphkit.executor.run.session import Executor
 from graphkit.ir.atomic import PendingFile, writing_of
-from graphkit.ir.graph import Node, Value
+from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.named_tuples import NamedTuple
-from graphkit.text import listed
 
 _MAGIC = b"\x89GKP\r\n\x1a\n"
 _HEADER = struct.Struct("<8sIIQQQQQ")
@@ -38,6 +36,8 @@ _BYTE_ORDER = 0x01020304
 _ALIGNMENT = 64
 # Weights of at least this many bytes begin with a page of the file.
 _PAGE, _LARGE = 4096, 1 << 16
+# An error names at most this many states.
+_MOST_NAMED = 5
 # Element types that programs in C have.
 _TYPES = frozenset(
     DType(name)
@@ -46,8 +46,6 @@ _TYPES = frozenset(
         "uint8", "uint16", "uint32", "uint64", "bool",
     )
 )  # fmt: skip
-# An error names at most this many nodes.
-_MOST_NAMED = 5
 
 
 class SavedProgramFacts(NamedTuple):
@@ -92,11 +90,11 @@ def save_program(
     executor = _SavingExecutor(**executor_options)
     program = executor.program(shapes)
     if check is None:
-        return _written(_Contents(program, executor.input_names, executor.outputs), executor.outputs, path)
+        return _written(_Contents(program, executor), executor.outputs, path)
     from graphkit.executor.run.c_runtime import compare_with_python
 
     # Before the run, which may use another program.
-    contents = _Contents(program, executor.input_names, executor.outputs)
+    contents = _Contents(program, executor)
     expected = executor.run(check)
 
     def compare(written: Path) -> None:
@@ -117,115 +115,14 @@ class _SavingExecutor(Executor):
         graph = self._select(None).graph
         if graph.updates:
             names = ", ".join(repr(graph.name_of(state)) for state, _ in graph.updates[:_MOST_NAMED])
-            raise UnsupportedError(f"a graph that updates states ({names}) cannot be saved as a program yet")
+            raise UnsupportedError(
+                f"a graph that updates states ({names}) cannot be saved as a program; to train in C, write the step "
+                "with Trainer.to_onnx, and save that file"
+            )
         with recorded_recipes():
             self.specialise(shapes)
         assert isinstance(self._latest, (Program, BatchedProgram)), "no program is made from a template"
         return self._latest
-
-
-# Kinds of steps, as SavedStep::Kind in executor/native/c_interface/step_check.h.
-_KERNEL, _COPY, _BRANCH, _FAIL = range(4)
-
-
-class _Step(NamedTuple):
-    """A step of the file.
-
-    Args:
-        kind: One of the numbers above.
-        name: Name of the step; the message of a failure.
-        inputs: Where the operands are: those of a kernel, the source of a copy, or the condition of a branch.
-        outputs: Where the results are.
-        kernel: The kernel.
-        scratch: Where the working memory is.
-        nbytes: Bytes of a copy.
-        blocks: Of a branch: the steps that run if the condition is true, and the others.
-    """
-
-    kind: int
-    name: str
-    inputs: Sequence[Location] = ()
-    outputs: Sequence[Location] = ()
-    kernel: NativeKernel | None = None
-    scratch: Location = ABSENT
-    nbytes: int = 0
-    blocks: Sequence[_StepList] = ()
-
-    def all_steps(self) -> Iterator[_Step]:
-        """Yield this step, and those of its blocks."""
-        yield self
-        for block in self.blocks:
-            for step in block.steps:
-                yield from step.all_steps()
-
-
-class _StepList:
-    """Replaces the native builder: lists the steps that the emitter writes."""
-
-    def __init__(self) -> None:
-        self.steps: list[_Step] = []
-
-    def kernel(
-        self,
-        name: str,
-        kernel: NativeKernel,
-        inputs: Sequence[Location],
-        outputs: Sequence[Location],
-        scratch: Location,
-    ) -> None:
-        given, results = inputs[: kernel.input_count], outputs[: kernel.output_count]
-        working = scratch if kernel.scratch_bytes else ABSENT
-        self.steps.append(_Step(_KERNEL, name, given, results, kernel, working))
-
-    def copy(self, name: str, source: Location, target: Location, nbytes: int) -> None:
-        self.steps.append(_Step(_COPY, name, [source], [target], nbytes=nbytes))
-
-    def branch(self, name: str, condition: Location) -> tuple[_StepList, _StepList]:
-        blocks = (_StepList(), _StepList())
-        self.steps.append(_Step(_BRANCH, name, [condition], blocks=blocks))
-        return blocks
-
-    def fail(self, message: str) -> None:
-        self.steps.append(_Step(_FAIL, message))
-
-    def store(self, name: str, *_: Any) -> None:
-        raise UnsupportedError(f"{name}: a size depends on values, which programs for C do not support yet")
-
-    resize = store
-
-    def commit(self) -> None:
-        """Do nothing: no step overwrites a state."""
-
-
-def _refused(lowered: LoweredGraph, prefix: str = "") -> Iterator[str]:
-    """Yield the steps that cannot be saved, and why."""
-    for node, lowering in lowered.steps:
-        name = prefix + lowered.graph.node_name(node)
-        if isinstance(lowering, Branch):
-            for part, graph in lowering.subgraphs.items():
-                yield from _refused(graph, f"{name}/{part}/")
-            continue
-        if not isinstance(lowering, PreparedKernel):
-            why = lowering.reason or ("it runs in Python" if lowering.in_python else _why_several_steps(node))
-        elif lowering.kernel.recipe is None:
-            why = f"kernels of the class {type(lowering.kernel).__name__} cannot be saved yet"
-        else:
-            continue
-        yield f"{name} ({node.op.name}: {why})"
-
-
-def _why_several_steps(node: Node) -> str:
-    """Return why a node that runs natively is not one kernel."""
-    if node.op.subgraphs():
-        return "loops cannot be saved yet"
-    return "shapes that depend on values cannot be saved yet"
-
-
-def _refuse_other_steps(lowered: LoweredGraph) -> None:
-    """Raise UnsupportedError for steps that are not kernels, or whose kernels have no recipe."""
-    if refused := list(_refused(lowered)):
-        names = listed(refused, len(refused), _MOST_NAMED)
-        raise UnsupportedError(f"these nodes cannot be saved in a program for C: {names}")
 
 
 class _Port(NamedTuple):
@@ -273,18 +170,18 @@ def _ports(program: Program | BatchedProgram, names: Sequence[str]) -> list[_Por
         if value in first.fixed:
             continue
         if value.role == "rng":
-            drawing = [node for node in first.graph.nodes if value in node.inputs]
-            if drawing:
-                nodes = (f"{first.graph.node_name(node)} ({node.op.name})" for node in drawing)
-                raise UnsupportedError(
-                    "nodes that draw random numbers cannot be saved in a program for C yet: "
-                    f"{listed(nodes, len(drawing), _MOST_NAMED)}"
-                )
             continue
         kind = _checked("input", name, value)
         shape = (batch, *kind.static_shape[1:]) if position in examples else kind.static_shape
         found.append(_Port(name, TensorType(kind.dtype, shape), position))
     return found
+
+
+def _generators(program: Program | BatchedProgram) -> list[int]:
+    """Return the positions of the inputs that are the random state, if a node reads them."""
+    graph = _sections(program)[0].program.lowered.graph
+    read = {value for node in graph.nodes for value in node.inputs}
+    return [i for i, value in enumerate(graph.inputs) if value.role == "rng" and value in read]
 
 
 def _checked(what: str, name: str, value: Value) -> TensorType:
@@ -295,71 +192,89 @@ def _checked(what: str, name: str, value: Value) -> TensorType:
     return kind
 
 
+class _Listed(NamedTuple):
+    """The steps of a section, and the arrays that they read, by the number of the external memory."""
+
+    section: _Section
+    steps: StepList
+    sources: Mapping[int, np.ndarray]
+
+
 class _Contents:
     """Collects what a file contains: inputs, outputs, constants, kernels, and the parts of the program."""
 
-    def __init__(self, program: Program | BatchedProgram, input_names: Sequence[str], output_names: Sequence[str]):
+    def __init__(self, program: Program | BatchedProgram, executor: _SavingExecutor):
+        self.seed = executor.rng[0]
         self.sections = _sections(program)
-        self.inputs = _ports(program, input_names)
+        self.inputs = _ports(program, executor.input_names)
+        self.generators = _generators(program)
         for section in self.sections:
-            _refuse_other_steps(section.program.lowered)
+            refuse_other_steps(section.program.lowered)
         results = program.finals
         self.outputs = [
             _Port(name, _checked("output", name, result.value), i)
-            for i, (name, result) in enumerate(zip(output_names, results, strict=True))
+            for i, (name, result) in enumerate(zip(executor.outputs, results, strict=True))
         ]
         self.arrays: dict[int, np.ndarray] = {}
         self.kernels: dict[int, NativeKernel] = {}
         self.step_count = 0
-        self.parts = [self._part(section) for section in self.sections]
+        # Numbers in the file depend on the arrays of all sections.
+        listed_sections = [self._listed(section) for section in self.sections]
+        self.parts = [self._part(each) for each in listed_sections]
 
-    def _part(self, section: _Section) -> bytes:
+    def _listed(self, section: _Section) -> _Listed:
         lowered = section.program.lowered
         count, results = len(lowered.graph.inputs), len(lowered.placement.results)
-        emitter, steps = Emitter(count + results), _StepList()
+        emitter, steps = Emitter(count + results), StepList()
         places = [(count + i, 0) for i in range(results)]
         emitter.graph(cast(Any, steps), lowered, 0, [(i, 0) for i in range(count)], places, copies=True)
-        all_steps = [step for outer in steps.steps for step in outer.all_steps()]
-        self.step_count += len(all_steps)
-        # In the file, inputs come first, then outputs, then constants.
-        first = len(self.inputs)
-        number = {port.position: i for i, port in enumerate(self.inputs)}
-        number |= {count + port.position: first + i for i, port in enumerate(self.outputs)}
-        first += len(self.outputs)
         constants = section.program.pools.packed.get(emitter.sources)
         self.arrays |= {id(array): array for array in constants if id(array) not in self.arrays}
-        place = {identity: i for i, identity in enumerate(self.arrays)}
-        number |= {
-            source.external: first + place[id(array)] for source, array in zip(emitter.sources, constants, strict=True)
-        }
-        for step in all_steps:
+        for step in steps.all_steps:
+            self.step_count += 1
             if step.kernel is not None:
                 self.kernels.setdefault(id(step.kernel), step.kernel)
+        sources = {source.external: array for source, array in zip(emitter.sources, constants, strict=True)}
+        return _Listed(section, steps, sources)
+
+    def _part(self, given: _Listed) -> bytes:
+        section, lowered = given.section, given.section.program.lowered
         index = {kernel: i for i, kernel in enumerate(self.kernels)}
-        slices = [
-            _slice(port, value.tensor.nbytes, section)
-            for ports, values in (
-                (self.inputs, lowered.graph.inputs),
-                (self.outputs, [r.value for r in lowered.placement.results]),
-            )
-            for port in ports
-            for value in [values[port.position]]
-        ]
-        return b"".join(
-            (
-                _number(section.program.arena_bytes),
-                _number(section.runs),
-                _list(slices),
-                _list(_step(step, index, number) for step in steps.steps),
-            )
-        )
+        given_values, results = lowered.graph.inputs, [r.value for r in lowered.placement.results]
+        slices = [_slice(port, given_values[port.position].tensor.nbytes, section) for port in self.inputs]
+        if self.generators:
+            slices.append(_whole(given_values[self.generators[0]].tensor.nbytes))
+        slices += [_slice(port, results[port.position].tensor.nbytes, section) for port in self.outputs]
+        steps = encoded_steps(given.steps, Numbers(index, self._external_numbers(given)))
+        return b"".join((number(section.program.arena_bytes), number(section.runs), sequence(slices), steps))
+
+    def _external_numbers(self, given: _Listed) -> Mapping[int, int]:
+        """Return the numbers of external memory in the file.
+
+        Inputs come first, then the random state, outputs, constants, and the memory of the bodies of loops.
+        """
+        count, first = len(given.section.program.lowered.graph.inputs), len(self.inputs)
+        found = {port.position: i for i, port in enumerate(self.inputs)}
+        found |= dict.fromkeys(self.generators, first)
+        first += bool(self.generators)
+        found |= {count + port.position: first + i for i, port in enumerate(self.outputs)}
+        first += len(self.outputs)
+        place = {identity: i for i, identity in enumerate(self.arrays)}
+        found |= {external: first + place[id(array)] for external, array in given.sources.items()}
+        first += len(self.arrays)
+        loops = (step.loop for step in given.steps.all_steps if step.loop is not None)
+        return found | {external: first + i for i, external in enumerate(e for loop in loops for e in loop.externals)}
 
 
 def _slice(port: _Port, nbytes: int, section: _Section) -> bytes:
     """Encode where the runs of a section find an input or output: a part of it, or all of it."""
     if nbytes == port.kind.nbytes:
-        return _number(0) + _number(0) + _number(nbytes)
-    return _number(nbytes // section.size * section.first) + _number(nbytes) + _number(nbytes)
+        return _whole(nbytes)
+    return number(nbytes // section.size * section.first) + number(nbytes) + number(nbytes)
+
+
+def _whole(nbytes: int) -> bytes:
+    return number(0) + number(0) + number(nbytes)
 
 
 def _written(
@@ -370,14 +285,15 @@ def _written(
     native = native_module()
     metadata = b"".join(
         (
-            _text(version()),
-            _list(_text(fact) for fact in native.program_target()),
-            _number(contents.sections[0].program.threads),
-            _list(_text(p.name) + _text(p.kind.dtype.value) + _sizes(p.kind) for p in contents.inputs),
-            _list(_text(p.name) + _text(p.kind.dtype.value) + _sizes(p.kind) for p in contents.outputs),
-            _list(_number(at) + _number(array.nbytes) for at, array in zip(places, arrays, strict=True)),
-            _list(_bytes(kernel.recipe or b"") for kernel in contents.kernels.values()),
-            _list(contents.parts),
+            text(version()),
+            sequence(text(fact) for fact in native.program_target()),
+            number(contents.sections[0].program.threads),
+            sequence(text(p.name) + text(p.kind.dtype.value) + _sizes(p.kind) for p in contents.inputs),
+            sequence(text(p.name) + text(p.kind.dtype.value) + _sizes(p.kind) for p in contents.outputs),
+            optional(number(contents.seed) if contents.generators else None),
+            sequence(number(at) + number(array.nbytes) for at, array in zip(places, arrays, strict=True)),
+            sequence(raw(kernel.recipe or b"") for kernel in contents.kernels.values()),
+            sequence(contents.parts),
         )
     )
     nbytes = _write(path, metadata, data, check)
@@ -430,49 +346,5 @@ def _pieces(chunks: Iterable[Any], size: int) -> Iterator[bytes]:
         yield bytes(pending)
 
 
-# Each of the following functions encodes one thing as runtime/recipe.h reads it.
-
-
-def _number(value: int) -> bytes:
-    return struct.pack("<Q", value & ((1 << 64) - 1))
-
-
-def _bytes(value: bytes) -> bytes:
-    return _number(len(value)) + value
-
-
-def _text(value: str) -> bytes:
-    return _bytes(value.encode())
-
-
-def _list(items: Iterable[bytes]) -> bytes:
-    parts = list(items)
-    return b"".join((_number(len(parts)), *parts))
-
-
-def _location(location: Location, number: Mapping[int, int]) -> bytes:
-    external, offset = location
-    return _number(number[external] if external >= 0 else external) + _number(offset if location != ABSENT else 0)
-
-
 def _sizes(kind: TensorType) -> bytes:
-    return _list(_number(size) for size in kind.static_shape)
-
-
-def _step(step: _Step, index: Mapping[int, int], number: Mapping[int, int]) -> bytes:
-    kernel = step.kernel
-    packed = () if kernel is None else kernel.packed_inputs
-    layouts = [kernel.packed_layout(i) if kernel is not None and i in packed else "" for i in range(len(step.inputs))]
-    return b"".join(
-        (
-            _number(step.kind),
-            _text(step.name),
-            _number(0 if kernel is None else index[id(kernel)]),
-            _list(_location(location, number) for location in step.inputs),
-            _list(map(_text, layouts)),
-            _list(_location(location, number) for location in step.outputs),
-            _location(step.scratch, number),
-            _number(step.nbytes),
-            _list(_list(_step(inner, index, number) for inner in block.steps) for block in step.blocks),
-        )
-    )
+    return sequence(map(number, kind.static_shape))

@@ -17,6 +17,7 @@ from graphkit.ops.image.interpolation import (
     ArrayImage,
     GraphImage,
     Tap,
+    check_sampled,
     cubic_taps,
     interpolated,
     length_of_axis,
@@ -88,7 +89,9 @@ class GridSample(Op):
         out = tuple(dims.fresh() for _ in range(rank - 2)) if grid.shape is None else grid.shape[1:-1]
         if grid.shape is not None and not dims.may_equal(batch, grid.shape[0]):
             raise TypeMismatch(f"grid {grid} and image {x} differ in batch size")
-        return TensorType(x.dtype, (batch, channels, *out))
+        y = TensorType(x.dtype, (batch, channels, *out))
+        check_sampled(x, y)
+        return y
 
     def reference(self, xp: Any, x: Any, grid: Any) -> Any:
         if x.dtype == object:

@@ -14,10 +14,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from graphkit.errors import TypeMismatch
 from graphkit.ir import limits
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Value
-from graphkit.ir.types import DType
+from graphkit.ir.types import DType, TensorType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import F, as_value
 from graphkit.ops.pointwise import scalar_like
@@ -176,6 +177,15 @@ class GraphImage:
     def weighted(self, rows: Any, weight: Any) -> Any:
         weight = weight if weight.dtype is rows.dtype else F.cast(weight, to=rows.dtype)
         return F.mul(rows, F.unsqueeze(weight, np.array([-1], np.int64)))
+
+
+def check_sampled(x: TensorType, y: TensorType) -> None:
+    """Raise TypeMismatch if samples y of images x: [N, C, *spatial] have elements but the images have no positions."""
+    if x.shape is None or y.shape is None or not all(isinstance(size, int) and size for size in y.shape):
+        return
+    empty = [axis for axis, size in enumerate(x.shape) if axis >= 2 and size == 0]
+    if empty:
+        raise TypeMismatch(f"images {x} cannot be sampled: axis {empty[0]} has size 0")
 
 
 def length_of_axis(x: Any, axis: int, like: Any) -> Any:

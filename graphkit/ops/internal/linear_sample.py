@@ -8,7 +8,7 @@ from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import DOMAIN, Op, Rand, Sample, op
-from graphkit.ops.image.interpolation import ArrayImage, GraphImage, interpolated, linear_taps, unmoved
+from graphkit.ops.image.interpolation import ArrayImage, GraphImage, check_sampled, interpolated, linear_taps, unmoved
 
 _SAMPLES = (
     Sample((2, 3, 4, 5), Rand((2, 6), -2.0, 6.0), Rand((2, 6), -2.0, 6.0), dtypes=FLOATS),
@@ -55,7 +55,9 @@ class LinearSample(Op):
         channels = dims.fresh() if x.shape is None else x.shape[1]
         if x.shape is not None and not dims.may_equal(x.shape[0], points[0]):
             raise TypeMismatch(f"{row} and {x} differ in the number of images")
-        return TensorType(x.dtype, (*points, channels))
+        y = TensorType(x.dtype, (*points, channels))
+        check_sampled(x, y)
+        return y
 
     def reference(self, xp: Any, x: Any, row: Any, column: Any) -> Any:
         return self._sampled(ArrayImage(xp, x), row, column, row.ndim)

@@ -281,7 +281,7 @@ def test_classes_of_the_script(tmp_path, uses):
             print({uses})
     """
     )
-    done = subprocess.run(script(tmp_path, guarded), capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(script(tmp_path, guarded), capture_output=True, text=True, timeout=300, check=True)
     first, second = done.stdout.split()
     assert first == second
     unguarded = (
@@ -291,12 +291,12 @@ def test_classes_of_the_script(tmp_path, uses):
     print({uses})
     """
     )
-    done = subprocess.run(script(tmp_path, unguarded), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(script(tmp_path, unguarded), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert "UsageError: a worker process tried to start worker processes" in done.stderr
     assert 'if __name__ == "__main__":' in done.stderr
     session = [sys.executable, "-P", "-c", textwrap.dedent(unguarded)]
-    done = subprocess.run(session, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(session, capture_output=True, text=True, timeout=300, check=False)
     assert "they cannot import its class from an interactive session" in done.stderr
 
 
@@ -358,7 +358,7 @@ def test_an_interrupt_is_for_the_process_that_trains(tmp_path, gone):
     wait_for(lambda: (tmp_path / "run" / "checkpoint.json").exists())
     assert not gone_now(pids)
     os.killpg(trainer.pid, signal.SIGINT)
-    _, error = trainer.communicate(timeout=60)
+    _, error = trainer.communicate(timeout=300)
     assert trainer.returncode == -signal.SIGINT
     assert "KeyboardInterrupt" in error
     assert "contains a checkpoint of this position" in error
@@ -388,7 +388,7 @@ FORKED = """
 
 def test_a_forked_process_leaves_the_workers_alone(tmp_path):
     text = (SCRIPT + FORKED).format(sets=str(SETS))
-    done = subprocess.run(script(tmp_path, text), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(script(tmp_path, text), capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout.split() == ["9"], done.stderr
 
 
@@ -405,7 +405,7 @@ def test_a_script_that_ends_early(tmp_path):
         raise SystemExit(7)
     """
     )
-    done = subprocess.run(script(tmp_path, text), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(script(tmp_path, text), capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (7, "")
     assert all(not Path(f"/proc/{pid}").exists() for pid in done.stdout.split())
 

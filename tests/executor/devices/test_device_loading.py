@@ -74,7 +74,7 @@ def test_control_flow_without_the_extension() -> None:
     lines = []
     for native in (True, False):
         code = f"native = {native}\n{CONTROL_FLOW}"
-        done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=100)
+        done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         lines.append(done.stdout.splitlines())
     assert lines[0] == lines[1]

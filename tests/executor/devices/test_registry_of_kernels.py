@@ -38,7 +38,7 @@ class PausingDict(dict[Any, Any]):
     def _pause(self) -> None:
         if threading.current_thread().name.startswith("slow") and not self.looked.is_set():
             self.looked.set()
-            assert self.resumed.wait(30)
+            assert self.resumed.wait(120)
 
     def __contains__(self, key: object) -> bool:
         found = super().__contains__(key)
@@ -70,7 +70,7 @@ def test_two_threads_import_one_rule(
     monkeypatch.setattr(registry, table, pausing)
     later = slow.submit(rule_of, "test", Probe, strings=strings)
     try:
-        assert pausing.looked.wait(30)
+        assert pausing.looked.wait(120)
         assert rule_of("test", Probe, strings=strings).has_kernels
         assert ("test", "", "Probe") not in pausing
     finally:
@@ -85,7 +85,7 @@ def test_two_threads_register_one_operator(monkeypatch: pytest.MonkeyPatch, slow
     first = slow.submit(register, "test", "", "Probe", KernelRule(make=lambda node, context: None))
     with ThreadPoolExecutor(1) as other:
         try:
-            assert pausing.looked.wait(30)
+            assert pausing.looked.wait(120)
             second = other.submit(register, "test", "", "Probe", KernelRule(string_function=lambda node: None))
             wait([second], 0.1)
         finally:

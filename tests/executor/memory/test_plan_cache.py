@@ -89,7 +89,7 @@ def test_processes_share_a_folder(folder: Path) -> None:
     # Run in another folder, so that the installed package is imported and not the sources.
     elsewhere = folder.parent
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=elsewhere) for _ in range(3)]
-    results = {process.communicate(timeout=120)[0] for process in running}
+    results = {process.communicate(timeout=300)[0] for process in running}
     assert all(process.returncode == 0 for process in running)
     assert len(results) == 1
     assert len(entries(folder)) == 2

@@ -16,7 +16,7 @@ class Gate:
 
     def __call__(self) -> None:
         self.started.set()
-        assert self._open.wait(20)
+        assert self._open.wait(60)
 
     def open(self) -> None:
         self._open.set()
@@ -32,5 +32,5 @@ def held(engine: Engine) -> tuple[Gate, Variable, list[int]]:
     engine.push(gate, writes=[variable])
     for i in range(10):
         engine.push(lambda i=i: ran.append(i), writes=[variable])  # type: ignore[misc]
-    assert gate.started.wait(20)
+    assert gate.started.wait(60)
     return gate, variable, ran

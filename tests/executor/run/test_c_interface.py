@@ -1,8 +1,8 @@
 """Saved programs (.gkp): libgraphkit.so computes Python's bits, and rejects damaged files."""
 
 import ctypes
+import json
 import re
-import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -10,15 +10,18 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
+from saved_loops import nested_model, random_model, scan_model, while_model
 from saved_programs import branch_model, model_of, trees_model
 
 import graphkit as gk
 from graphkit import cli
-from graphkit.errors import GraphkitError, InputError, UnsupportedError, UsageError
-from graphkit.executor.devices.cpu import native
+from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UnsupportedError, UsageError
 from graphkit.executor.run import c_runtime
-from graphkit.executor.run.c_runtime import CSession, library_path, write_c_runtime
+from graphkit.executor.run.c_runtime import CSession, library_path
+from graphkit.executor.run.saved_program import save_program
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType, TensorType
 from graphkit.passes.training.to_training import to_inference
 
 ROOT = Path(__file__).parents[3]
@@ -188,6 +191,7 @@ OPERATORS = {
     "MatMul": ({"x": [2, 3, 4], "y": [2, 4, 5]}, {}, dict(), [2, 3, 5]),
     "Softmax": ({"x": [3, 8]}, {}, dict(axis=0), [3, 8]),
     "Transpose": ({"x": [3, 4, 5]}, {}, dict(perm=[2, 0, 1]), [5, 3, 4]),
+    "GridSample": ({"x": [1, 3, 5, 5], "grid": [1, 4, 2, 2]}, {}, dict(padding_mode="border"), [1, 3, 4, 2]),
     "ScatterElements": ({"x": [3], "u": [2]}, {"i": np.array([2, 0])}, dict(), [3]),
 }  # fmt: skip
 
@@ -243,6 +247,103 @@ def test_branches(then, otherwise, tmp_path):
             assert_same_bits(found, net.run(feeds))
             expected = np.exp(functions[then if condition else otherwise](x))
             np.testing.assert_allclose(found["y"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("backwards", [0, 1])
+def test_scans(backwards, tmp_path):
+    check(scan_model(backwards), tmp_path / "net.gkp")
+
+
+def test_loops_in_branches_and_loops(tmp_path):
+    check(nested_model(), tmp_path / "net.gkp")
+
+
+@pytest.mark.parametrize(("m", "start", "limit"), [(5, True, 100), (0, True, 3), (5, False, 3), (50, True, 100)])
+def test_while_loops_read_trip_count_and_conditions(m, start, limit, tmp_path):
+    net = while_model()
+    net.save(tmp_path / "net.gkp")
+    feeds = {
+        "m": np.array(m), "start": np.array(start), "x": np.array([1, 2], np.float32),
+        "limit": np.array(limit, np.float32),
+    }  # fmt: skip
+    with CSession(tmp_path / "net.gkp") as session:
+        found = session.run(feeds)
+    assert_same_bits(found, net.run(feeds))
+    trips = 0 if not start else {0: 0, 5: 5, 50: 6}[m]
+    np.testing.assert_array_equal(found["y"], feeds["x"] * 2**trips)
+    assert found["n"] == trips * (trips - 1) // 2
+
+
+def test_gradient_of_a_loop(tmp_path):
+    """The backward loop reads what the forward loop stacked, from the end."""
+    x, start = gk.input("x", [5, 2, 3]), gk.constant(np.zeros((2, 4), np.float32))
+
+    def step(h, row):
+        h = gk.tanh(gk.nn.linear(row, 4, name="in") + gk.nn.linear(h, 4, name="rec", bias=False))
+        return h, h
+
+    last, states = gk.scan(step, start, x)
+    net = gk.Model({"loss": gk.reduce_mean(last * states, keepdims=False)})
+    check(gk.grad(net, of="loss", with_outputs=True), tmp_path / "net.gkp")
+
+
+def test_random_numbers_of_each_run_have_the_bits_of_python(tmp_path):
+    net = random_model()
+    net.save(tmp_path / "net.gkp", seed=7)
+    feeds, executor = random_feeds(net, {}), net.compile(seed=7)
+    with CSession(tmp_path / "net.gkp") as session:
+        runs = []
+        for i in range(3):
+            assert session.rng == executor.rng == (7, i)
+            runs.append(session.run(feeds))
+            assert_same_bits(runs[-1], executor.run(feeds))
+        assert runs[0]["n"].tobytes() != runs[1]["n"].tobytes()
+        session.rng = executor.rng = (-3, 1 << 40)
+        assert_same_bits(session.run(feeds), executor.run(feeds))
+        session.rng = (7, 1)
+        assert_same_bits(session.run(feeds), runs[1])
+
+
+def test_random_state_of_a_network_without_random_nodes_stays(mlp_file):
+    with CSession(mlp_file) as session:
+        session.run({"x": np.zeros((4, 12), np.float32)})
+        assert session.rng == (0, 0)
+
+
+@pytest.mark.full
+def test_exported_training_step_trains_with_the_bits_of_python(tmp_path):
+    """Outputs of a step are fed to the next one. Dropout draws numbers from a state that is an input."""
+    net = gk.models.build("mlp", inputs=6, hidden=(8,), classes=3, dropout=0.2)
+    trainer = gk.Trainer(net, optimizer=gk.optim.Adam(0.1), clip_norm=1.0)
+    trainer.to_onnx(tmp_path / "step.onnx", verify=False)
+    step, states = gk.load(tmp_path / "step.onnx"), gk.load(tmp_path / "step_init.onnx").run({})
+    step.save(tmp_path / "step.gkp", shapes={"x": (4, 6), "target": (4,)})
+    following = json.loads((tmp_path / "step_roles.json").read_text())["states"]
+    rng, executor, found = np.random.default_rng(0), step.compile(), dict(states)
+    with CSession(tmp_path / "step.gkp") as session:
+        for _ in range(4):
+            batch = {"x": rng.standard_normal((4, 6)).astype(np.float32), "target": rng.integers(0, 3, 4)}
+            outputs, expected = session.run(batch | found), executor.run(batch | states)
+            assert_same_bits(outputs, expected)
+            found = {each["input"]: outputs[each["output"]] for each in following}
+            states = {each["input"]: expected[each["output"]] for each in following}
+    assert {each["role"] for each in following} >= {"parameter", "optimizer", "random", "step"}
+
+
+def test_runs_have_limits_of_iterations_and_time(tmp_path):
+    net = while_model()
+    net.save(tmp_path / "net.gkp")
+    feeds = {"m": np.array(1 << 40), "start": np.array(True), "x": np.ones(2, np.float32) * 0}
+    feeds["limit"] = np.array(1, np.float32)
+    with CSession(tmp_path / "net.gkp", max_iterations=7) as session:
+        with pytest.raises(RuntimeFailure, match=r"grow: more than 7 iterations.*GK_ERROR_LIMIT"):
+            session.run(feeds)
+        assert session.run(feeds | {"m": np.array(7)})["n"] == 21
+    with (
+        CSession(tmp_path / "net.gkp", timeout=0.01) as session,
+        pytest.raises(RuntimeFailure, match=r"time limit.*GK_ERROR_LIMIT"),
+    ):
+        session.run(feeds)
 
 
 def test_trees_and_maps(tmp_path):
@@ -330,20 +431,13 @@ def test_open_run_and_close_leak_nothing(mlp_file):
 # --- errors ------------------------------------------------------------------------------------------
 
 
-def test_nodes_that_are_not_kernels_are_named(tmp_path):
-    body = helper.make_graph(
-        [helper.make_node("Add", ["state", "row"], ["next"]), helper.make_node("Identity", ["next"], ["out"])],
-        "body",
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in ("state", "row")],
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in ("next", "out")],
+def test_loops_with_dynamic_sizes_are_refused(tmp_path):
+    x = gk.input("x", [2])
+    grown = gk.while_loop(
+        lambda s: gk.reduce_sum(s, keepdims=False) < 9.0, lambda s: gk.concat(s, s, axis=0), x, name="grow"
     )
-    net = model_of(
-        [helper.make_node("Scan", ["s", "x"], ["last", "sums"], name="running", body=body, num_scan_inputs=1)],
-        [("s", np.float32, [2]), ("x", np.float32, [3, 2])],
-        [("last", np.float32, [2]), ("sums", np.float32, [3, 2])],
-    )
-    with pytest.raises(UnsupportedError, match=r"running \(Scan: loops cannot be saved"):
-        net.save(tmp_path / "net.gkp")
+    with pytest.raises(UnsupportedError, match=r"grow.* \(Loop: the shape of a state changes"):
+        gk.Model({"y": gk.reduce_sum(grown)}).save(tmp_path / "net.gkp")
     assert not list(tmp_path.iterdir())
 
 
@@ -357,14 +451,11 @@ def test_shapes_that_depend_on_values_are_refused(tmp_path):
         net.save(tmp_path / "net.gkp")
 
 
-def test_random_nodes_are_refused(tmp_path):
-    net = model_of(
-        [helper.make_node("RandomNormalLike", ["x"], ["y"], name="noise")],
-        [("x", np.float32, [2])],
-        [("y", np.float32, [2])],
-    )
-    with pytest.raises(UnsupportedError, match=r"random numbers .*: noise \(RandomNormalLike\)"):
-        net.save(tmp_path / "net.gkp")
+def test_graphs_that_update_states_are_refused(tmp_path):
+    x, total = gk.input("x", [2]), Value(TensorType(DType.FLOAT32, (2,)), "total", role="state")
+    graph = Graph([x, total], [x * 2.0], updates=[(total, x + total)])
+    with pytest.raises(UnsupportedError, match=r"updates states \('total'\).*Trainer.to_onnx"):
+        save_program({"graph": graph, "params": {"total": np.zeros(2, np.float32)}}, tmp_path / "net.gkp", {})
 
 
 def test_missing_shape_is_named(mlp, tmp_path):
@@ -403,32 +494,9 @@ def test_a_program_with_other_bits_is_not_written(mlp, tmp_path, monkeypatch, ca
     assert [path.name for path in tmp_path.iterdir() if "gkp" in path.name] == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["lenet", "--c-runtime", "runtime"], "leave out MODEL"),
-        (["--c-runtime", "runtime", "-o", "net.json"], "leave out --output"),
-        (["--c-runtime", ""], "give the name of a folder"),
-        ([], "give the name of a network"),
-        (["lenet"], "give the name of the output file"),
-    ],
-)
-def test_build_writes_a_model_or_the_runtime(tmp_path, monkeypatch, capsys, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    assert cli.invoke(["build", *arguments]) == 2
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 def test_options_of_other_formats_are_refused(mlp, tmp_path):
     with pytest.raises(UsageError, match="has no option 'opset'; its options are shapes, threads, deterministic"):
         mlp.save(tmp_path / "net.gkp", opset=17)
-
-
-def test_command_writes_the_runtime(tmp_path):
-    assert cli.invoke(["build", "--c-runtime", str(tmp_path / "runtime")]) == 0
-    written = {path.name for path in (tmp_path / "runtime").iterdir()}
-    assert written == {"graphkit.h", "libgraphkit.so"} | ({"libdnnl.so.3"} if native.has_onednn() else set())
 
 
 @pytest.mark.parametrize(
@@ -447,9 +515,9 @@ class TestStatuses:
     def library(self):
         return c_runtime._library()
 
-    def open(self, library, path, abi=1, size=4):
+    def open(self, library, path, abi=1, size=24):
         handle = ctypes.c_void_p(1)
-        options = c_runtime._Options(0)
+        options = c_runtime._Options(0, 0, 0)
         status = library.gk_open_checked(str(path).encode(), ctypes.byref(options), ctypes.byref(handle), abi, size)
         return library.gk_status_name(status).decode(), library.gk_error().decode(), handle
 
@@ -466,8 +534,17 @@ class TestStatuses:
         assert self.open(library, mlp_file, abi=2)[0] == "GK_ERROR_VERSION"
         assert self.open(library, mlp_file, size=8)[0] == "GK_ERROR_VERSION"
 
+    def test_types_have_names_and_sizes(self, library):
+        library.gk_type_name.restype, library.gk_type_size.restype = ctypes.c_char_p, ctypes.c_size_t
+        for number, name in enumerate(c_runtime._TYPES, 1):
+            assert library.gk_type_name(number).decode() == name
+            assert library.gk_type_size(number) == DType(name).numpy.itemsize
+        for number in (-1, 0, len(c_runtime._TYPES) + 1):
+            assert library.gk_type_name(number) == b""
+            assert library.gk_type_size(number) == 0
+
     def test_null_pointers(self, library, mlp_file):
-        assert library.gk_open_checked(None, None, None, 1, 4) == 1
+        assert library.gk_open_checked(None, None, None, 1, 24) == 1
         assert library.gk_run(None, None, 0, None, 0) == 1
         assert library.gk_input_count(None) == 0
         assert library.gk_input_name(None, 0) is None
@@ -516,42 +593,6 @@ class TestStatuses:
             assert "pick" in text
             i[0] = 2
             assert self.run(library, session, [x.ctypes.data, i.ctypes.data], [y.ctypes.data])[0] == "GK_OK"
-
-
-# --- the C program of the guide ----------------------------------------------------------------------
-
-
-def test_the_program_of_the_guide(mlp, mlp_file, tmp_path):
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    page = (ROOT / "docs" / "c_interface.md").read_text()
-    (tmp_path / "classify.c").write_text(re.search(r"^```c\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1])
-    runtime = tmp_path / "runtime"
-    write_c_runtime(runtime)
-    assert "cc classify.c -I runtime -L runtime -lgraphkit -Wl,-rpath,'$ORIGIN/runtime' -o classify\n" in page
-    command = [
-        compiler, "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "classify.c", "-I", "runtime",
-        "-L", "runtime", "-lgraphkit", "-Wl,-rpath,$ORIGIN/runtime", "-o", "classify",
-    ]  # fmt: skip
-    subprocess.run(command, cwd=tmp_path, check=True)
-    done = subprocess.run(["./classify", mlp_file], cwd=tmp_path, capture_output=True, text=True, check=True)
-    x = (np.arange(48, dtype=np.float32) * np.float32(0.01)).reshape(4, 12)
-    name, expected = next(iter(mlp.run({"x": x}).items()))
-    lines = done.stdout.split()
-    assert lines[0] == name
-    np.testing.assert_array_equal(np.array(lines[1:], np.float32), expected.ravel())
-    done = subprocess.run(["./classify", "none.gkp"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "No such file" in done.stderr
-    # Writing again replaces the files: a program that runs keeps the old ones.
-    before = (runtime / "libgraphkit.so").stat().st_ino
-    write_c_runtime(runtime)
-    assert (runtime / "libgraphkit.so").stat().st_ino != before
-    if native.has_onednn():
-        (runtime / "libdnnl.so.3").write_bytes(b"")
-        done = subprocess.run(["./classify", mlp_file], cwd=tmp_path, capture_output=True, text=True)
-        assert (done.returncode, done.stderr.split(":")[0]) == (1, "oneDNN cannot be loaded")
 
 
 def test_library_needs_no_python():

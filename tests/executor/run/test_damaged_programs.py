@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from saved_loops import nested_model, random_model, scan_model, while_model
 from saved_programs import branch_model, outcome, trees_model
 
 import graphkit as gk
@@ -119,9 +120,12 @@ def test_hostile_files_do_not_crash(mlp_file, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["lenet", "lstm_lm", "branch", "trees"])
+@pytest.mark.parametrize("name", ["lenet", "lstm_lm", "branch", "trees", "scan", "while", "nested", "random"])
 def test_hostile_files_of_many_kernels_do_not_crash(name, tmp_path):
-    made = {"branch": lambda: branch_model("Neg", "Sin"), "trees": trees_model}
+    made = {
+        "branch": lambda: branch_model("Neg", "Sin"), "trees": trees_model, "scan": scan_model, "while": while_model,
+        "nested": nested_model, "random": random_model,
+    }  # fmt: skip
     small = {"lstm_lm": {"vocab": 20}}.get(name, {})
     net = made[name]() if name in made else gk.models.build(name, **small)
     shapes = {n: tuple(d if isinstance(d, int) else 2 for d in t.shape) for n, t in net.input_types.items()}

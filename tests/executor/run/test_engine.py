@@ -57,7 +57,7 @@ def test_random_workloads_give_what_serial_execution_gives(seed: int) -> None:
 def test_readers_run_together_and_a_writer_alone() -> None:
     with Engine(3) as engine:
         variable = engine.variable()
-        together = threading.Barrier(3, timeout=20)
+        together = threading.Barrier(3, timeout=60)
         for _ in range(3):
             engine.push(together.wait, reads=[variable])
         engine.wait(variable, exclusive=True)
@@ -94,7 +94,7 @@ def test_a_variable_named_twice_is_written() -> None:
         engine.push(gate, reads=[variable, variable], writes=[variable, variable])
         done: list[bool] = []
         engine.push(lambda: done.append(True), reads=[variable])
-        assert gate.started.wait(20)
+        assert gate.started.wait(60)
         assert done == []
         gate.open()
         engine.wait(variable, exclusive=True)
@@ -117,7 +117,7 @@ def test_priorities_order_what_is_ready() -> None:
     with Engine(1) as engine:
         gate = Gate()
         engine.push(gate)
-        assert gate.started.wait(20)
+        assert gate.started.wait(60)
         ran: list[tuple[int, int]] = []
         pushed = [(priority, number) for number, priority in enumerate([0, 5, -2, 5, 0, 9, -2])]
         for item in pushed:
@@ -393,7 +393,7 @@ def test_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHKIT_ENGINE_WORKERS", "3")
     with Engine() as engine:
         assert engine.workers == 3
-        together = threading.Barrier(3, timeout=20)
+        together = threading.Barrier(3, timeout=60)
         for _ in range(3):
             engine.push(together.wait)
     assert repr(engine) == "<Engine of 3 workers>"

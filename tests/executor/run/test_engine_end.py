@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,14 @@ from engine_operations import fail, held
 
 from graphkit.errors import Cancelled, RuntimeFailure
 from graphkit.executor.run.engine import Engine
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds, for at most a minute."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def test_cancel(engine: Engine) -> None:
@@ -52,15 +61,17 @@ def test_context_manager() -> None:
         engine.push(lambda: fail("late"))
     engine = Engine(1)
     gate, _, ran = held(engine)
-    threading.Timer(0.05, gate.open).start()
+    opener = threading.Thread(target=lambda: (wait_for(lambda: engine.pending <= 1), gate.open()))
+    opener.start()  # the gate opens when the others are cancelled
     with pytest.raises(ZeroDivisionError), engine:
         raise ZeroDivisionError
+    opener.join()
     assert ran == []
 
 
 def workers_become(count: int) -> bool:
     """Wait until the process has `count` worker threads. Return False after a timeout."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         names = []
         for task in Path("/proc/self/task").iterdir():
@@ -141,9 +152,13 @@ def test_a_wait_can_be_interrupted() -> None:
     try:
         with Engine(1) as engine:
             gate, variable, _ = held(engine)
-            threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-            with pytest.raises(KeyboardInterrupt):
+
+            def wait() -> None:
+                threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
                 engine.wait(variable)
+
+            with pytest.raises(KeyboardInterrupt):
+                wait()
             gate.open()  # it was shut: the wait did not end by itself
             engine.wait(variable)
     finally:
@@ -158,14 +173,14 @@ def test_python_runs_while_a_thread_waits() -> None:
         assert sum(itertools.islice(itertools.count(), 100_000)) > 0
         assert waiter.is_alive()
         gate.open()
-        waiter.join(20)
+        waiter.join(60)
         assert not waiter.is_alive()
 
 
 def run_script(code: str) -> subprocess.CompletedProcess[str]:
-    """The process after its end; one that does not end within a minute raises."""
+    """The process after its end; one that does not end within two minutes raises."""
     code = "import os, sys, threading, time\nfrom graphkit.executor.run import engine\n" + textwrap.dedent(code)
-    return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_the_process_ends_although_operations_do_not() -> None:

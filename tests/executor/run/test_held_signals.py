@@ -250,7 +250,7 @@ def test_signals_without_a_handler_of_python_are_left_alone(arrived):
 
 def run(code):
     command = [sys.executable, "-P", "-W", "ignore", "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

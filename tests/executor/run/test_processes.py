@@ -34,7 +34,7 @@ def forked():
     queue = context.Queue()
     process = context.Process(target=child, args=(queue,))
     process.start()
-    print(*queue.get(timeout=60))
+    print(*queue.get(timeout=120))
     process.join()
 
 forked()
@@ -74,7 +74,7 @@ def work():
     time.sleep(1000)
 
 threading.Thread(target=work, daemon=True).start()
-assert ready.wait(60)
+assert ready.wait(120)
 """
 
 # A run that takes longer than the end of the process.
@@ -127,8 +127,8 @@ count = gk.while_loop(lambda i: i < np.array(10**12), lambda i: i + np.array(1),
 exe = gk.Model(count).compile(threads=2)
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 for _ in range(2):
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
         exe()
     except KeyboardInterrupt:
         print("interrupted")
@@ -146,8 +146,8 @@ expected = exe(images[:8])[0]
 exe.specialise({"x": images.shape})  # the signal comes in the run
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 for _ in range(2):
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
     try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
         exe(images)
     except KeyboardInterrupt:
         print("interrupted", exe.plan.examples[1])

@@ -26,7 +26,7 @@ from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.channels_last import ChannelsLast, ChannelsLastConvolution
 from graphkit.ops.internal.fused import Epilogue
 from graphkit.ops.nn.conv import Convolution, Geometry
-from graphkit.passes.layout.few_channels import has_few_channels
+from graphkit.passes.layout.few_channels import has_few_channels, slides_over_planes
 
 # A dimension: an int or a Dim.
 D = TypeVar("D")
@@ -148,7 +148,7 @@ class _Forward:
         ours = last and dtype == "float32"
         self._tiles = ours and not transposed
         self._transposes = ours and transposed
-        self._may_be_shallow = not last and not transposed and dtype == "float32"
+        self._keeps_order = not last and not transposed and dtype == "float32"
         self._may_slide = self._tiles and operand(node, 3) is None
         self._depthwise = self._may_slide and self._prefers_depthwise_kernel(node)
         # If False, padding depends on the sizes of the data, or on a given shape of the result.
@@ -208,8 +208,8 @@ class _Forward:
             if max(x[2:-1], default=1) > 1:
                 return None
             x, w, y, window = _with_columns_as_rows(x, w, y, windows.geometry, order)
-        if self._may_be_shallow and has_few_channels(w, y, windows.geometry.group):
-            return native.ShallowConvolution(x, w, y, window, threads=self._threads, **self._options)
+        if self._keeps_order and (kind := _standard_kernel(w, y, windows.geometry)) is not None:
+            return kind(x, w, y, window, threads=self._threads, **self._options)
         if self._tiles:
             if native.NarrowConvolution.suits(x, w, y, window):
                 return native.NarrowConvolution(x, w, y, window, threads=self._threads, **self._options)
@@ -355,6 +355,15 @@ def _grad_weight(node: Node, context: KernelContext, last: bool) -> Kernel | Non
     return native.ConvolutionBackwardWeights(
         x, dy, dw, window, channels_last=last, dtype=dtype, **library_options(context)
     )
+
+
+def _standard_kernel(
+    w: tuple[int, ...], y: tuple[int, ...], geometry: Geometry
+) -> type[native.ShallowConvolution] | type[native.DepthwisePlanes] | None:
+    """Return graphkit's own kernel of a convolution in the standard order; None if oneDNN's is used."""
+    if has_few_channels(w, y, geometry.group):
+        return native.ShallowConvolution
+    return native.DepthwisePlanes if slides_over_planes(w, y, geometry) else None
 
 
 def _scatters(*shapes: Sequence[int]) -> bool:

@@ -1,10 +1,12 @@
 // The functions of graphkit.h.
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "../../include/graphkit.h"
@@ -13,6 +15,7 @@
 
 struct gk_session {
     graphkit::SavedProgram program;
+    gk_options options;
 };
 
 namespace {
@@ -46,6 +49,8 @@ gk_status guarded(const Body& body) noexcept {
         return failed(GK_ERROR_PROCESSOR, error.what());
     } catch (const graphkit::MissingLibrary& error) {
         return failed(GK_ERROR_LIBRARY, error.what());
+    } catch (const graphkit::LimitReached& error) {
+        return failed(GK_ERROR_LIMIT, error.what());
     } catch (const graphkit::NoMemory& error) {
         return failed(GK_ERROR_MEMORY, error.what());
     } catch (const graphkit::NativeError& error) {
@@ -93,6 +98,21 @@ void check_arrays(const Ports& ports, const void* const* arrays, const char* wha
     }
 }
 
+graphkit::RunLimits limits_of(const gk_options& options) {
+    graphkit::RunLimits limits;
+    if (options.max_iterations > 0) {
+        limits.iterations = options.max_iterations;
+    }
+    constexpr double kLongest = 1e9;  // seconds, about 30 years
+    if (options.timeout > 0 && options.timeout < kLongest) {
+        const std::chrono::duration<double> seconds(options.timeout);
+        const auto end =
+            std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::nanoseconds>(seconds);
+        limits.deadline = end.time_since_epoch() / std::chrono::nanoseconds(1);
+    }
+    return limits;
+}
+
 void check_count(const Ports& ports, std::size_t count, const void* arrays, const char* what) {
     if (count != ports.size()) {
         throw std::invalid_argument("the program has " + std::to_string(ports.size()) + " " + what + ", but " +
@@ -120,12 +140,33 @@ GK_API const char* gk_error(void) {
 }
 
 GK_API const char* gk_status_name(gk_status status) {
-    constexpr std::array<const char*, 10> kNames{"GK_OK",           "GK_ERROR_ARGUMENT", "GK_ERROR_FILE",
-                                                 "GK_ERROR_FORMAT", "GK_ERROR_VERSION",  "GK_ERROR_PROCESSOR",
-                                                 "GK_ERROR_MEMORY", "GK_ERROR_RUN",      "GK_ERROR_INTERNAL",
-                                                 "GK_ERROR_LIBRARY"};
+    constexpr std::array<const char*, 11> kNames{"GK_OK",
+                                                 "GK_ERROR_ARGUMENT",
+                                                 "GK_ERROR_FILE",
+                                                 "GK_ERROR_FORMAT",
+                                                 "GK_ERROR_VERSION",
+                                                 "GK_ERROR_PROCESSOR",
+                                                 "GK_ERROR_MEMORY",
+                                                 "GK_ERROR_RUN",
+                                                 "GK_ERROR_INTERNAL",
+                                                 "GK_ERROR_LIBRARY",
+                                                 "GK_ERROR_LIMIT"};
     const auto number = static_cast<unsigned>(status);
     return number < kNames.size() ? kNames[number] : "unknown status";
+}
+
+GK_API const char* gk_type_name(gk_type type) {
+    constexpr std::array<const char*, 14> kNames{"",       "float32", "float64", "float16", "bfloat16",
+                                                 "int8",   "int16",   "int32",   "int64",   "uint8",
+                                                 "uint16", "uint32",  "uint64",  "bool"};
+    const auto number = static_cast<unsigned>(type);
+    return number < kNames.size() ? kNames[number] : "";
+}
+
+GK_API size_t gk_type_size(gk_type type) {
+    constexpr std::array<size_t, 14> kSizes{0, 4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8, 1};
+    const auto number = static_cast<unsigned>(type);
+    return number < kSizes.size() ? kSizes[number] : 0;
 }
 
 GK_API gk_status gk_open_checked(const char* path, const gk_options* options, gk_session** session,
@@ -139,12 +180,12 @@ GK_API gk_status gk_open_checked(const char* path, const gk_options* options, gk
     if (abi_version != GK_ABI_VERSION || options_size != sizeof(gk_options)) {
         return failed(GK_ERROR_VERSION, "gk_open: the program was compiled with the graphkit.h of another version");
     }
-    const int threads = options == nullptr ? 0 : options->threads;
-    if (threads < 0) {
-        return failed(GK_ERROR_ARGUMENT, "gk_open: threads must not be negative");
+    const gk_options given = options == nullptr ? gk_options{0, 0, 0} : *options;
+    if (given.threads < 0 || given.max_iterations < 0 || !(given.timeout >= 0)) {
+        return failed(GK_ERROR_ARGUMENT, "gk_open: threads, max_iterations and timeout must not be negative");
     }
     return guarded([&] {
-        *session = new gk_session{{path, threads}};
+        *session = new gk_session{{path, given.threads}, given};
         return GK_OK;
     });
 }
@@ -183,6 +224,26 @@ GK_API void gk_close(gk_session* session) {
 GK_PORT_FUNCTIONS(input)
 GK_PORT_FUNCTIONS(output)
 
+GK_API gk_status gk_get_random_state(const gk_session* session, uint64_t* seed, uint64_t* step) {
+    if (session == nullptr || seed == nullptr || step == nullptr) {
+        return failed(GK_ERROR_ARGUMENT, "gk_get_random_state: session, seed and step must not be NULL");
+    }
+    return guarded([&] {
+        std::tie(*seed, *step) = session->program.random_state();
+        return GK_OK;
+    });
+}
+
+GK_API gk_status gk_set_random_state(gk_session* session, uint64_t seed, uint64_t step) {
+    if (session == nullptr) {
+        return failed(GK_ERROR_ARGUMENT, "gk_set_random_state: session is NULL");
+    }
+    return guarded([&] {
+        session->program.set_random_state(seed, step);
+        return GK_OK;
+    });
+}
+
 GK_API gk_status gk_run(gk_session* session, const void* const* inputs, size_t input_count, void* const* outputs,
                         size_t output_count) {
     if (session == nullptr) {
@@ -197,7 +258,7 @@ GK_API gk_status gk_run(gk_session* session, const void* const* inputs, size_t i
         } catch (const std::invalid_argument& error) {
             return failed(GK_ERROR_ARGUMENT, (std::string("gk_run: ") + error.what()).c_str());
         }
-        session->program.run(inputs, outputs);
+        session->program.run(inputs, outputs, limits_of(session->options));
         return GK_OK;
     });
 }

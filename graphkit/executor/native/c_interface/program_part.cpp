@@ -41,7 +41,8 @@ ProgramPart::ProgramPart(const SavedPart& saved, const SavedMemory& memory, cons
         throw NativeError("the number of runs of a part is out of range");
     }
     check_slices(memory);
-    add_steps(program_.root(), saved.steps, checked_memory(saved, memory), kernels);
+    StepCheck check = checked_memory(saved, memory);
+    add_steps(program_.root(), saved.steps, check, kernels);
     program_.complete();
     for (std::size_t i = 0; i < memory.constants.size(); ++i) {
         constants_.emplace_back(static_cast<int>(memory.ports() + i), memory.constants[i].first);
@@ -91,7 +92,7 @@ void ProgramPart::add_kernel(Block& block, const SavedStep& given, const Kernel&
     program_.add_kernel(block, std::move(step), kernel);
 }
 
-void ProgramPart::add_steps(Block& block, const std::vector<SavedStep>& steps, const StepCheck& check,
+void ProgramPart::add_steps(Block& block, const std::vector<SavedStep>& steps, StepCheck& check,
                             const Kernels& kernels) {
     for (const SavedStep& given : steps) {
         switch (given.kind) {
@@ -125,6 +126,9 @@ void ProgramPart::add_steps(Block& block, const std::vector<SavedStep>& steps, c
                 block.branches.push_back(std::move(branch));
                 break;
             }
+            case SavedStep::Kind::loop:
+                add_loop(block, given, check, kernels);
+                break;
             case SavedStep::Kind::fail:
                 block.steps.push_back(Step{Step::Kind::fail, given.name});
                 break;
@@ -132,7 +136,63 @@ void ProgramPart::add_steps(Block& block, const std::vector<SavedStep>& steps, c
     }
 }
 
-ProgramPart::RunnerPtr ProgramPart::take() {
+void ProgramPart::add_loop(Block& block, const SavedStep& given, StepCheck& check, const Kernels& kernels) {
+    const SavedLoop& saved = given.loop.value_or(SavedLoop{});
+    const int first = check.begin_loop(given);
+    int next = first;
+    const auto new_external = [&] {
+        program_.use_external(next);
+        return next++;
+    };
+    const auto optional_entry = [&](const Location& location) {
+        return location.external == Location::kAbsent ? Loop::kNone : program_.entry(location);
+    };
+    Step step{Step::Kind::loop, given.name};
+    step.index = block.loops.size();
+    block.steps.push_back(std::move(step));
+    Loop loop;
+    loop.trips = saved.trips;
+    loop.trip_count = optional_entry(saved.trip_count);
+    loop.condition = optional_entry(saved.condition);
+    loop.iteration = optional_entry(saved.iteration);
+    loop.condition_before = optional_entry(saved.condition_before);
+    loop.condition_after = optional_entry(saved.condition_after);
+    for (const SavedLoop::Slice& slice : saved.slices) {
+        loop.slices.push_back(
+            {new_external(), program_.entry(slice.whole), static_cast<std::int64_t>(slice.stride), slice.backwards});
+    }
+    using Kept = Loop::State::Kept;
+    for (const SavedLoop::State& state : saved.states) {
+        const std::size_t initial = program_.entry(state.initial), final = optional_entry(state.final);
+        const int before = new_external();
+        if (state.row) {
+            const Loop::Slice& rows = loop.slices[*state.row];
+            loop.states.push_back({initial,
+                                   before,
+                                   rows.external,
+                                   {0, 0},
+                                   final,
+                                   state.bytes,
+                                   rows.backwards ? Kept::row_from_end : Kept::row});
+        } else {
+            const std::size_t turns[2] = {program_.entry(state.turns[0]), program_.entry(state.turns[1])};
+            loop.states.push_back(
+                {initial, before, new_external(), {turns[0], turns[1]}, final, state.bytes, Kept::turns});
+        }
+    }
+    loop.body = std::make_unique<Block>();
+    add_steps(*loop.body, given.blocks[0], check, kernels);
+    check.end_loop(first);
+    block.loops.push_back(std::move(loop));
+}
+
+ProgramPart::RunnerPtr ProgramPart::take(const RunLimits& limits) {
+    RunnerPtr found = taken();
+    found->instance.limit(std::numeric_limits<std::size_t>::max(), limits.iterations, limits.deadline);
+    return found;
+}
+
+ProgramPart::RunnerPtr ProgramPart::taken() {
     {
         const std::lock_guard lock(mutex_);
         if (!idle_.empty()) {
@@ -153,11 +213,11 @@ void ProgramPart::give(RunnerPtr runner) {
     idle_.push_back(std::move(runner));
 }
 
-void ProgramPart::run_together(const std::vector<std::byte*>& ports, std::int64_t runs) {
+void ProgramPart::run_together(const std::vector<std::byte*>& ports, std::int64_t runs, const RunLimits& limits) {
     std::vector<RunnerPtr> runners;
     std::vector<Instance*> instances;
     for (int i = 0; i < program_.threads(); ++i) {
-        runners.push_back(take());
+        runners.push_back(take(limits));
         instances.push_back(&runners.back()->instance);
     }
     std::vector<PartArray> arrays;
@@ -171,17 +231,17 @@ void ProgramPart::run_together(const std::vector<std::byte*>& ports, std::int64_
     }
 }
 
-void ProgramPart::run(const std::vector<std::byte*>& ports) {
+void ProgramPart::run(const std::vector<std::byte*>& ports, const RunLimits& limits) {
     // As many runs as threads at the same time, then the others one after the other, each on all threads.
     const std::int64_t threads = program_.threads();
     const std::int64_t together = threads > 1 ? runs_ / threads * threads : 0;
     if (together > 0) {
-        run_together(ports, together);
+        run_together(ports, together, limits);
     }
     if (together == runs_) {
         return;
     }
-    RunnerPtr runner = take();
+    RunnerPtr runner = take(limits);
     for (std::int64_t i = together; i < runs_; ++i) {
         for (std::size_t port = 0; port < ports.size(); ++port) {
             const SavedSlice& slice = slices_[port];

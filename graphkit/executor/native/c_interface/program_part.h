@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -48,6 +49,12 @@ struct SavedMemory {
     std::size_t externals() const { return ports() + constants.size(); }
 };
 
+// Limits of a run.
+struct RunLimits {
+    std::int64_t iterations = std::numeric_limits<std::int64_t>::max();  // of one loop
+    std::int64_t deadline = std::numeric_limits<std::int64_t>::max();    // nanoseconds of the steady clock
+};
+
 using Kernels = std::vector<std::unique_ptr<Kernel>>;
 
 class ProgramPart {
@@ -60,7 +67,8 @@ class ProgramPart {
     ProgramPart& operator=(const ProgramPart&) = delete;
 
     // Runs the part on the memory of all inputs, then all outputs. Threads may call this at the same time.
-    void run(const std::vector<std::byte*>& ports);
+    // Throws LimitReached.
+    void run(const std::vector<std::byte*>& ports, const RunLimits& limits);
 
   private:
     struct Runner;
@@ -68,11 +76,13 @@ class ProgramPart {
 
     void check_slices(const SavedMemory& memory) const;
     StepCheck checked_memory(const SavedPart& saved, const SavedMemory& memory) const;
-    void add_steps(Block& block, const std::vector<SavedStep>& steps, const StepCheck& check, const Kernels& kernels);
+    void add_steps(Block& block, const std::vector<SavedStep>& steps, StepCheck& check, const Kernels& kernels);
+    void add_loop(Block& block, const SavedStep& given, StepCheck& check, const Kernels& kernels);
     void add_kernel(Block& block, const SavedStep& given, const Kernel& kernel);
-    RunnerPtr take();
+    RunnerPtr take(const RunLimits& limits);
+    RunnerPtr taken();
     void give(RunnerPtr runner);
-    void run_together(const std::vector<std::byte*>& ports, std::int64_t runs);
+    void run_together(const std::vector<std::byte*>& ports, std::int64_t runs, const RunLimits& limits);
 
     std::int64_t runs_;
     std::vector<SavedSlice> slices_;

@@ -22,6 +22,7 @@ constexpr std::size_t kHeaderBytes = 64;
 constexpr std::size_t kChecksumAt = 56;
 constexpr int kMostThreads = 1024;
 constexpr std::size_t kMostRank = 64;
+constexpr std::size_t kRandomStateBytes = 2 * sizeof(std::uint64_t);
 
 // The first bytes of a file, after the magic.
 struct Header {
@@ -126,6 +127,7 @@ struct SavedProgram::Layout {
     int threads = 1;
     std::vector<PortTuple> inputs;
     std::vector<PortTuple> outputs;
+    std::optional<std::uint64_t> seed;  // if the program draws random numbers
     std::vector<Constant> constants;
     std::vector<std::string> recipes;
     std::vector<SavedPart> parts;
@@ -141,6 +143,7 @@ struct SavedProgram::Layout {
         layout.threads = RecipeCodec<int>::read(from);
         layout.inputs = RecipeCodec<std::vector<PortTuple>>::read(from);
         layout.outputs = RecipeCodec<std::vector<PortTuple>>::read(from);
+        layout.seed = RecipeCodec<std::optional<std::uint64_t>>::read(from);
         layout.constants = RecipeCodec<std::vector<Constant>>::read(from);
         layout.recipes = RecipeCodec<std::vector<std::string>>::read(from);
         layout.parts = RecipeCodec<std::vector<SavedPart>>::read(from);
@@ -192,6 +195,9 @@ SavedMemory SavedProgram::memory(const Layout& layout) const {
     for (const Port& port : inputs_) {
         memory.inputs.push_back(port.bytes);
     }
+    if (layout.seed) {
+        memory.inputs.push_back(kRandomStateBytes);
+    }
     for (const Port& port : outputs_) {
         memory.outputs.push_back(port.bytes);
     }
@@ -238,6 +244,8 @@ SavedProgram::SavedProgram(const std::string& path, int threads) : file_(path) {
         const Layout layout = Layout::read(from, path);
         inputs_ = ports_of(layout.inputs);
         outputs_ = ports_of(layout.outputs);
+        draws_ = layout.seed.has_value();
+        seed_ = layout.seed.value_or(0);
         const SavedMemory given = memory(layout);
         for (const std::string& recipe : layout.recipes) {
             kernels_.push_back(make_kernel(recipe));
@@ -246,7 +254,7 @@ SavedProgram::SavedProgram(const std::string& path, int threads) : file_(path) {
         for (const SavedPart& part : layout.parts) {
             parts_.push_back(std::make_unique<ProgramPart>(part, given, kernels_, most));
             check_alignment(inputs_, part.slices.data());
-            check_alignment(outputs_, part.slices.data() + inputs_.size());
+            check_alignment(outputs_, part.slices.data() + given.inputs.size());
         }
     } catch (const OtherVersion&) {
         throw;
@@ -263,13 +271,34 @@ SavedProgram::SavedProgram(const std::string& path, int threads) : file_(path) {
 
 SavedProgram::~SavedProgram() = default;
 
-void SavedProgram::run(const void* const* inputs, void* const* outputs) {
+std::pair<std::uint64_t, std::uint64_t> SavedProgram::random_state() const {
+    const std::lock_guard lock(mutex_);
+    return {seed_, step_};
+}
+
+void SavedProgram::set_random_state(std::uint64_t seed, std::uint64_t step) {
+    const std::lock_guard lock(mutex_);
+    seed_ = seed;
+    step_ = step;
+}
+
+std::pair<std::uint64_t, std::uint64_t> SavedProgram::next_random_state() {
+    const std::lock_guard lock(mutex_);
+    return {seed_, step_++};
+}
+
+void SavedProgram::run(const void* const* inputs, void* const* outputs, const RunLimits& limits) {
     std::vector<std::byte*> ports;
     std::vector<std::vector<std::byte>> unused;  // memory of outputs that the caller does not want
     static std::byte empty[kAlignment];          // for an array without elements
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
         const auto* given = static_cast<const std::byte*>(inputs[i]);
         ports.push_back(const_cast<std::byte*>(given == nullptr ? empty : given));
+    }
+    std::array<std::uint64_t, 2> random{};
+    if (draws_) {
+        std::tie(random[0], random[1]) = next_random_state();
+        ports.push_back(reinterpret_cast<std::byte*>(random.data()));
     }
     for (std::size_t i = 0; i < outputs_.size(); ++i) {
         auto* given = static_cast<std::byte*>(outputs[i]);
@@ -279,7 +308,7 @@ void SavedProgram::run(const void* const* inputs, void* const* outputs) {
         ports.push_back(given);
     }
     for (const auto& part : parts_) {
-        part->run(ports);
+        part->run(ports, limits);
     }
 }
 

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "c_interface/mapped_file.h"
@@ -29,7 +31,7 @@ struct OtherProcessor : NativeError {
     using NativeError::NativeError;
 };
 
-constexpr std::uint32_t kProgramFormat = 1;
+constexpr std::uint32_t kProgramFormat = 2;
 
 // A checksum that continues `seed`, the checksum of what comes before. That of a file is computed from pieces of
 // kChecksumPiece bytes after the header.
@@ -59,8 +61,13 @@ class SavedProgram {
     const std::vector<Port>& inputs() const { return inputs_; }
     const std::vector<Port>& outputs() const { return outputs_; }
 
+    // The seed of random numbers, and the number of the next run. Each run that draws numbers counts.
+    std::pair<std::uint64_t, std::uint64_t> random_state() const;
+    void set_random_state(std::uint64_t seed, std::uint64_t step);
+
     // There is one pointer for each input and each output; null for an unused output.
-    void run(const void* const* inputs, void* const* outputs);
+    // Throws LimitReached.
+    void run(const void* const* inputs, void* const* outputs, const RunLimits& limits);
 
   private:
     struct Layout;
@@ -68,11 +75,17 @@ class SavedProgram {
     std::string_view checked_metadata(const std::string& path) const;
     SavedMemory memory(const Layout& layout) const;
 
+    std::pair<std::uint64_t, std::uint64_t> next_random_state();
+
     MappedFile file_;
     std::vector<Port> inputs_;
     std::vector<Port> outputs_;
     Kernels kernels_;
     std::vector<std::unique_ptr<ProgramPart>> parts_;
+    bool draws_ = false;  // then the last input of the parts is the random state
+    mutable std::mutex mutex_;
+    std::uint64_t seed_ = 0;
+    std::uint64_t step_ = 0;
 };
 
 }  // namespace graphkit

@@ -1,18 +1,10 @@
 #include "c_interface/step_check.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace graphkit {
 namespace {
-
-// No array has more bytes than this, so that sums of a few do not overflow.
-constexpr std::size_t kMostBytes = std::size_t{1} << 48;
-
-bool overlap(const Location& a, std::size_t a_bytes, const Location& b, std::size_t b_bytes) {
-    return a.external == b.external && a.external != Location::kAbsent && a_bytes > 0 && b_bytes > 0 &&
-           a.offset < b.offset + static_cast<std::int64_t>(b_bytes) &&
-           b.offset < a.offset + static_cast<std::int64_t>(a_bytes);
-}
 
 // Most levels of blocks in blocks: reading and running them takes a part of the stack for each.
 constexpr int kMostLevels = 32;
@@ -22,7 +14,7 @@ class Level {
   public:
     Level() {
         if (depth_ == kMostLevels) {
-            throw BadRecipe("there are more than " + std::to_string(kMostLevels) + " levels of branches");
+            throw BadRecipe("there are more than " + std::to_string(kMostLevels) + " levels of branches and loops");
         }
         ++depth_;
     }
@@ -54,6 +46,7 @@ SavedStep RecipeCodec<SavedStep>::read(RecipeReader& from) {
     read(step.outputs);
     read(step.scratch);
     read(step.bytes);
+    read(step.loop);
     read(step.blocks);
     return step;
 }
@@ -89,10 +82,41 @@ void StepCheck::add_external(int external, std::size_t bytes, bool writable) {
     if (made.known) {
         throw NativeError("external memory is given twice");
     }
-    made = {true, bytes, writable};
+    made.known = true;
+    made.bytes = bytes;
+    made.writable = writable;
 }
 
-void StepCheck::inside(const SavedStep& step, const Range& range, std::size_t alignment, bool written) const {
+int StepCheck::level_of(const Location& location) const {
+    return location.external < 0 ? 0 : externals_[static_cast<std::size_t>(location.external)].level;
+}
+
+std::size_t StepCheck::alignment_of(const Location& location) const {
+    const std::size_t base =
+        location.external < 0 ? kAlignment : externals_[static_cast<std::size_t>(location.external)].alignment;
+    return std::size_t{1} << std::countr_zero(base | static_cast<std::size_t>(location.offset));
+}
+
+// Whether two ranges that steps of the same block use may share memory. Both were checked by `inside`.
+bool StepCheck::overlap(const MemoryRange& a, const MemoryRange& b) const {
+    if (a.at.external == Location::kAbsent || b.at.external == Location::kAbsent || a.bytes == 0 || b.bytes == 0) {
+        return false;
+    }
+    if (a.at.external == b.at.external) {
+        return a.at.offset < b.at.offset + static_cast<std::int64_t>(b.bytes) &&
+               b.at.offset < a.at.offset + static_cast<std::int64_t>(a.bytes);
+    }
+    const int a_level = level_of(a.at), b_level = level_of(b.at);
+    if (a_level == b_level) {
+        return false;  // begin_loop has checked that the memory of a loop is apart
+    }
+    const MemoryRange& inner = a_level > b_level ? a : b;
+    const MemoryRange& outer = a_level > b_level ? b : a;
+    const std::vector<MemoryRange>& parts = externals_[static_cast<std::size_t>(inner.at.external)].parts;
+    return std::any_of(parts.begin(), parts.end(), [&](const MemoryRange& part) { return overlap(part, outer); });
+}
+
+void StepCheck::inside(const SavedStep& step, const MemoryRange& range, std::size_t alignment, bool written) const {
     const auto& [external, offset] = range.at;
     if (external == Location::kAbsent) {
         return;
@@ -113,25 +137,26 @@ void StepCheck::inside(const SavedStep& step, const Range& range, std::size_t al
         range.bytes > room - static_cast<std::uint64_t>(offset)) {
         fail(step, range.what + " is outside of its memory");
     }
-    if (static_cast<std::size_t>(offset) % alignment != 0) {
+    if (alignment_of(range.at) < alignment) {
         fail(step, range.what + " is not aligned");
     }
 }
 
-void StepCheck::outputs_apart(const SavedStep& step, const Kernel& kernel, const std::vector<Range>& inputs,
-                              const std::vector<Range>& outputs) const {
+void StepCheck::outputs_apart(const SavedStep& step, const Kernel& kernel, const std::vector<MemoryRange>& inputs,
+                              const std::vector<MemoryRange>& outputs) const {
     const auto shared = kernel.inplace();
     for (std::size_t o = 0; o < outputs.size(); ++o) {
         for (std::size_t other = 0; other < o; ++other) {
-            if (overlap(outputs[o].at, outputs[o].bytes, outputs[other].at, outputs[other].bytes)) {
+            if (overlap(outputs[o], outputs[other])) {
                 fail(step, "two results overlap");
             }
         }
         for (std::size_t i = 0; i < inputs.size(); ++i) {
-            const bool may_share = inputs[i].at.offset == outputs[o].at.offset &&
-                                   std::find(shared.begin(), shared.end(),
-                                             std::pair(static_cast<int>(i), static_cast<int>(o))) != shared.end();
-            if (!may_share && overlap(outputs[o].at, outputs[o].bytes, inputs[i].at, inputs[i].bytes)) {
+            const bool may_share =
+                inputs[i].at.external == outputs[o].at.external && inputs[i].at.offset == outputs[o].at.offset &&
+                std::find(shared.begin(), shared.end(), std::pair(static_cast<int>(i), static_cast<int>(o))) !=
+                    shared.end();
+            if (!may_share && overlap(outputs[o], inputs[i])) {
                 fail(step, outputs[o].what + " overlaps " + inputs[i].what);
             }
         }
@@ -144,7 +169,7 @@ void StepCheck::kernel(const SavedStep& step, const Kernel& kernel) const {
         fail(step, kernel.describe() + " got another number of operands");
     }
     const std::vector<int> packed = kernel.packed_inputs();
-    std::vector<Range> inputs, outputs;
+    std::vector<MemoryRange> inputs, outputs;
     for (std::size_t i = 0; i < given; ++i) {
         const TensorSpec& spec = kernel.inputs()[i];
         const int position = static_cast<int>(i);
@@ -183,10 +208,11 @@ void StepCheck::copy(const SavedStep& step) const {
         step.inputs[0].external == Location::kAbsent || step.outputs[0].external == Location::kAbsent) {
         fail(step, "a copy needs one source and one destination");
     }
-    const Range source{step.inputs[0], step.bytes, "the source"}, target{step.outputs[0], step.bytes, "the target"};
+    const MemoryRange source{step.inputs[0], step.bytes, "the source"},
+        target{step.outputs[0], step.bytes, "the target"};
     inside(step, source, 1, false);
     inside(step, target, 1, true);
-    if (overlap(source.at, source.bytes, target.at, target.bytes)) {
+    if (overlap(source, target)) {
         fail(step, "the source overlaps the target");
     }
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,15 +12,66 @@
 
 namespace graphkit {
 
+// No array has more bytes than this, so that sums of a few do not overflow.
+constexpr std::size_t kMostBytes = std::size_t{1} << 48;
+
 template <>
 struct RecipeFields<Location> {
     static auto of(Location& location) { return std::tie(location.external, location.offset); }
 };
 
+// A loop, without the steps of its body; see Loop in runtime/program.h. The body reads and writes rows of slices, and
+// the values of states, in external memory that belongs to the body. These pieces of memory are numbered after the
+// existing ones: one for each slice, then for each state one that the body reads, and one that it writes. A state with
+// `row` has no piece to write: its new value is the row of that slice.
+struct SavedLoop {
+    struct Slice {
+        Location whole;
+        std::uint64_t stride = 0;
+        bool backwards = false;
+        bool written = false;
+    };
+    struct State {
+        Location initial;
+        Location final;  // absent if it is not used
+        std::uint64_t bytes = 0;
+        std::optional<std::uint64_t> row;
+        std::vector<Location> turns;  // two places; none if there is a row
+    };
+
+    std::int64_t trips = -1;
+    Location trip_count;
+    Location condition;
+    Location iteration;
+    Location condition_before;
+    Location condition_after;
+    std::vector<Slice> slices;
+    std::vector<State> states;
+};
+
+template <>
+struct RecipeFields<SavedLoop::Slice> {
+    static auto of(SavedLoop::Slice& s) { return std::tie(s.whole, s.stride, s.backwards, s.written); }
+};
+
+template <>
+struct RecipeFields<SavedLoop::State> {
+    static auto of(SavedLoop::State& s) { return std::tie(s.initial, s.final, s.bytes, s.row, s.turns); }
+};
+
+template <>
+struct RecipeFields<SavedLoop> {
+    static auto of(SavedLoop& l) {
+        return std::tie(l.trips, l.trip_count, l.condition, l.iteration, l.condition_before, l.condition_after,
+                        l.slices, l.states);
+    }
+};
+
 // A step of a saved program. A copy is from inputs[0] to outputs[0]. A branch reads a bool, inputs[0], and runs one of
-// its blocks: blocks[0] if it is true, else blocks[1]. A failure ends the run with the message `name`.
+// its blocks: blocks[0] if it is true, else blocks[1]. A loop runs blocks[0]. A failure ends the run with the message
+// `name`.
 struct SavedStep {
-    enum class Kind : std::uint8_t { kernel, copy, branch, fail };
+    enum class Kind : std::uint8_t { kernel, copy, branch, loop, fail };
 
     Kind kind = Kind::kernel;
     std::string name;
@@ -29,6 +81,7 @@ struct SavedStep {
     std::vector<Location> outputs;
     Location scratch;
     std::uint64_t bytes = 0;  // of a copy
+    std::optional<SavedLoop> loop;
     std::vector<std::vector<SavedStep>> blocks;
 };
 
@@ -45,6 +98,13 @@ struct RecipeCodec<SavedStep> {
 // Returns the bytes of an array. Throws NativeError for negative sizes, and if they are too large.
 std::size_t checked_bytes(const Dims& shape, ElementType type);
 
+// A piece of memory that a step uses. `what` is its name in errors.
+struct MemoryRange {
+    Location at;
+    std::size_t bytes = 0;
+    std::string what;
+};
+
 // All methods throw NativeError, which names the step.
 class StepCheck {
   public:
@@ -54,26 +114,37 @@ class StepCheck {
     void kernel(const SavedStep& step, const Kernel& kernel) const;
     void copy(const SavedStep& step) const;
     void branch(const SavedStep& step) const;
+    // Adds the external memory of the body, and returns its first number. It exists until end_loop.
+    int begin_loop(const SavedStep& step);
+    void end_loop(int first);
 
   private:
+    // `parts`: where the memory of a loop's body is, in terms of the steps around the loop. level: how many loops are
+    // around the steps that see the memory.
     struct External {
         bool known = false;
         std::size_t bytes = 0;
         bool writable = false;
-    };
-    // A piece of memory that a step uses.
-    struct Range {
-        Location at;
-        std::size_t bytes;
-        std::string what;
+        std::size_t alignment = kAlignment;
+        int level = 0;
+        std::vector<MemoryRange> parts;
     };
 
-    void inside(const SavedStep& step, const Range& range, std::size_t alignment, bool written) const;
-    void outputs_apart(const SavedStep& step, const Kernel& kernel, const std::vector<Range>& inputs,
-                       const std::vector<Range>& outputs) const;
+    void inside(const SavedStep& step, const MemoryRange& range, std::size_t alignment, bool written) const;
+    bool overlap(const MemoryRange& a, const MemoryRange& b) const;
+    int level_of(const Location& location) const;
+    std::size_t alignment_of(const Location& location) const;
+    void outputs_apart(const SavedStep& step, const Kernel& kernel, const std::vector<MemoryRange>& inputs,
+                       const std::vector<MemoryRange>& outputs) const;
+    void loop_values(const SavedStep& step) const;
+    External slice(const SavedStep& step, const SavedLoop::Slice& given) const;
+    External state_before(const SavedStep& step, const SavedLoop::State& given) const;
+    External state_after(const SavedLoop::State& given) const;
+    void loop_apart(const SavedStep& step) const;
 
     std::uint64_t arena_bytes_;
     std::vector<External> externals_;
+    int level_ = 0;
 };
 
 }  // namespace graphkit

@@ -42,6 +42,10 @@ std::int64_t Instance::start_loop(const Loop& loop, const std::string& name) {
     std::int64_t trips = loop.trips;
     if (loop.trip_count != Loop::kNone) {
         trips = std::max(*static_cast<const std::int64_t*>(table_[loop.trip_count]), std::int64_t{0});
+        if (loop.trips >= 0 && trips > loop.trips) {  // rows of slices would be outside of their memory
+            throw NativeError(name + ": the trip count is " + std::to_string(trips) + ", but at most " +
+                              std::to_string(loop.trips) + " iterations were expected");
+        }
     }
     for (const Loop::Slice& slice : loop.slices) {
         if (slice.buffer >= 0) {

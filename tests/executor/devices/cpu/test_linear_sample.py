@@ -7,6 +7,7 @@ import pytest
 from combinations import in_one_item
 
 import graphkit as gk
+from graphkit.errors import TypeMismatch
 from graphkit.executor.devices.cpu import native
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.ops import F
@@ -114,3 +115,52 @@ def test_gradients_of_what_is_sampled() -> None:
     (torch.nn.functional.grid_sample(*given, align_corners=False) ** 2).sum().backward()
     for name, tensor in zip(("x_grad", "g_grad"), given, strict=True):
         np.testing.assert_allclose(found[name], tensor.grad.numpy(), rtol=1e-3, atol=1e-4)
+
+
+@in_one_item()
+@pytest.mark.parametrize("points", [0, 1, 5, 6, 70])
+@pytest.mark.parametrize("channels", [1, 2, 16, 19, 37])
+@pytest.mark.parametrize("border", [False, True])
+def test_few_points_equal_many(every_isa: str, points: int, channels: int, border: bool) -> None:
+    """Few points read the image where it is, and many read a copy: the bits are equal."""
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((2, channels, 17, 11)).astype(np.float32)
+    x[:, :, 3, 4], x[:, :, 16, 10] = np.nan, np.inf
+    row, column = (rng.uniform(-3, size + 3, (2, 300)).astype(np.float32) for size in x.shape[2:])
+    row[:, ::9], column[:, ::11] = 1e30, -1e30
+    row[:, 1::13] = np.nan
+
+    def sampled(count: int, threads: int) -> np.ndarray:
+        kernel = native.LinearSample(x.shape, (2, count), border=border, threads=threads)
+        assert (kernel.scratch_bytes > x.nbytes) == (channels == 1 or count >= 6)
+        y = np.full((2, count, channels), -1, np.float32)
+        kernel([x, row[:, :count].copy(), column[:, :count].copy()], [y])
+        return y
+
+    every = sampled(300, 1)
+    for threads in (1, 3):
+        np.testing.assert_array_equal(sampled(points, threads), every[:, :points])
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
+@pytest.mark.parametrize(("spatial", "axis"), [((0, 5), 2), ((4, 0), 3)])
+def test_images_without_elements(mode: str, spatial: tuple[int, int], axis: int) -> None:
+    """They have no samples, and no points give an empty result."""
+    images, grid = [1, 2, *spatial], gk.input("g", [1, 3, 3, 2])
+    with pytest.raises(TypeMismatch, match=f"cannot be sampled: axis {axis} has size 0"):
+        F.grid_sample(gk.input("x", images), grid, mode=mode)
+    y = F.grid_sample(gk.input("x", images), gk.input("g", [1, 0, 3, 2]), mode=mode)
+    feeds = {"x": np.zeros(images, np.float32), "g": np.zeros((1, 0, 3, 2), np.float32)}
+    assert gk.Model({"y": y}).compile().run(feeds)["y"].shape == (1, 2, 0, 3)
+
+
+def test_sizes_that_change_to_images_without_elements() -> None:
+    y = F.grid_sample(gk.input("x", [1, 2, "h", "w"]), gk.input("g", [1, "a", 3, 2]))
+    executor = gk.Model({"y": y}).compile(threads=1)
+    for points in (3, 0, 3):
+        feeds = {"x": np.zeros((1, 2, 4, 0), np.float32), "g": np.zeros((1, points, 3, 2), np.float32)}
+        if points == 0:
+            assert executor.run(feeds)["y"].shape == (1, 2, 0, 3)
+            continue
+        with pytest.raises(TypeMismatch, match="cannot be sampled: axis 3 has size 0"):
+            executor.run(feeds)

@@ -24,7 +24,7 @@ def python(code: str, *, cwd: Path, path: Path | None = None) -> subprocess.Comp
     if path is not None:
         code = PLAIN_FINDERS + f"sys.path.insert(0, {str(path)!r})\n" + code
     return subprocess.run(
-        [sys.executable, "-P", "-c", code], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-P", "-c", code], cwd=cwd, capture_output=True, text=True, timeout=300, check=False
     )
 
 

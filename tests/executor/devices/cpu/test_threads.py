@@ -77,7 +77,7 @@ def test_commands_exit_with_2(tmp_path, command, capsys):
 def python(code, **environment):
     code = textwrap.dedent(code)
     return subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=300, check=False,
         env=os.environ | environment,
     )  # fmt: skip
 

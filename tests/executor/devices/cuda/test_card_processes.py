@@ -47,7 +47,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
     def run(folder: Path, *options: Options) -> subprocess.CompletedProcess[str]:
         given = [str(folder), str(kernels), *map(json.dumps, options)]
-        return subprocess.run([*command, *given], capture_output=True, text=True, timeout=240, check=False)
+        return subprocess.run([*command, *given], capture_output=True, text=True, timeout=300, check=False)
 
     return run
 

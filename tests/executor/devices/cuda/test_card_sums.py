@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -368,12 +367,11 @@ def test_who_is_lost_ends_the_wait(
         sums.wait(group.done)
     assert str(raised.value) == communicator.told == message
     assert communicator.said == ["waiting", "working"]  # not only waiting, because the GPU may still compute
-    assert group.aborted.is_set()
+    assert group.aborted.wait(60)
     assert sums.broken
-    start = time.monotonic()
-    sums.wait(lambda: False)  # it has been said
+    monkeypatch.setattr(gpu, "time", None)  # nothing waits any more: it has been said
+    sums.wait(lambda: False)
     sums.fail(ValueError())
-    assert time.monotonic() - start < 0.1
     assert communicator.told == message
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/conv/finish.h"
 #include "kernels/conv/shallow_table.h"
 #include "simd/vector.h"
 
@@ -25,20 +26,6 @@ struct Tile {
     std::int64_t begin, end;
     const float* w;  // weights of the group of filters
 };
-
-// Applies the epilogue to results at line.y + at.
-inline Lanes finished(const ShallowLine& line, Lanes x, std::int64_t at, std::int64_t count) {
-    const TiledEpilogue& e = line.epilogue;
-    const Lanes other = e.residual == nullptr ? Lanes{} : splat(e.weight) * load_part<float>(e.residual + at, count, 0);
-    if (e.residual != nullptr && !e.residual_last) {
-        x += other;
-    }
-    if (e.slope != 1) {
-        x = x < Lanes{} ? x * splat(e.slope) : x;
-    }
-    x = at_most<float>(at_least<float>(x, e.low), e.high);
-    return e.residual != nullptr && e.residual_last ? x + other : x;
-}
 
 template <int Rows, int Vectors>
 __attribute__((noinline)) void run_tile(const ShallowLine& line, const Tile& tile) {
@@ -93,7 +80,7 @@ __attribute__((noinline)) void run_tile(const ShallowLine& line, const Tile& til
             if (!starts) {
                 x += load_part<float>(line.y + at, some, 0);
             }
-            store_part<float>(line.y + at, ends ? finished(line, x, at, some) : x, some);
+            store_part<float>(line.y + at, ends ? finished(e, x, e.residual + at, some) : x, some);
         }
     }
 }

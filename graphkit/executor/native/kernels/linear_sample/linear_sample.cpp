@@ -6,14 +6,19 @@
 #include "primitives/strided_copy.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
 namespace {
 
+// If an image has this many times more positions than points, reading planes at the points is faster than copying the
+// image. A single plane is copied at the speed of memory.
+constexpr std::int64_t kFewPoints = 32;
+
 // x [N, C, height, width], row and column [N, points] -> y [N, points, C]; the points have any number of axes. float32.
-// Images are first copied with the channels last, so that a point reads four rows of channels. Equal bits for any
-// number of threads.
+// If there are many points, images are first copied with the channels last, so that a point reads four rows of
+// channels. Few points read the planes where they are. Equal bits in both ways, and for any number of threads.
 class LinearSample final : public Kernel {
   public:
     LinearSample(const Dims& x, const Dims& points, bool border, int threads);
@@ -29,6 +34,7 @@ class LinearSample final : public Kernel {
     std::int64_t images_, channels_, height_, width_;
     std::int64_t points_;  // in each image
     bool border_;
+    bool copied_ = false;  // with the channels last
     StridedCopy copy_;
 };
 
@@ -46,16 +52,24 @@ LinearSample::LinearSample(const Dims& x, const Dims& points, bool border, int t
     y.push_back(channels_);
     outputs_ = {{"y", y}};
     const std::int64_t elements = count(y);
-    if (elements != 0 && (height_ * width_ == 0 || std::max(height_, width_) > (std::int64_t{1} << 24))) {
+    if (elements != 0 && height_ * width_ == 0) {
+        throw NativeError(describe() + ": the images have no elements to sample: axis " +
+                          (height_ == 0 ? "2" : "3") + " of x has size 0");
+    }
+    if (elements != 0 && std::max(height_, width_) > (std::int64_t{1} << 24)) {
         throw Unsupported(describe() + ": no kernel for images of this size");
     }
     points_ = elements == 0 ? 0 : count(points) / images_;
+    copied_ = channels_ == 1 || points_ * kFewPoints > height_ * width_;
     copy_ = StridedCopy({images_, height_ * width_, channels_}, {image_floats(), 1, height_ * width_},
                         {image_floats(), channels_, 1}, sizeof(float));
 }
 
 // Zeros, then the images, then a vector that may be read.
 std::size_t LinearSample::scratch_bytes() const {
+    if (!copied_) {
+        return 0;
+    }
     return static_cast<std::size_t>(zeros() + images_ * image_floats() + table_.lanes) * sizeof(float);
 }
 
@@ -63,31 +77,42 @@ void LinearSample::run(const void* const* inputs, void* const* outputs, std::byt
     if (points_ == 0) {
         return;
     }
+    const auto* const x = static_cast<const float*>(inputs[0]);
     auto* const none = reinterpret_cast<float*>(scratch);
     float* const moved = none + zeros();
-    std::fill_n(none, zeros(), 0.0F);
-    copy_.run(threads(), inputs[0], moved);
+    if (copied_) {
+        std::fill_n(none, zeros(), 0.0F);
+        copy_.run(threads(), x, moved);
+    }
+    const float* const images = copied_ ? moved : x;
+    const auto sample = copied_ ? table_.sample : table_.sample_planes;
     constexpr double kPointNanoseconds = 4;
     constexpr double kElementNanoseconds = 0.15;
-    const double cost = kPointNanoseconds + kElementNanoseconds * static_cast<double>(channels_);
+    constexpr double kPlaneNanoseconds = 4;
+    const double element = copied_ ? kElementNanoseconds : kPlaneNanoseconds;
+    const double cost = kPointNanoseconds + element * static_cast<double>(channels_);
     parallel_for(threads(), images_ * points_, cost, [&](std::int64_t begin, std::int64_t end) {
         while (begin < end) {
             const std::int64_t image = begin / points_;
             const std::int64_t some = std::min(end, (image + 1) * points_) - begin;
-            table_.sample({moved + image * image_floats(), none, height_, width_, channels_,
-                           static_cast<const float*>(inputs[1]) + begin, static_cast<const float*>(inputs[2]) + begin,
-                           some, border_, static_cast<float*>(outputs[0]) + begin * channels_});
+            sample({images + image * image_floats(), none, height_, width_, channels_,
+                    static_cast<const float*>(inputs[1]) + begin, static_cast<const float*>(inputs[2]) + begin, some,
+                    border_, static_cast<float*>(outputs[0]) + begin * channels_});
             begin += some;
         }
     });
 }
 
+const RecipeKind linear_sample_recipe(
+    "LinearSample", +[](LinearSample* self, const Dims& x, const Dims& points, bool border, int threads) {
+        new (self) LinearSample(x, points, border, threads);
+    });
+
 }  // namespace
 
 GRAPHKIT_BINDINGS(linear_sample) {
     nb::class_<LinearSample, Kernel>(m, "LinearSample")
-        .def(nb::init<const Dims&, const Dims&, bool, int>(), "x"_a, "points"_a, nb::kw_only(), "border"_a,
-             "threads"_a = 0);
+        .def("__init__", linear_sample_recipe.init(), "x"_a, "points"_a, nb::kw_only(), "border"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -39,11 +39,20 @@ void find_neighbours(const float* at, std::int64_t count, std::int64_t size, boo
     }
 }
 
+struct Weights {
+    explicit Weights(const float (&w)[4]) : of{splat(w[0]), splat(w[1]), splat(w[2]), splat(w[3])} {}
+
+    Lanes sum(const float* a, const float* b, const float* c, const float* d) const {
+        return (of[0] * load(a) + of[1] * load(b)) + (of[2] * load(c) + of[3] * load(d));
+    }
+
+    Lanes of[4];
+};
+
 inline void sum_corners(const float* const (&corners)[4], const float (&weights)[4], std::int64_t channels, float* y) {
-    const Lanes w[4] = {splat(weights[0]), splat(weights[1]), splat(weights[2]), splat(weights[3])};
+    const Weights w(weights);
     const auto sum = [&](std::int64_t c) __attribute__((always_inline)) {
-        return (w[0] * load(corners[0] + c) + w[1] * load(corners[1] + c)) +
-               (w[2] * load(corners[2] + c) + w[3] * load(corners[3] + c));
+        return w.sum(corners[0] + c, corners[1] + c, corners[2] + c, corners[3] + c);
     };
     std::int64_t c = 0;
     for (; c + kWide <= channels; c += kWide) {
@@ -54,7 +63,28 @@ inline void sum_corners(const float* const (&corners)[4], const float (&weights)
     }
 }
 
-void sample(const LinearSamples& s) {
+// Elements of planes, `stride` apart; a corner that is null reads 0.
+inline void sum_planes(const float* const (&corners)[4], const float (&weights)[4], std::int64_t stride,
+                       std::int64_t channels, float* y) {
+    const Weights w(weights);
+    float read[4][kWide] = {};
+    for (std::int64_t c = 0; c < channels; c += kWide) {
+        const std::int64_t some = std::min(kWide, channels - c);
+        for (int corner = 0; corner < 4; ++corner) {
+            if (const float* const from = corners[corner]; from != nullptr) {
+                for (std::int64_t i = 0; i < some; ++i) {
+                    read[corner][i] = from[(c + i) * stride];
+                }
+            }
+        }
+        store_part<float>(y + c, w.sum(read[0], read[1], read[2], read[3]), some);
+    }
+}
+
+// Calls sum(corners, weights, y) for each point. `outside` is the corner that counts as 0; neighbouring elements of a
+// plane are `step` apart.
+template <class Sum>
+inline void for_each_point(const LinearSamples& s, const float* outside, std::int64_t step, const Sum& sum) {
     Neighbours rows;
     Neighbours columns;
     for (std::int64_t begin = 0; begin < s.count; begin += kPoints) {
@@ -67,16 +97,28 @@ void sample(const LinearSamples& s) {
             for (int corner = 0; corner < 4; ++corner) {
                 const std::int64_t row = rows.place[corner / 2][i];
                 const std::int64_t column = columns.place[corner % 2][i];
-                corners[corner] = row < 0 || column < 0 ? s.zeros : s.image + (row * s.width + column) * s.channels;
+                corners[corner] = row < 0 || column < 0 ? outside : s.image + (row * s.width + column) * step;
                 weights[corner] = rows.weight[corner / 2][i] * columns.weight[corner % 2][i];
             }
-            sum_corners(corners, weights, s.channels, s.y + (begin + i) * s.channels);
+            sum(corners, weights, s.y + (begin + i) * s.channels);
         }
     }
 }
 
+void sample(const LinearSamples& s) {
+    for_each_point(s, s.zeros, s.channels, [&](const auto& corners, const auto& weights, float* y) {
+        sum_corners(corners, weights, s.channels, y);
+    });
+}
+
+void sample_planes(const LinearSamples& s) {
+    for_each_point(s, nullptr, 1, [&](const auto& corners, const auto& weights, float* y) {
+        sum_planes(corners, weights, s.height * s.width, s.channels, y);
+    });
+}
+
 }  // namespace
 
-GRAPHKIT_ISA_DEFINE(LinearSampleTable, linear_sample_table) = {kWide, sample};
+GRAPHKIT_ISA_DEFINE(LinearSampleTable, linear_sample_table) = {kWide, sample, sample_planes};
 
 }  // namespace graphkit

@@ -10,7 +10,7 @@ namespace graphkit {
 // Samples of one image at `count` points.
 struct LinearSamples {
     const float* image;  // [height, width, channels]; readable for one vector behind the last element
-    const float* zeros;  // as many zeros as channels, rounded up to whole vectors
+    const float* zeros;  // as many zeros as channels, rounded up to whole vectors; not read by `sample_planes`
     std::int64_t height, width, channels;
     const float* rows;  // coordinates of the points along the height
     const float* columns;
@@ -22,6 +22,8 @@ struct LinearSamples {
 struct LinearSampleTable {
     std::int64_t lanes;
     void (*sample)(const LinearSamples& samples);
+    // The same bits, for an image [channels, height, width] that is read only at the points.
+    void (*sample_planes)(const LinearSamples& samples);
 };
 
 GRAPHKIT_ISA_TABLE(LinearSampleTable, linear_sample_table);

@@ -7,6 +7,7 @@
 #include "primitives/elements.h"
 #include "runtime/bindings.h"
 #include "runtime/isa.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 #include "simd/half_convert.h"
 
@@ -191,6 +192,9 @@ Dropout::Dropout(Dims x, ElementType type, std::optional<TensorSpec> ratio, std:
                ratio.value_or(TensorSpec{"ratio", {}, ElementType::f32, true}),
                training.value_or(TensorSpec{"training_mode", {}, ElementType::boolean, true}),
                {"rng", {2}, ElementType::u64, !source.has_operand}};
+    if (count(inputs_[1].shape) != 1 || count(inputs_[2].shape) != 1) {
+        throw NativeError(describe() + ": the ratio and the mode must be scalars");
+    }
     require_countable(*this, count(outputs_[0].shape));
 }
 
@@ -284,6 +288,11 @@ void RngFoldIn::run(const void* const* inputs, void* const* outputs, std::byte*)
     });
 }
 
+template <>
+struct RecipeFields<PhiloxSource> {
+    static auto of(PhiloxSource& s) { return std::tie(s.seed, s.step, s.stream, s.has_operand); }
+};
+
 namespace {
 
 // The shape and element type of an operand; no value if it is absent.
@@ -295,6 +304,34 @@ std::optional<TensorSpec> spec_of(const char* name, const Operand& operand) {
     }
     return TensorSpec{name, operand->first, element_type(operand->second)};
 }
+
+const RecipeKind random_fill_recipe(
+    "RandomFill", +[](RandomFill* self, Text name, bool normal, double first, double second, const Operand& like,
+                      Dims y, Text dtype, const PhiloxSource& source, int threads) {
+        auto unread = spec_of("x", like);
+        if (unread) {
+            unread->optional = true;
+        }
+        new (self) RandomFill(name, normal ? RandomFill::Law::normal : RandomFill::Law::uniform, first, second,
+                              std::move(unread), std::move(y), element_type(dtype), source, threads);
+    });
+
+const RecipeKind bernoulli_recipe(
+    "Bernoulli", +[](Bernoulli* self, Dims x, Text x_dtype, Text dtype, const PhiloxSource& source, int threads) {
+        new (self) Bernoulli(std::move(x), element_type(x_dtype), element_type(dtype), source, threads);
+    });
+
+const RecipeKind dropout_recipe(
+    "Dropout", +[](Dropout* self, Dims x, Text dtype, const Operand& ratio, const Operand& training,
+                   const PhiloxSource& source, int threads) {
+        new (self) Dropout(std::move(x), element_type(dtype), spec_of("ratio", ratio),
+                           spec_of("training_mode", training), source, threads);
+    });
+
+const RecipeKind rng_fold_in_recipe(
+    "RngFoldIn", +[](RngFoldIn* self, Dims index, Text index_dtype) {
+        new (self) RngFoldIn(std::move(index), element_type(index_dtype));
+    });
 
 }  // namespace
 
@@ -308,42 +345,15 @@ GRAPHKIT_BINDINGS(random) {
             },
             "seed"_a, "step"_a, "stream"_a, "has_operand"_a);
     nb::class_<RandomFill, Kernel>(m, "RandomFill")
-        .def(
-            "__init__",
-            [](RandomFill* self, Text name, bool normal, double first, double second, const Operand& like, Dims y,
-               Text dtype, const PhiloxSource& source, int threads) {
-                auto unread = spec_of("x", like);
-                if (unread) {
-                    unread->optional = true;
-                }
-                new (self) RandomFill(name, normal ? RandomFill::Law::normal : RandomFill::Law::uniform, first, second,
-                                      std::move(unread), std::move(y), element_type(dtype), source, threads);
-            },
-            "name"_a, "normal"_a, "first"_a, "second"_a, "like"_a.none(), "y"_a, "dtype"_a, "source"_a,
-            "threads"_a = 0);
+        .def("__init__", random_fill_recipe.init(), "name"_a, "normal"_a, "first"_a, "second"_a, "like"_a.none(), "y"_a,
+             "dtype"_a, "source"_a, "threads"_a = 0);
     nb::class_<Bernoulli, Kernel>(m, "Bernoulli")
-        .def(
-            "__init__",
-            [](Bernoulli* self, Dims x, Text x_dtype, Text dtype, const PhiloxSource& source, int threads) {
-                new (self) Bernoulli(std::move(x), element_type(x_dtype), element_type(dtype), source, threads);
-            },
-            "x"_a, "x_dtype"_a, "dtype"_a, "source"_a, "threads"_a = 0);
+        .def("__init__", bernoulli_recipe.init(), "x"_a, "x_dtype"_a, "dtype"_a, "source"_a, "threads"_a = 0);
     nb::class_<Dropout, Kernel>(m, "Dropout")
-        .def(
-            "__init__",
-            [](Dropout* self, Dims x, Text dtype, const Operand& ratio, const Operand& training,
-               const PhiloxSource& source, int threads) {
-                new (self) Dropout(std::move(x), element_type(dtype), spec_of("ratio", ratio),
-                                   spec_of("training_mode", training), source, threads);
-            },
-            "x"_a, "dtype"_a, "ratio"_a.none(), "training"_a.none(), "source"_a, "threads"_a = 0);
+        .def("__init__", dropout_recipe.init(), "x"_a, "dtype"_a, "ratio"_a.none(), "training"_a.none(), "source"_a,
+             "threads"_a = 0);
     nb::class_<RngFoldIn, Kernel>(m, "RngFoldIn")
-        .def(
-            "__init__",
-            [](RngFoldIn* self, Dims index, Text index_dtype) {
-                new (self) RngFoldIn(std::move(index), element_type(index_dtype));
-            },
-            "index"_a, "index_dtype"_a);
+        .def("__init__", rng_fold_in_recipe.init(), "index"_a, "index_dtype"_a);
 }
 
 }  // namespace graphkit

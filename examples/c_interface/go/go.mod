@@ -1,0 +1,3 @@
+module example/run
+
+go 1.18

@@ -1,0 +1,91 @@
+//! Runs a program that graphkit saved: run PROGRAM.gkp [INPUT.bin ...]
+//!
+//! Each file contains the elements of one input. Without files, inputs are generated. Prints inputs and outputs.
+
+mod graphkit;
+
+use graphkit::{Port, Program, Tensor, Type};
+use std::error::Error;
+use std::io::{self, BufWriter, Write};
+use std::process::ExitCode;
+
+fn read_file(path: &str, port: &Port) -> Result<Tensor, Box<dyn Error>> {
+    let bytes = std::fs::read(path).map_err(|error| format!("{path}: {error}"))?;
+    match Tensor::from_bytes(port.kind, &bytes) {
+        Some(tensor) if tensor.len() == port.len() => Ok(tensor),
+        _ => Err(format!("{path} does not contain {} elements of {}", port.len(), port.kind.name()).into()),
+    }
+}
+
+/// Floating-point numbers from -1 to 0.875, integers that are 0 or 1.
+fn generated(port: &Port) -> Result<Tensor, Box<dyn Error>> {
+    match port.kind {
+        Type::Float32 => Ok(Tensor::Float32((0..port.len()).map(|k| (k % 16) as f32 / 8.0 - 1.0).collect())),
+        Type::Int64 => Ok(Tensor::Int64((0..port.len()).map(|k| (k % 2) as i64).collect())),
+        _ => Err("inputs are generated for float32 and int64 only: give files".into()),
+    }
+}
+
+fn run(path: &str, files: &[String]) -> Result<(), Box<dyn Error>> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    let program = Program::open(path, 0)?;
+    let count = program.inputs().len();
+    if !files.is_empty() && files.len() != count {
+        return Err(format!("the program has {count} inputs, but {} files were given", files.len()).into());
+    }
+    let mut inputs = Vec::new();
+    for (i, port) in program.inputs().iter().enumerate() {
+        writeln!(out, "input {} {} {:?}", port.name, port.kind.name(), port.shape)?;
+        inputs.push(if files.is_empty() { generated(port)? } else { read_file(&files[i], port)? });
+    }
+    for (port, output) in program.outputs().iter().zip(program.run(&inputs)?) {
+        writeln!(out, "output {} {} {:?}", port.name, port.kind.name(), port.shape)?;
+        match output {
+            Tensor::Float32(values) => values.iter().try_for_each(|value| writeln!(out, "{value}"))?,
+            Tensor::Int64(values) => values.iter().try_for_each(|value| writeln!(out, "{value}"))?,
+            other => writeln!(out, "({} elements)", other.len())?,
+        }
+    }
+    out.flush()?;
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [path, files @ ..] = arguments.as_slice() else {
+        eprintln!("usage: run PROGRAM.gkp [INPUT.bin ...]");
+        return ExitCode::from(2);
+    };
+    match run(path, files) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// cargo test, with GRAPHKIT_PROGRAM=PROGRAM.gkp
+    #[test]
+    fn eight_threads_share_a_program() {
+        let path = std::env::var("GRAPHKIT_PROGRAM").expect("set GRAPHKIT_PROGRAM to a program");
+        let program = Program::open(path, 1).unwrap();
+        let inputs: Vec<Tensor> = program.inputs().iter().map(|port| generated(port).unwrap()).collect();
+        let expected = program.run(&inputs).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| (0..100).for_each(|_| assert_eq!(program.run(&inputs).unwrap(), expected)));
+            }
+        });
+    }
+
+    #[test]
+    fn errors_have_their_kind() {
+        assert!(matches!(Program::open("missing.gkp", 0), Err(graphkit::Error::File(_))));
+        assert!(matches!(Program::open("missing.gkp", -1), Err(graphkit::Error::Argument(_))));
+    }
+}

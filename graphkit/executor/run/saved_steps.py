@@ -1,0 +1,311 @@
+"""The steps of a saved program: which ones there are, and their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+from graphkit.errors import UnsupportedError
+from graphkit.executor.devices.kernel import NativeKernel
+from graphkit.executor.lower.branch import Branch
+from graphkit.executor.lower.loop import Loop
+from graphkit.executor.lower.lowering import ABSENT, Location, LoweredGraph, Lowering
+from graphkit.executor.lower.native_kernel import PreparedKernel
+from graphkit.executor.run.saved_encoding import number, optional, sequence, text
+from graphkit.ir.graph import Node
+from graphkit.named_tuples import NamedTuple
+from graphkit.text import listed
+
+# An error names at most this many nodes.
+MOST_NAMED = 5
+
+# Kinds of steps, as SavedStep::Kind in executor/native/c_interface/step_check.h.
+_KERNEL, _COPY, _BRANCH, _LOOP, _FAIL = range(5)
+
+
+class SavedSlice(NamedTuple):
+    """An array that a loop reads or writes row by row.
+
+    Args:
+        external: Number of the external memory where the body finds the row.
+        whole: Where the array is.
+        stride: Bytes of a row.
+        backwards: Whether the last row is the first one.
+    """
+
+    external: int
+    whole: Location
+    stride: int
+    backwards: bool
+
+
+class SavedState(NamedTuple):
+    """A state of a loop.
+
+    Args:
+        before: Number of the external memory where the body reads it.
+        after: Number of the external memory where the body writes it.
+        initial: Where the first value is.
+        final: Where the last value will be; ABSENT if it is not used.
+        nbytes: Bytes of a value.
+        row: Position of the slice whose rows are the values; None if there is none.
+        turns: The two places that iterations write in turn; empty if there is a slice.
+    """
+
+    before: int
+    after: int
+    initial: Location
+    final: Location
+    nbytes: int
+    row: int | None
+    turns: Sequence[Location]
+
+
+class SavedLoop(NamedTuple):
+    """A loop, without the steps of its body.
+
+    Args:
+        trips: The largest number of iterations; -1 if it is not known.
+        values: Where the trip count, the condition, the iteration number, and the condition that the body reads and
+            that it writes are. ABSENT for those that the loop lacks.
+        slices: Arrays that it reads or writes row by row.
+        states: Its states.
+    """
+
+    trips: int
+    values: Sequence[Location]
+    slices: Sequence[SavedSlice]
+    states: Sequence[SavedState]
+
+    @property
+    def externals(self) -> Iterator[int]:
+        """The external memory of the body, in the order in which the reader numbers it."""
+        for each in self.slices:
+            yield each.external
+        for state in self.states:
+            yield state.before
+            if state.row is None:
+                yield state.after
+
+
+class SavedStep(NamedTuple):
+    """A step of the file.
+
+    Args:
+        kind: One of the numbers above.
+        name: Name of the step; the message of a failure.
+        inputs: Where the operands are: those of a kernel, the source of a copy, or the condition of a branch.
+        outputs: Where the results are.
+        kernel: The kernel.
+        scratch: Where the working memory is.
+        nbytes: Bytes of a copy.
+        loop: What a loop does.
+        blocks: For a branch, the steps that run if the condition is true, and the others. For a loop, its body.
+    """
+
+    kind: int
+    name: str
+    inputs: Sequence[Location] = ()
+    outputs: Sequence[Location] = ()
+    kernel: NativeKernel | None = None
+    scratch: Location = ABSENT
+    nbytes: int = 0
+    loop: SavedLoop | None = None
+    blocks: Sequence[StepList] = ()
+
+    def all_steps(self) -> Iterator[SavedStep]:
+        """Yield this step, and those of its blocks."""
+        yield self
+        for block in self.blocks:
+            for step in block.steps:
+                yield from step.all_steps()
+
+
+class StepList:
+    """Replaces the native builder: lists the steps that the emitter writes."""
+
+    def __init__(self) -> None:
+        self.steps: list[SavedStep] = []
+
+    @property
+    def all_steps(self) -> Iterator[SavedStep]:
+        """All steps, also those of blocks, in the order in which they are encoded."""
+        for step in self.steps:
+            yield from step.all_steps()
+
+    def kernel(
+        self,
+        name: str,
+        kernel: NativeKernel,
+        inputs: Sequence[Location],
+        outputs: Sequence[Location],
+        scratch: Location,
+    ) -> None:
+        given, results = inputs[: kernel.input_count], outputs[: kernel.output_count]
+        working = scratch if kernel.scratch_bytes else ABSENT
+        self.steps.append(SavedStep(_KERNEL, name, given, results, kernel, working))
+
+    def copy(self, name: str, source: Location, target: Location, nbytes: int) -> None:
+        self.steps.append(SavedStep(_COPY, name, [source], [target], nbytes=nbytes))
+
+    def branch(self, name: str, condition: Location) -> tuple[StepList, StepList]:
+        blocks = (StepList(), StepList())
+        self.steps.append(SavedStep(_BRANCH, name, [condition], blocks=blocks))
+        return blocks
+
+    def loop(
+        self,
+        name: str,
+        *,
+        trips: int,
+        trip_count: Location | None,
+        condition: Location | None,
+        iteration: Location | None,
+        condition_before: Location | None,
+        condition_after: Location | None,
+        states: Sequence[tuple[Any, ...]],
+        dynamic_states: Sequence[Any],
+        slices: Sequence[tuple[Any, ...]],
+        stacks: Sequence[Any],
+        empty: Any,
+    ) -> StepList:
+        assert not any((dynamic_states, stacks, empty)), "such loops are refused before"
+        values = [_present(at) for at in (trip_count, condition, iteration, condition_before, condition_after)]
+        rows = [SavedSlice(row, whole, stride, back) for row, whole, stride, back, *_ in slices]
+        place = {each.external: position for position, each in enumerate(rows)}
+        kept = []
+        for initial, before, after, turns, final, nbytes in states:
+            in_row = isinstance(turns, bool)
+            row = place[after] if in_row else None
+            kept.append(SavedState(before, after, initial, _present(final), nbytes, row, () if in_row else turns))
+        body = StepList()
+        self.steps.append(SavedStep(_LOOP, name, loop=SavedLoop(trips, values, rows, kept), blocks=(body,)))
+        return body
+
+    def fail(self, message: str) -> None:
+        self.steps.append(SavedStep(_FAIL, message))
+
+    def store(self, name: str, *_: Any) -> None:
+        raise UnsupportedError(f"{name}: a size depends on values, which programs for C do not support yet")
+
+    resize = store
+
+    def commit(self) -> None:
+        """Do nothing: no step overwrites a state."""
+
+
+def _present(location: Location | None) -> Location:
+    return ABSENT if location is None else location
+
+
+# --- steps that cannot be saved -------------------------------------------------------------------
+
+
+def refuse_other_steps(lowered: LoweredGraph) -> None:
+    """Raise UnsupportedError for steps that cannot be saved."""
+    if refused := list(_refused(lowered)):
+        names = listed(refused, len(refused), MOST_NAMED)
+        raise UnsupportedError(f"these nodes cannot be saved in a program for C: {names}")
+
+
+def _refused(lowered: LoweredGraph, prefix: str = "") -> Iterator[str]:
+    """Yield the steps that cannot be saved, and why."""
+    for node, lowering in lowered.steps:
+        name = prefix + lowered.graph.node_name(node)
+        if why := _why_refused(node, lowering):
+            yield f"{name} ({node.op.name}: {why})"
+        for part, graph in lowering.subgraphs.items():
+            yield from _refused(graph, f"{name}/{part}/")
+
+
+def _why_refused(node: Node, lowering: Lowering) -> str:
+    """Return why a step cannot be saved; "" if it can, apart from the steps of its subgraphs."""
+    if isinstance(lowering, PreparedKernel):
+        name = type(lowering.kernel).__name__
+        return "" if lowering.kernel.recipe is not None else f"kernels of the class {name} cannot be saved yet"
+    if isinstance(lowering, Branch):
+        return ""
+    if isinstance(lowering, Loop):
+        return lowering.layout.dynamic_sizes
+    if lowering.reason or lowering.in_python:
+        return lowering.reason or "it runs in Python"
+    return "shapes that depend on values cannot be saved yet"
+
+
+# --- encoding -------------------------------------------------------------------------------------
+
+
+class Numbers(NamedTuple):
+    """Numbers in the file: those of kernels by identity, and those of external memory."""
+
+    kernels: Mapping[int, int]
+    external: Mapping[int, int]
+
+
+def encoded_steps(steps: StepList, numbers: Numbers) -> bytes:
+    """Encode steps as RecipeCodec<SavedStep> in executor/native/c_interface/step_check.h reads them."""
+    return _steps(steps, numbers, _written(steps))
+
+
+def _written(steps: StepList) -> Set[int]:
+    """Return the numbers of the external memory that steps write."""
+    every = list(steps.all_steps)
+    found = {location[0] for step in every for location in step.outputs}
+    for step in reversed(every):  # a loop after those in its body
+        if step.loop is not None:
+            found.update(each.whole[0] for each in step.loop.slices if each.external in found)
+            found.update(state.final[0] for state in step.loop.states)
+    return found
+
+
+def _steps(steps: StepList, numbers: Numbers, written: Set[int]) -> bytes:
+    return sequence(_step(step, numbers, written) for step in steps.steps)
+
+
+def _step(step: SavedStep, numbers: Numbers, written: Set[int]) -> bytes:
+    external, kernel = numbers.external, step.kernel
+    packed = () if kernel is None else kernel.packed_inputs
+    layouts = [kernel.packed_layout(i) if kernel is not None and i in packed else "" for i in range(len(step.inputs))]
+    return b"".join(
+        (
+            number(step.kind),
+            text(step.name),
+            number(0 if kernel is None else numbers.kernels[id(kernel)]),
+            sequence(_location(location, external) for location in step.inputs),
+            sequence(map(text, layouts)),
+            sequence(_location(location, external) for location in step.outputs),
+            _location(step.scratch, external),
+            number(step.nbytes),
+            optional(None if step.loop is None else _loop(step.loop, external, written)),
+            sequence(_steps(block, numbers, written) for block in step.blocks),
+        )
+    )
+
+
+def _loop(loop: SavedLoop, external: Mapping[int, int], written: Set[int]) -> bytes:
+    slices = [
+        _location(each.whole, external)
+        + number(each.stride)
+        + number(each.backwards)
+        + number(each.external in written)
+        for each in loop.slices
+    ]
+    states = [
+        b"".join(
+            (
+                _location(state.initial, external),
+                _location(state.final, external),
+                number(state.nbytes),
+                optional(None if state.row is None else number(state.row)),
+                sequence(_location(place, external) for place in state.turns),
+            )
+        )
+        for state in loop.states
+    ]
+    values = (_location(location, external) for location in loop.values)
+    return b"".join((number(loop.trips), *values, sequence(slices), sequence(states)))
+
+
+def _location(location: Location, external: Mapping[int, int]) -> bytes:
+    block, offset = location
+    return number(external[block] if block >= 0 else block) + number(offset if location != ABSENT else 0)

@@ -1,0 +1,117 @@
+"""Damaged and hostile loops in .gkp files are rejected."""
+
+import re
+
+import pytest
+from saved_loops import scan_model, while_model
+
+from graphkit.errors import RuntimeFailure
+from graphkit.executor.run import saved_steps
+from graphkit.executor.run.c_runtime import CSession
+
+# Changes of the first loop that a program has, and the error that they must cause.
+DAMAGED_LOOPS = {
+    "slice outside": (lambda loop: slice_changed(loop, stride=1 << 20), "a slice is outside of its memory"),
+    "too many trips": (lambda loop: loop._replace(trips=1 << 40), "a slice is outside of its memory"),
+    "overflow": (lambda loop: loop._replace(trips=1 << 62), "the number of rows of a slice is out of range"),
+    "unknown trips": (lambda loop: loop._replace(trips=-1), "the number of rows of a slice is out of range"),
+    "negative trips": (lambda loop: loop._replace(trips=-2), "the sizes of the loop are out of range"),
+    "slice of nothing": (lambda loop: slice_changed(loop, whole=(-2, 0)), "a slice has no memory"),
+    "short state": (lambda loop: state_changed(loop, nbytes=4), "a state is not a row of its slice"),
+    "row of nothing": (lambda loop: state_changed(loop, row=9), "a state needs two places, or a row"),
+    "no first value": (lambda loop: state_changed(loop, initial=(-2, 0)), "a state has no first value"),
+    "first value outside": (
+        lambda loop: state_changed(loop, initial=(-1, 1 << 30)),
+        "first value of a state is outside",
+    ),
+    "last value read only": (lambda loop: state_changed(loop, final=loop.states[0].initial), "can only be read"),
+    "one turn": (lambda loop: state_changed(loop, row=None, turns=[(-1, 0)]), "a state needs two places, or a row"),
+    "turn outside": (lambda loop: state_changed(loop, row=None, turns=[(-1, 0), (-1, 1 << 40)]), "a state is outside"),
+    "turn elsewhere": (
+        lambda loop: state_changed(loop, row=None, turns=[loop.slices[1].whole] * 2),
+        "is not in the arena",
+    ),
+    "iteration outside": (
+        lambda loop: loop._replace(values=[*loop.values[:2], (-1, 1 << 30), *loop.values[3:]]),
+        "iteration number",
+    ),
+    "condition outside": (
+        lambda loop: loop._replace(values=[loop.values[0], (-1, -9), *loop.values[2:]]),
+        "the condition is outside",
+    ),
+    "slices overlap": (
+        lambda loop: slice_changed(loop, whole=loop.slices[1].whole, place=2),
+        "a slice overlaps a slice",
+    ),
+}
+
+
+def slice_changed(loop, place=1, **changes):
+    return loop._replace(slices=[s._replace(**changes) if i == place else s for i, s in enumerate(loop.slices)])
+
+
+def state_changed(loop, **changes):
+    return loop._replace(states=[loop.states[0]._replace(**changes), *loop.states[1:]])
+
+
+@pytest.mark.parametrize("name", DAMAGED_LOOPS)
+def test_loops_that_leave_their_memory_are_rejected(name, tmp_path, monkeypatch):
+    change, message = DAMAGED_LOOPS[name]
+    encode, changed = saved_steps._loop, []
+
+    def damaged(loop, *arguments):
+        changed.append(loop)
+        return encode(change(loop), *arguments)
+
+    monkeypatch.setattr(saved_steps, "_loop", damaged)
+    scan_model().save(tmp_path / "net.gkp")
+    assert changed
+    with pytest.raises(RuntimeFailure, match=f"running: .*{re.escape(message)}.*GK_ERROR_FORMAT"):
+        CSession(tmp_path / "net.gkp")
+
+
+def test_states_may_not_overlap(tmp_path, monkeypatch):
+    encode = saved_steps._loop
+    monkeypatch.setattr(
+        saved_steps, "_loop",
+        lambda loop, *rest: encode(state_changed(loop, turns=[loop.states[0].turns[0]] * 2), *rest),
+    )  # fmt: skip
+    while_model().save(tmp_path / "net.gkp")
+    with pytest.raises(RuntimeFailure, match=r"grow: a state overlaps a state.*GK_ERROR_FORMAT"):
+        CSession(tmp_path / "net.gkp")
+
+
+@pytest.mark.parametrize("target", ["initial", "whole"])
+def test_body_may_not_write_what_its_loop_reads(target, tmp_path, monkeypatch):
+    """Steps of the body do not write to the first value of a state, nor past the row to the rows of an output."""
+    encode, loops = saved_steps._step, []
+
+    def damaged(step, *arguments):
+        if step.loop is not None:
+            loops.append(step.loop)
+        elif step.kernel is not None:
+            step = step._replace(outputs=[getattr(loops[0].states[0], target, loops[0].slices[1].whole)])
+        return encode(step, *arguments)
+
+    monkeypatch.setattr(saved_steps, "_step", damaged)
+    scan_model().save(tmp_path / "net.gkp")
+    with pytest.raises(RuntimeFailure, match=r"running/body.*(overlaps|can only be read).*GK_ERROR_FORMAT"):
+        CSession(tmp_path / "net.gkp")
+
+
+def test_deep_nesting_is_rejected(tmp_path, monkeypatch):
+    encode = saved_steps._step
+
+    def nested(step, *arguments):
+        if step.loop is not None and step.blocks:
+            monkeypatch.setattr(saved_steps, "_step", encode)
+            for _ in range(40):
+                block = saved_steps.StepList()
+                block.steps.append(step)
+                step = saved_steps.SavedStep(2, "branch", step.inputs, blocks=(block, saved_steps.StepList()))
+        return encode(step, *arguments)
+
+    monkeypatch.setattr(saved_steps, "_step", nested)
+    while_model().save(tmp_path / "net.gkp")
+    with pytest.raises(RuntimeFailure, match=r"more than 32 levels of branches and loops.*GK_ERROR_FORMAT"):
+        CSession(tmp_path / "net.gkp")

@@ -1,0 +1,83 @@
+"""Which operators prove that rows are independent, so that a model needs no runs when it is loaded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.serving.joining import why_not_joined
+
+
+class NotProved(Exception):
+    """The model would run."""
+
+
+def is_proved(net):
+    def run(feeds):
+        raise NotProved
+
+    try:
+        return why_not_joined(net, run, lambda model: run) is None
+    except NotProved:
+        return False
+
+
+def of(*outputs):
+    return is_proved(gk.Model({f"y{place}": output for place, output in enumerate(outputs)}))
+
+
+def rows_of(x):
+    """The number of rows, int64 [1]."""
+    return gk.slice(gk.shape(x), gk.constant(np.array([0])), gk.constant(np.array([1])))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("googlenet", {"image": (3, 32, 32)}),
+        ("vit", {"size": "tiny", "layers": 1, "image": (3, 32, 32)}),
+        ("bert", {"vocab": 99, "width": 16, "heads": 2, "layers": 1}),
+        ("text_cnn", {}),
+    ],
+)
+def test_networks_are_proved(name, options):
+    """Pools without positions, tokens and positions of the same values for each row, lengths of texts."""
+    assert is_proved(gk.models.build(name, **options))
+
+
+def test_the_same_row_for_each_request():
+    x = gk.input("x", ["N", 2, 3])
+    shape = gk.concat(rows_of(x), gk.constant(np.array([1, 3])), axis=0)
+    token = gk.constant(np.ones((1, 1, 3), np.float32))
+    assert of(gk.concat(gk.expand(token, shape), x, axis=1))
+    assert of(x + gk.expand(gk.constant(np.float32(1)), shape))
+    assert of(x + gk.constant_of_shape(shape))
+
+
+def test_values_of_the_length_of_texts():
+    x = gk.input("x", ["N", "T", 3])
+    length = gk.slice(gk.shape(x), gk.constant(np.array([1])), gk.constant(np.array([2])))
+    table = gk.constant(np.ones((50, 3), np.float32))
+    assert of(x + gk.slice(table, gk.constant(np.array([0])), length, gk.constant(np.array([0]))))
+
+
+def test_values_of_the_number_of_rows_are_not_independent():
+    x = gk.input("x", ["N", 3])
+    rows = rows_of(x)
+    table = gk.constant(np.ones((3, 50, 3), np.float32))
+    for each in (x * gk.cast(rows, to="float32"), x + gk.reduce_sum(gk.expand(gk.constant(np.float32(1)), rows), [0])):
+        assert not of(each)
+    assert not of(x + gk.gather(table, gk.squeeze(rows), axis=1)[0])
+
+
+def test_positions_of_a_pool():
+    x = gk.input("x", ["N", 1, 4, 4])
+    y, places = gk.max_pool(x, kernel_shape=[2, 2])
+    assert of(y)
+    assert not of(y, places)
+
+
+def test_random_values_are_not_independent():
+    x = gk.input("x", ["N", 3])
+    assert not of(x + gk.random_uniform(shape=[3]))
