@@ -1,27 +1,33 @@
-"""Find phrases that make prose hard to read, and docstrings of another form, in what a user reads.
+"""Find phrases that make prose hard to read, and public docstrings without a one-line summary.
 
-    python .ci/prose.py            everything; exit code 1 where something is found
-    python .ci/prose.py PART...    what lies in paths that begin with one of these
+    python .ci/prose.py            check everything; exit code 1 if something is found
+    python .ci/prose.py PART...    check only paths that begin with one of these
 
-A user reads the pages, the texts of the command line, messages of errors and warnings, and the docstrings of public
-names: those that docs/reference/api lists, operators, and networks. A line that must have a phrase, such as one that
-quotes it, says `prose: ok` in a comment.
+Some phrases are rejected everywhere: in pages, docstrings and comments. Others are rejected only in texts for users:
+pages, texts of the command line, messages of errors and warnings, and docstrings of public names. Public names are
+those that docs/reference/api lists, operators, and networks. If a line needs a phrase, for example to quote it, add a
+comment `prose: ok`.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import tokenize
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-# Phrases, and what to do instead.
-PHRASES = {
+# Phrases that are rejected in all texts, and advice.
+EVERYWHERE = {
     r"^(?:What|Who|Whoever|Whatever)\b[^?]*[.:;]$": "begin with the subject: the user, the command, the file",
-    r"\bthere is nobody\b|\bnobody\b": "say who acts",
+    r"^Of (?:the|those|each|all|an?)\b": "begin with the subject",
+    r"(?<![Tt]here )\b(?:is|are|was|were) no (?!longer\b|more\b)\w": "is not a, or has no",
+    r"(?<!\b[Oo]ne )(?<!\b[Ss]ome )(?<!\b[Ee]ach )(?<!\bboth )(?<!\ball )\bof which [a-z]": "make two sentences",
+    r"\bthere is nobody\b|\bnobody\b|\bwhoever\b": "say who acts",
     r"\bby way of\b": "through, or with",
     r"\bin the place of\b": "instead of",
     r"\b(?:has|have|having) to do with\b": "concerns",
@@ -29,10 +35,23 @@ PHRASES = {
     r"\bso many\b": "give the number or its name",
     r"\bsigns? of life\b": "heartbeat",
     r"\b(?:stand|stands|standing|stood) in for\b": "replaces; a placeholder",
+}
+# Phrases that are rejected in texts for users. The code has names such as `card`.
+FOR_USERS = EVERYWHERE | {
     r"\b[Cc]ards?\b": "GPU",
     r"\bhalf floats?\b": "float16 or bfloat16",
 }
-_PHRASES = {re.compile(pattern): advice for pattern, advice in PHRASES.items()}
+_EVERYWHERE = {re.compile(pattern): advice for pattern, advice in EVERYWHERE.items()}
+# Finds at least these phrases in a whole file, where lines break between words. It is fast, and may find more.
+_GAP = r"[\s#/]+"
+_ANYWHERE = re.compile(
+    rf"\b(?:Wh(?:at|o|oever|atever)\b(?![^.?]*\?)|Of{_GAP}(?:the|those|each|all|an?)\b|nobody\b|whoever\b|so{_GAP}many\b"
+    rf"|by{_GAP}way{_GAP}of|in{_GAP}the{_GAP}place|to{_GAP}do{_GAP}with|(?:goes|go|going|went){_GAP}on\b|of{_GAP}which\b"
+    rf"|signs?{_GAP}of{_GAP}life|(?:stands?|standing|stood){_GAP}in{_GAP}for"
+    rf"|(?<!here )(?:is|are|was|were){_GAP}no{_GAP}(?!longer|more\b))"
+)
+_FOR_USERS = {re.compile(pattern): advice for pattern, advice in FOR_USERS.items()}
+_ANYWHERE_FOR_USERS = re.compile(rf"{_ANYWHERE.pattern}|\b[Cc]ards?\b|\bhalf{_GAP}floats?\b")
 _REFERENCE = "docs/reference/api/*.md"
 _CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`|<!--.*?-->|\]\([^)\s]*\)|<a id[^>]*>", re.MULTILINE | re.DOTALL)
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*\[])")
@@ -105,7 +124,7 @@ def _imported(path: Path, name: str | None) -> Iterator[tuple[Path, str]]:
 
 
 def docstrings(path: Path, names: set[str | None]) -> Iterator[Text]:
-    """Of the named classes and functions of a module, or of all its public ones, with the methods of the classes."""
+    """Yield the docstrings of the named classes and functions of a module, or of all public ones, and of methods."""
     tree = ast.parse(path.read_text("utf-8"))
     if None in names:
         yield from _docstring(path, tree)
@@ -128,8 +147,53 @@ def _docstring(path: Path, node: ast.Module | ast.ClassDef | ast.FunctionDef) ->
         yield Text(path, node.body[0].lineno, found, True)
 
 
+def comments(path: Path) -> Iterator[Text]:
+    """Comments, one Text for each block of lines, and all docstrings of a Python file.
+
+    Most files contain none of the phrases, not even in code. They are not parsed, which would take too long.
+    """
+    source = path.read_text("utf-8")
+    if not _ANYWHERE.search(source):
+        return
+    blocks = list(_docstring_lines(source)) if path.suffix == ".py" else []
+    blocks += [(number, text, True) for number, text in _comment_lines(path, source)]
+    block: list[str] = []
+    first = last = 0
+    for number, text, is_comment in sorted(blocks):
+        if block and (not is_comment or number != last + 1):
+            yield Text(path, first, "\n".join(block))
+            block = []
+        if not is_comment:
+            yield Text(path, number, text)
+            continue
+        first = first if block else number
+        last = number
+        block.append(text)
+    if block:
+        yield Text(path, first, "\n".join(block))
+
+
+def _docstring_lines(source: str) -> Iterator[tuple[int, str, bool]]:
+    for node in _nodes(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (found := ast.get_docstring(node)):
+            yield node.body[0].lineno, found, False
+
+
+def _comment_lines(path: Path, source: str) -> Iterator[tuple[int, str]]:
+    if path.suffix == ".py":
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string.lstrip("# ")
+        return
+    sign = "//" if path.suffix in (".h", ".cpp") else "#"
+    for number, line in enumerate(source.splitlines(), 1):
+        _, found, text = line.partition(sign)
+        if found:
+            yield number, text.strip()
+
+
 def messages(path: Path) -> Iterator[Text]:
-    """Strings of errors and warnings; on the command line, all that are no docstrings of its own helpers."""
+    """Yield the strings of errors and warnings; for the command line, all strings except private docstrings."""
     text_of_file = path.read_text("utf-8")
     whole = path.parts[0] == "cli" or path.parts[:2] == ("graphkit", "report")
     if not whole and not _MAY_SAY.search(text_of_file):
@@ -170,7 +234,7 @@ def _last_name(function: ast.expr) -> str:
 
 
 def shown() -> Iterator[Text]:
-    """All that a user reads."""
+    """Yield all texts for users."""
     for page in git_files("*.md"):
         yield from paragraphs(page)
     names: dict[Path, set[str | None]] = {path: set() for path in git_files("graphkit/ops/*.py", "models/*.py")}
@@ -182,18 +246,26 @@ def shown() -> Iterator[Text]:
         yield from messages(path)
 
 
-# --- what is wrong --------------------------------------------------------------------------------
+def internal() -> Iterator[Text]:
+    """Yield comments and all docstrings, which only developers read."""
+    for path in git_files("*.py", "*.h", "*.cpp", "*.toml", "*.sh"):
+        yield from comments(path)
 
 
-def complaints(shown: Text) -> Iterator[str]:
-    lines = shown.path.read_text("utf-8").splitlines()
-    if "prose: ok" in lines[shown.line - 1]:
-        return
+# --- complaints -----------------------------------------------------------------------------------
+
+
+def complaints(shown: Text, phrases: Mapping[re.Pattern[str], str] = _FOR_USERS) -> Iterator[str]:
+    """Yield the rejected phrases of a text, and for a public docstring, an error in the form of its summary."""
     summary, *rest = shown.text.split("\n")
     if shown.is_docstring and (not summary.endswith((".", ".)", "?", ":")) or (rest and rest[0].strip())):
         yield f"{shown.path}:{shown.line}: {summary!r}: a summary is one line, a sentence, before an empty line"
+    if not _ANYWHERE_FOR_USERS.search(shown.text) or "prose: ok" in shown.text:
+        return
+    if "prose: ok" in shown.path.read_text("utf-8").splitlines()[shown.line - 1]:
+        return
     for sentence in _SENTENCE.split(re.sub(r"\s*\n\s*", " ", re.sub(r"`[^`\n]*`", "_", shown.text))):
-        for pattern, advice in _PHRASES.items():
+        for pattern, advice in phrases.items():
             if match := pattern.search(sentence):
                 near = sentence[max(match.start() - 30, 0) : match.start() + 60]
                 yield f"{shown.path}:{shown.line}: {near!r}: {match[0][:20]!r}: {advice}"
@@ -201,8 +273,10 @@ def complaints(shown: Text) -> Iterator[str]:
 
 def main() -> int:
     parts = tuple(sys.argv[1:] or [""])
-    wrong = sorted({line for text in shown() for line in complaints(text) if line.startswith(parts)})
-    print(*wrong, sep="\n")
+    wrong = {line for text in shown() for line in complaints(text)}
+    wrong |= {line for text in internal() for line in complaints(text, _EVERYWHERE)}
+    wrong = {line for line in wrong if line.startswith(parts)}
+    print(*sorted(wrong), sep="\n")
     return 1 if wrong else 0
 
 

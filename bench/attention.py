@@ -87,7 +87,7 @@ def row(form: str, length: int, depth: int, threads: int, gradients: bool, round
 
 
 def memory_row(form: str, length: int, depth: int) -> list[str]:
-    """The growth in new processes, of both engines."""
+    """Return the row of memory growth of both engines, measured in new processes."""
     grown = []
     for who in ("ours", "theirs"):
         command = [sys.executable, __file__, "--grow", f"{who},{form},{length},{depth}"]

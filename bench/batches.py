@@ -39,7 +39,7 @@ Call = Callable[[], object]
 
 
 def write(network: str, folder: Path) -> Path:
-    """The network with a name for the batch."""
+    """Write the network with a symbolic batch size."""
     path = folder / f"{network}.onnx"
     if not path.exists():
         NETWORKS[network]().save(path)
@@ -56,7 +56,7 @@ def with_fixed_batch(path: Path, batch: int) -> Path:
 
 
 def timed(call: Call, seconds: float) -> float:
-    """Mean time of a call, of as many as take `seconds`, at least one, behind one that is not timed."""
+    """Return the mean time of a call, over as many calls as take `seconds`. The first call is not timed."""
     time.sleep(PAUSE)
     call()
     start, count = time.perf_counter(), 0

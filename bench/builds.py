@@ -39,7 +39,7 @@ LIMIT = 0.98
 
 
 def serve(task: dict[str, Any]) -> int:
-    """A line on stdout for every line on stdin: the summary of one turn."""
+    """For every line on stdin, run a turn and print its summary as a line."""
     call = _call(task)
     for _ in range(2):
         call()
@@ -90,7 +90,7 @@ class _Build:
 
 
 def measure(pythons: Sequence[str], task: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """By build: the summary and the median of every round, of one pair of processes."""
+    """Return the summary and the median of every round of one pair of processes, by build."""
     builds = [_Build(python, task) for python in pythons]
     turns: list[list[dict[str, Any]]] = [[], []]
     for number in range(rounds):

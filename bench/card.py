@@ -114,7 +114,7 @@ def product(card: Any, size: int, kind: DType, tf32: bool, rng: np.random.Genera
 
 
 def library_product(card: Any, size: int, kind: type, rng: np.random.Generator) -> Callable[[], None]:
-    """CuPy's own, of the same size."""
+    """Return a function that computes CuPy's product of the same size."""
     a, b, y = (card.copy_in(rng.random((size, size), np.float32).astype(kind)) for _ in range(3))
     return lambda: card.xp.matmul(a, b, out=y)
 
@@ -126,7 +126,7 @@ def copies(card: Any, elements: int) -> tuple[Callable[[], None], int]:
 
 
 def seconds_of(card: Any, stream: Any, call: Callable[[], None], seconds: float) -> float:
-    """Of one call, by as many in a row as take about so long together."""
+    """Return the seconds of one call, measured over as many consecutive calls as take about `seconds`."""
     times = 1
     while True:
         card.synchronize(stream)
@@ -141,7 +141,7 @@ def seconds_of(card: Any, stream: Any, call: Callable[[], None], seconds: float)
 
 
 def measure(card: Any, elements: int, seconds: float) -> list[dict[str, Any]]:
-    """Of each kernel: bytes, seconds, and its rate as a share of the copy's, the median of several turns."""
+    """Measure each kernel: bytes, seconds, and its rate as a share of the copy's; medians of several turns."""
     found, rng = [], np.random.default_rng(0)
     stream = card.stream()
     with card.on(stream):
@@ -162,7 +162,7 @@ def measure(card: Any, elements: int, seconds: float) -> list[dict[str, Any]]:
 
 
 def measure_products(card: Any, size: int, seconds: float) -> list[dict[str, Any]]:
-    """Of each kind of product: floating-point operations, seconds, and its rate as a share of what CuPy's tells."""
+    """Measure each kind of product: operations, seconds, and its rate as a share of what CuPy's rate implies."""
     found, rng = [], np.random.default_rng(0)
     stream = card.stream()
     with card.on(stream):
@@ -197,7 +197,7 @@ def report(found: list[dict[str, Any]], products: list[dict[str, Any]], about: s
 
 
 def about(card: Any) -> str:
-    """Card, driver and versions."""
+    """Return the names of GPU and driver, and the versions."""
     facts = card.facts()
     named = ", ".join(f"{key} {value}" for key, value in facts.items())
     return f"{named}; graphkit {gk.__version__}, numpy {np.__version__}"

@@ -68,14 +68,14 @@ class Replays:
         return timed
 
     def seconds(self) -> float:
-        """Of all replays since the last call, which are over."""
+        """Return the seconds of all replays since the last call. They must be complete."""
         taken = sum(self._clock.between(*span) for span in self.spans)
         self.spans.clear()
         return taken / 1e3
 
 
 def measure(card: Any, clock: Clock, workloads: Sequence[Workload], steps: int) -> list[dict[str, Any]]:
-    """Of each network, medians of the seconds of a step and of the card's, and replays in a step."""
+    """Measure each network: medians of the seconds of a step and of the GPU, and replays per step."""
     found = []
     for workload in workloads:
         replays = Replays(card, clock)

@@ -51,7 +51,7 @@ PRECISIONS = {"f32": {"graphkit": "f32", "tf32": "tf32"}, "bf16": {"graphkit": "
 
 
 def training(workload: Workload, task: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By engine: the times of steps, how far its first step is from PyTorch's, or the error that it ended with."""
+    """Return the times of steps and the difference of the first step from PyTorch's, or the error, by engine."""
     half = task["precision"] == "bf16"
     opened: dict[str, Callable[[], engines.Runner]] = {
         name: lambda precision=precision: engines.graphkit(workload, 1, device="cuda", precision=precision)
@@ -86,7 +86,7 @@ def training(workload: Workload, task: Mapping[str, Any]) -> dict[str, dict[str,
 
 
 def inference(workload: Workload, task: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """By engine: the times of runs, or the error that it ended with."""
+    """Return the times of runs, or the error, by engine."""
     net, (inputs, _) = workload.net(), workload.feeds()
     results: dict[str, dict[str, Any]] = {}
     calls: dict[str, Callable[[], object]] = {}
@@ -156,7 +156,7 @@ def _onnxruntime(workload: Workload, path: Path) -> Callable[[], object]:
 
 
 def report(rows: list[dict[str, Any]], about: str) -> str:
-    """Times in milliseconds, and those of the others over graphkit's."""
+    """Return a table of times in milliseconds, and of the ratios of the other engines to graphkit."""
     body = []
     for row in rows:
         for name, result in row["engines"].items():
@@ -176,7 +176,7 @@ def workload_of(text: str) -> Workload:
 
 
 def measure(names: list[str], task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each network's inference and training."""
+    """Return a row for the inference and one for the training of each network."""
     for name in names:
         for part, run in (("inference", inference), ("training", training)):
             found = run(workload_of(name), task)

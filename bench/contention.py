@@ -38,7 +38,7 @@ ALTERNATION = "alternation"
 
 
 def serve(task: dict[str, Any]) -> int:
-    """A line on stdout for every line on stdin: the times of a turn, by engine."""
+    """For every line on stdin, run a turn and print its times by engine as a line."""
     calls = {}
     for name in task["engines"]:
         load(name)
@@ -69,7 +69,7 @@ def runner(engine: str, task: dict[str, Any]) -> Runner:
 
 
 def source(task: dict[str, Any]) -> tuple[Model, dict[str, np.ndarray]]:
-    """The file of a row, and arrays for its inputs."""
+    """Return the file of a row, and arrays for its inputs."""
     if task["row"] in workloads.WORKLOADS:
         workload = workloads.WORKLOADS[task["row"]]
         file = workloads.model_file(workload, Path(task["models"]))
@@ -88,7 +88,7 @@ def further_rows(folder: Path | None) -> list[str]:
 
 
 def add_rows(parser: argparse.ArgumentParser) -> None:
-    """Which rows, and where their files are."""
+    """Add the options for rows and their files."""
     add_choices(parser, "--only", "row", workloads.WORKLOADS)
     parser.add_argument("--files", type=Path, help="folder with further rows: NAME.onnx, NAME.npz")
     parser.add_argument("--models", type=Path, default=HERE / "models", help="folder for the ONNX files, about 1.5 GB")
@@ -128,7 +128,7 @@ class Server:
 
 
 def measure(load_name: str, task: dict[str, Any], rounds: int) -> dict[str, list[list[float]]]:
-    """By engine: the times of each turn."""
+    """Return the times of each turn, by engine."""
     together = load_name == ALTERNATION
     servers = [Server(__file__, engines, task) for engines in ([ENGINES] if together else [[e] for e in ENGINES])]
     turns: dict[str, list[list[float]]] = {engine: [] for engine in ENGINES}

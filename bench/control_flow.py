@@ -109,7 +109,7 @@ def draw(steps: int) -> dict[str, np.ndarray]:
 
 
 def nodes(graph: Graph) -> int:
-    """Subgraphs included."""
+    """Return the number of nodes, including subgraphs."""
     return len(graph.nodes) + sum(nodes(g) for n in graph.nodes for g in n.op.subgraphs().values())
 
 
@@ -205,7 +205,7 @@ def main() -> int:
         "",
         f"`python bench/control_flow.py --threads {options.threads}`: an LSTM cell of {HIDDEN} units over T steps of a "
         f"batch of {BATCH}, {FEATURES} features,",
-        "float32, gradients by the weights. What the columns mean is said in that file.",
+        "float32, gradients by the weights. That file explains the columns.",
         "",
     ]
     print("\n".join(lines))

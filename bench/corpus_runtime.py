@@ -61,7 +61,7 @@ def _optimised(model: onnx.ModelProto, level: str) -> Made:
 
 
 def _folded() -> onnx.ModelProto:
-    """With its weights as constants: what is behind a Transpose stays as it is."""
+    """Return the attention model as optimised by ONNX Runtime, with its weights as constants."""
     return onnx.load_model_from_string(_optimised(_attention(), "ORT_ENABLE_BASIC").data)
 
 

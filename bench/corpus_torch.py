@@ -210,5 +210,5 @@ def _script(x: FLOAT[_ROWS, 3], y: FLOAT[3]) -> FLOAT[_ROWS, 3]:
 
 
 def _onnxscript() -> Made:
-    """Functions of a domain of their own, one calling another, with an attribute."""
+    """A model with functions of their own domain. One calls another, with an attribute."""
     return Made(_script.to_model_proto().SerializeToString())

@@ -31,7 +31,7 @@ polyline { fill: none; stroke-width: 2 }
 
 
 def chart(title: str, curves: Sequence[Curve]) -> str:
-    """Values from 0 to 1 over the logarithm of ranks; diamonds are published points, in the colour of their curve."""
+    """Draw values from 0 to 1 over the logarithm of ranks. Diamonds are published points, in the curve's colour."""
     last = math.log2(max(r for c in curves for r in c.ranks)) or 1.0
     x = lambda ranks: _LEFT + _WIDTH * math.log2(ranks) / last  # noqa: E731 - a scale
     y = lambda value: _TOP + _HEIGHT * (1 - value)  # noqa: E731 - a scale

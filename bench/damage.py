@@ -31,7 +31,7 @@ TEXTS = (
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
-    """Bytes that are flipped, cut off, inserted, doubled or taken out."""
+    """Flip, cut off, insert, double or remove bytes."""
     made = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 4, 8))):
         place = rng.randrange(len(made) + 1)
@@ -58,7 +58,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 
 
 def damaged_json(text: bytes, rng: random.Random) -> bytes:
-    """JSON with values replaced, taken out or nested; or its text damaged."""
+    """Replace, remove or nest values of JSON, or damage its text."""
     kind = rng.random()
     if kind < 0.15:
         return damaged(text, rng)
@@ -119,7 +119,7 @@ def _odd_text(text: bytes, rng: random.Random) -> bytes:
 
 
 def _places(value: Any) -> Any:
-    """Every (container, key) below a value; lists without those behind a change."""
+    """Return every (container, key) below a value. In lists, elements after a change are left out."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield value, key
@@ -144,7 +144,7 @@ _INSIDE: Mapping[str, Mapping[int, str]] = {
 
 
 def varint(value: int, size: int = 0) -> bytes:
-    """A varint, of `size` bytes where that is more than it takes."""
+    """Encode a varint, in at least `size` bytes."""
     made = bytearray()
     while True:
         value, low = value >> 7, value & 0x7F
@@ -154,14 +154,14 @@ def varint(value: int, size: int = 0) -> bytes:
 
 
 def rewired(data: bytes, rng: random.Random) -> bytes:
-    """A model file with the frame of one to four of its fields changed: tags, lengths, order, depth."""
+    """Change the frames of one to four fields of a model file: tags, lengths, order, depth."""
     for _ in range(rng.choice((1, 1, 2, 4))):
         data = _nested(rng) if rng.random() < 0.02 else _rewired(data, "model", rng)
     return data
 
 
 def _fields(data: bytes) -> list[tuple[int, int, bytes]] | None:
-    """(number, wire type, value) of each field; None where the bytes are none."""
+    """Return (number, wire type, value) of each field; None if the bytes are not a message."""
     found, position = [], 0
     try:
         while position < len(data):
@@ -217,7 +217,7 @@ def _rewired(data: bytes, kind: str, rng: random.Random) -> bytes:
 
 
 def _changed(number: int, wire: int, value: bytes, rng: random.Random) -> bytes:
-    """The field with another frame, or twice, or not at all."""
+    """Return the field with another frame, or twice, or remove it."""
     whole = _field(number, wire, value)
     tag = varint(number << 3 | wire)
     match rng.randrange(10):
@@ -261,7 +261,7 @@ def _strange(rng: random.Random) -> bytes:
 
 
 def _nested(rng: random.Random) -> bytes:
-    """Branches in branches, or types of types."""
+    """Return nested branches, or nested types."""
     depth = rng.choice((5, 31, 33, 98, 101, 1000, 20_000))
     if rng.random() < 0.5:
         kind = _field(1, 2, _field(1, 0, varint(1)))
@@ -282,7 +282,7 @@ def _nested(rng: random.Random) -> bytes:
 
 
 def damaged_safetensors(data: bytes, rng: random.Random) -> bytes:
-    """A header that says something else, of another length; or bytes damaged."""
+    """Change the header or its length, or damage bytes."""
     if rng.random() < 0.2 or len(data) < 8:
         return damaged(data, rng)
     (size,) = struct.unpack("<Q", data[:8])
@@ -378,7 +378,7 @@ _SHAPES = (
 
 
 def npy(rng: random.Random, array: np.ndarray) -> bytes:
-    """An .npy file whose header says something else than it holds."""
+    """Return an .npy file whose header does not match its data."""
     descr = rng.choice(_DESCRIPTIONS) if rng.random() < 0.6 else repr(np.lib.format.dtype_to_descr(array.dtype))
     shape = rng.choice(_SHAPES) if rng.random() < 0.6 else repr(array.shape)
     order = rng.choice(("False", "False", "True", "None", "3"))
@@ -417,7 +417,7 @@ def _zeros(size: int) -> bytes:
 
 
 def archive(rng: random.Random, arrays: Mapping[str, np.ndarray], bomb: int) -> bytes:
-    """An .npz file with odd members, methods, sizes that lie, or one of `bomb` bytes; or damaged."""
+    """Return an .npz file with odd members, methods or sizes, or with a member of `bomb` bytes; or a damaged file."""
     file = io.BytesIO()
     method = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
     with zipfile.ZipFile(file, "w", method) as made:

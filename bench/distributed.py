@@ -40,7 +40,7 @@ _LIMIT = 600
 
 
 def worker(options: argparse.Namespace) -> dict[str, Any]:
-    """Steps on one rank of a job."""
+    """Run the steps of one rank of a job."""
     runner, meet = open_shared(options.engine, WORKLOADS[options.only[0]], 1)
     first, times = [], []
     for step in range(_WARM + options.steps):
@@ -72,7 +72,7 @@ def job(engine: str, name: str, launcher: list[str], address: str, options: argp
 
 
 def row(name: str, launcher: list[str], address: str, options: argparse.Namespace) -> list[str]:
-    """A row of the table. Raises SystemExit where the engines compute different things."""
+    """Return a row of the table. Raises SystemExit if the results of the engines differ."""
     found: dict[str, list[float]] = {engine: [] for engine in ENGINES}
     for restart in range(options.restarts):
         measured = {}

@@ -31,7 +31,7 @@ def throughput(engine: Engine, operations: int, chains: int) -> tuple[float, flo
 
 
 def latency(engine: Engine, count: int) -> tuple[float, float]:
-    """Median and 99th percentile of push and wait, in microseconds."""
+    """Return the median and 99th percentile of push and wait, in microseconds."""
     variable = engine.variable()
     times = []
     for _ in range(count):

@@ -34,7 +34,7 @@ class Model:
 
 
 def versions() -> dict[str, str | None]:
-    """The version of every engine, None where it is not installed."""
+    """Return the version of every engine; None if it is not installed."""
     from graphkit.distribution import version
 
     others = {
@@ -70,7 +70,7 @@ def open_engine(name: str, model: Model, threads: int, feeds: Mapping[str, np.nd
 
 
 def open_session(name: str, path: str, threads: int) -> Callable[[Mapping[str, np.ndarray]], object]:
-    """From a file to what runs feeds of any size, in as few steps as a user of the engine would take."""
+    """Open a file as a user of the engine would; return a function that runs feeds of any size."""
     return _SESSIONS[name](path, threads)
 
 

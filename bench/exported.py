@@ -77,7 +77,7 @@ def _timm(name: str) -> nn.Module:
 
 
 def networks() -> dict[str, Callable[[], tuple[nn.Module, Tensor]]]:
-    """By name: what makes the network and an input."""
+    """Return functions that make a network and an input, by name."""
     made: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {}
     for name, (kind, model, options) in _LANGUAGE.items():
         made[name] = lambda k=kind, m=model, o=options: (

@@ -40,7 +40,7 @@ def session(model: str | bytes, threads: int) -> onnxruntime.InferenceSession:
 
 
 def difference(found: Any, expected: Any) -> float:
-    """The largest, relative to the largest element; infinite for other shapes, texts or maps that differ."""
+    """Return the largest difference, relative to the largest element; infinite for other shapes, texts or maps."""
     if isinstance(found, list):
         ours, theirs = (flattened({"y": item}) for item in (found, _listed(expected)))
         return max(difference(ours[key], theirs.get(key)) for key in ours)
@@ -71,7 +71,7 @@ def runs_natively(path: Path, feeds: Mapping[str, Any], threads: int) -> bool:
 
 
 def measure(path: Path, threads: int, rounds: int, seconds: float) -> dict[str, Any]:
-    """One file's row."""
+    """Return the row of a file."""
     with np.load(path.with_suffix(".npz"), allow_pickle=True) as stored:
         arrays = {name: stored[name] for name in stored.files}
     given = {name.removeprefix("in:"): array for name, array in arrays.items() if name.startswith("in:")}

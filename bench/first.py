@@ -66,7 +66,7 @@ Measured = dict[str, float]
 
 
 def measure(task: dict[str, Any]) -> Measured:
-    """In this process: seconds to a session, and on to the first result, of one engine; bytes that it took."""
+    """Measure one engine in this process: seconds to a session and to the first result, and bytes."""
     model, feeds = source(task)
     Path(model.path).read_bytes()  # not the file's first reader
     load(task["engine"])
@@ -93,7 +93,7 @@ def _in_process(*arguments: str) -> Any:
 
 
 def measure_row(task: dict[str, Any], restarts: int) -> dict[str, list[Measured]]:
-    """By engine: what its processes measured in each restart."""
+    """Return the measurements of each restart, by engine."""
     found: dict[str, list[Measured]] = {engine: [] for engine in ENGINES}
     try:
         model, feeds = source(task)
@@ -112,7 +112,7 @@ def measure_row(task: dict[str, Any], restarts: int) -> dict[str, list[Measured]
 
 
 def import_seconds(restarts: int) -> dict[str, float]:
-    """By engine: the median time of its import."""
+    """Return the median time of the import, by engine."""
     return {e: float(np.median([_in_process("-c", _IMPORT.format(e)) for _ in range(restarts)])) for e in ENGINES}
 
 

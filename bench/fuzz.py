@@ -39,7 +39,7 @@ from fuzz_ways import WAYS
 from graphkit import errors
 from graphkit.checks.footprint import peak_bytes
 
-# Of the process that trials are in, bytes.
+# Memory of the process that runs trials, in bytes: its limit, and the size at which it is replaced.
 PROCESS_MEMORY = 3 << 30
 RECYCLED_AT = 3 << 29
 
@@ -90,7 +90,7 @@ def _shown(error: Exception) -> str:
 
 
 def work(numbers: Iterator[int], choice: Choice) -> None:
-    """In a process of its own: a line on stdout before each trial and one behind it."""
+    """Run trials in a worker process. Print a line before and after each trial."""
     resource.setrlimit(resource.RLIMIT_DATA, (PROCESS_MEMORY, PROCESS_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for kind in choice.kinds:

@@ -70,7 +70,7 @@ def _feeds(net: gk.Model, rng: random.Random, inputs: Mapping[str, np.ndarray]) 
 
 
 def _spoil(array: np.ndarray, rng: random.Random) -> None:
-    """Numbers that no network expects, in place."""
+    """Write unusual numbers into an array, in place."""
     choices = mutations.FLOATS
     if array.dtype.kind != "f":
         limit = np.iinfo(array.dtype)
@@ -81,7 +81,7 @@ def _spoil(array: np.ndarray, rng: random.Random) -> None:
 
 
 class _Watch:
-    """Of an evaluation: what subclasses hear is what ran."""
+    """Observes an evaluation. Subclasses are notified of what runs."""
 
     def enters(self, graph: Graph) -> None: ...
 
@@ -175,7 +175,7 @@ def _may_wrap(net: gk.Model) -> bool:
 
 
 def _spread(graph: Graph, arrays: Sequence[Any], wanted: Sequence[Any], rng: random.Random) -> list[float]:
-    """How far each output is from itself where what is quantised comes to lie beyond the next step; 0 without such."""
+    """Return how much each output changes if quantised values move across the next step; 0 without any."""
     seed = rng.randrange(1 << 30)
     if not _quantises(graph):
         return [0.0] * len(wanted)
@@ -185,7 +185,7 @@ def _spread(graph: Graph, arrays: Sequence[Any], wanted: Sequence[Any], rng: ran
 def _moved(
     graph: Graph, arrays: Sequence[Any], wanted: Sequence[Any], observer: Callable[[int], Observer], seed: int
 ) -> list[float]:
-    """How far each output is from itself where an observer changes what it sees."""
+    """Return how much each output changes if an observer changes intermediate values."""
     found = np.zeros(len(wanted))
     for number in range(3):
         with observed(observer(seed + number)):
@@ -204,7 +204,7 @@ def _apart(a: Any, b: Any) -> float:
 
 
 def _differs(result: np.ndarray, wanted: np.ndarray, steps: float = 0.0) -> str:
-    """How two results differ beyond all rounding, and beyond four times what other `steps` make; empty where not."""
+    """Return how two results differ beyond rounding, and beyond four times the effect of other `steps`; else ""."""
     if result.shape != wanted.shape or result.dtype != wanted.dtype:
         return f"{result.dtype}{list(result.shape)} in the engine, {wanted.dtype}{list(wanted.shape)} by the reference"
     if wanted.dtype.kind not in "iufb":

@@ -89,5 +89,5 @@ KINDS: dict[str, tuple[Callable[[], Iterator[Seed]], int]] = {
 
 @cache
 def seeds(kind: str, only: tuple[str, ...] = ()) -> tuple[Seed, ...]:
-    """Those of a kind; of operators, `only` these."""
+    """Return the seeds of a kind; for operators, of `only` these."""
     return tuple(_operators(only)) if kind == "operators" and only else tuple(KINDS[kind][0]())

@@ -136,7 +136,7 @@ def _large_file() -> bytes:
 
 
 def _wire(seed: Seed, rng: random.Random) -> str | None:
-    """The file read with its weights left in it is the file read whole; the reader of the format ends."""
+    """Compare a file read with its weights left in the file and the same file read whole."""
     data = damage.rewired(_large_file() if rng.random() < 0.5 else seed.data, rng)
     if rng.random() < 0.3:
         data = mutations.mutated(data, rng) if _parses(data) else damage.damaged(data, rng)
@@ -176,7 +176,7 @@ def _parses(data: bytes) -> bool:
 
 
 def _said(load: Callable[[], gk.Model]) -> gk.Model | errors.GraphkitError:
-    """The model, with its weights read; or what stands in its way."""
+    """Return the model with its weights, or the error."""
     try:
         net = load()
         for name in net.params:
@@ -302,7 +302,7 @@ _FEW, _BOMB = 1 << 20, 1 << 22
 
 
 def _arrays(_: Seed, rng: random.Random) -> str | None:
-    """Inputs and data sets of numpy's, of the idx format and as text: no more than the limit, nothing unpickled."""
+    """Read numpy, idx and text files. They must respect the memory limit, and nothing may be unpickled."""
     with _folder() as folder, limited(_FEW, SECONDS):
         kind = rng.choice(("npz", "npz", "npz", "npy", "npy", "idx", "csv"))
         if kind == "idx":

@@ -63,7 +63,7 @@ NOTABLE = (
 
 
 def open_case(folder: Path, name: str) -> tuple[Model, dict[str, np.ndarray], list[str]]:
-    """The model with its weights as parameters, its inputs, and what had to be done for training, in words."""
+    """Return the model with its weights as parameters, its inputs, and notes on changes for training."""
     notes = []
     net = gk.load(folder / f"{name}.onnx")
     if not net.trainable:
@@ -102,7 +102,7 @@ def floats(net: Model) -> list[str]:
 
 
 def train(net: Model, feeds: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], Model]:
-    """The best of the runs, and the model as it left it."""
+    """Return the best of the runs, and its trained model."""
     names, rng = floats(net), np.random.default_rng(0)
     before = net.run(feeds)
     targets = {
@@ -271,7 +271,7 @@ def _failures(result: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _short(message: str) -> str:
-    """The first lines of an error, in one."""
+    """Return the first lines of an error, joined to one."""
     lines = [line.strip() for line in message.splitlines()]
     return " ".join(lines)[:300] + ("..." if len(" ".join(lines)) > 300 else "")
 

@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def measure(options: argparse.Namespace, used: Sequence[str]) -> dict[str, Any]:
-    """Everything that the options ask for, as it goes into the JSON file."""
+    """Measure everything that the options select; return the content of the JSON file."""
     began = time.time()
     chosen = [WORKLOADS[name] for name in options.only]
     created = [w for w in chosen if w.name in CREATED]
@@ -79,7 +79,7 @@ def measure(options: argparse.Namespace, used: Sequence[str]) -> dict[str, Any]:
         return {"workload": workload.name, "title": workload.title, "engines": results}
 
     def creations(workload: Workload) -> dict[str, Any]:
-        """Processes of all engines in turn, `restarts` of each."""
+        """Run `restarts` processes of each engine, by turns."""
         compiling = [engine for engine in used if engine != "torch"]
         results: dict[str, list[dict[str, Any]]] = {engine: [] for engine in compiling}
         for _ in range(options.restarts):
@@ -130,7 +130,7 @@ def _ceilings(threads: Iterable[int]) -> dict[int, dict[str, Any]]:
 
 
 def _better(a: dict[int, dict[str, Any]], b: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The higher of two ceilings, arithmetic and copy each."""
+    """Return the higher of two ceilings, separately for arithmetic and copies."""
     return {
         t: {
             "flops": max(a[t]["flops"], b[t]["flops"]),

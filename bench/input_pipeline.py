@@ -93,7 +93,7 @@ def networks() -> dict[str, gk.Model]:
 
 
 def measure(net: gk.Model, data: Dataset, options: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds per batch of the step, the batch, and both ways of `fit`."""
+    """Return the milliseconds per batch of the step, of the batch, and of `fit` with and without prefetching."""
     trainer = gk.Trainer(net, optimizer=gk.optim.SGD(1e-3, momentum=0.9), threads=options.threads)
     ready = list(data.batches(BATCH))
 
@@ -129,7 +129,7 @@ def taking_turns(
 
 
 def by_workers(options: argparse.Namespace) -> None:
-    """The tables of --workers."""
+    """Return the tables of --workers."""
     data = Large(BATCH * options.batches)
     source, target = (np.ones((BATCH, *LARGE), np.float32) for _ in range(2))
 
@@ -165,7 +165,7 @@ def by_workers(options: argparse.Namespace) -> None:
 
 
 def beside_steps(net: gk.Model, data: Dataset, pool: Workers, options: argparse.Namespace) -> list[str]:
-    """Milliseconds of a batch, of a step on data that are there, and of one on data that workers make."""
+    """Return the milliseconds of a batch, of a step on data in memory, and of a step on data from workers."""
     trainer = gk.Trainer(net, optimizer=gk.optim.SGD(1e-3, momentum=0.9), threads=options.threads)
     ready = Dataset(*data.take(slice(None)))
 
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batches", type=int, default=40)
     parser.add_argument("--threads", type=int, default=num_threads())
-    parser.add_argument("--workers", type=int, help="measure so many worker processes instead")
+    parser.add_argument("--workers", type=int, help="measure this number of worker processes instead")
     options = parser.parse_args()
     if options.workers:
         by_workers(options)

@@ -86,7 +86,7 @@ def feeds_of(inputs: Sequence[Value], trips: int) -> dict[str, np.ndarray]:
 def time_of(
     inputs: Sequence[Value], outputs: Sequence[Any], trips: int, threads: int, repeat: int
 ) -> tuple[float, int]:
-    """Seconds of a run, and how many steps it has inside its loops. Refuses what is interpreted."""
+    """Return the seconds of a run, and the number of steps inside its loops. Interpreted steps are an error."""
     executor = Executor(Graph(inputs, outputs), ParamStore({}), threads=threads)
     feeds = feeds_of(inputs, trips)
     executor.run(feeds)
@@ -99,13 +99,13 @@ def time_of(
 
 
 def iteration(name: str, threads: int, repeat: int) -> tuple[float, float]:
-    """Seconds and steps of one iteration."""
+    """Return the seconds and steps of one iteration."""
     few, many = (time_of(*loops(trips)[name], trips, threads, repeat) for trips in (FEW, MANY))
     return (many[0] - few[0]) / (MANY - FEW), (many[1] - few[1]) / (MANY - FEW)
 
 
 def kernel_alone(threads: int, repeat: int) -> float:
-    """Seconds of the kernel of the body, in a program that has it many times in a row."""
+    """Return the seconds of the body's kernel, in a program that runs it many times without a loop."""
     spent = []
     for count in (FEW, MANY):
         x, w = (Value(TensorType("float32", (SMALL,)), name) for name in ("x", "w"))

@@ -41,7 +41,7 @@ REDUCTION, TRAINING_REDUCTION, ABOVE_BOUND = 4.0, 2.0, 1.02
 
 
 def plans(graph: Graph, device: str) -> dict[str, float]:
-    """Bytes by planner, with the bounds of `both` and the seconds that planning it took."""
+    """Return the bytes of each plan, with the lower bounds of `both` and the seconds of its planning."""
     found: dict[str, float] = {}
     for name, (inplace, share) in PLANNERS.items():
         settings = Settings(device, True, 1, False, inplace, share, optimize=False)
@@ -61,7 +61,7 @@ def prediction(batch: int) -> Iterator[tuple[str, Graph]]:
 
 
 def training(batch: int) -> Iterator[tuple[str, Graph]]:
-    """Forward, backward and update by SGD with momentum, as one graph."""
+    """Return a training step of SGD with momentum as one graph."""
     for title, (name, options) in NETWORKS.items():
         net = gk.models.build(name, **options)
         yield title, _bound(gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.1, momentum=0.9)).graphs[0], batch)
@@ -86,7 +86,7 @@ def table(rows: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def missed(rows: Mapping[str, Mapping[str, float]], reduction: float) -> list[str]:
-    """Which targets the rows miss."""
+    """Return the targets that the rows miss."""
     found = []
     for title, row in rows.items():
         if row["naive"] < reduction * row["both"]:

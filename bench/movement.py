@@ -29,7 +29,7 @@ Case = tuple[str, Callable[..., Any], list[np.ndarray]]
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Memory as a program's arena has it."""
+    """Return memory that is aligned like a program's arena."""
     dtype = np.dtype(dtype)
     return aligned_bytes(int(np.prod(shape)) * dtype.itemsize).view(dtype)[: int(np.prod(shape))].reshape(shape)
 
@@ -128,7 +128,7 @@ def best_times(calls: list[Callable[[], object]], seconds: float) -> list[float]
 
 
 def measure(case: Case, threads: int, seconds: float) -> tuple[float, float, float, float]:
-    """Seconds of graphkit, numpy and the copy; the copy's over graphkit's."""
+    """Return the seconds of graphkit, numpy and the copy, and the copy's time over graphkit's."""
     _, make, arrays = case
     given = {Value(TensorType(dtype_of(a.dtype), a.shape)): a for a in arrays}
     made = make(*given)

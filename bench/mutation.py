@@ -101,7 +101,7 @@ def is_survivor(entry: Mapping[str, Any]) -> bool:
 
 
 def choose(arguments: argparse.Namespace, build: Build | None) -> dict[str, Any]:
-    """The content of a new record: the faults, none judged."""
+    """Return the content of a new record: the faults, not judged yet."""
     given = arguments.faults or arguments.only_survivors
     gone: list[str] = []
     spare: list[Fault] = []
@@ -158,7 +158,7 @@ def prepare(work: Path, record: Record, arguments: argparse.Namespace) -> None:
 
 
 def distance(fault: Fault, test: str) -> int:
-    """How far a test's file is from that of a fault: 0 in the same folder and of a similar name."""
+    """Return the distance of a test's file from that of a fault: 0 in the same folder with a similar name."""
     path = PurePosixPath(fault.file)
     parts = path.with_suffix("").parts[1:]
     if parts[:2] == ("executor", "native"):
@@ -172,12 +172,12 @@ def distance(fault: Fault, test: str) -> int:
 
 
 def in_order(fault: Fault, tests: Sequence[str], seconds: Mapping[str, float]) -> list[str]:
-    """Cheap and near tests first."""
+    """Sort tests: cheap and near ones come first."""
     return sorted(tests, key=lambda test: ((_EACH + seconds[test]) * (1 + distance(fault, test)), test))
 
 
 def batches(tests: Sequence[str], seconds: Mapping[str, float]) -> Iterator[list[str]]:
-    """Growing parts of the tests."""
+    """Yield growing parts of the tests."""
     rest = list(tests)
     for limit in (*_BATCHES, float("inf")):
         taken, total = 0, 0.0
@@ -278,7 +278,7 @@ class Judge:
 
 
 def within(tests: Sequence[str], seconds: Mapping[str, float], limit: float) -> list[str]:
-    """The first tests, as many as take no longer."""
+    """Return as many of the first tests as fit into the time."""
     found, total = [], 0.0
     for test in tests:
         total += seconds[test]
@@ -289,7 +289,7 @@ def within(tests: Sequence[str], seconds: Mapping[str, float], limit: float) -> 
 
 
 def judge_all(judges: Sequence[Judge], record: Record, end: float) -> None:
-    """Judge what the record has no result of, each judge on a thread of its own."""
+    """Judge the faults without a result in the record. Each judge has its own thread."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number, entry in enumerate(record.entries):
         if "state" not in entry:
@@ -368,7 +368,7 @@ def judge_reliably(judges: Sequence[Judge], record: Record, end: float) -> None:
 
 
 def report(record: Record) -> str:
-    """A table by kind, and every fault that no test caught."""
+    """Return a table by kind of fault, and the faults that no test caught."""
     judged = [entry for entry in record.entries if "state" in entry and entry["state"] != "not compiled"]
     lines = ["| kind | planted | caught | survived | not reached | cut short |", "|---|---:|---:|---:|---:|---:|"]
     kinds = [(kind, [e for e in judged if e["fault"]["kind"] == kind]) for kind in KINDS]
@@ -390,7 +390,7 @@ def report(record: Record) -> str:
 
 
 def mapped(runner: Runner, work: Path, arguments: argparse.Namespace) -> ReachedBy:
-    """Which tests reach which faults: from the work folder, or from a run of the tests."""
+    """Return the tests that reach each fault, from the work folder or from a run of the tests."""
     path = work / "map.json"
     if not path.exists():
         folder = work / "map"

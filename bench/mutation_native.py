@@ -47,7 +47,7 @@ class Build:
         return done.stdout
 
     def _dependents(self) -> dict[str, list[str]]:
-        """The objects that each native source or header is part of, by its path from the root."""
+        """Return the object files that depend on each native source or header, by its path from the root."""
         found: dict[str, list[str]] = defaultdict(list)
         start, current = f"{ROOT}/", ""
         for line in self._ninja("-t", "deps").splitlines():
@@ -58,7 +58,7 @@ class Build:
         return found
 
     def plantable(self) -> dict[str, int]:
-        """Files that few enough objects are made of, and how many."""
+        """Return the files that few object files depend on, with the number of these."""
         return {file: len(objects) for file, objects in self._objects.items() if len(objects) <= _MOST_OBJECTS}
 
     def stale(self) -> list[str]:

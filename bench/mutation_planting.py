@@ -213,7 +213,7 @@ def _candidates(tree: ast.AST) -> Iterator[tuple[ast.expr, int, int, str, str]]:
 
 
 def _computing(tree: ast.AST) -> Iterator[ast.expr]:
-    """The expressions inside of functions that a run or a rewrite reaches: not in messages, samples, annotations."""
+    """Yield the expressions in functions, except in messages, samples and annotations."""
     pending: list[tuple[ast.AST, bool]] = [(tree, False)]
     while pending:
         node, inside = pending.pop()
@@ -239,7 +239,7 @@ def _computing(tree: ast.AST) -> Iterator[ast.expr]:
 
 
 def planted(file: str, faults: Mapping[int, Fault]) -> str:
-    """The Python file with all of these faults, by their numbers. Raises CannotPlant when one does not fit."""
+    """Return the Python file with all of these faults, by number. Raises CannotPlant if one does not fit."""
     text = (ROOT / file).read_text()
     tree = ast.parse(text)
     candidates = list(_candidates(tree))

@@ -14,7 +14,7 @@ _BOUND = {TensorProto.INT32: 31, TensorProto.INT64: 63, TensorProto.INT8: 7, Ten
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """A model file with one to four things changed: mostly in what it says, sometimes in its bytes."""
+    """Make one to four changes to a model file: mostly to its content, sometimes to its bytes."""
     if rng.random() < 0.15:
         return damaged(data, rng)
     model = onnx.load_model_from_string(data)
@@ -73,7 +73,7 @@ def _numbers(held: Any, choices: Any, rng: random.Random) -> None:
 
 
 def _other_attribute(model: ModelProto, rng: random.Random) -> None:
-    """An attribute that the operator knows is added, one is taken out, doubled or given another type."""
+    """Add an attribute of the operator, or remove one, double it, or change its type."""
     node = _node(model, rng)
     if node is None:
         return
@@ -109,7 +109,7 @@ def _add(node: NodeProto, spec: Any, rng: random.Random) -> None:
 
 
 def _operand(model: ModelProto, rng: random.Random) -> None:
-    """A node's operands are exchanged, left out, added, or come from elsewhere; or its results are."""
+    """Exchange, remove, add or replace operands or results of a node."""
     node = _node(model, rng)
     if node is None:
         return
@@ -133,7 +133,7 @@ def _operand(model: ModelProto, rng: random.Random) -> None:
 
 
 def _operator(model: ModelProto, rng: random.Random) -> None:
-    """Another operator with the same operands, or a node twice, or not at all."""
+    """Replace the operator of a node, or double or remove the node."""
     graph = rng.choice(_graphs(model))
     if not graph.node:
         return
@@ -156,7 +156,7 @@ def _tensor(model: ModelProto, rng: random.Random) -> None:
 
 
 def _change_tensor(tensor: TensorProto, rng: random.Random) -> None:
-    """Elements, dimensions, the element type, or how many bytes there are."""
+    """Change elements, dimensions, the element type, or the number of bytes of a tensor."""
     kind = rng.randrange(6)
     if kind <= 2 and tensor.data_location != TensorProto.EXTERNAL:
         try:
@@ -180,7 +180,7 @@ def _change_tensor(tensor: TensorProto, rng: random.Random) -> None:
 
 
 def _declared(model: ModelProto, rng: random.Random) -> None:
-    """The type of an input or an output."""
+    """Change the type of an input or an output."""
     graph = rng.choice(_graphs(model))
     values = [*graph.input, *graph.output, *graph.value_info]
     if not values:
@@ -202,7 +202,7 @@ def _declared(model: ModelProto, rng: random.Random) -> None:
 
 
 def _frame(model: ModelProto, rng: random.Random) -> None:
-    """Versions, names, and lists of the model and its graph."""
+    """Change versions, names, or lists of the model and its graph."""
     graph = model.graph
     kind = rng.randrange(6)
     if kind == 0 and model.opset_import:

@@ -87,7 +87,7 @@ def trainer(store: KVStore | None, options: argparse.Namespace) -> gk.Trainer:
 
 
 def worker(options: argparse.Namespace) -> dict[str, Any] | None:
-    """The steps of one form, on one rank of a job; the figures, on rank 0."""
+    """Run the steps of one form on one rank of a job; return the measurements on rank 0."""
     _, overlap, megabytes, compression = FORMS[options.form]
     size = None if megabytes is None else int(megabytes * 1e6)
     store = gk.kvstore.create("dist_sync", overlap=overlap, bucket_bytes=size)

@@ -54,7 +54,7 @@ def torch_loader(folder: Path, size: int, workers: int) -> DataLoader[Any]:
 
 
 def write_photos(folder: Path, count: int, side: int) -> int:
-    """JPEGs of about the bytes that a photo of that size has: coarse shapes, with some noise on them. Bytes of all."""
+    """Write JPEGs about as large as photos: coarse shapes with some noise. Return the bytes of all."""
     rng = np.random.default_rng(0)
     size = 0
     for number in range(count):
@@ -119,7 +119,7 @@ def processor(folder: Path, count: int, size: int, workers: int) -> list[list[st
 
 
 def _taken() -> np.ndarray:
-    """Seconds in user and in system mode of this process, and of those that it had and that ended."""
+    """Return the seconds in user and system mode of this process and of its ended children."""
     found = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return np.array([[use.ru_utime, use.ru_stime] for use in found]).sum(axis=0)
 
@@ -153,7 +153,7 @@ def parts(folder: Path, size: int) -> list[list[str]]:
 
 
 def fastest(call: Callable[[], Any]) -> float:
-    """Microseconds."""
+    """Return the microseconds of the fastest call."""
     times = []
     for _ in range(7):
         start = time.perf_counter()

@@ -24,7 +24,7 @@ _COUNT = "while True: pass"
 
 
 def run(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of one worker process, or `{"error": ...}`."""
+    """Return the result of one worker process, or `{"error": ...}`."""
     # numpy's BLAS reads its threads when it is loaded. A copy is fastest with stores that pass the caches by.
     environment = os.environ | {"OPENBLAS_NUM_THREADS": str(task["threads"]), "MKL_NUM_THREADS": str(task["threads"])}
     if task["task"] == "ceilings":
@@ -66,7 +66,7 @@ def repeated(
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """So many processes that want a core each."""
+    """Run `processes` processes that each keep a core busy."""
     counting = [subprocess.Popen([sys.executable, "-c", _COUNT]) for _ in range(processes)]
     try:
         yield
@@ -104,7 +104,7 @@ def log(message: str) -> None:
 
 
 def add_choices(parser: argparse.ArgumentParser, option: str, kind: str, known: Iterable[str]) -> None:
-    """An option with names after commas; all of `known` by default."""
+    """Add an option for names separated by commas; the default is all of `known`."""
     names = list(known)
     parser.add_argument(
         option, type=_names(kind, names), default=names, metavar="NAMES", help=f"{kind}s: {', '.join(names)}"
@@ -112,7 +112,7 @@ def add_choices(parser: argparse.ArgumentParser, option: str, kind: str, known: 
 
 
 def add_restarts(parser: argparse.ArgumentParser) -> None:
-    """How many processes to measure in, with how many threads."""
+    """Add the options for the numbers of processes and threads."""
     parser.add_argument("--quick", action="store_true", help="2 restarts of 3 short rounds, without intervals to trust")
     parser.add_argument(
         "--threads",
@@ -125,7 +125,7 @@ def add_restarts(parser: argparse.ArgumentParser) -> None:
 
 
 def add_repetition(parser: argparse.ArgumentParser) -> None:
-    """How long to measure, with how many threads."""
+    """Add the options for the duration of the measurement and the number of threads."""
     add_restarts(parser)
     parser.add_argument("--rounds", type=int, help="rounds per process (default: 9)")
     parser.add_argument("--seconds", type=float, help="of an engine's turn in a round, at least one run (default: 0.1)")

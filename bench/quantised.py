@@ -33,7 +33,7 @@ CALLED = {OURS: "graphkit", PEER: TITLES["onnxruntime"], PLAIN: "graphkit, float
 
 
 def serve(task: Mapping[str, Any]) -> int:
-    """A line on stdout for every line on stdin: the times of a turn."""
+    """For every line on stdin, run a turn and print its times as a line."""
     (name,) = task["engines"]
     engine = name.removesuffix("-float32")
     load(engine)
@@ -55,7 +55,7 @@ def serve(task: Mapping[str, Any]) -> int:
 
 
 def measure(task: Mapping[str, Any], rounds: int, beside: int) -> dict[str, list[list[float]]]:
-    """By engine: the times of each turn."""
+    """Return the times of each turn, by engine."""
     servers = {name: Server(__file__, [name], dict(task)) for name in CALLED}
     turns: dict[str, list[list[float]]] = {name: [] for name in CALLED}
     with busy(beside):
@@ -70,7 +70,7 @@ def measure(task: Mapping[str, Any], rounds: int, beside: int) -> dict[str, list
 
 
 def quotients(processes: Sequence[Mapping[str, list[list[float]]]], engine: str) -> Groups:
-    """Of an engine's medians over those of graphkit's integers, by process and turn."""
+    """Return the ratios of an engine's medians to those of graphkit's integers, by process and turn."""
     return [[float(np.median(a) / np.median(b)) for a, b in zip(p[engine], p[OURS], strict=True)] for p in processes]
 
 

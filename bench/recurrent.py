@@ -81,7 +81,7 @@ def seconds(call: Any) -> float:
 
 
 def measure(work: Workload, threads: int, repeat: int) -> dict[str, Any]:
-    """Best seconds of both sides, and the median of paired ratios. Raises AssertionError where results differ."""
+    """Return the best seconds of both sides, and the median of paired ratios. Raises AssertionError if they differ."""
     rng = np.random.default_rng(0)
     graph = network(work, rng)
     ours = Executor(graph, ParamStore({}), threads=threads)

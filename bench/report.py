@@ -13,7 +13,7 @@ _MEMORY = "Peak resident memory of a process in MB, beyond what the imported eng
 
 
 def report(result: Result) -> str:
-    """All tables; what was not measured is left out."""
+    """Return all tables, without quantities that were not measured."""
     present = [e for e, version in result["engines"].items() if version is not None]
     parts = [
         "# Inference, float32",
@@ -113,7 +113,7 @@ def _fallbacks(result: Result) -> str:
 
 
 def _percent(engine: Result) -> str:
-    """The limit that comes closest to the time taken."""
+    """Return the limit that is closest to the measured time."""
     if not engine.get("percent"):
         return ""
     limit, percent = max(engine["percent"].items(), key=lambda item: item[1])

@@ -93,7 +93,7 @@ def recorded(workload: Workload, runs: int) -> Program:
 
 
 def worker(workload: Workload, rounds: int) -> dict[str, Any]:
-    """In each process of a job: seconds of computing (all at once, nothing exchanged), and of a step that is shared."""
+    """Measure in each process of a job: seconds of computing without communication, and of a data-parallel step."""
     store = gk.kvstore.create("dist_sync")
     local, (feeds, target) = trainer(workload, accumulate=1 << 30), workload.feeds()
     shared = trainer(workload, kvstore=store)
@@ -202,7 +202,7 @@ def steps(
 
 
 def curves(program: Program, options: argparse.Namespace, call: float, inside: Link) -> tuple[str, list[Curve]]:
-    """Efficiency by number of ranks: of each network and topology."""
+    """Return the efficiency by number of ranks, for each network and topology."""
     body, drawn = [], []
     ways = {
         "each gradient, after backward": Setting("ring", 0, False, options.cv),
@@ -219,7 +219,7 @@ def curves(program: Program, options: argparse.Namespace, call: float, inside: L
 
 
 def published(options: argparse.Namespace, programs: Mapping[str, Program]) -> tuple[str, list[Curve]]:
-    """The networks that Horovod published, on what it describes, and its own figure at 512."""
+    """Simulate the networks that Horovod published, on its hardware; return them with its figures for 512 GPUs."""
     body, drawn = [], []
     for key, title, _, rate, theirs in PUBLISHED:
         program = programs[key].scaled(64 / rate)

@@ -45,7 +45,7 @@ class Row:
     sizes: Mapping[str, tuple[int, int, int]]
 
     def draw(self, count: int, seed: int) -> list[Size]:
-        """So many different sizes, or as many as there are."""
+        """Draw this number of different sizes, or all of them."""
         random = np.random.default_rng(seed)
         steps = {name: range(low, high + 1, step) for name, (low, high, step) in self.sizes.items()}
         every = [dict(zip(steps, place, strict=True)) for place in np.ndindex(*(len(s) for s in steps.values()))]
@@ -76,7 +76,7 @@ def _zoo_images(network: str) -> Callable[[str], None]:
 
 
 def _save_with_free_sizes(model: onnx.ModelProto, path: str) -> None:
-    """Height and width of the images get names."""
+    """Save a network with symbolic height and width of the images."""
     shape = model.graph.input[0].type.tensor_type.shape
     shape.dim[2].dim_param, shape.dim[3].dim_param = "H", "W"
     onnx.save(model, path)

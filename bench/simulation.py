@@ -64,7 +64,7 @@ def tree(p: int, n: float, link: Link) -> float:
 
 
 def _uneven(p: int, n: float, link: Link) -> float:
-    """The ranks beyond a power of two give their arrays to others before, and get the sums after."""
+    """Add the cost of ranks beyond a power of two: they send their arrays before, and receive the sums after."""
     return 0.0 if p & (p - 1) == 0 else 2 * link.alpha + n * (2 * link.beta + link.gamma)
 
 
@@ -81,10 +81,11 @@ class Cluster:
     call: float = 0.0
 
     def sum_seconds(self, topology: str, p: int, n: float) -> float:
-        """Of an array of n bytes in each of p ranks; 0 for one rank. Raises KeyError for another topology.
+        """Return the seconds of an all-reduce of n bytes over p ranks; 0 for one rank.
 
-        `ring`, `doubling` and `halving` know nothing of hosts; `tree` and `two-level` (a reduce-scatter in the host,
-        a ring of hosts for each part, an allgather in the host) do.
+        `ring`, `doubling` and `halving` ignore hosts; `tree` and `two-level` use them. `two-level` is a reduce-scatter
+        in each host, a ring of hosts for each part, and an allgather in each host. Raises KeyError for another
+        topology.
         """
         if topology not in TOPOLOGIES:
             raise KeyError(f"no topology {topology!r}: {', '.join(TOPOLOGIES)}")
@@ -151,7 +152,7 @@ class Bucket:
 
 
 def buckets(gradients: Sequence[Gradient], limit: float) -> list[Bucket]:
-    """Gradients in the order in which they are written; a bucket is full when it holds `limit` bytes or more."""
+    """Return the buckets of gradients, in the order of writing. A bucket is full at `limit` bytes or more."""
     found: list[Bucket] = []
     size, count = 0, 0
     for gradient in sorted(gradients, key=lambda g: g.written):
@@ -165,7 +166,7 @@ def buckets(gradients: Sequence[Gradient], limit: float) -> list[Bucket]:
 
 
 def delays(ranks: int, cv: float, steps: int, seed: int) -> np.ndarray:
-    """Of each step the slowest rank's time of computing, over the mean: [steps], lognormal with that deviation."""
+    """Return, for each step, the computing time of the slowest rank over the mean: [steps], lognormal."""
     sigma = math.sqrt(math.log1p(cv * cv))
     draws = np.random.default_rng(seed).lognormal(-sigma * sigma / 2, sigma, (steps, ranks))
     return np.asarray(draws.max(axis=1))
@@ -174,10 +175,10 @@ def delays(ranks: int, cv: float, steps: int, seed: int) -> np.ndarray:
 def step_seconds(
     program: Program, cost: Callable[[float], float], slowest: np.ndarray, limit: float = 0.0, overlap: bool = True
 ) -> np.ndarray:
-    """The time of each step, [steps].
+    """Return the time of each step, [steps].
 
-    cost: seconds of a sum, by bytes. slowest: as of `delays`. limit: bytes of a bucket; 0 sums each gradient by
-    itself. Without overlap, sums begin after backward.
+    cost: seconds of an all-reduce, by bytes. slowest: result of `delays`. limit: bytes of a bucket; with 0, each
+    gradient has its own bucket. Without overlap, all-reduces begin after the backward pass.
     """
     computed = program.compute * slowest
     done = np.zeros_like(slowest)
@@ -199,7 +200,7 @@ class Setting:
     seed: int = 0
 
     def efficiency(self, program: Program, cluster: Cluster, ranks: int) -> float:
-        """Mean time of a step of one rank, over that of `ranks`, each with the same batch."""
+        """Return the mean step time of one rank over that of `ranks` ranks, each with the same batch."""
         alone = program.compute * delays(1, self.cv, self.steps, self.seed)
         slowest = delays(ranks, self.cv, self.steps, self.seed)
         cost = lambda n: cluster.sum_seconds(self.topology, ranks, n)  # noqa: E731 - a function of bytes
@@ -207,7 +208,7 @@ class Setting:
 
 
 def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """a and b, none below 0, of seconds = a + b size, with the least sum of squares of relative differences."""
+    """Fit seconds = a + b size with a, b >= 0, by least squares of the relative differences. Return a and b."""
     from scipy.optimize import nnls
 
     y = np.asarray(seconds, float)

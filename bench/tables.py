@@ -11,7 +11,7 @@ _QUIET = 0.5
 
 
 def about(result: Result, titles: Mapping[str, str]) -> str:
-    """Date, machine, versions of the engines, how often was measured."""
+    """Return the date, the machine, the versions of the engines, and the number of measurements."""
     machine, options = result["machine"], result["options"]
     versions = ", ".join(f"{titles[e]} {v}" for e, v in result["engines"].items() if v is not None)
     absent = [titles[e] for e, version in result["engines"].items() if version is None]

@@ -25,7 +25,7 @@ Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def score(net: gk.Model, run: Run, test: data.Dataset, batch_size: int, metric: str, carry: dict[str, str]) -> float:
-    """The metric of `run` over a data set, which it reads in batches."""
+    """Return the metric of `run` over a data set, read in batches."""
     measured, state = metrics.get(metric), RecurrentState(net, carry)
     for inputs, targets in test.batches(batch_size, shuffle=False):
         feeds = state.feeds(inputs)

@@ -28,7 +28,7 @@ ENGINES = contention.ENGINES
 
 
 def serve(task: dict[str, Any]) -> int:
-    """A line on stdout for every line on stdin: the requests of a turn, in a second."""
+    """For every line on stdin, run a turn and print its requests per second as a line."""
     (engine,) = task["engines"]
     load(engine)
     call = contention.runner(engine, task).call
@@ -63,7 +63,7 @@ def _rate(call: Callable[[], object], callers: int, seconds: float) -> float:
 
 
 def measure(task: dict[str, Any], rounds: int) -> dict[str, list[float]]:
-    """By engine: requests in a second, of each turn."""
+    """Return the requests per second of each turn, by engine."""
     servers = {engine: contention.Server(__file__, [engine], task) for engine in ENGINES}
     rates: dict[str, list[float]] = {engine: [] for engine in ENGINES}
     for number in range(rounds):

@@ -27,7 +27,7 @@ def build(name: str, **options: Any) -> nn.Module:
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter or running statistic. Of an LSTM: tensors of one kind, joined, with the gates in ONNX's order."""
+    """A parameter or running statistic. For an LSTM: joined tensors of one kind, with the gates in ONNX's order."""
 
     tensors: tuple[Tensor, ...]
     gates: bool = False
@@ -37,14 +37,14 @@ class Slot:
         return isinstance(self.tensors[0], nn.Parameter)
 
     def read(self, of: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> np.ndarray:
-        """The array of ours that stands for `of` each tensor: the tensor itself, its gradient, its momentum."""
+        """Return graphkit's array for `of(tensor)`: the tensor itself, its gradient or its momentum."""
         parts = [of(tensor).detach().cpu().numpy() for tensor in self.tensors]
         if not self.gates:
             return parts[0].copy()
         return np.concatenate([_order_gates(part, (0, 3, 1, 2)) for part in parts])[None]
 
     def write(self, array: np.ndarray) -> None:
-        """Take over an array of ours; raises ValueError for another shape."""
+        """Copy an array of graphkit to the tensors. Raises ValueError for another shape."""
         parts = [array]
         if self.gates:
             parts = [_order_gates(part, (0, 2, 3, 1)) for part in np.split(array[0], len(self.tensors))]

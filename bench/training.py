@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def measure(options: argparse.Namespace, used: Sequence[str]) -> dict[str, Any]:
-    """Everything that the options ask for, as it goes into the JSON file."""
+    """Measure everything that the options select; return the content of the JSON file."""
     began = time.time()
     chosen = [WORKLOADS[name] for name in options.only if WORKLOADS[name].available]
     facts = machine()

@@ -36,7 +36,7 @@ class Runner:
 
 
 def versions() -> dict[str, str | None]:
-    """The version of every engine, None where it is not installed."""
+    """Return the version of every engine; None if it is not installed."""
     torch = metadata.version("torch") if importlib.util.find_spec("torch") is not None else None
     return {"graphkit": gk.__version__, "torch": torch, "compiled": torch}
 
@@ -47,7 +47,7 @@ def load(name: str, threads: int) -> None:
 
 
 def open_engine(name: str, workload: Workload, threads: int, device: str = "cpu", half: bool = False) -> Runner:
-    """Ready for the first step, which may still compile. half: PyTorch's chooses bfloat16 where its autocast does."""
+    """Open an engine for the first step, which may compile. half: PyTorch uses bfloat16 by autocast."""
     if name == "graphkit":
         return graphkit(workload, threads, device=device)
     return _torch(workload, threads, compiled=name == "compiled", device=device, half=half)
@@ -146,7 +146,7 @@ def _torch(
 def torch_inference(
     workload: Workload, device: str, compiled: bool, half: bool = False
 ) -> Callable[[], list[np.ndarray]]:
-    """A run of PyTorch's network, from arrays to arrays. half: in bfloat16 where its autocast chooses that."""
+    """Return a run of PyTorch's network, from arrays to arrays. half: it uses bfloat16 by autocast."""
     import torch
     import torch_zoo
 

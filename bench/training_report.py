@@ -23,7 +23,7 @@ _LARGEST = 5
 
 
 def report(result: Result) -> str:
-    """All tables; what was not measured is left out."""
+    """Return all tables, without quantities that were not measured."""
     present = [e for e, version in result["engines"].items() if version is not None]
     counts = sorted({row["threads"] for row in result["rows"]})
     parts = [

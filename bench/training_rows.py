@@ -15,7 +15,7 @@ LOSS, GRADIENTS, STATISTICS = 1e-5, 1e-4, 1e-4
 # A single tensor: with batch normalisation, an element at the kink of a rectifier may count in one engine and not in
 # the other, and moves the gradients of the layers before it.
 TENSOR, TENSOR_AT_KINKS = 1e-4, 1e-2
-# The peer that stands for the faster of the two of a row.
+# Name of the faster of the two peers of a row.
 FASTEST = "fastest"
 
 
@@ -49,7 +49,7 @@ def _engine(name: str, processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]
 
 
 def _mean_profile(profiles: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Means over processes, except for the median of `times_floor`."""
+    """Return the means over processes, and the median of `times_floor`."""
     found: dict[tuple[str, str], list[float]] = {}
     for profile in profiles:
         for operator in profile["operators"]:
@@ -65,7 +65,7 @@ def _mean_profile(profiles: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _largest(differences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of each kind the largest difference; not a number is larger than all."""
+    """Return the largest difference of each kind. NaN counts as the largest."""
     largest: dict[str, Any] = {}
     for key in ("loss", "gradients", "gradient", "statistics"):
         values = [d[key] for d in differences if d[key] is not None]
@@ -75,7 +75,7 @@ def _largest(differences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _wrong(difference: Mapping[str, Any]) -> list[str]:
-    """Which differences are too large, in words."""
+    """Return the differences that are too large, as a text."""
     normalised = difference["statistics"] is not None
     limits = {
         "loss": LOSS,
@@ -93,7 +93,7 @@ def _wrong(difference: Mapping[str, Any]) -> list[str]:
 
 
 def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Engines that did not run a workload or computed something else, one line each."""
+    """Return a line for each engine that failed on a workload, or whose results differ."""
     lines: dict[str, None] = {}
     for row in rows:
         for engine, result in row["engines"].items():

@@ -91,7 +91,7 @@ def _norm(array: np.ndarray) -> float:
 
 
 def _profiled(step: Callable[[], object]) -> dict[str, Any]:
-    """Of a step: seconds, those in convolutions, and those by operator."""
+    """Profile a step: its seconds, those in convolutions, and those by operator."""
     profiles = []
     for _ in range(_PROFILED):
         with gk.profile() as recorded:

@@ -34,9 +34,9 @@ class Workload:
     def net(self) -> gk.Model:
         """The network with its initial parameters, the same every time.
 
-        The channels of batch normalisation get mean 3 and a deviation around 1, in place of 0 and 1. With a mean of 0
-        some elements lie so near to the kinks of ReLU and ReLU6 that rounding decides, and a chain of normalisations
-        amplifies what that changes in the gradients: in float32 no two engines would agree.
+        The channels of batch normalisation get mean 3 and a deviation around 1, instead of 0 and 1. With a mean of 0,
+        some elements are so near to the kinks of ReLU and ReLU6 that rounding decides, and a chain of normalisations
+        amplifies the change of the gradients: in float32, no two engines would agree.
         """
         net = gk.models.build(self.network, **self.options)
         random = np.random.default_rng(0)

@@ -79,7 +79,7 @@ def peak_memory(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def creation(task: dict[str, Any]) -> dict[str, Any]:
-    """Seconds from the file to a session, and on to the first outputs; the engine is imported before."""
+    """Return the seconds from the file to a session, and to the first outputs. The engine is imported before."""
     workload = WORKLOADS[task["workload"]]
     file = model_file(workload, Path(task["folder"]))
     feeds = file.arrays(workload.batch)
@@ -94,7 +94,7 @@ def creation(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def resizing(task: dict[str, Any]) -> dict[str, Any]:
-    """Seconds that a first run at a new batch size takes beyond the later ones; for graphkit also of `specialise`."""
+    """Return how much longer the first run at a new batch size takes; for graphkit, also the time of `specialise`."""
     workload = WORKLOADS[task["workload"]]
     file = model_file(workload, Path(task["folder"]), symbolic=True)
     run, specialise = _resizable(task["engine"], file.path, task["threads"])

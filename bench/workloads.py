@@ -63,7 +63,7 @@ class ModelFile:
 
 
 def model_file(workload: Workload, folder: Path, *, symbolic: bool = False) -> ModelFile:
-    """The ONNX file of a workload in `folder`, written when it is missing or this code has changed since."""
+    """Return the ONNX file of a workload in `folder`. It is written if it is missing or older than this code."""
     batch = SYMBOLIC if symbolic else workload.batch
     options = "".join(f"-{value}" for value in workload.options.values())
     path = folder / f"{workload.network}{options}-{batch}.onnx"

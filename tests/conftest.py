@@ -143,7 +143,7 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 
 @pytest.fixture
 def steps() -> Callable[[Callable[[], Any]], int]:
-    """How many lines of Python a call executes: what it costs, the same on a busy machine.
+    """Count the lines of Python that a call executes: a measure of its cost that is the same on a busy machine.
 
     Loops inside of builtin functions (a search in a list) count as one step.
     """

@@ -123,7 +123,7 @@ def calls(value):
 
 
 def calls_of_training(value):
-    """The same for what trains, and for data."""
+    """The same for functions of training and data."""
     data = (X, LABELS)
     yield lambda: gk.Trainer(value)
     yield lambda: trainer(freeze=value)

@@ -51,7 +51,7 @@ def in_new_process(code: str, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """The modules that are there after each step for a LeNet."""
+    """Return the imported modules after each step of using a LeNet."""
     path: Path = tmp_path_factory.mktemp("models") / "lenet.onnx"
     gk.models.build("lenet").save(path)
     steps = (line.split() for line in in_new_process(CODE, str(path)).splitlines())

@@ -1,4 +1,4 @@
-"""Copies of models, graphs and what belongs to a process: `copy`, `pickle`, `multiprocessing`."""
+"""Copies of models, graphs and objects that belong to a process: `copy`, `pickle`, `multiprocessing`."""
 
 import copy
 import pickle

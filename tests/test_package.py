@@ -1,4 +1,4 @@
-"""The package as a whole: what importing it loads, the public names, the metadata."""
+"""The whole package: imported modules, public names, and metadata."""
 
 import importlib.resources
 import re
@@ -67,7 +67,7 @@ def test_did_you_mean_knows_other_names(name, known, hint):
 
 
 def test_processes_of_tests_see_the_installed_package():
-    """Python puts the current folder before it for -c and -m, unless -P says no: sources without the extension."""
+    """Without -P, `python -c` and `-m` search the current folder first, with sources but without the extension."""
     call = re.compile(r"sys\.executable,[^\]]*?\"-[cm]\"")
     for file in Path(__file__).parent.rglob("*.py"):
         for found in call.findall(file.read_text()):

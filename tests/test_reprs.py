@@ -1,4 +1,4 @@
-"""Every public object prints as one short line that names its class, in whatever state it is."""
+"""Every public object prints as one short line that names its class, in any state."""
 
 from __future__ import annotations
 

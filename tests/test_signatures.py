@@ -1,4 +1,4 @@
-"""Arguments against annotations: what fits, and how a message names what does not."""
+"""Arguments are checked against annotations: accepted values, and messages for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps test processes small: gives memory that tests have freed back to the system."""
+"""Keep test processes small: return memory that tests have freed to the system."""
 
 from __future__ import annotations
 

@@ -57,9 +57,9 @@ def make_known(model: Path, folder: Path) -> None:
 
 @click.command()
 @click.option("--model", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="An .onnx file of yours.")
-@click.option("--at", help="The value in it that the head goes on.")
-@click.option("--data", help="Your data: what graphkit train takes.")
-@click.option("--classes", type=click.IntRange(2), help="How many classes they have.")
+@click.option("--at", help="The value of the model that the new head reads.")
+@click.option("--data", help="Your data, in any form that graphkit train takes.")
+@click.option("--classes", type=click.IntRange(2), help="Number of classes of your data.")
 @click.option(
     "--shots", default=4, show_default=True, type=click.IntRange(1), help="Pictures of a digit to learn from."
 )

@@ -49,7 +49,7 @@ def largest_difference(one: Path, other: Path) -> float:
 def main(processes: int, batch: int, epochs: int | None, output: Path) -> None:
     """Train twice, and compare losses and parameters."""
     if batch % processes:
-        raise click.BadParameter(f"{batch} is no multiple of {processes} processes", param_hint="--batch")
+        raise click.BadParameter(f"{batch} is not a multiple of {processes} processes", param_hint="--batch")
     output.mkdir(parents=True, exist_ok=True)
     longer = () if epochs is None else ("--epochs", epochs)
     one, several = output / "one", output / "several"

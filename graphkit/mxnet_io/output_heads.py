@@ -157,7 +157,7 @@ def from_meta(meta: Mapping[str, str], label: str) -> list[Head]:
             if not all(isinstance(text, str) for text in texts):
                 raise TypeError("a text is expected")
             if head.operator not in OUTPUT_OPERATORS | _PENALTIES:
-                raise ValueError(f"{head.operator!r} is no output operator")
+                raise ValueError(f"{head.operator!r} is not an output operator")
             if not isinstance(head.expression, (dict, NoneType)):
                 raise TypeError("an expression must be an object")
             if not all(isinstance(size, (int, str, NoneType)) for size in head.shape or ()):

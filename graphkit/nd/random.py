@@ -69,7 +69,7 @@ def randint(low: int, high: int, shape: Shape = (1,), dtype: Any = "int32") -> N
     limits = np.iinfo(kind.numpy)
     if first < limits.min or end - 1 > limits.max:
         raise UsageError(f"randint: {kind} cannot store all integers from {first} to {end - 1}; give another dtype")
-    # Of a wider range, `cast` keeps the lowest bits, so that uint64 can be computed in int64.
+    # `cast` keeps the lowest bits of a wider range, so uint64 can be computed in int64.
     start = first if first <= np.iinfo(np.int64).max else first - (1 << 64)
     drawn = uniform(0.0, 1.0, shape, "float64") * float(end - first)
     return F.cast(F.add(F.cast(drawn, to=DType.INT64), np.array(start, np.int64)), to=kind)  # type: ignore[return-value]

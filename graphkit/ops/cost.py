@@ -69,9 +69,10 @@ def multiply_adds(node: Node) -> Dim | None:
 
 
 def costs(graph: Graph) -> Costs:
-    """The cost of one run of `graph`. Symbolic sizes give symbolic costs.
+    """Return the cost of one run of `graph`. Symbolic sizes give symbolic costs.
 
-    Of the branches of an undecided If, the more expensive one counts (the first, if symbolic costs cannot be compared).
+    If the condition of an If is unknown, its more expensive branch counts, or the first one if symbolic costs cannot be
+    compared.
     """
     found: dict[tuple[str, str], Cost] = {}
     open_loops: list[str] = []

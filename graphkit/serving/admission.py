@@ -22,11 +22,11 @@ RECORD = "graphkit.record"
 
 @dataclass(slots=True)
 class Record:
-    """What is known about a request.
+    """Facts about a request.
 
     Attributes:
         begun, deadline: Monotonic seconds.
-        headers: By name in lower case; the first value of each.
+        headers: The first value of each header, by name in lower case.
         status, sent: Status of the answer, and bytes of its body.
         fields: For its line in the log.
     """

@@ -98,7 +98,7 @@ def _hand_over(ended: Sequence[_Ended]) -> None:
 
 def _settle(ended: Sequence[_Ended]) -> None:
     for pending, outcome in ended:
-        if pending.future.done():  # nobody waits for it
+        if pending.future.done():  # the caller does not wait any more
             continue
         if isinstance(outcome, Exception):
             pending.future.set_exception(outcome)
@@ -220,7 +220,7 @@ class Batcher:
         return rows if rows and rows <= self._max_batch else None
 
     def _forget(self, key: Hashable, pending: _Pending) -> None:
-        """Remove a request that nobody waits for."""
+        """Remove a request whose caller does not wait any more."""
         with self._changed:
             if pending.queued:
                 group = self._groups[key]

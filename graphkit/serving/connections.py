@@ -35,7 +35,7 @@ def protocol(timeout: float, max_connections: int, malformed: Callable[[str | No
     Args:
         timeout: Seconds for which a client may leave an answer unread.
         max_connections: Most connections. The requests of further ones have `REFUSED` in their scope.
-        malformed: Called with the address of the client when a request gets status 400 because it is no HTTP.
+        malformed: Called with the address of the client when a request gets status 400 because it is not HTTP.
     """
     shared = _Shared(timeout, max_connections, malformed)
     return type("Connection", (_Connection,), {"shared": shared})
@@ -56,7 +56,7 @@ def may_have_sent(connection: asyncio.Protocol) -> bool:
 
 @dataclass
 class _Shared:
-    """What all connections of a server share. See `protocol`. accepted: number of connections below the limit."""
+    """State of all connections of a server. See `protocol`. accepted: number of connections below the limit."""
 
     timeout: float
     max_connections: int
@@ -143,7 +143,7 @@ class _Connection(HttpToolsProtocol):
             self._unread_timer = self.loop.call_later(self.shared.timeout, self._abort_unread)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that is no HTTP, and close the connection."""
+        """Answer a request that is not HTTP, and close the connection."""
         body = json.dumps({"error": msg}).encode()
         head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
         self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)

@@ -143,7 +143,7 @@ class Guard:
             self._log(scope, record)
 
     def malformed(self, client: str | None) -> None:
-        """Count and log a request that is no HTTP, and got status 400. client: its address."""
+        """Count and log a request that got status 400 because it is not HTTP. client: its address."""
         self.answered += 1
         self._metrics.count_response(400)
         logger.info("malformed request", extra={"status": 400, "client": client})

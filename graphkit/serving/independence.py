@@ -101,5 +101,5 @@ class _Proof:
 
 
 def _shape(kind: Type) -> tuple[int | DimExpr, ...] | None:
-    """Return the shape of a tensor; None if the rank is not known, or it is no tensor."""
+    """Return the shape of a tensor; None if its rank is unknown, or if the value is not a tensor."""
     return kind.shape if isinstance(kind, TensorType) else None

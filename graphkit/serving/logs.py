@@ -72,7 +72,7 @@ class _Lines(logging.Handler):
         self._thread.start()
 
     def stop(self) -> None:
-        """Write what waits, for a few seconds at most: nobody may read the stream."""
+        """Write the waiting lines. Takes at most a few seconds, even if no process reads the stream."""
         self._stopping.set()
         self._new.set()
         self._thread.join(_LAST_LINES)

@@ -34,7 +34,7 @@ class SampleInputs:
 
     @cached_property
     def takes(self) -> list[str]:
-        """What the model takes: "image", "text", both or neither."""
+        """The kinds of samples that the model takes: "image", "text", both or neither."""
         found: list[str] = []
         for kind, ask in (("image", lambda: self._conversion), ("text", lambda: self._encoder)):
             try:

@@ -32,7 +32,7 @@ class Constant(float):
     """A NaN or an infinity of JSON (`NaN`, `Infinity`), unlike a number that is too large for a float."""
 
 
-# What `to_json` writes for NaN and infinities.
+# Texts that `to_json` writes for NaN and infinities.
 _NOT_FINITE = {text: Constant(text) for text in ("nan", "inf", "-inf")}
 
 

@@ -299,7 +299,7 @@ def test_a_model_without_parameters_says_what_to_give() -> None:
 
 
 def test_a_gradient_is_in_the_group_of_what_it_is_the_gradient_of() -> None:
-    """Inside of branches and loops too; what adds up for a parameter of several groups is in none."""
+    """This holds inside of branches and loops, too. Sums of gradients of several groups are in no group."""
     x, w = gk.input("x", [3, 3]), gk.parameter("w", [3, 3], {"type": "zeros"})
 
     def body(h: gk.Value) -> gk.Value:

@@ -1,4 +1,4 @@
-"""The gradient of If: an If on the same condition, with zeros for what the branch taken does not read."""
+"""The gradient of If: an If on the same condition, with zeros for values that the taken branch does not read."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_the_forward_branch_runs_once() -> None:
 
 
 def test_a_rank_that_an_if_loses_comes_back() -> None:
-    """The branches differ in rank, so that what follows is of unknown rank; a convolution still knows its own."""
+    """The branches differ in rank, so the result has unknown rank, but a convolution determines it."""
     x, w, b, p = float64(2, 3, 6, name="x"), float64(4, 3, 3, name="w"), float64(4, name="b"), flag()
 
     def loses_rank(value: Value, function: Callable[[Value], Value]) -> Any:

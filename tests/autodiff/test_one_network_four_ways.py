@@ -72,7 +72,7 @@ WAYS: dict[str, Callable[..., tuple[Any, ...]]] = {
 
 
 def network(way: str, dtype: str, steps: Any = "T", length: int = 0) -> gk.Model:
-    """Outputs y and loss, which all of the network's results enter with weights of their own."""
+    """Outputs y and loss. The loss is a sum of all results of the network with different weights."""
     inputs = [gk.input("x", [steps, BATCH, FEATURES], dtype), *(gk.input(n, s, dtype) for n, s in SHAPES.items())]
     x, w, r, b, h, c = inputs
     y, last, memory = WAYS[way](x, h, c, w, r, b, length)

@@ -1,4 +1,4 @@
-"""Gradients of sequences whose elements only a run tells: numerically, in float64, through branches and loops too."""
+"""Gradients of sequences with data-dependent elements, checked numerically in float64, also in branches and loops."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_zero_iterations_stack_nothing_and_give_zeros() -> None:
 
 
 def test_rows_that_are_looked_up_are_scattered_once(check: Any) -> None:
-    """Of a table that is read row by row, no gradient of its own size is added up in the loop."""
+    """If a loop reads a table row by row, it does not sum gradients of the table's size."""
     ids, h, table = Value(TensorType("int64", ("T",)), "ids"), float64(3, name="h"), float64(50, 3, name="table")
 
     def step(c: Value, i: Value) -> Value:

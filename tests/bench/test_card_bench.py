@@ -1,4 +1,4 @@
-"""The benchmark of the card's kernels on the stand-in for a card: what it measures is computed, and counted right."""
+"""The benchmark of GPU kernels on a fake GPU: the kernels run, and operations and bytes are counted correctly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> Card:
 
 
 class Watched:
-    """A card that keeps what its kernels were launched on."""
+    """A GPU that records the arguments of its launches."""
 
     def __init__(self, card: Card):
         self.card, self.seen = card, []
@@ -86,7 +86,7 @@ def test_without_a_card_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     ("precision", "second"), [pytest.param("f32", "tf32", marks=pytest.mark.full), ("bf16", "fp8")]
 )
 def test_networks_beside_their_peers(precision: str, second: str, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the stand-in graphkit runs, and every other engine is there with what it could not do."""
+    """On the fake GPU, graphkit runs, and the result lists the error of every other engine."""
     for module in (bench.cuda, bench.cuda.card):
         monkeypatch.setattr(module, "device", lambda number=0: card)
     monkeypatch.setattr(networks, "WORKLOADS", {"tiny": TINY})
@@ -103,7 +103,7 @@ def test_networks_beside_their_peers(precision: str, second: str, card: Card, mo
 
 
 def test_networks_of_a_card_alone() -> None:
-    """They have the inputs that their shapes say; a size of the batch is that of each of them."""
+    """Their inputs have the declared shapes, with the given batch size."""
     for name in ("bert@3", "gpt@3"):
         workload = networks.workload_of(name)
         net = gk.models.build(workload.network, **workload.options | {"layers": 1, "width": 24, "vocab": 50})
@@ -112,7 +112,7 @@ def test_networks_of_a_card_alone() -> None:
 
 
 def test_what_a_step_takes_beyond_the_card(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock on which each replay takes 2 ms."""
+    """The clock of the test lets each replay take 2 ms."""
 
     class Counting:
         marks = 0

@@ -1,4 +1,4 @@
-"""A short search by the fuzzer: what it changes is loaded, run and refused without a finding."""
+"""A short search by the fuzzer: changed files are loaded and run, or rejected, without a finding."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_goes_wrong_is_a_finding(monkeypatch):
 
 
 def test_what_rounding_makes_is_none(monkeypatch):
-    """The mean of what is normalised is 0 but for rounding, which a large factor makes anything of; a fault differs."""
+    """The normalised mean is 0 up to rounding, and a large factor amplifies the rounding. A real fault is found."""
     x = gk.input("x", (3, 64))
     normal, *_ = gk.layer_normalization(x, np.ones(64, np.float32), axis=-1)
     chaos = gk.Model([gk.mul(gk.reduce_mean(normal, axes=[1]), np.float32(1e12))])

@@ -1,4 +1,4 @@
-"""Planted faults: what the text of a file becomes, and which tests judge a fault."""
+"""Planted faults: the changed text of a file, and the tests that judge a fault."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""The benchmark's networks: valid ONNX, what they cost, and the same as their PyTorch modules."""
+"""The benchmark's networks: they are valid ONNX, have the right cost, and equal their PyTorch modules."""
 
 from __future__ import annotations
 

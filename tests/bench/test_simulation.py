@@ -75,7 +75,7 @@ def test_sums_of_two_ranks_are_the_same_messages():
 
 @pytest.mark.parametrize("p", [2, 3, 5, 8])
 def test_a_ring_counted_message_by_message(p):
-    """Chunks travel p - 1 times to be added and p - 1 times to be copied, all ranks at once."""
+    """Each chunk is sent p - 1 times for the sum and p - 1 times for the copies, by all ranks at the same time."""
     n, seconds = 6000.0, 0.0
     held = [np.eye(p)[r][:, None] * np.ones(p) for r in range(p)]  # [origin, chunk] in each rank
     for turn in range(2 * (p - 1)):

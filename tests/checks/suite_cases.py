@@ -1,4 +1,4 @@
-"""ONNX's backend test suite as models and arrays: what the installed onnx ships and generates."""
+"""ONNX's backend test suite as models and arrays, from the files of the installed onnx and its generators."""
 
 from __future__ import annotations
 

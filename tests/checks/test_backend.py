@@ -75,7 +75,7 @@ def test_unsigned_integers_stand_for_the_bits_of_bfloat16() -> None:
 
 
 def test_types_of_a_node_s_inputs() -> None:
-    """Lists are sequences, of tensors of one rank or of several; dicts are maps. Nothing tells the type of nothing."""
+    """Lists are sequences of tensors of one or several ranks; dicts are maps. An absent value has no known type."""
     kinds = {
         "tensor": X,
         "text": np.array(["a"], object),

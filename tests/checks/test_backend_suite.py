@@ -26,7 +26,7 @@ from graphkit.onnx_io.uses import implements
 from graphkit.ops import registry
 
 LEDGER: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("backend_suite.toml").read_text())
-# Of those that pass, these many have no step without a native kernel.
+# Smallest number of passing cases in which all steps have native kernels.
 NATIVE_AT_LEAST = 1770
 
 
@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case", [pytest.param(case, id=case.name, marks=marks) for case in cases])
 
 
-# Operators of the standard that are not there; test_every_operator_of_the_standard_is_there tells them.
+# Missing operators of the standard; test_every_operator_of_the_standard_is_there reports them.
 MISSING = {s.name for s in onnx.defs.get_all_schemas() if not implements(s.domain, s.name, s.since_version)}
 
 
@@ -86,7 +86,7 @@ def interpreted(error: UnsupportedError) -> set[str]:
 
 @pytest.mark.full
 def test_what_is_interpreted(monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
-    """Operators without a native kernel are interpreted; of those that have kernels, no others than the listed."""
+    """Operators without a native kernel are interpreted. If an operator has kernels, only listed cases are."""
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")
     native, found = 0, Counter[str]()
     for case in every_case():
@@ -121,7 +121,7 @@ def halved(graph: onnx.GraphProto) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("case", load_model_tests(kind="real"), ids=lambda c: f"{c.name}-float16")
 def test_networks_in_float16(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By native kernels alone, and no further from float32 than rounding takes it."""
+    """Only native kernels run, and the results differ from float32 only by rounding."""
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")
     model = model_of(case)
     (([x], expected),) = data_sets(case, model)

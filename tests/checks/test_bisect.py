@@ -261,7 +261,7 @@ def with_weights(text: str, weights: dict[str, np.ndarray], size: int = 8, given
 
 @pytest.mark.parametrize("half_is_first", [False, True])
 def test_each_value_has_the_limits_of_what_it_depends_on(half_is_first: bool) -> None:
-    """Only the second product is in float16. A fault of 0.1% in the first one is found, which float16 would hide."""
+    """Only the second product is in float16. A fault of 0.1% in the first one is found; float16 would hide it."""
     draw = np.random.default_rng(0).standard_normal
     weights = {"v": draw((8, 8)).astype(np.float32), "w": draw((8, 8)).astype(np.float32)}
     single = with_weights("a = MatMul (x, v) b = Relu (a) c = MatMul (b, w) y = Tanh (c)", weights)
@@ -381,7 +381,7 @@ def test_nothing_compared_does_not_pass() -> None:
 
 
 def test_shape_that_differs_is_found_before_the_node_that_fails() -> None:
-    """The Gemm behind it cannot run on the second side."""
+    """The Gemm after it cannot run on the second side."""
     proto, other = planted.model_of("convnet"), planted.model_of("convnet")
     planted.with_attribute(other, "f", "axis", 2)
     result = gk.bisect(gk.load(proto), planted.feeds_of("convnet"), source=proto, against=other)

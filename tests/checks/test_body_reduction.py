@@ -293,7 +293,7 @@ def test_a_loop_without_trip_count_still_ends():
 
 
 def test_names_that_two_branches_share():
-    """Both branches name their values alike."""
+    """Both branches use the same names for values."""
     graphs = [helper.make_graph(chain("x", "same", 12, 5, p), "b", [], [info("same_out")]) for p in (sine, sine)]
     graphs[0].node[5].op_type = "Cos"
     nodes = [helper.make_node("If", ["c"], ["y"], then_branch=graphs[0], else_branch=graphs[1])]

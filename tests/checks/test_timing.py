@@ -52,7 +52,7 @@ def test_rounds_are_interleaved_in_changing_orders(clock: Clock) -> None:
 
 
 def test_a_turn_waits_until_threads_of_the_one_before_rest(clock: Clock) -> None:
-    """A call leaves a thread spinning for 60 ms behind; the next one begins after that."""
+    """A call leaves a thread that spins for 60 ms. The next turn begins after that."""
 
     def leaves_a_thread() -> None:
         clock.sleep(2 * timing.WARM_SECONDS)
@@ -130,7 +130,7 @@ def test_the_interval_covers_the_true_median_about_as_often_as_it_says() -> None
 
 
 def test_differences_between_processes_widen_the_interval() -> None:
-    """The same 40 values: grouped by process they say less than mixed."""
+    """The same 40 values give a wider interval if they are grouped by process."""
     random = np.random.default_rng(0)
     apart = (np.linspace(1, 2, 5)[:, None] + random.normal(0, 0.01, (5, 8))).tolist()
     mixed = np.asarray(apart).T.reshape(5, 8).tolist()

@@ -1,4 +1,4 @@
-"""Comparison with ONNX Runtime: the report, its formula, and what counts as different."""
+"""Comparison with ONNX Runtime: the report, its formula, and the limits of differences."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_small_outputs_are_compared(scale: float) -> None:
 
 
 def test_small_differences_of_large_numbers_are_judged_by_their_rounding() -> None:
-    """Their error is that of what was subtracted, and a large part of them."""
+    """Their error is that of the subtracted numbers, so it is a large part of the difference."""
     x = gk.input("x", ["N", 64])
     total = gk.reduce_sum(gk.exp(x), [1], keepdims=False)
     net = gk.Model({"y": total - gk.reduce_sum(gk.exp(x) * 1.0000001, [1], keepdims=False)}, name="net")

@@ -1,4 +1,4 @@
-"""graphkit bench allreduce: two real processes, what they print, and what is refused."""
+"""graphkit bench allreduce: the output of two real processes, and errors."""
 
 from __future__ import annotations
 

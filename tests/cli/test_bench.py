@@ -1,4 +1,4 @@
-"""graphkit bench: what it prints, its JSON, its exit codes."""
+"""graphkit bench: its output, JSON and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of classes travel from the data into every file, and are printed with their probabilities."""
+"""Class names are copied from the data to every file, and are printed with their probabilities."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Every command on real models: what it prints, what it writes, its exit code."""
+"""Every command on real models: output, files and exit code."""
 
 import json
 import os
@@ -167,7 +167,7 @@ def test_run_writes_outputs_of_any_name(call, tmp_path):
 
 
 def test_outputs_are_no_paths_out_of_the_folder(call, tmp_path):
-    """The names of a file from anybody; what is written is read again by the same names."""
+    """An untrusted file may have any names. The written file is read again with the same names."""
     x, names = gk.input("x", [2]), ["../../x", "/tmp/x", "C:\\x", "y"]
     gk.Model({name: x + float(i) for i, name in enumerate(names)}).save(tmp_path / "net.json")
     assert call("run", tmp_path / "net.json", "x:2", "--fill", "ones", "-o", tmp_path / "out.npz")[0] == 0
@@ -293,7 +293,7 @@ def test_export_as_json_says_the_opset(call, folder, tmp_path):
 
 
 def test_grad_as_json(call, folder, tmp_path):
-    """With or without a check, stdout is one object that says what was written."""
+    """With or without a check, stdout is one JSON object that describes the written files."""
     path = tmp_path / "grad.json"
     options = ("grad", folder / "net.json", "--of", "logits", "--wrt", "fc2_bias", "-o", path, "--json")
     for check in ((), ("--check",)):

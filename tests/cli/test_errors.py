@@ -1,4 +1,4 @@
-"""Bad input: the message names what is wrong, the exit code says which kind, and nothing is half-written."""
+"""Bad input: the message names the problem, the exit code its kind, and no file is written partially."""
 
 import numpy as np
 import onnx

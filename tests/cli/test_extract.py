@@ -1,4 +1,4 @@
-"""graphkit extract: what it writes, verifies and says."""
+"""graphkit extract: files, verification and messages."""
 
 from __future__ import annotations
 

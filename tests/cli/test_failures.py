@@ -1,4 +1,4 @@
-"""How commands fail: one line, one exit code, and with --json one object on stdout, whatever went wrong."""
+"""Failures of commands: always one line, one exit code, and with --json one object on stdout."""
 
 import errno
 import gc

@@ -79,7 +79,7 @@ def nested_loops(depth=14):
 
 
 def grown(state, build, *initializers):
-    """A loop without end whose state, of this type, becomes what the nodes of `build` make of it."""
+    """Return a model with an endless loop. In each iteration, the nodes of `build` compute the new state."""
     body = helper.make_graph(
         [helper.make_node("Identity", ["c"], ["again"]), *build()],
         "body",

@@ -1,4 +1,4 @@
-"""Images as inputs: layout, channels, size and type follow the input; what the shape leaves open is asked."""
+"""Images as inputs: layout, channels, size and type follow the input. If the shape is ambiguous, an error asks."""
 
 import json
 import sys
@@ -138,7 +138,7 @@ def test_what_no_picture_fits(call, photo, tmp_path, shape, dtype, options, mess
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("side", [10_000, 60_000])
 def test_a_picture_that_fills_memory(call, tmp_path, side):
-    """A header that announces its size, with next to nothing behind it; Pillow alone only warns of the smaller one."""
+    """The header declares a large size, but there are hardly any data. Pillow only warns of the smaller one."""
     gk.Model({"y": gk.identity(gk.input("x", [1, 3, 6, 8]))}).save(tmp_path / "net.json")
     (tmp_path / "bomb.ppm").write_bytes(b"P6 %d %d 255\n" % (side, side) + bytes(1000))
     code, out, err = call("run", tmp_path / "net.json", f"x={tmp_path / 'bomb.ppm'}", "--json")

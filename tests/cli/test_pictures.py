@@ -1,4 +1,4 @@
-"""From a folder of images to a file that names what is in one, by the commands alone."""
+"""From a folder of images to a file that classifies an image, with commands only."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_plan_of_a_training_step(call, folder):
     assert any(step["op"].endswith("SgdUpdate") for step in sgd["steps"])
     assert any(step["op"].endswith("AdamUpdate") for step in adam["steps"])
     assert planned()["arena_bytes"] < sgd["arena_bytes"]
-    # Of a card alone: a processor's memory is the host's.
+    # Swapping has an effect only on a GPU: the memory of a CPU is host memory.
     assert planned("--training", "--swap-memory")["arena_bytes"] == sgd["arena_bytes"]
     for options in (["--recompute", "sqrt"], ["--swap-memory"], ["--optimizer", "adam"], ["--loss", "mse"]):
         for command in ("plan", "bench"):

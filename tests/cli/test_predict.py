@@ -1,4 +1,4 @@
-"""graphkit predict: files of predictions, errors, exit codes, and what is left behind."""
+"""graphkit predict: files of predictions, errors, exit codes, and removal of temporary files."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_no_page_is_half_written_whenever_it_is_killed(tmp_path, kills):
 
 
 def call_leaves_nothing_else(folder):
-    """The next writer removes what killed ones have left."""
+    """The next writer removes the temporary files of killed writers."""
     arguments = ["report", str(folder / "run"), "-o", str(folder / "page.html"), "--no-predictions"]
     assert cli.invoke(arguments) == 0
     return not [p for p in folder.iterdir() if re.search(r"graphkit\.tmp$", p.name)]

@@ -1,4 +1,4 @@
-"""graphkit serve: arguments that are wrong, what it prints, and the missing extra."""
+"""graphkit serve: wrong arguments, output, and the missing extra."""
 
 from __future__ import annotations
 

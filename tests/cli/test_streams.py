@@ -26,7 +26,7 @@ def net(tmp_path):
 
 
 def started(*arguments, before="", **options):
-    """A command in a process of its own, which runs `before` first."""
+    """Start a command in a new process, which runs `before` first."""
     code = f"import sys\n{before}\nfrom graphkit.cli import main\nmain(sys.argv[1:])\n"
     given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     return subprocess.Popen([sys.executable, "-P", "-c", code, *map(str, arguments)], **given)
@@ -60,7 +60,7 @@ def test_training_that_cannot_say_where_it_is_ends_by_an_exit_code(net):
 
 @pytest.mark.parametrize("buffered", [True, False])
 def test_a_pipe_that_is_closed_ends_a_command_quietly(net, buffered):
-    """By the status of a process that SIGPIPE has ended; Python ignores that signal."""
+    """The status is that of a process that SIGPIPE has ended, although Python ignores this signal."""
     environment = os.environ if buffered else {**os.environ, "PYTHONUNBUFFERED": "1"}
     reads, writes = os.pipe()
     process = started(

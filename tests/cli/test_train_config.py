@@ -1,4 +1,4 @@
-"""`graphkit train config.toml`: options from files, what is printed and written of them, and runs made again."""
+"""`graphkit train config.toml`: options from files, their output, and repeated runs."""
 
 import json
 import shutil

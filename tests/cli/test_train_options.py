@@ -1,4 +1,4 @@
-"""`graphkit train`: when it ends, how the learning rate goes, what is minimised."""
+"""`graphkit train`: end of training, learning rate, and losses."""
 
 import json
 import math
@@ -266,7 +266,7 @@ def test_balanced_weights_do_not_count_ignored_targets(call, task, tmp_path):
 
 
 def test_what_is_not_said_is_the_same_in_python(call, task, tmp_path):
-    """One place has the defaults: a command and a Trainer without options give the same bits."""
+    """Defaults are defined in one place: a command and a Trainer without options give the same bits."""
     assert call("train", task / "net.json", "--data", task / "data.npz", "-o", tmp_path)[0] == 0
     net = gk.load(task / "net.json")
     gk.Trainer(net).fit(*gk.data.load(task / "data.npz"))

@@ -7,7 +7,7 @@ import graphkit as gk
 
 @pytest.fixture
 def train(call, task):
-    """Train the network of the task with itself as the teacher, as far as the arguments say so."""
+    """Train the network of the task, with the given options. The network is its own teacher."""
 
     def run(*arguments):
         return call("train", task / "net.json", "--data", task / "data.npz", "--seed", 1, *arguments)

@@ -56,7 +56,7 @@ def shown(folder, width, *arguments):
 
 
 def on_screen(text):
-    """The lines that are left where a terminal does what the text says: going up, and clearing lines, is all of it."""
+    """Return the lines that a terminal shows after the text. It only moves the cursor up and clears lines."""
     lines, row, column = [[]], 0, 0
     for escape, count, what, letter in re.findall(r"(\x1b\[\??([0-9;]*)([A-Za-z]))|(.)", text, re.DOTALL):
         if escape:

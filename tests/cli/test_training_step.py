@@ -84,7 +84,7 @@ def test_the_model_is_not_overwritten(call, net, model, output):
 
 
 def test_plateau_with_the_rate_as_input_and_a_pruned_model(call, net):
-    """Both only change what the command says and accepts, so one run is enough."""
+    """Both only change messages and accepted options, so one run is enough."""
     model = gk.load(net / "net.onnx")
     weight = np.array(model.params["fc1_weight"])
     weight[:4] = 0

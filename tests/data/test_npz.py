@@ -1,4 +1,4 @@
-"""Archives of arrays from anywhere: nothing in them is executed, and none takes more than the memory allowed."""
+"""Untrusted archives of arrays: their contents are not executed, and they respect the memory limit."""
 
 from __future__ import annotations
 

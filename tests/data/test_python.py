@@ -1,4 +1,4 @@
-"""Data that a function in a Python file makes: what it may return, its options, and what is said of it."""
+"""Data from a function in a Python file: allowed results, options, and errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_a_function_returns(spec):
 
 
 def test_a_whole_is_split_by_the_seed(spec):
-    """Which the function has as well, if it wants it."""
+    """The function also gets the seed, if it has such an argument."""
     one, other = (gk.data.load(spec("rows"), count=50, seed=seed, test_fraction=0.5) for seed in (1, 2))
     assert len(one.test) == 25
     assert one.train.inputs.tolist() != other.train.inputs.tolist()

@@ -48,7 +48,7 @@ def word_pieces():
 
 
 def metaspace():
-    """Spaces as a character of their own, as of sentencepiece."""
+    """A tokenizer that represents spaces by a special character, like sentencepiece."""
     library = Library(models.BPE(unk_token="<unk>"))
     library.pre_tokenizer = pre_tokenizers.Metaspace()
     library.decoder = decoders.Metaspace()

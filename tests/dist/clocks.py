@@ -12,7 +12,7 @@ _LONGEST = 120.0
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait until the condition holds. what: named by the AssertionError where it never does."""
+    """Wait until the condition holds. what: named in the AssertionError after a timeout."""
     end = time.monotonic() + _LONGEST
     while not condition():
         assert time.monotonic() < end, f"{what} within {_LONGEST:g} s"

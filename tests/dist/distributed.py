@@ -45,7 +45,7 @@ def run_part(store, net, groups, batches, window=32, wanted=None, around=None, *
 
 
 def assert_alike(on_ranks, net, groups, batches, bound=0.0, ranks=2, **how):
-    """Every rank has what one process has, to the bit where bound is 0. The channels of each rank."""
+    """Check that every rank has the results of one process, bit by bit if `bound` is 0. Return the ranks' channels."""
     expected = alone(net, batches)
     made = []
     for found, channels in on_ranks(lambda store: run_part(store, net, groups, batches, **how), ranks):

@@ -159,7 +159,7 @@ class Jobs:
         self._jobs: dict[JobKind, Job] = {}
 
     def run(self, code: str, ranks: int = 2, **options: Any) -> list[str]:
-        """`Job.run` in a job of such a kind, which is started where none runs. options: of JobKind."""
+        """Call `Job.run` in a job of the given kind. If none is running, start it. options: those of JobKind."""
         kind = JobKind(ranks, **options)
         job = self._jobs.pop(kind, None)
         if job is None or job.broken:
@@ -208,7 +208,7 @@ def _attempt(code: str, kv: Any) -> tuple[str, str]:
 
 
 def _serve(address: str, store: str, servers: str) -> None:
-    """Run what comes, until None does. Where this process is a server, `create` does not return."""
+    """Run received code until None is received. If this process is a parameter server, `create` does not return."""
     from graphkit.dist import kvstore
 
     sys.path[:0] = FOLDERS

@@ -102,7 +102,7 @@ NETWORKS = {
 
 
 def optimizer(network):
-    """Biases before a normalisation have no gradient but for rounding, which Adam would make large."""
+    """Return Adam for an MLP, else SGD: Adam would amplify rounding errors in gradients of biases before a norm."""
     return gk.optim.Adam(0.01) if NETWORKS[network][0] is mlp else gk.optim.SGD(0.003, momentum=0.9)
 
 

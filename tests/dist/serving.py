@@ -1,4 +1,4 @@
-"""Workers and servers of one process, for tests of what they say to each other."""
+"""Workers and servers in one process, for tests of their messages."""
 
 from collections import deque
 
@@ -11,7 +11,7 @@ from graphkit.dist.wire.packing import unpack
 
 
 class Alone(LocalCommunicator):
-    """A worker of several that says nothing to the others."""
+    """One of several workers, which sends no messages to the others."""
 
     def __init__(self, rank=0):
         super().__init__()
@@ -19,9 +19,9 @@ class Alone(LocalCommunicator):
 
 
 class Counter:
-    """Servers in this process, which answer at once; what is not answered yet is waited for in vain.
+    """A connection to servers in this process, which answer immediately. Waiting for a later answer is an error.
 
-    counters: those of all workers, by rank, who may get an answer to what this one says.
+    counters: the connections of all workers, by rank. They may get answers to messages of this one.
     """
 
     def __init__(self, servers, worker, counters):
@@ -59,7 +59,7 @@ def begun(stores, values):
 
 
 def add_twice(key, gradient, stored):
-    """An updater that servers find by the name of this module: it adds twice what is pushed."""
+    """Add the pushed value twice. Servers find this updater by the name of this module."""
     if isinstance(gradient, RowSparse):
         stored[gradient.indices] += 2 * gradient.values
     else:

@@ -106,7 +106,7 @@ def test_long_values_are_shortened(on_ranks):
 
 
 def test_what_may_differ_does(on_ranks):
-    """Threads, the seed of steps, recomputation: none of them changes what is computed together."""
+    """Ranks may have different threads, seeds of steps, and recomputation: these do not affect common results."""
 
     def work(store):
         trainer = trainer_of(store, seed=store.rank, recompute=on_second(store, "sqrt"))
@@ -269,7 +269,7 @@ def test_ranks_of_groups_compare_their_steps(on_ranks, again):
 
 
 def test_the_fingerprint_needs_no_further_message(on_ranks, monkeypatch):
-    """Each step of ranks that are alike has the rounds that it has without a fingerprint."""
+    """If all ranks agree, a step has as many progress steps as without a fingerprint."""
 
     def work(store):
         trainer = trainer_of(store)

@@ -1,4 +1,4 @@
-"""Gradients in fewer bytes: what arrives, what waits, and that nothing is lost."""
+"""Gradient compression: sent values and residuals, and their sum, which is exact."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ HALVES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat
 
 
 def halved(dtype: np.dtype[Any], gradient: np.ndarray, residual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The definition, by numpy and ml_dtypes: what is sent, and what is left."""
+    """Return the sent values and the residual by definition, with numpy and ml_dtypes."""
     with np.errstate(all="ignore"):
         wanted = gradient + residual
         largest = np.float32(ml_dtypes.finfo(dtype).max)
@@ -94,7 +94,7 @@ def halved(dtype: np.dtype[Any], gradient: np.ndarray, residual: np.ndarray) -> 
 
 
 def assert_bits(found: np.ndarray, expected: np.ndarray) -> None:
-    """The same bits, but for those of NaN."""
+    """Check that the bits are the same. The bits of NaN may differ."""
     assert found.dtype == expected.dtype
     both = np.isnan(expected.astype(np.float32))
     np.testing.assert_array_equal(np.isnan(found.astype(np.float32)), both)
@@ -103,7 +103,7 @@ def assert_bits(found: np.ndarray, expected: np.ndarray) -> None:
 
 
 def every_kind_of_number(size: int) -> np.ndarray:
-    """Of all magnitudes, subnormal ones and those beyond the halves among them; some infinite or no numbers."""
+    """Return random numbers of all magnitudes, also subnormal or too large for float16, some infinite or NaN."""
     rng = np.random.default_rng(size)
     with np.errstate(all="ignore"):
         found = (rng.standard_normal(size) * 10.0 ** rng.uniform(-46, 39, size)).astype(np.float32)
@@ -158,7 +158,7 @@ def test_numbers_beyond_the_halves_follow_later():
 
 
 def largest(gradient: np.ndarray, residual: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The definition by a stable sort: places, values, and what is left."""
+    """Return places, values and residual by definition, with a stable sort."""
     with np.errstate(all="ignore"):
         left = gradient + residual
     magnitude = np.where(np.isnan(left), np.float32(np.inf), np.abs(left))
@@ -265,7 +265,7 @@ def test_what_is_not_a_number_is_told_and_does_not_stay(every_isa, kind, value):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_add_up(kind):
-    """After many gradients the sum of what arrived differs from theirs by what waits, which stays small."""
+    """After many gradients, the sum of the sent values differs from their sum by the residual, which stays small."""
     made = compression.create(KINDS[kind])
     residual = np.zeros(200, np.float32)
     arrived, wanted = np.zeros(200, np.float32), np.zeros(200)
@@ -343,7 +343,7 @@ def test_sums_over_processes(on_ranks, kind, processes):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("hosts", [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0,), (1, 2, 3)]], ids=str)
 def test_sums_over_hosts_pack_the_sum_of_each(on_ranks, kind, hosts):
-    """Its first process does, which keeps what is left out."""
+    """The first process of each host compresses the host's sum and keeps the residual."""
     shape, steps = (7, 30), 6
     gradients = [[normal(210, 100 * rank + step).reshape(shape) for rank in range(4)] for step in range(steps)]
 
@@ -387,7 +387,7 @@ def test_what_is_pushed_may_be_changed_at_once(on_ranks, hosts):
 
 
 def test_sums_over_hosts_in_the_order_of_the_ranks(on_ranks):
-    """Which addition of floats tells."""
+    """The sum of these floats depends on the order."""
     parts = [np.float32([1e8]), np.float32([-1e8]), np.float32([1]), np.float32([1])]
 
     def work(store, ordered):

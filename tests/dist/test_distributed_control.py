@@ -1,4 +1,4 @@
-"""Graphs whose ranks need each other, and branches and loops with nodes on several: what one process computes."""
+"""Graphs whose ranks need each other, and branches and loops with nodes on several ranks, equal one process."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_all_element_types_cross(on_ranks):
 
 
 def test_a_size_that_only_data_tell(on_ranks):
-    """Rows that are positive: how many, the message tells."""
+    """Select positive rows. The receiver gets their number from the message."""
     x = gk.input("x", ["N", 4])
     with group("a"):
         rows = F.gather(x, F.squeeze(F.non_zero(F.greater(x[:, 0], np.float32(0))), np.array([0])), axis=0)
@@ -246,7 +246,7 @@ def test_a_loop_of_no_iterations(on_ranks):
 
 
 def scan(reverse=False):
-    """Two layers that recur, each on a rank; the second scans nothing of its own."""
+    """Two recurrent layers on two ranks. The second one has no scan inputs."""
     x = gk.input("x", ["T", "N", 4])
 
     def cell(state, row):
@@ -354,7 +354,7 @@ def test_random_numbers_are_those_of_one_process(on_ranks):
 
 
 def counting():
-    """One rank decides how long, and gives a value to another one in each iteration, which gives nothing back."""
+    """One rank decides the number of iterations, and sends a value to another one in each of them."""
     x = gk.input("x", [])
 
     def body(state):

@@ -1,4 +1,4 @@
-"""Training over ranks that need each other, or share branches and loops: what one process computes, and how it ends."""
+"""Training over ranks that need each other, or share branches and loops: results of one process, and failures."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_groups_that_do_not_fit(on_ranks, groups, message):
 
 
 def test_a_group_inside_of_a_loop_alone(on_ranks):
-    """Nothing outside of the loop is on the second rank."""
+    """The second rank computes only nodes inside of the loop."""
 
     def model():
         x = gk.input("x", ["N", 6])

@@ -214,7 +214,7 @@ def test_a_signal_to_the_command_that_started_the_job_ends_the_job(tmp_path, num
 
 @pytest.mark.full
 def test_a_full_disk_ends_the_job_and_the_last_checkpoint_is_whole(tmp_path):
-    """A limit on the size of files stands for the disk: writing fails behind the first epoch."""
+    """A limit on the size of files simulates a full disk: writing fails after the first epoch."""
     status, _, errors = run(
         2,
         f"""

@@ -1,4 +1,4 @@
-"""Processes that stop, stall or die: the others do not wait for ever, and say for whom they did."""
+"""Processes that stop, stall or die: the others do not wait forever, and report the process they waited for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from graphkit.errors import UsageError
 
 @pytest.fixture
 def watches(clock):
-    """So many watches of one board, as if each were of a process of its own."""
+    """`watches(count)`: make monitors on one board, as if each were in its own process."""
     made = []
 
     def make(count, timeout=0.2):
@@ -62,7 +62,7 @@ def test_who_stalls_is_named_with_the_place_where_it_was_seen(watches, clock):
 
 
 def test_code_of_the_user_that_does_not_return_is_named(watches, clock):
-    """Also in the middle of work; what it calls of graphkit's counts as work again."""
+    """This holds inside of `working`, too. Calls of graphkit from the user's code count as work again."""
     one, two = watches(2)
     with one.for_progress, two.working(), two.running("callback mine.on_epoch_end", 7):
         with two.working():
@@ -344,7 +344,7 @@ def network(tmp_path):
 
 
 def arguments(network, out):
-    """Of a training of ten steps in two epochs and three more."""
+    """Return the arguments of a training of five epochs."""
     return [
         "train", str(network / "net.json"), "--data", str(network / "data.npz"), "--epochs", "5", "--batch-size", "8",
         "--threads", "1", "--kvstore", "dist_sync", "-o", str(out),

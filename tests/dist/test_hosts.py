@@ -1,4 +1,4 @@
-"""Several hosts, of processes that are taken to be apart: what crosses between them, and who is given up."""
+"""Several simulated hosts: the data that they exchange, and the detection of lost hosts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SUMS = """
 
 
 def sums(jobs, ranks, per_host):
-    """Of each rank the digest of its sum, and the bytes between hosts, of sums and with those of copies."""
+    """Return a row per rank: the digest of its sum, and the bytes between hosts for sums, and with copies."""
     rows = [json.loads(line) for line in jobs.run(SUMS, ranks, ranks_per_host=per_host)]
     assert [row[0] for row in rows] == list(range(ranks))
     return rows
@@ -175,7 +175,7 @@ def test_a_host_sends_its_sum_in_fewer_bytes_once(jobs, kind, sizes):
     packed = 3 * compression.create(kind).packed_bytes(10_001)
     for ranks, per_host in sizes:
         rows = more(jobs, ranks, per_host, part)
-        # Of the leaders; and what each rank has given, as it is between hosts.
+        # Bytes between hosts, which only leaders send; and the bytes that each rank would send between hosts.
         assert [row[2] for row in rows] == [packed if rank % per_host == 0 else 0 for rank in range(ranks)]
         assert [row[3] for row in rows] == [packed] * ranks
     assert packed < 3 * 4 * 10_001 * (1 / 15 if kind.startswith("2bit") else 0.51)

@@ -1,4 +1,4 @@
-"""How processes are started, and what is made of the status that launchers give."""
+"""Start of processes, and the exit code for each status of a launcher."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_job_that_was_told_to_end_has(launcher, capfd, status):
 
 @pytest.fixture
 def handled():
-    """`handled(number, handler)`: what this process does by a signal, for the time of a test."""
+    """`handled(number, handler)`: set the handler of a signal for the duration of a test."""
     before = {}
 
     def handle(number, handler):

@@ -172,7 +172,7 @@ def test_where_names_of_sockets_are_files_they_are_in_a_folder_of_their_own(monk
 
 
 def test_on_linux_no_file_is_made(monkeypatch, tmp_path, meshes):
-    """So none is left by a process that is killed, and none has a name that is too long."""
+    """So a killed process leaves no file, and no name is too long."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 100)))
     (tmp_path / ("x" * 100)).mkdir()
     one, two = meshes(0, 2)

@@ -63,7 +63,7 @@ def test_lanes_do_not_wait_for_each_other(on_ranks):
 
 
 def test_a_value_in_the_place_of_another_one(on_ranks):
-    """Both sides say what they mean."""
+    """The error names the value on both sides."""
 
     def work(store):
         if store.rank == 0:
@@ -194,7 +194,7 @@ def test_a_message_that_never_comes_is_an_error_with_its_name(on_ranks, monkeypa
 
 
 def test_large_arrays_cross_while_the_sender_computes(jobs, tmp_path):
-    """It makes no call of MPI meanwhile."""
+    """The sender does not call MPI during this time."""
     jobs.run(
         f"""
     import time, numpy as np

@@ -38,7 +38,7 @@ def pushed(store, steps):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_as_a_trainer_updates(name):
-    """The same optimizer on a loss whose gradient is what is pushed."""
+    """Train with the same optimizer on a loss whose gradients are the pushed values."""
     steps = gradients()
     w, _ = pushed(started(OPTIMIZERS[name]), steps)
     x = gk.input("x", ["N", 3, 4])

@@ -1,4 +1,4 @@
-"""Models over several ranks: a pipeline computes what one process does that accumulates the micro-batches."""
+"""Models over several ranks: a pipeline has the results of one process that accumulates the micro-batches."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_parameter_of_two_stages_is_lent_for_a_step(on_ranks, options):
 
 
 def test_control_flow_within_stages_and_a_value_of_whole_numbers_between_them(on_ranks):
-    """The first stage's loop counts, and the second, which has a loop of its own, reads the count."""
+    """The loop of the first stage counts. The second stage reads the count and has its own loop."""
 
     def repeated(state, times, function):
         going = lambda s: F.less(s[0], times)  # noqa: E731
@@ -145,7 +145,7 @@ def test_control_flow_within_stages_and_a_value_of_whole_numbers_between_them(on
 
 
 def test_loops_that_say_inside_where_they_are(on_ranks):
-    """Their nodes are in groups, and they in none: a pipeline all the same, as each is on one rank."""
+    """The loops have no group, but their nodes have. It is a pipeline, because each loop is on one rank."""
 
     def model():
         h = gk.input("x", ["N", 6])
@@ -195,7 +195,7 @@ def test_recomputation_by_attributes(on_ranks):
 
 
 def test_what_is_kept_is_kept_once(on_ranks):
-    """Of the first stage: the result of each layer, which is sent as well, and not its views."""
+    """The first stage keeps the result of each layer once: not again for sending, and not its views."""
 
     def model():
         x = gk.input("x", ["N", 6])

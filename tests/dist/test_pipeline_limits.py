@@ -44,7 +44,7 @@ def test_a_cycle_between_groups_names_the_nodes():
 
 
 def test_equal_nodes_of_different_groups_stay_apart():
-    """Each stage has a mask of its own: neither needs the other for it."""
+    """Each stage computes its own copy of the mask, so no stage depends on the other."""
     x = gk.input("x", ["N", 6])
     h = x
     for name in "ab":

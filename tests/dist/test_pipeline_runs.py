@@ -54,7 +54,7 @@ def test_epochs_are_those_of_one_process(on_ranks, tmp_path, ema):
 @pytest.mark.parametrize("before", [{"a": 0, "b": 1, "c": 2}, {"a": 1, "b": 0, "c": 0}, None])
 @pytest.mark.parametrize("after", [{"a": 2, "b": 0, "c": 1}, full(None)])
 def test_a_run_goes_on_in_another_placement(on_ranks, tmp_path, before, after, within):
-    """And in one process, which takes micro-batches of 16; what of them is measured is alike but for rounding."""
+    """One process with micro-batches of 16 can resume, too. Its measurements agree up to rounding."""
 
     class Stop(Exception):
         pass

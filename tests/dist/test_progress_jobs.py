@@ -31,7 +31,7 @@ def test_many_random_orders(jobs, orders):
 
 @pytest.mark.full
 def test_what_is_not_agreed_upon_hangs():
-    """The control: collectives in the order of each rank, each on a communicator of its own."""
+    """Control experiment: each rank uses its own order of collectives, on separate communicators."""
     job = start(
         2,
         """

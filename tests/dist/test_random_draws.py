@@ -1,4 +1,4 @@
-"""Random operators of ranks draw apart, and draw what one process draws that accumulates the ranks' batches."""
+"""Random operators draw different numbers on each rank, as one process does that accumulates the ranks' batches."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_two_ranks_draw_what_one_process_draws_that_accumulates_twice_as_much(on
 
 
 def test_ranks_without_samples_keep_the_same_state(on_ranks):
-    """A rank without samples in one step draws afterwards what it would have drawn."""
+    """A rank without samples in one step draws the same numbers afterwards as with samples."""
 
     def work(store):
         trainer = trainer_of(store)

@@ -168,7 +168,7 @@ def parts_are_alike(net):
 
 
 def additions(net, rounds=3):
-    """The history of pushes: what each key must be in the end, and is."""
+    """Push values, and compare each key with its expected value at the end."""
     made = stores(net)
     keys = [f"k{number}" for number in range(2 * net.servers)]
     begun(made, {key: np.zeros(2) for key in keys})
@@ -215,7 +215,7 @@ def exchanges(net):
 
 @pytest.mark.parametrize(("history", "servers"), covering([additions, exchanges], [2, 3]))
 def test_a_server_killed_at_any_point_of_a_history(history, servers):
-    """Each push counts once, and so does each exchange, whichever server is lost behind whichever frame."""
+    """Each push and each exchange counts once, for each lost server and each frame after which it is lost."""
     frames = frames_of(history, 2, servers)
     for at in range(1, frames, 1 if servers == 2 else 3):
         for victim in range(servers):
@@ -342,7 +342,7 @@ def test_questions_and_errors_outlive_a_loss():
 
 @pytest.mark.parametrize("options", [None, "2bit:0.5", "float16"])
 def test_a_new_replica_has_slots_and_compression(options):
-    """With a loss in the middle, an optimizer gives what it gives without; the second half is the new replicas'."""
+    """A loss in the middle does not change the optimizer's results. The new replicas compute the second half."""
 
     def trained(net, lose):
         (store,) = stores(net)
@@ -366,7 +366,7 @@ def test_a_new_replica_has_slots_and_compression(options):
 
 
 def test_a_new_replica_has_averages_factors_and_rows():
-    """The same of what differs by key, of moving averages, and of pushes of rows."""
+    """The same for options by key, moving averages, and pushes of rows."""
 
     def trained(net, lose):
         (store,) = stores(net)

@@ -53,7 +53,7 @@ def trained(store, kind, steps, folder=None, save=None, barrier=True, **options)
 
 
 def waiting(trainers):
-    """By parameter, the sum over the ranks of what waits."""
+    """Return the sum of the ranks' residuals, by parameter."""
     found = {}
     for trainer in trainers:
         for name, array in trainer._exchange.residuals().items():
@@ -168,7 +168,7 @@ def test_rank_restores_its_own_residuals_or_a_share(before, compressing, after):
 
 
 def test_a_checkpoint_before_the_first_step_and_one_right_after_a_resume(on_ranks, tmp_path):
-    """Nothing waits yet; and what waits, waits on."""
+    """Before the first step there is no residual. After a resume, the residual is unchanged."""
 
     def work(store):
         trained(store, "2bit:0.01", (), save=tmp_path / "start")

@@ -1,4 +1,4 @@
-"""Row-sparse values of a KVStore: pushes of some rows, pulls of some rows, and what becomes of them."""
+"""Row-sparse values of a KVStore: pushes and pulls of some rows, and their results."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from graphkit.errors import InputError, RuntimeFailure, UsageError
 
 
 def add(key, summed, stored):
-    """The updater of MXNet's nightly test: stored values grow by what is pushed."""
+    """The updater of MXNet's nightly test: it adds the pushed values to the stored ones."""
     if isinstance(summed, RowSparse):
         stored[summed.indices] += summed.values
     else:

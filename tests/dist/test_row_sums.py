@@ -1,4 +1,4 @@
-"""Row-sparse tables over processes: the rows that any of them read follow one update, and no others travel."""
+"""Row-sparse tables over processes: rows that any process reads get one update, and other rows are not sent."""
 
 import numpy as np
 import pytest

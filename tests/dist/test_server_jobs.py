@@ -1,4 +1,4 @@
-"""Jobs with servers: what they compute, and how they end."""
+"""Jobs with servers: their results, and their end."""
 
 import json
 import os
@@ -114,7 +114,7 @@ ELASTIC = """
         mine = kv.exchange(mine, 0.25)
     kv.barrier()
     for key in shapes:
-        # What the centre has gained, the workers have given.
+        # The sum over workers and centre stays the same.
         total = kv.pushpull(f"sum {key}", mine[key]) + kv.pull(key)
         assert abs(total - 64 * 3).max() < 1e-9, (key, total)
         assert 16 < kv.pull(key).min() < 128
@@ -279,7 +279,7 @@ if os.environ.get("GRAPHKIT_JOB_SIZE"):
 
 @pytest.mark.full
 def test_a_killed_server_is_recovered_from_by_a_restart(net):
-    """The server dies behind the first epoch, once."""
+    """The server dies once, after the first epoch."""
     (net / "sitecustomize.py").write_text(KILLED.format(once=str(net / "once")))
     command = [sys.executable, "-P", "-m", "graphkit", "train", str(net / "net.json"), "--data", "digits",
                "--epochs", "4", "--batch-size", "32", "--processes", "2", "--kvstore", "dist_async",

@@ -1,4 +1,4 @@
-"""Training with servers: one worker is one process, whatever the options, and what of tables travels."""
+"""Training with servers: one worker has the results of one process for all options, and sends only some rows."""
 
 import numpy as np
 import pytest
@@ -102,7 +102,7 @@ def test_a_checkpoint_in_the_middle_of_a_group_holds_what_waits(tmp_path):
 
 @pytest.mark.parametrize("kind", ["dist_async", "elastic"])
 def test_what_waits_in_a_checkpoint_is_rank_0s(kind, tmp_path):
-    """Another worker's first group is of its own batches alone."""
+    """The first group of another worker contains only its own batches."""
     whole = new_trainer(None, accumulate=3)
     whole.step(IDS[:10], TARGETS[:10])
     whole.save(tmp_path)
@@ -122,7 +122,7 @@ def test_what_waits_in_a_checkpoint_is_rank_0s(kind, tmp_path):
 
 
 def test_a_group_pulls_once_and_its_steps_are_one_of_the_bound():
-    """Beside a worker whose group is under way, another one may begin as many groups as the bound says."""
+    """While one worker has an unfinished group, another one may begin as many groups as the bound allows."""
     (slow, fast), _ = workers(2, type="dist_bounded", bound=1)
     first, second = new_trainer(slow, accumulate=3), new_trainer(fast, accumulate=3)
 
@@ -235,7 +235,7 @@ def test_what_a_worker_reads_is_what_others_have_pushed():
 
 
 def test_rows_that_are_drawn_are_those_that_the_step_draws():
-    """Of negatives, say: the program that tells which rows are read draws the same."""
+    """For example, negative samples: the program that computes the row numbers draws the same ones as the step."""
     noise = gk.random_uniform_like(gk.cast(gk.input("ids", ["N"], "int64"), to="float32"), low=0.0, high=999.0)
     table = gk.parameter("table", [1000, 2], init=gk.init.Normal(1.0))
     net = gk.Model(gk.reduce_mean(gk.gather(table, gk.cast(noise, to="int64")), np.array([1])), seed=0)

@@ -1,4 +1,4 @@
-"""Stores with servers: what pushes and pulls do, who waits for whom, what optimizers do there."""
+"""Stores with servers: effects of pushes and pulls, waiting, and optimizers."""
 
 import numpy as np
 import pytest
@@ -250,7 +250,7 @@ def test_norms_of_whole_parameters_are_not_taken_of_parts():
 
 
 def test_elastic_averaging_keeps_what_it_moves():
-    """Equations 2 and 3 of Zhang, Choromanska and LeCun (2015): what workers lose, the centre gains."""
+    """Equations 2 and 3 of Zhang, Choromanska and LeCun (2015): the sum of workers and centre is constant."""
     stores, _ = workers(2, 2, type="elastic")
     centre = {"w": np.zeros(4), "large": np.zeros(LARGE)}
     begun(stores, centre)

@@ -1,4 +1,4 @@
-"""Optimizer states divided among processes: the results are those of one process, and files say nothing of it."""
+"""Sharded optimizer states: the results are those of one process, and files do not depend on sharding."""
 
 import itertools
 
@@ -92,7 +92,7 @@ def test_parts_of_any_size_and_of_none(on_ranks, divide, bucket, sizes):
 
 
 def test_activations_that_are_computed_again_take_no_memory(on_ranks):
-    """On every rank the second computation waits for the gradient, whichever values of other layers are there."""
+    """On every rank, the recomputation of a layer waits for its gradient, even if its operands are available before."""
 
     def deep(seed):
         h = gk.input("x", ["N", 6])
@@ -137,7 +137,7 @@ def test_nothing_is_copied_to_lie_together(on_ranks, divide, bucket):
 
 
 def test_sums_are_of_slices(on_ranks):
-    """Each gets half of the sums of two, and gives half of the parameters."""
+    """Each of two ranks gets half of the sums, and sends half of the parameters."""
 
     def work(store):
         seen = []

@@ -1,4 +1,4 @@
-"""The step of several processes: what one computes from all samples, whatever overlaps, and without copies."""
+"""The step of several processes equals one process with all samples, with any overlap, and without copies."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def assert_same(found, expected, bound=1e-5):
 
 @pytest.fixture
 def small_buckets(monkeypatch):
-    """Every parameter has a bucket of its own."""
+    """Give every parameter its own bucket."""
     monkeypatch.setattr(Transport, "bucket_bytes", lambda store, fixed=False: 1)
 
 
@@ -246,7 +246,7 @@ def test_no_gradient_is_copied_in_networks_either(on_ranks, name):
 
 
 def test_sums_begin_while_the_backward_pass_goes_on(on_ranks, small_buckets):
-    """The last layer's gradient is on its way before the first layer's is computed, and none is awaited before."""
+    """The gradient of the last layer is sent before that of the first layer is computed, without waiting."""
 
     def work(store):
         trainer, _ = trained(store, steps=1)

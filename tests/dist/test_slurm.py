@@ -1,4 +1,4 @@
-"""Jobs that Slurm's srun starts; where there is no Slurm, none."""
+"""Jobs that Slurm's srun starts. The tests are skipped without Slurm."""
 
 from __future__ import annotations
 

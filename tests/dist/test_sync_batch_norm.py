@@ -240,7 +240,7 @@ def test_channels_of_one_sample_in_all_and_in_each(on_ranks):
 
 
 def test_the_gradient_through_the_statistics_of_others_is_exact(on_ranks):
-    """Numeric differentiation in float64, by the samples of every process, of a weighted sum of what all make."""
+    """Differentiate a weighted sum of all results numerically in float64, with respect to the samples of each rank."""
     rng = np.random.default_rng(0)
     x, weights = rng.standard_normal((5, 2, 3)), rng.standard_normal((5, 2, 3))
     scale, offset = rng.standard_normal(2), rng.standard_normal(2)
@@ -300,7 +300,7 @@ def test_bytes_and_calls(on_ranks):
 
 
 def test_statistics_in_a_branch_are_refused(on_ranks):
-    """Which another process may not take."""
+    """Another process might not take the branch."""
 
     def branched():
         x = gk.input("x", ["N", 3])
@@ -330,7 +330,7 @@ def test_one_that_keeps_its_statistics_sends_nothing(on_ranks):
     "overlap", [pytest.param(o, marks=() if o == "concurrent" else pytest.mark.full) for o in OVERLAPS]
 )
 def test_however_sums_go_on(on_ranks, monkeypatch, overlap):
-    """Each gradient has a bucket of its own."""
+    """Each gradient has its own bucket."""
     monkeypatch.setattr(Transport, "bucket_bytes", lambda store, fixed=False: 1)
     whole, _ = trained(None)
 
@@ -343,7 +343,7 @@ def test_however_sums_go_on(on_ranks, monkeypatch, overlap):
 
 
 def test_statistics_are_not_compressed(on_ranks):
-    """Nor are the sums of their gradients."""
+    """The all-reduced gradients of statistics are not compressed, either."""
 
     def work(store):
         store.set_gradient_compression("2bit:0.001")
@@ -377,7 +377,7 @@ def test_workers_that_take_steps_of_their_own_are_refused(kind):
 
 @pytest.mark.full
 def test_a_network_of_residuals(on_ranks):
-    """Some normalisations of a ResNet lie on ways that part and join."""
+    """Some normalisations of a ResNet are on parallel branches."""
 
     def images(count, seed):
         rng = np.random.default_rng(seed)
@@ -433,7 +433,7 @@ def test_processes_are_one(jobs, tmp_path, sizes):
 
 @pytest.mark.full
 def test_from_the_command_line_with_an_end_of_one_sample(jobs, tmp_path):
-    """97 samples, 24 in a step: at the end of an epoch two of three processes have none."""
+    """There are 97 samples, 24 per step: in the last step of an epoch, two of three processes have none."""
     rng = np.random.default_rng(5)
     x = gk.input("x", ["N", 6])
     h = gk.tanh(gk.nn.batch_norm(gk.nn.linear(x, 8, bias=False, name="fc1"), name="bn"))

@@ -23,7 +23,7 @@ class Clocks:
         self.transport = self
 
     def barrier(self):
-        """All are there."""
+        """Wait until all ranks have called this."""
 
     def gather(self, key, array):
         self.given = array

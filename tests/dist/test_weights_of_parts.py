@@ -21,7 +21,7 @@ def chain(dtype="float32"):
 
 
 def there_and_back(dtype="float32"):
-    """The first group is needed again behind the second: no pipeline."""
+    """The first group is needed again after the second, so this is not a pipeline."""
     x = gk.input("x", ["N", 6], dtype)
     with group("a"):
         first = gk.tanh(gk.mat_mul(x, gk.parameter("a", [6, 8], dtype=dtype)))

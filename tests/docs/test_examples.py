@@ -67,7 +67,7 @@ def test_links_lead_somewhere():
 
 
 def shell_commands(text):
-    """Every `graphkit COMMAND ...` of the shell blocks and inline code of a page: the words behind `graphkit`."""
+    """Yield every `graphkit COMMAND ...` in shell blocks and inline code of a page: the words after `graphkit`."""
     blocks = [block for language, block in FENCED.findall(text) if language in ("", "sh")]
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     # Spans may be broken across lines; in blocks nothing but the lines themselves counts.

@@ -1,4 +1,4 @@
-"""The pictures of the architecture are those of the import contracts, and the files that guides name are there."""
+"""The pictures of the architecture match the import contracts, and files that guides mention exist."""
 
 from __future__ import annotations
 

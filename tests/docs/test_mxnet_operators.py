@@ -33,7 +33,7 @@ def test_all_names_of_an_operator_have_one_converter(operators: ModuleType) -> N
 
 
 def _identity(converter: Any) -> Any:
-    """Return what two converters that do the same have in common."""
+    """Return a key that is equal for two converters with the same effect."""
     return (converter.func, *map(_identity, converter.args)) if isinstance(converter, partial) else _hashable(converter)
 
 

@@ -1,4 +1,4 @@
-"""docs/operator_table.md is what `graphkit ops --markdown` writes."""
+"""docs/operator_table.md equals the output of `graphkit ops --markdown`."""
 
 from __future__ import annotations
 

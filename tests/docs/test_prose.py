@@ -1,4 +1,4 @@
-"""The check of prose finds the phrases that it names, where users read, and nothing in plain sentences."""
+"""The check of prose finds its phrases in texts for users, docstrings and comments, and accepts plain sentences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def complaints(prose: dict[str, Any], path: Path, read: str, *arguments: Any) ->
         ("What cannot be done is an error.\n", ["What"]),
         ("Training goes on. It is sent by\nway of the host.\n", ["goes on", "by way of"]),
         ("| a | b |\n|---|---|\n| kernels | run on a card |\n", ["card"]),
-        ("- one\n- whoever stands in for it\n", ["stands in for"]),
+        ("- one\n- whoever stands in for it\n", ["whoever", "stands in for"]),
+        ("It is no file. There is no file, and there is no longer one.\n", ["is no f"]),
+        ("Of the files, one is read. It has two parts, of which\none is read.\n", ["Of the", "of which o"]),
         ("`What goes on`, and [a link](#what-goes-on).\n\n```\nWhat goes on.\n```\n", []),
         ("What do you want to do?\n\n## What you need\n\nThe trainer resumes the run.\n", []),
     ],
@@ -70,6 +72,38 @@ def test_docstrings_and_messages(prose: dict[str, Any], tmp_path: Path) -> None:
     assert "goes on" in found[2]
     assert ["nobody" in line for line in complaints(prose, path, "messages")] == [True]
     assert complaints(prose, path, "docstrings", set()) == []
+
+
+COMMENTED = '''
+"""Return a card."""
+
+x = 1  # it is no
+# number of which
+# nothing is known
+
+def _hidden():
+    """What goes
+    on here."""
+    y = "by way of"  # there is no number
+    return y  # so many (prose: ok)
+'''
+
+
+def test_comments_and_all_docstrings(prose: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(COMMENTED)
+    texts = list(prose["comments"](path))
+    found = [line for text in texts for line in prose["complaints"](text, prose["_EVERYWHERE"])]
+    assert [line.split(":")[1] for line in found] == ["4", "4", "9", "9"]
+    for phrase, line in zip(("is no n", "of which n", "What goes", "goes on"), found, strict=True):
+        assert phrase in line
+    source = tmp_path / "kernel.cpp"
+    source.write_text("// Of the rows,\n\nint x;  // one is no\n// number\n")
+    texts = list(prose["comments"](source))
+    assert [text.line for text in texts] == [1, 3]
+    assert all(list(prose["complaints"](text, prose["_EVERYWHERE"])) for text in texts)
+    path.write_text('"""Return a number."""\nx = 1  # there is no other\n')
+    assert list(prose["comments"](path)) == []
 
 
 def test_everything_that_users_read_is_found(prose: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

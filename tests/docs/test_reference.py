@@ -1,4 +1,4 @@
-"""The reference has every public name, once, and each that it names is there and says what it does."""
+"""The reference lists every public name once. Each listed name exists and has a docstring."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STUB = "graphkit.ops._functions"
 
 
 def found(path: str) -> Any:
-    """A module, or what one has."""
+    """Return a module, or an object of a module."""
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError:

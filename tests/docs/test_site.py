@@ -58,8 +58,9 @@ def test_patterns_become_pages(hooks: ModuleType, caplog: pytest.LogCaptureFixtu
 
 
 def read_otherwise(text: str) -> Iterator[str]:
-    """Lines that Python-Markdown takes for something else than other readers: it wants an empty line before a list or
-    a table, and four spaces before what belongs to an item.
+    """Yield lines that Python-Markdown reads differently from other programs.
+
+    It needs an empty line before a list or a table, and four spaces before the contents of an item.
     """
     before = ""
     for line in FENCED.sub("", text).splitlines():

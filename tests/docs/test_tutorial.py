@@ -63,7 +63,7 @@ def test_a_page_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_pages_lead_on() -> None:
-    """Each page ends with what was learnt, the next page, and a guide."""
+    """Each page ends with a summary, the next page, and a guide."""
     assert [path.name[0] for path in PAGES] == ["1", "2", "3", "4", "5", "6"]
     for path, following in zip(PAGES, [*PAGES[1:], None], strict=True):
         end = path.read_text("utf-8").split("## What you have learnt")[1]

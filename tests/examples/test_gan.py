@@ -18,7 +18,7 @@ def pair(**options):
 
 
 def spread(nets, scale=0.2):
-    """Weights that tell samples apart from the start."""
+    """Draw weights that distinguish samples from the start."""
     rng = np.random.default_rng(0)
     for net in nets:
         for name in net.trainable:

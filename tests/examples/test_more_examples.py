@@ -1,4 +1,4 @@
-"""Each example as its README calls it, from nothing, with smaller numbers: what it says, and what it leaves."""
+"""Run each example as in its README, with smaller numbers; check its output and files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def example(tmp_path, monkeypatch) -> Callable[..., str]:
 
 
 def found(line: str, out: str) -> list[float]:
-    """The numbers of the one line of what a program said that has this form."""
+    """Return the numbers of the only line of the output that matches this pattern."""
     (numbers,) = re.findall(f"^{line}$", out, re.MULTILINE)
     return [float(number) for number in ([numbers] if isinstance(numbers, str) else numbers)]
 
@@ -267,7 +267,7 @@ def test_a_detector_finds_rectangles(example):
 
 @pytest.fixture
 def precision(monkeypatch):
-    """The module of the detector's example that says how good it is."""
+    """The module of the detector example that computes average precision."""
     monkeypatch.syspath_prepend(EXAMPLES / "detector")
     return importlib.import_module("average_precision")
 

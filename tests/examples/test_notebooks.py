@@ -1,4 +1,4 @@
-"""The notebooks of examples/d2l run, and give the outputs that they store."""
+"""The notebooks of examples/d2l run, and have the outputs that they store."""
 
 from __future__ import annotations
 

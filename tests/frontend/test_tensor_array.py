@@ -174,7 +174,7 @@ def test_random_access_inside_a_scan():
 
 
 def test_the_array_itself_is_not_saved():
-    """Of each iteration, backward needs the numbers of elements and what was read, not the array."""
+    """For each iteration, the backward pass needs the numbers of elements and the elements read, not the array."""
     x, w = f64("x", 64, 2), f64("w", 2)
     y = fibonacci_like(gk.TensorArray.of(x), w, np.int64(64)).stack()
     graph = merge_control(Graph([x, w], [y, *gradient([y], [x, w])]))

@@ -1,4 +1,4 @@
-"""A small classifier with the inputs of Hugging Face's, and what it computes in numpy."""
+"""A small classifier with the inputs of Hugging Face models, and its results in numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of scikit-learn's estimators and of Keras networks predict what these predict."""
+"""Models from scikit-learn estimators and Keras networks have the predictions of the originals."""
 
 from __future__ import annotations
 

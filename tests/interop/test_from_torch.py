@@ -1,4 +1,4 @@
-"""Models from PyTorch modules compute and train what the modules do, with the same names."""
+"""Models from PyTorch modules compute and train like the modules, with the same names."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def ceildiv(a: int, b: int) -> int:
 
 
 def random_pair(rng: random.Random, depth: int, bindings: dict[str, int]) -> tuple[Dim, int]:
-    """An expression, and what plain integer arithmetic makes of it."""
+    """Return a random expression, and its value by integer arithmetic."""
     if depth == 0 or rng.random() < 0.2:
         if rng.random() < 0.3:
             number = rng.randint(0, 9)

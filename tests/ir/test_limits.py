@@ -1,4 +1,4 @@
-"""Limits of memory, time and iterations: where they come from, and what they refuse."""
+"""Limits of memory, time and iterations: their sources and effects."""
 
 from __future__ import annotations
 

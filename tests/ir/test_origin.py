@@ -1,4 +1,4 @@
-"""Errors name a node that has no name by what made it."""
+"""Errors name a node without a name by its origin."""
 
 import numpy as np
 import pytest

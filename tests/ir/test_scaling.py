@@ -1,4 +1,4 @@
-"""Deep graphs: nothing recurses, whatever the length of a chain. Times are bench/scaling.py's business."""
+"""Deep graphs: no function recurses along a chain. bench/scaling.py measures times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many dimensions at once: the same numbers as by substitution, and what inference assumes of names."""
+"""Many dimensions at once have the same numbers as by substitution; assumptions of inference about names."""
 
 from __future__ import annotations
 

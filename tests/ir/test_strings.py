@@ -1,4 +1,4 @@
-"""Tensors of strings: what is text, from whichever array, and that it survives files."""
+"""Tensors of strings: conversion from any array of texts, and storage in files."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_files_are_those_that_safetensors_reads(tmp_path: Path, case: str) -> No
 
 
 def test_a_type_that_arrays_do_not_have_is_named(tmp_path: Path) -> None:
-    """Of the library's types some take less than a byte an element."""
+    """Some types of the library take less than a byte per element."""
     path = tmp_path / "w.safetensors"
     sha256 = written(path, {"w": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, 2)
     with pytest.raises(InvalidModel, match="'w' is of type 'F4'"):

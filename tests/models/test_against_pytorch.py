@@ -43,7 +43,7 @@ def shuffled_statistics(module):
 
 
 def randomise(module, seed=0):
-    """Every bias, scale and running statistic is a number that matters; gradients neither vanish nor explode."""
+    """Set biases, scales and running statistics to numbers that affect results. Gradients do not vanish or explode."""
     torch.manual_seed(seed)
     for part in module.modules():
         if isinstance(part, torch.nn.BatchNorm2d | torch.nn.LayerNorm):

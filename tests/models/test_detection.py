@@ -1,4 +1,4 @@
-"""SSD: default boxes, what is matched to them, the loss, and detections, against loops that follow the paper."""
+"""SSD: default boxes, matching, loss and detections, compared with loops that follow the paper."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def planned(graph, batch, *, inplace=True, share=True, device=""):
 
 
 def assert_no_overlap(requests, offsets):
-    """By liveness alone: at every step, what lives lies apart, unless a result took over what dies there."""
+    """Check that live values never overlap, unless a result reuses the memory of an operand that is freed there."""
     for step in range(max(r.last for r in requests) + 1):
         live = [i for i, r in enumerate(requests) if r.size and r.first <= step <= r.last]
         live.sort(key=lambda i: (offsets[i], requests[i].first))

@@ -1,4 +1,4 @@
-"""Networks for tables and for users with items: what they compute, and what they learn of small made data."""
+"""Networks for tables and for users and items: their results, and training on small generated data."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ STEPS = 3
 
 
 def trained(name, options, device, precision):
-    """Losses, and what the parameters and their momenta have come to."""
+    """Return the losses, and the trained parameters and momenta."""
     net = gk.models.build(name, **options)
     condition(net)
     loss, targets = loss_of(name, net)
@@ -48,7 +48,7 @@ def error(found, wanted):
 @pytest.mark.parametrize("precision", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize(("name", "options"), TRAINED if not why_not() else [(None, None)], ids=label)
 def test_training_on_a_card(name, options, precision, monkeypatch):
-    """In float32 what the processor computes; in halves as near to that as it is in bfloat16."""
+    """float32 gives the results of the CPU. float16 and bfloat16 are as close to them as bfloat16 on the CPU."""
     # No step is left out.
     monkeypatch.setattr(loss_scale, "start", lambda: np.array([16, 0], np.float32))
     losses, momenta = trained(name, options, "cpu", "f32")

@@ -141,7 +141,7 @@ WHOLE = [
 
 
 def label(case: Any) -> str | None:
-    """An id of a case's options: what tells the rows of SMALL and TRAINED apart."""
+    """Return the id of a case: the options that distinguish the rows of SMALL and TRAINED."""
     if not isinstance(case, dict):
         return None
     told = (
@@ -162,7 +162,7 @@ def label(case: Any) -> str | None:
 
 
 def loss_of(name: str, net: gk.Model) -> tuple[Any, Mapping[str, TensorType] | None]:
-    """The loss that a network is trained by, and its targets where the loss does not say."""
+    """Return the training loss of a network, and its targets if the loss does not determine them."""
     match name:
         case "dqn":
             return "huber", None

@@ -215,7 +215,7 @@ def test_position_sensitive_roi_align(tmp_path, aligned):
 
 @pytest.mark.parametrize("position_sensitive", [False, True])
 def test_regions_of_no_image_are_zero(tmp_path, position_sensitive):
-    """GluonCV's feature pyramids set the batch index of regions of other levels to -1; MXNet 1.9.1 gives 0 for them."""
+    """GluonCV's feature pyramids set the batch index of regions of other levels to -1. MXNet 1.9.1 returns 0 there."""
     x, regions = floats(2, 4, 6, 7), np.asarray([[0, 2, 3, 20, 17], [1, 0, 4, 12, 22], [0, 1, 1, 9, 9]], f32)
     attributes = {"pooled_size": (2, 2), "spatial_scale": 0.25, "position_sensitive": position_sensitive}
     whole = imported(tmp_path, "_contrib_ROIAlign", {"x": x, "regions": regions}, attributes)

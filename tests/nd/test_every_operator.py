@@ -1,4 +1,4 @@
-"""Every operator of the registry runs on arrays, and computes what its reference computes."""
+"""Every operator of the registry runs on arrays with the results of its reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations run in the order of the program, whatever the threads do: random programs are compared with numpy."""
+"""Operations run in program order, with any timing of threads: random programs are compared with numpy."""
 
 from __future__ import annotations
 

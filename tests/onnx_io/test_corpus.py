@@ -1,4 +1,4 @@
-"""Files as other programs write them: each loads, runs, and equals ONNX Runtime; so does what is exported of it."""
+"""Files of other programs: each file, and its export by graphkit, loads, runs, and equals ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def inputs_of(path):
 
 
 def opened(path, tmp_path):
-    """The model, from a folder of its own: nothing that it needs lies elsewhere."""
+    """Return the model, copied to a new folder. It must not need files elsewhere."""
     for file in FOLDER.glob(f"{path.stem}.*"):
         shutil.copy(file, tmp_path)
     return gk.load(tmp_path / path.name)

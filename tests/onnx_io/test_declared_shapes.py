@@ -90,7 +90,7 @@ CASES = {
 
 
 def twice(name: str, array: np.ndarray) -> list[onnx.NodeProto]:
-    """The operand called `name`, computed from what is fed."""
+    """Return a node that computes the operand `name` from an input."""
     operator = "Not" if array.dtype == bool else "Neg"
     steps = [(f"{name}_fed", f"{name}_less"), (f"{name}_less", name)]
     return [helper.make_node(operator, [a], [b]) for a, b in steps]

@@ -1,4 +1,4 @@
-"""Large initialisers are cut out of a file before it is parsed; what is wrong with it is said as of one read whole."""
+"""Large initialisers are cut out of a file before parsing. Errors are the same as for a file that is read whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small files are read without the protobuf library, and give what the library gives."""
+"""Small files are read without the protobuf library, with the same result."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""ONNX Runtime as a reference, and what counts as equal."""
+"""ONNX Runtime as a reference, and the definition of equality."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Export: what ONNX Runtime computes from the file is what the graph computes; names, roles, metadata survive."""
+"""Export: ONNX Runtime computes the results of the graph from the file; names, roles and metadata are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator Gradient of a file: what it differentiates, at which values, and how often."""
+"""The operator Gradient in files: differentiated values, evaluation points, and higher orders."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_in_some_of_the_variables_and_in_an_intermediate_one() -> None:
 
 
 def test_at_other_values_than_those_of_the_graph() -> None:
-    """The derivative of y in h at another h: what h is made from does not count."""
+    """The derivative of y in h at another h. The nodes that compute h do not matter."""
     nodes = [
         node("Mul", ["x", "x"], ["h"]),
         node("Mul", ["h", "z"], ["y"]),
@@ -114,7 +114,7 @@ def test_of_another_gradient() -> None:
     results = net.run(feeds)
     np.testing.assert_allclose(results["dx"], 2 * error @ w.T)
     np.testing.assert_allclose(results["dw"], 2 * x.T @ error)
-    # Of the sum of the elements of 2 x^T (x w - l).
+    # The gradient of the sum of the elements of 2 x^T (x w - l).
     np.testing.assert_allclose(results["d2w"], 2 * x.T @ (x @ np.ones((3, 2))))
     ones = np.ones((3, 2))
     np.testing.assert_allclose(results["d2x"], 2 * (error @ ones.T + x @ ones @ w.T))

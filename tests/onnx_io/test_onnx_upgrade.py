@@ -1,4 +1,4 @@
-"""Nodes of older opsets: imported, upgraded and evaluated, they give what ONNX Runtime gives for the file itself."""
+"""Nodes of older opsets: imported, upgraded and evaluated, they have the results of ONNX Runtime for the file."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ DIFFERENT = {
 
 
 class Question(NamedTuple):
-    """A model of the operator, what to feed it, and the model whose results it shall have (most often itself)."""
+    """A model of the operator, its feeds, and the model with the expected results (usually the same one)."""
 
     model: onnx.ModelProto
     feeds: dict[str, Any]
@@ -146,7 +146,7 @@ def sampled(schema: Any) -> Iterator[Question]:
 
 
 def fitted(graph: onnx.GraphProto, schema: Any) -> bool:
-    """Whether the one node is one of the schema's, once what it need not say is left out."""
+    """Whether the only node is valid for the schema after optional parts are removed."""
     (node,) = graph.node
     if not schema.min_input <= len(node.input) <= schema.max_input:
         return False
@@ -201,7 +201,7 @@ def onnx_evaluator(question: Question) -> dict[str, Any] | None:
 
 
 def answers(questions: list[Question], operator: str) -> list[tuple[Question, dict[str, Any]]]:
-    """ONNX Runtime's; where it has none, one of onnx's evaluator, which ignores some attributes and operands."""
+    """Return ONNX Runtime's results, or else those of onnx's evaluator, which ignores some attributes and operands."""
     found = []
     if operator not in RUNTIME_WRONG:
         found = [(q, results) for q in questions if (results := onnx_runtime(q)) is not None]

@@ -1,4 +1,4 @@
-"""Quantisation in files of older and newer opsets: what is written computes the same in ONNX Runtime."""
+"""Quantisation in files of older and newer opsets: the written file has the same results in ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from graphkit.ops.evaluate import evaluate
 
 
 def runs_alike(net: gk.Model, feeds: dict[str, Any], rtol: float = 1e-6) -> Counter[str]:
-    """Compare every output with ONNX Runtime's, at its highest level of optimisation; returns what was written."""
+    """Compare every output with ONNX Runtime's at its highest level of optimisation; return the written model."""
     proto = net.to_onnx()
     theirs = ort.InferenceSession(proto.SerializeToString()).run(None, feeds)
     ours = evaluate(net.graph, [feeds[name] for name in net.graph.input_names])

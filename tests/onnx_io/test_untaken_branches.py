@@ -125,7 +125,7 @@ def test_branches_nest():
 
 
 def test_nested_branches_are_built_a_few_times_each(monkeypatch):
-    """Every one of them has a node that stand-ins for constants alone mend, behind the branch inside of it."""
+    """Each branch has a node that only becomes valid with placeholders for constants, after the branch inside of it."""
     constants = {"v": np.arange(3), "i": np.array(7)}
 
     def nested(depth):

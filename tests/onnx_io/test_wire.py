@@ -1,4 +1,4 @@
-"""The reader of the wire format: what is sound is read as protobuf reads it, everything else is refused at once."""
+"""The reader of the wire format: valid files are read as by protobuf, and all others are rejected immediately."""
 
 from __future__ import annotations
 

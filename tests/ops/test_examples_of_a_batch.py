@@ -55,7 +55,7 @@ def _assert_close(got: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def apart(op: Op, arrays: Arrays, batched: Sequence[bool], constant: Sequence[bool]) -> bool:
-    """Whether the operator says that the examples stay apart; then they do."""
+    """Return whether the operator declares examples to be independent. If so, check that they are."""
     known = [c and not b for c, b in zip(constant, batched, strict=True)]
     try:
         whole = node_on(op, arrays, known)

@@ -98,7 +98,7 @@ def test_expand(pair: tuple[Case, bool]) -> None:
 
 
 def test_linear_attention_of_heads_without_a_number() -> None:
-    """Their scale is 1: what is read of an empty state is 0, not 0 / 0."""
+    """Their scale is 1, so a read from an empty state gives 0, not 0 / 0."""
     operands = [Value(TensorType("float32", (1, 2, size)), name) for size, name in ((0, "q"), (0, "k"), (3, "v"))]
     y, state = F.linear_attention(*operands, q_num_heads=1, kv_num_heads=1, update_rule="linear")
     graph = Graph(operands, [y, state])

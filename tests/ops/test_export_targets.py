@@ -41,7 +41,7 @@ CASES = [
 
 
 def meaning(proto: onnx.ModelProto) -> tuple[Any, ...]:
-    """Equal where two files say the same: their nodes, and which version each operator has."""
+    """Return a key that is equal for equivalent files: their nodes, and the version of each operator."""
     opsets = {o.domain: o.version for o in proto.opset_import}
     versions = {(n.domain, n.op_type, since_version(n.op_type, opsets[n.domain], n.domain)) for n in nodes(proto.graph)}
     return proto.graph.SerializeToString(), tuple(sorted(versions))
@@ -64,7 +64,7 @@ def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def written(case: Case, targets: Sequence[int]) -> Iterator[tuple[int, onnx.ModelProto]]:
-    """The files that say different things, each with the first target that it is written for."""
+    """Return the different files, each with the first target that it is written for."""
     graph, name = case.graph(), case.op.name
     known: set[tuple[Any, ...]] = set()
     complete, _ = LEDGER["not_expressed"].get(name, (OLDEST_TARGET, ""))
@@ -137,7 +137,7 @@ def test_every_target(case: Case) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", LEDGER["not_expressed"])
 def test_missing_below(name: str) -> None:
-    """The last target of an entry lacks what the entry says, for some sample."""
+    """For some sample, the last target of an entry lacks the feature that the entry names."""
     target = LEDGER["not_expressed"][name][0] - 1
     (cls,) = (cls for cls in registry if cls.name == name)
     refused = 0

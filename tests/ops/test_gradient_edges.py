@@ -212,7 +212,7 @@ def test_native_kernels_agree(edge: Edge) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("function", [F.softmax, F.log_softmax], ids=["Softmax", "LogSoftmax"])
 def test_nothing_to_choose_from_is_not_a_number(function: Callable[..., Any]) -> None:
-    """Softmax of -inf alone is 0 / 0, in the standard as in PyTorch; its gradient says so too."""
+    """Softmax of only -inf is 0 / 0, in the standard and in PyTorch, and its gradient is NaN."""
     x = Value(TensorType(dtype_of(np.float64), (1, 2)), "x")
     y = function(x)
     (dx,) = gradient([y], [x])

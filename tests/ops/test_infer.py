@@ -1,4 +1,4 @@
-"""Inferred types against what the reference returns: with known sizes, and with every dimension a name."""
+"""Inferred types, compared with the results of the reference: with known sizes, and with symbolic dimensions."""
 
 from __future__ import annotations
 

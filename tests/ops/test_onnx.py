@@ -1,4 +1,4 @@
-"""ONNX round trips: what is exported at the newest opset comes back as the same operator with the same results."""
+"""ONNX round trips: an export at the newest opset is read as the same operator with the same results."""
 
 from __future__ import annotations
 

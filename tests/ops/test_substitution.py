@@ -1,4 +1,4 @@
-"""Operators that say so: types for sizes follow from those for names by substitution, under recorded assumptions."""
+"""Operators with `symbolic_inference`: types for sizes follow from symbolic types if the assumptions hold."""
 
 from __future__ import annotations
 

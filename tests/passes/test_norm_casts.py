@@ -1,4 +1,4 @@
-"""Casts around normalisations and losses are theirs: of what they read, and of a result that is read rounded alone."""
+"""Casts around normalisations and losses are fused: those of operands, and of results that all readers round."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_gradient(kind):
 
 
 def test_who_wants_the_type_of_a_result():
-    """It stays; who wants the shape alone has it from any type."""
+    """If a node reads the type of a result, the cast is kept. Readers of the shape accept any type."""
     x, vectors = value("x", 2, 3, 4), [value(name, 4) for name in ("scale", "b", "mean", "var")]
     i = value("i", 3, kind="int64")
     for reader, casts in ((lambda y: F.cast_like(i, y), 1), (F.shape, 0)):

@@ -86,7 +86,7 @@ def test_scan_bodies(apply: Any) -> None:
 
 
 def test_a_body_whose_declared_types_do_not_hold_stays() -> None:
-    """The body says that it carries three rows; each iteration appends one."""
+    """The body declares a state of three rows, but each iteration appends one."""
     count, going, state = data(dtype="int64"), data(dtype="bool"), data(3, 2)
     row = F.constant(value=np.ones((1, 2), np.float32))
     body = Graph([count, going, state], [going, F.concat(F.exp(F.neg(state)), row, axis=0)])

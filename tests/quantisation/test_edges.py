@@ -152,7 +152,7 @@ def test_old_opsets_are_raised(tmp_path):
 
 @pytest.mark.full
 def test_names_that_exist_already(tmp_path):
-    """The model has values and nodes with the names that the tool would give."""
+    """The model already has values and nodes with the names that the tool would use."""
     arrays = {"w": floats(3, 2, 2, 2), "w_quantized": floats(1), "x_scale": floats(1, seed=1)}
     nodes = [
         node("Conv", ["x", "w"], ["c"], "x_QuantizeLinear_Output_QuantizeLinear"),

@@ -1,4 +1,4 @@
-"""gk.reduce_precision: which nodes compute in float16, how many Casts there are, and what ONNX Runtime computes."""
+"""gk.reduce_precision: nodes in float16, number of Casts, and results of ONNX Runtime."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Event files read by hand, from what their formats say: TFRecord frames with CRC-32C, and protobuf's wire format."""
+"""A reader of event files, written from their specifications: TFRecord frames with CRC-32C, protobuf's wire format."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def frames(data: bytes) -> Iterator[bytes]:
 
 
 def fields(message: bytes) -> dict[int, list[Any]]:
-    """By number: integers, 4 or 8 bytes as they are, or the bytes of what has a length."""
+    """Return the values of fields by number: integers, raw 4 or 8 bytes, or the bytes of fields with a length."""
     found: dict[int, list[Any]] = defaultdict(list)
     at = 0
 

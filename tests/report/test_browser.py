@@ -1,4 +1,4 @@
-"""The page in a browser: no complaint, the points of the log in its curves, controls that do what they say."""
+"""The page in a browser: no errors, the points of the log in its curves, and working controls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graphkit.report.runs import read_run, read_runs
 
 
 def opened(browse, folder: Path, text: str, script: str = "", **options):
-    """The page, with a script behind its own whose `result` is read from the document."""
+    """Open the page with an additional script, whose `result` is read from the document."""
     written = folder / "page.html"
     further = f"<script>let result = null;\n{script}\n" if script else ""
     tail = "document.body.dataset.result = JSON.stringify(result);</script></body>" if script else "</body>"

@@ -1,4 +1,4 @@
-"""The page of a graph in a browser: no complaint, and controls that do as they say. Skipped without a browser."""
+"""The page of a graph in a browser: no errors, and working controls. Skipped without a browser."""
 
 import html
 import json

@@ -1,4 +1,4 @@
-"""Predictions are those of the model, compared by formulas of their own."""
+"""Predictions are those of the model, compared by independent formulas."""
 
 from __future__ import annotations
 

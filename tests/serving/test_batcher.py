@@ -1,4 +1,4 @@
-"""Batches: which requests share a run, what each gets back, and what a failure, a deadline or a full queue does."""
+"""Batches: requests that share a run, their results, failures, deadlines and full queues."""
 
 from __future__ import annotations
 

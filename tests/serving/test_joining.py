@@ -1,4 +1,4 @@
-"""Which models may have shared batches, and why others may not."""
+"""Models whose requests can share batches, and the reasons for other models."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ INFER = "/v2/models/scaled/infer"
 
 @pytest.fixture
 def slow(tmp_path):
-    """The file of a model that repeats a loop as often as its input says."""
+    """Write a model with a loop. Its input is the number of iterations."""
     n = gk.input("x", [1], dtype="int64")
     count = gk.while_loop(lambda i: i < gk.squeeze(n), lambda i: i + 1, gk.constant(np.int64(0)))
     gk.Model({"y": gk.reshape(count, gk.constant(np.array([1])))}).save(tmp_path / "slow.onnx")

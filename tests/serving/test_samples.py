@@ -41,7 +41,7 @@ def png(seed, size=(12, 10)):
 
 
 def probabilities(path, images):
-    """Return what ONNX Runtime, Pillow and a softmax give, [images, classes]."""
+    """Return the result of Pillow, ONNX Runtime and a softmax, [images, classes]."""
     rows = []
     for data in images:
         image = Image.open(io.BytesIO(data)).resize((8, 8), Image.Resampling.BILINEAR)

@@ -93,7 +93,7 @@ def connect(port):
 
 
 def raw(port, data):
-    """Send bytes, and return what comes until the server closes the connection, or resets it with bytes unread."""
+    """Send bytes; return the received bytes until the server closes the connection, or resets it."""
     found = b""
     with socket.create_connection(("127.0.0.1", port), timeout=300) as connection, contextlib.suppress(ConnectionError):
         connection.sendall(data)

@@ -1,7 +1,7 @@
 """Train in processes that are stopped, at the n-th of many events or after some time, and resume in other processes.
 
-One process imports graphkit, and forks another for every attempt: `interrupted_worker.py FOLDER CASES SEED` prints, as
-JSON, what happened in each case, and where its results differ from those of a run that nothing stopped.
+One process imports graphkit, and forks another for every attempt. `interrupted_worker.py FOLDER CASES SEED` prints, as
+JSON, the events of each case, and the differences of its results from those of an uninterrupted run.
 """
 
 import contextlib

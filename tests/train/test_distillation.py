@@ -1,4 +1,4 @@
-"""gk.losses.distillation: the loss by its formula in numpy, and what a Trainer does with it."""
+"""gk.losses.distillation: the loss, compared with its formula in numpy, and its use in a Trainer."""
 
 import numpy as np
 import pytest

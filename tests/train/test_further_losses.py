@@ -137,7 +137,7 @@ def test_ignored_targets_have_no_part_in_loss_and_gradient():
 
 @pytest.mark.parametrize("batch_size", [6, 4, 1])
 def test_batches_are_weighted_by_the_targets_that_count(batch_size):
-    """However few targets of a batch count, the loss and the accuracy are those of all targets that count."""
+    """Loss and accuracy are means over all targets that count, also if few targets of a batch do."""
     x = RNG.standard_normal((6, 5, 3)).astype(np.float32)
     y = RNG.integers(0, 4, (6, 5))
     y[RNG.random((6, 5)) < 0.6] = -1
@@ -167,7 +167,7 @@ def test_metrics_do_not_count_ignored_targets_of_another_shape(metric):
 
 
 def test_numbers_of_a_batch_count_once_for_each_target():
-    """However many targets of a batch are ignored, the function gets [targets, classes] and [targets]."""
+    """The function always gets [targets, classes] and [targets], also if many targets of a batch are ignored."""
     shapes = []
 
     def ones(output, target):

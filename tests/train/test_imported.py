@@ -230,7 +230,7 @@ def test_error_names_model_without_head() -> None:
     ids=["relu", "relu-softmax", "relu6", "between"],
 )
 def test_nothing_limits_the_logits_of_a_new_head(after: Any) -> None:
-    """A Relu behind the head would make logits 0, with no gradient. So it is removed, as other activations are."""
+    """A Relu after the head would make logits 0, with no gradient. So it is removed, like other activations."""
     x = gk.input("x", ["N", 4])
     net = gk.Model({"y": after(gk.nn.linear(gk.relu(gk.nn.linear(x, 5, name="body")), 2, name="fc"))}, seed=0)
     changed = replace_head(net, 3, seed=0)

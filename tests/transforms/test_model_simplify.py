@@ -1,4 +1,4 @@
-"""Simplified models compute in ONNX Runtime what the originals compute, with fewer nodes of the same opset."""
+"""Simplified models have the results of the originals in ONNX Runtime, with fewer nodes of the same opset."""
 
 import numpy as np
 import onnx

@@ -93,7 +93,7 @@ class Replica:
     def follow(self, worker: int, number: int, message: np.ndarray) -> None:
         """Apply a message that the leader has forwarded, unless it was applied before.
 
-        Of a request that changes nothing, only the clock and the keys are taken.
+        If the request changes nothing, only the clock and the keys are taken.
         """
         self.count += 1
         if self.has(worker, number):

@@ -1,4 +1,4 @@
-"""What programs in C are compiled and run with: libgraphkit.so, its headers, oneDNN's library, files of build tools."""
+"""The package for programs in C: libgraphkit.so, its headers, oneDNN's library, and files for build tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkit.executor.run.c_runtime import library_path
 from graphkit.ir.atomic import write_whole, writing_of
 
 ARCHIVE = ".tar.gz"
-# Of all files in an archive, so that equal contents give equal bytes: 1980.
+# The modification time of all files in an archive, 1980, so that equal contents give equal bytes.
 _TIME = 315_532_800
 _COMPRESSION = 6
 HEADERS = ("graphkit.h", "graphkit.hpp")

@@ -62,7 +62,7 @@ class SavedState(NamedTuple):
 
 
 class SavedLoop(NamedTuple):
-    """What a loop does besides the steps of its body.
+    """A loop, without the steps of its body.
 
     Args:
         trips: The largest number of iterations; -1 if it is not known.
@@ -100,7 +100,7 @@ class SavedStep(NamedTuple):
         scratch: Where the working memory is.
         nbytes: Bytes of a copy.
         loop: What a loop does.
-        blocks: Of a branch: the steps that run if the condition is true, and the others. Of a loop: its body.
+        blocks: For a branch, the steps that run if the condition is true, and the others. For a loop, its body.
     """
 
     kind: int

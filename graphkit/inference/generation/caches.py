@@ -88,7 +88,7 @@ def pair_caches(
     if several:
         listed = "; ".join(f"input {name!r} and {' or '.join(map(repr, names))}" for name, names in several.items())
         raise UsageError(
-            f"model {model.name!r}: it is ambiguous which outputs are the next values of which inputs: {listed}. "
+            f"model {model.name!r}: it is ambiguous which outputs are the next values of these inputs: {listed}. "
             "Give the pairs (carry={input: output}, --recurrent-state INPUT=OUTPUT)"
         )
     return tuple(_cache(model.name, n, types[n], o, outputs[o], batch) for n, o in pairs.items())

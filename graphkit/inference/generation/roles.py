@@ -26,7 +26,7 @@ _HIDDEN = re.compile("hidden|state|embed|pool", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Roles:
-    """What the inputs and outputs of a decoder are. Names are None if the model has no such input.
+    """The roles of the inputs and outputs of a decoder. Names are None if the model has no such input.
 
     tokens: Numbers of tokens: [N, T], or [T, N] if `time_major`.
     batch: The batch size, if it is fixed.

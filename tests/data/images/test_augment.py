@@ -1,4 +1,4 @@
-"""Changes at random: what each does to the pixels, how often, and that seed, epoch and sample decide all of it."""
+"""Random augmentation: effect on the pixels and frequency. Seed, epoch and sample determine everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of images and lists of them: classes, parts, and what is none of them."""
+"""Folders and lists of images: classes, parts, and other files."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_without_pillow(photos, monkeypatch):
 
 
 def sides(folder, **options):
-    """Where each file is: True if it is held out."""
+    """Return for each file whether it is in the validation part."""
     parts = data.load(folder, **options)
     return {name: part is parts.test for part in parts for name in part.sample_names()}
 

@@ -1,4 +1,4 @@
-"""Tables with gaps and names, against what numpy says of the same cells."""
+"""Tables with gaps and names, compared with numpy on the same cells."""
 
 from __future__ import annotations
 

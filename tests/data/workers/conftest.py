@@ -20,7 +20,7 @@ def sets(monkeypatch):
 
 @pytest.fixture
 def gone():
-    """`gone(pids)`: wait until none of the processes is there; whether that came to be. A dead one may be unreaped."""
+    """`gone(pids)`: wait until all processes have ended; return False after a timeout. Zombies count as ended."""
 
     def state(pid):
         try:

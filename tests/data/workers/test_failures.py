@@ -81,7 +81,7 @@ def test_an_error_comes_in_its_place(sets, gone, count, harm, kind, message):
 
 
 def test_a_batch_that_nobody_wants_harms_no_other(sets):
-    """A worker ends in it, and others make what it was asked for besides."""
+    """A worker dies while it makes such a batch. Others make its remaining batches."""
     found = sets.Harmful(40, 13, "killed")
     with Workers(3, ahead=6) as workers:
         next(iter(found.batches(3, shuffle=False, workers=workers)))
@@ -153,7 +153,7 @@ def narrow(monkeypatch):
 
 
 def test_both_sides_may_have_much_to_say(sets, narrow):
-    """The places of a batch on their way to a worker that tells of many damaged samples."""
+    """A large batch is sent to a worker while the worker reports many damaged samples."""
     found = sets.Rusty(6000, set(range(0, 6000, 10))).configured(on_damaged="skip")
     with Workers(1) as workers, pytest.warns(gk.errors.GraphkitWarning, match="photos"):
         sizes = in_time(lambda: [len(b.inputs) for b in found.batches(2000, shuffle=False, workers=workers)])

@@ -1,4 +1,4 @@
-"""The memory of batches: who has it, how much there is, what is left."""
+"""The shared memory of batches: ownership, amount, and release."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_strings_are_refused_by_name(sets):
 
 
 def test_arrays_of_a_data_set_are_sent_once(sets):
-    """Workers read one copy of the table, and what one writes into it is its own."""
+    """Workers share one copy of the table. If a worker writes to it, it gets its own copy."""
     from graphkit.data import MapDataset
 
     data = sets.Mapped(4000)

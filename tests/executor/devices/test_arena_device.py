@@ -1,4 +1,4 @@
-"""A device that is added by a test: it runs and trains what the CPU does."""
+"""A device that the test adds: it runs and trains networks with the results of the CPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def convolutions(x: Value) -> Value:
 
 
 def loop(x: Value) -> Value:
-    """The body has parameters, and runs while a value says so."""
+    """The body has parameters. A value determines the number of iterations."""
     state = gk.nn.linear(x, 4, name="in")
 
     def small(s: Value) -> Value:
@@ -132,7 +132,7 @@ def test_it_trains_as_the_cpu_does(arena: ArenaDevice, name: str) -> None:
 
 
 def test_it_computes_the_bits_of_the_references(arena: ArenaDevice) -> None:
-    """Nothing is fused or rounded on the way: the interpreted program of the CPU has the same bits."""
+    """Nothing is fused or rounded, so the interpreted program of the CPU gives the same bits."""
     x = gk.input("x", ["N", 5])
     net = gk.Model({"y": gk.exp(gk.tanh(x) * 3.0) / (1.0 + x * x), "positive": gk.non_zero(x > 0.0)})
     found, wanted = net.compile("arena").run({"x": ROWS}), gk.ops.evaluate.evaluate(net.graph, [ROWS])

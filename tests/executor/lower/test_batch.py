@@ -1,4 +1,4 @@
-"""Which graphs have a batch whose examples stay apart, and how many of them are computed at a time."""
+"""Graphs with a batch of independent examples, and the number of examples that are computed at a time."""
 
 from __future__ import annotations
 

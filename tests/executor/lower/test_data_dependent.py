@@ -32,7 +32,7 @@ def boxes_of(rng: np.random.Generator, count: int) -> np.ndarray:
 @in_one_item()
 @pytest.mark.parametrize("optimize", [True, False])
 def test_sizes_that_change_from_run_to_run(optimize: bool) -> None:
-    """None, all, more than ever before, and fewer again, with what follows."""
+    """Sizes are none, all, more than ever before, and fewer again. Later steps read the results."""
     x, c = value("x", "n", 4), value("c", "n", dtype="bool")
     places = F.non_zero(x)
     kept = F.compress(x, c, axis=0)
@@ -63,7 +63,7 @@ def test_suppression_with_fed_limits() -> None:
 
 
 def test_results_of_known_size() -> None:
-    """They lie where the plan says: with a condition that is known, and where each place gets a number."""
+    """They are in planned memory: for a known condition, and if each position gets a number."""
     x = value("x", 5, 2)
     y, _, inverse, _ = F.unique(x, axis=0)
     some = F.compress(x, np.array([True, False, True]), axis=0)
@@ -180,7 +180,7 @@ def file_with(nodes: list[Any], inputs: list[Any], outputs: list[Any], declared:
 
 
 def test_shapes_that_a_file_declares() -> None:
-    """They are held against what runs find, also inside of branches."""
+    """They are compared with the shapes of each run, also inside of branches."""
     inside = helper.make_graph(
         [helper.make_node("NonZero", ["x"], ["found"])], "then",
         [], [helper.make_tensor_value_info("found", TensorProto.INT64, [1, 2])],

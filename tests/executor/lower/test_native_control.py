@@ -1,4 +1,4 @@
-"""Control flow whose sizes only a run tells, in the native program: equal to the reference, and without fallbacks."""
+"""Control flow with data-dependent sizes runs natively, with the results of the reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("strict")
 @in_one_item()
 @pytest.mark.parametrize("optimize", [True, False])
 def test_stacks_of_run_time_length(optimize: bool) -> None:
-    """Zero trips, one, more than ever before, and fewer again, with what follows the stack in the graph."""
+    """Zero iterations, one, more than ever before, and fewer again. Later nodes read the stack."""
     m, x, w = value("m", dtype="int64"), value("x", 3), value("w", 3)
     final, stack = F.loop(m, None, x, w, body=STACKING, captures=1)
     table = F.mat_mul(stack, F.transpose(stack))
@@ -216,7 +216,7 @@ def test_states_that_rotate_keep_their_bits() -> None:
 
 
 def test_states_that_stay_are_not_copied() -> None:
-    """Neither in the iterations nor, as large ones, from one buffer to the other."""
+    """They are not copied in iterations, and large ones not between the two buffers."""
     m, x, w = value("m", dtype="int64"), value("x", 3), value("w", 3, 3)
     square = TensorType("float32", (3, 3))
     product = body([ROW, square], lambda i, c, s, k: [c, F.tanh(F.mat_mul(s, k)), k])

@@ -37,7 +37,7 @@ class Nest:
         return F.constant(value=self.rng.standard_normal(shape).astype(np.float32))
 
     def grown(self, pool: Sequence[Value], depth: int) -> list[Value]:
-        """Some values made of those of the pool, behind them."""
+        """Return the pool with some new values that are computed from it."""
         made = list(pool)
         for _ in range(self.count(0, 4)):
             a, b = self.pick(made, 2)

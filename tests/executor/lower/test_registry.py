@@ -1,4 +1,4 @@
-"""Which way each node takes, and what becomes of the ways that do not do."""
+"""The implementation of each node, and fallbacks if an implementation is not possible."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_has_no_kernel_is_interpreted_and_says_why() -> None:
 
 @pytest.mark.onednn
 def test_a_scaled_product_with_a_bias_and_a_residual_is_native() -> None:
-    """As an export has it where dropout's scale lies between two layers."""
+    """Exports have this form if dropout's scale is between two layers."""
     rng = np.random.default_rng(1)
     a, w, row, rest = (rng.standard_normal(s).astype(np.float32) for s in ((1, 8, 6), (6, 4), (4,), (1, 8, 4)))
     x = value("x", 1, 8, 6)

@@ -1,4 +1,4 @@
-"""Operands whose elements a run tells and that decide sizes: fed, computed, and behind values of run-time size."""
+"""Operands with data-dependent elements that determine sizes: fed, computed, and read from values of unknown size."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WITHOUT |= {"LeaveOneOutProduct"}
 
 
 def is_interpreted(case: Case) -> bool:
-    """Whether the operands of the case, fed, have no kernel; a Cast has none to fewer than 8 bits."""
+    """Whether the case has no kernel if its operands are fed. A Cast to fewer than 8 bits has none."""
     small = {DType.INT4, DType.UINT4, DType.INT2, DType.UINT2}
     casts = case.op.name == "Cast" and not small.isdisjoint(v.dtype for v in case.graph().outputs)
     return casts or case.op.name in WITHOUT
@@ -143,7 +143,7 @@ def test_resize_of_other_types(dtype: str) -> None:
 @in_one_item()
 @pytest.mark.parametrize("mode", MODES)
 def test_resize_behind_a_run_time_size(mode: str) -> None:
-    """By constants, by what is fed, and by what is computed from the size itself; at a region that is fed."""
+    """Resize by constants, by fed scales and by scales computed from the size; with a fed region of interest."""
     rng = np.random.default_rng(2)
     x, rows, scales, roi = value("x", 1, 2, "n", "w"), value("rows", "n", dtype="bool"), value("s", 4), value("roi", 8)
     kept = F.compress(x, rows, axis=2)
@@ -380,7 +380,7 @@ def test_one_hot_of_a_fed_depth(depth_dtype: str) -> None:
 
 
 def test_operands_of_unknown_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing tells what to try, a node is interpreted."""
+    """If the rank is unknown, a node is interpreted."""
     x, shape, kept = value("x", "n"), value("shape", "k", dtype="int64"), value("kept", "k", dtype="bool")
     parts, axes = value("parts", 2, dtype="int64"), value("axes", 1, dtype="int64")
     turned = F.reshape(x, F.compress(shape, kept))
@@ -400,7 +400,7 @@ def test_operands_of_unknown_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kernels_made_in_a_run_are_made_for_sizes_that_vary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each run may bring another size, so that what it takes to make a kernel counts."""
+    """Each run may have another size, so the cost of making a kernel counts."""
     contexts = []
 
     def spy(device: str, node: Node, context: KernelContext) -> Kernel | None:
@@ -475,7 +475,7 @@ def test_a_reshape_to_the_shape_of_a_branch(size: int | str, last: str) -> None:
 @in_one_item()
 @pytest.mark.parametrize("columns", [1, 4])
 def test_expand_along_an_axis_that_a_run_finds_of_size_one(columns: int) -> None:
-    """Which result it has, sizes above 1 tell alone; where a run has 1, the elements of the shape are needed."""
+    """Sizes above 1 determine the result. If a run has size 1, the elements of the shape are needed."""
     x, w, k, rows = value("x", 3, 4), value("w", 5, 4), value("k", 1, dtype="int64"), value("rows", 1, dtype="int64")
     zero, one = np.array([0]), np.array([1])
     wanted = F.shape(F.slice(w, zero, rows, zero))
@@ -499,7 +499,7 @@ def test_reshape_of_a_run_time_size_to_a_known_shape() -> None:
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_products_of_run_time_sizes(swapped: bool) -> None:
-    """Of an unknown size that is also the other operand's, in batches or in what is summed over, that one is taken."""
+    """If one operand's batch or summed size is unknown, the size of the other operand is used."""
     x, w = value("x", 9, 7, 11), value("w", 3, 5, 8)
     batches, terms = value("batches", 9, dtype="bool"), value("terms", 11, dtype="bool")
     some = F.compress(F.compress(x, batches, axis=0), terms, axis=2)  # [?, 7, ?]

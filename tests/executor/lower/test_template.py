@@ -250,7 +250,7 @@ def test_a_window_larger_than_the_image() -> None:
 @in_one_item()
 @pytest.mark.parametrize("width", ["W", "?4", f"?{(1 << 40) + 3}"])
 def test_sizes_whose_expressions_are_large(width: str) -> None:
-    """Branches that halve an image in two ways, layer after layer: each doubles what its size is called."""
+    """Each layer halves an image in two branches, so the expression of its size doubles with each layer."""
 
     def body(x: Value) -> Value:
         for number in range(5):

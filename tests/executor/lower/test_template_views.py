@@ -73,7 +73,7 @@ def test_slices(case: str, threads: int, steps: list[_Step]) -> None:
 
 
 def test_a_slice_whose_bounds_both_depend_on_sizes() -> None:
-    """Shapes alone do not tell where it starts."""
+    """Its start does not follow from shapes."""
     x, table = gk.input("x", ["N", 4]), gk.parameter("t", (40, 4))
     net = gk.Model({"y": F.neg(taken(table, halved(x), size_of(x, 0)))})
     net.params["t"] = RNG.standard_normal((40, 4), dtype=np.float32)

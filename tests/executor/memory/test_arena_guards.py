@@ -65,7 +65,7 @@ def overrun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_guards_are_watched(overrun: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that is smaller than what its step writes is found."""
+    """The guards detect a step that writes more than its request."""
     monkeypatch.setitem(globals(), "planned", lambda request: Request(request.size // 2, request.first, request.last))
     x = gk.input("x", [64])
     gk.Model(gk.relu(gk.cum_sum(gk.exp(x), np.array(0)))).compile(threads=1).run({"x": np.ones(64, np.float32)})

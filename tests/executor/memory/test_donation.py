@@ -153,7 +153,7 @@ def test_a_run_that_fails_behind_the_new_value_leaves_the_old_one(between: int) 
 
 
 def test_a_reader_that_waits_for_something_written_later() -> None:
-    """Overwriting `s` would have the reader wait for what waits for the reader."""
+    """If `s` were overwritten, the reader would wait for a step that waits for the reader."""
     s, t = state("s"), state("t")
     new = F.neg(s)
     flat = F.reshape(F.control_dependency(s, F.exp(new)), np.array([-1]))

@@ -1,4 +1,4 @@
-"""The planner against an independent statement of what it promises."""
+"""The memory planner, checked against an independent definition of correct plans."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def random_requests(seed: int, count: int) -> list[Request]:
 
 
 def assert_sound(requests: list[Request], layout: Layout, *, inplace: bool) -> None:
-    """No byte has two owners at one step, unless the later one may take over what dies there."""
+    """Check that no byte has two owners at one step, unless the later one may reuse memory that is freed there."""
     steps = max((r.last for r in requests), default=0) + 1
     for step in range(steps):
         live = [

@@ -1,4 +1,4 @@
-"""Operations for tests of the dependency engine: held back, failing, waiting behind each other."""
+"""Operations for tests of the dependency engine: blocked, failing, and waiting for each other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fail(text: str) -> None:
 
 
 def held(engine: Engine) -> tuple[Gate, Variable, list[int]]:
-    """A worker that is busy, and ten operations on the variable behind it."""
+    """A busy worker, and ten waiting operations on its variable."""
     gate, variable, ran = Gate(), engine.variable(), []
     engine.push(gate, writes=[variable])
     for i in range(10):

@@ -1,4 +1,4 @@
-"""Attention over long sequences keeps no scores: neither the result nor a training step has memory for them."""
+"""Attention over long sequences does not store scores, neither at inference nor in a training step."""
 
 from __future__ import annotations
 

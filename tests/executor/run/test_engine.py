@@ -21,7 +21,7 @@ from graphkit.executor.run.engine import Engine
 @in_one_item()
 @pytest.mark.parametrize("seed", range(20))
 def test_random_workloads_give_what_serial_execution_gives(seed: int) -> None:
-    """Every operation mixes what it reads into what it writes; no two orders that break a dependency agree."""
+    """Every operation mixes its operands into its results, so a wrong order changes the result."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, 12))
     with Engine(int(rng.integers(1, 6))) as engine:

@@ -1,4 +1,4 @@
-"""A run that fails of values leaves states as they were, also those whose new values do not depend on what fails."""
+"""A run that fails because of its data leaves all states unchanged, also those independent of the failing step."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def states(**arrays: np.ndarray) -> dict[str, Value]:
 
 
 def check_kept(graph: Graph, arrays: dict[str, np.ndarray], right: dict[str, Any], wrong: dict[str, Any]) -> None:
-    """A run of what is wrong leaves the states; one of what is right does not."""
+    """Check that a run with wrong data keeps the states, and that a run with right data changes them."""
     store = ParamStore({v.name: v.tensor for v in graph.inputs if v.role == "state"}, arrays)
     run = Executor(graph, store)
     for turn in range(2):
@@ -188,7 +188,7 @@ def test_what_writes_a_state_fails_itself(fused: bool) -> None:
 
 
 def test_what_writes_two_states_at_indices() -> None:
-    """Only the first is written where it is: it refuses before it writes."""
+    """Only the first one is written in place, because it checks its indices before it writes."""
     arrays = {"a": np.zeros((5, 3), np.float32), "b": np.zeros((5, 3), np.float32)}
     made = states(**arrays)
     i, j = (Value(TensorType("int64", (2, 1)), name) for name in "ij")

@@ -112,7 +112,7 @@ def test_parameters_that_change_or_are_fed_between_sizes() -> None:
 
 
 def test_sizes_from_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when programs are let go and made again meanwhile."""
+    """This also works while programs are evicted and made again."""
     monkeypatch.setattr("graphkit.executor.run.sized_program._STEP_BYTES", 64 << 10)
     monkeypatch.setenv("GRAPHKIT_CACHE_MB", "1")
     executor, alone = (network().compile(threads=n, seed=0) for n in (2, 1))

@@ -1,4 +1,4 @@
-"""Blocks that hold signals: which wait for what, and what is left whatever handlers raise."""
+"""Blocks that delay signals: order of delivery, and the state after handlers raise exceptions."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def test_a_process_that_is_forked_inside_of_a_block_holds_nothing():
 
 
 def test_two_signals_at_random_moments():
-    """Where exceptions come between any two instructions, no block is left half entered, and none half left."""
+    """If exceptions occur between any two instructions, every block is entered and left completely."""
     code = """
     import signal, sys, threading
     from graphkit.executor.run.interruption import HeldSignals, uninterrupted

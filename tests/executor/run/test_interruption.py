@@ -11,7 +11,7 @@ import os, signal, sys, threading, time
 import numpy as np, graphkit as gk
 
 class Alarm:
-    '''A signal after so many seconds, and how long after it the block was left.'''
+    '''Send a signal after some seconds; record how long after it the block was left.'''
     def __init__(self, seconds): self.seconds = seconds
     def __enter__(self):
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
@@ -69,7 +69,7 @@ while not stopped:
         runner(data)
     except KeyboardInterrupt:
         stopped = seen[-1] < seen[0]
-    # What was interrupted is not used again: the weights are packed anew.
+    # Interrupted work is not used again: the weights are packed again.
     record.seconds = 0
     runner(data)
 programs.recorder = None

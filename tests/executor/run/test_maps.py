@@ -1,4 +1,4 @@
-"""Outputs that are maps: made of results behind the run, which stays native."""
+"""Outputs that are maps: they are made from results after the run, which stays native."""
 
 import sys
 

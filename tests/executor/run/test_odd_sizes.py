@@ -151,7 +151,7 @@ def test_factors_stay_where_numbers_would_overflow(
 @in_one_item()
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_gradient_of_padding_that_does_not_fit(rows: int) -> None:
-    """A file may have one without what it is the gradient of."""
+    """A file may contain a gradient without its forward node."""
     case = make_case(registry.get(DOMAIN, "PadGrad"), 2)
     given = [Value(TensorType(case.types[i].dtype, [f"a{i}", f"b{i}"]), f"x{i}") for i in (0, 1)]
     node = Node(case.op, [*given, *(gk.constant(value=array) for array in case.arrays[2:])])

@@ -1,4 +1,4 @@
-"""Forks, the end of the interpreter, interruptions and lost executors, each in a process of its own."""
+"""Forks, the end of the interpreter, interruptions and lost executors, each in a new process."""
 
 from __future__ import annotations
 

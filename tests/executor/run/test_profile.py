@@ -1,4 +1,4 @@
-"""Profiling: the trace is what Perfetto reads, and the table adds up."""
+"""Profiling: Perfetto can read the trace, and the numbers of the table add up."""
 
 from __future__ import annotations
 

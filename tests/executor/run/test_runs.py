@@ -1,4 +1,4 @@
-"""The executor: the results of the reference evaluator, whatever is planned, shared or rewritten."""
+"""The executor has the results of the reference evaluator, with any plan, shared memory or rewrite."""
 
 from __future__ import annotations
 

@@ -88,5 +88,5 @@ def agree(monkeypatch):
 
 @pytest.fixture
 def rng(request) -> np.random.Generator:
-    """Numbers of the test's own: another test before it changes none."""
+    """A separate generator for each test, so that other tests do not change its numbers."""
     return np.random.default_rng(sum(request.node.name.encode()))

@@ -1,4 +1,4 @@
-"""Gelu and its kin, and what is fused with a bias."""
+"""Gelu and similar activations, and fused forms with a bias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalisations with what is added before them, and the embeddings of BERT."""
+"""Normalisations with a sum before them, and the embeddings of BERT."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_rotations_of_gemma(node, agree, rng):
 
 
 def bucket(distance, both, count, furthest):
-    """Of the key's position less the query's; Mesh TensorFlow's function for T5, one distance at a time."""
+    """Return the bucket of the distance from query to key, like Mesh TensorFlow's function for T5."""
     found, back = 0, -distance
     if both:
         count //= 2

@@ -1,4 +1,4 @@
-"""The views of If, Loop and Scan: what each operand and result is for."""
+"""The views of If, Loop and Scan: the roles of operands and results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ImageDecoder: the standard's formats, and files that are none, too short, or too large."""
+"""ImageDecoder: the standard's formats, and files that are not images, too short, or too large."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_truncated_files_name_the_node(kind: str) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"not an image", b"\x89PNG\r\n\x1a\n" + bytes(40), b"GIF89a" + bytes(40)])
 def test_what_is_no_picture(data: bytes) -> None:
-    """GIF is an image, and none of the standard's formats."""
+    """GIF is an image format, but not one of the standard."""
     with pytest.raises(RuntimeFailure, match=r"'decode'.*(are not an image|cannot be decoded)"):
         decoded(np.frombuffer(data, np.uint8))
 
@@ -130,7 +130,7 @@ def test_a_file_has_no_gradient() -> None:
 
 
 def test_a_whole_pipeline_exports() -> None:
-    """From the bytes of a file to numbers: ONNX keeps the operator, and gives the same."""
+    """The pipeline reads the bytes of a file and returns numbers. The export keeps the operator and the results."""
     stream = gk.input("stream", ["bytes"], dtype="uint8")
     scaled = gk.cast(gk.image_decoder(stream), to="float32") * np.float32(1 / 255)
     net = gk.Model({"y": gk.transpose(scaled, perm=(2, 0, 1))}, name="pipeline")

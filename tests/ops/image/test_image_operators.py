@@ -81,7 +81,7 @@ def test_gradients_in_onnx_runtime(pair: tuple[Case, bool]) -> None:
     "name", ["AffineGrid", "DeformConv", "GridSample", "LpNormalization", "MaxUnpool", "RoiAlign", "TensorScatter"]
 )
 def test_older_targets(name: str, opset: int) -> None:
-    """Written for an older opset: ONNX Runtime gives the same, and what is read again does too."""
+    """Exports to an older opset have the same results in ONNX Runtime, and after reading them again."""
     for case in differentiable(name):
         graph = case.graph()
         # ONNX Runtime counts indices in output_shape, against the test of the standard's own suite.

@@ -94,7 +94,7 @@ def test_inverses_and_determinants(dtype: str) -> None:
 
 
 def test_cofactors_of_singular_matrices() -> None:
-    """Products of the other elements: what a determinant's gradient is where no inverse exists."""
+    """The gradient of the determinant of a singular matrix consists of products of the other elements."""
     (ours,) = run(F.cofactor, np.array([[1.0, 2.0], [2.0, 4.0]]))
     np.testing.assert_allclose(ours, [[4.0, -2.0], [-2.0, 1.0]], atol=1e-12)
 
@@ -192,7 +192,7 @@ def test_exports(case: tuple[str, int, str, bool, int | None]) -> None:
 
 
 def test_a_gradient_exports() -> None:
-    """Half of the log-determinant of a kernel matrix plus a quadratic form: what a Gaussian process is trained by."""
+    """The loss of a Gaussian process: half of the log-determinant of a kernel matrix plus a quadratic form."""
     a, y = gk.input("a", [6, 6], dtype="float64"), gk.input("y", [6, 1], dtype="float64")
     factor = F.potrf(a)
     z = F.trsm(factor, y)

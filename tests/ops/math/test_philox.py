@@ -1,4 +1,4 @@
-"""Philox4x32-10 against published vectors, and what the random operators draw from it."""
+"""Philox4x32-10, compared with published vectors, and the numbers of the random operators."""
 
 from __future__ import annotations
 

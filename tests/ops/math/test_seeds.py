@@ -1,4 +1,4 @@
-"""Random nodes with a seed of their own: the draws of onnx's reference evaluator at step 0, others at later steps."""
+"""Random nodes with their own seed: the numbers of onnx's reference evaluator at step 0, others at later steps."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def draws(stream: int, rng: tuple[int, int], seed: float = 1.0) -> np.ndarray:
 
 
 def test_later_draws_depend_on_everything() -> None:
-    """Ranks have different seeds, nodes different streams: from step 1 on, none draws what another does."""
+    """Ranks have different seeds, and nodes different streams: from step 1 on, all draw different numbers."""
     later = [(0, (0, 1), 1.0), (0, (0, 2), 1.0), (1, (0, 1), 1.0), (0, (9, 1), 1.0), (0, (0, 1), 2.0)]
     found = [draws(*case) for case in later]
     assert len({array.tobytes() for array in found}) == len(later)

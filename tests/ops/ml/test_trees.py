@@ -209,7 +209,7 @@ def test_what_is_no_ensemble_of_version_5(changes: dict[str, Any], message: str)
 
 
 def test_a_chain_of_nodes_and_a_cycle_at_its_end() -> None:
-    """As deep as there are nodes: neither recursion nor a loop for each level."""
+    """The tree is as deep as it has nodes. Checking it needs neither recursion nor a loop per level."""
     depth = 20_000
     count = 2 * depth + 1
     inner = np.arange(depth)

@@ -1,4 +1,4 @@
-"""Sequences and optionals: what is said of them before a run, what they refuse, and how a run sees them."""
+"""Sequences and optionals: inferred types, errors, and results of runs."""
 
 from __future__ import annotations
 

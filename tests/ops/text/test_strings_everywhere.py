@@ -1,7 +1,7 @@
-"""Strings through every standard operator that takes them: what ONNX Runtime gives, for strings or for their numbers.
+"""Strings in every standard operator that accepts them, compared with ONNX Runtime.
 
-The numbers of the words stand for the words where ONNX Runtime has no kernel for strings; 0 is the empty one, which
-operators fill with.
+If ONNX Runtime has no kernel for strings, numbers represent the words. 0 is the empty string, the fill value of
+operators.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def same(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.parametrize("use", [*USES, *EMPTY], ids=lambda use: use.op)
 def test_strings(use: Use) -> None:
-    """By reference and by a program, of known and of unknown sizes."""
+    """Compare the reference and a program, with known and with unknown sizes."""
     theirs = expected(use)
     case = use.case(True)
     for ours, their in zip(evaluate(case.graph(), case.feeds()), theirs, strict=True):
@@ -176,7 +176,7 @@ def test_words_keep_their_zero_bytes(use: Use) -> None:
 
 
 def test_every_operator_of_the_standard_is_here() -> None:
-    """Those of tests elsewhere, of sequences, and one that adds up."""
+    """All operators are tested here, except those with other tests, those of sequences, and one that sums."""
     found = set()
     for schema in onnx.defs.get_all_schemas():
         kinds = {c.type_param_str for c in schema.type_constraints if "tensor(string)" in c.allowed_type_strs}
@@ -269,7 +269,7 @@ NUMBERS = ["3.7", " 3 ", "INF", "-inf", "nan", "300", "-1", "1e-3", "+2", "0"]
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "int32", "int64", "uint8", "bool"])
 def test_from_strings(dtype: str) -> None:
-    # Of a number with an exponent, ONNX Runtime's integers read what stands before it.
+    # For integers, ONNX Runtime ignores the exponent of a number.
     words = [w for w in NUMBERS if dtype.startswith("float") or not set("en") & set(w.lower())]
     x = np.array([words], object)
     ours, theirs = cast(x, dtype)

@@ -1,4 +1,4 @@
-"""Operators of strings against ONNX Runtime, on drawn text, and what they refuse."""
+"""Operators of strings, compared with ONNX Runtime on random text, and their errors."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_string_normalizer(action: str, sensitive: bool, locale: str) -> None:
 
 @pytest.mark.parametrize("end", [0x3000, full(0x110000)])
 def test_every_character_has_the_case_of_c(end: int) -> None:
-    """Of all of Unicode, as the C library of this machine has it; those that only one of them knows are few."""
+    """The case of all characters is that of the C library of this machine, except of few newer ones."""
     every = np.array([chr(i) for i in range(1, end) if not 0xD800 <= i < 0xE000], object)
     for action in ("UPPER", "LOWER"):
         ((ours, theirs),) = both(gk.string_normalizer, every, case_change_action=action, locale="C.UTF-8")
@@ -131,7 +131,7 @@ def test_patterns_that_are_not_of_re2(pattern: str) -> None:
 
 
 def test_without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file loads; the run says what to install."""
+    """A file loads. The error of the run says what to install."""
     monkeypatch.setitem(sys.modules, "re2", None)
     monkeypatch.setattr(regex, "check_pattern", lambda *_, **__: None)
     regex.compiled.cache_clear()

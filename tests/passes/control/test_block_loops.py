@@ -1,4 +1,4 @@
-"""Loops in blocks compute what they computed; the gradient keeps the states at the borders of blocks."""
+"""Loops in blocks have the same results, and the gradient stores the states at the borders of blocks."""
 
 from __future__ import annotations
 

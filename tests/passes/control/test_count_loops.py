@@ -1,4 +1,4 @@
-"""Loops that count get a trip count, and what they append to a sequence becomes a scan output."""
+"""Loops that count get a trip count, and elements that they append to a sequence become a scan output."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_steps(step: int, compared: str, expected: int) -> None:
 
 
 def test_a_narrowing_cast_of_the_end() -> None:
-    """259 is 3 as int8: the constant before the casts says nothing of the number of iterations."""
+    """259 is 3 as int8, so the constant before the casts does not determine the number of iterations."""
     body = ROW + "  narrow = Cast <to = 3> (big)  bound = Cast <to = 7> (narrow)"
     proto = model(body, end="bound")
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.int64(259), "big"))
@@ -121,7 +121,7 @@ def test_counters_that_wrap_around_stay(first: int, end: int) -> None:
     "options", [dict(end="most", start=False, limit="most"), dict(limit="m"), dict(end="bound"), dict(end="i")], ids=str
 )
 def test_other_loops_stay(options: dict[str, Any]) -> None:
-    """A condition that is false at first, limits and ends that only a run tells, and a counter compared with itself."""
+    """A condition that is false at first, data-dependent limits and ends, and a counter compared with itself."""
     body = ROW
     options = dict(options)
     if options.get("end") == "bound":
@@ -136,7 +136,7 @@ def test_other_loops_stay(options: dict[str, Any]) -> None:
 @in_one_item()
 @pytest.mark.parametrize(("first", "moved"), [(0, 14), (0, 15), (13, 1), (15, 0)])
 def test_slices_of_one_element(first: int, moved: int) -> None:
-    """Slices at positions behind the end of the data are empty: they stay, and the loop is interpreted."""
+    """Slices at positions after the end of the data are empty: they are kept, and the loop is interpreted."""
     body = f"""
         far = Constant <value = int64[1] {{{moved}}}> ()  from = Add (at, far)  behind = Add (from, one)
         p = Slice (data, from, behind)  f = Cast <to = 1> (p)  row = Unsqueeze (f, line)
@@ -153,6 +153,6 @@ def test_slices_of_one_element(first: int, moved: int) -> None:
 
 
 def test_gradient() -> None:
-    """Of the sum of rows that a sequence collects, by differences in float64."""
+    """Check the gradient of a sum of rows that a sequence collects, by differences in float64."""
     report = gk.check_gradient(gk.load(model(ROW)), feeds(), of="y", wrt=["x"])
     assert report.passed, str(report)

@@ -1,4 +1,4 @@
-"""Nodes of control flow on the same operands become one: which of them, with which results, at what cost."""
+"""Nodes of control flow with the same operands are merged: conditions, results and cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subgraphs on the types that they run on: what a device prepares its steps for."""
+"""Subgraphs get the types of their actual operands, for which a device prepares its steps."""
 
 from __future__ import annotations
 

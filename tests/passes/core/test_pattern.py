@@ -1,4 +1,4 @@
-"""Patterns: orders of factors, names, numbers, and who else reads what is inside."""
+"""Patterns: orders of factors, names, numbers, and other readers of intermediate values."""
 
 from __future__ import annotations
 

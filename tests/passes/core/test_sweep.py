@@ -1,4 +1,4 @@
-"""Sweeps: which nodes a rule is asked about, and what becomes of the others."""
+"""Sweeps: the nodes for which the rule is called, and the other nodes."""
 
 from __future__ import annotations
 

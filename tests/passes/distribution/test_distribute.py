@@ -1,4 +1,4 @@
-"""Where values are made, and what travels, as the parts of a graph say it; what they compute, tests/dist tells."""
+"""The ranks of values and the transfers in the parts of a graph. tests/dist tests the results."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_has_no_group_follows_most_bytes():
 
 
 def test_a_parameter_is_where_it_is_read_first():
-    """Inside of a loop too; what is read nowhere with a group follows its reader."""
+    """This holds inside of a loop, too. If no reader of a parameter has a group, it is on the rank of its reader."""
     x = gk.input("x", ["N", 4])
     init = {"type": "normal", "std": 0.5}
     w, v, u = (gk.parameter(name, [4, 4], init) for name in "wvu")
@@ -162,7 +162,7 @@ def test_elements_that_types_tell_do_not_travel():
 
 
 def test_a_subgraph_that_has_other_names_for_sizes():
-    """In the branch, N is the second size: what is received there has sizes that only the message tells."""
+    """In the branch, N is the second size, so sizes of received values are only known from the message."""
     x = gk.input("x", ["N", "M"])
     inner = Value(TensorType("float32", ("M", "N")), "x")
     with group("a"):

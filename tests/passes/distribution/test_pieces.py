@@ -104,7 +104,7 @@ def test_nodes_in_no_group() -> None:
 
 
 def test_what_makes_new_values_follows_its_operands() -> None:
-    """The default place has no part in an update of what is elsewhere."""
+    """An update runs at the place of its state, not at the default place."""
     x = x_of(4, 4)
     w = Value(TensorType("float32", (4, 4)), "w", role="parameter")
     m = Value(TensorType("float32", (4, 4)), "m", role="state")

@@ -119,7 +119,7 @@ def test_a_constant_triangle_is_causal(apply: Any, boolean: bool) -> None:
 
 
 def test_a_row_that_hides_nothing_is_not_causal(apply: Any) -> None:
-    """A mask of one row is every query's: as a triangle of its own shape it would hide nothing, of the scores' most."""
+    """A mask of one row applies to every query. It must not be read as a triangle, which would hide most scores."""
     inputs = [data(2, n, HEADS * WIDTH, name=name) for name, n in (("q", 3), ("k", 5), ("v", 5))]
     q, k, v = map(split, inputs)
     masked = F.add(F.mat_mul(q, transposed(k)), np.zeros((1, 1, 1, 5), np.float32))

@@ -1,4 +1,4 @@
-"""Attention of decoders, whose keys and values are those of earlier runs with new ones behind."""
+"""Attention of decoders: new keys and values are appended to those of earlier runs."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_a_cache_that_grows(heads: int, groups: int, options: dict[str, bool], t
 
 
 def test_results_are_arrays_of_their_own() -> None:
-    """The past is neither written nor returned; `out` takes the whole."""
+    """The past is neither overwritten nor returned. `out` receives the whole result."""
     executor, feeds = decoder(3, 3).compile(threads=1), feeds_of(3, 3, 1, 1, 6)
     before = {name: array.copy() for name, array in feeds.items()}
     out = {"keys": np.empty((1, 3, 7, 8), np.float32)}

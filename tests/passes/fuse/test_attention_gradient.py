@@ -59,7 +59,7 @@ def attention(q: Any, k: Any, v: Any, masked: Callable[[Any], Any] = lambda scor
 def made(
     inputs: Sequence[Value], y: Value, wrt: Sequence[Value] | None = None, *, others: Sequence[Value] = ()
 ) -> Graph:
-    """A training graph behind the passes, which changed none of its results: y, and gradients of y's squares."""
+    """Return a training graph after the passes, with outputs y and the gradients of sum(y^2). Checks the results."""
     wrt = inputs[:3] if wrt is None else wrt
     loss = F.reduce_sum(F.mul(y, y), keepdims=False)
     graph = Graph(inputs, [y, *gradient([loss], wrt), *others])
@@ -259,7 +259,7 @@ def test_both_operators_are_rounded(kind: DType) -> None:
 
 
 def test_linear(steps: Any) -> None:
-    """Work for each layer is the same however many there are."""
+    """The work per layer does not depend on the number of layers."""
 
     def layers(count: int) -> Graph:
         inputs = [data(1, 2, 4, 3, name=name) for name in "qkv"]

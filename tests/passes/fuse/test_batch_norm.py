@@ -1,4 +1,4 @@
-"""Batch normalisation in training absorbs sums and activations, and its gradient what these do to gradients."""
+"""Batch normalisation in training is fused with sums and activations, and its gradient with their gradients."""
 
 from __future__ import annotations
 

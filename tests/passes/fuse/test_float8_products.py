@@ -1,4 +1,4 @@
-"""Which products are of 8 bits, in which formats, and what is rounded for them."""
+"""Matrix products with 8-bit operands: which products, the formats, and the rounded values."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_gradients_have_the_wider_format() -> None:
 
 
 def test_a_tensor_is_rounded_once() -> None:
-    """For the forward product and the gradient of the weights, as it lies and transposed, flattened or not."""
+    """The forward product and the gradient of the weights share the rounded tensor, also transposed or flattened."""
     found = run_passes(trained(), (*CLEANUP, *array_passes(lambda node: True, "fp8")))
     rounded = of(found, "ScaledFloat8")
     # Both inputs, both weights, and the gradients of both results.

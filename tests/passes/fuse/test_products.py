@@ -1,4 +1,4 @@
-"""Convolutions and matrix products with what surrounds them, and batch normalisation in their weights."""
+"""Convolutions and matrix products are fused with their neighbours, and batch normalisation with their weights."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_what_selects_a_column_may_be_read_elsewhere() -> None:
 
 
 def test_rows_that_differ_are_an_error() -> None:
-    """Their dimensions have different names, so only a run can tell."""
+    """Their dimensions have different names, so the sizes are compared in the run."""
     a, b = (gk.input(name, [name.upper(), 1], "string") for name in "ab")
     net = gk.Model({"z": F.concat(label(a, "a"), label(b, "b"), axis=1)})
     for optimize in (True, False):
@@ -156,7 +156,7 @@ def test_rows_that_differ_are_an_error() -> None:
 
 
 def test_a_pipeline_as_scikit_learn_writes_it(tmp_path: Any) -> None:
-    """ArrayFeatureExtractor for each column, an encoder, and a Concat with a Reshape behind it."""
+    """An ArrayFeatureExtractor and an encoder for each column, then a Concat and a Reshape."""
     nodes, parts = [], []
     inits = [helper.make_tensor("shape", TensorProto.INT64, [2], [-1, 6])]
     for i, words in enumerate((["a", "b"], ["b", "z", ""], ["c"])):

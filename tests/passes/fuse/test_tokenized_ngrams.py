@@ -1,4 +1,4 @@
-"""N-grams of the words of texts, counted by one operator: what is joined, and that the results stay the same."""
+"""One operator counts the n-grams of words of texts: fused nodes, and unchanged results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triangular matrices that nodes compute: what is derived equals every element that numpy computes, or is nothing."""
+"""Triangular matrices that nodes compute: a derived triangle equals all elements that numpy computes."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def attention(mask: Any, rows: int, keys: int, boolean: bool) -> Any:
 @pytest.mark.parametrize("shift", [1, 2, 3])
 @pytest.mark.parametrize("boolean", [False, True])
 def test_attention_under_a_computed_mask_is_causal(shift: int, boolean: bool) -> None:
-    """Only the diagonal that ends at the last key makes it causal."""
+    """It is causal only if its diagonal ends at the last key."""
     seen = compared(F.less_or_equal, shift)
     assert attention(seen if boolean else added(seen), ROWS, COLUMNS, boolean).causal is (shift == COLUMNS - ROWS)
     seen = compared(F.greater, shift)

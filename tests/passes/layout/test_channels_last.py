@@ -1,4 +1,4 @@
-"""Layout assignment: what the graph computes stays, and transposes remain at its borders only."""
+"""Layout assignment: the results stay the same, and transposes are only at the borders."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ops(graph: Graph) -> list[str]:
 
 
 def converted(build: Callable[[Value], Any], shape: tuple[Any, ...] = ("N", 3, 9, 8)) -> Graph:
-    """The graph after the pass, which gives the same outputs as before."""
+    """Return the graph after the pass. Checks that the outputs stay the same."""
     x = Value(TensorType("float32", shape), "x")
     built = build(x)
     graph = Graph([x], built if isinstance(built, list) else [built])

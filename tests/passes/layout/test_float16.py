@@ -173,7 +173,7 @@ def test_types_and_names_at_the_borders_stay():
 
 
 def test_carried_values_are_rounded_in_every_iteration():
-    """The body of a loop says what type its state has."""
+    """The body of a loop declares the type of its state."""
     x = gk.input("x", [8], dtype="float16")
 
     def body(state):

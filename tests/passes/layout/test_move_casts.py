@@ -73,7 +73,7 @@ def test_what_was_widened_and_is_rounded_again(name: str, kind: DType) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MOVES)
 def test_what_is_rounded_behind(name: str, kind: DType) -> None:
-    """Once, of all that is read; of what some elements are read of, these alone."""
+    """If all elements are read, they are rounded once. If only some are read, only these are rounded."""
     x = value(DType.FLOAT32, 2, 3, 4)
     made = check([x], [F.cast(v, to=kind) for v in MOVES[name](x)], Cast=1)
     is_first = made.nodes[0].op.name == "Cast" or made.nodes[0].op.name == "Constant"
@@ -91,7 +91,7 @@ def test_the_same_rounding_of_several_shapes_is_one(kind: DType) -> None:
 @in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 def test_joins_of_what_was_widened(kind: DType) -> None:
-    """Also where somebody reads them in float32: that is what they were."""
+    """This also applies if another node reads them in float32, because they were cast from 16 bits."""
     a, b = value(kind, 2, 4, name="a"), value(kind, 3, 4, name="b")
     joined = F.concat(wide(a), wide(b), axis=0)
     check([a, b], [F.cast(joined, to=kind)])
@@ -101,7 +101,7 @@ def test_joins_of_what_was_widened(kind: DType) -> None:
 
 
 def test_what_stays() -> None:
-    """Results of the graph, what is rounded in two ways, what somebody reads as it is, other types."""
+    """Outputs, values that are rounded to two types, values with a float32 reader, and other types are kept."""
     kind, x = DType.BFLOAT16, value(DType.FLOAT32, 4, 6)
     moved = F.transpose(x)
     for outputs, casts in (

@@ -1,4 +1,4 @@
-"""Composite operators run as what they consist of, with the same results."""
+"""Composite operators are expanded to run, with the same results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simplification: what provably changes nothing goes, everything else stays."""
+"""Simplification: nodes that provably change nothing are removed, and all others are kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ints(*values: int) -> np.ndarray:
 
 
 def ops_of(build: Callable[[Value], Any], *shape: Any) -> list[str]:
-    """Operators left of `build(x)`, constants aside; checks that results stay what they were."""
+    """Return the remaining operators of `build(x)` without constants. Checks that the results stay the same."""
     x = Value(TensorType("float32", shape), "x")
     y = build(x)
     graph = Graph([x], list(y) if isinstance(y, tuple) else [y])
@@ -142,7 +142,7 @@ def test_large_integers_are_rounded_by_float32() -> None:
 
 
 def test_a_slice_with_one_step_other_than_one_stays() -> None:
-    """Of an axis of one element any step keeps the size, and of an empty one too; of others none but 1 does."""
+    """Any step keeps the size of an axis with at most one element. For longer axes, only a step of 1 does."""
     for steps in ((1, -1), (-1, 1), (-1, -1)):
         starts = ints(*(0 if step == 1 else -1 for step in steps))
         ends = ints(*(9 if step == 1 else -9 for step in steps))

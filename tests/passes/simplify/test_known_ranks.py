@@ -50,7 +50,7 @@ LAYERS = pytest.mark.parametrize("layer", WEIGHTS, ids=lambda f: f.__name__)
 
 
 def gradient_in_a_branch(layer: Callable[..., Any]) -> tuple[gk.Model, dict[str, np.ndarray]]:
-    """The gradient of a layer in the branch of an If, on an operand whose rank nothing tells."""
+    """The gradient of a layer in the branch of an If, on an operand of unknown rank."""
     p, x = Value(TensorType("bool", ()), "p"), Value(TensorType("float32", None), "x")
     weights = [weight(name, *shape) for name, shape in zip("wr", WEIGHTS[layer], strict=False)]
 

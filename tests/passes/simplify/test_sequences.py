@@ -155,7 +155,7 @@ def mapped(x: Value, i: Value, m: Value, p: Value) -> Any:
 
 
 def counted(x: Value, i: Value, m: Value, p: Value) -> Any:
-    """Of the list only its length is read."""
+    """Return the length of the list. Its elements are not read."""
 
     def body(_: Value, h: Value, q: Value) -> list[Any]:
         return [F.tanh(h), F.sequence_insert(q, F.sin(h))]
@@ -165,7 +165,7 @@ def counted(x: Value, i: Value, m: Value, p: Value) -> Any:
 
 
 def collected_until(x: Value, i: Value, m: Value, p: Value) -> Any:
-    """By a loop without a trip count."""
+    """A loop without a trip count collects the list."""
     number, going = Value(TensorType("int64", ()), "number"), Value(TensorType("bool", ()), "going")
     h, q = Value(x.type, "h"), Value(SequenceType(TensorType("float64")), "q")
     outputs = [F.less(number, at(2)), F.tanh(h), F.sequence_insert(q, F.sin(h))]
@@ -277,7 +277,7 @@ def test_loops_in_loops_are_resolved_in_steps_that_grow_with_their_depth(steps: 
 
 
 def test_rows_whose_size_grows_are_no_rows_of_one_tensor() -> None:
-    """A state that broadcasting makes larger, in a body that declares what it starts with."""
+    """Broadcasting enlarges the state. The body declares its initial shape."""
     h, w = gk.input("h", [2, 1], dtype="float64"), gk.input("w", [2, 3], dtype="float64")
 
     def body(_: Value, h: Value, q: Value, w: Value) -> list[Any]:
@@ -294,7 +294,7 @@ def test_rows_whose_size_grows_are_no_rows_of_one_tensor() -> None:
 @in_one_item()
 @pytest.mark.parametrize("split", [None, 1, 2])
 def test_an_axis_of_any_size(split: int | None, steps: Any) -> None:
-    """A file may say what it likes of the number of parts: it takes no time and no memory."""
+    """A file may declare any number of parts: this takes no time and no memory."""
     x = gk.input("x", [10**9, 0])
     q = F.split_to_sequence(x, *([] if split is None else [at(split)]))
     graph = gk.Model({"y": F.sequence_at(q, at(-1)), "z": F.concat_from_sequence(q, axis=1)}, name="net").graph

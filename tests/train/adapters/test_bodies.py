@@ -160,7 +160,7 @@ def test_files_of_a_loop_and_of_the_unrolled_network_are_equal(tmp_path) -> None
 
 
 def branches() -> gk.Model:
-    """Two branches with a weight of their own each, and one that both and the outer graph apply."""
+    """Two branches. Each has its own weight, and both share a weight with the outer graph."""
     x, positive = gk.input("x", ["N", 4]), gk.input("positive", [], "bool")
     weights = {n: gk.parameter(f"{n}.weight", (4, 4)) for n in ("yes", "no", "both")}
 

@@ -1,4 +1,4 @@
-"""Trainer(lora=...): what is trained and saved, resuming, and the same losses as PyTorch."""
+"""Trainer(lora=...): trained and saved parameters, resuming, and the same losses as PyTorch."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ struct RecipeFields<Location> {
     static auto of(Location& location) { return std::tie(location.external, location.offset); }
 };
 
-// What a loop does besides the steps of its body; see Loop in runtime/program.h. The body reads and writes rows of
-// slices, and the values of states, in external memory that only the body has. These pieces are numbered after those
-// that exist already: one for each slice, then for each state one that the body reads, and one that it writes. A state
-// with `row` has no piece that is written: its new value is the row of that slice.
+// A loop, without the steps of its body; see Loop in runtime/program.h. The body reads and writes rows of slices, and
+// the values of states, in external memory that belongs to the body. These pieces of memory are numbered after the
+// existing ones: one for each slice, then for each state one that the body reads, and one that it writes. A state with
+// `row` has no piece to write: its new value is the row of that slice.
 struct SavedLoop {
     struct Slice {
         Location whole;

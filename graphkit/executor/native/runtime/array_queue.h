@@ -24,7 +24,7 @@ class ArrayState {
     std::shared_ptr<const Failure> failure() const;
     void set_failure(std::shared_ptr<const Failure> failure);
 
-    // Of the engine of queue number `queue_number`. The queue replaces them after a fork.
+    // The variable belongs to the engine of queue `queue_number`. After a fork, the queue replaces both.
     VariablePtr variable;
     std::uint64_t queue_number;
 

@@ -160,7 +160,7 @@ void Engine::State::work(int worker) {
                 events_.push_back({operation.name, worker, start, end});
             }
         }
-        // Of the operations that became ready, this worker takes one itself.
+        // This worker takes one of the operations that became ready.
         const std::size_t made_ready = finish(operation, std::move(failure));
         wake(made_ready > 0 ? made_ready - 1 : 0);
     }

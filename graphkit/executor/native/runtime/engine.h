@@ -63,9 +63,9 @@ class Engine {
     VariablePtr variable();
 
     // Runs `work` on a worker as soon as its predecessors are done: operations pushed before that write one of `reads`,
-    // or that read or write one of `writes`. Of the ready operations, those of the highest priority start first; of
-    // these, the oldest. A variable in both lists counts as written. Throws NativeError for a variable of another
-    // engine, and after close.
+    // or that read or write one of `writes`. Ready operations start in the order of their priority, the highest first;
+    // among equal ones, the oldest first. A variable in both lists counts as written. Throws NativeError for a variable
+    // of another engine, and after close.
     //
     // If one of its variables has failed, the operation does not run, and its own `writes` fail with the same failure.
     void push(std::string name, Work work, const Variables& reads, const Variables& writes, int priority = 0);

@@ -127,7 +127,7 @@ std::vector<int> Scheduler::plain_order() const {
 
 std::vector<int> Scheduler::list_schedule(bool eager, const std::vector<std::int64_t>& allocated) const {
     std::vector<int> waiting = waiting_;
-    // Of each buffer: the number of tasks that have not read it yet, and the sum of their indices.
+    // For each buffer: the number of tasks that have not read it yet, and the sum of their indices.
     std::vector<int> unread(sizes_.size());
     std::vector<std::int64_t> readers(sizes_.size());
     for (std::size_t index = 0; index < tasks_.size(); ++index) {

@@ -92,7 +92,7 @@ def _hang():
 
 
 def _hold():
-    """Never gives the GIL away."""
+    """Hold the interpreter lock forever."""
     re.match("(a+)+$", "a" * 64 + "b")
 
 

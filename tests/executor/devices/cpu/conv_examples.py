@@ -1,4 +1,4 @@
-"""Convolutions of data with the channels last that tests of our own code compute, and what they compare with."""
+"""Convolutions with channels last for tests of graphkit's own code, and the expected results."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def value_of(array: np.ndarray, name: str = "x") -> Value:
 
 
 def unwritten(node: Node) -> list[np.ndarray]:
-    """Memory for the results, full of a number that none of them has."""
+    """Return memory for the results, filled with a number that is not a result."""
     return [np.full(v.tensor.static_shape, 77).astype(v.dtype.numpy) for v in node.outputs]
 
 
@@ -87,7 +87,7 @@ def run_native(node: Node, arrays: Sequence[Any], threads: int = 1) -> list[np.n
 
 
 def same_bits(make: Callable[..., Value], arrays: Sequence[Any], threads: Sequence[int] = (1, 3)) -> None:
-    """The kernel of `make(*values)` and the reference give the same bits."""
+    """Check that the kernel of `make(*values)` and the reference give the same bits."""
     arrays = [np.asarray(a, order="C") for a in arrays]
     node = make(*(value_of(a, f"x{i}") for i, a in enumerate(arrays))).node
     (expected,) = run_node(node, arrays)

@@ -259,7 +259,7 @@ def test_a_past(past, heads, groups, rows, causal, isa):
     "size", [(0, 2, 1, 4, 3, 2), (1, 2, 0, 4, 3, 2), (1, 2, 1, 4, 3, 0), (1, 2, 1, 4, 0, 3)], ids=str
 )
 def test_a_past_with_empty_axes(size):
-    """The past is copied whatever there is to attend to it."""
+    """The past is copied even if there are no queries."""
     batch, heads, rows, past, depth, value_depth = size
     q, k, v = operands(batch, heads, rows, rows, depth, value_depth)
     _, past_k, past_v = operands(batch, heads, rows, past, depth, value_depth, seed=1)

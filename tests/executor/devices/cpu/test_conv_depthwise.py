@@ -214,7 +214,7 @@ def test_one_axis(channels, width, kernel, attrs, constant, residual):
     [(1, 1, 56, True), (4, 1, 56, True), (1, 4, 56, True), (9, 1, 56, False), (1, 8, 56, False), (1, 1, 1000, False)],
 )
 def test_copies_are_shared_by_lines(dilation, stride, width, copies):
-    """Where lines of windows have few rows in common, copies would be larger than what is computed from them."""
+    """If lines of windows share few rows, copies would be larger than the result."""
     pad = 3 * dilation
     window = native.PoolWindow((7, 7), (stride, 1), (dilation, 1), (pad, 3), (pad, 3))
     y = (1, 32, (56 - 1) // stride + 1, width)

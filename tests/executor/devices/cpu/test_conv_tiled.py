@@ -339,7 +339,7 @@ def test_which_method():
 
 @pytest.mark.skipif(BEST_ISA == "baseline", reason="the choice depends on the number of lanes")
 def test_sizes_that_vary_are_for_our_own_code():
-    """Where the library's would have to be made for each of them."""
+    """The library would need a new kernel for each size."""
 
     def method(x: tuple[int, ...], filters: int, constant: bool = True, **attributes: Any) -> str | None:
         e = Example(x, filters, attributes, kernel=(3,) * (len(x) - 2))
@@ -358,7 +358,7 @@ def test_sizes_that_vary_are_for_our_own_code():
 
 
 def implementations(run: Any) -> set[tuple[str, str]]:
-    """(operator, what computed it, without the instruction set) for the convolutions of a run and their gradients."""
+    """Return (operator, implementation without instruction set) of the convolutions of a run and their gradients."""
     with gk.profile() as profile:
         run()
     steps = [e for e in profile.trace()["traceEvents"] if "Conv" in e["name"] and "args" in e]

@@ -52,7 +52,7 @@ SPECIAL = [math.nan, -math.nan, math.inf, -math.inf, 1e-41, -1e-41, -0.0, 0.0, 1
 
 
 def activate(kind: str, alpha: float, beta: float, x: np.ndarray, fused: bool, threads: int = 1) -> np.ndarray:
-    """The activation of x, a vector, behind a convolution that leaves every element alone, NaN and infinities too."""
+    """Return the activation of a vector x, after a convolution that leaves all elements unchanged, also NaN."""
     x_shape, w_shape = (1, 1, x.size, 1), (1, 1, 1, 1)
     dtype = "float32" if x.dtype == np.float32 else "bfloat16"
     kernel = native.Convolution(

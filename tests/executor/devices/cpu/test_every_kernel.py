@@ -68,7 +68,7 @@ class Held:
 
 
 def placed(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A copy that begins where a cache line does, and the memory that it lies in with its guards."""
+    """Return a copy that is aligned to a cache line, and the memory that contains it and its guards."""
     memory = np.full(array.nbytes + 2 * GUARD + 64, CANARY, np.uint8)
     start = -(memory.ctypes.data + GUARD) % 64 + GUARD
     whole = memory[start - GUARD : start + array.nbytes + GUARD]
@@ -78,7 +78,7 @@ def placed(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def moves(case: Case) -> bool:
-    """Whether the operator takes booleans like numbers: then it only moves or compares what it takes."""
+    """Whether the operator accepts booleans like numbers. Then it only moves or compares its operands."""
     formals = case.op.formals
     allowed: Any = case.op.types.get(formals[0].name, ()) if formals else ()
     return not isinstance(allowed, str) and DType.BOOL in allowed and case.op.name not in {*POINTWISE, *ADDS_UP}
@@ -111,7 +111,7 @@ def run_aligned(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) ->
 
 
 def run_at_page_end(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) -> list[np.ndarray]:
-    """Operands and results that no cache line begins with, and behind which there is no memory."""
+    """Run with operands and results that are not aligned to cache lines and end at unmapped memory."""
     outputs = [at_page_end(result) for result in results]
     kernel([None if a is None else at_page_end(a) for a in arrays], outputs)
     return outputs
@@ -130,7 +130,7 @@ def run_in_place(
 
 
 def pairs_in_place(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) -> list[tuple[int, int]]:
-    """The pairs that the kernel allows, of those that are there and have as many bytes."""
+    """Return the in-place pairs of the kernel whose operand and result exist and have the same size."""
     allowed = kernel.inplace if is_native(kernel) else ()
     there = [(i, o) for i, o in allowed if i < len(arrays) and arrays[i] is not None]
     return [(i, o) for i, o in there if arrays[i].nbytes == results[o].nbytes]
@@ -142,7 +142,7 @@ def data_dependent_kernel(node: Node, context: KernelContext) -> Any:
 
 
 def attempts(case: Case, node: Node, arrays: list[Any]) -> Iterator[tuple[str, Sequence[np.ndarray | None]]]:
-    """The results in every layout, from one thread and from three; packed constants where the kernel wants them."""
+    """Yield the results in every layout, with one thread and with three. Constants are packed if necessary."""
     used = (True,) * len(node.outputs)
     for threads in (1, 3):
         kernel = data_dependent_kernel(node, KernelContext(threads))
@@ -227,7 +227,7 @@ def is_representative(cases: Sequence[Case]) -> list[bool]:
 
 
 def differences(case: Case) -> list[str]:
-    """Where the results of the case's native kernels differ from those of its reference."""
+    """Return the differences between the native kernels and the reference of a case."""
     wrong = []
     for node in nodes_of(case):
         arrays = [None if a is None else np.asarray(a, order="C") for a in case.arrays[: len(node.inputs)]]
@@ -339,7 +339,7 @@ def _drops_otherwise(node: Node) -> bool:
 
 
 def _is_other_product(node: Node) -> bool:
-    """Whether a product is neither oneDNN's, nor of types that graphkit multiplies with nothing that follows."""
+    """Whether neither oneDNN computes a product, nor a graphkit kernel for its types without an epilogue."""
     if not _not_of_library(node):
         return False
     kinds = {DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}

@@ -83,7 +83,7 @@ def test_helpers_without_a_core_hold_nobody_up():
 
 @pytest.fixture(params=[False, True], ids=["work that pays", "all work"])
 def shared_work(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Loops however short are shared as well, so that thousands of them follow each other at once."""
+    """Very short loops are shared, too: thousands of them follow each other."""
     native.share_all_work(request.param)
     yield
     native.share_all_work(False)

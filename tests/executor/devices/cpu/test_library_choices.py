@@ -312,7 +312,7 @@ def test_channels_that_do_not_fill_a_vector(stride):
 
 
 def swept(isa: str, dtype: str, seed: int, shapes: int, times: int) -> None:
-    """The sweep in a process of its own, in which the library keeps to an instruction set."""
+    """Run the sweep in a new process, in which the library uses one instruction set."""
     numbers = [str(n) for n in (seed, shapes, times)]
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa}
     done = subprocess.run(

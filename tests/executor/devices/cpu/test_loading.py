@@ -1,4 +1,4 @@
-"""Finding the extension and oneDNN: what happens where one of them is not there."""
+"""Loading of the extension and of oneDNN, and errors if one of them is missing."""
 
 import importlib.metadata
 import os

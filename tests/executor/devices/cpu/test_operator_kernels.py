@@ -1,4 +1,4 @@
-"""Kernels that are made from what a node says, without a factory in Python."""
+"""Kernels that are made from a node's description, without a factory in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants that kernels want packed: the copies follow versions."""
+"""Packed copies of constants for kernels: they are renewed if the version of the constant changes."""
 
 import weakref
 

@@ -263,7 +263,7 @@ def test_average_of_special_values(case, include_pad, isa):
 @in_one_item()
 @pytest.mark.parametrize("case", [*FAR, *ROWS, *MANY_PLANES], ids=str)
 def test_working_memory_is_the_planners(case):
-    """It grows with the threads, to no more than what they can use at the same time."""
+    """It grows with the number of threads, up to the memory that they can use at the same time."""
     shape, attrs = case
     pooled, window = geometry(MaxPool(**attrs), shape)
     for make in (native.MaxPool, native.AveragePool):

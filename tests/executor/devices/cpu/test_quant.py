@@ -147,7 +147,7 @@ def test_quantised_products(products: str, result: Any) -> None:
 
 
 def test_ties_and_saturation(products: str) -> None:
-    """Halves go to even numbers; what is too large, infinite or NaN becomes a bound, as in the reference."""
+    """Ties round to even. Numbers that are too large, infinite or NaN become a bound, as in the reference."""
     x = np.arange(256, dtype=np.uint8).reshape(256, 1)
     w = np.array([[1, 2, 3, -1, -2, -128, 127, 0]], np.int8)
     for scale in (0.5, 0.25, 1e30, float("inf"), float("nan"), -1.0, 0.0):

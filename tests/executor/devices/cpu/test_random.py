@@ -1,4 +1,4 @@
-"""Random kernels draw what the references draw, whatever the number of threads and the instruction set."""
+"""Random kernels draw the numbers of the references, for any number of threads and instruction set."""
 
 import math
 

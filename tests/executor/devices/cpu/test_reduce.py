@@ -36,7 +36,7 @@ def reduced(function, x, axes, threads=1, keepdims=False):
 
 
 def expected(function, x, axes):
-    """By the operator's reference, in float64 for floats."""
+    """Return the result of the operator's reference, in float64 for floats."""
     wide = x.astype(np.float64) if x.dtype.name in FLOATS else x
     op = registry.get("", f"Reduce{function}")(keepdims=False, noop_with_empty_axes=True)
     with np.errstate(all="ignore"):

@@ -67,7 +67,7 @@ def test_gradients_of_resizing(mode: str, inner: tuple[int, ...], dtype: str) ->
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @INNER
 def test_all_of_the_result_from_one_place(inner: tuple[int, ...], dtype: str, isa: str) -> None:
-    """One element has as many weights as the result has elements, all others none."""
+    """All elements of the result read the same element."""
     crop = {"coordinate_transformation_mode": "tf_crop_and_resize", "mode": "linear"}
     for place in (0.0, 0.5, 1.0):
         node, arrays = resized_gradient((2, 41, *inner), 1, 300, dtype, roi=[place, place], **crop)

@@ -148,7 +148,7 @@ def test_activations(isa, function):
 
 
 def test_functions_of_gates_far_out_and_near_zero(isa):
-    """Through a layer of one unit whose gates are what x says; relative errors of tanh near 0 count."""
+    """Test activations through a layer of one unit whose gates are x. Relative errors of tanh near 0 count."""
     x = np.concatenate([np.float32([-1e30, -200, -88, 88, 200, 1e30]), np.geomspace(1e-8, 9, 500, dtype=np.float32)])
     x = np.concatenate([x, -x]).reshape(1, -1, 1)
     ones, zeros = np.ones((1, 1, 1), np.float32), np.zeros((1, 1, 1), np.float32)

@@ -102,7 +102,7 @@ class Layer:
         return outputs
 
     def check(self, threads=1, tolerance=4e-6):
-        """Both recurrences; the second one reads what the first has saved."""
+        """Check both recurrences. The second one reads the values that the first has saved."""
         saved = self.run(self.saving, self.forward_kernel(threads))
         for ours, expected in zip(saved, self.reference(self.saving), strict=True):
             np.testing.assert_allclose(ours, expected, rtol=tolerance, atol=tolerance)
@@ -275,7 +275,7 @@ def layer_and_gradients(kind, **attributes):
 @pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_layer_shares_the_recurrence_of_its_gradient(monkeypatch, kind, direction):
-    """The same numbers as of Scans, which are what the gradient is where the kernels do not apply."""
+    """The results are those of Scans, which compute the gradient if the kernels do not apply."""
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")
     graph, feeds = layer_and_gradients(kind, direction=direction)
     whole = Executor(graph, ParamStore({}), threads=2)

@@ -78,7 +78,7 @@ def test_lengths_other_than_the_signals(dtype: str) -> None:
 
 
 def test_many_and_few_columns() -> None:
-    """More columns than are transformed together, a rest of them, one, and none."""
+    """More columns than are transformed together, with a remainder; one column; and none."""
     rng = np.random.default_rng(3)
     for shape in ((33, 12, 1), (1, 12, 1), (0, 12, 1), (4, 12, 0, 2), (16, 12, 2)):
         x = rng.standard_normal(shape).astype(np.float32)

@@ -85,7 +85,7 @@ def test_top_k(shape, axis, largest, name, isa):
 @pytest.mark.parametrize("order", ["ascending", "descending", "random", "ascending with ties"])
 @pytest.mark.parametrize("name", ["float32", "int64", "uint8"])
 def test_few_of_rows_in_order(k, shape, order, name, isa):
-    """Rows in which each element is better than those before it, or none is."""
+    """Rows in which each element is better than all before it, and rows in the reverse order."""
     axis = int(np.argmax(shape))
     x = np.random.default_rng(0).integers(0, 256, shape)
     if order != "random":

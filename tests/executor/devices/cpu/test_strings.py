@@ -22,7 +22,7 @@ WORDS = ["red", "re", "", "red ", "R\0d", "é", "éé", "日本", "\U0001d538", 
 
 
 def strings(*shape: int, words: list[str] = WORDS) -> np.ndarray:
-    """Drawn strings; none is the very object of another."""
+    """Return random strings. All are different objects."""
     drawn = RNG.choice(len(words), int(np.prod(shape)))
     result = np.empty(len(drawn), object)
     result[:] = [words[i][:1] + words[i][1:] for i in drawn]
@@ -36,7 +36,7 @@ def node_of(function: Any, *operands: np.ndarray, **attributes: Any) -> Node:
 
 
 def check(function: Any, *operands: np.ndarray, **attributes: Any) -> None:
-    """The function that the device has for the node computes what the reference computes."""
+    """Check that the device's function for the node has the results of the reference."""
     node = node_of(function, *operands, **attributes)
     make = rule_of("cpu", node.op, strings=True).string_function
     assert make is not None

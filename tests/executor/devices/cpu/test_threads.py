@@ -1,4 +1,4 @@
-"""How many threads may be asked for, and what happens where the system gives fewer."""
+"""The allowed numbers of threads, and systems that give fewer threads than requested."""
 
 import os
 import subprocess
@@ -133,7 +133,7 @@ NO_THREADS = """
     runner, engine = net.compile(threads=4), Engine(workers=4)
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[0])
-    # The stack of a thread takes 8 MB of addresses, of which there are 7 left; the result takes 4.
+    # The stack of a thread takes 8 MB of addresses, but only 7 MB are left. The result takes 4 MB.
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (7 << 20), resource.RLIM_INFINITY))
     for call in (lambda: runner.run(feeds), lambda: engine.push(print)):
         try:

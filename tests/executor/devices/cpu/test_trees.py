@@ -1,4 +1,4 @@
-"""Kernels of tree ensembles: leaves are those of the reference, whatever the rows; bits the same for any threads."""
+"""Kernels of tree ensembles: the leaves are those of the reference, and the bits do not depend on threads."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def why_not() -> str:
 needs_card = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a card")
 
 
-# Of a sample's element types.
+# Slices of a sample's element types.
 FIRST, OTHERS = slice(1), slice(1, None)
 
 

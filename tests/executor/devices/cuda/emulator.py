@@ -67,7 +67,7 @@ class Emulator:
         self._folder = folder
         self._functions: dict[str, Any] = {}
         self._wanted: dict[Source, None] = {}
-        # Of each thread: a thread that a test starts compiles what it needs itself.
+        # Each thread compiles the sources that it needs, also threads that tests start.
         self._of_thread = threading.local()
         self._compiling = threading.Lock()
 

@@ -37,7 +37,7 @@ static inline unsigned atomicAdd(unsigned* x, unsigned more) {
     return before;
 }
 
-// Of a conditional node, whose handle is where its value lies.
+// Sets the value of a conditional node. The handle is its address.
 extern "C" inline void cudaGraphSetConditional(unsigned long long handle, unsigned value) {
     *reinterpret_cast<unsigned*>(handle) = value;
 }

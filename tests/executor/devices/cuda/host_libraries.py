@@ -111,7 +111,7 @@ def attention(work: Attention, memory: Of) -> None:
 # Another kernel replaces results that overflow in the library.
 @np.errstate(over="ignore", invalid="ignore")
 def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, causal: bool) -> np.ndarray:
-    """By the formula of cuDNN's documentation; neighbouring heads of q may have one of k and v."""
+    """Compute attention by the formula of cuDNN's documentation. Neighbouring heads of q may share one of k and v."""
     k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
     scores = np.float32(scale) * (q @ k.swapaxes(2, 3))
     if causal:

@@ -92,7 +92,7 @@ _UNTOLD = ("streams", "early", "emulator", "arrays", "current", "conditions", "i
 
 
 class RealCard(cuda.CudaDevice):
-    """The card, which tells what the stand-in tells of programs; a test that asks for more than that is skipped."""
+    """A real GPU with the counters of the fake one. Tests that need other attributes of the fake GPU are skipped."""
 
     def __init__(self) -> None:
         import cupy

@@ -16,7 +16,7 @@ needs_cudnn = pytest.mark.skipif(
 
 
 def without_a_plan(what: str, architecture: str, folder: Path) -> tuple[list[str], int]:
-    """Lines for what it has no plan for, and of how much it was asked. what: "convolutions" or "attention"."""
+    """Return the operations without a plan, and the number of operations. what: "convolutions" or "attention"."""
     if COMPILER is None:
         pytest.skip("there is no C++ compiler")
     script = Path(__file__).with_name("cudnn_plans.py")

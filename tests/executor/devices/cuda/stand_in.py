@@ -28,9 +28,9 @@ from graphkit.ops.xp import Namespace
 
 
 class CardArray(np.ndarray):
-    """An array in the stand-in's memory: nothing computes with it and an array of the host together.
+    """An array in the fake GPU's memory. Computing with it and a host array together is an error.
 
-    card: the number of the card that it was allocated on; None for what numpy has made.
+    card: the number of the GPU that it was allocated on; None for results of numpy.
     """
 
     card: int | None = None

@@ -1,6 +1,4 @@
-"""A stand-in for NVIDIA's frontend of cuDNN: what its documentation says of graphs, convolutions and attention, on the
-host.
-"""
+"""A fake of NVIDIA's cuDNN frontend. It computes graphs, convolutions and attention as documented, on the host."""
 
 from __future__ import annotations
 
@@ -70,7 +68,7 @@ class Tensor:
 
 
 class Graph:
-    """`pygraph`. ways: how many plans the library has; none is within `least_workspace` bytes."""
+    """The class `pygraph`. ways: number of plans of the library. All need more than `least_workspace` bytes."""
 
     ways = 1
     least_workspace = 0

@@ -1,4 +1,4 @@
-"""A stand-in for CUDA's graphs behind NVIDIA's bindings, whose classes are the real ones, and a card that captures."""
+"""A fake of CUDA graphs for NVIDIA's bindings, which uses their real classes, and a fake GPU that captures."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Runtime:
         return (self._bindings.cudaError_t.cudaSuccess, *answer)
 
     def _without_edges(self, given: Sequence[Any], place: int) -> list[Any]:
-        """Arguments but for the kinds of edges, which are the usual ones."""
+        """Return the arguments without the kinds of edges, which must be the default."""
         if not self._edges:
             return list(given)
         assert given[place] is None
@@ -70,7 +70,7 @@ class Runtime:
         return graph
 
     def add(self, stream: int, what: Any) -> None:
-        """A node behind all that a stream has captured."""
+        """Add a node after everything that a stream has captured."""
         graph, last = self.captures[stream]
         self.graphs[graph].append(what)
         last[:] = [self._new()]
@@ -142,7 +142,7 @@ class Runtime:
 
 
 class Capturing:
-    """A card whose kernels add a node to what the current stream captures."""
+    """A GPU whose kernels add nodes to the capture of the current stream."""
 
     def __init__(self, runtime: Runtime):
         self.runtime, self.current_stream = runtime, STREAM

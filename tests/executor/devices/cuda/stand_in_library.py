@@ -1,4 +1,4 @@
-"""A stand-in for nvmath.bindings.cublasLt: what its documentation says of descriptors and products, on the host."""
+"""A fake of nvmath.bindings.cublasLt. It implements descriptors and products as documented, on the host."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class cuBLASLtError(Exception):  # noqa: N801
 
 
 class CublasLt:
-    """The module. ways: how many algorithms its heuristics find. refuses: what of a product, with which status."""
+    """The module. ways: number of algorithms that its heuristics find. refuses: rejected functions, with statuses."""
 
     cuBLASLtError = cuBLASLtError  # noqa: N815
 

@@ -94,7 +94,7 @@ class Nccl:
 
 
 class Communicator:
-    """aborted: nothing is waited for any more. failed: what the library finds behind a call."""
+    """aborted: calls do not wait any more. failed: the error that the library reports after a call."""
 
     def __init__(self, nccl: Nccl, folder: Path, rank: int, size: int):
         self._nccl, self.folder, self.rank, self.size = nccl, folder, rank, size

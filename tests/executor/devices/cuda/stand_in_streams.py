@@ -41,9 +41,9 @@ class Point(NamedTuple):
 
 
 class Stream:
-    """Work that waits until somebody waits for it. waits: how often somebody did.
+    """A stream whose work is done only when a caller waits for it. waits: number of such calls.
 
-    early: of this stream it is done when it is queued, with what it follows in others, if that can be done.
+    early: work of this stream is done when it is queued, together with work of other streams that it depends on.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Stream:
 
     @property
     def is_inner(self) -> bool:
-        """Whether what is queued now is what a condition chooses or repeats."""
+        """Whether the queued work is part of a branch or loop body."""
         return self.recording is not None and self.recording.inner
 
     def mark(self) -> Point:
@@ -89,7 +89,7 @@ class Stream:
             recording.joined[point.stream] = point.position
 
     def advance(self, to: int | None = None) -> bool:
-        """Do what can be done, up to a position; whether all of it is."""
+        """Do the possible work up to a position. Return whether all of it is done."""
         with _TAKING_TURNS:
             while self.work and (to is None or self._begun < to):
                 if self.work[0]() is PENDING:
@@ -104,7 +104,7 @@ class Stream:
 
 
 def inside(queue: Callable[[Stream], None]) -> list[Work]:
-    """The work of a condition's part, which `queue` queues in a stream of its own: the same whenever it is done."""
+    """Return the work of a branch or loop body, which `queue` queues in a separate stream. It can be repeated."""
     stream = Stream()
     recording = stream.recording = Recording(stream, inner=True)
     queue(stream)

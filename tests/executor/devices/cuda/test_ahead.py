@@ -1,4 +1,4 @@
-"""Arrays that are sent to a card while it computes: a run reads what was sent, and nothing is written over too soon."""
+"""Arrays that are sent to a GPU while it computes: a run reads the sent values, and memory is not reused too early."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_sizes_that_are_a_little_larger_fit(card: Card) -> None:
 
 @stand_in_alone
 def test_room_is_made_when_nothing_is_copied_there_any_more(card: Card) -> None:
-    """Pools give memory that is let go to others, whatever is still queued."""
+    """Pools give released memory to other streams, even if work is still queued."""
     small, stream = number(3), card.stream()
     card.send_ahead(small)
     with card.on(stream):

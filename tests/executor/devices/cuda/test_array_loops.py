@@ -26,7 +26,7 @@ RNG = np.random.default_rng(0)
 
 
 def both(net: gk.Model, *runs: dict[str, Any], rtol: float = 1e-5) -> Executor:
-    """The executor on the card, after runs that come to what the processor computes, each twice over."""
+    """Compare each run on the GPU with the CPU, twice. Return the executor on the GPU."""
     there, here = net.compile("cuda"), net.compile(threads=1)
     for feeds in runs * 2 if len(runs) > 1 else runs * 4:
         expected, found = here.run(feeds), there.run(feeds)
@@ -306,7 +306,7 @@ def recurrent(x: gk.Value) -> gk.Value:
 
 
 def adaptive(x: gk.Value) -> gk.Value:
-    """A loop whose iterations a value tells, with a gradient."""
+    """A loop with a data-dependent number of iterations, and its gradient."""
     w = gk.parameter("w", (3, 3), init=gk.init.Normal(0.3))
     h = gk.while_loop(
         lambda s: gk.reduce_sum(s * s) > 0.5, lambda s: gk.tanh(s @ w) * 0.7, x[:, 0], maximum_iterations=6

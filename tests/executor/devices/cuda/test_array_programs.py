@@ -1,4 +1,4 @@
-"""Programs on devices with memory of their own, on a stand-in for the card."""
+"""Programs on devices with their own memory, on a fake GPU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(graph: Graph, feeds: list[Any], device: str) -> list[Any]:
 
 
 def launches(graph: Graph) -> bool:
-    """Whether every step has a kernel of the card; views are none."""
+    """Whether every step has a GPU kernel. Views are not steps."""
     return all(make_launched("cuda", node, KernelContext()) is not None for node in place_values(graph).steps)
 
 
@@ -247,7 +247,7 @@ def test_dynamic_sizes_control_flow_and_sequences(card: Card) -> None:
 
 
 def test_references_of_numpy_alone_run_on_the_host(card: Card) -> None:
-    """Copies of what is on the device go there and back, in subgraphs too; maps are there already."""
+    """Operands are copied to the host and results back, also in subgraphs. Maps are on the host already."""
     tree: dict[str, Any] = {
         "tree_roots": [0], "nodes_featureids": [1], "nodes_modes": np.zeros(1, np.uint8),
         "nodes_splits": np.array([0.5], np.float32), "nodes_truenodeids": [0], "nodes_trueleafs": [1],

@@ -87,7 +87,7 @@ def test_a_step_brings_its_loss_alone(card: Card, monkeypatch: pytest.MonkeyPatc
 
 
 def taking(card: Card, *, faults: bool = True) -> tuple[Executor, ParamStore]:
-    """Adds what is taken from a table to three states; without `faults` all of it, so that nothing can fail."""
+    """Add rows of a table to three states. Without `faults`, the whole table is used, so that no index can fail."""
 
     def graph(**states: Value) -> Graph:
         table, index = Value(TensorType("float32", (5, 4)), "table"), Value(TensorType("int64", (3,)), "index")
@@ -229,7 +229,7 @@ def test_running_statistics_share_a_launch(card: Card) -> None:
     np.testing.assert_allclose(there, here, rtol=1e-4)
     for name, array in wanted.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
-    # Of the last recording all updates of parameters are one launch, and all statistics another.
+    # In the last recording, all updates of parameters share one launch, and all updates of statistics another.
     steps, launches = card.merged[-1]
     statistics = sum("running" in name for name in wanted)
     assert statistics == 6
@@ -301,7 +301,7 @@ def test_states_that_change_places(card: Card) -> None:
 
 
 def test_a_state_that_others_still_read(card: Card) -> None:
-    """Its old value is an output, and it becomes what another output is too."""
+    """Its old value is an output, and its new value is another output."""
 
     def shared(a: Value) -> Graph:
         grown = F.add(F.mul(a, a), a)
@@ -395,7 +395,7 @@ def test_the_stand_in_works_late(card: Card) -> None:
 
 
 def test_a_fault_leaves_states_as_they_were(card: Card) -> None:
-    """Nothing is written over them before it is known that all went well."""
+    """States are only overwritten after the run is known to be successful."""
     table = gk.parameter("table", (5, 4), init=gk.init.Normal())
     net = gk.Model({"y": gk.nn.linear(gk.gather(table, gk.input("at", ["N"], "int64"), axis=0), 3, name="fc")})
     run = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.1, momentum=0.9), device="cuda", seed=0)

@@ -1,4 +1,4 @@
-"""The CUDA device where there is one, and everywhere what is said where there is none."""
+"""The CUDA device if there is one, and errors if there is none."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_cupy_has_what_references_may_use() -> None:
 
 
 def cases() -> list[Case | None]:
-    """Without a card one line says why, not a thousand."""
+    """Without a GPU, a single test is skipped with the reason, not a thousand."""
     if why_not():
         return [None]
     return [
@@ -192,7 +192,7 @@ def test_training_on_the_card() -> None:
 
 
 def test_tables_are_copied_when_a_kernel_is_prepared() -> None:
-    """Once, however often and in however many launches it is read."""
+    """A table is copied once, even if several launches read it."""
     table, copies, seen = Table(np.arange(3)), [], []
 
     def launched(blocks: Any, threads: Any, given: tuple[Any, ...]) -> None:
@@ -220,7 +220,7 @@ def test_a_card_has_every_capability() -> None:
 
 
 def test_what_goes_from_card_to_card_waits_for_an_event() -> None:
-    """CuPy is asked for an event behind the work of one card, and for a copy behind it in the other's stream."""
+    """CuPy records an event after the work of one GPU. The copy in the other GPU's stream waits for it."""
     asked: list[Any] = []
 
     class Event:
@@ -263,7 +263,7 @@ def test_copies_to_the_host_s_memory_and_back() -> None:
 
 
 def test_what_ends_a_recording_early_is_what_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not what CUDA makes of it."""
+    """The original error is raised, not the resulting CUDA error."""
     asked: list[str] = []
 
     class Stream:

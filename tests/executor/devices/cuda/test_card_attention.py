@@ -96,7 +96,7 @@ def test_types(size: tuple[int, ...], kind: str, emulator: Emulator) -> None:
 @together(full=lambda size: HALVES.index(size) not in (1, 4))
 @pytest.mark.parametrize("size", [size for size in HALVES if size[2] >= 16], ids=str)
 def test_floats_by_11_bits(size: tuple[int, ...], emulator: Emulator) -> None:
-    """Rows of up to 64 elements are multiplied by tensor cores; NaN, and what a mask adds, go where they do in full."""
+    """Tensor cores multiply rows of up to 64 elements. NaN and masks have the same effect as in full precision."""
     n, h, rows, keys, depth, width = size
     arrays, op = drawn((n, h, rows, max(rows, keys), depth, width)), FusedAttention(scale=0.25, causal=True)
     by_tensor_cores = "attention_tensor" in kernel_of(node_of(op, *arrays), tf32=True).sources[0].entry
@@ -110,7 +110,7 @@ def test_floats_by_11_bits(size: tuple[int, ...], emulator: Emulator) -> None:
 
 
 def test_a_factor_is_the_nearest_number_of_11_bits(emulator: Emulator) -> None:
-    """Where a query sees one key, the result is that key's value, rounded."""
+    """If a query sees one key, the result is that key's value, rounded."""
     q, k, v = drawn((1, 1, 16, 1, 8, 64))
     v[0, 0, 0, :6] = [1 + 2**-11, 1 - 2**-12, -(2 - 2**-12), np.inf, 1e-40, np.float32(3.0e38)]
     found = run(emulator, node_of(FusedAttention(), q, k, v), [q, k, v], tf32=True)

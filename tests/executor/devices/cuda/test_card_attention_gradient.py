@@ -63,7 +63,7 @@ def standard(op: FusedAttentionGrad, arrays: list[Any]) -> list[np.ndarray]:
 
 
 def computed(emulator: Emulator, op: FusedAttentionGrad, arrays: list[Any], tf32: bool = False) -> list[np.ndarray]:
-    """By the kernels of the forward pass and of the gradient."""
+    """Compute with the kernels of the forward pass and of the gradient."""
     q, k, v, dy, *mask = arrays
     forward = node_of(FusedAttentionWithStatistics(**op.attributes()), q, k, v, *mask)
     statistics = run(emulator, forward, [q, k, v, *mask], kernel=kernel_of(forward, tf32=tf32))
@@ -152,7 +152,7 @@ def test_more_half_floats(size: Size, kind: str, emulator: Emulator) -> None:
     ids=str,
 )
 def test_floats_by_11_bits(size: Size, emulator: Emulator) -> None:
-    """Forward pass and gradient round alike: the weights of a query have the sum 1."""
+    """The forward pass and the gradient round in the same way, so the weights of a query have the sum 1."""
     op, arrays = FusedAttentionGrad(scale=size[4] ** -0.5, causal=True), drawn(size)
     found, wanted = computed(emulator, op, arrays, tf32=True), standard(op, arrays)
     for mine, theirs in zip(found, wanted, strict=True):
@@ -175,7 +175,7 @@ def test_layouts(layout: str, output: str, emulator: Emulator) -> None:
 @together()
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_masks(kind: str, emulator: Emulator) -> None:
-    """Of every way to broadcast that has strides of its own. A replaced score has no gradient, its weight has."""
+    """Masks are broadcast in every way that needs different strides. Replaced scores have no gradient."""
     arrays, rng = drawn((2, 3, 17, 18, 6, 4), kind), np.random.default_rng(2)
     for shape in ((17, 18), (2, 1, 1, 18), (1, 3, 17, 1)):
         added = rng.standard_normal(shape).astype(kind)
@@ -215,7 +215,7 @@ def test_queries_that_see_nothing(kind: str, emulator: Emulator) -> None:
 @together()
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_numbers_that_are_not_finite(kind: str, emulator: Emulator) -> None:
-    """They reach what they reach by the formula; nothing stands beyond the last query and key."""
+    """They affect the same results as by the formula. Elements after the last query and key are not read."""
     for name, number in ((0, np.nan), (1, -np.inf), (1, np.inf), (2, np.nan), (3, np.inf)):
         arrays = drawn((1, 2, 18, 20, 8, 8), kind)
         arrays[0] = np.abs(arrays[0])
@@ -230,7 +230,7 @@ def test_scores_far_from_zero(emulator: Emulator) -> None:
     q, k = q.round(), k.round()
     q[..., 0] = k[..., 0] = 1000.0
     found, wanted = (make(FusedAttentionGrad(), [q, k, v, dy]) for make in (partial(computed, emulator), standard))
-    # Of the first column what is summed cancels.
+    # The sums of the first column cancel, so it is not compared.
     np.testing.assert_allclose(found[0][..., 1:], wanted[0][..., 1:], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found[1][..., 1:], wanted[1][..., 1:], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found[2], wanted[2], rtol=1e-5, atol=1e-6)

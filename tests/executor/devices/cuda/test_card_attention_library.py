@@ -1,4 +1,4 @@
-"""Attention by the card's library: what it is asked for, what it is not asked for, and whether it has plans."""
+"""Attention by cuDNN: the cases that use it, the cases that do not, and the existence of plans."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_graphs_say_what_attention_is(layout: str, output: str, causal: bool, li
 
 
 def test_what_the_library_is_not_asked_for() -> None:
-    """Masks, and queries that see nothing; heads and types that it has none of; scales that overflow."""
+    """Masks, queries without visible keys, unsupported heads and types, and scales that overflow do not use it."""
     size = (1, 2, 5, 9, 16, 16)
     q, k, v = drawn(size)
     for op, arrays in (

@@ -114,7 +114,7 @@ def test_tall_tiles(emulator: Emulator) -> None:
 
 
 def channels_last(kind: str, x: tuple[int, ...], w: tuple[int, ...], attrs: dict[str, Any]) -> list[Node]:
-    """A convolution and its gradients, with the channels of all behind the spatial axes."""
+    """A convolution and its gradients, all with the channels last."""
     image, filters = (Value(TensorType(kind, (s[0], *s[2:], s[1]))) for s in (x, w))
     given = {**attrs, "filters_last": True}
     node = Node(ChannelsLastConv(**given), [image, filters])

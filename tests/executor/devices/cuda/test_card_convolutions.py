@@ -1,4 +1,4 @@
-"""Convolutions by the card's library: what it is asked for, which a stand-in computes, and whether it has plans."""
+"""Convolutions by cuDNN: the requests, which a fake library computes, and the existence of plans."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_not_a_number_goes_through_activations(emulator: Emulator) -> None:
 
 
 def test_plans_that_are_not_wanted(library: Any) -> None:
-    """Those whose bits differ from run to run, or that multiply fewer bits than float32 has."""
+    """Plans are rejected if their bits differ from run to run, or if they multiply with less than float32 precision."""
     always = {numerical_note.NONDETERMINISTIC, numerical_note.REDUCED_PRECISION_REDUCTION, numerical_note.WINOGRAD}
     always.add(numerical_note.FFT)
     rounded = {numerical_note.TENSOR_CORE, numerical_note.DOWN_CONVERT_INPUTS}

@@ -105,7 +105,7 @@ def test_the_largest_element_is_the_largest_number(to: DType, size: float, emula
 @together()
 @pytest.mark.parametrize("to", [E4M3, E5M2])
 def test_elements_that_are_not_finite(to: DType, emulator: Emulator) -> None:
-    """Are none of the largest element, and are not lost."""
+    """They do not count as the largest element, and are kept."""
     x = np.ones((3, 20), np.float32)
     x[0, 3], x[1, 5], x[2, 7] = np.nan, np.inf, -np.inf
     rows, _, scale = rounded(emulator, x, to)
@@ -128,7 +128,7 @@ def test_elements_that_are_not_finite(to: DType, emulator: Emulator) -> None:
     ],
 )
 def test_sizes(sizes: tuple[int, ...], dtype: Any, emulator: Emulator) -> None:
-    """Of whole tiles and parts of them, rows that begin at multiples of 16 bytes and elsewhere, none at all."""
+    """Whole and partial tiles, rows that are aligned to 16 bytes or not, and empty arrays."""
     x = np.random.default_rng(1).standard_normal(sizes).astype(dtype)
     rounded(emulator, x, E4M3)
 

@@ -73,7 +73,7 @@ def test_every_sample(cls: type[Op], types: slice, emulator: Emulator, processor
 @pytest.mark.parametrize("types", [FIRST, OTHERS], ids=["first type", "other types"])
 @pytest.mark.parametrize("cls", OPERATORS, ids=lambda c: c.name)
 def test_what_may_set_a_fault_says_so(cls: type[Op], types: slice) -> None:
-    """Steps that may fail come before those that write over states. Known operands do not, nor a MaxPool's indices."""
+    """Steps that may fail must run before states are overwritten. Known operands and MaxPool indices cannot fail."""
     for case in cases_of(cls, types):
         known = any(v.tensor.constants is not None for v in case.node.operands[1:])
         is_right = known or cls.name in ("Dropout", "MaxPoolGrad")
@@ -135,7 +135,7 @@ def forms_of(cls: type[Op]) -> dict[Source, Source]:
 @pytest.mark.parametrize(("cls", "architecture"), COMPILED, ids=lambda of: getattr(of, "name", of))
 @pytest.mark.long
 def test_every_sample_compiles_for_cards(cls: type[Op], architecture: str, nvrtc: None) -> None:
-    """And keeps its values in registers, as the compiled code itself says."""
+    """The compiled code also shows that the kernel keeps its values in registers."""
     forms = forms_of(cls)
     if not forms:
         pytest.skip("the card's library computes them")

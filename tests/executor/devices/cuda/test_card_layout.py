@@ -1,4 +1,4 @@
-"""Networks of convolutions on tensor cores: their channels are last, and what they compute stays."""
+"""Convolutional networks on tensor cores: their channels are last, and their results stay the same."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.mark.parametrize(("name", "precision", "layout"), INFERRED, indirect=["layout"])
 def test_inference(name: str, precision: str, layout: str, card: Card) -> None:
-    """Of batches of any size, one of none among them."""
+    """Batches have different sizes, including 0."""
     net = built(name)
     x = images(net, 3)
     (name,) = net.input_types

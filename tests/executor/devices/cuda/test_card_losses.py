@@ -96,7 +96,7 @@ def test_half_floats_beside_a_loss_that_is_none(kind: DType, made: bool, weighte
 
 
 def test_all_labels_ignored(emulator: Emulator) -> None:
-    """The sum is 0, even of infinite losses, and the mean is none."""
+    """The sum is 0, even of infinite losses, and the mean is NaN."""
     x, labels = np.full((3, 4), np.inf, np.float32), np.full(3, 9)
     for reduction, wanted in (("sum", 0.0), ("mean", np.nan)):
         for name in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):

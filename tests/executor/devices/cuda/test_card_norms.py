@@ -105,7 +105,7 @@ LAST: list[dict[str, Any]] = [
 @pytest.mark.parametrize("shape", [(3, 7, 5), (4000, 3), (1, 30, 30, 33)], ids=str)
 @pytest.mark.parametrize("options", LAST, ids=lambda o: o.get("activation", "none"))
 def test_channels_last(shape: tuple[int, ...], options: dict[str, Any], emulator: Emulator) -> None:
-    """Forward and backward, with a residual and without; what passed looks at the result of the same."""
+    """Forward and backward, with and without a residual. The mask is computed from the result of the forward pass."""
     x, dy, other, scale, b, mean = drawn(shape, shape, shape, *[shape[-1:]] * 3)
     x, var = 7 + 2 * x, np.abs(mean) + np.float32(0.1)
     for residual in ([], [other]):

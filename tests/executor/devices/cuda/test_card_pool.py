@@ -152,7 +152,7 @@ def test_what_nobody_reads_is_not_written(emulator: Emulator) -> None:
 
 
 def test_maxima_of_the_least(emulator: Emulator) -> None:
-    """Where all is as low as padding an element comes before padding; a window of padding alone names the first."""
+    """If all elements equal the padding, an element wins against padding. A window of padding has the first index."""
     x = np.full((1, 1, 3, 3), -np.inf, np.float32)
     node = node_of(MaxPool(kernel_shape=(2, 2), pads=(2, 2, 2, 2)), x)
     for found, wanted in zip(run(emulator, node, [x]), run_node(node, [x]), strict=True):
@@ -160,7 +160,7 @@ def test_maxima_of_the_least(emulator: Emulator) -> None:
 
 
 def test_indices_of_unknown_origin(emulator: Emulator) -> None:
-    """Have a kernel where none occurs twice; one outside is the fault of the kernel."""
+    """They have a kernel if none occurs twice. An index out of range sets the kernel's fault."""
     dy = np.arange(1, 5, dtype=np.float32).reshape(1, 1, 2, 2)
     x = np.zeros((1, 1, 3, 3), np.float32)
     indices = np.array([0, -1, 5, 3]).reshape(dy.shape)

@@ -38,7 +38,7 @@ Job = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Runs `card_job.py` in two processes, with a folder of their own, once for each of the options."""
+    """Run `card_job.py` in two processes with a common folder, once for each of the options."""
     if COMPILER is None:
         pytest.skip("there is no C++ compiler")
     kernels = shared_folder(tmp_path_factory.getbasetemp())
@@ -231,7 +231,7 @@ def test_one_that_cannot_and_what_cards_do_not_sum(
 def test_who_does_not_come_ends_the_job(
     ends: str, messages: list[str], job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As among processors: with the rank and where it was, behind the same time."""
+    """As on the CPU, the error names the rank and its position, after the same time."""
     monkeypatch.setenv("GRAPHKIT_RANK_TIMEOUT", "4")
     done = job(tmp_path, {"nccl": [0, 1], "ends": ends})
     assert done.returncode == RuntimeFailure.exit_code
@@ -248,7 +248,7 @@ def test_who_does_not_come_ends_the_job(
     ids=str,
 )
 def test_rows_of_tables_go_by_way_of_the_host(options: dict[str, Any], job: Job, tmp_path: Path) -> None:
-    """Those that somebody has, also where a process has none; the rest of the step is recorded as always."""
+    """Rows that any rank reads are exchanged, even if a rank reads none. The rest of the step is recorded as usual."""
     check_lazy(facts(job(tmp_path, options)), options)
 
 

@@ -1,4 +1,4 @@
-"""Products of the card: what the library is asked for, which stand-ins compute, and how it is asked."""
+"""Matrix products on the GPU: requests to the library, which fakes compute, and their descriptors."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_bias_elsewhere_is_found_there(bindings: CublasLt) -> None:
 
 
 def test_sums_of_half_floats(bindings: CublasLt) -> None:
-    """Are there as they are, where they are wanted; a product that is computed twice is prepared once."""
+    """They are available in float32 on request. A product that is computed twice is prepared once."""
     a, b = random(3, 4, dtype=np.float16), random(4, 5, dtype=np.float16)
     node = node_of(registry.get("", "MatMul")(), a, b)
     product = products.product(node, KernelContext(), a.shape, b.shape)

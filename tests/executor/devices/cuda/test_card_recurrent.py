@@ -240,7 +240,7 @@ def test_weights_that_are_not_finite(kind: str, value: float, emulator: Emulator
     [("RNN", {}, 2), ("LSTM", {}, 2), ("GRU", {}, 4), ("GRU", {"linear_before_reset": True}, 2)],
 )
 def test_launches(kind: str, options: dict[str, Any], each: int) -> None:
-    """A product and a kernel for each step, of both directions; two where a gate of a GRU has a product of its own."""
+    """Each step launches a product and a kernel for both directions; two of each if a GRU gate has its own product."""
     for direction in ("forward", "bidirectional"):
         counts = []
         for steps in (3, 4, 50):
@@ -304,7 +304,7 @@ def test_tf32(kind: str) -> None:
 
 
 def test_a_network_is_one_recording(card: Card) -> None:
-    """Of layers of every kind, with lengths, and computes what ONNX Runtime does."""
+    """The network has layers of every kind, with lengths, and the results of ONNX Runtime."""
     onnxruntime = pytest.importorskip("onnxruntime")
     x, lengths = gk.input("x", [6, 3, 4]), gk.input("lengths", [3], dtype="int32")
     one, _ = gk.nn.lstm(x, 5, lengths=lengths, direction="bidirectional", name="one")
@@ -326,7 +326,7 @@ def test_a_network_is_one_recording(card: Card) -> None:
 @together()
 @pytest.mark.parametrize("cls", [RNNGrad, GRUGrad, LSTMGrad], ids=lambda cls: cls.name)
 def test_gradients_of_layers(cls: type[Op], card: Card) -> None:
-    """Consist of what has kernels."""
+    """All nodes of the gradients have kernels."""
     for number, _ in enumerate(samples_of(cls)):
         case = make_case(cls, number, DType.FLOAT32)
         node = node_of(case.op, *case.arrays)
@@ -360,7 +360,7 @@ NETWORKS = {
 @together(full=lambda name: name in ("lstm", "rnn"))
 @pytest.mark.parametrize("name", NETWORKS)
 def test_training(name: str, card: Card) -> None:
-    """Is recorded whole, and gives the processor's parameters; the layer itself is the recurrence that is saved."""
+    """The whole step is recorded, and gives the parameters of the CPU. The layer is computed once, and saves values."""
     rng = np.random.default_rng(0)
     targets = rng.integers(0, 30, (7, 4))
     x = targets if name == "lstm_lm" else rng.standard_normal((7, 4, 6)).astype(np.float32)
@@ -383,7 +383,7 @@ def test_training(name: str, card: Card) -> None:
 
 
 def test_recomputation_keeps_recurrences(card: Card) -> None:
-    """Whose expansion is a loop."""
+    """Their expansion would be a loop."""
     layer = Layer("LSTM", (3, 2, 2, 4))
     for op in (layer.saving, layer.back):
         assert runs_whole("cuda", layer.node(op)[0])

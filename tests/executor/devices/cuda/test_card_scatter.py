@@ -114,7 +114,7 @@ def test_rows_of_one_index_are_summed(x: Any, axis: int, picks: int, dtype: str,
 
 
 def test_an_embedding_of_a_large_vocabulary() -> None:
-    """Working memory and launches do not grow with the table: what grows with it is written once."""
+    """Working memory and launches do not grow with the table. Each element of the result is written once."""
     picks, size, width = 8192, 50_000, 768
     given = [("float32", (picks, width)), ("float32", (size, width)), ("int64", (picks,))]
     node = Node(registry.get(DOMAIN, "GatherGrad")(), [Value(TensorType(*kind)) for kind in given])

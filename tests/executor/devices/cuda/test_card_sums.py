@@ -1,6 +1,6 @@
-"""Sums over cards: what processes agree upon, what is launched, and what becomes of who is lost.
+"""All-reduces over GPUs: agreement of the processes, launches, and lost processes.
 
-Processes are threads, each with a stand-in for a card of its own.
+Processes are threads, each with its own fake GPU.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def test_sums_of_every_type(machine: Machine, dtype: DType) -> None:
 
 
 def test_ranks_with_other_fingerprints_do_not_meet(machine: Machine) -> None:
-    """Nothing is launched where ranks take different steps."""
+    """If ranks take different steps, nothing is launched."""
 
     def work(store: Any, card: Card) -> bool:
         sums = sums_of(store)

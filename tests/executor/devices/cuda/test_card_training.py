@@ -1,4 +1,4 @@
-"""Networks that train on the stand-in for the card: what the processor computes, by kernels of the card's."""
+"""Networks that train on a fake GPU have the results of the CPU, with GPU kernels."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_what_consists_of_kernels_is_expanded(card: Card) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2, "ema": 0.9}, {"clip_norm": 0.1}], ids=str)
 def test_weights_of_batches(card: Card, options: dict[str, object]) -> None:
-    """The weight of a batch is computed on the card, and divides what the host adds up."""
+    """The GPU computes the weight of a batch. It divides the sums that the host adds up."""
     rng = np.random.default_rng(0)
     data = rng.standard_normal((24, 6)).astype(np.float32), np.sort(rng.integers(0, 3, 24))
     loss = gk.losses.get("softmax_cross_entropy", class_weights=[1.0, 20.0, 0.1], label_smoothing=0.1)

@@ -1,4 +1,4 @@
-"""Transformers on the stand-in for a card: attention is one step, and none is interpreted."""
+"""Transformers on a fake GPU: attention is one step, and no step is interpreted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def fed(net: gk.Model, batch: int, length: int) -> dict[str, np.ndarray]:
     ],
 )
 def test_inference(name: str, precision: str, card: Card, steps: list[Node]) -> None:
-    """Of the first sequence bert sees nothing: its keys weigh the same, though no float16 is as small as the mask's."""
+    """BERT's first sequence is masked completely: all keys weigh the same, although the mask exceeds float16."""
     net = gk.models.build(name, **SIZES)
     exe, plain = net.compile("cuda", precision=precision), net.compile("cpu")
     for batch, length in ((3, 7), (1, 80)):
@@ -80,7 +80,7 @@ def test_inference(name: str, precision: str, card: Card, steps: list[Node]) -> 
 
 
 def trained(name: str, device: str, precision: str = "f32", count: int = 3) -> tuple[list[float], gk.Model]:
-    """Losses of steps, and the model behind them."""
+    """Return the losses of steps, and the trained model."""
     net = gk.models.build(name, **SIZES, dropout=0)
     options = {} if precision == "f32" else {"precision": precision}
     trainer = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.1), device=device, seed=1, **options)
@@ -101,7 +101,7 @@ def trained(name: str, device: str, precision: str = "f32", count: int = 3) -> t
     ],
 )
 def test_training(name: str, precision: str, card: Card, steps: list[Node]) -> None:
-    """Of the first sequence bert sees nothing. Scores, weights and their gradients are in no memory."""
+    """BERT's first sequence is masked. Attention does not store scores, weights or their gradients."""
     wanted, here = trained(name, "cpu")
     found, there = trained(name, "cuda", precision)
     np.testing.assert_allclose(found, wanted, rtol={"f32": 1e-5, "tf32": 1e-3, "f16": 2e-3, "bf16": 1e-2}[precision])

@@ -86,7 +86,7 @@ def test_a_repetition_sets_its_value_behind_its_steps(edges: bool, captured: Any
 
 
 def test_conditions_in_conditions(captured: Any) -> None:
-    """Each handle is one of the graph that its node is in, which is what is captured there."""
+    """Each handle belongs to the captured graph that contains its node."""
     card = captured()
     graph = card.runtime.captures[STREAM].graph
     inner = repetition([card.step("a"), Choice(np.array(1), [card.step("b")], [card.step("c")])])
@@ -159,7 +159,7 @@ class CUDARuntimeError(RuntimeError):
 
 
 class CapturingStream:
-    """CuPy's. fails: of what it may refuse, what it does. asked: what was asked of it."""
+    """A fake of CuPy's stream. fails: the calls that fail. asked: the calls so far."""
 
     def __init__(self, fails: str):
         self._fails, self.asked = fails, []
@@ -252,7 +252,7 @@ def test_the_value_behind_an_iteration(
     order: int,
     processor: Emulator,
 ) -> None:
-    """And before the first one, which is as many as if there had been one less than none. A fault anywhere ends it."""
+    """The condition is also computed before the first iteration, like after iteration -1. A fault ends the loop."""
     value, counted, own = np.full(1, 7, np.uint32), np.array(trips), np.zeros(1, np.uint32)
     bounds = [None if bound is None else np.array(bound) for bound in (flag, limit)]
     words = np.zeros(faults, np.uint32)

@@ -1,4 +1,4 @@
-"""If and Loop in recordings that a card's memory tells what to run: what is chosen, repeated, and where that ends."""
+"""If and Loop in recordings: the GPU tests the conditions in its memory, chooses branches and repeats bodies."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def halved(limit: Any = None) -> gk.Model:
 @together()
 @pytest.mark.parametrize("limit", [None, 3])
 def test_a_loop_goes_on_while_its_condition_holds(limit: int | None, card: Card) -> None:
-    """Not at all for numbers that are small, or none."""
+    """For small numbers, or an empty array, there is no iteration."""
     recorded(card, halved(limit), *({"x": np.full(3, size, np.float32)} for size in (100, 0.1, 7, np.nan, 1e30)))
 
 
@@ -162,7 +162,7 @@ def executors(inputs: list[Value], outputs: list[Value]) -> tuple[Executor, Exec
 @together()
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_number_of_iterations_that_is_a_value(shape: tuple[int, ...], card: Card) -> None:
-    """The body counts them; negative ones are none, and more than a processor counts end where the condition says."""
+    """The body counts iterations. A negative number means none; a huge number is ended by the condition."""
     x, n = Value(TensorType("float32", (4,)), "x"), Value(TensorType("int64", shape), "n")
     loop = loop_of(n, None, x, lambda count: F.less(count, F.constant(value=np.array(20))))
     there, here = executors([x, n], [F.exp(F.neg(loop.outputs[0])), loop.outputs[1]])
@@ -283,7 +283,7 @@ def growing() -> gk.Model:
 
 
 def test_a_loop_without_end_meets_its_limit(card: Card) -> None:
-    """The error is the same if the host or the GPU counts. Exactly the allowed number of iterations is no error."""
+    """The error is the same if the host or the GPU counts. Exactly the allowed number of iterations is accepted."""
     exe = growing().compile("cuda", max_iterations=20)
     x = np.ones(3, np.float32)
     for _ in range(4):
@@ -325,7 +325,7 @@ def test_a_loop_that_takes_too_long(card: Card) -> None:
 
 
 def test_an_interrupt_ends_a_loop(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a graph with a state, which stays what it was: before a step writes over it."""
+    """The state of the graph keeps its value: the interrupt comes before a step overwrites it."""
     a, n = Value(TensorType("float32", (4,)), "a", role="state"), Value(TensorType("int64", ()), "n")
     loop = loop_of(n, None, a)
     store = ParamStore({"a": a.tensor}, {"a": np.ones(4, np.float32)})
@@ -385,7 +385,7 @@ def test_deadline_does_not_end_a_run_that_writes(card: Card, monkeypatch: pytest
 
 
 def test_what_no_kernel_could_compute_repeats_nothing(card: Card) -> None:
-    """A loop behind it does not begin, whatever its number of iterations has become."""
+    """A later loop does not begin, even if its number of iterations is wrong."""
     counts, at, x = (gk.input("counts", [3], "int64"), gk.input("at", [], "int64"), gk.input("x", [4]))
     trips = gk.gather(counts, at, axis=0, name="pick")
     y = gk.while_loop(lambda s: gk.reduce_sum(s) < 100.0, lambda s: s + 1.0, x, trips)

@@ -1,4 +1,4 @@
-"""precision="fp8" on the stand-in for a card: which products are of 8 bits, and how near what comes out is."""
+"""precision="fp8" on a fake GPU: the products that use 8 bits, and the accuracy of the results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def products(plan: Any) -> Counter[tuple[str, ...]]:
 
 
 def test_inference(card: Card) -> None:
-    """A product of 10 columns stays in bfloat16. Any batch, also of one and of none; NaN stays in its row."""
+    """A product of 10 columns stays in bfloat16. Batches have any size, also 1 and 0. NaN stays in its row."""
     net = gk.models.build("mlp")
     exe, plain = net.compile("cuda", precision="fp8"), net.compile("cpu")
     x = np.random.default_rng(0).standard_normal((20, 64), np.float32)
@@ -62,7 +62,7 @@ def test_weights_are_rounded_once(card: Card) -> None:
     exe = net.compile("cuda", precision="fp8")
     x = {"x": np.random.default_rng(0).standard_normal((4, 64), np.float32)}
     first = exe.run(x)["logits"]
-    # Of the fed array, and of what the first layer makes.
+    # One for the fed array, and one for the result of the first layer.
     assert card.launched.count("ScaledFloat8") == 2
     (name, *_) = net.params
     net.params[name] = net.params[name] * np.float32(0.5)
@@ -126,7 +126,7 @@ def test_a_transformer_trains(card: Card) -> None:
 @together()
 @pytest.mark.parametrize("dtype", [DType.FLOAT8E4M3FN, DType.FLOAT8E5M2])
 def test_arrays_of_8_bits_are_moved(dtype: DType, card: Card) -> None:
-    """As bits; what interprets an operator has no such numbers."""
+    """They are moved as bits, because interpreted operators do not support 8-bit floats."""
     x = Value(TensorType(dtype, (4, 6)), "x")
     given = np.random.default_rng(0).standard_normal((4, 6)).astype(dtype.numpy)
     moved = Executor(Graph([x], [F.transpose(x)]), ParamStore({}), device="cuda")

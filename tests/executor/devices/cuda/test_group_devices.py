@@ -387,7 +387,7 @@ def test_sequences_cross_by_way_of_the_host(cards: list[Card]) -> None:
 
 
 def test_sizes_do_not_travel(cards: list[Card]) -> None:
-    """The sizes of what another device has are known from what is fed."""
+    """Sizes of values on other devices follow from the inputs, so they are not sent."""
     x = gk.input("x", ["N", 12])
     with gk.attr_scope(ctx_group="first"):
         h = gk.tanh(x)

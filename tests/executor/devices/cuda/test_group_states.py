@@ -50,7 +50,7 @@ def step(run: gk.Trainer, at: np.ndarray = AT, then: np.ndarray = AT, scale: flo
 
 
 def feeds() -> dict[str, Any]:
-    """Those of a step for the executor itself: a trainer lets interrupts wait for the end of a step."""
+    """Return the feeds of a step for the executor. A trainer would delay interrupts to the end of a step."""
     return {"at": AT, "then": AT, "scale": np.float32(1), "target": LABELS, "learning_rate": np.float32(0.1)}
 
 

@@ -1,4 +1,4 @@
-"""Launches that share one: what comes out is what they make one by one, in the order in which they were given."""
+"""Merged launches have the results of the single launches in the same order."""
 
 from __future__ import annotations
 

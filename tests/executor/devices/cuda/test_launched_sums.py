@@ -18,7 +18,7 @@ from graphkit.ops.internal.collective import AllReduceStart
 
 
 class Told:
-    """DeviceSums that write down what is launched."""
+    """DeviceSums that record the launches."""
 
     broken = False
 
@@ -122,7 +122,7 @@ def test_a_recording_has_what_is_beside_the_stream() -> None:
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize(("meets", "begun", "told"), [(False, 0, 0), (True, 0, 1), (True, 2, 1), (True, 3, 0)])
 def test_who_leaves_before_the_last_sum_says_so(error: type[BaseException], meets: bool, begun: int, told: int) -> None:
-    """But not before anything is done together, nor behind the last sum."""
+    """Before the first collective and after the last one, no notification is needed."""
     sums = Told([RunAgreement(False, 0, 0)])
     queue, card, stream = queue_of("abc", STEPS, sums)
 

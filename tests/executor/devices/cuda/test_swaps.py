@@ -121,7 +121,7 @@ def swapped_by(run: gk.Trainer) -> int:
 
 
 def marked(count: int = 9) -> gk.Model:
-    """The first half of the layers, but for the second."""
+    """Mark the first half of the layers, except the second layer."""
     h = gk.input("x", ["N", WIDTH])
     with gk.attr_scope(swap_memory=True):
         for i in range(count // 2):
@@ -152,7 +152,7 @@ def test_small_values_stay(card: Card) -> None:
     shapes = {"x": (ROWS - 1, WIDTH), "target": (ROWS - 1,)}
     assert trainer(swap_memory=True).plan(shapes).host_bytes == 0
     looping = trainer(looped("scan", True, 8))
-    # Of a stack, a row may be smaller, but not by much.
+    # A row of a stack may be below the limit, but not by much.
     assert looping.plan(shapes).host_bytes > 0
     assert looping.plan({"x": (1, WIDTH), "target": (1,)}).host_bytes == 0
 
@@ -160,7 +160,7 @@ def test_small_values_stay(card: Card) -> None:
 @together()
 @pytest.mark.parametrize("seed", [2, 3, *(pytest.param(n, marks=pytest.mark.full) for n in range(4, 40))])
 def test_any_graph(seed: int, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However little time copies have, and whatever views are read."""
+    """Results are the same even if copies have little time, and for any views."""
     card.early = seed % 2 == 0
     with gk.attr_scope(swap_memory=True):
         graph = random_graph(seed)
@@ -325,7 +325,7 @@ def test_a_transformer(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def looped(loop: str, swap_memory: bool, length: int = 2) -> gk.Model:
-    """A loop, and behind it layers that take as long as copies of what it saves."""
+    """A loop, followed by layers that take as long as the copies of its saved values."""
     x = gk.input("x", ["N", WIDTH])
     w = gk.parameter("w", (WIDTH, WIDTH), init=gk.init.Normal(0.3))
 
@@ -445,7 +445,7 @@ def test_a_loop_that_ends_early(ran: int, calls: int, card: Card, monkeypatch: p
 
 @pytest.mark.full
 def test_stacks_that_others_read_stay(card: Card) -> None:
-    """A stack that is the network's output is on the card; what the gradient alone reads is not."""
+    """A stack that is an output of the network stays on the GPU. A stack that only the gradient reads is swapped."""
 
     def net(swap_memory: bool) -> gk.Model:
         x = gk.input("x", ["N", WIDTH])

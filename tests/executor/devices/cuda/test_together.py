@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.skipif(COMPILER is None, reason="there is no C++ compi
 
 
 def run(emulator: Emulator, number: int) -> int:
-    """The result of a kernel of its own."""
+    """Return the result of a separate kernel."""
     source = source_of("number", ["gk_i32* y"], [f"y[0] = {number};"])
     y = np.zeros(1, np.int32)
     emulator.run(CardKernel((Launch(source, 1, (Output(0),)),)), [], [y])

@@ -141,7 +141,7 @@ def _compile_for_all(processor: Emulator) -> bool:
 
 
 class _Turn(threading.Thread):
-    """A case in a thread of its own, which stops where the case lacks a kernel. One thread runs at a time."""
+    """Runs a case in a thread. The thread stops if the case needs a kernel. One thread runs at a time."""
 
     def __init__(self, call: _Call, processor: Emulator, case: Combination):
         super().__init__(daemon=True)

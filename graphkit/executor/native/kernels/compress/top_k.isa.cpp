@@ -23,8 +23,8 @@ constexpr std::int64_t kTurns = 4;
 struct TopKTable {
     // residual += gradient. Adds the counts of the highest 11 bits of the keys to kTurns histograms of kBins.
     void (*begin)(const float* gradient, float* residual, std::int64_t count, std::uint32_t* histograms);
-    // Of the elements whose key has the bits `above`, above `shift` + 10, counts each value of the 10 bits above
-    // `shift`.
+    // Considers the elements whose key has the bits `above` from bit `shift` + 10 on. Counts each value of the 10 bits
+    // from bit `shift` on.
     void (*count)(const float* x, std::int64_t count, std::int32_t above, int shift, std::uint32_t* histogram);
     // Writes the places and values of the elements whose key is larger than `least`, and of the first `ties` whose key
     // equals it. Sets these elements to 0, and all others that are not finite.
