@@ -236,9 +236,9 @@ def _why_refused(node: Node, lowering: Lowering) -> str:
 
 
 class Numbers(NamedTuple):
-    """Numbers in the file: those of kernels by identity, and those of external memory."""
+    """Numbers in the file: those of kernels by their recipe, and those of external memory."""
 
-    kernels: Mapping[int, int]
+    kernels: Mapping[bytes, int]
     external: Mapping[int, int]
 
 
@@ -270,7 +270,7 @@ def _step(step: SavedStep, numbers: Numbers, written: Set[int]) -> bytes:
         (
             number(step.kind),
             text(step.name),
-            number(0 if kernel is None else numbers.kernels[id(kernel)]),
+            number(0 if kernel is None else numbers.kernels[kernel.recipe or b""]),
             sequence(_location(location, external) for location in step.inputs),
             sequence(map(text, layouts)),
             sequence(_location(location, external) for location in step.outputs),

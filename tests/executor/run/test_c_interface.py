@@ -306,6 +306,47 @@ def test_random_numbers_of_each_run_have_the_bits_of_python(tmp_path):
         assert_same_bits(session.run(feeds), runs[1])
 
 
+def test_a_file_has_programs_for_several_shapes(mlp, tmp_path):
+    path, shapes = tmp_path / "net.gkp", [{"x": (rows, 12)} for rows in (1, 4, 33)]
+    mlp.save(path, shapes=shapes)
+    with CSession(path) as session:
+        assert [inputs["x"][1] for inputs, _ in session.programs] == [(1, 12), (4, 12), (33, 12)]
+        for each in (*shapes, shapes[0]):
+            feeds = random_feeds(mlp, each)
+            assert_same_bits(session.run(feeds), mlp.compile().run(feeds))
+        with pytest.raises(
+            InputError, match=r"no program for these shapes, but for: x \[1, 12\]; x \[4, 12\]; x \[33, 12\]"
+        ):
+            session.run({"x": np.zeros((2, 12), np.float32)})
+        with pytest.raises(InputError, match="'x' must be float32"):
+            session.run({"x": np.zeros(12, np.float32)})
+
+
+def test_programs_of_a_file_share_weights_and_random_state(tmp_path):
+    x = gk.input("x", ["N", 256])
+    h = gk.dropout(gk.nn.linear(x, 256, name="fc"), 0.5, training_mode=True)[0]
+    net, sizes = gk.Model({"y": h}), {}
+    for rows in ([2], [2, 3]):
+        net.save(tmp_path / "net.gkp", shapes=[{"x": (n, 256)} for n in rows])
+        sizes[len(rows)] = (tmp_path / "net.gkp").stat().st_size
+    weights = 256 * 256 * 4
+    assert weights < sizes[1] <= sizes[2] < 1.5 * weights
+    executor = net.compile(deterministic=True)
+    net.save(tmp_path / "net.gkp", shapes=[{"x": (2, 256)}, {"x": (3, 256)}], deterministic=True)
+    with CSession(tmp_path / "net.gkp") as session:
+        for rows in (2, 3, 3):
+            feeds = random_feeds(net, {"x": (rows, 256)})
+            assert_same_bits(session.run(feeds), executor.run(feeds))
+        assert session.rng == executor.rng == (0, 3)
+
+
+def test_one_shape_is_saved_once(mlp, tmp_path):
+    with pytest.raises(UsageError, match="no shapes are given"):
+        mlp.save(tmp_path / "net.gkp", shapes=[])
+    with pytest.raises(UsageError, match=r"two programs for the same shapes .*: x \[4, 12\]"):
+        mlp.save(tmp_path / "net.gkp", shapes=[{"x": (4, 12)}] * 2)
+
+
 def test_random_state_of_a_network_without_random_nodes_stays(mlp_file):
     with CSession(mlp_file) as session:
         session.run({"x": np.zeros((4, 12), np.float32)})
@@ -457,7 +498,7 @@ def test_graphs_that_update_states_are_refused(tmp_path):
     x, total = gk.input("x", [2]), Value(TensorType(DType.FLOAT32, (2,)), "total", role="state")
     graph = Graph([x, total], [x * 2.0], updates=[(total, x + total)])
     with pytest.raises(UnsupportedError, match=r"updates states \('total'\).*Trainer.to_onnx"):
-        save_program({"graph": graph, "params": {"total": np.zeros(2, np.float32)}}, tmp_path / "net.gkp", {})
+        save_program({"graph": graph, "params": {"total": np.zeros(2, np.float32)}}, tmp_path / "net.gkp", [{}])
 
 
 def test_missing_shape_is_named(mlp, tmp_path):
@@ -494,6 +535,17 @@ def test_a_program_with_other_bits_is_not_written(mlp, tmp_path, monkeypatch, ca
         cli.main(["export", str(tmp_path / "net.json"), "x:4,12", "-o", str(tmp_path / "net.gkp")])
     assert "net.gkp: the C library computes output" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir() if "gkp" in path.name] == []
+
+
+def test_command_exports_programs_for_several_shapes(mlp, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    mlp.save("net.json")
+    assert cli.invoke(["export", "net.json", "x:4,12", "--also", "x:1,12", "--also", "x:9,12", "-o", "net.gkp"]) == 0
+    assert "same bits" in capsys.readouterr().err
+    with CSession("net.gkp") as session:
+        assert [inputs["x"][1] for inputs, _ in session.programs] == [(4, 12), (1, 12), (9, 12)]
+    assert cli.invoke(["export", "net.json", "x:4,12", "--also", "x:1,12", "-o", "net.onnx"]) == 2
+    assert "--also is for .gkp files" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
