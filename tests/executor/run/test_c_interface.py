@@ -19,7 +19,7 @@ import graphkit as gk
 from graphkit import cli
 from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UnsupportedError, UsageError
 from graphkit.executor.devices.cpu import native
-from graphkit.executor.run import c_runtime
+from graphkit.executor.run import c_runtime, saved_steps
 from graphkit.executor.run.c_runtime import CSession, library_path, write_c_runtime
 from graphkit.executor.run.saved_program import save_program
 from graphkit.ir.graph import Graph, Value
@@ -481,6 +481,20 @@ def test_loops_with_dynamic_sizes_are_refused(tmp_path):
     )
     with pytest.raises(UnsupportedError, match=r"grow.* \(Loop: the shape of a state changes"):
         gk.Model({"y": gk.reduce_sum(grown)}).save(tmp_path / "net.gkp")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("_MOST_LEVELS", r"/body/.* \((If|Scan): more than 2 levels of branches"),
+        ("_MOST_PIECES", r"more than 2 states"),
+    ],
+)
+def test_loops_that_the_reader_rejects_are_refused(limit, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(saved_steps, limit, 2)
+    with pytest.raises(UnsupportedError, match=message):
+        (nested_model if limit == "_MOST_LEVELS" else scan_model)().save(tmp_path / "net.gkp")
     assert not list(tmp_path.iterdir())
 
 
