@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from saved_loops import scan_model, while_model
+from saved_loops import counted_model, scan_model, while_model
 
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.run import saved_steps
@@ -102,6 +102,21 @@ def test_body_may_not_write_what_its_loop_reads(target, tmp_path, monkeypatch):
     scan_model().save(tmp_path / "net.gkp")
     with pytest.raises(RuntimeFailure, match=r"running/body.*(overlaps|can only be read).*GK_ERROR_FORMAT"):
         CSession(tmp_path / "net.gkp")
+
+
+def test_trip_counts_of_a_run_do_not_exceed_the_rows(tmp_path, monkeypatch):
+    encode = saved_steps._loop
+    counter = (1, 0)  # the input n
+    monkeypatch.setattr(
+        saved_steps, "_loop", lambda loop, *rest: encode(loop._replace(values=[counter, *loop.values[1:]]), *rest)
+    )
+    counted_model().save(tmp_path / "net.gkp")
+    x = np.array([1, 2], np.float32)
+    with CSession(tmp_path / "net.gkp") as session:
+        np.testing.assert_array_equal(session.run({"x": x, "n": np.array(3)})["rows"], [[1, 2], [2, 4], [3, 6]])
+        np.testing.assert_array_equal(session.run({"x": x, "n": np.array(1)})["last"], [2, 4])
+        with pytest.raises(RuntimeFailure, match=r"count: the trip count is 99, but at most 3 .*GK_ERROR_RUN"):
+            session.run({"x": x, "n": np.array(99)})
 
 
 def test_deep_nesting_is_rejected(tmp_path, monkeypatch):
