@@ -69,6 +69,12 @@ def test_other_processors_and_versions_are_named(mlp_file, tmp_path):
         CSession(path)
 
 
+def test_strides_that_overflow_are_rejected():
+    for x, y, strides, offset in (([5], [8], [1 << 62], 0), ([2, 2], [8], [(1 << 63) - 1, 1], 1), ([3], [2], [1], 0)):
+        with pytest.raises(native.Error, match="the view leaves the array"):
+            native.StridedPlacement("SliceGrad", x, y, strides, offset, "uint8")
+
+
 def test_programs_of_a_file_have_the_same_inputs(tmp_path, monkeypatch):
     net, path = gk.models.build("mlp", inputs=12, hidden=(16,), classes=3), tmp_path / "net.gkp"
     encode, names = saved_program._encoded_ports, iter(["x", "y", "z", "y"])

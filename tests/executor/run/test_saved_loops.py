@@ -49,6 +49,14 @@ def test_gradient_of_a_loop(tmp_path):
     check(gk.grad(net, of="loss", with_outputs=True), tmp_path / "net.gkp")
 
 
+def test_gradient_of_a_loop_in_blocks(tmp_path):
+    """The backward pass computes blocks of iterations again, and adds gradients of slices."""
+    x, w = gk.input("x", [5, 3]), gk.input("w", [3])
+    last = gk.fold(lambda carry, row: gk.tanh(carry * row) + w, x[0], x, recompute=2)
+    net = gk.Model({"loss": gk.reduce_mean(last, keepdims=False)})
+    check(gk.grad(net, of="loss", wrt=["x", "w"], with_outputs=True), tmp_path / "net.gkp")
+
+
 def test_runs_have_limits_of_iterations_and_time(tmp_path):
     net = while_model()
     net.save(tmp_path / "net.gkp")
