@@ -40,6 +40,11 @@ from graphkit.train.adapter_marks import has_adapters
     "-o", "--output", group=OUTPUT, type=click.Path(dir_okay=False), required=True,
     help="Output file, .onnx; or .gkp, a program for libgraphkit.so.",
 )  # fmt: skip
+@option(
+    "--also", group=OUTPUT, multiple=True, metavar="INPUTS",
+    help="With a .gkp file: other inputs, such as x:8,64, separated by spaces. The file gets one more program, for "
+    "their sizes. Repeatable.",
+)  # fmt: skip
 @partial(opset_option, what="model")
 @option(
     "--for", "purpose", group=OUTPUT, type=click.Choice(["inference"]), default=None,
@@ -80,9 +85,9 @@ from graphkit.train.adapter_marks import has_adapters
 @limit_options
 @json_option
 def command(
-    model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str, opset: int | None, purpose: str | None,
-    adapters: tuple[str, ...], merge: bool, precision: str | None, keep_float32: tuple[str, ...], spec: str | None,
-    samples: int, check: bool, external_root: str | None, as_json: bool, **image: Any,
+    model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str, also: tuple[str, ...], opset: int | None,
+    purpose: str | None, adapters: tuple[str, ...], merge: bool, precision: str | None, keep_float32: tuple[str, ...],
+    spec: str | None, samples: int, check: bool, external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Write MODEL as standard ONNX, and verify the file in ONNX Runtime; or write a compiled program for C.
 
@@ -94,7 +99,7 @@ def command(
     With --precision, a file whose outputs differ is not written.
 
     A .gkp file is a program for the sizes of the given inputs, and for CPUs of the kind of this one. libgraphkit.so
-    runs it from C, without Python; see graphkit build --c-runtime.
+    runs it from C, without Python; see graphkit build --c-runtime. With --also, it has programs for several sizes.
 
     \b
     graphkit export run/ -o net.onnx
@@ -104,9 +109,9 @@ def command(
     graphkit export net.onnx -o half.onnx --precision fp16 --data photos/ --keep-float32 head
     graphkit export run/ audio:1,576 rate=rate.npy -o net.onnx
     graphkit export resnet-symbol.json -o resnet.onnx --shape data:N,3,224,224
-    graphkit export run/ image:1,3,224,224 -o net.gkp
+    graphkit export run/ image:1,3,224,224 --also image:8,3,224,224 -o net.gkp
     """
-    _check_output(output, precision, opset)
+    _check_output(output, precision, opset, also)
     check_options(precision)
     original = net = read_model(model, external_root, best=True)
     if purpose == "inference":
@@ -122,17 +127,26 @@ def command(
     if precision is not None:
         is_file = written is original and opset is None and model.endswith((".onnx", ".json")) and not is_mxnet(model)
         return export(written, model if is_file else written, images_of(image), click.get_current_context().params)
-    from graphkit.checks.verify import verify
     from graphkit.cli._inputs import feeds_for
-    from graphkit.onnx_io.validate import opset_version
 
     is_program = output.endswith(".gkp")
-    feeds = feeds_for(net, inputs, fill, seed, images_of(image)).arrays if check or is_program else {}
+    given = [inputs, *(tuple(each.split()) for each in also)] if check or is_program else []
+    feeds = [feeds_for(net, each, fill, seed, images_of(image)).arrays for each in given]
     if is_program:
         return _export_program(written, output, feeds, check, as_json)
+    return _export_onnx(net, written, output, feeds[0] if check else None, opset, as_json)
+
+
+def _export_onnx(
+    net: Model, written: Model, output: str, feeds: dict[str, Any] | None, opset: int | None, as_json: bool
+) -> int:
+    """Write an .onnx file of `written`. If `feeds` are given, compare its outputs with those of `net`."""
+    from graphkit.checks.verify import verify
+    from graphkit.onnx_io.validate import opset_version
+
     written.save(Path(output), opset=opset)
     log(f"wrote {output}: {written!r}")
-    if check:
+    if feeds is not None:
         report = verify(net, feeds, against=output)
         print_report(report, as_json)
         return 0 if report.passed else 1
@@ -141,13 +155,16 @@ def command(
     return 0
 
 
-def _export_program(net: Model, output: str, feeds: dict[str, Any], check: bool, as_json: bool) -> int:
-    """Write a .gkp file for the shapes of `feeds`, and compare its outputs with Python's if `check` says so."""
+def _export_program(net: Model, output: str, feeds: list[dict[str, Any]], check: bool, as_json: bool) -> int:
+    """Write a .gkp file with a program for the shapes of each entry of `feeds`.
+
+    check: Whether the outputs are compared with Python's.
+    """
     from graphkit.executor.run.saved_program import save_program
 
-    shapes = {name: array.shape for name, array in feeds.items() if hasattr(array, "shape")}
+    shapes = [{name: array.shape for name, array in each.items() if hasattr(array, "shape")} for each in feeds]
     options = {"graph": net.graph, "params": net.params}
-    facts = save_program(options, Path(output), shapes, feeds if check else None)
+    facts = save_program(options, Path(output), shapes, feeds if check else [])
     log(f"wrote {output}: {quantity(facts.steps, 'step')}, {human(facts.nbytes)}")
     if check:
         log(f"{output}: libgraphkit.so computes the same bits as Python")
@@ -156,9 +173,11 @@ def _export_program(net: Model, output: str, feeds: dict[str, Any], check: bool,
     return 0
 
 
-def _check_output(output: str, precision: str | None, opset: int | None) -> None:
+def _check_output(output: str, precision: str | None, opset: int | None, also: tuple[str, ...]) -> None:
     """Raise UsageError for an output file of an unknown format, and for options that its format lacks."""
     if not output.endswith((".onnx", ".gkp")):
         raise UsageError(f"-o {output}: the name of the output file must end in .onnx or .gkp")
     if output.endswith(".gkp") and (precision is not None or opset is not None):
         raise UsageError(f"-o {output}: --precision and --opset are for .onnx files; first write one of these")
+    if also and not output.endswith(".gkp"):
+        raise UsageError(f"-o {output}: --also is for .gkp files")

@@ -466,7 +466,8 @@ class Model:
             path: Name of the file. Its suffix selects the format.
             options: For `.onnx`: opset, as_inputs and with_updates, see `to_onnx`; and `external`: whether larger
                 weights are in a data file beside it (default: only if the weights take more than 1 GiB). For `.gkp`:
-                shapes (of inputs, by name), threads, deterministic and seed, see `compile`.
+                shapes (of inputs, by name; or a list of such shapes, for a program each), threads, deterministic
+                and seed, see `compile`.
 
         Raises:
             UsageError: The suffix is not one of these, or `external` is False and the file is above 2 GiB.
@@ -491,8 +492,9 @@ class Model:
                 known = ("shapes", "threads", "deterministic", "seed")
                 if wrong := next((name for name in options if name not in known), None):
                     raise UsageError(f"{path}: a .gkp file has no option {wrong!r}; its options are {', '.join(known)}")
-                shapes = options.pop("shapes", None) or {}
-                save_program({"graph": self.graph, "params": self.params, **options}, path, shapes)
+                shapes = {} if (given := options.pop("shapes", None)) is None else given
+                every = [shapes] if isinstance(shapes, Mapping) else list(shapes)
+                save_program({"graph": self.graph, "params": self.params, **options}, path, every)
             case suffix:
                 raise UsageError(f"cannot save {path}: unknown suffix {suffix!r}; use .json, .onnx or .gkp")
 

@@ -5,7 +5,7 @@
  *
  * Functions that can fail return a gk_status; gk_error() then returns a text that says what is wrong. No C++ exception
  * leaves the library. All functions may be called by several threads at the same time, also for one session, except
- * gk_close: no other call on the session may run then or follow.
+ * gk_close: no other call on a session of the file may run then or follow.
  */
 #ifndef GRAPHKIT_H
 #define GRAPHKIT_H
@@ -96,8 +96,21 @@ GK_API size_t gk_type_size(gk_type type);
 GK_API gk_status gk_open_checked(const char* path, const gk_options* options, gk_session** session,
                                  uint32_t abi_version, size_t options_size);
 
-/* Frees a session. NULL is allowed. */
+/* Closes a file: frees the session that gk_open returned, and those of its other programs. NULL is allowed. */
 GK_API void gk_close(gk_session* session);
+
+/* A file may contain several programs, for different shapes of the inputs. Each has a session of its own, which may be
+ * passed to all functions. gk_open returns that of the first one. Inputs and outputs of all programs have the same
+ * names, types and ranks. Sessions of one file share its weights, its options and its random state. Pass one of them to
+ * gk_close.
+ *
+ * gk_program returns the session of program `number`, counted from 0; NULL if there is none. gk_find_program finds the
+ * program for inputs of these shapes: input_dims[i] points to the gk_input_rank(session, i) sizes of input i. If there
+ * is none, the status is GK_ERROR_ARGUMENT, and the text lists the shapes of the programs. */
+GK_API size_t gk_program_count(const gk_session* session);
+GK_API gk_session* gk_program(gk_session* session, size_t number);
+GK_API gk_status gk_find_program(gk_session* session, const int64_t* const* input_dims, size_t input_count,
+                                 gk_session** found);
 
 /* Inputs and outputs are numbered from 0. For a number that does not exist, or a session that is NULL, names and dims
  * are NULL and other results 0. Pointers are valid until the session is closed. */

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -56,6 +56,11 @@ def _library() -> ctypes.CDLL:
     )  # fmt: skip
     library.gk_close.argtypes = (handle,)
     library.gk_close.restype = None
+    library.gk_program_count.argtypes, library.gk_program_count.restype = (handle,), size
+    library.gk_program.argtypes, library.gk_program.restype = (handle, size), handle
+    library.gk_find_program.argtypes = (
+        handle, ctypes.POINTER(ctypes.POINTER(ctypes.c_int64)), size, ctypes.POINTER(handle),
+    )  # fmt: skip
     word = ctypes.c_uint64
     library.gk_get_random_state.argtypes = (handle, ctypes.POINTER(word), ctypes.POINTER(word))
     library.gk_set_random_state.argtypes = (handle, word, word)
@@ -77,12 +82,17 @@ def _raise_for(status: int) -> None:
         raise RuntimeFailure(f"{text.decode(errors='replace')} ({name.decode()})")
 
 
+# The dtype and shape of inputs or outputs, by name.
+_Ports: TypeAlias = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+
+
 class CSession:
-    """A saved program, which the C library runs. Threads may call `run` at the same time.
+    """A saved file, whose programs the C library runs. Threads may call `run` at the same time.
 
     Attributes:
-        inputs: dtype and shape of the inputs by name.
-        outputs: The same for the outputs.
+        programs: For each program, dtype and shape of its inputs by name, and those of its outputs.
+        inputs: The inputs of the first program.
+        outputs: The outputs of the first program.
 
     Args:
         path: A .gkp file.
@@ -103,11 +113,16 @@ class CSession:
         _raise_for(
             self._library.gk_open_checked(name, ctypes.byref(options), opened, _ABI_VERSION, ctypes.sizeof(options))
         )
-        self.inputs, self.outputs = self._ports("input"), self._ports("output")
+        handles = [
+            self._library.gk_program(self._handle, i) for i in range(self._library.gk_program_count(self._handle))
+        ]
+        self.programs = [(self._ports(handle, "input"), self._ports(handle, "output")) for handle in handles]
+        self._place = {handle: i for i, handle in enumerate(handles)}
+        self.inputs, self.outputs = self.programs[0]
 
-    def _ports(self, kind: str) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    def _ports(self, handle: int, kind: str) -> _Ports:
         def call(suffix: str, *arguments: int) -> Any:
-            return getattr(self._library, f"gk_{kind}_{suffix}")(self._handle, *arguments)
+            return getattr(self._library, f"gk_{kind}_{suffix}")(handle, *arguments)
 
         found = {}
         for i in range(call("count")):
@@ -116,20 +131,38 @@ class CSession:
         return found
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return all outputs by name. Raises InputError for arrays that do not match, RuntimeFailure for a failed run.
+        """Run the program for the shapes of these arrays, and return all outputs by name.
 
-        feeds: Arrays of all inputs, with their dtypes and shapes.
+        feeds: Arrays of all inputs, with their dtypes, and shapes for which the file has a program.
+
+        Raises:
+            InputError: The arrays do not match any program.
+            RuntimeFailure: The run failed.
         """
         given = []
         for name, (dtype, shape) in self.inputs.items():
             array = np.asarray(feeds.get(name), order="C")
-            if array.dtype != dtype or array.shape != shape:
+            fits = array.shape == shape if len(self.programs) == 1 else array.ndim == len(shape)
+            if array.dtype != dtype or not fits:
                 raise InputError(f"input {name!r} must be {dtype} {list(shape)}, got {array.dtype} {list(array.shape)}")
             given.append(array)
-        made = {name: np.empty(shape, dtype) for name, (dtype, shape) in self.outputs.items()}
+        handle = self._program(given)
+        made = {name: np.empty(shape, dtype) for name, (dtype, shape) in self.programs[self._place[handle]][1].items()}
         results = list(made.values())
-        _raise_for(self._library.gk_run(self._handle, _pointers(given), len(given), _pointers(results), len(results)))
+        _raise_for(self._library.gk_run(handle, _pointers(given), len(given), _pointers(results), len(results)))
         return made
+
+    def _program(self, given: Sequence[np.ndarray]) -> int:
+        """Return the handle of the program for arrays of these shapes. Raises InputError if there is none."""
+        dims = [(ctypes.c_int64 * max(array.ndim, 1))(*array.shape) for array in given]
+        pointers = (ctypes.POINTER(ctypes.c_int64) * max(len(dims), 1))(
+            *(ctypes.cast(each, ctypes.POINTER(ctypes.c_int64)) for each in dims)
+        )
+        found = ctypes.c_void_p()
+        if self._library.gk_find_program(self._handle, pointers, len(given), ctypes.byref(found)):
+            raise InputError(self._library.gk_error().decode(errors="replace"))
+        assert found.value is not None, "the status says that there is a program"
+        return found.value
 
     @property
     def rng(self) -> tuple[int, int]:

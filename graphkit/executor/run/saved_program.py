@@ -7,35 +7,26 @@ format.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
 from graphkit.distribution import version
-from graphkit.errors import MissingDependency, UnsupportedError
-from graphkit.executor.devices.kernel import NativeKernel
+from graphkit.errors import MissingDependency, UnsupportedError, UsageError
 from graphkit.executor.devices.loading import load_device, native_module
 from graphkit.executor.devices.recipes import recorded_recipes
 from graphkit.executor.lower.emit import Emitter
 from graphkit.executor.run.batched_program import BatchedProgram
 from graphkit.executor.run.program import Program
 from graphkit.executor.run.saved_encoding import number, optional, raw, sequence, text
+from graphkit.executor.run.saved_file import SavedArrays, laid_out, write_file
 from graphkit.executor.run.saved_steps import Numbers, StepList, encoded_steps, refuse_other_steps
 from graphkit.executor.run.session import Executor
-from graphkit.ir.atomic import PendingFile, writing_of
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.named_tuples import NamedTuple
 
-_MAGIC = b"\x89GKP\r\n\x1a\n"
-_HEADER = struct.Struct("<8sIIQQQQQ")
-_BYTE_ORDER = 0x01020304
-_ALIGNMENT = 64
-# Weights of at least this many bytes begin with a page of the file.
-_PAGE, _LARGE = 4096, 1 << 16
+_RANDOM_STATE_BYTES = 16
 # An error names at most this many states.
 _MOST_NAMED = 5
 # Element types that programs in C have.
@@ -67,40 +58,46 @@ class SavedProgramFacts(NamedTuple):
 def save_program(
     executor_options: Mapping[str, Any],
     path: Path,
-    shapes: Mapping[str, Sequence[int]],
-    check: Mapping[str, Any] | None = None,
+    shapes: Sequence[Mapping[str, Sequence[int]]],
+    checks: Sequence[Mapping[str, Any]] = (),
 ) -> SavedProgramFacts:
-    """Compile a graph for the CPU, and write the program.
+    """Compile a graph for the CPU, and write a file with a program for each entry of `shapes`.
 
     Args:
         executor_options: Arguments of `Executor`: graph, params, threads, ...
         path: The file.
-        shapes: Shapes of inputs, by name. Other inputs have static types.
-        check: Arrays for all inputs: run the program in Python and in the C library, and compare the outputs.
+        shapes: Shapes of inputs, by name, for each program. Other inputs have static types.
+        checks: Arrays for all inputs of each program: run it in Python and in the C library, and compare the outputs.
 
     Raises:
-        CheckFailed: With `check`: the C library computes other bits. The file is then not written.
+        CheckFailed: With `checks`: the C library computes other bits. The file is then not written.
         InputError: The shape of an input is not known.
         MissingDependency: The installed package has no native part.
         UnsupportedError: A part of the graph needs Python, or cannot be saved. The message names nodes and operators.
+        UsageError: There are no shapes, or two programs would have the same shapes.
         RuntimeFailure: The file cannot be written.
     """
     if not load_device("cpu"):
         raise MissingDependency("saving a program needs graphkit's native part, which this installation lacks")
-    executor = _SavingExecutor(**executor_options)
-    program = executor.program(shapes)
-    if check is None:
-        return _written(_Contents(program, executor), executor.outputs, path)
+    if not shapes:
+        raise UsageError(f"{path}: no shapes are given, so no program would be saved")
+    contents = _Contents(several=len(shapes) > 1)
+    expected = []
+    for position, each in enumerate(shapes):
+        # A second program of one executor could come from its template, and have other kernels.
+        executor = _SavingExecutor(**executor_options)
+        contents.add(executor.program(each), executor)
+        if checks:
+            expected.append(executor.run(checks[position]))
+    if not checks:
+        return _written(contents, path)
     from graphkit.executor.run.c_runtime import compare_with_python
 
-    # Before the run, which may use another program.
-    contents = _Contents(program, executor)
-    expected = executor.run(check)
-
     def compare(written: Path) -> None:
-        compare_with_python(written, path, check, expected)
+        for fed, outputs in zip(checks, expected, strict=True):
+            compare_with_python(written, path, fed, outputs)
 
-    return _written(contents, executor.outputs, path, compare)
+    return _written(contents, path, compare)
 
 
 class _SavingExecutor(Executor):
@@ -193,34 +190,66 @@ def _checked(what: str, name: str, value: Value) -> TensorType:
 
 
 class _Listed(NamedTuple):
-    """The steps of a section, and the arrays that they read, by the number of the external memory."""
+    """The steps of a section, and the number of the array in each external memory that is a constant."""
 
     section: _Section
     steps: StepList
-    sources: Mapping[int, np.ndarray]
+    sources: Mapping[int, int]
+
+
+class _Listing(NamedTuple):
+    """One program: its inputs and outputs, the inputs that are the random state, and its sections."""
+
+    inputs: Sequence[_Port]
+    outputs: Sequence[_Port]
+    generators: Sequence[int]
+    sections: Sequence[_Listed]
 
 
 class _Contents:
-    """Collects what a file contains: inputs, outputs, constants, kernels, and the parts of the program."""
+    """Collects what a file contains: programs, and the kernels and arrays that they share.
 
-    def __init__(self, program: Program | BatchedProgram, executor: _SavingExecutor):
-        self.seed = executor.rng[0]
-        self.sections = _sections(program)
-        self.inputs = _ports(program, executor.input_names)
-        self.generators = _generators(program)
-        for section in self.sections:
-            refuse_other_steps(section.program.lowered)
-        results = program.finals
-        self.outputs = [
-            _Port(name, _checked("output", name, result.value), i)
-            for i, (name, result) in enumerate(zip(executor.outputs, results, strict=True))
-        ]
-        self.arrays: dict[int, np.ndarray] = {}
-        self.kernels: dict[int, NativeKernel] = {}
+    several: Whether there are several programs.
+    """
+
+    def __init__(self, *, several: bool):
+        self.arrays = SavedArrays(by_content=several)
+        self.programs: list[_Listing] = []
+        self.recipes: dict[bytes, int] = {}
         self.step_count = 0
-        # Numbers in the file depend on the arrays of all sections.
-        listed_sections = [self._listed(section) for section in self.sections]
-        self.parts = [self._part(each) for each in listed_sections]
+        self.seed = 0
+        self.threads = 1
+
+    def add(self, program: Program | BatchedProgram, executor: _SavingExecutor) -> None:
+        """Add a program."""
+        sections = _sections(program)
+        self.seed, self.threads = executor.rng[0], sections[0].program.threads
+        inputs = _ports(program, executor.input_names)
+        for section in sections:
+            refuse_other_steps(section.program.lowered)
+        if any(inputs == other.inputs for other in self.programs):
+            given = ", ".join(f"{port.name} {list(port.kind.static_shape)}" for port in inputs)
+            raise UsageError(f"two programs for the same shapes are to be saved: {given}")
+        outputs = [
+            _Port(name, _checked("output", name, result.value), i)
+            for i, (name, result) in enumerate(zip(executor.outputs, program.finals, strict=True))
+        ]
+        listed_sections = [self._listed(section) for section in sections]
+        self.programs.append(_Listing(inputs, outputs, _generators(program), listed_sections))
+
+    @property
+    def draws(self) -> bool:
+        """Whether a program draws random numbers."""
+        return any(program.generators for program in self.programs)
+
+    def encoded(self) -> bytes:
+        """Encode all programs. Numbers in the file depend on the arrays of all of them."""
+        return sequence(
+            _encoded_ports(each.inputs)
+            + _encoded_ports(each.outputs)
+            + sequence(self._part(each, listed) for listed in each.sections)
+            for each in self.programs
+        )
 
     def _listed(self, section: _Section) -> _Listed:
         lowered = section.program.lowered
@@ -229,41 +258,42 @@ class _Contents:
         places = [(count + i, 0) for i in range(results)]
         emitter.graph(cast(Any, steps), lowered, 0, [(i, 0) for i in range(count)], places, copies=True)
         constants = section.program.pools.packed.get(emitter.sources)
-        self.arrays |= {id(array): array for array in constants if id(array) not in self.arrays}
         for step in steps.all_steps:
             self.step_count += 1
             if step.kernel is not None:
-                self.kernels.setdefault(id(step.kernel), step.kernel)
-        sources = {source.external: array for source, array in zip(emitter.sources, constants, strict=True)}
-        return _Listed(section, steps, sources)
+                self.recipes.setdefault(step.kernel.recipe or b"", len(self.recipes))
+        pairs = zip(emitter.sources, constants, strict=True)
+        return _Listed(section, steps, {source.external: self.arrays.place(array) for source, array in pairs})
 
-    def _part(self, given: _Listed) -> bytes:
+    def _part(self, program: _Listing, given: _Listed) -> bytes:
         section, lowered = given.section, given.section.program.lowered
-        index = {kernel: i for i, kernel in enumerate(self.kernels)}
         given_values, results = lowered.graph.inputs, [r.value for r in lowered.placement.results]
-        slices = [_slice(port, given_values[port.position].tensor.nbytes, section) for port in self.inputs]
-        if self.generators:
-            slices.append(_whole(given_values[self.generators[0]].tensor.nbytes))
-        slices += [_slice(port, results[port.position].tensor.nbytes, section) for port in self.outputs]
-        steps = encoded_steps(given.steps, Numbers(index, self._external_numbers(given)))
+        slices = [_slice(port, given_values[port.position].tensor.nbytes, section) for port in program.inputs]
+        if self.draws:
+            slices.append(_whole(_RANDOM_STATE_BYTES))
+        slices += [_slice(port, results[port.position].tensor.nbytes, section) for port in program.outputs]
+        steps = encoded_steps(given.steps, Numbers(self.recipes, self._external_numbers(program, given)))
         return b"".join((number(section.program.arena_bytes), number(section.runs), sequence(slices), steps))
 
-    def _external_numbers(self, given: _Listed) -> Mapping[int, int]:
+    def _external_numbers(self, program: _Listing, given: _Listed) -> Mapping[int, int]:
         """Return the numbers of external memory in the file.
 
         Inputs come first, then the random state, outputs, constants, and the memory of the bodies of loops.
         """
-        count, first = len(given.section.program.lowered.graph.inputs), len(self.inputs)
-        found = {port.position: i for i, port in enumerate(self.inputs)}
-        found |= dict.fromkeys(self.generators, first)
-        first += bool(self.generators)
-        found |= {count + port.position: first + i for i, port in enumerate(self.outputs)}
-        first += len(self.outputs)
-        place = {identity: i for i, identity in enumerate(self.arrays)}
-        found |= {external: first + place[id(array)] for external, array in given.sources.items()}
-        first += len(self.arrays)
+        count, first = len(given.section.program.lowered.graph.inputs), len(program.inputs)
+        found = {port.position: i for i, port in enumerate(program.inputs)}
+        found |= dict.fromkeys(program.generators, first)
+        first += self.draws
+        found |= {count + port.position: first + i for i, port in enumerate(program.outputs)}
+        first += len(program.outputs)
+        found |= {external: first + place for external, place in given.sources.items()}
+        first += len(self.arrays.arrays)
         loops = (step.loop for step in given.steps.all_steps if step.loop is not None)
         return found | {external: first + i for i, external in enumerate(e for loop in loops for e in loop.externals)}
+
+
+def _encoded_ports(ports: Sequence[_Port]) -> bytes:
+    return sequence(text(p.name) + text(p.kind.dtype.value) + _sizes(p.kind) for p in ports)
 
 
 def _slice(port: _Port, nbytes: int, section: _Section) -> bytes:
@@ -277,73 +307,24 @@ def _whole(nbytes: int) -> bytes:
     return number(0) + number(0) + number(nbytes)
 
 
-def _written(
-    contents: _Contents, output_names: Sequence[str], path: Path, check: Callable[[Path], None] = lambda _: None
-) -> SavedProgramFacts:
-    arrays = list(contents.arrays.values())
-    places, data = _laid_out(arrays)
-    native = native_module()
+def _written(contents: _Contents, path: Path, check: Callable[[Path], None] = lambda _: None) -> SavedProgramFacts:
+    arrays = contents.arrays.arrays
+    places, data = laid_out(arrays)
     metadata = b"".join(
         (
             text(version()),
-            sequence(text(fact) for fact in native.program_target()),
-            number(contents.sections[0].program.threads),
-            sequence(text(p.name) + text(p.kind.dtype.value) + _sizes(p.kind) for p in contents.inputs),
-            sequence(text(p.name) + text(p.kind.dtype.value) + _sizes(p.kind) for p in contents.outputs),
-            optional(number(contents.seed) if contents.generators else None),
+            sequence(text(fact) for fact in native_module().program_target()),
+            number(contents.threads),
+            optional(number(contents.seed) if contents.draws else None),
             sequence(number(at) + number(array.nbytes) for at, array in zip(places, arrays, strict=True)),
-            sequence(raw(kernel.recipe or b"") for kernel in contents.kernels.values()),
-            sequence(contents.parts),
+            sequence(map(raw, contents.recipes)),
+            contents.encoded(),
         )
     )
-    nbytes = _write(path, metadata, data, check)
-    return SavedProgramFacts(tuple(p.name for p in contents.inputs), tuple(output_names), contents.step_count, nbytes)
-
-
-def _laid_out(arrays: Sequence[np.ndarray]) -> tuple[list[int], list[Any]]:
-    """Return the place of each array in the data, and the data as pieces of memory."""
-    places, pieces, end = [], [], 0
-    for array in arrays:
-        start = -(-end // _ALIGNMENT) * _ALIGNMENT if array.nbytes < _LARGE else -(-end // _PAGE) * _PAGE
-        pieces += [bytes(start - end), np.ascontiguousarray(array).reshape(-1).view(np.uint8)]
-        places.append(start)
-        end = start + array.nbytes
-    return places, pieces
-
-
-def _write(path: Path, metadata: bytes, data: Sequence[Any], check: Callable[[Path], None]) -> int:
-    """Write the file, which has its name only if `check` accepts it. Return its size."""
-    native = native_module()
-    start = _HEADER.size + 8
-    data_at = -(-(start + len(metadata)) // _PAGE) * _PAGE
-    data_bytes = sum(memoryview(piece).nbytes for piece in data)
-    size = data_at + data_bytes
-    header = _HEADER.pack(_MAGIC, native.program_format, _BYTE_ORDER, size, len(metadata), data_at, data_bytes, 0)
-    rest = [metadata, bytes(data_at - start - len(metadata)), *data]
-    checksum = native.program_checksum(np.frombuffer(header, np.uint8), 0)
-    for piece in _pieces(rest, native.checksum_piece):
-        checksum = native.program_checksum(np.frombuffer(piece, np.uint8), checksum)
-    with writing_of(path), PendingFile(path.parent, path.name) as file:
-        for chunk in (header, struct.pack("<Q", checksum), *rest):
-            file.write(chunk)
-        file.finish()
-        check(file.path)
-        file.commit(path)
-    return size
-
-
-def _pieces(chunks: Iterable[Any], size: int) -> Iterator[bytes]:
-    """Yield the bytes of the chunks in pieces of `size` bytes; the last one may be shorter."""
-    pending = bytearray()
-    for chunk in chunks:
-        view = memoryview(chunk).cast("B")
-        for start in range(0, view.nbytes, size):
-            pending += view[start : start + size]
-            while len(pending) >= size:
-                yield bytes(pending[:size])
-                del pending[:size]
-    if pending:
-        yield bytes(pending)
+    nbytes = write_file(path, metadata, data, check)
+    first = contents.programs[0]
+    inputs, outputs = (tuple(port.name for port in ports) for ports in (first.inputs, first.outputs))
+    return SavedProgramFacts(inputs, outputs, contents.step_count, nbytes)
 
 
 def _sizes(kind: TensorType) -> bytes:

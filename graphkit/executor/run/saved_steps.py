@@ -19,6 +19,9 @@ from graphkit.text import listed
 # An error names at most this many nodes.
 MOST_NAMED = 5
 
+# Limits of the reader (step_check.cpp, loop_check.cpp): levels of subgraphs, and states or slices of a loop.
+_MOST_LEVELS, _MOST_PIECES = 32, 1024
+
 # Kinds of steps, as SavedStep::Kind in executor/native/c_interface/step_check.h.
 _KERNEL, _COPY, _BRANCH, _LOOP, _FAIL = range(5)
 
@@ -208,14 +211,17 @@ def refuse_other_steps(lowered: LoweredGraph) -> None:
         raise UnsupportedError(f"these nodes cannot be saved in a program for C: {names}")
 
 
-def _refused(lowered: LoweredGraph, prefix: str = "") -> Iterator[str]:
+def _refused(lowered: LoweredGraph, prefix: str = "", level: int = 1) -> Iterator[str]:
     """Yield the steps that cannot be saved, and why."""
     for node, lowering in lowered.steps:
         name = prefix + lowered.graph.node_name(node)
-        if why := _why_refused(node, lowering):
+        too_deep = bool(lowering.subgraphs) and level >= _MOST_LEVELS
+        why = f"more than {_MOST_LEVELS} levels of branches and loops" if too_deep else _why_refused(node, lowering)
+        if why:
             yield f"{name} ({node.op.name}: {why})"
-        for part, graph in lowering.subgraphs.items():
-            yield from _refused(graph, f"{name}/{part}/")
+        if not too_deep:
+            for part, graph in lowering.subgraphs.items():
+                yield from _refused(graph, f"{name}/{part}/", level + 1)
 
 
 def _why_refused(node: Node, lowering: Lowering) -> str:
@@ -226,7 +232,10 @@ def _why_refused(node: Node, lowering: Lowering) -> str:
     if isinstance(lowering, Branch):
         return ""
     if isinstance(lowering, Loop):
-        return lowering.layout.dynamic_sizes
+        layout = lowering.layout
+        if max(len(layout.states), len(layout.scanned) + len(layout.stacked)) > _MOST_PIECES:
+            return f"more than {_MOST_PIECES} states, or inputs and outputs that are read or written in slices"
+        return layout.dynamic_sizes
     if lowering.reason or lowering.in_python:
         return lowering.reason or "it runs in Python"
     return "shapes that depend on values cannot be saved yet"
@@ -236,9 +245,9 @@ def _why_refused(node: Node, lowering: Lowering) -> str:
 
 
 class Numbers(NamedTuple):
-    """Numbers in the file: those of kernels by identity, and those of external memory."""
+    """Numbers in the file: those of kernels by their recipe, and those of external memory."""
 
-    kernels: Mapping[int, int]
+    kernels: Mapping[bytes, int]
     external: Mapping[int, int]
 
 
@@ -270,7 +279,7 @@ def _step(step: SavedStep, numbers: Numbers, written: Set[int]) -> bytes:
         (
             number(step.kind),
             text(step.name),
-            number(0 if kernel is None else numbers.kernels[id(kernel)]),
+            number(0 if kernel is None else numbers.kernels[kernel.recipe or b""]),
             sequence(_location(location, external) for location in step.inputs),
             sequence(map(text, layouts)),
             sequence(_location(location, external) for location in step.outputs),

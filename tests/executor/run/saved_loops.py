@@ -61,6 +61,26 @@ def while_model():
     )
 
 
+def counted_model():
+    """Stacks three multiples of x; n is another input."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["again"]), helper.make_node("Add", ["v", "x"], ["sum"]),
+         helper.make_node("Identity", ["v"], ["row"])],
+        "body",
+        [info("i", TensorProto.INT64), info("c", TensorProto.BOOL), info("v", shape=[2])],
+        [info("again", TensorProto.BOOL), info("sum", shape=[2]), info("row", shape=[2])],
+    )  # fmt: skip
+    return model_of(
+        [
+            helper.make_node("Loop", ["m", "", "x"], ["last", "rows"], name="count", body=body),
+            helper.make_node("Add", ["n", "n"], ["twice"]),
+        ],
+        [("x", np.float32, [2]), ("n", np.int64, [])],
+        [("last", np.float32, [2]), ("rows", np.float32, [3, 2]), ("twice", np.int64, [])],
+        [("m", np.array(3))],
+    )
+
+
 def nested_model():
     """A scan, in whose body a while loop runs in one branch, and another scan reads rows and stacks."""
     x = gk.input("x", [3, 4])

@@ -1,4 +1,4 @@
-"""Models that several files of tests save, and the outcome of opening a file."""
+"""Models that several files of tests save, comparisons of their outputs, and the outcome of opening a file."""
 
 import math
 import re
@@ -83,3 +83,35 @@ def outcome(path):
     except RuntimeFailure as error:
         return re.search(r"\((GK_\w+)\)$", str(error))[1]
     return ""
+
+
+def random_feeds(net, shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    feeds = {}
+    for name, kind in net.input_types.items():
+        shape = shapes.get(name, kind.shape)
+        if kind.dtype.numpy.kind in "iu":
+            feeds[name] = rng.integers(0, 2, shape).astype(kind.dtype.numpy)
+        else:
+            feeds[name] = rng.standard_normal(shape).astype(kind.dtype.numpy)
+    return feeds
+
+
+def assert_same_bits(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype
+        assert found[name].shape == array.shape
+        assert found[name].tobytes() == array.tobytes(), name
+
+
+def check(net, path, shapes=None, **options):
+    """Save a network, run it in the C library, and compare all bits with Python's. Return its outputs."""
+    shapes = shapes or {}
+    net.save(path, shapes=shapes, **options)
+    feeds = random_feeds(net, shapes)
+    expected = net.run(feeds)
+    with CSession(path) as session:
+        assert_same_bits(session.run(feeds), expected)
+        assert_same_bits(session.run(feeds), expected)
+    return feeds, expected

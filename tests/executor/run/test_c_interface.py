@@ -1,7 +1,6 @@
 """Saved programs (.gkp): libgraphkit.so computes Python's bits, and rejects damaged files."""
 
 import ctypes
-import json
 import re
 import subprocess
 import threading
@@ -11,52 +10,17 @@ import numpy as np
 import onnxruntime
 import pytest
 from onnx import helper
-from saved_loops import nested_model, random_model, scan_model, while_model
-from saved_programs import branch_model, model_of, trees_model
+from saved_programs import assert_same_bits, branch_model, check, model_of, random_feeds, trees_model
 
 import graphkit as gk
 from graphkit import cli
-from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UnsupportedError, UsageError
+from graphkit.errors import GraphkitError, InputError, UnsupportedError, UsageError
 from graphkit.executor.run import c_runtime
 from graphkit.executor.run.c_runtime import CSession, library_path
-from graphkit.executor.run.saved_program import save_program
-from graphkit.ir.graph import Graph, Value
-from graphkit.ir.types import DType, TensorType
+from graphkit.ir.types import DType
 from graphkit.passes.training.to_training import to_inference
 
 ROOT = Path(__file__).parents[3]
-
-
-def random_feeds(net, shapes, seed=0):
-    rng = np.random.default_rng(seed)
-    feeds = {}
-    for name, kind in net.input_types.items():
-        shape = shapes.get(name, kind.shape)
-        if kind.dtype.numpy.kind in "iu":
-            feeds[name] = rng.integers(0, 2, shape).astype(kind.dtype.numpy)
-        else:
-            feeds[name] = rng.standard_normal(shape).astype(kind.dtype.numpy)
-    return feeds
-
-
-def assert_same_bits(found, expected):
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        assert found[name].dtype == array.dtype
-        assert found[name].shape == array.shape
-        assert found[name].tobytes() == array.tobytes(), name
-
-
-def check(net, path, shapes=None, **options):
-    """Save a network, run it in the C library, and compare all bits with Python's. Return its outputs."""
-    shapes = shapes or {}
-    net.save(path, shapes=shapes, **options)
-    feeds = random_feeds(net, shapes)
-    expected = net.run(feeds)
-    with CSession(path) as session:
-        assert_same_bits(session.run(feeds), expected)
-        assert_same_bits(session.run(feeds), expected)
-    return feeds, expected
 
 
 @pytest.fixture(scope="module")
@@ -249,103 +213,6 @@ def test_branches(then, otherwise, tmp_path):
             np.testing.assert_allclose(found["y"], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("backwards", [0, 1])
-def test_scans(backwards, tmp_path):
-    check(scan_model(backwards), tmp_path / "net.gkp")
-
-
-def test_loops_in_branches_and_loops(tmp_path):
-    check(nested_model(), tmp_path / "net.gkp")
-
-
-@pytest.mark.parametrize(("m", "start", "limit"), [(5, True, 100), (0, True, 3), (5, False, 3), (50, True, 100)])
-def test_while_loops_read_trip_count_and_conditions(m, start, limit, tmp_path):
-    net = while_model()
-    net.save(tmp_path / "net.gkp")
-    feeds = {
-        "m": np.array(m), "start": np.array(start), "x": np.array([1, 2], np.float32),
-        "limit": np.array(limit, np.float32),
-    }  # fmt: skip
-    with CSession(tmp_path / "net.gkp") as session:
-        found = session.run(feeds)
-    assert_same_bits(found, net.run(feeds))
-    trips = 0 if not start else {0: 0, 5: 5, 50: 6}[m]
-    np.testing.assert_array_equal(found["y"], feeds["x"] * 2**trips)
-    assert found["n"] == trips * (trips - 1) // 2
-
-
-def test_gradient_of_a_loop(tmp_path):
-    """The backward loop reads what the forward loop stacked, from the end."""
-    x, start = gk.input("x", [5, 2, 3]), gk.constant(np.zeros((2, 4), np.float32))
-
-    def step(h, row):
-        h = gk.tanh(gk.nn.linear(row, 4, name="in") + gk.nn.linear(h, 4, name="rec", bias=False))
-        return h, h
-
-    last, states = gk.scan(step, start, x)
-    net = gk.Model({"loss": gk.reduce_mean(last * states, keepdims=False)})
-    check(gk.grad(net, of="loss", with_outputs=True), tmp_path / "net.gkp")
-
-
-def test_random_numbers_of_each_run_have_the_bits_of_python(tmp_path):
-    net = random_model()
-    net.save(tmp_path / "net.gkp", seed=7)
-    feeds, executor = random_feeds(net, {}), net.compile(seed=7)
-    with CSession(tmp_path / "net.gkp") as session:
-        runs = []
-        for i in range(3):
-            assert session.rng == executor.rng == (7, i)
-            runs.append(session.run(feeds))
-            assert_same_bits(runs[-1], executor.run(feeds))
-        assert runs[0]["n"].tobytes() != runs[1]["n"].tobytes()
-        session.rng = executor.rng = (-3, 1 << 40)
-        assert_same_bits(session.run(feeds), executor.run(feeds))
-        session.rng = (7, 1)
-        assert_same_bits(session.run(feeds), runs[1])
-
-
-def test_random_state_of_a_network_without_random_nodes_stays(mlp_file):
-    with CSession(mlp_file) as session:
-        session.run({"x": np.zeros((4, 12), np.float32)})
-        assert session.rng == (0, 0)
-
-
-@pytest.mark.full
-def test_exported_training_step_trains_with_the_bits_of_python(tmp_path):
-    """Outputs of a step are fed to the next one. Dropout draws numbers from a state that is an input."""
-    net = gk.models.build("mlp", inputs=6, hidden=(8,), classes=3, dropout=0.2)
-    trainer = gk.Trainer(net, optimizer=gk.optim.Adam(0.1), clip_norm=1.0)
-    trainer.to_onnx(tmp_path / "step.onnx", verify=False)
-    step, states = gk.load(tmp_path / "step.onnx"), gk.load(tmp_path / "step_init.onnx").run({})
-    step.save(tmp_path / "step.gkp", shapes={"x": (4, 6), "target": (4,)})
-    following = json.loads((tmp_path / "step_roles.json").read_text())["states"]
-    rng, executor, found = np.random.default_rng(0), step.compile(), dict(states)
-    with CSession(tmp_path / "step.gkp") as session:
-        for _ in range(4):
-            batch = {"x": rng.standard_normal((4, 6)).astype(np.float32), "target": rng.integers(0, 3, 4)}
-            outputs, expected = session.run(batch | found), executor.run(batch | states)
-            assert_same_bits(outputs, expected)
-            found = {each["input"]: outputs[each["output"]] for each in following}
-            states = {each["input"]: expected[each["output"]] for each in following}
-    assert {each["role"] for each in following} >= {"parameter", "optimizer", "random", "step"}
-
-
-def test_runs_have_limits_of_iterations_and_time(tmp_path):
-    net = while_model()
-    net.save(tmp_path / "net.gkp")
-    feeds = {"m": np.array(1 << 40), "start": np.array(True), "x": np.ones(2, np.float32) * 0}
-    feeds["limit"] = np.array(1, np.float32)
-    with CSession(tmp_path / "net.gkp", max_iterations=7) as session:
-        with pytest.raises(RuntimeFailure, match=r"grow: more than 7 iterations.*GK_ERROR_LIMIT"):
-            session.run(feeds)
-        assert session.run(feeds | {"m": np.array(7)})["n"] == 21
-    with (
-        CSession(tmp_path / "net.gkp", timeout=0.01) as session,
-        pytest.raises(RuntimeFailure, match=r"time limit.*GK_ERROR_LIMIT"),
-    ):
-        session.run(feeds)
-
-
 def test_trees_and_maps(tmp_path):
     """An output of maps is the array of their values in C."""
     net = trees_model()
@@ -431,16 +298,6 @@ def test_open_run_and_close_leak_nothing(mlp_file):
 # --- errors ------------------------------------------------------------------------------------------
 
 
-def test_loops_with_dynamic_sizes_are_refused(tmp_path):
-    x = gk.input("x", [2])
-    grown = gk.while_loop(
-        lambda s: gk.reduce_sum(s, keepdims=False) < 9.0, lambda s: gk.concat(s, s, axis=0), x, name="grow"
-    )
-    with pytest.raises(UnsupportedError, match=r"grow.* \(Loop: the shape of a state changes"):
-        gk.Model({"y": gk.reduce_sum(grown)}).save(tmp_path / "net.gkp")
-    assert not list(tmp_path.iterdir())
-
-
 def test_shapes_that_depend_on_values_are_refused(tmp_path):
     net = model_of(
         [helper.make_node("NonZero", ["x"], ["y"], name="places")],
@@ -449,13 +306,6 @@ def test_shapes_that_depend_on_values_are_refused(tmp_path):
     )
     with pytest.raises(UnsupportedError, match=r"places \(NonZero: shapes that depend on values"):
         net.save(tmp_path / "net.gkp")
-
-
-def test_graphs_that_update_states_are_refused(tmp_path):
-    x, total = gk.input("x", [2]), Value(TensorType(DType.FLOAT32, (2,)), "total", role="state")
-    graph = Graph([x, total], [x * 2.0], updates=[(total, x + total)])
-    with pytest.raises(UnsupportedError, match=r"updates states \('total'\).*Trainer.to_onnx"):
-        save_program({"graph": graph, "params": {"total": np.zeros(2, np.float32)}}, tmp_path / "net.gkp", {})
 
 
 def test_missing_shape_is_named(mlp, tmp_path):

@@ -1,9 +1,14 @@
 """Damaged and hostile loops in .gkp files are rejected."""
 
+import math
 import re
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
-from saved_loops import scan_model, while_model
+from saved_loops import counted_model, scan_model, while_model
 
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.run import saved_steps
@@ -99,6 +104,21 @@ def test_body_may_not_write_what_its_loop_reads(target, tmp_path, monkeypatch):
         CSession(tmp_path / "net.gkp")
 
 
+def test_trip_counts_of_a_run_do_not_exceed_the_rows(tmp_path, monkeypatch):
+    encode = saved_steps._loop
+    counter = (1, 0)  # the input n
+    monkeypatch.setattr(
+        saved_steps, "_loop", lambda loop, *rest: encode(loop._replace(values=[counter, *loop.values[1:]]), *rest)
+    )
+    counted_model().save(tmp_path / "net.gkp")
+    x = np.array([1, 2], np.float32)
+    with CSession(tmp_path / "net.gkp") as session:
+        np.testing.assert_array_equal(session.run({"x": x, "n": np.array(3)})["rows"], [[1, 2], [2, 4], [3, 6]])
+        np.testing.assert_array_equal(session.run({"x": x, "n": np.array(1)})["last"], [2, 4])
+        with pytest.raises(RuntimeFailure, match=r"count: the trip count is 99, but at most 3 .*GK_ERROR_RUN"):
+            session.run({"x": x, "n": np.array(99)})
+
+
 def test_deep_nesting_is_rejected(tmp_path, monkeypatch):
     encode = saved_steps._step
 
@@ -115,3 +135,78 @@ def test_deep_nesting_is_rejected(tmp_path, monkeypatch):
     while_model().save(tmp_path / "net.gkp")
     with pytest.raises(RuntimeFailure, match=r"more than 32 levels of branches and loops.*GK_ERROR_FORMAT"):
         CSession(tmp_path / "net.gkp")
+
+
+def mutated_saves(make, path, count, seed):
+    """Save a model `count` times, each time with a few other places, numbers and flags in its steps and loops."""
+    rng = np.random.default_rng(seed)
+    locate, encode, net = saved_steps._location, saved_steps._loop, make()
+    calls = 0  # of `location`: that many places has a file
+
+    def now():
+        return rng.random() < 1 / places
+
+    def location(at, external):
+        nonlocal calls
+        calls += 1
+        block, offset = at
+        if now():
+            offset += int(rng.choice([-64, -8, -1, 1, 4, 8, 64, 256, 1 << 20, -(1 << 40)]))
+        if now():
+            block = int(rng.choice([-2, -1, *external]))
+        return locate((block, offset), external)
+
+    def loop(given, *arguments):
+        if rng.random() < 0.3:
+            match rng.integers(6):
+                case 0:
+                    given = given._replace(trips=int(rng.choice([-1, 0, given.trips + 1, 1 << 20, 1 << 62])))
+                case 1 if given.slices:
+                    place, stride = (
+                        int(rng.integers(len(given.slices))),
+                        int(rng.choice([0, 1, 4, 12, 1 << 30, 1 << 63])),
+                    )
+                    given = slice_changed(given, place, stride=stride)
+                case 2 if given.slices:
+                    place = int(rng.integers(len(given.slices)))
+                    given = slice_changed(given, place, backwards=not given.slices[place].backwards)
+                case 3 if given.states:
+                    given = state_changed(given, nbytes=int(rng.choice([0, 1, 4, 12, 1 << 30])))
+                case 4 if given.states:
+                    given = state_changed(given, row=[None, 0, 1, 7][int(rng.integers(4))], turns=given.states[0].turns)
+                case 5:
+                    values = list(given.values)
+                    values[int(rng.integers(len(values)))] = (int(rng.integers(-2, 4)), int(rng.integers(0, 64)))
+                    given = given._replace(values=values)
+        return encode(given, *arguments)
+
+    saved_steps._location, saved_steps._loop, places = location, loop, math.inf
+    for _ in range(count):
+        calls = 0
+        net.save(path)
+        yield path
+        places = calls
+
+
+FUZZ = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+import saved_loops
+from saved_programs import outcome
+from test_damaged_loops import mutated_saves
+found = [outcome(path) for path in mutated_saves(getattr(saved_loops, {make!r}), Path({target!r}), {count}, {seed})]
+print("survived", found.count(""), found.count("GK_ERROR_FORMAT"))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("make", ["scan_model", "while_model", "nested_model", "random_model"])
+def test_loops_with_other_places_and_numbers_do_not_crash(make, tmp_path):
+    folder, target = str(Path(__file__).parent), str(tmp_path / "net.gkp")
+    text = FUZZ.format(folder=folder, make=make, target=target, count=25, seed=1)
+    done = subprocess.run([sys.executable, "-P", "-c", text], capture_output=True, text=True, timeout=300)
+    assert "survived" in done.stdout, (done.returncode, done.stderr[-2000:])
+    opened, rejected = map(int, done.stdout.split()[1:])
+    assert opened > 0
+    assert rejected > 0

@@ -13,7 +13,9 @@ from saved_programs import branch_model, outcome, trees_model
 import graphkit as gk
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.cpu import native
+from graphkit.executor.run import saved_program
 from graphkit.executor.run.c_runtime import CSession
+from graphkit.executor.run.saved_encoding import sequence
 
 HEADER_BYTES = 64
 
@@ -64,6 +66,27 @@ def test_other_processors_and_versions_are_named(mlp_file, tmp_path):
     version = gk.__version__.encode()
     path.write_bytes(with_checksum(data.replace(version, b"9" * len(version), 1)))
     with pytest.raises(RuntimeFailure, match=r"written by graphkit 9.*GK_ERROR_VERSION"):
+        CSession(path)
+
+
+def test_strides_that_overflow_are_rejected():
+    for x, y, strides, offset in (([5], [8], [1 << 62], 0), ([2, 2], [8], [(1 << 63) - 1, 1], 1), ([3], [2], [1], 0)):
+        with pytest.raises(native.Error, match="the view leaves the array"):
+            native.StridedPlacement("SliceGrad", x, y, strides, offset, "uint8")
+
+
+def test_programs_of_a_file_have_the_same_inputs(tmp_path, monkeypatch):
+    net, path = gk.models.build("mlp", inputs=12, hidden=(16,), classes=3), tmp_path / "net.gkp"
+    encode, names = saved_program._encoded_ports, iter(["x", "y", "z", "y"])
+    monkeypatch.setattr(
+        saved_program, "_encoded_ports", lambda ports: encode([ports[0]._replace(name=next(names)), *ports[1:]])
+    )
+    net.save(path, shapes=[{"x": (1, 12)}, {"x": (2, 12)}])
+    with pytest.raises(RuntimeFailure, match=r"the programs have different inputs or outputs .GK_ERROR_FORMAT"):
+        CSession(path)
+    monkeypatch.setattr(saved_program._Contents, "encoded", lambda contents: sequence([]))
+    net.save(path, shapes={"x": (1, 12)})
+    with pytest.raises(RuntimeFailure, match=r"the number of programs is out of range .GK_ERROR_FORMAT"):
         CSession(path)
 
 
@@ -120,13 +143,18 @@ def test_hostile_files_do_not_crash(mlp_file, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["lenet", "lstm_lm", "branch", "trees", "scan", "while", "nested", "random"])
+@pytest.mark.parametrize("name", ["lenet", "lstm_lm", "branch", "trees", "scan", "while", "nested", "random", "shapes"])
 def test_hostile_files_of_many_kernels_do_not_crash(name, tmp_path):
     made = {
         "branch": lambda: branch_model("Neg", "Sin"), "trees": trees_model, "scan": scan_model, "while": while_model,
         "nested": nested_model, "random": random_model,
     }  # fmt: skip
     small = {"lstm_lm": {"vocab": 20}}.get(name, {})
+    if name == "shapes":
+        net = gk.models.build("mlp", inputs=12, hidden=(16,), classes=3)
+        net.save(tmp_path / "net.gkp", shapes=[{"x": (rows, 12)} for rows in (1, 2, 9)])
+        fuzz(tmp_path / "net.gkp", tmp_path / "hostile.gkp", 150, 2)
+        return
     net = made[name]() if name in made else gk.models.build(name, **small)
     shapes = {n: tuple(d if isinstance(d, int) else 2 for d in t.shape) for n, t in net.input_types.items()}
     net.save(tmp_path / "net.gkp", shapes=shapes)

@@ -13,15 +13,33 @@
 #include "c_interface/saved_program.h"
 #include "onednn/missing_library.h"
 
-struct gk_session {
-    graphkit::SavedProgram program;
+namespace {
+
+struct OpenFile {
+    graphkit::SavedFile file;
     gk_options options;
+    std::vector<gk_session> sessions;  // one for each program
+
+    OpenFile(const char* path, const gk_options& given);
+};
+
+}  // namespace
+
+struct gk_session {
+    OpenFile& opened;
+    graphkit::SavedProgram& program;
 };
 
 namespace {
 
-using graphkit::SavedProgram;
-using Ports = std::vector<SavedProgram::Port>;
+using graphkit::SavedPort;
+using Ports = graphkit::SavedPorts;
+
+OpenFile::OpenFile(const char* path, const gk_options& given) : file(path, given.threads), options(given) {
+    for (const auto& program : file.programs()) {
+        sessions.push_back({*this, *program});
+    }
+}
 
 thread_local std::string latest_error;
 
@@ -80,7 +98,7 @@ const Ports* outputs_of(const gk_session* session) {
     return session == nullptr ? nullptr : &session->program.outputs();
 }
 
-const SavedProgram::Port* port(const Ports* ports, std::size_t number) {
+const SavedPort* port(const Ports* ports, std::size_t number) {
     return ports == nullptr || number >= ports->size() ? nullptr : &(*ports)[number];
 }
 
@@ -96,6 +114,29 @@ void check_arrays(const Ports& ports, const void* const* arrays, const char* wha
                                         std::to_string(graphkit::size_of(type)) + " bytes");
         }
     }
+}
+
+// Returns the session of the program for inputs of these shapes. The dims of a scalar may be null.
+gk_session& program_for(OpenFile& opened, const int64_t* const* input_dims) {
+    std::string known;
+    for (gk_session& session : opened.sessions) {
+        const Ports& inputs = session.program.inputs();
+        bool fits = true;
+        std::string shapes;
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+            const auto& [name, type, shape, bytes] = inputs[i];
+            if (input_dims[i] == nullptr && !shape.empty()) {
+                throw std::invalid_argument("the dims of input '" + name + "' are NULL");
+            }
+            fits = fits && std::equal(shape.begin(), shape.end(), input_dims[i]);
+            shapes += (i > 0 ? ", " : "") + name + " " + graphkit::to_string(shape);
+        }
+        if (fits) {
+            return session;
+        }
+        known += (known.empty() ? "" : "; ") + shapes;
+    }
+    throw std::invalid_argument("the file has no program for these shapes, but for: " + known);
 }
 
 graphkit::RunLimits limits_of(const gk_options& options) {
@@ -185,13 +226,42 @@ GK_API gk_status gk_open_checked(const char* path, const gk_options* options, gk
         return failed(GK_ERROR_ARGUMENT, "gk_open: threads, max_iterations and timeout must not be negative");
     }
     return guarded([&] {
-        *session = new gk_session{{path, given.threads}, given};
+        *session = (new OpenFile(path, given))->sessions.data();
         return GK_OK;
     });
 }
 
 GK_API void gk_close(gk_session* session) {
-    delete session;
+    if (session != nullptr) {
+        delete &session->opened;
+    }
+}
+
+GK_API size_t gk_program_count(const gk_session* session) {
+    return session == nullptr ? 0 : session->opened.sessions.size();
+}
+
+GK_API gk_session* gk_program(gk_session* session, size_t number) {
+    return number < gk_program_count(session) ? &session->opened.sessions[number] : nullptr;
+}
+
+GK_API gk_status gk_find_program(gk_session* session, const int64_t* const* input_dims, size_t input_count,
+                                 gk_session** found) {
+    if (found != nullptr) {
+        *found = nullptr;
+    }
+    if (session == nullptr || found == nullptr) {
+        return failed(GK_ERROR_ARGUMENT, "gk_find_program: session and found must not be NULL");
+    }
+    return guarded([&] {
+        try {
+            check_count(session->program.inputs(), input_count, input_dims, "inputs");
+            *found = &program_for(session->opened, input_dims);
+        } catch (const std::invalid_argument& error) {
+            return failed(GK_ERROR_ARGUMENT, (std::string("gk_find_program: ") + error.what()).c_str());
+        }
+        return GK_OK;
+    });
 }
 
 #define GK_PORT_FUNCTIONS(kind)                                                                         \
@@ -229,7 +299,7 @@ GK_API gk_status gk_get_random_state(const gk_session* session, uint64_t* seed, 
         return failed(GK_ERROR_ARGUMENT, "gk_get_random_state: session, seed and step must not be NULL");
     }
     return guarded([&] {
-        std::tie(*seed, *step) = session->program.random_state();
+        std::tie(*seed, *step) = session->opened.file.random().get();
         return GK_OK;
     });
 }
@@ -239,7 +309,7 @@ GK_API gk_status gk_set_random_state(gk_session* session, uint64_t seed, uint64_
         return failed(GK_ERROR_ARGUMENT, "gk_set_random_state: session is NULL");
     }
     return guarded([&] {
-        session->program.set_random_state(seed, step);
+        session->opened.file.random().set(seed, step);
         return GK_OK;
     });
 }
@@ -258,7 +328,7 @@ GK_API gk_status gk_run(gk_session* session, const void* const* inputs, size_t i
         } catch (const std::invalid_argument& error) {
             return failed(GK_ERROR_ARGUMENT, (std::string("gk_run: ") + error.what()).c_str());
         }
-        session->program.run(inputs, outputs, limits_of(session->options));
+        session->program.run(inputs, outputs, limits_of(session->opened.options));
         return GK_OK;
     });
 }

@@ -22,6 +22,7 @@ constexpr std::size_t kHeaderBytes = 64;
 constexpr std::size_t kChecksumAt = 56;
 constexpr int kMostThreads = 1024;
 constexpr std::size_t kMostRank = 64;
+constexpr std::size_t kMostPrograms = 4096;
 constexpr std::size_t kRandomStateBytes = 2 * sizeof(std::uint64_t);
 
 // The first bytes of a file, after the magic.
@@ -38,6 +39,7 @@ static_assert(sizeof(Header) == kChecksumAt - kMagic.size());
 
 using Constant = std::pair<std::uint64_t, std::uint64_t>;             // place in the data, bytes
 using PortTuple = std::tuple<std::string, std::string, Dims>;  // name, element type, shape
+using ProgramTuple = std::tuple<std::vector<PortTuple>, std::vector<PortTuple>, std::vector<SavedPart>>;
 
 Header header_of(std::string_view file) {
     Header header{};
@@ -123,14 +125,12 @@ std::vector<std::string> program_target() {
 }
 
 // The metadata of a file.
-struct SavedProgram::Layout {
+struct SavedFile::Layout {
     int threads = 1;
-    std::vector<PortTuple> inputs;
-    std::vector<PortTuple> outputs;
     std::optional<std::uint64_t> seed;  // if the program draws random numbers
     std::vector<Constant> constants;
     std::vector<std::string> recipes;
-    std::vector<SavedPart> parts;
+    std::vector<ProgramTuple> programs;
 
     static Layout read(RecipeReader& from, const std::string& path) {
         const auto version = RecipeCodec<std::string>::read(from);
@@ -141,21 +141,22 @@ struct SavedProgram::Layout {
         require_target(RecipeCodec<std::vector<std::string>>::read(from), path);
         Layout layout;
         layout.threads = RecipeCodec<int>::read(from);
-        layout.inputs = RecipeCodec<std::vector<PortTuple>>::read(from);
-        layout.outputs = RecipeCodec<std::vector<PortTuple>>::read(from);
         layout.seed = RecipeCodec<std::optional<std::uint64_t>>::read(from);
         layout.constants = RecipeCodec<std::vector<Constant>>::read(from);
         layout.recipes = RecipeCodec<std::vector<std::string>>::read(from);
-        layout.parts = RecipeCodec<std::vector<SavedPart>>::read(from);
+        layout.programs = RecipeCodec<std::vector<ProgramTuple>>::read(from);
         from.end();
         if (layout.threads < 1 || layout.threads > kMostThreads) {
             throw BadFile("the number of threads is out of range");
+        }
+        if (layout.programs.empty() || layout.programs.size() > kMostPrograms) {
+            throw BadFile("the number of programs is out of range");
         }
         return layout;
     }
 };
 
-std::string_view SavedProgram::checked_metadata(const std::string& path) const {
+std::string_view SavedFile::checked_metadata(const std::string& path) const {
     const std::string_view all = file_.bytes();
     if (all.size() < kHeaderBytes || all.substr(0, kMagic.size()) != kMagic) {
         throw BadFile(path + ": not a saved graphkit program");
@@ -190,31 +191,10 @@ std::string_view SavedProgram::checked_metadata(const std::string& path) const {
     return all.substr(kHeaderBytes, header.metadata_bytes);
 }
 
-SavedMemory SavedProgram::memory(const Layout& layout) const {
-    SavedMemory memory;
-    for (const Port& port : inputs_) {
-        memory.inputs.push_back(port.bytes);
-    }
-    if (layout.seed) {
-        memory.inputs.push_back(kRandomStateBytes);
-    }
-    for (const Port& port : outputs_) {
-        memory.outputs.push_back(port.bytes);
-    }
-    const std::string_view data = file_.bytes().substr(header_of(file_.bytes()).data_at);
-    for (const auto& [place, bytes] : layout.constants) {
-        if (place > data.size() || bytes > data.size() - place || place % kAlignment != 0) {
-            throw BadFile("a constant is outside of the file");
-        }
-        memory.constants.emplace_back(data.data() + place, bytes);
-    }
-    return memory;
-}
-
 namespace {
 
-std::vector<SavedProgram::Port> ports_of(const std::vector<PortTuple>& given) {
-    std::vector<SavedProgram::Port> ports;
+SavedPorts ports_of(const std::vector<PortTuple>& given) {
+    SavedPorts ports;
     for (const auto& [name, type, shape] : given) {
         if (shape.size() > kMostRank) {
             throw BadFile("'" + name + "' has too many axes");
@@ -226,7 +206,7 @@ std::vector<SavedProgram::Port> ports_of(const std::vector<PortTuple>& given) {
 }
 
 // Throws BadFile if elements of an input or output would not be aligned in a part.
-void check_alignment(const std::vector<SavedProgram::Port>& ports, const SavedSlice* slices) {
+void check_alignment(const SavedPorts& ports, const SavedSlice* slices) {
     for (std::size_t i = 0; i < ports.size(); ++i) {
         const std::size_t item = size_of(ports[i].type);
         if (slices[i].offset % item != 0 || slices[i].stride % item != 0) {
@@ -235,27 +215,84 @@ void check_alignment(const std::vector<SavedProgram::Port>& ports, const SavedSl
     }
 }
 
+// Whether callers can use ports of two programs in the same way.
+bool are_alike(const SavedPorts& one, const SavedPorts& other) {
+    return std::equal(one.begin(), one.end(), other.begin(), other.end(), [](const SavedPort& a, const SavedPort& b) {
+        return a.name == b.name && a.type == b.type && a.shape.size() == b.shape.size();
+    });
+}
+
 }  // namespace
 
-SavedProgram::SavedProgram(const std::string& path, int threads) : file_(path) {
+RandomState::Value RandomState::get() const {
+    const std::lock_guard lock(mutex_);
+    return {seed_, step_};
+}
+
+void RandomState::set(std::uint64_t seed, std::uint64_t step) {
+    const std::lock_guard lock(mutex_);
+    seed_ = seed;
+    step_ = step;
+}
+
+RandomState::Value RandomState::next() {
+    const std::lock_guard lock(mutex_);
+    return {seed_, step_++};
+}
+
+SavedProgram::SavedProgram(SavedPorts inputs, SavedPorts outputs, const std::vector<SavedPart>& parts,
+                           const SharedParts& shared)
+    : inputs_(std::move(inputs)), outputs_(std::move(outputs)), random_(shared.random) {
+    SavedMemory memory;
+    for (const SavedPort& port : inputs_) {
+        memory.inputs.push_back(port.bytes);
+    }
+    if (random_ != nullptr) {
+        memory.inputs.push_back(kRandomStateBytes);
+    }
+    for (const SavedPort& port : outputs_) {
+        memory.outputs.push_back(port.bytes);
+    }
+    memory.constants = shared.constants;
+    for (const SavedPart& part : parts) {
+        parts_.push_back(std::make_unique<ProgramPart>(part, memory, shared.kernels, shared.threads));
+        check_alignment(inputs_, part.slices.data());
+        check_alignment(outputs_, part.slices.data() + memory.inputs.size());
+    }
+}
+
+SavedProgram::~SavedProgram() = default;
+
+void SavedProgram::run(const void* const* inputs, void* const* outputs, const RunLimits& limits) {
+    std::vector<std::byte*> ports;
+    std::vector<std::vector<std::byte>> unused;  // memory of outputs that the caller does not want
+    static std::byte empty[kAlignment];          // for an array without elements
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+        const auto* given = static_cast<const std::byte*>(inputs[i]);
+        ports.push_back(const_cast<std::byte*>(given == nullptr ? empty : given));
+    }
+    std::array<std::uint64_t, 2> random{};
+    if (random_ != nullptr) {
+        std::tie(random[0], random[1]) = random_->next();
+        ports.push_back(reinterpret_cast<std::byte*>(random.data()));
+    }
+    for (std::size_t i = 0; i < outputs_.size(); ++i) {
+        auto* given = static_cast<std::byte*>(outputs[i]);
+        if (given == nullptr) {
+            given = unused.emplace_back(std::max<std::size_t>(outputs_[i].bytes, 1)).data();
+        }
+        ports.push_back(given);
+    }
+    for (const auto& part : parts_) {
+        part->run(ports, limits);
+    }
+}
+
+SavedFile::SavedFile(const std::string& path, int threads) : file_(path) {
     const std::string_view metadata = checked_metadata(path);
     try {
         RecipeReader from(metadata);
-        const Layout layout = Layout::read(from, path);
-        inputs_ = ports_of(layout.inputs);
-        outputs_ = ports_of(layout.outputs);
-        draws_ = layout.seed.has_value();
-        seed_ = layout.seed.value_or(0);
-        const SavedMemory given = memory(layout);
-        for (const std::string& recipe : layout.recipes) {
-            kernels_.push_back(make_kernel(recipe));
-        }
-        const int most = std::min(layout.threads, threads > 0 ? threads : default_threads());
-        for (const SavedPart& part : layout.parts) {
-            parts_.push_back(std::make_unique<ProgramPart>(part, given, kernels_, most));
-            check_alignment(inputs_, part.slices.data());
-            check_alignment(outputs_, part.slices.data() + given.inputs.size());
-        }
+        read_programs(Layout::read(from, path), threads);
     } catch (const OtherVersion&) {
         throw;
     } catch (const OtherProcessor&) {
@@ -269,46 +306,28 @@ SavedProgram::SavedProgram(const std::string& path, int threads) : file_(path) {
     }
 }
 
-SavedProgram::~SavedProgram() = default;
+SavedFile::~SavedFile() = default;
 
-std::pair<std::uint64_t, std::uint64_t> SavedProgram::random_state() const {
-    const std::lock_guard lock(mutex_);
-    return {seed_, step_};
-}
-
-void SavedProgram::set_random_state(std::uint64_t seed, std::uint64_t step) {
-    const std::lock_guard lock(mutex_);
-    seed_ = seed;
-    step_ = step;
-}
-
-std::pair<std::uint64_t, std::uint64_t> SavedProgram::next_random_state() {
-    const std::lock_guard lock(mutex_);
-    return {seed_, step_++};
-}
-
-void SavedProgram::run(const void* const* inputs, void* const* outputs, const RunLimits& limits) {
-    std::vector<std::byte*> ports;
-    std::vector<std::vector<std::byte>> unused;  // memory of outputs that the caller does not want
-    static std::byte empty[kAlignment];          // for an array without elements
-    for (std::size_t i = 0; i < inputs_.size(); ++i) {
-        const auto* given = static_cast<const std::byte*>(inputs[i]);
-        ports.push_back(const_cast<std::byte*>(given == nullptr ? empty : given));
-    }
-    std::array<std::uint64_t, 2> random{};
-    if (draws_) {
-        std::tie(random[0], random[1]) = next_random_state();
-        ports.push_back(reinterpret_cast<std::byte*>(random.data()));
-    }
-    for (std::size_t i = 0; i < outputs_.size(); ++i) {
-        auto* given = static_cast<std::byte*>(outputs[i]);
-        if (given == nullptr) {
-            given = unused.emplace_back(std::max<std::size_t>(outputs_[i].bytes, 1)).data();
+void SavedFile::read_programs(const Layout& layout, int threads) {
+    random_.set(layout.seed.value_or(0), 0);
+    const std::string_view data = file_.bytes().substr(header_of(file_.bytes()).data_at);
+    for (const auto& [place, bytes] : layout.constants) {
+        if (place > data.size() || bytes > data.size() - place || place % kAlignment != 0) {
+            throw BadFile("a constant is outside of the file");
         }
-        ports.push_back(given);
+        constants_.emplace_back(data.data() + place, bytes);
     }
-    for (const auto& part : parts_) {
-        part->run(ports, limits);
+    for (const std::string& recipe : layout.recipes) {
+        kernels_.push_back(make_kernel(recipe));
+    }
+    const int most = std::min(layout.threads, threads > 0 ? threads : default_threads());
+    const SharedParts shared{constants_, kernels_, layout.seed ? &random_ : nullptr, most};
+    for (const auto& [inputs, outputs, parts] : layout.programs) {
+        programs_.push_back(std::make_unique<SavedProgram>(ports_of(inputs), ports_of(outputs), parts, shared));
+        if (!are_alike(programs_.back()->inputs(), programs_[0]->inputs()) ||
+            !are_alike(programs_.back()->outputs(), programs_[0]->outputs())) {
+            throw BadFile("the programs have different inputs or outputs");
+        }
     }
 }
 

@@ -42,50 +42,84 @@ std::uint64_t program_checksum(std::string_view bytes, std::uint64_t seed);
 // version and instruction sets of oneDNN. A file can only be loaded on a machine with the same properties.
 std::vector<std::string> program_target();
 
-// A program from a file. Threads may run it at the same time.
+// The random state of all programs of a file: a seed, and the number of the next run.
+class RandomState {
+  public:
+    using Value = std::pair<std::uint64_t, std::uint64_t>;
+
+    Value get() const;
+    void set(std::uint64_t seed, std::uint64_t step);
+    // Returns the state of a run, and counts it.
+    Value next();
+
+  private:
+    mutable std::mutex mutex_;
+    std::uint64_t seed_ = 0;
+    std::uint64_t step_ = 0;
+};
+
+// An input or output.
+struct SavedPort {
+    std::string name;
+    ElementType type;
+    Dims shape;
+    std::size_t bytes;
+};
+
+using SavedPorts = std::vector<SavedPort>;
+
+// The memory that all programs of a file share.
+struct SharedParts {
+    const std::vector<std::pair<const char*, std::size_t>>& constants;
+    const Kernels& kernels;
+    RandomState* random;  // null: no program draws random numbers
+    int threads;
+};
+
+// A program for certain shapes of inputs. Threads may run it at the same time.
 class SavedProgram {
   public:
-    // An input or output.
-    struct Port {
-        std::string name;
-        ElementType type;
-        Dims shape;
-        std::size_t bytes;
-    };
-
-    // `threads`: most threads of a run; 0: as many as when the file was written, at most one for each core. Throws
-    // FileError, BadFile, OtherVersion, OtherProcessor or NativeError.
-    SavedProgram(const std::string& path, int threads);
+    // `shared` is used during the call only; what it refers to must outlive the program. Throws NativeError if the
+    // parts do not fit.
+    SavedProgram(SavedPorts inputs, SavedPorts outputs, const std::vector<SavedPart>& parts, const SharedParts& shared);
     ~SavedProgram();
 
-    const std::vector<Port>& inputs() const { return inputs_; }
-    const std::vector<Port>& outputs() const { return outputs_; }
+    const SavedPorts& inputs() const { return inputs_; }
+    const SavedPorts& outputs() const { return outputs_; }
 
-    // The seed of random numbers, and the number of the next run. Each run that draws numbers counts.
-    std::pair<std::uint64_t, std::uint64_t> random_state() const;
-    void set_random_state(std::uint64_t seed, std::uint64_t step);
-
-    // There is one pointer for each input and each output; null for an unused output.
-    // Throws LimitReached.
+    // There is one pointer for each input and each output; null for an unused output. Throws LimitReached.
     void run(const void* const* inputs, void* const* outputs, const RunLimits& limits);
+
+  private:
+    SavedPorts inputs_;
+    SavedPorts outputs_;
+    std::vector<std::unique_ptr<ProgramPart>> parts_;
+    RandomState* random_;  // if it is there, the last input of the parts
+};
+
+// The programs of a file, for different shapes. Their inputs and outputs have the same names, types and ranks.
+class SavedFile {
+  public:
+    // `threads`: most threads of a run; 0: as many as when the file was written, at most one for each core. Throws
+    // FileError, BadFile, OtherVersion, OtherProcessor or NativeError.
+    SavedFile(const std::string& path, int threads);
+    ~SavedFile();
+
+    const std::vector<std::unique_ptr<SavedProgram>>& programs() const { return programs_; }
+    RandomState& random() { return random_; }
+    const RandomState& random() const { return random_; }
 
   private:
     struct Layout;
 
     std::string_view checked_metadata(const std::string& path) const;
-    SavedMemory memory(const Layout& layout) const;
-
-    std::pair<std::uint64_t, std::uint64_t> next_random_state();
+    void read_programs(const Layout& layout, int threads);
 
     MappedFile file_;
-    std::vector<Port> inputs_;
-    std::vector<Port> outputs_;
+    RandomState random_;
+    std::vector<std::pair<const char*, std::size_t>> constants_;
     Kernels kernels_;
-    std::vector<std::unique_ptr<ProgramPart>> parts_;
-    bool draws_ = false;  // then the last input of the parts is the random state
-    mutable std::mutex mutex_;
-    std::uint64_t seed_ = 0;
-    std::uint64_t step_ = 0;
+    std::vector<std::unique_ptr<SavedProgram>> programs_;
 };
 
 }  // namespace graphkit

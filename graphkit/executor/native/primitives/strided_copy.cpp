@@ -341,11 +341,14 @@ void require_inside(const Kernel& kernel, const Dims& sizes, const Dims& strides
     }
     std::int64_t lowest = offset;
     std::int64_t highest = offset;
+    bool overflows = false;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-        const std::int64_t reach = (sizes[i] - 1) * strides[i];
-        (reach < 0 ? lowest : highest) += reach;
+        std::int64_t reach = 0;
+        overflows = __builtin_mul_overflow(sizes[i] - 1, strides[i], &reach) || overflows;
+        std::int64_t& end = reach < 0 ? lowest : highest;
+        overflows = __builtin_add_overflow(end, reach, &end) || overflows;
     }
-    if (lowest < 0 || highest >= elements) {
+    if (overflows || lowest < 0 || highest >= elements) {
         throw NativeError(kernel.describe() + ": the view leaves the array");
     }
 }

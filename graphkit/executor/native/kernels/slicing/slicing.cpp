@@ -2,6 +2,7 @@
 #include "primitives/elements.h"
 #include "primitives/strided_copy.h"
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 namespace {
@@ -41,16 +42,16 @@ void StridedPlacement::run(const void* const* inputs, void* const* outputs, std:
     copy_.run(threads(), inputs[0], y + offset_);
 }
 
+static const RecipeKind strided_placement_recipe(
+    "StridedPlacement", +[](StridedPlacement* self, Text name, Dims x, Dims y, const Dims& strides, std::int64_t offset,
+                            Text dtype, int threads) {
+        new (self) StridedPlacement(name, std::move(x), std::move(y), strides, offset, element_type(dtype), threads);
+    });
+
 GRAPHKIT_BINDINGS(slicing) {
     nb::class_<StridedPlacement, Kernel>(m, "StridedPlacement", "y[offset + i . strides] = x[i], 0 elsewhere.")
-        .def(
-            "__init__",
-            [](StridedPlacement* self, Text name, Dims x, Dims y, const Dims& strides, std::int64_t offset, Text dtype,
-               int threads) {
-                new (self)
-                    StridedPlacement(name, std::move(x), std::move(y), strides, offset, element_type(dtype), threads);
-            },
-            "name"_a, "x"_a, "y"_a, "strides"_a, "offset"_a, "dtype"_a, "threads"_a = 0);
+        .def("__init__", strided_placement_recipe.init(), "name"_a, "x"_a, "y"_a, "strides"_a, "offset"_a, "dtype"_a,
+             "threads"_a = 0);
 }
 
 }  // namespace graphkit
