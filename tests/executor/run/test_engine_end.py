@@ -61,8 +61,16 @@ def test_context_manager() -> None:
         engine.push(lambda: fail("late"))
     engine = Engine(1)
     gate, _, ran = held(engine)
-    opener = threading.Thread(target=lambda: (wait_for(lambda: engine.pending <= 1), gate.open()))
-    opener.start()  # the gate opens when the others are cancelled
+
+    def is_closed() -> bool:
+        try:
+            engine.push(lambda: None)
+        except RuntimeFailure:
+            return True
+        return False
+
+    opener = threading.Thread(target=lambda: (wait_for(is_closed), gate.open()))
+    opener.start()
     with pytest.raises(ZeroDivisionError), engine:
         raise ZeroDivisionError
     opener.join()
