@@ -77,7 +77,7 @@ class Epilogue(Op):
             y = ACTIVATIONS[self.activation](self.activation_alpha, self.activation_beta).reference(xp, y)
         return y + residual if residual is not None and self.residual_last else y
 
-    def _finished(self, y: Any, residual: Any) -> Any:
+    def finished(self, y: Any, residual: Any) -> Any:
         """Apply the epilogue in the graph; y: the product plus the bias."""
         if residual is not None and not self.residual_last:
             y = F.add(y, residual)
@@ -165,7 +165,7 @@ class FusedMatMul(Epilogue):
         y = F.mat_mul(_exchanged(a) if self.transA else a, _exchanged(b) if self.transB else b)
         if self.alpha != 1.0:
             y = F.mul(y, scalar_like(self.alpha, y))
-        return self._finished(y if bias is None else F.add(y, bias), residual)
+        return self.finished(y if bias is None else F.add(y, bias), residual)
 
 
 def _exchanged(x: Any) -> Any:

@@ -48,4 +48,4 @@ class FusedConv(Epilogue, Convolution):
         return self._finish(xp, self.convolution().reference(xp, x, w, bias), residual)
 
     def expand(self, x: Any, w: Any, bias: Any = None, residual: Any = None) -> Any:
-        return self._finished(F.conv(x, w, bias, **self.related()), residual)
+        return self.finished(F.conv(x, w, bias, **self.related()), residual)

@@ -43,6 +43,7 @@ from graphkit.passes.layout.quantised_last import (
     channels_last_quantised,
     is_integer_convolution,
 )
+from graphkit.passes.layout.unit_windows import as_product, is_product
 
 # Most graphs use few of these operators. Their modules are imported only when needed.
 if TYPE_CHECKING:
@@ -205,12 +206,12 @@ class _Sweep:
             return self._node(node, integers.op, integers.operands)
         if not _is_convolution(node, self._kinds):
             return None
-        if (
-            not self._filters_last
-            and node.inputs[0] not in self._converted_values
-            and keeps_order(node, self._is_returned)
-        ):
+        if self._is_alone(node) and keeps_order(node, self._is_returned):
             return None
+        if self._is_alone(node) and is_product(node):
+            operands = [None if v is None else self._standard_order(v) for v in (*node.inputs, None, None)]
+            self._standard[node.output] = as_product(node, *operands[:4])
+            return ()
         op = operator(node, Convolution)
         if isinstance(op, ConvGradInput):
             return self._conv_grad_input(node, op)
@@ -224,6 +225,11 @@ class _Sweep:
         places = [self._channels_last, self._filters, self._standard_order, self._channels_last]
         operands = [None if v is None else place(v) for v, place in zip(node.inputs, places, strict=False)]
         return self._node(node, made, operands)
+
+    def _is_alone(self, node: Node) -> bool:
+        """Return whether neither the operand nor the result of a convolution has the channels last for other nodes."""
+        reads_last = node.inputs[0] in self._converted_values
+        return not self._filters_last and not reads_last and self._is_returned(node.output)
 
     def _attributes(self, op: Convolution) -> dict[str, Any]:
         """Return the attributes of the channels-last operator that corresponds to `op`."""

@@ -12,10 +12,11 @@ from combinations import in_one_item
 
 from graphkit.autodiff import gradient
 from graphkit.errors import CheckFailed
-from graphkit.ir.graph import Graph, Value
+from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
+from graphkit.ops.internal.fused_conv import FusedConv
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.layout.channels_last import channels_first, channels_last
@@ -157,6 +158,46 @@ def test_few_channels_whose_result_is_read_are_last() -> None:
     names = ops(converted(lambda x: F.relu(alone(x)), shape))
     assert names == ["Transpose", "ChannelsLastConv", "Relu", "Transpose"]
     assert "Conv" not in ops(converted(returned_and_read, shape))
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "attributes", "kept"),
+    [
+        ((2, 9, 14, 15), 1, {}, True),
+        ((1, 8, 300), 1, {}, True),
+        ((1, 16, 13, 13), 1, {}, False),  # few positions
+        ((1, 6, 20, 20), 1, {}, False),  # few channels
+        ((1, 8, 20, 20), 1, {"strides": (2, 1)}, False),
+        ((1, 8, 20, 20), 1, {"pads": (0, 1, 0, 0)}, False),
+        ((1, 8, 20, 20), 3, {}, False),
+        (("N", 8, 20, 20), 1, {}, False),
+    ],
+    ids=str,
+)
+def test_windows_of_one_element_become_products(
+    shape: tuple[Any, ...], kernel: int, attributes: dict[str, Any], kept: bool
+) -> None:
+    """A convolution whose result is only an output, with static sizes, many channels and many positions."""
+
+    def alone(x: Value) -> Value:
+        return conv(x, 5, shape[1], kernel, len(shape) - 2, **attributes)
+
+    names = ops(converted(alone, shape))
+    assert ("MatMul" in names, "ChannelsLastConv" in names) == (kept, not kept)
+
+
+@pytest.mark.parametrize("residual_last", [False, True])
+@pytest.mark.parametrize("activation", ["", "Relu", "Clip"])
+def test_products_keep_what_follows(activation: str, residual_last: bool) -> None:
+    residual, bias = weights(1, 5, 14, 15), weights(5)
+    epilogue = FusedConv(
+        activation=activation, activation_alpha=-0.5, activation_beta=0.75, residual_last=residual_last
+    )
+
+    def alone(x: Value) -> Value:
+        return Node(epilogue, (x, weights(5, 9, 1, 1), bias, residual)).output
+
+    assert "MatMul" in ops(converted(alone, (1, 9, 14, 15)))
 
 
 def test_a_transpose_that_asks_for_channels_last_vanishes() -> None:

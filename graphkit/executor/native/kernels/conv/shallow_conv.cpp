@@ -189,6 +189,8 @@ void ShallowConvolution::copy_line(const float* from, std::int64_t left, float* 
         for (std::int64_t i = end; i < layout.filled; ++i) {
             place[i] = element(i);
         }
+        // Whole vectors are read. Numbers left there by other kernels could be subnormal, which makes products slow.
+        std::fill(place + layout.filled, place + layout.floats, 0.0F);
     }
     if (begin == end) {
         return;
@@ -291,6 +293,9 @@ void ShallowConvolution::compute(const Part& part, ShallowLine line, bool sound,
     if (joins_ && sound) {
         float* const joined = copied + plane_.channels * plane_.span(0, rows_) * layout.line();
         table_.join({copied, offsets_.data(), elements(), step, lines, line.count, joined, joined_step()});
+        for (std::int64_t e = 0; e < elements(); ++e) {
+            std::fill_n(joined + e * joined_step() + lines * line.count, joined_step() - lines * line.count, 0.0F);
+        }
         copied = joined;
         line.offsets = joined_offsets_.data();
         line.count *= lines;

@@ -42,13 +42,15 @@ class LinearRecurrence final : public Kernel {
     bool reverse_;
 };
 
-// Number of adjacent columns that one pass along the axis computes: at most kColumns, and fewer if threads would be
-// idle, down to kFewestColumns.
-constexpr std::int64_t kColumns = 1024;
+// Number of adjacent columns that one pass along the axis computes: at most kColumns, about equally many in each
+// pass, and fewer if threads would be idle, down to kFewestColumns.
+constexpr std::int64_t kColumns = 1536;
 constexpr std::int64_t kFewestColumns = 64;
 
 std::int64_t columns_of(const AroundAxis& around, int threads) {
-    std::int64_t columns = kColumns;
+    const std::int64_t passes = std::max<std::int64_t>((around.inner + kColumns - 1) / kColumns, 1);
+    const std::int64_t share = (around.inner + passes - 1) / passes;
+    std::int64_t columns = (share + kFewestColumns - 1) / kFewestColumns * kFewestColumns;
     while (threads > 1 && columns > kFewestColumns &&
            around.outer * (around.inner / columns) < 2 * std::int64_t{threads}) {
         columns /= 2;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "simd/aligned.h"
 #include "simd/vector.h"
 
 namespace graphkit {
@@ -14,8 +15,11 @@ void accumulate(const T* x, T* y, std::int64_t size, std::int64_t stride, std::i
         x += stride;
         const T* const before = y;
         y += stride;
-        std::int64_t c = 0;
         const auto combine = [&](std::int64_t at) { store(y + at, Rule::combine(load(before + at), load(x + at))); };
+        std::int64_t c = before_aligned(y, columns);
+        if (c != 0) {
+            store_part(y, Rule::combine(load_part(before, c, T{}), load_part(x, c, T{})), c);
+        }
         for (; c + kLanes<T> <= columns; c += kLanes<T>) {
             combine(c);
         }

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "kernels/pointwise/pointwise_functions.h"
+#include "simd/aligned.h"
 #include "simd/prefetch.h"
 
 namespace graphkit {
@@ -35,7 +36,10 @@ struct EqualRow {
 template <typename F, typename T, typename... Rows>
 inline void compute_row(T* y, std::int64_t size, Rows... x) {
     const bool is_long = size >= kPiece<T> / 2;
-    std::int64_t i = 0;
+    std::int64_t i = before_aligned(y, size);
+    if (i != 0) {
+        store_part(y, F::template apply<T>(x.part(0, i)...), i);
+    }
     while (i + kLanes<T> <= size) {
         const std::int64_t end = std::min(size, i + kPiece<T>);
         if (is_long) {
