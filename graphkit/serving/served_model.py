@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,9 +26,6 @@ from graphkit.serving.statistics import Statistics
 from graphkit.serving.tensors import NAMES
 
 logger = logging.getLogger("graphkit.serve")
-
-# Seconds of a run of several rows after which no larger batch is compiled in advance.
-_LONG_RUN = 0.1
 
 
 class ServedModel:
@@ -129,30 +125,19 @@ class ServedModel:
         return {name: value if isinstance(value, np.ndarray) else _values(name, value) for name, value in found.items()}
 
     def _warm_up(self, timeout: float) -> None:
-        """Compile the programs of small and large batches with runs, so that the first requests are not slower.
+        """Compile the programs of one row and of several with runs, so that the first requests are not slower.
 
-        A failure is only logged.
+        A failure is only logged. Large batches are left out: while a model is replaced, their runs delay requests.
         """
         try:
-            rows = 1
-            while not (self._is_long(rows, timeout) and self._is_long(rows, timeout)) and rows < self._most_rows():
-                rows = min(2 * rows, self._most_rows())
+            for rows in (1,) if self.why_not_joined is not None else (1, 2):
+                shapes, _ = concrete_shapes(self.model, None, rows)
+                self._compute(make_feeds(self.model, shapes=shapes).arrays, timeout)
         except GraphkitError as error:
             logger.info(
                 "the first request compiles the model, because it does not run on random inputs",
                 extra={"model": self.name, "version": self.version, "error": str(error)},
             )
-
-    def _most_rows(self) -> int:
-        return 1 if self.why_not_joined is not None else self._max_batch
-
-    def _is_long(self, rows: int, timeout: float) -> bool:
-        """Run random requests. Return whether that takes so long that larger batches may do without a warm-up."""
-        shapes, _ = concrete_shapes(self.model, None, rows)
-        feeds = make_feeds(self.model, shapes=shapes).arrays
-        begun = time.monotonic()
-        self._compute(feeds, timeout)
-        return rows > 1 and time.monotonic() - begun > _LONG_RUN
 
 
 def _of_maps(kind: Type) -> Type:
