@@ -6,6 +6,7 @@ Each client has a connection of its own and sends its next request when the answ
 pool, in binary form; the expected outputs come from runs of single inputs in this process. The load comes in phases.
 Before and after each phase, full batches run in this process: the rate of a phase is compared with theirs, and
 latencies with the time of one full batch.
+--network corner: a model that computes next to nothing, so that the processor time is that of requests.
 With --disturb, malformed, oversized, slow and aborted requests come at the same time. With --reload, the model is
 loaded again after each such number of seconds. At the end, SIGTERM ends the server under load: every request that it
 received must be answered.
@@ -249,10 +250,17 @@ def batch_seconds(executor: Any, name: str, batch: np.ndarray, seconds: float) -
     return (time.perf_counter() - begun) / count, (time.process_time() - used) / count
 
 
+def network(name: str, size: int) -> gk.Model:
+    """Return a network; for "corner", a model that computes next to nothing: what is left is the cost of requests."""
+    if name != "corner":
+        return gk.models.build(name, image=(3, size, size), classes=100)
+    x = gk.input("x", ["N", 3, size, size])
+    return gk.Model({"y": x[:, :, 0, 0] * gk.constant(np.float32(2))})
+
+
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     size = options.size
-    net = gk.models.build(options.network, image=(3, size, size), classes=100)
-    net.save(folder / "net.onnx")
+    network(options.network, size).save(folder / "net.onnx")
     net = gk.load(folder / "net.onnx")
     (name,), output = net.inputs, net.outputs[0]
     inputs = np.random.default_rng(0).normal(size=(_POOL, 1, 3, size, size)).astype(np.float32)

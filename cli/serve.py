@@ -82,8 +82,8 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @option(
     "--max-memory", group=LIMITS, type=Memory(), metavar="MEMORY",
-    help="Memory limit of reading a file, and of a run. Default: GRAPHKIT_MAX_MEMORY, else the free memory of the "
-    "machine.",
+    help="Memory limit of reading a file, of a run, and of decoding an image. Default: GRAPHKIT_MAX_MEMORY, else the "
+    "free memory of the machine.",
 )  # fmt: skip
 @option(
     "--max-iterations", group=LIMITS, type=IntRange(1), metavar="N",

@@ -24,8 +24,8 @@ _ON_ITS_WAY = 0.3
 _REFUSED_SECONDS = 1.0
 # The key in the scope of ASGI of a request on a connection beyond the limit.
 REFUSED = "graphkit.refused"
-# The key in the extensions of the scope of a function: it takes a callable that is called if the connection is lost
-# before the answer is sent.
+# The key in the scope of ASGI of a function. It takes a callable, which is called if the connection is lost before the
+# answer is sent.
 WHEN_LOST = "graphkit.when_lost"
 
 
@@ -124,13 +124,15 @@ class _Connection(HttpToolsProtocol):
         self._in_head = False
         self._unused_bytes = 0
         self._cancel_head()
-        self.scope["extensions"] = {WHEN_LOST: self._when_lost}
+        scope: Any = self.scope
+        scope[WHEN_LOST] = self._when_lost
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._unused_bytes = 0
-        if not self.cycle.body:
-            self.cycle.body = b""  # unlike a bytearray, it becomes the first part of the body without a copy
+        cycle: Any = self.cycle
+        if not cycle.body:
+            cycle.body = b""  # unlike a bytearray, it becomes the first part of the body without a copy
         super().on_body(body)
 
     def on_response_complete(self) -> None:

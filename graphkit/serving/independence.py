@@ -88,8 +88,8 @@ class _Proof:
 
     def _has_rows(self, value: Value) -> bool:
         """Return whether the first dimension, and no other one, is the number of rows."""
-        shape = _shape(value.type)
-        return bool(shape) and shape[0] == self._rows and all(map(self._is_known, shape[1:]))
+        shape = _shape(value.type) or ()
+        return shape[:1] == (self._rows,) and all(map(self._is_known, shape[1:]))
 
     def _is_fixed(self, value: Value) -> bool:
         """Return whether the elements of an integer tensor are known, and do not depend on the number of rows."""

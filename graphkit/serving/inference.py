@@ -133,7 +133,7 @@ async def finished(future: asyncio.Future[Result], scope: Scope, receive: Receiv
         LimitReached: The deadline is over.
     """
     record: Record = scope[RECORD]
-    when_lost, leaving = scope.get("extensions", {}).get(WHEN_LOST), None
+    when_lost, leaving = scope.get(WHEN_LOST), None
     if when_lost is not None:
         when_lost(lambda: _fail(future, _gone()))
     else:

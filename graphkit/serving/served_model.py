@@ -127,7 +127,7 @@ class ServedModel:
     def _warm_up(self, timeout: float) -> None:
         """Compile the programs of one row and of several with runs, so that the first requests are not slower.
 
-        A failure is only logged.
+        A failure is only logged. Large batches are left out: while a model is replaced, their runs delay requests.
         """
         try:
             for rows in (1,) if self.why_not_joined is not None else (1, 2):

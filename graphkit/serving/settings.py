@@ -36,7 +36,7 @@ class Settings:
         max_pending: Most bytes of all bodies in progress together, and of the inputs that images become. Requests take
             up to twice as much memory while their bodies are joined or parsed.
         max_connections: Most connections.
-        max_memory: Memory limit of reading a file, and of a run: a number of bytes, or a text such as "500MB".
+        max_memory: Memory limit of a file, a run and a decoded image: a number of bytes, or a text such as "500MB".
         max_iterations: Limit on the iterations of a Loop or Scan.
         device: Device of all models.
         threads: Number of CPU threads of a run.

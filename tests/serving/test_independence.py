@@ -69,6 +69,16 @@ def test_values_of_the_number_of_rows_are_not_independent():
     for each in (x * gk.cast(rows, to="float32"), x + gk.reduce_sum(gk.expand(gk.constant(np.float32(1)), rows), [0])):
         assert not of(each)
     assert not of(x + gk.gather(table, gk.squeeze(rows), axis=1)[0])
+    shape = gk.concat(rows, gk.constant(np.array([3])), axis=0)
+    assert not of(x + gk.expand(gk.cast(rows, to="float32"), shape))
+
+
+def test_values_of_the_place_in_a_batch_are_not_independent():
+    x = gk.input("x", ["N", "T", 3])
+    length = gk.slice(gk.shape(x), gk.constant(np.array([1])), gk.constant(np.array([2])))
+    part = gk.slice(gk.constant(np.ones((50, 3), np.float32)), gk.constant(np.array([0])), length)
+    each = gk.expand(part, gk.concat(rows_of(x), gk.constant(np.array([3])), axis=0))
+    assert not of(gk.reduce_sum(x, [1], keepdims=0) + each)
 
 
 def test_positions_of_a_pool():

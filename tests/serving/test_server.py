@@ -355,6 +355,14 @@ def test_sigterm_and_sighup_under_load_lose_nothing(scaled, tmp_path):
     assert (last["event"], last["answered"]) == ("stopped", len(seen))
 
 
+def test_threads_switch_sooner_while_a_server_runs(running):
+    before = sys.getswitchinterval()
+    server = running()
+    assert sys.getswitchinterval() == pytest.approx(0.001)
+    server.stop()
+    assert sys.getswitchinterval() == before
+
+
 def test_sighup_while_models_load_is_remembered(scaled, monkeypatch):
     """The models are loaded again when the server answers. An error of that does not end the server."""
     killed = []
