@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import TypeMismatch, UsageError
+from graphkit.ir.graph import Value
 from graphkit.ir.types import dtype_of
 from graphkit.nd import autograd
 from graphkit.nd.hints import of_attribute
@@ -173,16 +174,17 @@ def repeat(self: NDArray, repeats: Any, axis: int | None = None) -> NDArray:
 
 def dot(self: NDArray, b: Any) -> Any:
     """Return numpy's dot product: sums over the last axis of the array and the last but one of `b`."""
-    if np.ndim(b) == 0 or self.ndim == 0:
+    rank = b.rank if isinstance(b, Value) else np.ndim(b)
+    if rank == 0 or self.ndim == 0:
         return self * b
-    if np.ndim(b) <= 2:
+    if rank <= 2:
         return self @ b
-    other = b if isinstance(b, NDArray) else own(np.array(b, self.dtype))
+    other: Any = b if isinstance(b, Value) else own(np.array(b, self.dtype))
     # One matrix: the axis of the sum comes first.
-    order = [other.ndim - 2, *range(other.ndim - 2), other.ndim - 1]
-    moved = transpose(other, order)
-    found = self @ reshape(moved, moved.shape[0], math.prod(moved.shape[1:]))
-    return reshape(found, *self.shape[:-1], *moved.shape[1:])
+    order = [rank - 2, *range(rank - 2), rank - 1]
+    size, *rest = [other.tensor.static_shape[a] for a in order]
+    matrix = F.reshape(F.transpose(other, perm=order), np.array([size, math.prod(rest)]), allowzero=True)
+    return F.reshape(self @ matrix, np.array([*self.shape[:-1], *rest], np.int64), allowzero=True)
 
 
 def fill(self: NDArray, value: Any) -> None:

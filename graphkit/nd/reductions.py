@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -81,7 +82,7 @@ def cumsum(self: NDArray, axis: int | None = None, dtype: Any = None, out: None 
     check_out("cumsum", out)
     x = _wide("cumsum", self, dtype)
     if axis is None:
-        x, axis = x.reshape(-1), 0
+        x, axis = _flat(x), 0
     (place,) = axes_of("cumsum", x, axis)
     return F.cum_sum(x, place)  # type: ignore[return-value]
 
@@ -89,16 +90,25 @@ def cumsum(self: NDArray, axis: int | None = None, dtype: Any = None, out: None 
 def axes_of(method: str, x: NDArray, axis: Any) -> list[int]:
     """Return axes as numbers from 0; None means all. Raises TypeMismatch if they are not axes of the array."""
     if axis is None:
-        return list(range(x.ndim))
+        return list(range(x.rank))
     given = axis if isinstance(axis, tuple) else (axis,)
     try:
         found = [operator.index(a) for a in given]
     except TypeError:
         raise TypeMismatch(f"{method} of {x.describe()}: axis must be an integer or a tuple, not {axis!r}") from None
-    places = [a + x.ndim if a < 0 else a for a in found]
-    if any(not 0 <= a < x.ndim for a in places) or len(set(places)) < len(places):
-        raise TypeMismatch(f"{method} of {x.describe()}: axis {axis!r} must name different axes of its {x.ndim}")
+    places = [a + x.rank if a < 0 else a for a in found]
+    if any(not 0 <= a < x.rank for a in places) or len(set(places)) < len(places):
+        raise TypeMismatch(f"{method} of {x.describe()}: axis {axis!r} must name different axes of its {x.rank}")
     return places
+
+
+def _as(x: NDArray, wanted: DType) -> NDArray:
+    """Return the elements in a dtype. Like the other helpers, it also takes a value of a graph that is traced."""
+    return x if x.tensor.dtype is wanted else F.cast(x, to=wanted)  # type: ignore[return-value]
+
+
+def _flat(x: NDArray) -> NDArray:
+    return F.reshape(x, np.array([math.prod(x.tensor.static_shape)], np.int64), allowzero=True)  # type: ignore[return-value]
 
 
 def check_out(method: str, out: Any) -> None:
@@ -108,7 +118,8 @@ def check_out(method: str, out: Any) -> None:
 
 
 def _check_not_empty(method: str, x: NDArray, axis: Any) -> None:
-    if any(x.shape[a] == 0 for a in axes_of(method, x, axis)):
+    shape = x.tensor.static_shape
+    if any(shape[a] == 0 for a in axes_of(method, x, axis)):
         raise TypeMismatch(f"{method} of {x.describe()}: there are no elements along axis {axis!r}")
 
 
@@ -122,20 +133,17 @@ def _extreme(method: str, x: NDArray, axis: Any, out: Any, keepdims: Any) -> NDA
     _check_not_empty(method, x, axis)
     kind = x.tensor.dtype
     if kind in (DType.INT16, DType.UINT16):  # ReduceMax and ReduceMin do not have them
-        found = _reduced(method, f"reduce_{method}", x.astype(DType.INT32), axis, out, keepdims)
-        return found.astype(kind)
+        return _as(_reduced(method, f"reduce_{method}", _as(x, DType.INT32), axis, out, keepdims), kind)
     return _reduced(method, f"reduce_{method}", x, axis, out, keepdims)
 
 
 def _place(method: str, function: str, x: NDArray, axis: Any, out: Any, keepdims: Any) -> NDArray:
     check_out(method, out)
     _check_not_empty(method, x, axis)
-    rank = x.ndim
-    if x.tensor.dtype is DType.BOOL:
-        x = F.cast(x, to=DType.UINT8)  # type: ignore[assignment]
+    x = _as(x, DType.UINT8) if x.tensor.dtype is DType.BOOL else x
     if axis is None:
-        found = getattr(F, function)(x.reshape(-1), axis=0, keepdims=False)
-        return found.reshape((1,) * rank) if keepdims else found  # type: ignore[no-any-return]
+        found = getattr(F, function)(_flat(x), axis=0, keepdims=False)
+        return F.reshape(found, np.ones(x.rank, np.int64)) if keepdims else found  # type: ignore[no-any-return, return-value]
     (place,) = axes_of(method, x, axis)
     return getattr(F, function)(x, axis=place, keepdims=bool(keepdims))  # type: ignore[no-any-return]
 
@@ -149,7 +157,7 @@ def _wide(method: str, x: NDArray, dtype: Any) -> NDArray:
         wanted = kind
     else:
         wanted = DType.UINT64 if kind in UNSIGNED else DType.INT64
-    return x.astype(wanted, copy=False)
+    return _as(x, wanted)
 
 
 def _result(x: NDArray, dtype: Any) -> DType:
@@ -163,7 +171,7 @@ def _real(method: str, x: NDArray, dtype: Any) -> NDArray:
     wanted = _result(x, dtype)
     if not wanted.is_float:
         raise UsageError(f"{method} of {x.describe()}: dtype must be a floating-point type, not {wanted}")
-    return x.astype(wanted, copy=False)
+    return _as(x, wanted)
 
 
 def _variance(method: str, x: NDArray, axis: Any, dtype: Any, out: Any, ddof: float, keepdims: bool) -> NDArray:
@@ -171,16 +179,16 @@ def _variance(method: str, x: NDArray, axis: Any, dtype: Any, out: Any, ddof: fl
     check_out(method, out)
     x = _real(method, x, dtype)
     if x.tensor.dtype in HALVES:
-        x = x.astype(DType.FLOAT32)
+        x = _as(x, DType.FLOAT32)
     axes = axes_of(method, x, axis)
-    count = max(int(np.prod([x.shape[a] for a in axes])) - ddof, 0)
+    count = max(math.prod([x.tensor.static_shape[a] for a in axes]) - ddof, 0)
     apart = F.sub(x, _reduced(method, "reduce_mean", x, axis, None, True))
     total = _reduced(method, "reduce_sum", F.mul(apart, apart), axis, None, keepdims)  # type: ignore[arg-type]
-    return F.div(total, np.array(count, x.dtype))  # type: ignore[return-value]
+    return F.div(total, np.array(count, x.tensor.dtype.numpy))  # type: ignore[return-value]
 
 
 def _truth(x: NDArray) -> NDArray:
-    return x.astype(DType.BOOL, copy=False)
+    return _as(x, DType.BOOL)
 
 
 METHODS = {

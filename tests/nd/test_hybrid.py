@@ -318,3 +318,23 @@ def test_the_gradient_of_one_call_refuses_arrays_that_were_written() -> None:
         y.backward()
         with pytest.raises(UsageError, match="has released what was recorded"):
             y.backward()
+
+
+METHODS = {
+    "sum": lambda w: w.sum(0), "mean": lambda w: w.mean(), "var": lambda w: w.var(1, ddof=1), "max": lambda w: w.max(1),
+    "std": lambda w: w.std(), "argmax": lambda w: w.argmax(keepdims=True), "any": lambda w: w.any(0),
+    "cumsum": lambda w: w.cumsum(), "ravel": lambda w: w.ravel(), "clip": lambda w: w.clip(2, 4),
+    "dot": lambda w: w.dot(w.T), "dot of three axes": lambda w: w.dot(w.T[None]),
+    "squeeze": lambda w: w.squeeze(), "swapaxes": lambda w: w.swapaxes(0, 1), "round": lambda w: w.round(1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float16"])
+def test_methods_of_arrays_from_elsewhere_in_a_hybridized_function(dtype: str) -> None:
+    a = np.arange(6).reshape(2, 3).astype(dtype)
+    w = nd.array(a)
+    for name, method in METHODS.items():
+        found = nd.hybridize(lambda method=method: method(w))()
+        expected = np.asarray(method(a))
+        assert found.dtype == expected.dtype, name
+        np.testing.assert_allclose(found.asnumpy(), expected, rtol=2e-3, err_msg=name)
