@@ -174,7 +174,7 @@ def repeat(self: NDArray, repeats: Any, axis: int | None = None) -> NDArray:
 
 def dot(self: NDArray, b: Any) -> Any:
     """Return numpy's dot product: sums over the last axis of the array and the last but one of `b`."""
-    rank = b.rank if isinstance(b, Value) else np.ndim(b)
+    rank = len(b.tensor.static_shape) if isinstance(b, Value) else np.ndim(b)
     if rank == 0 or self.ndim == 0:
         return self * b
     if rank <= 2:

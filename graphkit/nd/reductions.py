@@ -143,7 +143,7 @@ def _place(method: str, function: str, x: NDArray, axis: Any, out: Any, keepdims
     x = _as(x, DType.UINT8) if x.tensor.dtype is DType.BOOL else x
     if axis is None:
         found = getattr(F, function)(_flat(x), axis=0, keepdims=False)
-        return F.reshape(found, np.ones(x.rank, np.int64)) if keepdims else found  # type: ignore[no-any-return, return-value]
+        return F.reshape(found, np.ones(x.rank, np.int64)) if keepdims else found  # type: ignore[return-value]
     (place,) = axes_of(method, x, axis)
     return getattr(F, function)(x, axis=place, keepdims=bool(keepdims))  # type: ignore[no-any-return]
 
