@@ -48,13 +48,18 @@ _ZIP = b"PK\x03\x04"
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray | StoredArray]:
+    """Read a file of arrays; see `read_array_file`. Arrays without a name get their position as name: "0" and so on."""
+    return read_array_file(path)[0]
+
+
+def read_array_file(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray | StoredArray], bool]:
     """Read a file of arrays.
 
     Large dense arrays stay in the file until they are used. Sparse arrays are returned dense. Arrays without a name
     get their position as name: "0", "1" and so on.
 
     Returns:
-        The arrays by name, in the order of the file. Prefixes such as "arg:" are kept.
+        The arrays by name, in the order of the file, and whether the file has names. Prefixes such as "arg:" are kept.
 
     Raises:
         UsageError: There is no such file.
@@ -69,8 +74,9 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray | StoredAr
     except OSError as error:
         raise RuntimeFailure(f"{os.fspath(path)!r} cannot be read: {error.strerror or error}") from None
     if file.read(0, min(4, file.size)).tobytes() == _ZIP:
-        return dict(read_npz(path))
-    return _Reader(file, repr(os.fspath(path))).arrays()
+        return dict(read_npz(path)), True
+    reader = _Reader(file, repr(os.fspath(path)))
+    return reader.arrays(), reader.is_named
 
 
 class _Reader:
@@ -81,6 +87,7 @@ class _Reader:
         self.label = label
         self.position = 0
         self.what = "the header"
+        self.is_named = True
 
     def arrays(self) -> dict[str, np.ndarray | StoredArray]:
         if self.file.size < 24 or self.integer("Q") != _LIST:
@@ -95,6 +102,7 @@ class _Reader:
         named = self.counted("names", least_bytes=8)
         if named not in (0, count):
             raise self.damaged(f"there are {count} arrays, but {named} names")
+        self.is_named = named > 0
         names = [self.text() for _ in range(named)] or [str(index) for index in range(count)]
         found = dict(zip(names, arrays, strict=True))
         if len(found) != count:
@@ -231,7 +239,7 @@ class _Reader:
         return InvalidModel(f"{self.label} is damaged: {self.what}: {reason}")
 
 
-def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> None:
+def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any], named: bool = True) -> None:
     """Write arrays so that `mx.nd.load` and `read_arrays` read them, in format V2.
 
     If one of them is a scalar or empty, all are in format V3, which MXNet reads with `mx.util.np_shape(True)` only.
@@ -239,6 +247,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> Non
     Args:
         path: Name of the file, which is replaced.
         arrays: Arrays by name, for example "arg:conv1_weight".
+        named: Whether the file has the names. Otherwise, MXNet reads a list.
 
     Raises:
         UnsupportedError: An element type that MXNet does not have.
@@ -255,8 +264,8 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> Non
                 file.write(_header(version, value.shape, types[name]))
                 for block in _blocks(value):
                     file.write(block)
-            file.write(struct.pack("<Q", len(held)))
-            for name in held:
+            file.write(struct.pack("<Q", len(held) if named else 0))
+            for name in held if named else ():
                 data = name.encode()
                 file.write(struct.pack("<Q", len(data)) + data)
             file.commit(target)

@@ -49,9 +49,9 @@ def ones(shape: Shape, dtype: Any = "float32") -> NDArray:
     return _filled("ones", np.ones, sizes(shape), dtype_of(dtype).numpy)
 
 
-def full(shape: Shape, value: Any, dtype: Any = "float32") -> NDArray:
-    """Return an array whose elements all are `value`. Raises UsageError if `dtype` cannot store the value."""
-    return _filled(f"full: value {shown(value)}", np.full, sizes(shape), value, dtype_of(dtype).numpy)
+def full(shape: Shape, fill_value: Any, dtype: Any = "float32") -> NDArray:
+    """Return an array whose elements all are `fill_value`. Raises UsageError if `dtype` cannot store the value."""
+    return _filled(f"full: value {shown(fill_value)}", np.full, sizes(shape), fill_value, dtype_of(dtype).numpy)
 
 
 def empty(shape: Shape, dtype: Any = "float32") -> NDArray:
@@ -59,14 +59,25 @@ def empty(shape: Shape, dtype: Any = "float32") -> NDArray:
     return _filled("empty", np.empty, sizes(shape), dtype_of(dtype).numpy)
 
 
-def zeros_like(x: NDArray) -> NDArray:
-    """Return an array of zeros with the shape and dtype of `x`."""
-    return own(np.zeros(*_like("zeros_like", x)))
+def zeros_like(x: NDArray, dtype: Any = None) -> NDArray:
+    """Return an array of zeros with the shape of `x`, and its dtype if none is given."""
+    return zeros(*_like("zeros_like", x, dtype))
 
 
-def ones_like(x: NDArray) -> NDArray:
-    """Return an array of ones with the shape and dtype of `x`."""
-    return own(np.ones(*_like("ones_like", x)))
+def ones_like(x: NDArray, dtype: Any = None) -> NDArray:
+    """Return an array of ones with the shape of `x`, and its dtype if none is given."""
+    return ones(*_like("ones_like", x, dtype))
+
+
+def empty_like(x: NDArray, dtype: Any = None) -> NDArray:
+    """Return an array of arbitrary elements with the shape of `x`, and its dtype if none is given."""
+    return empty(*_like("empty_like", x, dtype))
+
+
+def full_like(x: NDArray, fill_value: Any, dtype: Any = None) -> NDArray:
+    """Return an array whose elements all are `fill_value`, with the shape of `x`, and its dtype if none is given."""
+    shape, kind = _like("full_like", x, dtype)
+    return full(shape, fill_value, kind)
 
 
 def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any = "float32") -> NDArray:
@@ -80,10 +91,19 @@ def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any 
     return _filled(where, lambda: np.arange(first, last, step).astype(kind))
 
 
-def eye(rows: int, columns: int | None = None, dtype: Any = "float32") -> NDArray:
-    """Return a matrix with ones on the diagonal."""
+def linspace(start: float, stop: float, num: int = 50, endpoint: bool = True, dtype: Any = "float32") -> NDArray:
+    """Return `num` numbers at equal distances from `start` to `stop`. endpoint: whether `stop` is the last of them.
+
+    Raises UsageError if an argument is not a number.
+    """
+    where = f"linspace: start, stop and num are {shown(start)}, {shown(stop)} and {shown(num)}"
+    return _filled(where, lambda: np.linspace(start, stop, num, endpoint).astype(dtype_of(dtype).numpy))
+
+
+def eye(rows: int, columns: int | None = None, k: int = 0, dtype: Any = "float32") -> NDArray:
+    """Return a matrix with ones on a diagonal. k: which one: 0 is the main one, a positive number one above it."""
     height, width = sizes((rows, rows if columns is None else columns), "eye: rows and columns")
-    return _filled("eye", np.eye, height, width, 0, dtype_of(dtype).numpy)
+    return _filled(f"eye: k is {shown(k)}", np.eye, height, width, k, dtype_of(dtype).numpy)
 
 
 def from_numpy(data: np.ndarray) -> NDArray:
@@ -99,6 +119,18 @@ def from_numpy(data: np.ndarray) -> NDArray:
     return own(data)
 
 
+def from_dlpack(x: Any) -> NDArray:
+    """Return an array with a copy of a tensor of another library in host memory, such as one of PyTorch.
+
+    Raises InputError if the tensor cannot be read.
+    """
+    try:
+        found = np.from_dlpack(x)
+    except (*BAD_VALUE, AttributeError, BufferError, RuntimeError) as error:
+        raise InputError(f"from_dlpack: {shown(x)} cannot be read: {error}") from None
+    return array(found)
+
+
 def sizes(shape: Any, what: str = "a shape") -> tuple[int, ...]:
     """Return a shape, or the size of one axis, as a tuple. what: its name in the UsageError for anything else."""
     try:
@@ -111,10 +143,10 @@ def sizes(shape: Any, what: str = "a shape") -> tuple[int, ...]:
     return found
 
 
-def _like(function: str, x: Any) -> tuple[tuple[int, ...], np.dtype]:
+def _like(function: str, x: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype]:
     if not isinstance(x, (NDArray, np.ndarray)):
         raise UsageError(f"{function} takes an NDArray, not {shown(x)}")
-    return x.shape, dtype_of(x.dtype).numpy
+    return x.shape, dtype_of(x.dtype if dtype is None else dtype).numpy
 
 
 def _filled(where: str, make: Callable[..., np.ndarray], *arguments: Any) -> NDArray:

@@ -17,7 +17,7 @@ from graphkit.ir.types import TensorType
 from graphkit.nd.calls import Call, compiled, exact, next_number, random_state, remember
 from graphkit.nd.ndarray import NDArray, Signature, signature
 from graphkit.nd.runtime import Memory, settings
-from graphkit.nd.tape import Deferred, is_tracked, record, trace
+from graphkit.nd.tape import Deferred, record, trace
 from graphkit.ops._registry import as_value
 from graphkit.passes.training.randomness import bind_rng
 
@@ -158,8 +158,11 @@ class _Trace:
         operands = [*arguments, *self._captured]
         if self._draws:
             operands.append(random_state())
-        tracked = tuple(map(is_tracked, operands)) if settings.recording else ()
-        if any(tracked) and self.outputs is not None:
+        # As `is_tracked`: a call for each operand would take longer.
+        tracked: tuple[bool, ...] = ()
+        if settings.recording:
+            tracked = tuple([x._origin is not None or x._grad_req != "" for x in operands])
+        if True in tracked and self.outputs is not None:
             made = [NDArray(np.empty(k.shape, k.dtype), Memory(), k) for k in self.outputs]
             for x in operands:
                 if x._memory.maker is not None:
@@ -170,7 +173,7 @@ class _Trace:
             if self._plain is None:
                 self._plain = compiled(self.graph, self.name)
             made = self._plain.run(operands)
-            if any(tracked):
+            if True in tracked:
                 record(self._plain, operands, made)
         return made[0] if self._skeleton is tree.LEAF else tree.unflatten(self._skeleton, made)
 

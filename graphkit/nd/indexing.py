@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,21 +11,26 @@ from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir.arrays import array_of
 from graphkit.ir.graph import Value
 from graphkit.ir.types import INDICES, DType
+from graphkit.named_tuples import NamedTuple
 from graphkit.nd.ndarray import NDArray, contiguous, own, signature, view, write
 from graphkit.nd.operators import call, check_writable, immediate
 from graphkit.nd.runtime import settings
 from graphkit.nd.tape import is_tracked
+from graphkit.ops import F
 from graphkit.ops._overloads import index_value
 
 
 def getitem(self: NDArray, key: Any) -> Any:
-    """Index as numpy does. Integers, slices, None and ... give a view; arrays of integers or booleans give a copy."""
+    """Index as numpy does.
+
+    Integers, slices, None and ... give a view; indices with arrays of integers or booleans give a copy.
+    """
     if settings.capture is not None:
         return immediate.constant(self)[key]
     if not _is_basic(key):
         if (truth := _truth(key)) is not None:
             return _rows(self[None], [0] if truth else [])
-        return call("gather_nd", self, _places(self, key)) if _gathers(key) else _rows(self, key)
+        return _gathered(self, key) if _gathers(key) else _rows(self, key)
     if settings.recording and is_tracked(self):
         return index_value(self, key)
     return view(self, _part(self, key))
@@ -45,10 +50,7 @@ def setitem(self: NDArray, key: Any, value: Any) -> None:
         part = _part(self, key)
         write(_broadcast(source, part.shape, self), self, part)
         return
-    places = _places(self, key)
-    shape = (*places.shape[:-1], *self.shape[places.shape[-1] :])
-    updates = contiguous(_broadcast(source, shape, self))
-    write(call("scatter_nd", self, places, updates), self)
+    _scattered(self, key, source)
 
 
 def iterate(self: NDArray) -> Iterator[NDArray]:
@@ -132,37 +134,129 @@ def _rows(self: NDArray, key: Any) -> Any:
     return call("gather", self, indices, axis=0)
 
 
-def _places(self: NDArray, key: Any) -> NDArray:
-    """Return the places that arrays of integers or booleans select, int64[..., number of indexed axes]."""
+class _Advanced(NamedTuple):
+    """An index with arrays, as an index of slices and None, and then indices of some axes.
+
+    Attributes:
+        basic: The first index. It keeps the axes that arrays index.
+        axes: The axes of its result that arrays index.
+        places: The indices of these axes, int64[..., number of axes].
+        position: Number of axes of the result before those of the indices.
+    """
+
+    basic: tuple[Any, ...]
+    axes: list[int]
+    places: NDArray
+    position: int
+
+    def moved(self, rank: int) -> list[int]:
+        """Return the order of the axes that puts the indexed ones first."""
+        return [*self.axes, *[a for a in range(rank) if a not in self.axes]]
+
+    def spread(self, rank: int) -> list[int]:
+        """Return the order that moves the axes of the indices from the front to their place in the result."""
+        own = list(range(self.places.ndim - 1))
+        rest = list(range(len(own), len(own) + rank - len(self.axes)))
+        return [*rest[: self.position], *own, *rest[self.position :]]
+
+
+def _gathered(self: NDArray, key: Any) -> NDArray:
+    found = _advanced(self, key)
+    part = _with_axes(getitem(self, found.basic), found.moved)
+    return _with_axes(call("gather_nd", part, found.places), lambda _: found.spread(part.ndim))
+
+
+def _scattered(self: NDArray, key: Any, source: NDArray) -> None:
+    found = _advanced(self, key)
+    part = _with_axes(view(self, _part(self, found.basic)), found.moved)
+    order = found.spread(part.ndim)
+    shape = (*found.places.shape[:-1], *part.shape[len(found.axes) :])
+    spread = _broadcast(source, tuple([shape[a] for a in order]), self)
+    updates = _with_axes(spread, lambda _: [order.index(a) for a in range(len(order))])
+    write(call("scatter_nd", part, found.places, contiguous(updates)), self, part._data)
+
+
+def _with_axes(x: NDArray, order_of: Callable[[int], list[int]]) -> NDArray:
+    """Return the array with its axes in the order that a function of their number returns."""
+    order = order_of(x.ndim)
+    if order == sorted(order):
+        return x
+    if settings.recording and is_tracked(x):
+        return F.transpose(x, perm=order)  # type: ignore[return-value]
+    return view(x, x._data.transpose(order))
+
+
+def _advanced(self: NDArray, key: Any) -> _Advanced:
+    """Split an index with arrays as numpy does: integers beside arrays count as arrays."""
+    basic: list[Any] = []
+    axes: list[int] = []
     arrays: list[np.ndarray] = []
-    single: list[np.ndarray] = []  # of booleans without an axis, which select all or nothing
-    for k in _keys(key):
-        if k is None or k is Ellipsis or isinstance(k, slice):
-            raise UsageError(
-                f"index of {self.describe()}: arrays of indices cannot be combined with slices; index twice"
-            )
-        found = _index(k)
-        if _is_boolean(k):
-            single.append(np.zeros(int(found), np.int64))
-        elif found.dtype == np.bool_:
-            if found.shape != self.shape[len(arrays) : len(arrays) + found.ndim]:
-                raise UsageError(
-                    f"index of {self.describe()}: booleans of shape {list(found.shape)} do not fit its axes"
-                )
-            arrays += np.nonzero(found)
+    spots: list[int] = []
+    axis = 0
+    for spot, k in enumerate(_spelled_out(self, key)):
+        if k is Ellipsis:
+            continue
+        if k is None or isinstance(k, slice):
+            basic.append(k)
+            axis += k is not None
+            continue
+        spots.append(spot)
+        if k.ndim == 0 and k.dtype == np.bool_:
+            # As numpy: an axis of size 1, of which all or nothing is selected.
+            parts: Sequence[np.ndarray] = [np.zeros(int(k), np.int64)]
+            basic.append(None)
+            axes.append(len(basic) - 1)
         else:
-            arrays.append(found)
-    if len(arrays) > self.ndim:
-        raise UsageError(f"{self.describe()} has {self.ndim} axes, {len(arrays)} indices given")
-    for axis, found in enumerate(arrays):
-        if found.size and (found.min() < -self.shape[axis] or found.max() >= self.shape[axis]):
-            raise UsageError(f"index of {self.describe()}: out of range for axis {axis}, of size {self.shape[axis]}")
+            parts = _checked(self, k, axis)
+            axes += range(len(basic), len(basic) + len(parts))
+            basic += [slice(None)] * len(parts)
+            axis += len(parts)
+        arrays += parts
     try:
-        together = np.broadcast_arrays(*arrays, *single)[: len(arrays)]
+        together = np.broadcast_arrays(*arrays)
     except ValueError:
-        shapes = ", ".join(str(list(found.shape)) for found in [*arrays, *single])
+        shapes = ", ".join(str(list(found.shape)) for found in arrays)
         raise UsageError(f"index of {self.describe()}: indices of shapes {shapes} do not broadcast") from None
-    return own(np.stack(together, axis=-1).astype(np.int64, order="C"))
+    places = own(np.stack(together, axis=-1).astype(np.int64, order="C"))
+    is_adjacent = spots[-1] - spots[0] == len(spots) - 1
+    return _Advanced(tuple(basic), axes, places, axes[0] if is_adjacent else 0)
+
+
+def _checked(self: NDArray, k: np.ndarray, axis: int) -> Sequence[np.ndarray]:
+    """Return the indices of one axis, or those of several axes for booleans."""
+    if k.dtype == np.bool_:
+        if k.shape != self.shape[axis : axis + k.ndim]:
+            raise UsageError(f"index of {self.describe()}: booleans of shape {list(k.shape)} do not fit its axes")
+        return np.nonzero(k)
+    size = self.shape[axis]
+    if k.size and (k.min() < -size or k.max() >= size):
+        raise UsageError(f"index of {self.describe()}: out of range for axis {axis}, of size {size}")
+    return [k]
+
+
+def _spelled_out(self: NDArray, key: Any) -> list[Any]:
+    """Return the parts of an index: None, slices, and numpy arrays of integers or booleans.
+
+    `...` becomes slices. One that stands for no axes stays, because it separates arrays.
+    """
+    keys = [k if k is None or k is Ellipsis or isinstance(k, slice) else _index(k) for k in _keys(key)]
+    used = sum(map(_axes_used, keys))
+    if used > self.ndim:
+        raise UsageError(f"{self.describe()} has {self.ndim} axes, {used} indices given")
+    dots = [i for i, k in enumerate(keys) if k is Ellipsis]
+    if len(dots) > 1:
+        raise UsageError(f"index of {self.describe()}: it can contain ... only once")
+    place = dots[0] if dots else len(keys)
+    if used == self.ndim:
+        return keys
+    return [*keys[:place], *[slice(None)] * (self.ndim - used), *keys[place + 1 :]]
+
+
+def _axes_used(k: Any) -> int:
+    """Return the number of axes that a part of an index selects from."""
+    if k is None or k is Ellipsis:
+        return 0
+    return k.ndim if isinstance(k, np.ndarray) and k.dtype == np.bool_ else 1
 
 
 def _source(value: Any, like: NDArray) -> NDArray:

@@ -11,6 +11,7 @@ import numpy as np
 from graphkit.errors import UsageError
 from graphkit.frontend import tree
 from graphkit.ir.graph import Value
+from graphkit.nd.creation import array
 from graphkit.nd.ndarray import NDArray
 from graphkit.nd.operators import combine, immediate
 from graphkit.nd.runtime import settings
@@ -40,8 +41,9 @@ def _expm1(x: NDArray) -> Any:
 # Functions of one operand that are several operators.
 _BUILT: dict[str, Callable[[NDArray], Any]] = {
     "square": lambda x: F.mul(x, x), "invert": invert, "bitwise_not": invert, "log1p": _log1p, "expm1": _expm1,
+    "isfinite": lambda x: F.less(F.abs(x), float("inf")),
 }  # fmt: skip
-_OF_FLOATS = ("log1p", "expm1")
+_LOGICAL = frozenset({"logical_and", "logical_or", "logical_xor"})
 
 
 def array_ufunc(self: NDArray, ufunc: np.ufunc, method: str, *operands: Any, **options: Any) -> Any:
@@ -52,11 +54,13 @@ def array_ufunc(self: NDArray, ufunc: np.ufunc, method: str, *operands: Any, **o
     name = ufunc.__name__
     if method == "__call__" and not options:
         if name in UFUNCS_OF_TWO:
+            if name in _LOGICAL:
+                operands = tuple(map(_truth, operands))
             return combine(UFUNCS_OF_TWO[name], *operands)
-        if name in UFUNCS_OF_ONE:
-            return getattr(F, UFUNCS_OF_ONE[name])(self)
-        if name in _BUILT and (self.tensor.dtype.is_float or name not in _OF_FLOATS):
-            return _BUILT[name](self)
+        if name in UFUNCS_OF_ONE or name in _BUILT:
+            return _of_one(self, ufunc)
+        if name == "divmod":
+            return combine("floordiv", *operands), combine("mod", *operands)
     if any(type(out) is NDArray for out in options.get("out") or ()):
         raise UsageError(f"np.{name} cannot write to an NDArray: assign its result, as in x[:] = np.{name}(...)")
     if method == "at" and type(operands[0]) is NDArray:
@@ -72,6 +76,27 @@ def array_ufunc(self: NDArray, ufunc: np.ufunc, method: str, *operands: Any, **o
     result = getattr(ufunc, method)(*map(_copy, operands), **copies)
     _check_gradients(f"np.{name}" if method == "__call__" else f"np.{name}.{method}", given, result)
     return result
+
+
+def _of_one(x: NDArray, ufunc: np.ufunc) -> Any:
+    """Call a function of one operand. Integers and booleans are converted as numpy does."""
+    name = ufunc.__name__
+    if name == "logical_not":
+        return F.not_(_truth(x))
+    if not x.tensor.dtype.is_float:
+        is_test = name in ("isnan", "isinf", "isfinite")  # float32 can store all integers, if only roughly
+        inner = "float32" if is_test else ufunc.resolve_dtypes((x.dtype, None))[0]
+        x = x.astype(inner, copy=False)
+        if name in ("floor", "ceil", "positive") and not x.tensor.dtype.is_float:
+            return x.copy()
+    return _BUILT[name](x) if name in _BUILT else getattr(F, UFUNCS_OF_ONE[name])(x)
+
+
+def _truth(x: Any) -> Any:
+    """Return whether elements are not 0, of an array; other operands as numpy's booleans."""
+    if type(x) is NDArray:
+        return x.astype("bool", copy=False)
+    return x if isinstance(x, Value) else np.asarray(x).astype(bool)
 
 
 def _value(x: Any) -> Any:
@@ -92,14 +117,81 @@ def _reduced(x: NDArray, function: str, axis: Any, keepdims: bool) -> Any:
 def array_function(
     self: NDArray, function: Any, types: Sequence[type], arguments: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
-    """Call a function of numpy that is not a ufunc, on copies as numpy arrays.
+    """Call a function of numpy that is not a ufunc: as operators or methods if possible, or else on copies.
 
-    Raises UsageError if gradients would be lost.
+    Functions such as `np.mean` call the method of the array. Raises UsageError if gradients would be lost.
     """
-    result = function._implementation(*arguments, **options)
+    own = _OWN.get(function)
+    if own is not None:
+        found = own(*arguments, **options)
+        if found is not NotImplemented:
+            return found
+    given = (tuple(arguments), dict(options))
+    used = given if _COPIED.isdisjoint(options) else tree.map_leaves(_copy, given)
+    result = function._implementation(*used[0], **used[1])
     if settings.recording and function.__name__ not in _CONSTANTS:
         _check_gradients(f"np.{function.__name__}", (arguments, options), result)
     return result
+
+
+# Options of numpy's functions that methods do not have.
+_COPIED = frozenset({"where", "initial", "out"})
+
+
+def _concatenate(arrays: Sequence[Any], axis: int | None = 0, **options: Any) -> Any:
+    if options or not _are_alike(arrays):
+        return NotImplemented
+    if axis is None:
+        return F.concat([x.reshape(-1) for x in arrays], axis=0)
+    return F.concat(list(arrays), axis=axis)
+
+
+def _stack(arrays: Sequence[Any], axis: int = 0, **options: Any) -> Any:
+    if options or not _are_alike(arrays):
+        return NotImplemented
+    return F.concat([_expand_dims(x, axis) for x in arrays], axis=axis)
+
+
+def _are_alike(arrays: Sequence[Any]) -> bool:
+    """Whether all are arrays of one dtype."""
+    return (
+        isinstance(arrays, (list, tuple))
+        and all(type(x) is NDArray for x in arrays)
+        and len({x.dtype for x in arrays}) == 1
+    )
+
+
+def _expand_dims(x: Any, axis: Any) -> Any:
+    if type(x) is not NDArray:
+        return NotImplemented
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    return F.unsqueeze(x, np.array([operator.index(a) for a in axes], np.int64))
+
+
+def _where(condition: Any, *branches: Any) -> Any:
+    arrays = [x for x in branches if type(x) is NDArray]
+    if len(branches) != 2 or not arrays or any(x.dtype != arrays[0].dtype for x in arrays):
+        return NotImplemented
+    numbers = [x for x in branches if type(x) is not NDArray]
+    if not all(type(x) is int or (type(x) is float and arrays[0].tensor.dtype.is_float) for x in numbers):
+        return NotImplemented
+    chosen = condition if type(condition) is NDArray else array(condition)
+    return F.where(chosen.astype("bool", copy=False), *branches)
+
+
+def _ravel(x: Any, order: str = "C") -> Any:
+    return x.ravel(order) if type(x) is NDArray and order == "C" else NotImplemented
+
+
+def _dot(a: Any, b: Any, **options: Any) -> Any:
+    return NotImplemented if options or type(a) is not NDArray or not _are_alike([a, b]) else a.dot(b)
+
+
+# Functions of numpy that are operators. They return NotImplemented for other arguments, which are copied.
+_OWN: dict[Any, Callable[..., Any]] = {
+    np.concatenate: _concatenate, np.stack: _stack, np.expand_dims: _expand_dims, np.where: _where, np.dot: _dot,
+    np.ravel: _ravel,
+}  # fmt: skip
 
 
 def _check_gradients(name: str, operands: Any, result: Any) -> None:

@@ -21,6 +21,8 @@ from graphkit.ops import F
 from graphkit.signatures import shown
 
 _HALVES = (DType.FLOAT16.value, DType.BFLOAT16.value)
+# From this number of elements on, a second pass over memory costs more than compiling a program for the bounds.
+_LARGE = 1 << 18
 
 
 def seed(number: int) -> None:
@@ -42,6 +44,8 @@ def uniform(low: float = 0.0, high: float = 1.0, shape: Shape = (1,), dtype: Any
         return F.mul(uniform(start / 2, end / 2, shape, kind), np.array(2.0, kind.numpy))  # type: ignore[return-value]
     if settings.capture is not None:
         return _drawn("random_uniform", shape, kind, low=start, high=end)
+    if _is_large(shape, kind):
+        return _drawn("random_uniform", shape, kind, low=start, high=end)
     return _moved("random_uniform", shape, kind, start, end - start)
 
 
@@ -52,6 +56,8 @@ def normal(loc: float = 0.0, scale: float = 1.0, shape: Shape = (1,), dtype: Any
     """
     mean, deviation, kind = _real("normal", "loc", loc), _real("normal", "scale", scale), dtype_of(dtype)
     if settings.capture is not None:
+        return _drawn("random_normal", shape, kind, mean=mean, scale=deviation)
+    if _is_large(shape, kind):
         return _drawn("random_normal", shape, kind, mean=mean, scale=deviation)
     return _moved("random_normal", shape, kind, mean, deviation)
 
@@ -87,6 +93,11 @@ def _real(function: str, name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise UsageError(f"{function}: {name} must be a number, not {shown(value)}") from None
+
+
+def _is_large(shape: Shape, kind: DType) -> bool:
+    """Whether drawing and scaling in one pass is worth a program for the bounds. Half types gain nothing."""
+    return kind.value not in _HALVES and math.prod(sizes(shape)) >= _LARGE
 
 
 def _moved(function: str, shape: Shape, kind: DType, start: float, factor: float) -> NDArray:

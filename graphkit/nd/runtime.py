@@ -143,7 +143,7 @@ def waitall() -> None:
     If operations failed, the error of the oldest one is raised, unless a wait has raised it before.
     """
     with locks.listing:
-        calls = list(deferred)
+        calls = list(deferred) if len(deferred) else []
     for call in calls:
         call.force()
     if _queue is not None:

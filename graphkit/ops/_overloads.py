@@ -229,6 +229,8 @@ def index_value(self: Value, key: Any) -> Value:
             drop.append(axis)
         elif isinstance(k, slice):
             first, last, step = _bounds(self, k)
+            if _begins_before(self, first, step, axis):
+                first, last, step = 0, 0, 1  # Slice would begin at element 0; numpy selects nothing
             low, high = (0, np.iinfo(np.int64).max) if step > 0 else (np.iinfo(np.int64).max, np.iinfo(np.int64).min)
             if k != slice(None):
                 starts.append(low if first is None else first)
@@ -256,6 +258,12 @@ def _bounds(x: Value, key: slice) -> tuple[int | None, int | None, int]:
     except TypeError:
         raise UsageError(f"{x.describe()} cannot be indexed by {key!r}: its bounds must be integers") from None
     return first, last, 1 if step is None else step
+
+
+def _begins_before(x: Value, first: int | None, step: int, axis: int) -> bool:
+    """Whether a slice with a negative step begins before element 0, as far as the size of the axis is known."""
+    size = x.tensor.known_shape[axis]
+    return step < 0 and first is not None and isinstance(size, int) and first < -size
 
 
 def _check_index(x: Value, index: int, axis: int) -> None:

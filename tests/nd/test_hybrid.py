@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import operator as operators
 from typing import Any
 
@@ -14,6 +15,7 @@ from graphkit.errors import UsageError
 from graphkit.nd.operators import immediate
 
 nd = gk.nd
+backward: Any = importlib.import_module("graphkit.nd.backward")  # gk.nd.backward is the function
 
 
 def test_functions_are_traced_once_for_argument_types() -> None:
@@ -264,3 +266,75 @@ def test_python_operators_of_several_nodes_run_as_one_program(operator: str, mon
     monkeypatch.setattr(immediate, "call", None)  # a call for one operator would fail
     monkeypatch.setattr(immediate, "apply", None)
     np.testing.assert_array_equal(compute(x, y).asnumpy(), compute(a, b))
+
+
+def gradient_loop() -> tuple[Any, Any, Any]:
+    """Return a step, which computes the gradient of sum(w * x * x) by w and x, and the arrays w and x."""
+    loss = nd.hybridize(lambda w, x: gk.reduce_sum(w * x * x, keepdims=False))
+    w, x = nd.array([2.0, 3.0]), nd.array([4.0, 5.0])
+    for v in (w, x):
+        v.attach_grad()
+
+    def step(a: Any = w, b: Any = x) -> list[Any]:
+        with nd.record():
+            y = loss(a, b)
+        y.backward()
+        return [v.grad.tolist() if v.grad is not None else None for v in (a, b)]
+
+    return step, w, x
+
+
+def test_the_gradient_of_one_call_is_found_without_its_structure(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, w, x = gradient_loop()
+    expected = step()
+    assert expected == [[16, 25], [16, 30]]
+    with monkeypatch.context() as patch:
+        patch.setattr(backward, "_Structure", None)
+        assert step() == expected
+        w += 1.0
+        assert step() == [[16, 25], [24, 40]]
+    w -= 1.0
+    x.attach_grad("null")
+    assert step() == [[16, 25], None]
+    x.attach_grad("add")
+    assert [step()[1] for _ in range(2)] == [[16, 30], [32, 60]]
+    x.attach_grad()
+    x.grad = w.grad  # the gradient of x is written last
+    assert step()[1] == [16, 30]
+    assert step(x, x)[0] == [3 * 16, 3 * 25]
+
+
+def test_the_gradient_of_one_call_refuses_arrays_that_were_written() -> None:
+    _, w, x = gradient_loop()
+    loss = nd.hybridize(lambda a, b: gk.reduce_sum(a * b * b, keepdims=False))
+    for _ in range(2):
+        with nd.record():
+            y = loss(w, x)
+        x += 1.0
+        with pytest.raises(UsageError, match="was written after it was recorded"):
+            y.backward()
+        with nd.record():
+            y = loss(w, x)
+        y.backward()
+        with pytest.raises(UsageError, match="has released what was recorded"):
+            y.backward()
+
+
+METHODS = {
+    "sum": lambda w: w.sum(0), "mean": lambda w: w.mean(), "var": lambda w: w.var(1, ddof=1), "max": lambda w: w.max(1),
+    "std": lambda w: w.std(), "argmax": lambda w: w.argmax(keepdims=True), "any": lambda w: w.any(0),
+    "cumsum": lambda w: w.cumsum(), "ravel": lambda w: w.ravel(), "clip": lambda w: w.clip(2, 4),
+    "dot": lambda w: w.dot(w.T), "dot of three axes": lambda w: w.dot(w.T[None]),
+    "squeeze": lambda w: w.squeeze(), "swapaxes": lambda w: w.swapaxes(0, 1), "round": lambda w: w.round(1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float16"])
+def test_methods_of_arrays_from_elsewhere_in_a_hybridized_function(dtype: str) -> None:
+    a = np.arange(6).reshape(2, 3).astype(dtype)
+    w = nd.array(a)
+    for name, method in METHODS.items():
+        found = nd.hybridize(lambda method=method: method(w))()
+        expected = np.asarray(method(a))
+        assert found.dtype == expected.dtype, name
+        np.testing.assert_allclose(found.asnumpy(), expected, rtol=2e-3, err_msg=name)

@@ -24,6 +24,22 @@ DIFFERENTIABLE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "prod": (np.prod, lambda x: x.prod() / x),
     "reduce": (np.add.reduce, np.ones_like),
     "copy": (copy.copy, np.ones_like),
+    "mean": (np.mean, lambda x: np.full_like(x, 1 / x.size)),
+    "sum in float64": (lambda x: np.sum(x, dtype=np.float64), np.ones_like),
+    "var": (np.var, lambda x: 2 * (x - x.mean()) / x.size),
+    "std": (np.std, lambda x: (x - x.mean()) / x.size / x.std()),
+    "concatenate": (lambda x: np.concatenate([x, x]), lambda x: np.full_like(x, 2)),
+    "stack": (lambda x: np.stack([x, x], 1), lambda x: np.full_like(x, 2)),
+    "where": (lambda x: np.where(x > 0, x, 0), lambda x: x > 0),
+    "clip": (lambda x: np.clip(x, -0.5, 0.6), lambda x: (x > -0.5) & (x < 0.6)),
+    "dot": (lambda x: np.dot(x, x), lambda x: 2 * x),
+    "expand_dims": (lambda x: np.expand_dims(x, (0, 2)), np.ones_like),
+    "cumsum": (np.cumsum, lambda x: np.arange(x.size, 0, -1)),
+    "take": (lambda x: np.take(x, [0, 0, 1]), lambda x: np.array([2, 1, 0, 0, 0, 0])),
+    "repeat": (lambda x: np.repeat(x, 3), lambda x: np.full_like(x, 3)),
+    "ravel": (lambda x: np.ravel(x.reshape(2, 3).T), np.ones_like),
+    "squeeze": (lambda x: np.squeeze(x[None]), np.ones_like),
+    "swapaxes": (lambda x: np.swapaxes(x.reshape(2, 3), 0, -1), np.ones_like),
 }
 
 
@@ -36,6 +52,7 @@ def test_gradients_pass_through(name: str) -> None:
     with nd.record():
         y = function(x)
     np.testing.assert_allclose(y.asnumpy(), function(elements), rtol=1e-14)
+    assert isinstance(y, nd.NDArray)
     y.backward()
     np.testing.assert_allclose(x.grad.asnumpy(), gradient(elements), rtol=1e-12)
 
@@ -52,11 +69,12 @@ def test_other_functions_refuse_arrays_with_gradients() -> None:
     x.attach_grad()
     functions: list[Callable[[], Any]] = [
         lambda: np.cbrt(x),
-        lambda: np.mean(x),
+        lambda: np.median(x),
         lambda: np.concatenate([np.ones(2), x * 2.0]),
         lambda: np.add.outer(x, x),
         lambda: np.hypot(np.ones(2), x),
-        lambda: np.sum(x, dtype=np.float64),
+        lambda: np.sum(x, initial=1.0),
+        lambda: np.where([True, False], x, np.ones(2)),
     ]
     for function in functions:
         with nd.record(), pytest.raises(UsageError, match="gradients do not pass"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from graphkit import nd
-from graphkit.nd import calls
+from graphkit.nd import calls, random
 
 
 @contextmanager
@@ -47,6 +47,21 @@ def test_numbers_are_rounded_once(draw, dtype: str) -> None:
     # Half a step of the type, and the rounding of float64 itself.
     error = np.abs(found.astype(np.float64) - (-0.7 + factor * standard))
     assert np.all(error <= np.spacing(np.abs(found)).astype(np.float64) / 2 + 4e-15)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("draw", [nd.random.uniform, nd.random.normal])
+def test_many_numbers_are_drawn_and_scaled_in_one_pass(draw, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = (1 << 9, 1 << 9)
+    standard = drawn(draw, 0, 1, count, dtype).astype(np.float64)
+    monkeypatch.setattr(random, "_linear", None)  # draws, and then scales
+    found = drawn(draw, -0.7, 2.6, count, dtype)
+    factor = 2.6 - -0.7 if draw is nd.random.uniform else 2.6
+    # The standard numbers are rounded, too.
+    step = np.finfo(dtype).eps
+    np.testing.assert_allclose(found, -0.7 + factor * standard, rtol=step, atol=4 * step)
+    if draw is nd.random.uniform:
+        np.testing.assert_array_equal(found, (-0.7 + factor * standard).astype(dtype))
 
 
 def test_bfloat16_is_rounded_once() -> None:

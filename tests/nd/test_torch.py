@@ -146,6 +146,65 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[tuple[in
     "depth_to_space": (
         lambda x: gk.depth_to_space(x, blocksize=2, mode="CRD"), lambda x: F.pixel_shuffle(x, 2), [(1, 8, 2, 3)],
     ),
+    # Methods of arrays and functions of numpy.
+    "method var": (lambda a: a.var(axis=1), lambda a: a.var(1, correction=0), [(3, 4)]),
+    "method std": (lambda a: a.std(axis=(0, 1), ddof=1), lambda a: a.std((0, 1)), [(3, 4)]),
+    "method sum": (lambda a: a.sum((0, -1)), lambda a: a.sum((0, -1)), [(3, 4, 2)]),
+    "method mean": (lambda a: a.mean(), lambda a: a.mean(), [(3, 4)]),
+    "method prod": (lambda a: a.prod(axis=0), lambda a: a.prod(0), [(3, 4)]),
+    "method max": (lambda a: a.max(axis=1, keepdims=True), lambda a: a.amax(1, keepdim=True), [(3, 4)]),
+    "method cumsum": (lambda a: a.cumsum(), lambda a: a.ravel().cumsum(0), [(3, 4)]),
+    "method clip": (lambda a: a.clip(-0.3, None), lambda a: a.clamp(min=-0.3), [(3, 4)]),
+    "method dot": (
+        lambda a, b: a.dot(b), lambda a, b: torch.einsum("ij,kjl->ikl", a, b), [(2, 3), (4, 3, 5)],
+    ),
+    "method take": (lambda a: a.take([2, 0, 2], axis=1), lambda a: a[:, [2, 0, 2]], [(3, 4)]),
+    "method repeat": (lambda a: a.repeat(2, axis=0), lambda a: a.repeat_interleave(2, 0), [(3, 4)]),
+    "method swapaxes": (lambda a: a.swapaxes(0, 2) * 2.0, lambda a: a.swapaxes(0, 2) * 2, [(3, 4, 2)]),
+    "np.stack": (lambda a, b: np.stack([a, b], 1), lambda a, b: torch.stack([a, b], 1), [(3, 4), (3, 4)]),
+    "np.where": (lambda a: np.where(a > 0.1, a * a, 2), lambda a: torch.where(a > 0.1, a * a, 2.0), [(3, 4)]),
+    "np.linalg by hand": (lambda a: (a * a).sum(-1) ** 0.5, lambda a: a.norm(dim=-1), [(3, 4)]),
+    "columns": (lambda a: a[:, [3, 0, 3]], lambda a: a[:, [3, 0, 3]], [(3, 4)]),
+    "index of both kinds": (lambda a: a[1:, [1, 0], None, ::2], lambda a: a[1:, [1, 0], None, ::2], [(3, 2, 4)]),
+    "index apart": (lambda a: a[[1, 0], :, [2, 3]], lambda a: a[[1, 0], :, [2, 3]], [(3, 2, 4)]),
+    "index of booleans": (
+        lambda a: a[:, np.array([True, False, True])], lambda a: a[:, torch.tensor([True, False, True])], [(2, 3, 2)],
+    ),
+    # Other functions of gk.
+    "asin": (lambda a: gk.asin(gk.tanh(a)), lambda a: torch.asin(torch.tanh(a)), [(7,)]),
+    "acos": (lambda a: gk.acos(gk.tanh(a)), lambda a: torch.acos(torch.tanh(a)), [(7,)]),
+    "acosh": (lambda a: gk.acosh(a * a + 1.5), lambda a: torch.acosh(a * a + 1.5), [(7,)]),
+    "atanh": (lambda a: gk.atanh(gk.sin(a) * 0.9), lambda a: torch.atanh(torch.sin(a) * 0.9), [(7,)]),
+    "log1p": (lambda a: np.log1p(a * a), lambda a: torch.log1p(a * a), [(7,)]),
+    "expm1": (np.expm1, torch.expm1, [(7,)]),
+    "fmod": (lambda a: np.fmod(a, 0.7), lambda a: torch.fmod(a, 0.7), [(7,)]),
+    "celu": (lambda a: gk.celu(a, alpha=0.5), lambda a: F.celu(a, 0.5), [(3, 4)]),
+    "prelu": (gk.p_relu, F.prelu, [(3, 4), (4,)]),
+    "hard_sigmoid": (
+        lambda a: gk.hard_sigmoid(a, alpha=0.25), lambda a: (a * 0.25 + 0.5).clamp(0, 1), [(3, 4)],
+    ),
+    "thresholded_relu": (
+        lambda a: gk.thresholded_relu(a, alpha=0.4), lambda a: F.threshold(a, 0.4, 0.0), [(3, 4)],
+    ),
+    "reduce_l1": (lambda a: gk.reduce_l1(a, [1], keepdims=False), lambda a: a.abs().sum(1), [(3, 4)]),
+    "sum of squares": (
+        lambda a: gk.reduce_sum_square(a, [0], keepdims=False), lambda a: (a * a).sum(0), [(3, 4)],
+    ),
+    "global_average_pool": (gk.global_average_pool, lambda a: a.mean((2, 3), keepdim=True), [(2, 3, 4, 4)]),
+    "instance_norm": (
+        gk.instance_normalization, lambda x, w, b: F.instance_norm(x, weight=w, bias=b), [(2, 3, 4, 4), (3,), (3,)],
+    ),
+    "gather_nd": (
+        lambda a: gk.gather_nd(a, nd.array([[0, 1], [2, 3], [0, 1]])), lambda a: a[[0, 2, 0], [1, 3, 1]], [(3, 4)],
+    ),
+    "scatter_elements": (
+        lambda a, b: gk.scatter_elements(a, nd.array([[1, 0, 2, 1]]), b, axis=0, reduction="add"),
+        lambda a, b: a.scatter_add(0, torch.tensor([[1, 0, 2, 1]]), b), [(3, 4), (1, 4)],
+    ),
+    "flip": (lambda a: a[::-1, 1:] * a[:, :-1], lambda a: a.flip(0)[:, 1:] * a[:, :-1], [(3, 4)]),
+    "conv of one axis": (
+        lambda x, w: gk.conv(x, w, dilations=[2]), lambda x, w: F.conv1d(x, w, dilation=2), [(2, 3, 9), (4, 3, 3)],
+    ),
     "attention": (
         lambda q, k, v: gk.softmax(q @ gk.transpose(k, perm=[0, 2, 1]) * 0.5, axis=-1) @ v,
         F.scaled_dot_product_attention, [(2, 3, 4), (2, 5, 4), (2, 5, 6)],
@@ -154,7 +213,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[tuple[in
 
 
 def test_there_are_enough_functions() -> None:
-    assert len(FUNCTIONS) >= 50
+    assert len(FUNCTIONS) >= 100
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
