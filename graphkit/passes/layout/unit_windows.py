@@ -46,4 +46,5 @@ def as_product(node: Node, x: Value, w: Value, bias: Value | None, residual: Val
     if bias is not None:
         y = F.add(y, F.reshape(bias, np.array([filters, *(1 for _ in positions)])))
     op = node.op
-    return op.finished(y, residual) if isinstance(op, FusedConv) else y
+    result: Value = op.finished(y, residual) if isinstance(op, FusedConv) else y
+    return result
