@@ -209,8 +209,8 @@ class _Sweep:
         if self._is_alone(node) and keeps_order(node, self._is_returned):
             return None
         if self._is_alone(node) and is_product(node):
-            operands = [None if v is None else self._standard_order(v) for v in (*node.inputs, None, None)]
-            self._standard[node.output] = as_product(node, *operands[:4])
+            given = [None if v is None else self._standard_order(v) for v in node.inputs]
+            self._standard[node.output] = as_product(node, given)
             return ()
         op = operator(node, Convolution)
         if isinstance(op, ConvGradInput):
