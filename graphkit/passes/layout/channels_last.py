@@ -209,10 +209,8 @@ class _Sweep:
         if self._is_alone(node) and keeps_order(node, self._is_returned):
             return None
         if self._is_alone(node) and is_product(node):
-            x, w = node.operands[:2]
-            bias, residual = (None if v is None else self._standard_order(v) for v in (*node.inputs[2:], None, None)[:2])
-            product = as_product(node, self._standard_order(x), self._standard_order(w), bias, residual)
-            self._standard[node.output] = product
+            given = [None if v is None else self._standard_order(v) for v in node.inputs]
+            self._standard[node.output] = as_product(node, given)
             return ()
         op = operator(node, Convolution)
         if isinstance(op, ConvGradInput):

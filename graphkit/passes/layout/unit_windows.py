@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,12 @@ def is_product(node: Node) -> bool:
     return is_whole and channels >= _LEAST_CHANNELS and math.prod(positions) >= _LEAST_POSITIONS
 
 
-def as_product(node: Node, x: Value, w: Value, bias: Value | None, residual: Value | None) -> Value:
-    """Return the result of a convolution for which `is_product` holds, for the given operands."""
+def as_product(node: Node, operands: Sequence[Value | None]) -> Value:
+    """Return the result of a convolution for which `is_product` holds, for the given x, w, bias and residual."""
+    x, w = operands[:2]
+    bias, residual = (operands[i] if i < len(operands) else None for i in (2, 3))
+    assert x is not None
+    assert w is not None
     batch, channels, *positions = x.tensor.static_shape
     filters = w.tensor.static_shape[0]
     flat = F.reshape(x, np.array([batch, channels, math.prod(positions)]))
@@ -45,6 +50,7 @@ def as_product(node: Node, x: Value, w: Value, bias: Value | None, residual: Val
     y = F.reshape(y, np.array([batch, filters, *positions]))
     if bias is not None:
         y = F.add(y, F.reshape(bias, np.array([filters, *(1 for _ in positions)])))
-    op = node.op
-    result: Value = op.finished(y, residual) if isinstance(op, FusedConv) else y
+    if isinstance(node.op, FusedConv):
+        y = node.op.finished(y, residual)
+    result: Value = y
     return result
