@@ -15,7 +15,7 @@ from graphkit.nd.ndarray import NDArray, contiguous, own, signature, view, write
 from graphkit.nd.operators import call, check_writable, immediate
 from graphkit.nd.runtime import settings
 from graphkit.nd.tape import is_tracked
-from graphkit.ops._overloads import index_value
+from graphkit.ops._value_operators import index_value
 
 
 def getitem(self: NDArray, key: Any) -> Any:

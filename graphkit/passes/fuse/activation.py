@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ops.nn.activation import Clip, HardSigmoid, HardSwish, Mish, Relu, Swish
+from graphkit.ops.nn.activation import Clip, HardSigmoid, HardSwish, Relu
+from graphkit.ops.nn.smooth_activation import Mish, Swish
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, is_close, is_op, operand_orders, producer, same_type, scalar
 from graphkit.passes.core.pattern import Match, Number, Op, Pattern, Scaled, Shifted, Some, match
