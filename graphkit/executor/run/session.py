@@ -136,10 +136,7 @@ class Executor:
         names = [DeviceName.of(device)] if isinstance(device, str) else device.devices
         for each in names:
             load_device(str(each))
-            if precision != "f32":
-                from graphkit.executor.run.precision import check_precision
-
-                check_precision(precision, optimize, each)
+            _check_precision(precision, optimize, each)
         self.params = params
         common = Settings(
             "cpu", False, threads, deterministic, inplace, share, optimize, declared,
@@ -600,6 +597,14 @@ def _program_cache(
     from graphkit.executor.run.divided.builder import divided_cache
 
     return divided_cache(device, settings, pools, precision, inputs)
+
+
+def _check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
+    """See `check_precision`. Every device supports "f32"."""
+    if precision != "f32":
+        from graphkit.executor.run.precision import check_precision
+
+        check_precision(precision, optimize, device)
 
 
 def _declaration_checker(graph: Graph, declared: Declarations) -> DeclarationChecker:
