@@ -19,7 +19,7 @@ from graphkit.executor.devices import cpu
 from graphkit.executor.devices.registry import sources
 from graphkit.onnx_io import upgrade
 from graphkit.ops import Op, registry
-from graphkit.ops._calls import function_name
+from graphkit.ops._op import function_name
 from graphkit.passes import core
 from graphkit.passes.core.declare import Pass, Property
 

@@ -15,8 +15,8 @@ from typing import Any
 import graphkit
 from graphkit.ir.types import DType
 from graphkit.ops._base import Op, registry
-from graphkit.ops._calls import function_name
 from graphkit.ops._fields import REQUIRED
+from graphkit.ops._op import function_name
 
 _ROOT = Path(graphkit.__file__).parent
 _WIDTH = 120

@@ -17,7 +17,7 @@ from graphkit.nd.operators import call, check_writable, immediate
 from graphkit.nd.runtime import settings
 from graphkit.nd.tape import is_tracked
 from graphkit.ops import F
-from graphkit.ops._overloads import index_value
+from graphkit.ops._value_operators import index_value
 
 
 def getitem(self: NDArray, key: Any) -> Any:
@@ -202,7 +202,7 @@ def _advanced(self: NDArray, key: Any) -> _Advanced:
             continue
         spots.append(spot)
         if k.ndim == 0 and k.dtype == np.bool_:
-            # As numpy: an axis of size 1, of which all or nothing is selected.
+            # As numpy: an axis of size 1, which is selected as a whole or not at all.
             parts: Sequence[np.ndarray] = [np.zeros(int(k), np.int64)]
             basic.append(None)
             axes.append(len(basic) - 1)

@@ -17,7 +17,7 @@ from graphkit.nd.operators import combine, immediate
 from graphkit.nd.runtime import settings
 from graphkit.nd.tape import is_tracked
 from graphkit.ops import F
-from graphkit.ops._overloads import UFUNCS_OF_ONE, UFUNCS_OF_TWO, invert
+from graphkit.ops._value_operators import UFUNCS_OF_ONE, UFUNCS_OF_TWO, invert
 
 # Reductions of floating-point arrays. numpy sums integers in other dtypes than graphkit.
 _REDUCTIONS = {"add": "reduce_sum", "multiply": "reduce_prod", "maximum": "reduce_max", "minimum": "reduce_min"}

@@ -16,8 +16,8 @@ from graphkit.nd.ndarray import NDArray, own, write
 from graphkit.nd.runtime import settings
 from graphkit.nd.tape import is_tracked, record
 from graphkit.ops import Op, registry
-from graphkit.ops._overloads import BUILT, combined, converted_operand
 from graphkit.ops._registry import array_operand
+from graphkit.ops._value_operators import BUILT, combined, converted_operand
 
 immediate = Immediate(record)
 registry.immediate = immediate

@@ -78,10 +78,12 @@ MAX_DENSE_BYTES = 1 << 30
 _MAX_DIM_TEXT = 64
 
 
-class ExternalPlaces(Protocol):
-    """Finds the data of tensors that are stored outside the model."""
+if TYPE_CHECKING:
 
-    def place(self, proto: TensorProto, nbytes: int) -> Place: ...
+    class ExternalPlaces(Protocol):
+        """Finds the data of tensors that are stored outside the model."""
+
+        def place(self, proto: TensorProto, nbytes: int) -> Place: ...
 
 
 def dtype_of_code(code: int, where: str = "") -> DType:

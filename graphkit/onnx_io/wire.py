@@ -9,7 +9,7 @@ protobuf.dev/programming-guides/encoding; the field numbers are those of onnx.pr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -76,12 +76,14 @@ class Field(NamedTuple):
         return self.wire == _BYTES
 
 
-class Spans(Protocol):
-    """Bytes that can be sliced."""
+if TYPE_CHECKING:
 
-    def __len__(self) -> int: ...
+    class Spans(Protocol):
+        """Bytes that can be sliced."""
 
-    def __getitem__(self, span: slice, /) -> bytes: ...
+        def __len__(self) -> int: ...
+
+        def __getitem__(self, span: slice, /) -> bytes: ...
 
 
 class Place(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.ir.graph import Value
-from graphkit.ir.names import snake_case
+from graphkit.ops._op import INTEGER_LISTS, function_name
 
 # Keywords in other libraries -> keywords in graphkit. The first one that the operator has is meant.
 _KEYWORDS = {
@@ -43,8 +42,6 @@ _KEYWORDS = {
 }
 # Keywords that mean the same: an operator that has one of them accepts the other.
 _SAME = frozenset({"axis", "axes"})
-# Operands that are lists of integers. One integer is accepted as a list of one element.
-_LISTS = frozenset({"axes", "ends", "shape", "starts", "steps"})
 # Attributes that users most likely mean by an extra positional argument, most likely first.
 _LIKELY = ("axis", "perm", "to", "kernel_shape", "alpha", "k")
 # Operators that combine tensors element by element -> functions that reduce one tensor along axes.
@@ -133,11 +130,6 @@ def other_names() -> Iterable[str]:
     return _FUNCTIONS
 
 
-def list_positions(names: Sequence[str]) -> tuple[int, ...]:
-    """Return the positions of operands that may be one integer: a list of one, or an error with the right form."""
-    return tuple(i for i, name in enumerate(names) if name in _LISTS or name in ("repeats", "split"))
-
-
 def as_list(cls: Any, values: Sequence[Any], position: int) -> Any:
     """Return the operand at `position`, which is one integer, as a list (for SplitToSequence: as a scalar array).
 
@@ -202,7 +194,7 @@ def too_many(cls: Any, operands: Sequence[Any]) -> UsageError:
     message = f"{cls.name} takes {count} operand{'' if count == 1 else 's'}, {len(operands)} given"
     if any(isinstance(v, Value) for v in extra):
         return UsageError(f"{message}: gk.{function_name(cls)}({', '.join(f.name for f in cls.formals)})")
-    sizes = list(operands[count - 1 :]) if count and cls.formals[-1].name in (*_LISTS, "repeats") else []
+    sizes = list(operands[count - 1 :]) if count and cls.formals[-1].name in (*INTEGER_LISTS, "repeats") else []
     if sizes and all(isinstance(size, int) for size in sizes):
         return UsageError(f"{message}: {form(cls, [*operands[: count - 1], sizes])}")
     fields = [*(f for f in _LIKELY if f in cls.fields), *(f for f in cls.fields if f not in _LIKELY)]
@@ -221,12 +213,6 @@ def form(cls: Any, operands: Sequence[Any], **attrs: Any) -> str:
         per_axis = key in cls.fields and cls.fields[key].kind == "tuple[int, ...]" and isinstance(value, int)
         parts.append(f"{key}={_shown([value, value] if per_axis else value)}")
     return f"gk.{function_name(cls)}({', '.join(parts)})"
-
-
-def function_name(cls: Any) -> str:
-    """Return the name of the operator's function: snake case, with `_` after a Python keyword (`and_`, `if_`)."""
-    name = snake_case(cls.name)
-    return name + "_" if keyword.iskeyword(name) else name
 
 
 def _one_axis(value: Any) -> int | None:

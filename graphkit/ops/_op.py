@@ -7,6 +7,7 @@ Everything else (gk functions, JSON, ONNX, the test suite) is derived from the c
 from __future__ import annotations
 
 import inspect
+import keyword
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
@@ -15,6 +16,7 @@ from graphkit.errors import TypeMismatch, UsageError, did_you_mean
 from graphkit.former_names import share_former_names
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node
+from graphkit.ir.names import snake_case
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._fields import COERCE, REQUIRED, WORDS, Field, same_zeros
@@ -76,6 +78,10 @@ _FORMER = {
     "substitutes": "symbolic_inference",
     "widens": "reference_in_float32",
 }
+
+
+# Operands that are lists of integers. One integer is accepted as a list of one element.
+INTEGER_LISTS = frozenset({"axes", "ends", "shape", "starts", "steps"})
 
 
 class Op:
@@ -385,6 +391,12 @@ def declared(cls: type[OpT]) -> type[OpT]:
     cls._graphs = tuple(key for key, field in fields.items() if field.kind == "Graph")
     cls._floats = tuple(key for key, field in fields.items() if "float" in field.kind)
     return cls
+
+
+def function_name(cls: Any) -> str:
+    """Return the name of the operator's function: snake case, with `_` after a Python keyword (`and_`, `if_`)."""
+    name = snake_case(cls.name)
+    return name + "_" if keyword.iskeyword(name) else name
 
 
 def _annotations(cls: type) -> Mapping[str, Any]:

@@ -16,10 +16,8 @@ from graphkit.ir.graph import Node, Value
 from graphkit.ir.names import snake_case
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import TensorType
-from graphkit.ops import _calls
-from graphkit.ops._calls import function_name
 from graphkit.ops._index import FORMER, OPERATORS
-from graphkit.ops._op import Op, OpT, declared, with_default
+from graphkit.ops._op import INTEGER_LISTS, Op, OpT, declared, function_name, with_default
 from graphkit.signatures import shown
 
 if TYPE_CHECKING:
@@ -29,26 +27,28 @@ if TYPE_CHECKING:
     Operand: TypeAlias = Value | Tensor | ArrayLike
 
 
-class Immediate(Protocol):
-    """Runs operators on arrays that exist already. `graphkit.nd` installs it as `registry.immediate`."""
+if TYPE_CHECKING:
 
-    @property
-    def kind(self) -> type[Value]:
-        """The class of the arrays, which are values as well."""
-        ...
+    class Immediate(Protocol):
+        """Runs operators on arrays that exist already. `graphkit.nd` installs it as `registry.immediate`."""
 
-    @property
-    def is_tracing(self) -> bool:
-        """Whether the current thread traces a function: then operators on arrays make nodes, too."""
-        ...
+        @property
+        def kind(self) -> type[Value]:
+            """The class of the arrays, which are values as well."""
+            ...
 
-    def constant(self, array: Any) -> Value:
-        """Return the graph value for an array that a graph reads."""
-        ...
+        @property
+        def is_tracing(self) -> bool:
+            """Whether the current thread traces a function: then operators on arrays make nodes, too."""
+            ...
 
-    def apply(self, operator: Op, operands: Sequence[Any]) -> Any:
-        """Run an operator and return its result, or a tuple if it has several. No operand is a value of a graph."""
-        ...
+        def constant(self, array: Any) -> Value:
+            """Return the graph value for an array that a graph reads."""
+            ...
+
+        def apply(self, operator: Op, operands: Sequence[Any]) -> Any:
+            """Run an operator and return its result, or a tuple if it has several. No operand is a value of a graph."""
+            ...
 
 
 class Registry:
@@ -299,6 +299,13 @@ def _type_variable(operator: Op, position: int) -> str:
     return name
 
 
+def _calls() -> Any:
+    """Return the module for calls in the style of other libraries, which is imported with the first such call."""
+    from graphkit.ops import _calls as module
+
+    return module
+
+
 class OpFunction:
     """Function of an operator, such as `gk.softmax(x, axis=1)`, which makes a node.
 
@@ -310,7 +317,10 @@ class OpFunction:
     def __init__(self, cls: type[Op], function: str):
         self.op = cls
         self._keywords = frozenset([*cls.fields, *(f.name for f in cls.formals)])
-        self._lists = _calls.list_positions([f.name for f in cls.formals])
+        # Operands that may be one integer: a list of one, or an error with the right form.
+        self._lists = tuple(
+            i for i, f in enumerate(cls.formals) if f.name in INTEGER_LISTS or f.name in ("repeats", "split")
+        )
         self.__name__ = function
         self._signature: inspect.Signature | None = None
         self._plain: Op | None = None  # the operator with default attributes, which nodes share
@@ -322,12 +332,12 @@ class OpFunction:
             if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
                 operands = tuple(operands[0])
             else:
-                _calls.check_combined(cls, operands)
-                _calls.check_list(cls, operands)
+                _calls().check_combined(cls, operands)
+                _calls().check_list(cls, operands)
         elif len(operands) > len(formals) and not (formals and formals[-1].variadic):
-            raise _calls.too_many(cls, operands)
+            raise _calls().too_many(cls, operands)
         if not keywords.keys() <= self._keywords:
-            keywords = _calls.attributes(cls, operands, keywords)
+            keywords = _calls().attributes(cls, operands, keywords)
         values = list(operands)
         for position, formal in enumerate(formals):
             if formal.name in keywords and formal.name not in cls.fields:
@@ -335,7 +345,7 @@ class OpFunction:
                 values[position] = keywords.pop(formal.name)
         for position in self._lists:
             if position < len(values) and isinstance(values[position], (int, np.integer)):
-                values[position] = _calls.as_list(cls, values, position)
+                values[position] = _calls().as_list(cls, values, position)
         if keywords:
             return apply(cls(**keywords), *values, name=name, meta=meta)
         if self._plain is None:

@@ -14,7 +14,6 @@ import numpy as np
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, TensorType
-from graphkit.ops.xp import numpy_xp
 
 T = TypeVar("T")
 
@@ -56,6 +55,8 @@ def moved(reference: Callable[..., Any], *operands: np.ndarray | None) -> tuple[
     """Return the known elements of `reference(xp, *operands)`, which only moves them; None if an operand is unknown."""
     if any(operand is None for operand in operands):
         return None
+    from graphkit.ops.xp import numpy_xp
+
     return known_value(reference(numpy_xp, *operands))
 
 

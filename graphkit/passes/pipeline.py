@@ -28,6 +28,10 @@ def _reads_unknown_rank(node: Node) -> bool:
     return False
 
 
+def _is_product(node: Node) -> bool:
+    return node.op.name in ("Mul", "Div")
+
+
 def _is_composite(node: Node) -> bool:
     return bool(getattr(node.op, "composite", False))
 
@@ -43,7 +47,7 @@ fuse_batch_norm = deferred("fuse_batch_norm")
 fuse_conv = deferred("fuse_conv")
 float8_products = deferred("float8_products")
 fold_batch_norm = deferred("fold_batch_norm")
-fuse_gelu = deferred("fuse_gelu")
+fuse_gelu = deferred("fuse_gelu", _is_product)
 fuse_layer_norm = deferred("fuse_layer_norm")
 fuse_loss_grad = deferred("fuse_loss_grad")
 fuse_matmul = deferred("fuse_matmul")

@@ -16,7 +16,7 @@ from graphkit.checks.samples import samples_of
 from graphkit.errors import UsageError
 from graphkit.ir.names import snake_case
 from graphkit.ops import DOMAIN, Op, registry
-from graphkit.ops._calls import function_name
+from graphkit.ops._op import function_name
 from graphkit.ops.nn.conv import Conv
 
 OPSET = 28

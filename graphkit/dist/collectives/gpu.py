@@ -32,7 +32,7 @@ from graphkit.executor.devices.cuda.libraries import nccl
 from graphkit.executor.devices.cuda.libraries.nccl import Exchange
 from graphkit.executor.devices.device import address_of
 from graphkit.executor.devices.loading import DeviceName
-from graphkit.executor.lower.lowering import RunAgreement
+from graphkit.executor.lower.collaborators import RunAgreement
 from graphkit.ir.types import DType
 from graphkit.named_tuples import NamedTuple
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from graphkit.errors import UsageError
 from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext, LaunchedKernel
@@ -43,13 +43,15 @@ StringFunctionFactory: TypeAlias = Callable[[Node], Callable[..., Any] | None]
 LaunchedFactory: TypeAlias = Callable[[Node, KernelContext], LaunchedKernel | None]
 
 
-class Named(Protocol):
-    """An operator, or its class."""
+if TYPE_CHECKING:
 
-    @property
-    def domain(self) -> str: ...
-    @property
-    def name(self) -> str: ...
+    class Named(Protocol):
+        """An operator, or its class."""
+
+        @property
+        def domain(self) -> str: ...
+        @property
+        def name(self) -> str: ...
 
 
 class KernelRule(NamedTuple):
@@ -125,33 +127,51 @@ _rules: dict[_Key, KernelRule] = {}
 _sources: dict[_Key, dict[str, _Source]] = {}
 # The modules that will register a rule when they are imported.
 _unimported: dict[_Key, Sequence[str]] = {}
-# The same for modules of string functions, which few programs need.
+# Begin of the names of a device's modules, up to the last dot.
+_packages: dict[str, str] = {}
+# The same as `_unimported` for modules of string functions, which few programs need.
 _unimported_strings: dict[_Key, Sequence[str]] = {}
 
 
 def register(device: str, domain: str, name: str, rule: KernelRule, module: str = "") -> None:
-    """Add the rule of operator `domain`.`name` on `device`.
+    """Add the rule of operator `domain`.`name` on `device`. See `register_all`."""
+    register_all(device, [(domain, name)], rule, module)
+
+
+def register_all(device: str, operators: Iterable[tuple[str, str]], rule: KernelRule, module: str = "") -> None:
+    """Add one rule for several operators on `device`.
 
     Two modules may register different fields, for example the kernels for numbers and the functions for strings. After
     an interrupted import, a module is imported again and replaces the fields that it had registered.
-    module: the one that registers it.
+
+    Args:
+        device: The device.
+        operators: Domain and name of each operator.
+        rule: The rule.
+        module: The module that registers it.
 
     Raises:
         UsageError: A field was already registered, by another module or twice by this one.
     """
-    key = device, domain, name
     given, source = _given(rule), _Source.of(module)
     with _lock:
-        before = _rules.get(key)
-        if before is None:
-            _rules[key], _sources[key] = rule, dict.fromkeys(given, source)
-            return
-        known = _sources.get(key, {})
-        taken = {field for name in given for field in _SAME_KERNELS.get(name, (name,)) if field in known}
-        if not all(source.replaces(known[field]) for field in taken):
-            raise UsageError(f"device {device!r} has two kernels for {domain or 'ai.onnx'}.{name}")
-        _rules[key] = before._replace(**given)
-        _sources[key] = {**known, **dict.fromkeys(given, source)}
+        for domain, name in operators:
+            _register((device, domain, name), rule, given, source)
+
+
+def _register(key: _Key, rule: KernelRule, given: Mapping[str, Any], source: _Source) -> None:
+    """Add a rule, whose fields `given` come from `source`. The caller holds `_lock`."""
+    before = _rules.get(key)
+    if before is None:
+        _rules[key], _sources[key] = rule, dict.fromkeys(given, source)
+        return
+    known = _sources.get(key, {})
+    taken = {field for name in given for field in _SAME_KERNELS.get(name, (name,)) if field in known}
+    if not all(source.replaces(known[field]) for field in taken):
+        device, domain, name = key
+        raise UsageError(f"device {device!r} has two kernels for {domain or 'ai.onnx'}.{name}")
+    _rules[key] = before._replace(**given)
+    _sources[key] = {**known, **dict.fromkeys(given, source)}
 
 
 def rule_of(device: str, operator: Named, *, strings: bool = False) -> KernelRule:
@@ -171,14 +191,18 @@ def _import(unimported: dict[_Key, Sequence[str]], key: _Key) -> None:
     modules = unimported.get(key)
     if modules is None:
         return
+    package = _packages.get(key[0], "")
     for module in modules:
-        importlib.import_module(module)
+        importlib.import_module(f"{package}{module}")
     # Remove the entry last: a thread that finds no entry expects the rule to be registered.
     unimported.pop(key, None)
 
 
 def register_modules(
-    device: str, modules: Mapping[tuple[str, str], Sequence[str]], strings: Mapping[tuple[str, str], Sequence[str]]
+    device: str,
+    modules: Mapping[tuple[str, str], Sequence[str]],
+    strings: Mapping[tuple[str, str], Sequence[str]],
+    package: str = "",
 ) -> None:
     """Add modules that `rule_of` imports when it is first called for one of their operators; they register the rules.
 
@@ -186,7 +210,9 @@ def register_modules(
         device: The device.
         modules: Names of modules by domain and name of the operator.
         strings: The same for string functions.
+        package: The package of the modules, if their names do not contain it.
     """
+    _packages[device] = package and f"{package}."
     _unimported.update(((device, *operator), found) for operator, found in modules.items())
     _unimported_strings.update(((device, *operator), found) for operator, found in strings.items())
 
@@ -198,6 +224,7 @@ def unregister(device: str) -> None:
         for table in tables:
             for key in [key for key in table if key[0] == device]:
                 del table[key]
+        _packages.pop(device, None)
 
 
 def sources(device: str) -> dict[tuple[str, str], dict[str, str]]:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import RuntimeFailure, UnsupportedError
-from graphkit.executor.lower.lowering import Channels, Site
+from graphkit.executor.lower.collaborators import Channels
+from graphkit.executor.lower.lowering import Site
 from graphkit.executor.lower.run_time_kernel import AtRunTime, Prepared, Shapes
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.ir.graph import Node

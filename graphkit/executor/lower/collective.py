@@ -12,7 +12,8 @@ from graphkit.executor.devices.device import address_of
 from graphkit.executor.devices.kernel import Kernel
 from graphkit.executor.lower.arrays.launched_sum import LaunchedGather, LaunchedStart, LaunchedSum, LaunchedWait
 from graphkit.executor.lower.arrays.staged import Begins, BeginsRows, Exchanges, StagedStep, Waits, WaitsForRows
-from graphkit.executor.lower.lowering import Collectives, DeviceSums, Lowering, Site
+from graphkit.executor.lower.collaborators import Collectives, DeviceSums
+from graphkit.executor.lower.lowering import Lowering, Site
 from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
 from graphkit.ir.graph import Node
 from graphkit.ops.internal.collective import AllReduceStart, AllReduceWait

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from graphkit.executor.memory.placement import Placement
 from graphkit.executor.memory.plan_cache import cached_layout, cached_schedule
 from graphkit.executor.memory.planner import Layout, Request, aligned
-from graphkit.executor.memory.schedule import Task, is_topological_order, updates_last, with_peaks
+from graphkit.executor.memory.tasks import Task
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN
@@ -94,11 +94,15 @@ def plan_graph(
     planning = _Planning(graph, placement, needs, inplace, nbytes)
     sizes = [aligned(size) for size in planning.sizes]
     if order is not None:
+        from graphkit.executor.memory.schedule import is_topological_order, with_peaks
+
         assert is_topological_order(planning.tasks, order), "a step of the chosen order needs the result of a later one"
         schedule = with_peaks(planning.tasks, sizes, order)
     else:
         schedule = cached_schedule(planning.tasks, sizes)
         if group_updates:
+            from graphkit.executor.memory.schedule import updates_last
+
             schedule = updates_last(planning.tasks, sizes, schedule)
     copies = _copy_deadlines(placement, schedule.order)
     ranges = _LiveRanges(planning.tasks, schedule.order, len(planning.sizes))

@@ -1,4 +1,4 @@
-"""Schedule the steps: find a topological order with a low peak of live bytes."""
+"""Schedule the steps in Python: find a topological order with a low peak of live bytes. Check and change orders."""
 
 from __future__ import annotations
 
@@ -7,47 +7,13 @@ import heapq
 import itertools
 from collections.abc import Sequence
 
-from graphkit.executor.devices.loading import native_module
-from graphkit.named_tuples import NamedTuple
+from graphkit.executor.memory.tasks import Schedule, Task
 
 # `updates_last` may raise the peak by at most 1 / SLACK of it.
 SLACK = 16
 
 
-class Task(NamedTuple):
-    """One step, and the buffers that it uses. Every buffer is written by one task.
-
-    Attributes:
-        reads: Buffers whose elements the task reads.
-        writes: Buffers that it writes.
-        after: Buffers that must be written before: operands whose shape alone is read, and results of the other
-            readers of memory that the task overwrites.
-        inplace: Pairs (buffer read, buffer written) that may share memory.
-        scratch: Working memory in bytes.
-    """
-
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    after: tuple[int, ...] = ()
-    inplace: tuple[tuple[int, int], ...] = ()
-    scratch: int = 0
-
-
-class Schedule(NamedTuple):
-    """An order of the tasks and its peak of live bytes.
-
-    Attributes:
-        order: Indices of tasks.
-        peak_bytes: The peak in this order.
-        plain_peak_bytes: The peak in the order in which the tasks were given.
-    """
-
-    order: tuple[int, ...]
-    peak_bytes: int
-    plain_peak_bytes: int
-
-
-def schedule(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
+def schedule_in_python(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
     """Return the order with the lowest peak out of five: the given one, and four by list scheduling. O(n log n).
 
     List scheduling picks one of the ready tasks. The first variant picks the task whose allocated bytes minus freed
@@ -56,21 +22,10 @@ def schedule(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
     should run early. Both are tried with and without counting buffers that only updates read, because an update can
     free these at once. The given order is kept unless another one is better.
 
-    The native extension computes the same order, in a fraction of the time.
-
     Args:
         tasks: The steps.
         sizes: Bytes of the buffers; 0 for those outside the arena.
     """
-    native = native_module()
-    if native is None:
-        return schedule_in_python(tasks, sizes)
-    order, peak, plain_peak = native.schedule(tasks, sizes)
-    return Schedule(tuple(order), peak, plain_peak)
-
-
-def schedule_in_python(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
-    """Return the result of `schedule` without the native extension."""
     plain = plain_order(tasks)
     best = plain_peak = peak_bytes(tasks, sizes, plain)
     chosen = plain

@@ -62,12 +62,14 @@ def size_text(shape: tuple[int, ...] | None) -> str:
     return "?" if shape is None else str(list(shape))
 
 
-class Recorder(Protocol):
-    """Records runs for a profile."""
+if TYPE_CHECKING:
 
-    def run(self, program: BaseProgram, native: _native.Instance | None, run: Callable[[], list[Any]]) -> list[Any]:
-        """Call `run`, record what the native instance does meanwhile, and return the results."""
-        ...
+    class Recorder(Protocol):
+        """Records runs for a profile."""
+
+        def run(self, program: BaseProgram, native: _native.Instance | None, run: Callable[[], list[Any]]) -> list[Any]:
+            """Call `run`, record what the native instance does meanwhile, and return the results."""
+            ...
 
 
 # If it is set, all runs use it.

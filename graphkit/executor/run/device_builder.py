@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from graphkit import debug
 from graphkit.errors import TypeMismatch
 from graphkit.executor.devices.loading import find_device
-from graphkit.executor.devices.recipes import records_recipes
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.base_program import Group, Key
@@ -54,8 +53,11 @@ class DeviceBuilder:
         self, key: Key, selection: Selection, cache: ProgramCache[DeviceProgram], *, again: bool
     ) -> DeviceProgram:
         program = self._batched(key, selection, cache)
-        if program is None and not again and key.group in self._compiled and not records_recipes():
-            program = self._from_template(key, selection)
+        if program is None and not again and key.group in self._compiled:
+            from graphkit.executor.devices.recipes import records_recipes
+
+            if not records_recipes():
+                program = self._from_template(key, selection)
         return self._compile(key, selection) if program is None else program
 
     def _compile(self, key: Key, selection: Selection) -> DeviceProgram:

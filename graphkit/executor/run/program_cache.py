@@ -28,22 +28,24 @@ P = TypeVar("P", bound="CachedProgram")
 Built = TypeVar("Built", bound="CachedProgram", covariant=True)
 
 
-class Builder(Protocol[Built]):
-    """Builds programs on one device or on several."""
+if TYPE_CHECKING:
 
-    def build(self, key: Key, selection: Selection, cache: ProgramCache[Any], *, again: bool) -> Built:
-        """Return a program for inputs of these shapes. Raises the same errors as `compile_graph`.
+    class Builder(Protocol[Built]):
+        """Builds programs on one device or on several."""
 
-        cache: The cache that keeps the program. The programs for parts of a batch come from it. The builder must not
-            refer to it, or else both live until Python collects cycles.
-        again: Whether the program replaces one that `needs_recompiling`.
-        """
+        def build(self, key: Key, selection: Selection, cache: ProgramCache[Any], *, again: bool) -> Built:
+            """Return a program for inputs of these shapes. Raises the same errors as `compile_graph`.
 
-    def readers(self, name: str) -> Sequence[Device]:
-        """Return the devices with their own memory that the fed input `name` is copied to.
+            cache: The cache that keeps the program. The programs for parts of a batch come from it. The builder must
+                not refer to it, or else both live until Python collects cycles.
+            again: Whether the program replaces one that `needs_recompiling`.
+            """
 
-        With several devices, only the programs built so far are known.
-        """
+        def readers(self, name: str) -> Sequence[Device]:
+            """Return the devices with their own memory that the fed input `name` is copied to.
+
+            With several devices, only the programs built so far are known.
+            """
 
 
 class ProgramCache(Generic[P]):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from graphkit.errors import InputError, did_you_mean
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.run.base_program import Key
-from graphkit.executor.run.executable import Executable
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.named_tuples import NamedTuple
+
+if TYPE_CHECKING:
+    from graphkit.executor.run.executable import Executable
 
 # Bits of numpy's flags.num: C-contiguous and aligned. A program can read such an array without a copy.
 _READABLE = 0x0001 | 0x0100

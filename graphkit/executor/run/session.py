@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from graphkit.collector import without_gc
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import DeviceName, load_device, native_module
-from graphkit.executor.lower.lowering import Channels, Collectives, Settings
+from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Arenas, Pools
@@ -29,9 +30,7 @@ from graphkit.executor.run.device_passes import backend_calls, check_on_cpu, dev
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.outputs import build_maps, check_disjoint, checked_target, copied_to, overlaps, remove_maps
 from graphkit.executor.run.params import ParameterArray, ParamStore, check_stored, is_stored
-from graphkit.executor.run.precision import check_precision
 from graphkit.executor.run.selection import LastRun, RunInput, Selection
-from graphkit.executor.run.states import States
 from graphkit.ir import limits
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph
@@ -45,11 +44,13 @@ from graphkit.text import human, quantity, short_repr
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.groups import AnyDevice, GroupDevices
+    from graphkit.executor.lower.collaborators import Channels, Collectives
     from graphkit.executor.report.plan import Plan
     from graphkit.executor.run.declared import DeclarationChecker
     from graphkit.executor.run.divided.program import DividedProgram
     from graphkit.executor.run.executable import DeviceProgram, Executable
     from graphkit.executor.run.program_cache import ProgramCache
+    from graphkit.executor.run.states import States
     from graphkit.passes.distribution.backends import Decision
 
 # Most graphs have no random nodes, and so do not need its module.
@@ -135,8 +136,8 @@ class Executor:
         names = [DeviceName.of(device)] if isinstance(device, str) else device.devices
         for each in names:
             load_device(str(each))
-            check_precision(precision, optimize, each)
-        self.params, self._states = params, States(params)
+            _check_precision(precision, optimize, each)
+        self.params = params
         common = Settings(
             "cpu", False, threads, deterministic, inplace, share, optimize, declared,
             collectives=collectives, channels=channels, tf32=precision == "tf32",
@@ -358,6 +359,13 @@ class Executor:
             in_place = count + selection.outputs.index(name) in buffers
             named_outputs[name] = target if in_place else copied_to(name, named_outputs[name], target)
         return named_outputs
+
+    @cached_property
+    def _states(self) -> States:
+        """The memory of states, for graphs that have updates."""
+        from graphkit.executor.run.states import States
+
+        return States(self.params)
 
     def _step(
         self,
@@ -589,6 +597,14 @@ def _program_cache(
     from graphkit.executor.run.divided.builder import divided_cache
 
     return divided_cache(device, settings, pools, precision, inputs)
+
+
+def _check_precision(precision: str, optimize: bool, device: DeviceName) -> None:
+    """See `check_precision`. Every device supports "f32"."""
+    if precision != "f32":
+        from graphkit.executor.run.precision import check_precision
+
+        check_precision(precision, optimize, device)
 
 
 def _declaration_checker(graph: Graph, declared: Declarations) -> DeclarationChecker:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkit.executor.run.executable import Executable
 from graphkit.executor.run.params import ParamStore
+
+if TYPE_CHECKING:
+    from graphkit.executor.run.executable import Executable
 
 
 class States:

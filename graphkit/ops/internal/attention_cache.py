@@ -9,7 +9,7 @@ import numpy as np
 from graphkit.errors import UsageError
 from graphkit.ir.types import BOOLS, FLOATS, TensorType
 from graphkit.ops._base import F, Sample, apply, op
-from graphkit.ops.internal.fused import AttentionOp, FusedAttention
+from graphkit.ops.internal.fused_attention import AttentionOp, FusedAttention
 from graphkit.ops.tensor.concat import Concat
 
 

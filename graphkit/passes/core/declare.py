@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import heapq
 import importlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
@@ -94,7 +93,7 @@ class Pass(Generic[P]):
         self.breaks = frozenset(breaks)
         self.check = check
         self.at = None if at is None else frozenset(at)
-        functools.update_wrapper(self, apply)
+        self.__name__, self.__doc__, self.__module__ = apply.__name__, apply.__doc__, apply.__module__
 
     def __call__(self, graph: Graph, *args: P.args, **kwargs: P.kwargs) -> Graph:
         if self.at is not None and not _has_any(graph, self.at):
@@ -278,17 +277,17 @@ def ordered(*passes: Pass[...]) -> tuple[Pass[...], ...]:
             for p in second:
                 waiting[p].update(q for q in first if q is not p)
     place = {p: i for i, p in enumerate(passes)}
-    ready = [place[p] for p, before in waiting.items() if not before]
-    heapq.heapify(ready)
+    ready = [p for p, before in waiting.items() if not before]
     result: list[Pass[...]] = []
     while ready:
-        chosen = passes[heapq.heappop(ready)]
+        chosen = min(ready, key=place.__getitem__)
+        ready.remove(chosen)
         result.append(chosen)
         for p, before in waiting.items():
             if chosen in before:
                 before.remove(chosen)
                 if not before:
-                    heapq.heappush(ready, place[p])
+                    ready.append(p)
     if len(result) < len(passes):
         left = ", ".join(p.name for p in passes if p not in result)
         raise PassOrderError(f"the declarations of these passes contradict each other, so no order is valid: {left}")

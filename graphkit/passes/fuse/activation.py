@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ops.nn.activation import Clip, HardSigmoid, HardSwish, Mish, Relu, Swish
+from graphkit.ops import registry
+from graphkit.ops.nn.activation import Clip, HardSigmoid, HardSwish, Relu
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, is_close, is_op, operand_orders, producer, same_type, scalar
 from graphkit.passes.core.pattern import Match, Number, Op, Pattern, Scaled, Shifted, Some, match
@@ -37,22 +38,26 @@ def _of_hard_sigmoid(found: Match, node: Node) -> Value | None:
 
 
 def _swish(found: Match, node: Node) -> Value:
-    return fused_node(Swish(alpha=found.numbers.get("alpha", 1.0)), (found.values["x"],), (found.node("sigmoid"), node))
+    op = registry.get("", "Swish")(alpha=found.numbers.get("alpha", 1.0))
+    return fused_node(op, (found.values["x"],), (found.node("sigmoid"), node))
 
 
-def _made(op: type[Any], first_part: str) -> Callable[[Match, Node], Value]:
-    return lambda found, node: fused_node(op(), (found.values["x"],), (found.node(first_part), node))
+def _made(name: str, first_part: str) -> Callable[[Match, Node], Value]:
+    """Return a function that makes the operator of this name, without attributes."""
+    return lambda found, node: fused_node(
+        registry.get("", name)(), (found.values["x"],), (found.node(first_part), node)
+    )
 
 
 # Formulas, and functions that return the operator for a match, or None. x must have the type of the result.
 _FORMULAS: tuple[tuple[Pattern, Callable[[Match, Node], Value | None]], ...] = (
     (Scaled(_clipped(Number("shift"), Number("high")), Number("factor")), _hard_sigmoid),
-    (Scaled(Op("Mul", _X, _clipped(Number(3.0), Number(6.0)), name="product"), _SIXTH), _made(HardSwish, "product")),
+    (Scaled(Op("Mul", _X, _clipped(Number(3.0), Number(6.0)), name="product"), _SIXTH), _made("HardSwish", "product")),
     (Op("Mul", _X, Op("HardSigmoid", _X, name="hard")), _of_hard_sigmoid),
-    (Op("Mul", Scaled(_X, _SIXTH), _clipped(Number(3.0), Number(6.0))), _made(HardSwish, "clip")),
+    (Op("Mul", Scaled(_X, _SIXTH), _clipped(Number(3.0), Number(6.0))), _made("HardSwish", "clip")),
     (Op("Mul", _X, Op("Sigmoid", _X, name="sigmoid")), _swish),
     (Op("Mul", _X, Op("Sigmoid", Scaled(_X, Number("alpha")), name="sigmoid")), _swish),
-    (Op("Mul", _X, Op("Tanh", Op("Softplus", _X, name="softplus"))), _made(Mish, "softplus")),
+    (Op("Mul", _X, Op("Tanh", Op("Softplus", _X, name="softplus"))), _made("Mish", "softplus")),
 )
 
 

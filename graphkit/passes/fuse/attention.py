@@ -12,7 +12,8 @@ from graphkit.ir.types import DType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import DOMAIN, F, operator
 from graphkit.ops.internal.attention_gradient import FusedAttentionWithStatistics
-from graphkit.ops.internal.fused import AttentionOp, FusedAttention, FusedMatMul
+from graphkit.ops.internal.fused import FusedMatMul
+from graphkit.ops.internal.fused_attention import AttentionOp, FusedAttention
 from graphkit.ops.nn.softmax import Softmax
 from graphkit.ops.tensor.shape import Squeeze
 from graphkit.passes.core.declare import Property, graph_pass

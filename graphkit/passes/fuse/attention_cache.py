@@ -15,7 +15,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops import F, operator
 from graphkit.ops.internal.attention_cache import CachedAttention
-from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops.internal.fused_attention import FusedAttention
 from graphkit.ops.tensor.concat import Concat
 from graphkit.ops.tensor.shape import Shape
 from graphkit.passes.core.declare import CONTROL, Property, graph_pass

@@ -12,7 +12,7 @@ from graphkit.ops import F, operator
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.internal.attention_gradient import FusedAttentionGrad, FusedAttentionWithStatistics
 from graphkit.ops.internal.softmax_grad import SoftmaxGrad
-from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.declare import CONTROL, Property, graph_pass
 from graphkit.passes.core.match import first, ints, is_op, permutation, producer, scalar, split_scale
 from graphkit.passes.core.sweep import Readers, is_control, map_bodies, readers_of, rewrite, use_counts
 from graphkit.passes.fuse.attention import AttentionMatch, match_attention, peel, swapped
@@ -43,7 +43,7 @@ def fuse_attention_gradient(graph: Graph, *, kinds: Collection[DType] = FLOATS, 
         return None if part is None else part.replaced(node, operands)
 
     # The new operators need transposes, which may cancel with existing ones.
-    fused = rewrite(graph, rule)
+    fused = rewrite(graph, rule, at={*CONTROL, *(node.op.name for node in found)})
     return eliminate_transpose(fused) if found else fused
 
 

@@ -11,17 +11,16 @@ from graphkit.ir.types import DType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F
 from graphkit.ops.internal.fused import Epilogue
-from graphkit.ops.nn.activation import Clip, Elu, Gelu, HardSigmoid, HardSwish, LeakyRelu, Relu, Sigmoid, Swish, Tanh
 from graphkit.passes.core.match import is_op, operand_orders, same_type, scalar
 from graphkit.passes.core.sweep import Readers, fused_node
 
 # Activations without attributes, and those with attributes alpha and beta.
-_PLAIN = (Relu, Sigmoid, Tanh, HardSwish)
-_WITH_ALPHA = (LeakyRelu, Elu, HardSigmoid)
-_ACTIVATIONS = (*_PLAIN, *_WITH_ALPHA, Gelu, Swish, Clip)
+_PLAIN = frozenset({"Relu", "Sigmoid", "Tanh", "HardSwish"})
+_WITH_ALPHA = frozenset({"LeakyRelu", "Elu", "HardSigmoid"})
+_ACTIVATIONS = (*_PLAIN, *_WITH_ALPHA, "Gelu", "Swish", "Clip")
 
 # The operators that `absorb` may fuse into a product.
-ABSORBED = frozenset({"Add", *(op.name for op in _ACTIVATIONS)})
+ABSORBED = frozenset({"Add", *_ACTIVATIONS})
 
 Fused = TypeVar("Fused", bound=Epilogue)
 
@@ -66,25 +65,24 @@ Form: TypeAlias = Callable[[Value], Product[Fused] | None]
 
 def activation_of(node: Node) -> dict[str, Any] | None:
     """Return the attributes of a fused operator for this activation; None if it does not support it."""
-    op = node.op
-    if isinstance(op, _PLAIN):
-        return {"activation": op.name}
-    if isinstance(op, _WITH_ALPHA):
-        beta = op.beta if isinstance(op, HardSigmoid) else 0.0
-        return {"activation": op.name, "activation_alpha": op.alpha, "activation_beta": beta}
-    if isinstance(op, Gelu):
-        return {"activation": "GeluTanh" if op.approximate == "tanh" else "Gelu"}
-    if isinstance(op, Swish) and op.alpha == 1.0:
-        return {"activation": "Silu"}
-    if isinstance(op, Clip):
-        bounds = [-math.inf, math.inf]
-        for position, value in enumerate(node.inputs[1:]):
-            bound = scalar(value)
-            if value is not None and bound is None:
-                return None
-            bounds[position] = bounds[position] if bound is None else bound
-        return {"activation": "Clip", "activation_alpha": bounds[0], "activation_beta": bounds[1]}
-    return None
+    if not is_op(node, *_ACTIVATIONS):
+        return None
+    name, given = node.op.name, node.op.attributes()
+    if name in _PLAIN:
+        return {"activation": name}
+    if name in _WITH_ALPHA:
+        return {"activation": name, "activation_alpha": given["alpha"], "activation_beta": given.get("beta", 0.0)}
+    if name == "Gelu":
+        return {"activation": "GeluTanh" if given["approximate"] == "tanh" else "Gelu"}
+    if name == "Swish":
+        return {"activation": "Silu"} if given["alpha"] == 1.0 else None
+    bounds = [-math.inf, math.inf]
+    for position, value in enumerate(node.inputs[1:]):
+        bound = scalar(value)
+        if value is not None and bound is None:
+            return None
+        bounds[position] = bounds[position] if bound is None else bound
+    return {"activation": "Clip", "activation_alpha": bounds[0], "activation_beta": bounds[1]}
 
 
 def absorb(
@@ -96,7 +94,7 @@ def absorb(
     """
     if is_op(node, "Add"):
         return _absorb_sum(node, readers, form, bias_of)
-    if not isinstance(node.op, _ACTIVATIONS):
+    if not is_op(node, *_ACTIVATIONS):
         return None
     operand = node.inputs[0]
     if operand is None or operand.node is None or not readers.has_one_use(operand):

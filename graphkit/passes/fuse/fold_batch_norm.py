@@ -8,11 +8,9 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, Op, operator
-from graphkit.ops.internal.folded_batch_norm import FoldedBatchNorm
 from graphkit.ops.linalg.matmul import Gemm
 from graphkit.ops.math.arithmetic import Add
 from graphkit.ops.nn.conv import Conv, ConvTranspose
-from graphkit.ops.nn.norm import BatchNormalization
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import (
@@ -77,6 +75,9 @@ class _Product(NamedTuple):
 
 
 def _batch_norm(node: Node, readers: Readers, fixed: FixedValues, expanded: bool) -> Sequence[Value] | None:
+    from graphkit.ops.internal.folded_batch_norm import FoldedBatchNorm
+    from graphkit.ops.nn.norm import BatchNormalization
+
     op = operator(node, BatchNormalization)
     x, scale, shift, mean, var = (v for v in node.inputs if v is not None)
     vectors = (scale, shift, mean, var)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ops.nn.activation import Gelu
+from graphkit.ops.nn.smooth_activation import Gelu
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import is_op, producer, same_type, scalar
 from graphkit.passes.core.sweep import Readers, fuse, fused_node

@@ -14,7 +14,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, operator
-from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops.internal.fused_attention import FusedAttention
 from graphkit.ops.nn.heads import repeated_heads, shared_product
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.core.declare import Property, graph_pass

@@ -14,7 +14,7 @@ import ml_dtypes
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops import DOMAIN, F, Op, operator
-from graphkit.ops.internal.fused import AttentionOp
+from graphkit.ops.internal.fused_attention import AttentionOp
 from graphkit.ops.tensor.cast import Cast
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import map_bodies, read_positions, rewrite

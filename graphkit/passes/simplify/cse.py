@@ -33,10 +33,11 @@ def cse(graph: Graph) -> Graph:
     seen = _Seen()
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
-        rebuilt = map_subgraphs(node, operands, cse)
-        if is_undetermined(rebuilt):
-            return rebuilt.outputs
-        return seen.first_equal(rebuilt).outputs
+        if operands is not node.inputs or node.op.subgraphs():
+            node = map_subgraphs(node, operands, cse)
+        if is_undetermined(node):
+            return node.outputs
+        return seen.first_equal(node).outputs
 
     merged = rewrite(graph, rule)
     merged.note(_MERGED)

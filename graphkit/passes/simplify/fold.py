@@ -40,10 +40,10 @@ def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
             node = map_branches(node, operands, lambda inner: fold(inner, size_limit))
             if (branch := IfView.of(node).chosen) is not None:
                 return inline(branch, IfView.of(node).captures)
-        else:
+        elif operands is not node.inputs:
             node = node.rebuilt(operands)
-        computable, has_known_elements = _has_constant_operands(node), _has_known_elements(node)
-        if not (computable or has_known_elements) or isinstance(node.op, Constant) or is_random(node.op):
+        computable = _has_constant_operands(node)
+        if not (computable or _has_known_elements(node)) or isinstance(node.op, Constant) or is_random(node.op):
             return node.outputs
         known = [_known_array(v) for v in node.outputs]
         if computable and any(a is None for a in known) and _foldable(node, size_limit):

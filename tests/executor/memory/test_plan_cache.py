@@ -14,7 +14,8 @@ import graphkit as gk
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.memory import plan_cache
 from graphkit.executor.memory.planner import Request, is_valid_layout, plan_memory
-from graphkit.executor.memory.schedule import Task, is_topological_order
+from graphkit.executor.memory.schedule import is_topological_order
+from graphkit.executor.memory.tasks import Task
 
 
 def network(width: int = 8) -> gk.Model:

@@ -7,18 +7,17 @@ import pytest
 from combinations import in_one_item
 
 from graphkit.executor.devices.extension import import_extension
+from graphkit.executor.memory.plan_cache import schedule
 from graphkit.executor.memory.planner import Request, aligned, plan_memory
 from graphkit.executor.memory.schedule import (
     SLACK,
-    Schedule,
-    Task,
     is_topological_order,
     peak_bytes,
     plain_order,
-    schedule,
     schedule_in_python,
     updates_last,
 )
+from graphkit.executor.memory.tasks import Schedule, Task
 
 
 def random_tasks(seed: int, count: int) -> tuple[list[Task], list[int]]:

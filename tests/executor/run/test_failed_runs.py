@@ -12,7 +12,8 @@ from combinations import in_one_item
 import graphkit as gk
 from graphkit.errors import LimitReached, RuntimeFailure
 from graphkit.executor.memory import donation, plan_graph
-from graphkit.executor.memory.schedule import Schedule, Task, with_peaks
+from graphkit.executor.memory.schedule import with_peaks
+from graphkit.executor.memory.tasks import Schedule, Task
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Node, Value

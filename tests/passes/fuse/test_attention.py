@@ -15,7 +15,7 @@ from graphkit.ir.types import FLOATS, DType, TensorType
 from graphkit.ops import F
 from graphkit.ops._base import apply as apply_op
 from graphkit.ops.evaluate import evaluate
-from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops.internal.fused_attention import FusedAttention
 from graphkit.passes.fuse.attention import fuse_attention
 from graphkit.passes.fuse.matmul import fuse_matmul
 from graphkit.passes.layout.round_products import round_products

@@ -6,16 +6,9 @@ from graphkit.executor.devices.cpu._base import describe, native
 from graphkit.executor.devices.cpu._index import MODULES, STRING_MODULES
 from graphkit.executor.devices.registry import register_modules
 
-# Operators whose kernels C++ registers. Some have further rules in the modules of the index.
-_DECLARED = dict.fromkeys(native.operators(), ("_declared",))
+# C++ registers the kernels of some operators. Some of these have further rules in the modules of the index.
+_DECLARED = {operator: ("_declared", *MODULES.get(operator, ())) for operator in native.operators()}
 
-register_modules(
-    "cpu",
-    {
-        operator: [f"{__name__}.{module}" for module in (*_DECLARED.get(operator, ()), *MODULES.get(operator, ()))]
-        for operator in _DECLARED.keys() | MODULES.keys()
-    },
-    {operator: [f"{__name__}.{module}" for module in found] for operator, found in STRING_MODULES.items()},
-)
+register_modules("cpu", MODULES | _DECLARED, STRING_MODULES, __name__)
 
 __all__ = ["describe", "native"]

@@ -5,7 +5,7 @@ Importing this module raises the errors of `import_extension`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from graphkit.executor.devices.registry import (
     Shapes,
     SizedFactory,
     register,
+    register_all,
 )
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType, TensorType
@@ -78,6 +79,17 @@ def prepared_kernel(
     fusable: bool = False,
 ) -> Callable[[Preparation], Preparation]:
     """Decorator: register the preparation of kernels that share work between sizes. See `Preparation` and `kernel`."""
+    return prepared_kernels([(domain, name)], onednn=onednn, covers=covers, fusable=fusable)
+
+
+def prepared_kernels(
+    operators: Iterable[tuple[str, str]],
+    *,
+    onednn: bool = False,
+    covers: Callable[[Node], bool] | None = None,
+    fusable: bool = False,
+) -> Callable[[Preparation], Preparation]:
+    """Decorator: the same as `prepared_kernel` for several operators. operators: domain and name of each."""
 
     def install(prepare: Preparation) -> Preparation:
         def prepared(node: Node, context: KernelContext) -> SizedFactory | None:
@@ -86,7 +98,7 @@ def prepared_kernel(
 
         if native.has_onednn() or not onednn:
             rule = KernelRule(prepare=prepared, covers=covers, fusable=fusable)
-            register("cpu", domain, name, rule, prepare.__module__)
+            register_all("cpu", operators, rule, prepare.__module__)
         return prepare
 
     return install

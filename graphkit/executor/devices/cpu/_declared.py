@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from graphkit.executor.devices.cpu._base import native, prepared_kernel
+from graphkit.executor.devices.cpu._base import native, prepared_kernels
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import SizedFactory
 from graphkit.ir.graph import Node, Value
@@ -61,5 +61,4 @@ def _described(op: Op) -> native.DescribedOperator:
     return native.DescribedOperator(op.domain, op.name, found)
 
 
-for _domain, _name in native.operators():
-    prepared_kernel(_name, _domain)(_prepare)
+prepared_kernels(native.operators())(_prepare)

@@ -9,7 +9,6 @@ from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.channels_last import to_first
-from graphkit.ops.internal.channels_last_gradient import ChannelsLastAveragePoolGrad
 from graphkit.ops.nn.pool import AveragePoolGrad, Pooling
 
 
@@ -76,6 +75,8 @@ def _channels_last_max_pool_grad(node: Node, context: KernelContext) -> Kernel |
 
 @kernel("ChannelsLastAveragePoolGrad", DOMAIN)
 def _channels_last_average_pool_grad(node: Node, context: KernelContext) -> Kernel | None:
+    from graphkit.ops.internal.channels_last_gradient import ChannelsLastAveragePoolGrad
+
     op = operator(node, ChannelsLastAveragePoolGrad)
     dy, dx = _channels_first(node.inputs[0]), _channels_first(node.output)
     window = _window(node, dx[2:])

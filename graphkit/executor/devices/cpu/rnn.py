@@ -11,7 +11,6 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops import DOMAIN
 from graphkit.ops._base import operator
-from graphkit.ops.rnn.backward import OfLayer
 
 
 def _is_float(node: Node) -> bool:
@@ -48,11 +47,15 @@ def _recurrent(node: Node, context: KernelContext) -> SizedFactory | None:
 
 
 def _recurrence(node: Node, context: KernelContext) -> SizedFactory | None:
+    from graphkit.ops.rnn.backward import OfLayer
+
     op = operator(node, OfLayer)
     return _forward(node, context, op.forward, saves=True)
 
 
 def _recurrence_grad(node: Node, context: KernelContext) -> SizedFactory | None:
+    from graphkit.ops.rnn.backward import OfLayer
+
     op = operator(node, OfLayer)
     if not _is_float(node):
         return None

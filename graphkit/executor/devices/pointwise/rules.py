@@ -20,17 +20,9 @@ if TYPE_CHECKING:
     from graphkit.ops.math.arithmetic import Mod
     from graphkit.ops.math.elementary import IsInf
     from graphkit.ops.math.logic import BitShift
-    from graphkit.ops.nn.activation import (
-        Celu,
-        Elu,
-        Gelu,
-        HardSigmoid,
-        LeakyRelu,
-        Selu,
-        Shrink,
-        Swish,
-        ThresholdedRelu,
-    )
+    from graphkit.ops.nn.activation import HardSigmoid, LeakyRelu
+    from graphkit.ops.nn.piecewise_activation import Shrink, ThresholdedRelu
+    from graphkit.ops.nn.smooth_activation import Celu, Elu, Gelu, Selu, Swish
     from graphkit.ops.tensor.cast import Cast
 
 Rule: TypeAlias = Callable[..., Term | None]

@@ -20,7 +20,7 @@ from graphkit.errors import NotFinite
 from graphkit.executor.devices.bound_steps import ArrayKernel, BoundStep
 from graphkit.executor.devices.capabilities import streams_of
 from graphkit.executor.devices.device import Device, address_of
-from graphkit.executor.lower.lowering import DeviceSums
+from graphkit.executor.lower.collaborators import DeviceSums
 from graphkit.executor.lower.python_step import PythonStep
 from graphkit.ir.graph import Node
 from graphkit.named_tuples import NamedTuple

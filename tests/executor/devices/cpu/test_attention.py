@@ -15,7 +15,7 @@ from graphkit.ir.types import DType, TensorType, dtype_of
 from graphkit.ops import registry
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.evaluate import evaluate, run_node
-from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops.internal.fused_attention import FusedAttention
 from graphkit.ops.xp import numpy_xp
 
 

@@ -21,7 +21,7 @@ from graphkit.ops import F
 from graphkit.ops._base import apply
 from graphkit.ops.internal.attention_cache import CachedAttention
 from graphkit.ops.internal.attention_gradient import FusedAttentionGrad, FusedAttentionWithStatistics
-from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops.internal.fused_attention import FusedAttention
 from graphkit.ops.rnn.backward import GRURecurrence, LSTMRecurrence, RNNRecurrence
 from graphkit.ops.rnn.layers import GRU, LSTM, RNN
 

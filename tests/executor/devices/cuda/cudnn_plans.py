@@ -21,7 +21,7 @@ from graphkit.ir.types import TensorType
 from graphkit.ops import DOMAIN, registry
 from graphkit.ops.internal.channels_last import ChannelsLastConv
 from graphkit.ops.internal.channels_last_gradient import ChannelsLastConvGradInput, ChannelsLastConvGradWeight
-from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops.internal.fused_attention import FusedAttention
 from graphkit.ops.nn.conv import Conv, ConvGradInput, ConvGradWeight
 from graphkit.passes.core.bind import bind
 

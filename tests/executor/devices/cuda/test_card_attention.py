@@ -17,7 +17,7 @@ from graphkit.executor.devices.cuda.launches import Source
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.evaluate import run_node
-from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops.internal.fused_attention import FusedAttention
 
 SIZES = [  # batch, heads, queries, keys, depth, width
     (1, 1, 1, 1, 1, 1),

@@ -20,7 +20,7 @@ from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_launched
 from graphkit.ir.types import DType
 from graphkit.ops.evaluate import run_node
-from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops.internal.fused_attention import FusedAttention
 
 
 def drawn(size: tuple[int, ...], kind: str = "float16", layout: str = "NHLD", sharing: int = 1) -> list[Any]:

@@ -32,7 +32,7 @@ from graphkit.dist.collectives.layout import Slices
 from graphkit.errors import MissingDependency, RanksDiffer, RuntimeFailure
 from graphkit.executor.devices import cuda
 from graphkit.executor.devices.cuda.libraries import nccl
-from graphkit.executor.lower.lowering import RunAgreement
+from graphkit.executor.lower.collaborators import RunAgreement
 from graphkit.ir.types import DType
 
 

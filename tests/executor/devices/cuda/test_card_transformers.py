@@ -13,7 +13,7 @@ from graphkit.executor.run import device_passes
 from graphkit.ir.graph import Node
 from graphkit.ir.types import HALVES, TensorType
 from graphkit.ops.internal.attention_gradient import FusedAttentionGrad, FusedAttentionWithStatistics
-from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops.internal.fused_attention import FusedAttention
 from graphkit.passes import pipeline
 from graphkit.passes.core.declare import Pass
 from graphkit.passes.layout.move_casts import move_casts

@@ -20,7 +20,7 @@ from graphkit.errors import LimitReached, RuntimeFailure
 from graphkit.executor.devices.bound_steps import BoundStep, Choice, NotRecorded
 from graphkit.executor.devices.device import Copied
 from graphkit.executor.lower.arrays.launched_sum import SumQueue
-from graphkit.executor.lower.lowering import RunAgreement
+from graphkit.executor.lower.collaborators import RunAgreement
 from graphkit.executor.run.arrays import steps as instance_steps
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor

@@ -11,7 +11,7 @@ from together import together
 
 from graphkit.executor.devices.bound_steps import BoundStep
 from graphkit.executor.lower.arrays.launched_sum import SumQueue, _order
-from graphkit.executor.lower.lowering import RunAgreement
+from graphkit.executor.lower.collaborators import RunAgreement
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops.internal.collective import AllReduceStart

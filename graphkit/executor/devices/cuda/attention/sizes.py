@@ -12,7 +12,7 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import operator
-from graphkit.ops.internal.fused import AttentionOp
+from graphkit.ops.internal.fused_attention import AttentionOp
 
 # With fewer queries, tensor cores are not used.
 FEW = 16
