@@ -149,7 +149,8 @@ def test_bytes_after_an_answer_do_not_keep_connections(running, monkeypatch, req
         connection.sendall(request_)
         answer = b""
         while not answer.endswith(b"}"):  # the head and the body may arrive one after the other
-            assert (part := connection.recv(1 << 16))
+            part = connection.recv(1 << 16)
+            assert part
             answer += part
         assert b" 200 " in answer
         connection.sendall(b"\r\n")
