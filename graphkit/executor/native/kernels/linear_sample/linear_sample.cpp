@@ -53,8 +53,8 @@ LinearSample::LinearSample(const Dims& x, const Dims& points, bool border, int t
     outputs_ = {{"y", y}};
     const std::int64_t elements = count(y);
     if (elements != 0 && height_ * width_ == 0) {
-        throw NativeError(describe() + ": the images have no elements to sample: axis " +
-                          (height_ == 0 ? "2" : "3") + " of x has size 0");
+        throw NativeError(describe() + ": the images have no elements to sample: axis " + (height_ == 0 ? "2" : "3") +
+                          " of x has size 0");
     }
     if (elements != 0 && std::max(height_, width_) > (std::int64_t{1} << 24)) {
         throw Unsupported(describe() + ": no kernel for images of this size");
