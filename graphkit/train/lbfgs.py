@@ -240,7 +240,8 @@ class LBFGS:
                 found = start._replace(t=length)
         except BaseException:
             self._set_parameters(origin)
-            # A move of 0: its pair is not stored. A direction that is not finite would make a checkpoint invalid.
+            # Record a move of 0, for which the next iteration stores no pair. The failed direction may contain NaN or
+            # infinity, which a checkpoint must not contain.
             self._history.direction, self._history.length = np.zeros_like(origin), 0.0
             raise
         self._history.length = found.t
