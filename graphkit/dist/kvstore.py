@@ -93,7 +93,7 @@ def create(
     type = ALIASES.get(type, type)
     if type not in TYPES:
         near = did_you_mean(type, TYPES, alike=0.8)
-        # Without a guess, `did_you_mean` lists all types, and so does this message.
+        # If `did_you_mean` finds no similar type, it lists all types. Drop this list: the message below contains it.
         near = near if "did you mean" in near else ""
         raise UsageError(f"unknown kvstore {type!r}{near or '.'} The types are {', '.join(TYPES)}")
     if overlap not in OVERLAPS:

@@ -149,7 +149,7 @@ class _Monitor(Callback):
         missing = "" if not self.monitor.startswith("valid_") else " (valid_... only with validation data)"
         known = [name for name in numbers if name not in _NO_SCORES]
         near = did_you_mean(self.monitor, known)
-        # Without a guess, `did_you_mean` lists all names, and so does this message.
+        # If `did_you_mean` finds no similar name, it lists all names. Drop this list: the message below contains it.
         near = near if "did you mean" in near else ""
         return UsageError(
             f"{type(self).__name__}: unknown monitor {self.monitor!r} (monitor=, --monitor){near or '.'} The values of "
@@ -346,7 +346,7 @@ class GradualPruning(Callback):
 
     The Trainer must have masks for the parameters that are pruned. At the beginning, these may be True everywhere.
     After update u, the share of zeros is sparsity * (1 - (1 - t)^3), where t = (u - start) / (end - start) (Zhu and
-    Gupta 2017). A pruned weight stays pruned, even while this share is below that of the first masks.
+    Gupta 2017). Pruned weights stay pruned, also if the first masks have more zeros than this share.
 
     Args:
         sparsity: Share of zeros after update `end`, above 0 and below 1.

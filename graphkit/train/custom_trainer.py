@@ -120,8 +120,11 @@ class CustomTrainer:
     def folder(self, path: str | Path, *, overwrite: bool = False) -> Iterator[None]:
         """Context in which this trainer holds the lock on a folder, so that no other run writes to it.
 
-        Raises UsageError if the folder contains another run, unless `overwrite`, which then removes that run; or if
-        another process trains into the folder. Raises RuntimeFailure if the folder cannot be written.
+        If the folder contains another run, `overwrite` removes it.
+
+        Raises:
+            UsageError: The folder contains another run and `overwrite` is false, or another process trains into it.
+            RuntimeFailure: The folder cannot be written.
         """
         with RunFolder(path) as held:
             held.claim(self._run, overwrite=overwrite)

@@ -13,9 +13,10 @@ from graphkit.signatures import typed
 from graphkit.train.loss_functions import average, value_of
 from graphkit.train.programs.weights import Term, quotient
 
-# The largest distance that can occur in a comparison; farther samples are not mined.
+# Replaces the distances of pairs that do not count. An anchor counts only if its nearest negative is closer than half
+# of this.
 _FAR = 1e30
-# Squared distances up to this number count as 0, where the root has no derivative.
+# Squared distances up to this number count as 0 without a gradient, because the root has no derivative at 0.
 _SAME = 1e-12
 
 
@@ -26,7 +27,7 @@ def contrastive(distance: Value, target: Value, margin: float = 1.0, sample_weig
     Args:
         distance: d, float tensor [N] or [N, 1]: the distance of two embeddings, not negative.
         target: t, of the same shape and type: 1 for pairs of similar samples, 0 for others.
-        margin: Distance from which pairs of different samples have no loss.
+        margin: Pairs with t = 0 have no loss if their distance is at least this.
         sample_weight: See `mse`.
     """
     one = scalar_like(1.0, distance)

@@ -54,7 +54,7 @@ class Evaluation:
     ) -> dict[str, float]:
         """Return the metrics of a data set by name: `loss` first, if `specs` contains it, then the others in order.
 
-        `loss` is the mean over batches, weighted by the numbers of samples, or by the weights of the loss.
+        `loss` is the mean over batches. A batch has the weight that `weight_in` returns: usually its number of samples.
 
         Args:
             trainer: The trainer that owns this object.

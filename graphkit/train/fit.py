@@ -471,7 +471,7 @@ class Fit:
                     saving.write(trainer, self.folder, parts, gathered)
 
     def _stop_if_terminated(self) -> None:
-        """End this worker with the others before its next step if a process has received SIGTERM, with a checkpoint."""
+        """After a SIGTERM to any process, write a checkpoint and end this worker together with the others."""
         termination = self._termination
         if termination is not None and termination.must_stop(self.trainer._stepper.accumulated):
             self._save()

@@ -39,15 +39,16 @@ class LBFGS:
     """Trains the model `net` in place with L-BFGS (Nocedal and Wright, 2006), by the rules of torch.optim.LBFGS.
 
     L-BFGS is for smooth losses of few samples, such as regression, physics and fine fits: give all samples to each
-    `step`. A step evaluates the loss up to `max_eval` times. Each evaluation updates running statistics, and draws
-    other random numbers for dropout. One process only.
+    `step`. A step evaluates the loss several times (see `max_eval`). Each evaluation updates running statistics, and
+    draws other random numbers for dropout. One process only.
 
     Args:
         net: The model.
         loss: A name, a loss with options, a function, or a dict of losses by output, as for gk.Trainer.
         lr: Factor on the step length, above 0; the first length that the line search tries.
         max_iter: Largest number of iterations of a step.
-        max_eval: Number of evaluations after which a step ends (default: 1.25 * max_iter).
+        max_eval: Number of evaluations after which a step begins no further iteration (default: 1.25 * max_iter). The
+            line search of the last iteration may exceed it.
         tolerance_grad: A step ends if no element of the gradient is larger than this.
         tolerance_change: A step ends if parameters or the loss change by less than this.
         history_size: Number of earlier changes of the parameters that approximate the curvature.
@@ -240,7 +241,8 @@ class LBFGS:
                 found = start._replace(t=length)
         except BaseException:
             self._set_parameters(origin)
-            # A move of 0: its pair is not stored. A direction that is not finite would make a checkpoint invalid.
+            # Record a move of 0, for which the next iteration stores no pair. The failed direction may contain NaN or
+            # infinity, which a checkpoint must not contain.
             self._history.direction, self._history.length = np.zeros_like(origin), 0.0
             raise
         self._history.length = found.t

@@ -28,7 +28,7 @@ class History:
         gradient: The gradient before that move.
         length: The step length of that move.
         pairs: Changes of the gradient, moves of the parameters, and the reciprocals of their products.
-        scale: The curvature of the last pair: the inverse Hessian is approximated by this number at first.
+        scale: The initial inverse Hessian is this number times the identity: the inverse curvature of the last pair.
         iterations: Number of iterations.
         evaluations: Number of evaluations of the loss.
     """
@@ -43,7 +43,7 @@ class History:
     evaluations: int = 0
 
     def store_pair(self, change: np.ndarray, move: np.ndarray) -> None:
-        """Store a change of the gradient and of the parameters, if the loss is convex between them."""
+        """Store a pair if the curvature along the move is positive. change: of the gradient. move: of parameters."""
         curvature = float(change @ move)
         if _LEAST_CURVATURE < curvature < math.inf:
             if len(self.pairs) == self.size:

@@ -64,8 +64,9 @@ def strong_wolfe(evaluate: Callable[[float], Point], start: Point, t: float, sca
 
 
 def _bracket(evaluate: Callable[[float], Point], start: Point, t: float) -> tuple[list[Point], int, bool]:
-    """Return one point that meets the conditions, or two that enclose one; the number of steps; and True if the search
-    ends with them.
+    """Return (points, number of steps, whether the search is complete).
+
+    The points are one that meets the conditions, or two that enclose such a point.
     """
     previous, new = start, evaluate(t)
     for steps in range(_MOST_STEPS):

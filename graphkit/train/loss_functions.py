@@ -153,8 +153,8 @@ def target_weight(
 def weight_sum(target: Value, sample_weight: Value, *, every_target: bool) -> Value:
     """Return the sum of the weights of samples, as a float32 scalar.
 
-    every_target: Count the targets of a sample along symbolic dimensions of `target`, such as the steps of a sequence:
-        each of them has the weight of its sample.
+    every_target: Count the weight of a sample once for each of its targets along symbolic dimensions of `target`, such
+        as the steps of a sequence.
     """
     total = F.reduce_sum(F.cast(sample_weight, to="float32"), keepdims=False)
     shape = target.tensor.shape

@@ -195,7 +195,7 @@ class BoundLoss:
 
     @property
     def averaged_over(self) -> dict[tuple[Any, ...], str]:
-        """The different divisors of the losses: the name of the first output with each, by key (see `Loss.divisor`)."""
+        """For each divisor of the losses, the name of the first output with this divisor. Keys: see `Loss.divisor`."""
         over: dict[tuple[Any, ...], str] = {}
         for target, (loss, output) in self.named.items():
             over.setdefault(loss.divisor(target, self.targets[target].shape or ()), output)

@@ -125,7 +125,7 @@ def _samples(graph: Graph) -> Value:
 def _loss(head: Head, output: TensorType) -> HeadLoss:
     attributes, kind = Attributes(head.attributes), _kind(head)
     if kind == "SoftmaxOutput":
-        _ignored(attributes)  # for the error
+        _ignored(attributes)  # raises an error now if `ignore_label` is not an integer
     shape = _label_shape(head, attributes, kind, output)
     by_class = kind in ("SoftmaxOutput", "SVMOutput") and not _are_probabilities(head, output)
     dtype = DType.INT64 if by_class else output.dtype
@@ -189,7 +189,11 @@ def _at_least_one(count: Value, like: Value) -> Value:
 
 
 def _softmax(attributes: Attributes, x: Value, label: Value) -> Value:
-    """Cross entropy. Sums over positions: divided by their number per sample with multi_output, unless by `valid`."""
+    """Return the cross entropy, summed over samples and positions.
+
+    If labels are class numbers, the sum is divided: with normalization="valid" by the number of labels other than
+    `ignore_label`, otherwise by `_divisors`.
+    """
     multi, alpha = attributes.flag("multi_output", False), attributes.number("smooth_alpha", 0.0)
     rank = x.rank
     if rank is None or (rank != 2 and not multi and not attributes.flag("preserve_shape", False)):
@@ -229,7 +233,11 @@ def _softmax(attributes: Attributes, x: Value, label: Value) -> Value:
 
 
 def _divisors(attributes: Attributes, x: Value, target: Value, multi: bool) -> list[Value]:
-    """Return the numbers that MXNet divides the gradient by: positions per sample, and with `batch` the labels."""
+    """Return the numbers that MXNet divides the gradient by.
+
+    With multi_output, one is the number of positions of a sample. With normalization="batch", one is the number of
+    samples (with multi_output), or the number of labels (without).
+    """
     found = []
     sizes = F.shape(x)
     if multi:

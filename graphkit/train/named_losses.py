@@ -124,8 +124,8 @@ class Loss:
     def divisor(self, target: str, shape: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return a key that is equal for losses with the same divisor, for a target of this name and shape.
 
-        The key has the target, the class weights and the ignored class number, or else the symbolic dimensions of the
-        target that are counted.
+        If the loss has class weights or ignores a class, the key contains these and the name of the target. Otherwise,
+        it contains the symbolic dimensions along which targets are counted.
         """
         if self.class_weights or self.ignore_index is not None:
             return target, self.class_weights, self.ignore_index
@@ -204,7 +204,7 @@ def balanced(targets: Any, classes: int) -> tuple[float, ...]:
 
 
 def _labels(logits: TensorType) -> TensorType:
-    """Return the type of the targets of `ctc`: rows of labels, whose length has no name."""
+    """Return the type of the targets of `ctc`: one row of labels per sample. The length of rows is a new symbol."""
     return TensorType(DType.INT64, (logits.known_shape[0], dims.fresh()))
 
 

@@ -72,7 +72,7 @@ def factors(settings: Settings, step: Value, dtype: DType) -> tuple[Value, Value
 
 
 def _logarithms(settings: Settings, precision: float) -> list[float]:
-    """Return log(mu[t]) for t = 1, 2, ... until the later ones are equal to log(beta1), or their product to 0.
+    """Return log(mu[t]) for t = 1, 2, ... until, within precision, mu[t] is beta1 or the product of all mu is 0.
 
     precision: of the element type.
     """

@@ -127,7 +127,8 @@ class Position:
         if until > self.until or (limit or 0) > (self.max_steps or 0):
             self.stopped = None
         self.until, self.max_steps = until, limit
-        # Within an epoch, the end of the run may still lack validation and the last checkpoint.
+        # A run that was interrupted within its last epoch may have all updates, but not yet validation and the last
+        # checkpoint. It is then not complete.
         self.at_limit = limit is not None and done >= limit and (self.at_limit or not self.within)
         if self.open_ended and self.stopped is None and not self.at_limit:
             self.until = max(until, self.epoch + 1)  # `end_epoch` adds more if they are needed

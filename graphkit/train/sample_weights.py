@@ -18,7 +18,8 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
 
     Args:
         data: The data set.
-        given: The weights, float [N], or the name of the array, or of the target of a sample, that contains them.
+        given: The weights, float [N]; or the name of the array, or of the entry in the targets of each sample, that
+            contains them.
         targets: The targets of the loss. Its `weight_name` says under which name a batch has weights.
         argument: Name of the argument that the user gave, for messages.
     """
@@ -37,7 +38,8 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
         found.arrays = dict(data.arrays)
         weights = _named(found.arrays, own, given, data, argument)
         found.axes = {name: axis for name, axis in data.axes.items() if name != given}
-        # As without weights, a file or table with one input belongs to the one input of a model, whatever its name.
+        # If a file or table has one input, it is fed to the one input of a model, whatever its name. The weights do not
+        # count as an input.
         found._single = data._single or (list(found.arrays) == ["x"] and given not in own)
     else:
         weights = given

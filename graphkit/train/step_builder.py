@@ -94,7 +94,7 @@ class StepNetwork:
         return [(v, new) for v, new in self.current.items() if new is not v]
 
     def trained(self, loss: Value) -> list[TrainedParameter]:
-        """Return the trainable parameters whose current values a gradient of the loss reaches."""
+        """Return the trainable parameters that have a gradient: the loss depends on their current values."""
         found = reached([loss], through_stops=False)
         trainable = select_parameters(self._graph, ParameterSelection(), self._graph.outputs)
         return [p for p in trainable if self.current[p.value] in found]
@@ -187,7 +187,8 @@ class StepBuilder:
             )
             network.current[parameter.value] = new
             self._current.update(zip(names, states, strict=True))
-        # The new parameters are computed from calls of the network, so gradients of later losses would flow into these.
+        # Later losses depend on the new parameters. Without StopGradient, their gradients would flow through the update
+        # into the earlier calls of the network.
         network.current = {v: new if new is v else F.stop_gradient(new) for v, new in network.current.items()}
         self._losses.append(loss)
 

@@ -373,7 +373,7 @@ def _is_float(array: np.ndarray) -> bool:
 
 
 def _check_tokens(data: Dataset, net: str, outputs: int) -> None:
-    """Raise InputError if a language model has no output for a token that occurs. A tokenizer may have more tokens."""
+    """Raise InputError if a language model has no output for a token of the text. Other tokens need no output."""
     assert data.vocabulary is not None
     largest = int(np.max(data.targets))
     if largest >= outputs:

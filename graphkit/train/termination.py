@@ -54,9 +54,11 @@ class Termination:
             signal.signal(signal.SIGTERM, self._handler)
 
     def must_stop(self, accumulated: int) -> bool:
-        """Return whether this rank must stop before its next step. accumulated: number of batches of the next update.
+        """Return whether this rank must stop before its next step.
 
-        Always False: ranks that take each step together stop after one (`is_due`).
+        Here, the result is always False: ranks that take steps together stop after a step (see `is_due`).
+
+        accumulated: number of batches whose gradients already wait for the next update.
         """
         return False
 

@@ -12,7 +12,7 @@ def split_off(data: Dataset | IterableDataset, share: float, seed: int) -> Split
 
     Raises:
         InputError: A part would be empty.
-        UsageError: The data have no length, or their parts would be data sets of another kind.
+        UsageError: The data have no length, or their class defines neither `split` nor `subset`.
     """
     if isinstance(data, IterableDataset):
         raise UsageError(

@@ -132,7 +132,10 @@ class Collectives:
     def start_scattered_sum(
         self, key: str, array: np.ndarray, slices: Slices, ordered: bool, then: Callable[[np.ndarray], Any]
     ) -> Pending:
-        """Start the reduce-scatter of a vector; the sum overwrites this rank's slice of it."""
+        """Start the reduce-scatter of a vector; the sum overwrites this rank's slice of it.
+
+        With `ordered`, it is an all-reduce, and the sum overwrites the whole vector.
+        """
         if ordered:
             return self.start_sum(key, array, array, True, then)
         mine = slices.of_rank(self.rank)

@@ -157,7 +157,7 @@ class HeartbeatMonitor:
         )
 
     def depart(self, number: int) -> None:
-        """Tell the other processes about the end of this one. number: its meaning is that of the caller."""
+        """Tell the other processes about the end of this one. number: is sent as it is; callers define its meaning."""
         self._departure = number
         self._mine["departure"] = number
 
@@ -254,8 +254,8 @@ class HeartbeatMonitor:
         slots = dict(zip(self._ranks, self._board.slots.copy(), strict=True))
         here = self._hosts[self._here]
         found = [self._loss_of(rank, slots[rank], here, now) for rank in here.ranks]
-        # The leader of this host writes the slots of other hosts, so they are up to date only while it is alive. It has
-        # heard of other hosts until its last heartbeat.
+        # The leader of this host writes the slots of other hosts. So their silence is measured up to the last heartbeat
+        # of the leader, and other hosts are not checked if the leader itself is silent.
         latest = float(slots[here.ranks[0]]["alive"])
         if now - latest <= self.timeout:
             for index, host in enumerate(self._hosts):

@@ -1,10 +1,14 @@
-"""SIGTERM in a job with parameter servers: workers agree on the step after which they stop, with their heartbeats.
+"""SIGTERM in a job with parameter servers: workers agree on the step after which all of them stop.
 
-Workers take steps independently, so no collective of a step can tell them. A worker that has received SIGTERM, or sees
-that another process has, tells the number of steps that it has completed: its vote. When all have voted, all stop after
-the largest vote. Until then, a worker takes a step only if another one has begun more steps. That one will vote for at
-least this number, so no worker takes more steps than the largest vote. No two workers wait for each other, because a
-worker that waits in an exchange, or for a slower worker (`dist_bounded`), has begun more steps than that one.
+Workers take steps independently, so there is no collective in which they could agree. They use their heartbeats. If a
+worker has received SIGTERM, or sees that another process has, it votes: its heartbeats contain the number of steps that
+it has completed. When all workers have voted, all stop after the step with the number of the largest vote.
+
+A worker that has voted takes a further step only if another worker has begun more steps. That worker votes for at least
+this number of steps, so no worker takes more steps than the largest vote.
+
+This cannot deadlock. A worker may wait inside a step, in an exchange or for a slower worker (`dist_bounded`). It has
+then begun more steps than the slower worker, so the slower worker does not wait here.
 """
 
 from __future__ import annotations
@@ -22,8 +26,8 @@ if TYPE_CHECKING:
     from graphkit.dist.communicator import Communicator
     from graphkit.dist.job.mpi import MpiCommunicator
 
-# The number that a process tells: nothing, that it can stop together with the others, or its vote. A vote of n steps is
-# _VOTE + n.
+# The numbers that a process passes to `depart`: it cannot stop together with the others; it can; or its vote. A vote
+# for n steps is _VOTE + n.
 _NOTHING, _READY, _VOTE = 0, 1, 2
 # Seconds between two looks at the votes.
 _PAUSE = 0.01
@@ -48,11 +52,11 @@ class Departure:
         return self._communicator.departures() is not None
 
     def begin(self) -> None:
-        """Tell that this worker can stop together with the others."""
+        """Tell the other processes that this worker can stop together with them."""
         self._communicator.depart(_READY)
 
     def end(self) -> None:
-        """Tell that it cannot any more."""
+        """Tell the other processes that this worker can no longer stop together with them."""
         self._communicator.depart(_NOTHING)
 
     def is_wanted(self) -> bool:
@@ -60,7 +64,7 @@ class Departure:
         return bool((self._told()[0] >= _VOTE).any())
 
     def must_stop(self, wanted: bool) -> bool:
-        """Return whether this worker must stop before its next step, which it may have to wait for.
+        """Return whether this worker must stop before its next step. The call may wait for votes of other workers.
 
         wanted: whether this worker has received SIGTERM.
 

@@ -15,7 +15,8 @@ def join(servers: int = 0, timeout: float | None = None, replicated: bool = Fals
 
     The first call initialises MPI. Every process must make it within `timeout` seconds (default: GRAPHKIT_RANK_TIMEOUT;
     at least start.LEAST_TIMEOUT); otherwise the job ends. Later calls return the same communicator. replicated: survive
-    the loss of a server. Raises UsageError if the job has other servers.
+    the loss of a server. Raises UsageError if a later call with `servers` above 0 passes another `servers`
+    or `replicated`.
     """
     global _joined
     if _joined is None:

@@ -74,7 +74,7 @@ def disagreement(found: Sequence[Announcement]) -> str:
     for rank, announced in enumerate(found):
         groups.setdefault(str(announced), []).append(rank)
     sides = [f"rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}: {what}" for what, r in groups.items()]
-    if len(sides) == 1:  # the names were truncated
+    if len(sides) == 1:  # texts are truncated, and omit the types of several arrays
         sides.append("with different arrays")
     return (
         f"the processes make different calls: {'; '.join(sides)}. All must take the same steps and make the same calls"

@@ -251,7 +251,7 @@ class RemoteStore(KVStore):
     def wait(self, key: Key | Sequence[Key] | None = None) -> None:
         """Wait until the servers have applied all pushes of this worker; raise the first error of a push.
 
-        For the bound, this worker's current step then counts as finished.
+        The servers then count this worker's current step as finished when they apply the bound.
         """
         for k in () if key is None else keys_of(key):
             self._client.spec(k)

@@ -86,14 +86,15 @@ class Replica:
         kept = self._kept.get(worker)
         if kept is not None and kept.number == number:
             return True, [kept]
-        # The request has changed nothing, or its answer waits for other workers.
+        # Run a repeated request again. It has changed nothing, or it still waits for other workers: `forget` drops this
+        # waiting request.
         self.server.forget(worker)
         return True, self._take(worker, fields, arrays)
 
     def follow(self, worker: int, number: int, message: np.ndarray) -> None:
         """Apply a message that the leader has forwarded, unless it was applied before.
 
-        If the request changes nothing, only the clock and the keys are taken.
+        If the message is a request that changes nothing, apply only its clock and its keys.
         """
         self.count += 1
         if self.has(worker, number):

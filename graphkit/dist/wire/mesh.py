@@ -31,7 +31,7 @@ from graphkit.named_tuples import NamedTuple
 
 # Kind, part, worker, number, bytes of the data.
 _HEADER = struct.Struct("<BxHIqQ")
-# Rank, and the secret of the job.
+# Bytes of the secret of the job. A greeting contains the rank and the secret.
 _SECRET = 32
 _HELLO = struct.Struct(f"<I{_SECRET}s")
 # Seconds that a process may take to send its greeting after it connects.
@@ -324,9 +324,10 @@ def connect(mine: int, address: Address, same_host: bool, secret: bytes, seconds
 
 
 def _new_socket_name() -> tuple[tempfile.TemporaryDirectory[str] | None, str]:
-    """Return a name for a socket, and the folder that contains it.
+    """Return (folder, name) for a new socket.
 
-    On Linux, an abstract name, which needs no file. Elsewhere a path in a folder of the listening process.
+    On Linux, the name is abstract and needs no file, so the folder is None. On other systems, the name is a path in a
+    new temporary folder.
     """
     if sys.platform == "linux":
         return None, f"\0graphkit-{secrets.token_hex(16)}"

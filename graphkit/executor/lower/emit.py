@@ -84,7 +84,8 @@ class Emitter:
             inputs: Where its inputs are.
             results: Where its results are: updates, then outputs.
             prefix: Prefix of the steps' names; empty for the outermost graph.
-            copies: Whether steps copy results that are not owned to their locations, as they do in subgraphs.
+            copies: Whether to add steps that copy results that are not owned to their locations. Subgraphs always have
+                such steps.
         """
         locations = _Locations(self, lowered, base, inputs, results)
         if not prefix:

@@ -1,7 +1,7 @@
 """Constant prepacking: values that depend only on parameters are computed when these change, not in every run.
 
-Examples are weights into which a pass has folded a batch normalisation, or which it transposes or casts. A prepacked
-value becomes an input of the graph, with an array derived from the parameters.
+Examples are weights that the graph transposes or casts, and weights into which a pass has folded a batch normalisation.
+A prepacked value becomes an input of the graph, with an array derived from the parameters.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
     """Return the lowering of a node with run-time sizes, or None.
 
     It is None if nothing suitable can be prepared for the placeholders, if results have data-dependent shapes, if a
-    value is not a tensor of numbers, or if sizes and elements are known as far as a kernel needs them.
+    value is not a tensor of numbers, or if all sizes and elements that a kernel needs are known before the run.
     """
     node, declared = site.node, site.settings.declared
     context = site.without_constants._replace(sizes_vary=True)

@@ -263,7 +263,9 @@ class Template:
     # --- one node ---------------------------------------------------------------------------------------
 
     def _kernel(self, number: int, sizes: Sequence[int]) -> NativeKernel | None:
-        """Return the kernel of a step that has no native factory, or whose native factory makes none; None for a view.
+        """Return a kernel that the native part cannot make: the step has no native factory, or the factory makes none.
+
+        None for a view.
 
         number: the position of the step in `_distinct_steps`.
         """

@@ -24,7 +24,7 @@ from graphkit.train.adapters.settings import Lora
 
 # Names of the tensors of an adapter, after the name of the layer. They are peft's.
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
-# A row of zeros has this length, so that its gain is 0 and not NaN.
+# Lower limit of the length of a row. A row of zeros with magnitude 0 then has the gain 0, and not 0 / 0.
 SHORTEST = 1e-30
 # Metadata of a layer that the nodes of its adapter inherit: their placement, and how their values are kept.
 _INHERITED = (context.GROUP, "recompute", "swap_memory")
@@ -82,7 +82,7 @@ class Adapter:
     def added_to(self, base: Node, gain: Value | None = None) -> Value:
         """Return the result of a layer with the adapter.
 
-        The node of the result has the metadata LORA, and its first operand leads to `base`.
+        The node of the result has the metadata LORA. If you follow the first operands from this node, you reach `base`.
 
         Args:
             base: The node of the layer, on the operands of the new graph.
@@ -119,7 +119,7 @@ class Adapter:
     def gain(self, weight: Value) -> Value:
         """Return the magnitude of DoRA divided by the length of each row of W + scaling * B A.
 
-        The lengths are a constant for gradients. weight: of the layer.
+        The lengths are a constant for gradients. weight: W, the weight of the layer without the adapter.
         """
         assert self.magnitude is not None
         wide = self.wide(weight)
@@ -127,7 +127,7 @@ class Adapter:
         return F.div(self.magnitude, F.max(lengths, scalar_like(SHORTEST, lengths)))
 
     def merged(self, weight: Value) -> Value:
-        """Return the weight of the layer with the adapter, in its type. weight: without the adapter."""
+        """Return the weight with the adapter, in the type of `weight`, which is the weight without the adapter."""
         total = F.add(self.wide(weight), self.delta())
         if self.magnitude is not None:
             outputs, *inputs = (self.layer.outputs, *(1 for _ in self.layer.input_shape))

@@ -152,7 +152,7 @@ class AdapterSet:
     def feeds(self, adapter: str | None = None) -> dict[str, np.ndarray]:
         """Return the arrays of an adapter by the names of the inputs of `model`. They are read-only.
 
-        adapter: Its name; None: the arrays with which the model computes as without adapters.
+        adapter: Its name. None: arrays that change nothing, so the outputs are those of the model without adapters.
 
         Raises UsageError if no adapter has this name.
         """
@@ -166,8 +166,9 @@ class AdapterSet:
     def model_with(self, adapter: str | None = None) -> Model:
         """Return a model with an adapter in the shapes of this set. It shares the frozen weights.
 
-        All these models have the same graph, so `gk.save_adapter` makes `.onnx_adapter` files that fit the file which
-        one of them saves with `as_inputs=gk.adapter_parameters(model)`.
+        All these models have the same graph. So save one of them as an ONNX file, with
+        `as_inputs=gk.adapter_parameters(model)`. The `.onnx_adapter` files that `gk.save_adapter` writes for the others
+        then fit this file, too.
 
         adapter: Its name; None: an adapter that changes nothing.
         """

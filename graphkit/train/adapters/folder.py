@@ -155,7 +155,7 @@ def check_layers(model: Model, layers: Mapping[str, Layer], saved: SavedAdapter,
                 f"{owner}: {saved.folder} contains an adapter of layer {name!r}, but {titled(model.graph, 'model')} "
                 f"has no such layer{did_you_mean(name, layers)}"
             )
-        # Before parameters of this rank are made, because files may have any rank.
+        # Check the shape before `Adapter.of` makes parameters: a damaged file may give any rank.
         shape, given = (saved.settings.rank, *layers[name].input_shape), saved.arrays[f"{name}.{A}"].shape
         if given != shape:
             raise InvalidModel(

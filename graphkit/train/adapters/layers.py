@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 KINDS = ("MatMul", "Gemm", "Conv")
 # The ending of the name of a weight, or of the scales of a quantised weight; the rest is the name of the layer.
 _ENDING = re.compile(r"(?<=.)[._/]weight([._](Q[48]_)?scales?)?$")
-# The ending of the name of a result, where an exporter makes it from that of the node.
+# Some exporters name a result after its node, with this ending.
 _RESULT = re.compile(r"[/_]output_\d+$")
 # Metadata of nodes in files of PyTorch's exporter: the module paths of the layer and those around it.
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -130,7 +130,7 @@ def _by_name(named: Iterable[tuple[_T, Sequence[str]]]) -> dict[str, list[_T]]:
 
 
 def _matching(pattern: str, by_name: Mapping[str, list[_T]], exact: Collection[str]) -> list[_T]:
-    """Return the items with a name that is the pattern, or matches it if no item has exactly this name."""
+    """Return the items with the name `pattern` if it is in `exact`, otherwise those with a name that matches it."""
     if pattern in exact:
         return by_name.get(pattern, [])
     matching = (item for name, items in by_name.items() if fnmatchcase(name, pattern) for item in items)
@@ -253,9 +253,11 @@ def leaves_of(value: Value) -> set[Value]:
 
 
 def _uses(scopes: Sequence[Scope], weights: set[Value], keys: _Keys) -> dict[Value, set[Any]]:
-    """Return the uses of each graph input: the keys of the weights that it is part of, and None for another use.
+    """Return how each graph input is used: a set with the keys of the weights that are computed from it.
 
-    weights: of layers, in the outermost graph.
+    The set also contains None if anything else reads the input.
+
+    weights: the weights of the layers, as values of the outermost graph.
     """
     uses: dict[Value, set[Any]] = {}
     for scope in scopes:
@@ -291,7 +293,10 @@ def _layer_name(graph: Graph, place: _Place, uses: dict[Value, set[Any]]) -> str
 
 
 def _label(node: Node) -> str:
-    """Return the name of a node; if an upgrade to newer operators has lost it, the part of it in the result's name."""
+    """Return the name of a node. If it has none, return the name of its result without the ending `_RESULT`.
+
+    Nodes lose their names if the model is upgraded to newer operators.
+    """
     return node.name or _RESULT.sub("", node.output.name)
 
 

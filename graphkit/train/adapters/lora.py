@@ -23,7 +23,7 @@ from graphkit.train.adapters.layers import Layer, leaves_of, select_layers
 from graphkit.train.adapters.settings import Lora
 from graphkit.train.selection import matching
 
-# Most bytes of arrays that one model computes; at least one array.
+# `evaluated` computes arrays of at most this many bytes at a time, or one larger array.
 _BATCH = 1 << 28
 
 
@@ -163,7 +163,7 @@ def _magnitudes(model: Model, layers: Sequence[Layer], adapters: Mapping[str, Ad
 def evaluated(model: Model, values: Sequence[Value]) -> Iterator[np.ndarray]:
     """Yield the arrays of values with static shapes that depend only on parameters and constants of a model.
 
-    One model computes many values, but not more than _BATCH bytes, so that not all arrays are in memory at once.
+    The values are computed in groups of at most _BATCH bytes, so that not all arrays are in memory at once.
     """
     batch: list[Value] = []
     size = 0

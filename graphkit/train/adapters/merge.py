@@ -78,7 +78,7 @@ def _adapter(
 
 
 def _base(node: Node | None) -> Node | None:
-    """Return the node of the layer, to which the first operands lead."""
+    """Return the nearest node of a layer on the path that follows first operands, from `node`; None without one."""
     current = node
     while current is not None and not is_op(current, *KINDS):
         operand = current.inputs[0] if current.inputs else None
@@ -185,9 +185,10 @@ def _unfrozen(value: Value) -> dict[str, object]:
 
 
 def _in_order(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged]) -> list[Value]:
-    """Return the inputs of the merged graph: a merged weight follows the weight that it replaces, or takes its place.
+    """Return the inputs of the merged graph.
 
-    Weights that replace no parameter are the last.
+    A merged weight has the position of the old weight. If the graph still reads the old weight, the merged weight comes
+    after it. Weights that replace no parameter come last.
     """
     found: list[Value] = []
     still_read = set(kept)

@@ -78,7 +78,7 @@ class Placement(DividedModel):
         return results if weight is None else {**results, TOTAL_WEIGHT: weight}
 
     def _run_program(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the step. It returns, or raises NotFinite, when the other ranks have received all sent values."""
+        """Run the step. Return, or raise NotFinite, only after the other ranks have received all sent values."""
         self._runs += 1
         try:
             results = self.executors[0].run({**feeds, self._part.start: np.int64(self._runs)})

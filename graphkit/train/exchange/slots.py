@@ -17,8 +17,8 @@ from graphkit.train.programs import loss_scale
 def initial_slots(spec: StepSpec, types: Mapping[str, TensorType], own: Mapping[str, TensorType]) -> ParamStore:
     """Return the store of the slots, before the first step.
 
-    Optimizer slots start at the optimizer's initial values, averages at the values of the parameters, masks at those of
-    the parameters, and the loss scale at `loss_scale.start()`. All other states start at 0.
+    Optimizer slots start at the optimizer's initial values, averages at the values of the parameters, masks at
+    `TrainedParameter.mask`, and the loss scale at `loss_scale.start()`. All other states start at 0.
 
     Args:
         spec: The training step.

@@ -17,13 +17,14 @@ from graphkit.train.exchange.exchange import StepSpec
 from graphkit.train.exchange.local import LocalExchange
 from graphkit.train.stepper import Stepper
 
-# Largest relative difference of the loss and the outputs, and of the change of all states with one role: for float32 or
-# wider, and if a state or the loss is float16 or bfloat16. In float32, small networks differ by 1e-6.
+# Limits of relative differences. Each pair has a limit for the loss and the outputs, and one for the change of the
+# states with one role. The second pair applies if a state or the loss is float16 or bfloat16, the first one otherwise.
+# In float32, small networks differ by 1e-6.
 LIMITS = (1e-4, 1e-3), (3e-2, 1e-1)
 
-# If more differs, the effect of rounding on graphkit's own step is measured, because rounding moves elements across the
-# kink of a ReLU, which changes the gradients of a deep network by up to a few percent. The limit is then this factor
-# times the effect, but not above the largest limit.
+# If a difference is above its limit, `_noise` measures how much rounding changes graphkit's own step. Rounding can move
+# elements across the kink of a ReLU, which changes the gradients of a deep network by up to a few percent. The limit is
+# then _NOISE_FACTOR times this change, but at most _LARGEST.
 _NOISE_FACTOR, _LARGEST = 4.0, 0.5
 _DRAWS = 2
 
@@ -253,7 +254,7 @@ def _difference(
         size += float(np.sum(mine**2))
     if not np.isfinite(error):
         return float("inf")
-    # A change that is smaller than rounding, such as that of a learning rate of 0, is compared with the size.
+    # If the states hardly change, for example at a learning rate of 0, divide by a small part of their norm instead.
     return float(np.sqrt(error) / max(np.sqrt(change), 1e-5 * np.sqrt(size), 1e-30)) if error else 0.0
 
 
@@ -281,7 +282,7 @@ def _output_difference(ours: Any, theirs: Any) -> float:
 
 
 def _metric_error(given: _Taken, feeds: Mapping[str, Any], name: str, kind: str, output: str, target: str) -> float:
-    """Return the relative difference of a metric of the file from that of the file's own output."""
+    """Return the relative difference between a metric in the file and the metric computed from the file's output."""
     scores, wanted = np.asarray(given.outputs[output], np.float64), np.asarray(feeds[target])
     if kind == "accuracy":
         expected = np.mean(scores.argmax(-1) == wanted)
@@ -299,8 +300,9 @@ def _skipped_step(
 ) -> tuple[RoleReport, ...]:
     """Compare the states after a step whose loss is NaN: they stay, except the loss scale and accumulated gradients.
 
-    Return no report if such steps are not skipped, or if NaN in no array makes the loss NaN in both runtimes. For
-    example, the MaxPool of ONNX Runtime drops NaN. A loop whose condition reads NaN may not end.
+    Return no report in three cases: such steps are not skipped; the graph has a Loop, which may never end if its
+    condition reads NaN; or no array of NaN makes the loss NaN in both runtimes. For example, the MaxPool of ONNX
+    Runtime drops NaN.
     """
     loops = any(node.op_type == "Loop" for node in before.model.graph.node)
     if before.spec.rule.on_nonfinite == "ignore" or loops:
@@ -357,10 +359,10 @@ class _Graphkit:
     def load(self, subject: Subject, *, skips: bool = False) -> None:
         """Begin with the states and counts of a subject with the same training step.
 
-        skips: skip a step that is not finite, also if the Trainer raises an error, as the file does.
+        skips: skip a step that is not finite, as the file does, even if the Trainer would raise an error.
         """
         self._skips = skips
-        # The exchange keeps the rule of the Trainer, which says what is checked.
+        # Only the stepper gets the new rule. The programs of the exchange still check what the Trainer's rule says.
         rule = replace(self._spec.rule, on_nonfinite="skip") if skips else self._spec.rule
         self._stepper = Stepper(replace(self._spec, rule=rule), self._exchange)
         self._stepper.updates, self._stepper.accumulated, self._stepper.accumulated_weight = subject.counts

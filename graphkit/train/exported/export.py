@@ -35,7 +35,7 @@ from graphkit.train.programs.step import STEP
 
 RATES = ("schedule", "input")
 
-# Number of samples of a batch that is generated for the comparison. A fixed batch size of the model comes first.
+# Number of samples of a batch that is generated for the comparison, unless the model has a fixed batch size.
 _SAMPLES = 4
 
 # First loss scale of a step whose loss is float16.
@@ -131,7 +131,7 @@ def step_files(path: Path) -> tuple[Path, Path, Path]:
 
 
 def _exportable(trainer: BaseTrainer, loss_scaling: bool) -> StepSpec:
-    """Return the description of the step, without the settings of its own device, precision and backends."""
+    """Return the description of the step on the CPU in float32, whatever device, precision and backends are set."""
     if trainer._division is not None or not trainer._alone:
         raise UnsupportedError(
             "the training step of several processes (kvstore=, groups=) cannot be exported, because ONNX has no "
@@ -181,9 +181,10 @@ def _compared_outputs(
 
 
 def _steps(trainer: BaseTrainer, accumulate: int) -> list[tuple[float, bool]]:
-    """Return the learning rate of each step that is compared, and whether it flushes: the first update, and a step.
+    """Return the steps of the comparison: the learning rate of each, and whether it flushes.
 
-    With accumulated gradients, the step after the first update flushes, and the one after it begins a group.
+    They are all steps up to the next update, and one more. With `accumulate`, a step that flushes comes between, so the
+    last step begins a new group.
     """
     schedule, count = trainer.optimizer.schedule, accumulate - trainer._stepper.accumulated
     if schedule.is_open and trainer._rates.run_updates is None:
@@ -216,7 +217,7 @@ def _first_states(trainer: BaseTrainer, spec: StepSpec, graph: Graph) -> dict[st
         name = graph.name_of(value)
         found[name] = np.array(stepper.store[name] if name in stepper.store else own[name])
     for t in spec.trained:
-        # A master weight of 0 means that the first update starts from the parameter. It is the same as this copy.
+        # With a master weight of 0, an update starts from the parameter. A copy of the parameter has the same effect.
         master = f"{t.name}/{optimizer_states.MASTER}"
         if master in found and not found[master].any():
             found[master] = np.asarray(found[t.name], np.float32)

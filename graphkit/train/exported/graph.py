@@ -155,7 +155,7 @@ def _is_finite(guard: Value | None) -> Value | None:
 
 
 def _without_guards(graph: Graph) -> Graph:
-    """Remove all FiniteGuards. The updates already select."""
+    """Remove all FiniteGuards, because the updates themselves keep the old states if a value is not finite."""
     return rewrite(graph, lambda node, operands: [operands[0]] if isinstance(node.op, FiniteGuard) else None)  # type: ignore[list-item]
 
 

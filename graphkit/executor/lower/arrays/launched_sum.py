@@ -87,8 +87,8 @@ class SumQueue:
     def set_recordings(self, recordings: Iterable[Iterable[str]]) -> None:
         """Set which collectives are recorded together. All processes must have the same recordings.
 
-        recordings: One item for each recording. If the recording contains no collectives, the item is empty. Otherwise
-        it is a list of texts: the first says whether the recording is after all steps that can fail; the others are the
+        recordings: For each recording, a list of texts. The list is empty if the recording contains no collectives.
+        Otherwise, the first text is different before and after the last step that can fail, and the other texts are the
         keys of the collectives.
         """
         with_sums = [keys for keys in map(list, recordings) if keys]
@@ -207,8 +207,8 @@ def _key(node: Node) -> str:
 def _order(keys: Sequence[str], steps: Sequence[tuple[Any, Any]]) -> Sequence[str]:
     """Return the keys in the order in which the collectives are launched.
 
-    This is their order in the graph, in which `keys` are given. But if a step would then wait for a collective that is
-    launched only after the step, it is the order of the steps.
+    Usually, this is their order in the graph, which is the order of `keys`. But in this order, a step may wait for a
+    collective that is launched only after the step. In that case, return the keys in the order of the steps.
     """
     launched, ready = 0, set()
     for begun, awaited in steps:

@@ -86,8 +86,8 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         self._rows = SwappedRows(copies, layout.hosted) if layout.hosted and copies is not None else None
         self._layout, self._trips = layout, layout.known_trips
         self._copied = Copied(device)
-        # In each iteration, slices in host memory take at most two more steps each: a copy of each one, and one wait
-        # for all of them.
+        # In each iteration, there are at most two further steps for each slice in host memory: a step that copies it,
+        # and a step that waits for copies.
         self.launches = (self._body.launches + 2 * len(layout.hosted)) * (self._trips or 1)
         known = self._trips is not None and not layout.dynamic_stacks and self.launches <= MOST_RECORDED
         self.can_be_recorded = known and self._body.can_be_recorded
@@ -171,8 +171,8 @@ class RecordedLoop(PreparedLoop, Conditional):
         super().__init__(device, layout, body)
         self._context, self._fault = context, fault
         self.can_be_recorded = self.repeats = True
-        # Two launches that set the condition, and a node. Each state is copied three times: before the first iteration,
-        # after each one, and after the last one.
+        # 3: two launches that set the condition, and the conditional node of the recording. Each state has three copy
+        # steps: before the first iteration, after each iteration, and after the last one.
         self.launches = 3 + body.launches + 3 * len(layout.states)
 
     def recorded(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[Recorded]:
