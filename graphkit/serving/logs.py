@@ -37,8 +37,8 @@ class JsonLines(logging.Formatter):
             "event": record.getMessage(),
         }  # fmt: skip
         line |= {key: value for key, value in vars(record).items() if key not in _USUAL}
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+        if record.exc_text:
+            line["traceback"] = record.exc_text
         return self._encode(line)
 
 
@@ -66,6 +66,9 @@ class _Lines(logging.Handler):
         if len(self._records) + self._taken >= _MOST_WAITING:
             self._lost += 1
             return
+        if record.exc_info:  # it would keep the frames, with the bodies of requests, until the line is written
+            record.exc_text = self._formatter.formatException(record.exc_info)
+            record.exc_info = None
         self._records.append(record)  # not formatted, because it stays in this process
         if not self._new.is_set():
             self._new.set()

@@ -9,6 +9,9 @@ import os
 import select
 import threading
 import time
+import weakref
+
+import numpy as np
 
 from graphkit.serving.logs import json_logs
 
@@ -89,3 +92,30 @@ def test_a_full_pipe_that_does_not_block_loses_nothing():
         stream.close()
         reader.join(60)
     assert [json.loads(line)["event"] for line in found] == ["x" * (1 << 16)] * 10
+
+
+def test_waiting_lines_do_not_keep_the_frames_of_errors():
+    writes, go, kept = threading.Event(), threading.Event(), []
+
+    class Stream(io.StringIO):
+        def write(self, text):
+            writes.set()
+            assert go.wait(60)
+            return super().write(text)
+
+    def fail():
+        body = np.zeros(3)
+        kept.append(weakref.ref(body))
+        raise ValueError("no")
+
+    stream = Stream()
+    with json_logs(stream):
+        logger.info("event")
+        assert writes.wait(60)
+        try:
+            fail()
+        except ValueError:
+            logger.exception("request failed")
+        assert kept[0]() is None
+        go.set()
+    assert "ValueError: no" in json.loads(stream.getvalue().splitlines()[1])["traceback"]
