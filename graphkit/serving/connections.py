@@ -13,6 +13,8 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from graphkit.serving.upgrades import ParserWithoutUpgrades
+
 # Most bytes of the head of a request, and of what follows its body in chunks; seconds until the head is complete.
 _HEAD_BYTES = 64 << 10
 _HEAD_SECONDS = 10.0
@@ -78,6 +80,8 @@ class _Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        parser: Any = ParserWithoutUpgrades(self, self._head_without_upgrade)
+        self.parser = parser
         if self.shared.accepted < self.shared.max_connections:
             self._accepted = True
             self.shared.accepted += 1
@@ -121,6 +125,8 @@ class _Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._is_offer():
+            return
         self._in_head = False
         self._unused_bytes = 0
         self._cancel_head()
@@ -134,6 +140,10 @@ class _Connection(HttpToolsProtocol):
         if not cycle.body:
             cycle.body = b""  # unlike a bytearray, it becomes the first part of the body without a copy
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._is_offer():
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._waiting = ()
@@ -151,6 +161,15 @@ class _Connection(HttpToolsProtocol):
         self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         self.transport.close()
         self.shared.malformed(self.client[0] if self.client else None)
+
+    def _is_offer(self) -> bool:
+        parser: Any = self.parser
+        return bool(parser.is_offer)
+
+    def _head_without_upgrade(self) -> bytes:
+        first = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        lines = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([first, *lines, b"", b""])
 
     def _is_idle(self) -> bool:
         """Return whether the last request was answered, and no other one has begun."""

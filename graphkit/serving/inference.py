@@ -23,6 +23,8 @@ HEADER_LENGTH = b"inference-header-content-length"
 
 # Larger JSON, and larger answers, are converted in another thread than that of the event loop.
 _LARGE = 64 << 10
+# Most characters of the id of a request in the log.
+_ID_CHARACTERS = 200
 # How often a request is tried again if its model is replaced at that moment.
 ATTEMPTS = 10
 
@@ -61,7 +63,7 @@ class Inference:
                 continue  # the repository has a newer one already
             result = await finished(future, scope, receive)
             if parsed.id is not None:
-                record.fields["id"] = parsed.id
+                record.fields["id"] = parsed.id[:_ID_CHARACTERS]
             arguments = (model.name, model.version, parsed, result.outputs, model.outputs)
             if _bytes(result.outputs) > _LARGE:
                 made = await asyncio.to_thread(answer, *arguments)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -61,6 +61,8 @@ def why_not_joined(model: Model, run: Run, compiled: Callable[[Model], Run] = _c
             return f"input {name!r} is {kind}: its first axis is fixed"
     if not model.inputs:
         return "it has no inputs"
+    if (repeated := _repeated(model)) is not None:
+        return repeated
     try:
         graph = _with_rows(model)
     except GraphkitError as error:
@@ -73,6 +75,20 @@ def why_not_joined(model: Model, run: Run, compiled: Callable[[Model], Run] = _c
     if (reduced := _reduced(graph)) is not None:
         return f"its rows depend on each other: {reduced}"
     return _why_rows_depend(model, graph, run, compiled)
+
+
+def _repeated(model: Model) -> str | None:
+    """Return which input has the number of rows along another axis, too. Joined requests would contradict it."""
+    shapes = {n: k.known_shape for n, k in model.input_types.items() if isinstance(k, TensorType)}
+    rows = {name for first, *_ in shapes.values() for name in _symbols(first)}
+    for name, (_, *others) in shapes.items():
+        if found := sorted(rows & {symbol for size in others for symbol in _symbols(size)}):
+            return f"input {name!r} is {model.input_types[name]}: {found[0]!r} is the batch axis of an input, too"
+    return None
+
+
+def _symbols(size: int | DimExpr) -> Collection[str]:
+    return size.symbols if isinstance(size, DimExpr) else ()
 
 
 def _with_rows(model: Model) -> Graph:

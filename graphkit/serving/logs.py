@@ -6,12 +6,15 @@ import contextlib
 import json
 import logging
 import os
+import select
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, TextIO
+
+from graphkit.errors import error_text
 
 _LOGGERS = ("graphkit.serve", "uvicorn", "py.warnings")
 # Attributes of every record; all others come from `extra`.
@@ -34,8 +37,8 @@ class JsonLines(logging.Formatter):
             "event": record.getMessage(),
         }  # fmt: skip
         line |= {key: value for key, value in vars(record).items() if key not in _USUAL}
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+        if record.exc_text:
+            line["traceback"] = record.exc_text
         return self._encode(line)
 
 
@@ -63,6 +66,9 @@ class _Lines(logging.Handler):
         if len(self._records) + self._taken >= _MOST_WAITING:
             self._lost += 1
             return
+        if record.exc_info:  # it would keep the frames, with the bodies of requests, until the line is written
+            record.exc_text = self._formatter.formatException(record.exc_info)
+            record.exc_info = None
         self._records.append(record)  # not formatted, because it stays in this process
         if not self._new.is_set():
             self._new.set()
@@ -100,7 +106,7 @@ class _Lines(logging.Handler):
             ])  # fmt: skip
 
     def _write(self, records: Sequence[logging.LogRecord]) -> None:
-        lines = "".join(f"{self._formatter.format(record)}\n" for record in records)
+        lines = "".join(map(self._line, records))
         with contextlib.suppress(OSError, ValueError):  # the stream is closed
             if (number := _descriptor(self._stream)) is None:
                 self._stream.write(lines)
@@ -108,7 +114,24 @@ class _Lines(logging.Handler):
                 return
             data = memoryview(lines.encode())
             while data:  # not by the stream: its lock would stop the end of the process while a pipe is full
-                data = data[os.write(number, data) :]
+                try:
+                    data = data[os.write(number, data) :]
+                except BlockingIOError:  # another process with the same pipe has made it non-blocking, and it is full
+                    _wait_until_writable(number)
+
+    def _line(self, record: logging.LogRecord) -> str:
+        try:
+            return f"{self._formatter.format(record)}\n"
+        except Exception as error:  # noqa: BLE001 - the thread must live, or all later lines would be lost
+            fields = {"levelname": record.levelname, "msg": "a log line cannot be written", "error": error_text(error)}
+            return f"{self._formatter.format(logging.makeLogRecord({**fields, 'text': str(record.msg)}))}\n"
+
+
+def _wait_until_writable(number: int) -> None:
+    """Wait until a file descriptor takes bytes, or its reader has closed it."""
+    poll = select.poll()
+    poll.register(number, select.POLLOUT)
+    poll.poll()
 
 
 def _descriptor(stream: TextIO) -> int | None:

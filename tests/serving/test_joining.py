@@ -45,6 +45,13 @@ def test_an_input_without_batch():
     assert why(x * rate) == "input 'rate' is float32[] and has no batch axis"
 
 
+def test_a_batch_axis_that_is_another_axis_too():
+    x, w = gk.input("x", ["N", "N"]), gk.input("w", ["M", "N"])
+    wanted = "input {} is float32[{}, N]: 'N' is the batch axis of an input, too"
+    assert why(gk.reduce_sum(x, [1], keepdims=0)) == wanted.format("'x'", "N")
+    assert why(2.0 * gk.input("z", ["N", 4]), gk.reduce_sum(w, [1], keepdims=0)) == wanted.format("'w'", "M")
+
+
 def test_an_output_without_batch():
     x = gk.input("x", ["N", 3])
     assert "output 'y0' is float32[3]: its first axis" in why(gk.reduce_sum(x, [0], keepdims=0))

@@ -6,8 +6,12 @@ import io
 import json
 import logging
 import os
+import select
 import threading
 import time
+import weakref
+
+import numpy as np
 
 from graphkit.serving.logs import json_logs
 
@@ -58,3 +62,60 @@ def test_many_lines_are_written_together():
             logger.info("event", extra={"number": number})
     assert [json.loads(line)["number"] for line in stream.getvalue().splitlines()] == list(range(100))
     assert stream.writes < 50
+
+
+def test_a_line_that_cannot_be_written_does_not_end_the_others():
+    stream = io.StringIO()
+    with json_logs(stream):
+        logger.info("%d rows", "three")
+        logger.info("event")
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert (first["event"], first["text"]) == ("a log line cannot be written", "%d rows")
+    assert second["event"] == "event"
+
+
+def test_a_full_pipe_that_does_not_block_loses_nothing():
+    """Processes that share a pipe share this flag."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    found = []
+    with os.fdopen(writes, "w") as stream, os.fdopen(reads) as pipe:
+        reader = threading.Thread(target=lambda: found.extend(pipe))
+        with json_logs(stream):
+            for _ in range(10):
+                logger.info("x" * (1 << 16))
+            until = time.monotonic() + 60
+            while select.select([], [writes], [], 0)[1]:  # until the pipe is full
+                assert time.monotonic() < until
+                time.sleep(0.001)
+            reader.start()
+        stream.close()
+        reader.join(60)
+    assert [json.loads(line)["event"] for line in found] == ["x" * (1 << 16)] * 10
+
+
+def test_waiting_lines_do_not_keep_the_frames_of_errors():
+    writes, go, kept = threading.Event(), threading.Event(), []
+
+    class Stream(io.StringIO):
+        def write(self, text):
+            writes.set()
+            assert go.wait(60)
+            return super().write(text)
+
+    def fail():
+        body = np.zeros(3)
+        kept.append(weakref.ref(body))
+        raise ValueError("no")
+
+    stream = Stream()
+    with json_logs(stream):
+        logger.info("event")
+        assert writes.wait(60)
+        try:
+            fail()
+        except ValueError:
+            logger.exception("request failed")
+        assert kept[0]() is None
+        go.set()
+    assert "ValueError: no" in json.loads(stream.getvalue().splitlines()[1])["traceback"]

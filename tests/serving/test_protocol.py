@@ -361,3 +361,12 @@ def test_lists_of_maps_are_a_matrix(served, tmp_path, ask):
     assert client.get("/v2/models/maps").json()["outputs"] == [
         {"name": "y", "datatype": "FP32", "shape": [-1, -1], "parameters": {"keys": [5, 6, 7]}},
     ]  # fmt: skip
+
+
+def test_long_ids_are_shortened_in_the_log(client, caplog):
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
+    with caplog.at_level("INFO", "graphkit.serve"):
+        answer = client.post("/v2/models/scaled/infer", json={"id": "r" * 5000, "inputs": [tensor]})
+    assert answer.json()["id"] == "r" * 5000
+    (line,) = (vars(record) for record in caplog.records if record.getMessage() == "request")
+    assert line["id"] == "r" * 200

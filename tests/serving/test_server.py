@@ -197,6 +197,25 @@ def test_malformed_requests_are_counted(running):
     connection.close()
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_offers_of_other_protocols_are_ignored(running, chunked):
+    """Clients of Java, and `curl --http2`, offer HTTP/2 with each request without TLS."""
+    port = running().port
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABk"}
+    connection = connect(port)
+    for _ in range(2):  # the connection stays open
+        body = iter([BODY[:9], BODY[9:]]) if chunked else BODY
+        connection.request("POST", "/v2/models/scaled/infer", body, HEADERS | offer, encode_chunked=chunked)
+        answer = connection.getresponse()
+        assert (answer.status, json.loads(answer.read())["outputs"][0]["data"]) == (200, [2.0, 4.0, 6.0])
+        connection.request("GET", "/v2/health/live", headers=offer)
+        assert connection.getresponse().read() == b'{"live":true}'
+    connection.close()
+    head = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    plain = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert raw(port, head * 3 + plain).count(b'{"live":true}') == 4
+
+
 def test_a_client_that_goes_leaves_the_queue(running, hold_runs):
     server = running(timeout=120.0)
     held = hold_runs()
