@@ -205,8 +205,8 @@ def test_branches(then, otherwise, tmp_path):
     x = np.array([[1, -2], [0.5, 3]], np.float32)
     functions = {"Neg": np.negative, "Sin": np.sin, "Identity": np.positive}
     with CSession(tmp_path / "net.gkp") as session:
-        for condition in (True, False, True):
-            feeds = {"c": np.array(condition), "x": x}
+        for condition in (1, 0, 1, 2):
+            feeds = {"c": np.array(condition, np.uint8).view(bool), "x": x}
             found = session.run(feeds)
             assert_same_bits(found, net.run(feeds))
             expected = np.exp(functions[then if condition else otherwise](x))

@@ -356,7 +356,8 @@ class Instance {
     void end_loop(const Loop& loop, std::int64_t done, const std::string& name);
     void poll(const std::string& name);
     void ask(const std::string& name);
-    bool read_bool(std::size_t entry) const { return *static_cast<const bool*>(table_[entry]); }
+    // Any byte may be there: callers and files can pass others than 0 and 1.
+    bool read_bool(std::size_t entry) const { return *static_cast<const std::uint8_t*>(table_[entry]) != 0; }
 
     Memory& memory(int external) { return memory_[static_cast<std::size_t>(external)]; }
     void patch(int external) { program_.point_to_external(external, memory(external).data, table_); }
