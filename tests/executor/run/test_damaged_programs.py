@@ -67,6 +67,9 @@ def test_other_processors_and_versions_are_named(mlp_file, tmp_path):
     path.write_bytes(with_checksum(data.replace(version, b"9" * len(version), 1)))
     with pytest.raises(RuntimeFailure, match=r"written by graphkit 9.*GK_ERROR_VERSION"):
         CSession(path)
+    path.write_bytes(data[:8] + struct.pack("<I", 1) + data[12:])
+    with pytest.raises(RuntimeFailure, match=r"format has version 1, .*: write the file again \(GK_ERROR_VERSION"):
+        CSession(path)
 
 
 def test_strides_that_overflow_are_rejected():

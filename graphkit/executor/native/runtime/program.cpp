@@ -344,7 +344,7 @@ void Instance::ask(const std::string& name) {
     if (!committed_) {
         (*poll_)();
         if (now() > deadline_) {
-            throw LimitReached(name + ": the time limit is over (timeout=, --timeout, GRAPHKIT_TIMEOUT)");
+            throw LimitReached(name + ": the time limit is over", "timeout", "--timeout, GRAPHKIT_TIMEOUT");
         }
     }
     polled_ = ticks();

@@ -20,9 +20,14 @@ struct NoMemory : NativeError {
     using NativeError::NativeError;
 };
 
-// A run exceeded its time limit, or a loop its number of iterations. The message names the step.
+// A run exceeded its time limit, or a loop its number of iterations. The message names the step, and the options of
+// Python that set the limit; `text_for_c` names the field of gk_options instead.
 struct LimitReached : NativeError {
-    using NativeError::NativeError;
+    // `option`: the argument in Python, and the field in C. `others`: the other options of Python.
+    LimitReached(const std::string& text, const std::string& option, const std::string& others)
+        : NativeError(text + " (" + option + "=, " + others + ")"), text_for_c(text + " (gk_options." + option + ")") {}
+
+    std::string text_for_c;
 };
 
 // The location of an operand: an offset in the arena or in a piece of external memory. kAbsent: there is none.

@@ -22,8 +22,8 @@ void Instance::run_loop(const Loop& loop, const std::string& name) {
     std::int64_t done = 0;
     while (go_on && (trips < 0 || done < trips)) {
         if (done >= most_iterations_ && !committed_) [[unlikely]] {
-            throw LimitReached(name + ": more than " + std::to_string(most_iterations_) +
-                               " iterations (max_iterations=, --max-iterations, GRAPHKIT_MAX_ITERATIONS)");
+            throw LimitReached(name + ": more than " + std::to_string(most_iterations_) + " iterations",
+                               "max_iterations", "--max-iterations, GRAPHKIT_MAX_ITERATIONS");
         }
         start_iteration(loop, done, trips);
         run_block(*loop.body);
