@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from saved_loops import nested_model, scan_model, while_model
+from saved_loops import counted_model, nested_model, scan_model, while_model
 from saved_programs import assert_same_bits, check
 
 import graphkit as gk
@@ -34,6 +34,12 @@ def test_while_loops_read_trip_count_and_conditions(m, start, limit, tmp_path):
     trips = 0 if not start else {0: 0, 5: 5, 50: 6}[m]
     np.testing.assert_array_equal(found["y"], feeds["x"] * 2**trips)
     assert found["n"] == trips * (trips - 1) // 2
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_loops_whose_condition_is_constant(starts, tmp_path):
+    feeds, expected = check(counted_model(starts), tmp_path / "net.gkp")
+    np.testing.assert_array_equal(expected["rows"], feeds["x"] * np.array([[1], [2], [3]], np.float32)[: 3 * starts])
 
 
 def test_gradient_of_a_loop(tmp_path):
