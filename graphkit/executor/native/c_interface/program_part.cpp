@@ -242,13 +242,14 @@ void ProgramPart::run(const std::vector<std::byte*>& ports, const RunLimits& lim
         return;
     }
     RunnerPtr runner = take(limits);
+    runner->instance.begin_parts();
     for (std::int64_t i = together; i < runs_; ++i) {
         for (std::size_t port = 0; port < ports.size(); ++port) {
             const SavedSlice& slice = slices_[port];
             runner->instance.set_external(static_cast<int>(port),
                                           ports[port] + slice.offset + slice.stride * static_cast<std::uint64_t>(i));
         }
-        runner->instance.run([](std::size_t) {}, [] {});
+        runner->instance.run_part([](std::size_t) {}, [] {});
     }
     give(std::move(runner));
 }

@@ -310,6 +310,10 @@ class Instance {
     // Runs all steps. If a step fails, throws NativeError, which names the node; if memory is missing, throws NoMemory.
     // Exceptions of `call` are passed on.
     void run(const Call& call, const std::function<void()>& poll);
+    // The same for a run of many parts: begin_parts, then run_part for each of them. A part does not restart the time
+    // until the next poll, because it may be shorter.
+    void begin_parts();
+    void run_part(const Call& call, const std::function<void()>& poll);
 
     // Sets limits of later runs: bytes of buffers, iterations of one loop, and the time by which they must end
     // (nanoseconds of the steady clock). After a commit step only the memory limit can end a run.
