@@ -238,7 +238,7 @@ class _Contents:
         for section in sections:
             refuse_other_steps(section.program.lowered)
         if any(inputs == other.inputs for other in self.programs):
-            given = ", ".join(f"{port.name} {list(port.kind.static_shape)}" for port in inputs)
+            given = ", ".join(f"{port.name} {list(port.kind.static_shape)}" for port in inputs) or "no inputs"
             raise UsageError(f"two programs for the same shapes are to be saved: {given}")
         outputs = [
             _Port(name, _checked("output", name, result.value), i)

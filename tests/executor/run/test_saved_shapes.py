@@ -54,6 +54,8 @@ def test_one_shape_is_saved_once(mlp, tmp_path):
         mlp.save(tmp_path / "net.gkp", shapes=[])
     with pytest.raises(UsageError, match=r"two programs for the same shapes .*: x \[4, 12\]"):
         mlp.save(tmp_path / "net.gkp", shapes=[{"x": (4, 12)}] * 2)
+    with pytest.raises(UsageError, match=r"two programs for the same shapes .*: no inputs"):
+        gk.Model({"y": gk.random_uniform(shape=(3,))}).save(tmp_path / "net.gkp", shapes=[{}, {}])
 
 
 def test_ranks_that_depend_on_the_shapes_are_refused(tmp_path):
