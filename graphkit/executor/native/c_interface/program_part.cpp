@@ -77,7 +77,7 @@ StepCheck ProgramPart::checked_memory(const SavedPart& saved, const SavedMemory&
         check.add_external(static_cast<int>(i), slices_[i].bytes, i >= memory.inputs.size());
     }
     for (std::size_t i = 0; i < memory.constants.size(); ++i) {
-        check.add_external(static_cast<int>(memory.ports() + i), memory.constants[i].second, false);
+        check.add_constant(static_cast<int>(memory.ports() + i), memory.constants[i].second);
     }
     return check;
 }
