@@ -37,7 +37,7 @@ typedef enum gk_status {
     GK_ERROR_RUN = 7,       /* a step of the program failed, for example because an index is out of range */
     GK_ERROR_INTERNAL = 8,  /* an error of graphkit itself */
     GK_ERROR_LIBRARY = 9,   /* oneDNN's libdnnl.so.3 is neither beside libgraphkit.so nor where the system looks */
-    GK_ERROR_LIMIT = 10     /* a run reached max_iterations or timeout of gk_options */
+    GK_ERROR_LIMIT = 10     /* a run exceeded max_iterations or timeout of gk_options */
 } gk_status;
 
 /* Types of elements. float16 and bfloat16 have 2 bytes. A bool has 1 byte, 0 or 1. */
@@ -66,7 +66,7 @@ typedef struct gk_options {
     /* Most threads of a run. 0: as many as when the program was written, but at most one for each core. The number does
      * not change results. */
     int32_t threads;
-    /* Most iterations of one loop of the program. 0: any number. A run that reaches it fails with GK_ERROR_LIMIT. */
+    /* Most iterations of one loop of the program. 0: any number. A run that exceeds it fails with GK_ERROR_LIMIT. */
     int64_t max_iterations;
     /* Most seconds of a run. 0: any time. It is checked between steps, about every 0.1 s. */
     double timeout;

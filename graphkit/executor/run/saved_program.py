@@ -189,6 +189,16 @@ def _checked(what: str, name: str, value: Value) -> TensorType:
     return kind
 
 
+def _require_alike(what: str, ports: Sequence[_Port], others: Sequence[_Port]) -> None:
+    """Raise UnsupportedError unless these ports of two programs have the same types and ranks."""
+    for port, other in zip(ports, others, strict=True):
+        if (port.kind.dtype, port.kind.rank) != (other.kind.dtype, other.kind.rank):
+            raise UnsupportedError(
+                f"{what} {port.name!r} is {other.kind} in one program, but {port.kind} in another: all programs of a "
+                "file must have the same types and ranks; write two files"
+            )
+
+
 class _Listed(NamedTuple):
     """The steps of a section, and the number of the array in each external memory that is a constant."""
 
@@ -228,12 +238,15 @@ class _Contents:
         for section in sections:
             refuse_other_steps(section.program.lowered)
         if any(inputs == other.inputs for other in self.programs):
-            given = ", ".join(f"{port.name} {list(port.kind.static_shape)}" for port in inputs)
+            given = ", ".join(f"{port.name} {list(port.kind.static_shape)}" for port in inputs) or "no inputs"
             raise UsageError(f"two programs for the same shapes are to be saved: {given}")
         outputs = [
             _Port(name, _checked("output", name, result.value), i)
             for i, (name, result) in enumerate(zip(executor.outputs, program.finals, strict=True))
         ]
+        for other in self.programs[:1]:
+            _require_alike("input", inputs, other.inputs)
+            _require_alike("output", outputs, other.outputs)
         listed_sections = [self._listed(section) for section in sections]
         self.programs.append(_Listing(inputs, outputs, _generators(program), listed_sections))
 

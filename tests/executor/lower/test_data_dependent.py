@@ -332,3 +332,15 @@ def test_equal_runs_need_equal_memory() -> None:
     feeds = {"x": np.ones((200_000, 8), np.float32), "c": np.ones(200_000, bool)}
     for _ in range(4):
         assert len(executor.run(feeds)["y"]) == 200_000
+
+
+def test_true_may_be_any_byte_but_zero() -> None:
+    """Numpy's views of bytes as bool may have other bytes than 0 and 1."""
+    c, x = value("c", 4096, dtype="bool"), value("x", 4096)
+    chosen = gk.cond(F.squeeze(F.slice(c, FIRST, FIRST + 1)), lambda: -x, lambda: x)
+    net = gk.Model({"places": F.non_zero(c), "kept": F.compress(x, c, axis=0), "chosen": chosen})
+    bits = np.where(np.arange(4096) < 2048, 3, 0).astype(np.uint8)
+    feeds = {"x": np.arange(4096, dtype=np.float32), "c": bits.view(bool)}
+    found = net.run(feeds)
+    for name, expected in net.run(feeds | {"c": bits > 0}).items():
+        np.testing.assert_array_equal(found[name], expected)

@@ -61,8 +61,8 @@ def while_model():
     )
 
 
-def counted_model():
-    """Stacks three multiples of x; n is another input."""
+def counted_model(starts=True):
+    """Stacks three multiples of x, or none if the loop does not start; n is another input."""
     body = helper.make_graph(
         [helper.make_node("Identity", ["c"], ["again"]), helper.make_node("Add", ["v", "x"], ["sum"]),
          helper.make_node("Identity", ["v"], ["row"])],
@@ -72,12 +72,12 @@ def counted_model():
     )  # fmt: skip
     return model_of(
         [
-            helper.make_node("Loop", ["m", "", "x"], ["last", "rows"], name="count", body=body),
+            helper.make_node("Loop", ["m", "starts", "x"], ["last", "rows"], name="count", body=body),
             helper.make_node("Add", ["n", "n"], ["twice"]),
         ],
         [("x", np.float32, [2]), ("n", np.int64, [])],
-        [("last", np.float32, [2]), ("rows", np.float32, [3, 2]), ("twice", np.int64, [])],
-        [("m", np.array(3))],
+        [("last", np.float32, [2]), ("rows", np.float32, [3 * starts, 2]), ("twice", np.int64, [])],
+        [("m", np.array(3)), ("starts", np.array(starts))],
     )
 
 

@@ -14,7 +14,7 @@ from saved_programs import assert_same_bits, branch_model, check, model_of, rand
 
 import graphkit as gk
 from graphkit import cli
-from graphkit.errors import GraphkitError, InputError, UnsupportedError, UsageError
+from graphkit.errors import GraphkitError, InputError, LimitReached, RuntimeFailure, UnsupportedError, UsageError
 from graphkit.executor.run import c_runtime
 from graphkit.executor.run.c_runtime import CSession, library_path
 from graphkit.ir.types import DType
@@ -205,12 +205,26 @@ def test_branches(then, otherwise, tmp_path):
     x = np.array([[1, -2], [0.5, 3]], np.float32)
     functions = {"Neg": np.negative, "Sin": np.sin, "Identity": np.positive}
     with CSession(tmp_path / "net.gkp") as session:
-        for condition in (True, False, True):
-            feeds = {"c": np.array(condition), "x": x}
+        for condition in (1, 0, 1, 2):
+            feeds = {"c": np.array(condition, np.uint8).view(bool), "x": x}
             found = session.run(feeds)
             assert_same_bits(found, net.run(feeds))
             expected = np.exp(functions[then if condition else otherwise](x))
             np.testing.assert_allclose(found["y"], expected, rtol=1e-6)
+
+
+def test_time_limit_ends_runs_of_many_short_parts(tmp_path):
+    """The time counts over all parts of a batch, in C and in Python."""
+    net, x = gk.models.build("lenet"), np.zeros((1 << 16, 1, 28, 28), np.float32)
+    net.save(tmp_path / "net.gkp", shapes={"x": x.shape}, threads=2)
+    for threads in (1, 2):
+        with (
+            CSession(tmp_path / "net.gkp", threads=threads, timeout=0.001) as session,
+            pytest.raises(RuntimeFailure, match=r"the time limit is over .*GK_ERROR_LIMIT"),
+        ):
+            session.run({"x": x})
+    with pytest.raises(LimitReached, match="the time limit is over"):
+        net.compile(threads=2, timeout=0.001).run({"x": x})
 
 
 def test_trees_and_maps(tmp_path):

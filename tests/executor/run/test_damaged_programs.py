@@ -13,7 +13,7 @@ from saved_programs import branch_model, outcome, trees_model
 import graphkit as gk
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.cpu import native
-from graphkit.executor.run import saved_program
+from graphkit.executor.run import saved_program, saved_steps
 from graphkit.executor.run.c_runtime import CSession
 from graphkit.executor.run.saved_encoding import sequence
 
@@ -66,6 +66,23 @@ def test_other_processors_and_versions_are_named(mlp_file, tmp_path):
     version = gk.__version__.encode()
     path.write_bytes(with_checksum(data.replace(version, b"9" * len(version), 1)))
     with pytest.raises(RuntimeFailure, match=r"written by graphkit 9.*GK_ERROR_VERSION"):
+        CSession(path)
+    path.write_bytes(data[:8] + struct.pack("<I", 1) + data[12:])
+    with pytest.raises(RuntimeFailure, match=r"format has version 1, .*: write the file again \(GK_ERROR_VERSION"):
+        CSession(path)
+
+
+def test_inputs_of_a_program_are_not_packed_weights(tmp_path, monkeypatch):
+    """Kernels read packed weights as the constants of the file are aligned."""
+    encode, path = saved_steps._step, tmp_path / "net.gkp"
+
+    def damaged(step, *arguments):
+        places = {} if step.kernel is None else dict.fromkeys(step.kernel.packed_inputs, (0, 0))
+        return encode(step._replace(inputs=[places.get(i, at) for i, at in enumerate(step.inputs)]), *arguments)
+
+    monkeypatch.setattr(saved_steps, "_step", damaged)
+    gk.models.build("mlp", inputs=12, hidden=(16,), classes=3).save(path, shapes={"x": (128, 12)})
+    with pytest.raises(RuntimeFailure, match=r"'b' is packed, but not a constant \(GK_ERROR_FORMAT"):
         CSession(path)
 
 

@@ -6,7 +6,7 @@ from saved_programs import assert_same_bits, random_feeds
 
 import graphkit as gk
 from graphkit import cli
-from graphkit.errors import InputError, UsageError
+from graphkit.errors import InputError, UnsupportedError, UsageError
 from graphkit.executor.run.c_runtime import CSession
 
 
@@ -54,6 +54,15 @@ def test_one_shape_is_saved_once(mlp, tmp_path):
         mlp.save(tmp_path / "net.gkp", shapes=[])
     with pytest.raises(UsageError, match=r"two programs for the same shapes .*: x \[4, 12\]"):
         mlp.save(tmp_path / "net.gkp", shapes=[{"x": (4, 12)}] * 2)
+    with pytest.raises(UsageError, match=r"two programs for the same shapes .*: no inputs"):
+        gk.Model({"y": gk.random_uniform(shape=(3,))}).save(tmp_path / "net.gkp", shapes=[{}, {}])
+
+
+def test_ranks_that_depend_on_the_shapes_are_refused(tmp_path):
+    net = gk.Model({"y": gk.squeeze(gk.input("x", ["N", 3]))})
+    with pytest.raises(UnsupportedError, match=r"output 'y' is float32\[3\] in one program, but float32\[2, 3\]"):
+        net.save(tmp_path / "net.gkp", shapes=[{"x": (1, 3)}, {"x": (2, 3)}])
+    assert not list(tmp_path.iterdir())
 
 
 def test_command_exports_programs_for_several_shapes(mlp, tmp_path, monkeypatch, capsys):

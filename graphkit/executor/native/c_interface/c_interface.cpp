@@ -68,7 +68,7 @@ gk_status guarded(const Body& body) noexcept {
     } catch (const graphkit::MissingLibrary& error) {
         return failed(GK_ERROR_LIBRARY, error.what());
     } catch (const graphkit::LimitReached& error) {
-        return failed(GK_ERROR_LIMIT, error.what());
+        return failed(GK_ERROR_LIMIT, error.text_for_c.c_str());
     } catch (const graphkit::NoMemory& error) {
         return failed(GK_ERROR_MEMORY, error.what());
     } catch (const graphkit::NativeError& error) {

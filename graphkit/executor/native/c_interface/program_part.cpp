@@ -77,7 +77,7 @@ StepCheck ProgramPart::checked_memory(const SavedPart& saved, const SavedMemory&
         check.add_external(static_cast<int>(i), slices_[i].bytes, i >= memory.inputs.size());
     }
     for (std::size_t i = 0; i < memory.constants.size(); ++i) {
-        check.add_external(static_cast<int>(memory.ports() + i), memory.constants[i].second, false);
+        check.add_constant(static_cast<int>(memory.ports() + i), memory.constants[i].second);
     }
     return check;
 }
@@ -242,13 +242,14 @@ void ProgramPart::run(const std::vector<std::byte*>& ports, const RunLimits& lim
         return;
     }
     RunnerPtr runner = take(limits);
+    runner->instance.begin_parts();
     for (std::int64_t i = together; i < runs_; ++i) {
         for (std::size_t port = 0; port < ports.size(); ++port) {
             const SavedSlice& slice = slices_[port];
             runner->instance.set_external(static_cast<int>(port),
                                           ports[port] + slice.offset + slice.stride * static_cast<std::uint64_t>(i));
         }
-        runner->instance.run([](std::size_t) {}, [] {});
+        runner->instance.run_part([](std::size_t) {}, [] {});
     }
     give(std::move(runner));
 }

@@ -167,7 +167,8 @@ std::string_view SavedFile::checked_metadata(const std::string& path) const {
     }
     if (header.format != kProgramFormat) {
         throw OtherVersion(path + ": the format has version " + std::to_string(header.format) +
-                           ", but this library reads version " + std::to_string(kProgramFormat));
+                           ", but this library reads version " + std::to_string(kProgramFormat) +
+                           ": write the file again");
     }
     const std::uint64_t size = all.size();
     if (header.file_bytes != size) {

@@ -87,6 +87,11 @@ void StepCheck::add_external(int external, std::size_t bytes, bool writable) {
     made.writable = writable;
 }
 
+void StepCheck::add_constant(int external, std::size_t bytes) {
+    add_external(external, bytes, false);
+    externals_[static_cast<std::size_t>(external)].constant = true;
+}
+
 int StepCheck::level_of(const Location& location) const {
     return location.external < 0 ? 0 : externals_[static_cast<std::size_t>(location.external)].level;
 }
@@ -181,7 +186,8 @@ void StepCheck::kernel(const SavedStep& step, const Kernel& kernel) const {
         const std::size_t bytes = is_packed ? kernel.packed_bytes(position) : checked_bytes(spec.shape, spec.type);
         inputs.push_back({step.inputs[i], bytes, "'" + spec.name + "'"});
         inside(step, inputs.back(), is_packed ? kAlignment : size_of(spec.type), false);
-        if (is_packed && step.inputs[i].external < 0) {
+        const int external = step.inputs[i].external;  // exists, as `inside` has checked
+        if (is_packed && (external < 0 || !externals_[static_cast<std::size_t>(external)].constant)) {
             fail(step, "'" + spec.name + "' is packed, but not a constant");
         }
     }

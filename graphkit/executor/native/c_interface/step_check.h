@@ -111,6 +111,7 @@ class StepCheck {
     StepCheck(std::uint64_t arena_bytes, int externals);
 
     void add_external(int external, std::size_t bytes, bool writable);
+    void add_constant(int external, std::size_t bytes);
     void kernel(const SavedStep& step, const Kernel& kernel) const;
     void copy(const SavedStep& step) const;
     void branch(const SavedStep& step) const;
@@ -125,6 +126,7 @@ class StepCheck {
         bool known = false;
         std::size_t bytes = 0;
         bool writable = false;
+        bool constant = false;
         std::size_t alignment = kAlignment;
         int level = 0;
         std::vector<MemoryRange> parts;

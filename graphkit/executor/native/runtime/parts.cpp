@@ -14,6 +14,9 @@ void run_parts(const std::vector<Instance*>& instances, const std::vector<PartAr
     constexpr std::int64_t kMostTogether = 1 << 15;  // most chunks of one loop
     const auto threads = static_cast<int>(instances.size());
     const Team team(threads);
+    for (Instance* instance : instances) {
+        instance->begin_parts();
+    }
     std::atomic<bool> failed{false};
     const auto run_part = [&](std::int64_t part) {
         if (failed.load(std::memory_order_relaxed)) {
@@ -24,7 +27,7 @@ void run_parts(const std::vector<Instance*>& instances, const std::vector<PartAr
             for (const PartArray& array : arrays) {
                 instance.set_external(array.external, array.data + part * array.step);
             }
-            instance.run({}, poll);
+            instance.run_part({}, poll);
         } catch (...) {
             failed.store(true, std::memory_order_relaxed);
             throw;

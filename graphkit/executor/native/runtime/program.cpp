@@ -227,9 +227,17 @@ void Instance::store(int target, const void* source, const Dims& shape, std::siz
 }
 
 void Instance::run(const Call& call, const std::function<void()>& poll) {
+    begin_parts();
+    run_part(call, poll);
+}
+
+void Instance::begin_parts() {
+    polled_ = ticks();
+}
+
+void Instance::run_part(const Call& call, const std::function<void()>& poll) {
     call_ = &call;
     poll_ = &poll;
-    polled_ = ticks();
     committed_ = false;
     const Team team(program_.threads());
     run_block(program_.root());
@@ -344,7 +352,7 @@ void Instance::ask(const std::string& name) {
     if (!committed_) {
         (*poll_)();
         if (now() > deadline_) {
-            throw LimitReached(name + ": the time limit is over (timeout=, --timeout, GRAPHKIT_TIMEOUT)");
+            throw LimitReached(name + ": the time limit is over", "timeout", "--timeout, GRAPHKIT_TIMEOUT");
         }
     }
     polled_ = ticks();

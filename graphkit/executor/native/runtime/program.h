@@ -20,9 +20,14 @@ struct NoMemory : NativeError {
     using NativeError::NativeError;
 };
 
-// A run exceeded its time limit, or a loop its number of iterations. The message names the step.
+// A run exceeded its time limit, or a loop its number of iterations. The message names the step, and the options of
+// Python that set the limit; `text_for_c` names the field of gk_options instead.
 struct LimitReached : NativeError {
-    using NativeError::NativeError;
+    // `option`: the argument in Python, and the field in C. `others`: the other options of Python.
+    LimitReached(const std::string& text, const std::string& option, const std::string& others)
+        : NativeError(text + " (" + option + "=, " + others + ")"), text_for_c(text + " (gk_options." + option + ")") {}
+
+    std::string text_for_c;
 };
 
 // The location of an operand: an offset in the arena or in a piece of external memory. kAbsent: there is none.
@@ -305,6 +310,10 @@ class Instance {
     // Runs all steps. If a step fails, throws NativeError, which names the node; if memory is missing, throws NoMemory.
     // Exceptions of `call` are passed on.
     void run(const Call& call, const std::function<void()>& poll);
+    // The same for a run of many parts: begin_parts, then run_part for each of them. A part does not restart the time
+    // until the next poll, because it may be shorter.
+    void begin_parts();
+    void run_part(const Call& call, const std::function<void()>& poll);
 
     // Sets limits of later runs: bytes of buffers, iterations of one loop, and the time by which they must end
     // (nanoseconds of the steady clock). After a commit step only the memory limit can end a run.
@@ -356,7 +365,8 @@ class Instance {
     void end_loop(const Loop& loop, std::int64_t done, const std::string& name);
     void poll(const std::string& name);
     void ask(const std::string& name);
-    bool read_bool(std::size_t entry) const { return *static_cast<const bool*>(table_[entry]); }
+    // Any byte may be there: callers and files can pass others than 0 and 1.
+    bool read_bool(std::size_t entry) const { return *static_cast<const std::uint8_t*>(table_[entry]) != 0; }
 
     Memory& memory(int external) { return memory_[static_cast<std::size_t>(external)]; }
     void patch(int external) { program_.point_to_external(external, memory(external).data, table_); }

@@ -19,11 +19,15 @@ std::size_t stacked_bytes(std::int64_t rows, std::size_t row) {
 void Instance::run_loop(const Loop& loop, const std::string& name) {
     const std::int64_t trips = start_loop(loop, name);
     bool go_on = loop.condition == Loop::kNone || read_bool(loop.condition);
+    if (go_on && loop.trips >= 0 && trips > loop.trips) {  // rows of slices would be outside of their memory
+        throw NativeError(name + ": the trip count is " + std::to_string(trips) + ", but at most " +
+                          std::to_string(loop.trips) + " iterations were expected");
+    }
     std::int64_t done = 0;
     while (go_on && (trips < 0 || done < trips)) {
         if (done >= most_iterations_ && !committed_) [[unlikely]] {
-            throw LimitReached(name + ": more than " + std::to_string(most_iterations_) +
-                               " iterations (max_iterations=, --max-iterations, GRAPHKIT_MAX_ITERATIONS)");
+            throw LimitReached(name + ": more than " + std::to_string(most_iterations_) + " iterations",
+                               "max_iterations", "--max-iterations, GRAPHKIT_MAX_ITERATIONS");
         }
         start_iteration(loop, done, trips);
         run_block(*loop.body);
@@ -42,10 +46,6 @@ std::int64_t Instance::start_loop(const Loop& loop, const std::string& name) {
     std::int64_t trips = loop.trips;
     if (loop.trip_count != Loop::kNone) {
         trips = std::max(*static_cast<const std::int64_t*>(table_[loop.trip_count]), std::int64_t{0});
-        if (loop.trips >= 0 && trips > loop.trips) {  // rows of slices would be outside of their memory
-            throw NativeError(name + ": the trip count is " + std::to_string(trips) + ", but at most " +
-                              std::to_string(loop.trips) + " iterations were expected");
-        }
     }
     for (const Loop::Slice& slice : loop.slices) {
         if (slice.buffer >= 0) {

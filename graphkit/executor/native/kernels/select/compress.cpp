@@ -1,5 +1,6 @@
 // Compress: selects slices of an array along an axis by a vector of booleans.
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 
 #include "primitives/elements.h"
@@ -31,14 +32,14 @@ void Compress::run(const std::vector<Operand>& inputs, RunMemory& memory) const 
     Dims shape = axis_ ? x.shape : Dims{x.elements()};
     const std::size_t axis = checked_axis(axis_.value_or(0), shape.size());
     const AroundAxis around(shape, axis);
-    const bool* const holds = condition.as<bool>();
+    const auto* const holds = condition.as<std::uint8_t>();  // callers can pass bytes other than 0 and 1
     const std::int64_t length = condition.elements();
     auto* const places =
         reinterpret_cast<std::int64_t*>(memory.scratch(static_cast<std::size_t>(length + 1) * sizeof(std::int64_t)));
     std::int64_t found = 0;
     for (std::int64_t i = 0; i < length; ++i) {
         places[found] = i;
-        found += holds[i] ? 1 : 0;
+        found += holds[i] != 0 ? 1 : 0;
     }
     if (found > 0 && places[found - 1] >= around.size) {
         throw NativeError(describe(inputs) + ": the condition is true at position " +

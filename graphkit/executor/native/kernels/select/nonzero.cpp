@@ -1,6 +1,8 @@
 // NonZero: the positions of elements that are not 0.
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <type_traits>
 
 #include "primitives/elements.h"
 #include "runtime/bindings.h"
@@ -135,7 +137,11 @@ void NonZero::run_as(const Operand& x, RunMemory& memory) const {
 }
 
 void NonZero::run(const std::vector<Operand>& inputs, RunMemory& memory) const {
-    with_type(this->inputs()[0], [&](auto element) { run_as<decltype(element)>(inputs[0], memory); });
+    with_type(this->inputs()[0], [&](auto element) {
+        using T = decltype(element);
+        // Callers can pass arrays of bool with bytes other than 0 and 1.
+        run_as<std::conditional_t<std::is_same_v<T, bool>, std::uint8_t, T>>(inputs[0], memory);
+    });
 }
 
 GRAPHKIT_BINDINGS(nonzero, "data_dependent_call") {
