@@ -94,9 +94,19 @@ def test_numpy_does_not_write_to_arrays() -> None:
         np.add.at(a, [0], 1.0)
     with pytest.raises(UsageError, match="cannot write"):
         np.add(np.ones(2), np.ones(2), out=a)
+    for function in (lambda: np.clip(a, 0, 1, out=a), lambda: np.einsum("i->i", a, out=a), lambda: np.mean(a, out=a)):
+        with pytest.raises(UsageError, match="cannot write to an NDArray"):
+            function()
     found = np.add(a, a, where=a > 0, out=np.zeros(2, np.float32))
     assert found.tolist() == [2, 0]
     assert np.sum(nd.array([1, 2, 3])) == 6
+
+
+def test_where_of_booleans_and_numbers() -> None:
+    mask = np.array([True, False])
+    for number in (300, -1, 0.5, True):
+        found = np.where(nd.array(mask), nd.array(mask), number)
+        np.testing.assert_array_equal(np.asarray(found), np.where(mask, mask, number), strict=True)
 
 
 def test_a_float_operand_keeps_its_gradient() -> None:
