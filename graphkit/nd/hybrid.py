@@ -89,7 +89,11 @@ class Hybrid:
         bound = instance.__dict__.get(self._key)
         # A copy of an object begins with the programs of the original, which read the arrays of the original.
         if bound is None or bound.instance is not instance or bound.method is not self:
-            bound = instance.__dict__[self._key] = _Bound(self, instance)
+            bound = _Bound(self, instance)
+            if isinstance(instance, type):  # a method of the class itself, by `classmethod`
+                setattr(instance, self._key, bound)
+            else:
+                instance.__dict__[self._key] = bound
         return bound
 
     def __reduce__(self) -> Any:

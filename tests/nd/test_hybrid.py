@@ -180,6 +180,24 @@ class ScaleAndAdd(Scale):
         return super().apply(x) + 1
 
 
+class Shared:
+    w = nd.full(1, 3.0)
+
+    @classmethod
+    @nd.hybridize
+    def apply(cls, x: Any) -> Any:
+        return x * cls.w
+
+
+class OtherShared(Shared):
+    w = nd.full(1, 4.0)
+
+
+def test_methods_of_classes_are_hybridized_for_each_class() -> None:
+    for _ in range(2):
+        assert [c.apply(nd.ones(1)).asscalar() for c in (Shared, OtherShared, Shared(), OtherShared())] == [3, 4, 3, 4]
+
+
 @nd.hybridize
 def doubled(x: Any) -> Any:
     return x * 2
