@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,6 +53,8 @@ class Hybrid:
         self.__name__ = type(function).__name__  # unless the function has a name
         functools.update_wrapper(self, function)
         self.function = function
+        # Name of the bound method in its object. Overridden methods have another one, so that `super()` finds both.
+        self._key = f"{getattr(self, '__qualname__', self.__name__)} (hybridized)"
         self._traces: dict[Any, _Trace] = {}
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
@@ -82,10 +86,36 @@ class Hybrid:
                 f"{self.__name__}: a hybridized method stores its programs in the object, so its class "
                 f"{type(instance).__name__} cannot have __slots__ without '__dict__'"
             )
-        bound = Hybrid(functools.partial(self.function, instance))
-        functools.update_wrapper(bound, self.function)
-        instance.__dict__[self.__name__] = bound
+        bound = instance.__dict__.get(self._key)
+        # A copy of an object begins with the programs of the original, which read the arrays of the original.
+        if bound is None or bound.instance is not instance or bound.method is not self:
+            bound = _Bound(self, instance)
+            if isinstance(instance, type):  # a method of the class itself, by `classmethod`
+                setattr(instance, self._key, bound)
+            else:
+                instance.__dict__[self._key] = bound
         return bound
+
+    def __reduce__(self) -> Any:
+        # Copies have no programs. As functions, a decorated one is copied and pickled by its name.
+        name = getattr(self, "__qualname__", "")
+        try:
+            found = operator.attrgetter(name)(sys.modules[self.__module__])
+        except (AttributeError, KeyError):
+            found = None
+        return name if found is self else (Hybrid, (self.function,))
+
+
+class _Bound(Hybrid):
+    """A method of one object. Attributes: method: the method of the class. instance: the object."""
+
+    def __init__(self, method: Hybrid, instance: Any):
+        super().__init__(functools.partial(method.function, instance))
+        functools.update_wrapper(self, method.function)
+        self.method, self.instance = method, instance
+
+    def __reduce__(self) -> Any:
+        return _Bound, (self.method, self.instance)
 
 
 def _hashable(skeleton: Any) -> Any:

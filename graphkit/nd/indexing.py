@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import TypeMismatch, UsageError
+from graphkit.errors import BAD_VALUE, TypeMismatch, UsageError
 from graphkit.ir.arrays import array_of
 from graphkit.ir.graph import Value
 from graphkit.ir.types import INDICES, DType
@@ -268,7 +268,7 @@ def _source(value: Any, like: NDArray) -> NDArray:
     try:
         with np.errstate(over="ignore"):
             found = np.array(value).astype(like.dtype, order="C")
-    except (TypeError, ValueError) as error:
+    except BAD_VALUE as error:
         raise UsageError(f"assignment to {like.describe()}: {error}") from None
     return own(found)
 

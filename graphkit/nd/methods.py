@@ -24,6 +24,7 @@ from graphkit.nd.runtime import settings
 from graphkit.nd.tape import is_tracked
 from graphkit.ops import F
 from graphkit.ops._overloads import ARITHMETIC, ORDER
+from graphkit.ops._value_operators import converted_operand
 from graphkit.signatures import shown
 
 
@@ -147,15 +148,28 @@ def take(self: NDArray, indices: Any, axis: int | None = None, out: None = None,
     mode: "raise": indices outside of the axis are errors. "wrap" and "clip" move them into it.
     """
     check_out("take", out)
+    if mode not in ("raise", "wrap", "clip"):
+        raise UsageError(f"take of {self.describe()}: mode must be 'raise', 'wrap' or 'clip', not {mode!r}")
     source, where = (reshape(self, -1), 0) if axis is None else (self, axis)
     (place,) = axes_of("take", source, where)
-    if mode != "raise":
-        size = source.shape[place]
-        found = np.asarray(indices)
-        if mode not in ("wrap", "clip") or size == 0:
-            raise UsageError(f"take of {self.describe()}: mode must be 'raise', 'wrap' or 'clip', not {mode!r}")
-        indices = found % size if mode == "wrap" else found.clip(0, size - 1)
-    return source[(*[slice(None)] * place, indices)]
+    if type(indices) is NDArray and indices.tensor.dtype.is_integer and mode == "raise":
+        return F.gather(source, astype(indices, "int64", copy=False), axis=place)  # type: ignore[return-value]
+    found = _taken(self, indices, mode, source.tensor.static_shape[place])
+    return F.gather(source, found, axis=place)  # type: ignore[return-value]
+
+
+def _taken(self: NDArray, indices: Any, mode: str, size: int) -> np.ndarray:
+    """Return the indices of `take` as numbers of an axis of this size. Booleans are the numbers 0 and 1."""
+    found = np.asarray(indices)
+    if found.dtype == np.bool_ or found.size == 0:
+        found = found.astype(np.int64)
+    if found.dtype.kind not in "iu":
+        raise UsageError(f"take of {self.describe()}: indices must be integers, not {shown(indices)}")
+    if found.size and mode != "raise" and size:
+        found = found % size if mode == "wrap" else found.clip(0, size - 1)
+    if found.size and (found.min() < -size or found.max() >= size):
+        raise UsageError(f"take of {self.describe()}: an index is out of range for an axis of size {size}")
+    return found.astype(np.int64)
 
 
 def repeat(self: NDArray, repeats: Any, axis: int | None = None) -> NDArray:
@@ -179,7 +193,7 @@ def dot(self: NDArray, b: Any) -> Any:
         return self * b
     if rank <= 2:
         return self @ b
-    other: Any = b if isinstance(b, Value) else own(np.array(b, self.dtype))
+    other: Any = b if isinstance(b, Value) else own(np.array(converted_operand(np.asarray(b), self), order="C"))
     # One matrix: the axis of the sum comes first.
     order = [rank - 2, *range(rank - 2), rank - 1]
     size, *rest = [other.tensor.static_shape[a] for a in order]

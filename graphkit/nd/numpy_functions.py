@@ -119,8 +119,12 @@ def array_function(
 ) -> Any:
     """Call a function of numpy that is not a ufunc: as operators or methods if possible, or else on copies.
 
-    Functions such as `np.mean` call the method of the array. Raises UsageError if gradients would be lost.
+    Functions such as `np.mean` call the method of the array. Raises UsageError if gradients would be lost, or if the
+    function would write to an array.
     """
+    if type(options.get("out")) is NDArray:
+        name = function.__name__
+        raise UsageError(f"np.{name} cannot write to an NDArray: assign its result, as in x[:] = np.{name}(...)")
     own = _OWN.get(function)
     if own is not None:
         found = own(*arguments, **options)
@@ -173,7 +177,9 @@ def _where(condition: Any, *branches: Any) -> Any:
     if len(branches) != 2 or not arrays or any(x.dtype != arrays[0].dtype for x in arrays):
         return NotImplemented
     numbers = [x for x in branches if type(x) is not NDArray]
-    if not all(type(x) is int or (type(x) is float and arrays[0].tensor.dtype.is_float) for x in numbers):
+    kind = arrays[0].tensor.dtype
+    allowed = (int, float) if kind.is_float else (int,) if kind.is_integer else (bool,)
+    if any(type(x) not in allowed for x in numbers):
         return NotImplemented
     chosen = condition if type(condition) is NDArray else array(condition)
     return F.where(chosen.astype("bool", copy=False), *branches)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import UsageError
+from graphkit.errors import BAD_VALUE, UsageError
 from graphkit.ir.types import DType, dtype_of
 from graphkit.nd.calls import generator, random_state
 from graphkit.nd.creation import Shape, sizes
@@ -91,7 +91,7 @@ def _integer(function: str, name: str, value: Any) -> int:
 def _real(function: str, name: str, value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except BAD_VALUE:
         raise UsageError(f"{function}: {name} must be a number, not {shown(value)}") from None
 
 

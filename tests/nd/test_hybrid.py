@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import operator as operators
+import pickle
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,58 @@ def test_methods_are_hybridized_for_each_object() -> None:
 
     two, three = Scale(2.0), Scale(3.0)
     assert [two.apply(nd.ones(1)).asscalar(), three.apply(nd.ones(1)).asscalar()] == [2, 3]
+
+
+class Scale:
+    def __init__(self, factor: float):
+        self.w = nd.array([factor])
+
+    @nd.hybridize
+    def apply(self, x: Any) -> Any:
+        return x * self.w
+
+
+class ScaleAndAdd(Scale):
+    @nd.hybridize
+    def apply(self, x: Any) -> Any:
+        return super().apply(x) + 1
+
+
+class Shared:
+    w = nd.full(1, 3.0)
+
+    @classmethod
+    @nd.hybridize
+    def apply(cls, x: Any) -> Any:
+        return x * cls.w
+
+
+class OtherShared(Shared):
+    w = nd.full(1, 4.0)
+
+
+def test_methods_of_classes_are_hybridized_for_each_class() -> None:
+    for _ in range(2):
+        assert [c.apply(nd.ones(1)).asscalar() for c in (Shared, OtherShared, Shared(), OtherShared())] == [3, 4, 3, 4]
+
+
+@nd.hybridize
+def doubled(x: Any) -> Any:
+    return x * 2
+
+
+@pytest.mark.parametrize("made", [Scale, ScaleAndAdd])
+def test_copies_of_objects_have_programs_of_their_own(made: type[Scale]) -> None:
+    one, original = nd.ones(1), made(2.0)
+    more = int(made is ScaleAndAdd)
+    assert [original.apply(one).asscalar() for _ in range(2)] == [2 + more] * 2
+    for other in (copy.copy(original), copy.deepcopy(original), pickle.loads(pickle.dumps(original))):
+        other.w = nd.array([5.0])
+        assert (other.apply(one).asscalar(), original.apply(one).asscalar()) == (5 + more, 2 + more)
+        assert other.apply is other.apply
+    assert pickle.loads(pickle.dumps(original.apply))(one).asscalar() == 2 + more
+    doubled(one)
+    assert pickle.loads(pickle.dumps(doubled)) is copy.deepcopy(doubled) is doubled
 
 
 def test_what_a_hybridized_function_cannot_do() -> None:

@@ -94,9 +94,42 @@ def test_numpy_does_not_write_to_arrays() -> None:
         np.add.at(a, [0], 1.0)
     with pytest.raises(UsageError, match="cannot write"):
         np.add(np.ones(2), np.ones(2), out=a)
+    for function in (lambda: np.clip(a, 0, 1, out=a), lambda: np.einsum("i->i", a, out=a), lambda: np.mean(a, out=a)):
+        with pytest.raises(UsageError, match="cannot write to an NDArray"):
+            function()
     found = np.add(a, a, where=a > 0, out=np.zeros(2, np.float32))
     assert found.tolist() == [2, 0]
     assert np.sum(nd.array([1, 2, 3])) == 6
+
+
+def test_take_copies_and_counts_booleans_as_numbers() -> None:
+    a = nd.arange(6).reshape(2, 3)
+    for indices, axis in ((1, 0), (2, None), (-1, 1), ([True, False], 1), ([], 0), (np.int8(1), 0)):
+        for mode in ("raise", "wrap", "clip"):
+            found = a.take(indices, axis, mode=mode)
+            assert found.tolist() == a.asnumpy().take(np.array(indices, int), axis, mode=mode).tolist()
+            found[...] = 9
+    assert a.tolist() == [[0, 1, 2], [3, 4, 5]]
+    for wrong, axis, mode in ((slice(0, 1), 0, "raise"), (None, 0, "raise"), ([0.5], 0, "wrap"), (6, None, "raise")):
+        with pytest.raises(UsageError, match="take of array"):
+            a.take(wrong, axis, mode=mode)
+    with pytest.raises(UsageError, match="mode must be"):
+        nd.zeros(0).take([], mode="none")
+    assert nd.hybridize(lambda x: x + a.take(1, 0))(nd.ones(3)).tolist() == [4, 5, 6]
+
+
+def test_dot_refuses_numbers_of_another_kind() -> None:
+    half = np.full((2, 3, 2), 0.5)
+    assert nd.ones(3).dot(half).tolist() == [[1.5, 1.5], [1.5, 1.5]]
+    with pytest.raises(UsageError, match="cannot be combined"):
+        nd.ones(3, "int32").dot(half)
+
+
+def test_where_of_booleans_and_numbers() -> None:
+    mask = np.array([True, False])
+    for number in (300, -1, 0.5, True):
+        found = np.where(nd.array(mask), nd.array(mask), number)
+        np.testing.assert_array_equal(np.asarray(found), np.where(mask, mask, number), strict=True)
 
 
 def test_a_float_operand_keeps_its_gradient() -> None:

@@ -56,6 +56,8 @@ WRONG: list[tuple[Callable[[], Any], type[GraphkitError], str]] = [
     (lambda: nd.random.uniform("a", 1), UsageError, "uniform: low must be a number, not 'a'"),
     (lambda: nd.random.uniform(0, float("inf")), UsageError, "uniform: high must be finite, not inf"),
     (lambda: nd.random.normal(0, None), UsageError, "normal: scale must be a number, not None"),
+    (lambda: nd.random.normal(10**400), UsageError, "normal: loc must be a number, not 1000"),
+    (lambda: nd.zeros(2, "int8").__setitem__(0, 2**70), UsageError, "assignment to array: int8.*too large"),
     (lambda: nd.random.randint("a", "b"), UsageError, "randint: low must be an integer, not 'a'"),
     (lambda: nd.random.randint(0.5, 2.5), UsageError, "randint: low must be an integer, not 0.5"),
     (lambda: nd.random.randint(2**40, 2**40 + 5), UsageError, "int32 cannot store all integers"),
