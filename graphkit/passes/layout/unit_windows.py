@@ -10,9 +10,10 @@ import numpy as np
 
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
-from graphkit.ops import F, operator
+from graphkit.ops import DOMAIN, F, operator
 from graphkit.ops.internal.fused_conv import FusedConv
 from graphkit.ops.nn.conv import Convolution
+from graphkit.passes.core.match import is_op
 
 # With fewer channels or positions, a convolution with the channels last is faster.
 _LEAST_CHANNELS = 8
@@ -23,8 +24,10 @@ def is_product(node: Node) -> bool:
     """Return whether a Conv or FusedConv is faster as a product of its weights with x: [N, C, positions].
 
     Args:
-        node: A convolution in the standard order, whose result is only an output of the graph.
+        node: A convolution of any operator, or a gradient of one, whose result is only an output of the graph.
     """
+    if not is_op(node, "Conv") and not is_op(node, "FusedConv", domain=DOMAIN):
+        return False
     x, w = node.operands[:2]
     op = operator(node, Convolution)
     if op.group != 1 or any(v.dtype is not DType.FLOAT32 for v in node.operands):

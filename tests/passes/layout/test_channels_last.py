@@ -200,6 +200,20 @@ def test_products_keep_what_follows(activation: str, residual_last: bool) -> Non
     assert "MatMul" in ops(converted(alone, (1, 9, 14, 15)))
 
 
+@pytest.mark.parametrize(("kernel", "rest"), [((1, 1), (14, 15)), ((14, 15), (1, 1))], ids=str)
+def test_gradients_do_not_become_products_of_windows(kernel: tuple[int, ...], rest: tuple[int, ...]) -> None:
+    """Both gradients are only outputs. Either the filters or the results have one position."""
+    x = Value(TensorType("float32", (2, 9, 14, 15)), "x")
+    w = Value(TensorType("float32", (9, 9, *kernel)), "w")
+    dy = Value(TensorType("float32", (2, 9, *rest)), "dy")
+    graph = Graph([x, w, dy], gradient([F.reduce_sum(F.mul(F.conv(x, w), dy), keepdims=False)], [x, w]))
+    result = run_passes(channels_last(graph), CLEANUP)
+    assert {"ChannelsLastConvGradInput", "ChannelsLastConvGradWeight"} <= set(ops(result))
+    arrays = [rng.standard_normal(v.tensor.static_shape).astype(np.float32) for v in (x, w, dy)]
+    for got, want in zip(evaluate(result, arrays), evaluate(graph, arrays), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
 def test_a_transpose_that_asks_for_channels_last_vanishes() -> None:
     graph = converted(lambda x: F.relu(F.transpose(conv(x, 4, 3), perm=(0, 2, 3, 1))))
     assert ops(graph) == ["Transpose", "ChannelsLastConv", "Relu"]
