@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.ir import context
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops import DOMAIN, F, operator
@@ -41,19 +42,23 @@ def is_product(node: Node) -> bool:
 
 
 def as_product(node: Node, operands: Sequence[Value | None]) -> Value:
-    """Return the result of a convolution for which `is_product` holds, for the given x, w, bias and residual."""
+    """Return the result of a convolution for which `is_product` holds, for the given x, w, bias and residual.
+
+    The product has the name of the convolution, and all new nodes have its metadata.
+    """
     x, w = operands[:2]
     bias, residual = (operands[i] if i < len(operands) else None for i in (2, 3))
     assert x is not None
     assert w is not None
     batch, channels, *positions = x.tensor.static_shape
     filters = w.tensor.static_shape[0]
-    flat = F.reshape(x, np.array([batch, channels, math.prod(positions)]))
-    y: Any = F.mat_mul(F.reshape(w, np.array([filters, channels])), flat)
-    y = F.reshape(y, np.array([batch, filters, *positions]))
-    if bias is not None:
-        y = F.add(y, F.reshape(bias, np.array([filters, *(1 for _ in positions)])))
-    if isinstance(node.op, FusedConv):
-        y = node.op.finished(y, residual)
+    with context.entered(context.current()._replace(attrs=node.meta)):
+        flat = F.reshape(x, np.array([batch, channels, math.prod(positions)]))
+        y: Any = F.mat_mul(F.reshape(w, np.array([filters, channels])), flat, name=node.name)
+        y = F.reshape(y, np.array([batch, filters, *positions]))
+        if bias is not None:
+            y = F.add(y, F.reshape(bias, np.array([filters, *(1 for _ in positions)])))
+        if isinstance(node.op, FusedConv):
+            y = node.op.finished(y, residual)
     result: Value = y
     return result

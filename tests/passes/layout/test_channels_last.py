@@ -17,6 +17,7 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.internal.fused_conv import FusedConv
+from graphkit.ops.nn.conv import Conv
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.layout.channels_last import channels_first, channels_last
@@ -198,6 +199,14 @@ def test_products_keep_what_follows(activation: str, residual_last: bool) -> Non
         return Node(epilogue, (x, weights(5, 9, 1, 1), bias, residual)).output
 
     assert "MatMul" in ops(converted(alone, (1, 9, 14, 15)))
+
+
+def test_products_keep_name_and_metadata_of_the_convolution() -> None:
+    def alone(x: Value) -> Value:
+        return Node(Conv(), (x, weights(5, 9, 1, 1), weights(5)), "head", {"ctx_group": "last"}).output
+
+    (product,) = [node for node in converted(alone, (1, 9, 14, 15)).nodes if node.op.name == "MatMul"]
+    assert (product.name, product.meta) == ("head", {"ctx_group": "last"})
 
 
 @pytest.mark.parametrize(("kernel", "rest"), [((1, 1), (14, 15)), ((14, 15), (1, 1))], ids=str)
