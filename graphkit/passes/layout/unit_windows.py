@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.ir import context
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
-from graphkit.ops import F, operator
+from graphkit.ops import DOMAIN, F, operator
 from graphkit.ops.internal.fused_conv import FusedConv
 from graphkit.ops.nn.conv import Convolution
+from graphkit.passes.core.match import is_op
 
 # With fewer channels or positions, a convolution with the channels last is faster.
 _LEAST_CHANNELS = 8
@@ -23,8 +25,10 @@ def is_product(node: Node) -> bool:
     """Return whether a Conv or FusedConv is faster as a product of its weights with x: [N, C, positions].
 
     Args:
-        node: A convolution in the standard order, whose result is only an output of the graph.
+        node: A convolution of any operator, or a gradient of one, whose result is only an output of the graph.
     """
+    if not is_op(node, "Conv") and not is_op(node, "FusedConv", domain=DOMAIN):
+        return False
     x, w = node.operands[:2]
     op = operator(node, Convolution)
     if op.group != 1 or any(v.dtype is not DType.FLOAT32 for v in node.operands):
@@ -38,19 +42,23 @@ def is_product(node: Node) -> bool:
 
 
 def as_product(node: Node, operands: Sequence[Value | None]) -> Value:
-    """Return the result of a convolution for which `is_product` holds, for the given x, w, bias and residual."""
+    """Return the result of a convolution for which `is_product` holds, for the given x, w, bias and residual.
+
+    The product has the name of the convolution, and all new nodes have its metadata.
+    """
     x, w = operands[:2]
     bias, residual = (operands[i] if i < len(operands) else None for i in (2, 3))
     assert x is not None
     assert w is not None
     batch, channels, *positions = x.tensor.static_shape
     filters = w.tensor.static_shape[0]
-    flat = F.reshape(x, np.array([batch, channels, math.prod(positions)]))
-    y: Any = F.mat_mul(F.reshape(w, np.array([filters, channels])), flat)
-    y = F.reshape(y, np.array([batch, filters, *positions]))
-    if bias is not None:
-        y = F.add(y, F.reshape(bias, np.array([filters, *(1 for _ in positions)])))
-    if isinstance(node.op, FusedConv):
-        y = node.op.finished(y, residual)
+    with context.entered(context.current()._replace(attrs=node.meta)):
+        flat = F.reshape(x, np.array([batch, channels, math.prod(positions)]))
+        y: Any = F.mat_mul(F.reshape(w, np.array([filters, channels])), flat, name=node.name)
+        y = F.reshape(y, np.array([batch, filters, *positions]))
+        if bias is not None:
+            y = F.add(y, F.reshape(bias, np.array([filters, *(1 for _ in positions)])))
+        if isinstance(node.op, FusedConv):
+            y = node.op.finished(y, residual)
     result: Value = y
     return result

@@ -17,6 +17,7 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.internal.fused_conv import FusedConv
+from graphkit.ops.nn.conv import Conv
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.layout.channels_last import channels_first, channels_last
@@ -198,6 +199,28 @@ def test_products_keep_what_follows(activation: str, residual_last: bool) -> Non
         return Node(epilogue, (x, weights(5, 9, 1, 1), bias, residual)).output
 
     assert "MatMul" in ops(converted(alone, (1, 9, 14, 15)))
+
+
+def test_products_keep_name_and_metadata_of_the_convolution() -> None:
+    def alone(x: Value) -> Value:
+        return Node(Conv(), (x, weights(5, 9, 1, 1), weights(5)), "head", {"ctx_group": "last"}).output
+
+    (product,) = [node for node in converted(alone, (1, 9, 14, 15)).nodes if node.op.name == "MatMul"]
+    assert (product.name, product.meta) == ("head", {"ctx_group": "last"})
+
+
+@pytest.mark.parametrize(("kernel", "rest"), [((1, 1), (14, 15)), ((14, 15), (1, 1))], ids=str)
+def test_gradients_do_not_become_products_of_windows(kernel: tuple[int, ...], rest: tuple[int, ...]) -> None:
+    """Both gradients are only outputs. Either the filters or the results have one position."""
+    x = Value(TensorType("float32", (2, 9, 14, 15)), "x")
+    w = Value(TensorType("float32", (9, 9, *kernel)), "w")
+    dy = Value(TensorType("float32", (2, 9, *rest)), "dy")
+    graph = Graph([x, w, dy], gradient([F.reduce_sum(F.mul(F.conv(x, w), dy), keepdims=False)], [x, w]))
+    result = run_passes(channels_last(graph), CLEANUP)
+    assert {"ChannelsLastConvGradInput", "ChannelsLastConvGradWeight"} <= set(ops(result))
+    arrays = [rng.standard_normal(v.tensor.static_shape).astype(np.float32) for v in (x, w, dy)]
+    for got, want in zip(evaluate(result, arrays), evaluate(graph, arrays), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_a_transpose_that_asks_for_channels_last_vanishes() -> None:

@@ -424,6 +424,27 @@ def test_gradients_of_wide_windows(case, last, dtype, isa):
     assert len(set(bits)) == 1
 
 
+@pytest.mark.skipif(not native.has_bfloat16(), reason="no bfloat16 on this processor")
+@pytest.mark.parametrize("positions", [30, 59, 60])
+@pytest.mark.parametrize("backward", [False, True])
+def test_bfloat16_over_an_odd_number_of_channels(positions: int, backward: bool) -> None:
+    """One of the library's implementations for windows of one element is wrong for these numbers of positions."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 1, positions, 9)).astype(ml_dtypes.bfloat16)
+    w = rng.standard_normal((9, 10, 1, 1) if backward else (10, 9, 1, 1)).astype(ml_dtypes.bfloat16)
+    window = native.Window((1, 1), (1, 1), (0, 0), (0, 0), 1)
+    shapes, y = [(2, 9, 1, positions), w.shape, (2, 10, 1, positions)], np.zeros((2, 1, positions, 10), x.dtype)
+    if backward:
+        kernel = native.ConvolutionBackwardData(*shapes, window, channels_last=True, dtype="bfloat16", threads=1)
+        kernel([x, w], [y])
+    else:
+        kernel = native.Convolution(*shapes, window, channels_last=True, dtype="bfloat16", threads=1)
+        kernel([x, w, None], [y])
+    matrix = w[:, :, 0, 0].astype(np.float64)
+    expected = x.astype(np.float64) @ (matrix if backward else matrix.T)
+    np.testing.assert_allclose(y.astype(np.float64), expected, rtol=2**-7, atol=0.05)
+
+
 def main() -> int:
     dtype, seed, shapes, times = sys.argv[1], *map(int, sys.argv[2:])
     sweep = Sweep(dtype, seed, times)
