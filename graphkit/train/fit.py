@@ -159,9 +159,10 @@ class Fit:
         return ("learning_rate", *measured, *(f"valid_{name}" for name in validated if self.valid is not None))
 
     def _count_updates(self) -> int | None:
-        """Return the number of updates of the whole run, or None if the schedule does not need it.
+        """Return the number of updates of the whole run, for the schedule; None if the schedule does not need it.
 
-        If only `max_steps` ends the run, also estimate its last epoch.
+        If only `max_steps` ends the run, return `max_steps`, and set `position.until` to the epoch in which the run
+        will probably end.
 
         Raises UsageError if the schedule needs it, but the data have no length.
         """
@@ -212,7 +213,7 @@ class Fit:
         return record
 
     def _end_epoch(self, scores: dict[str, float]) -> dict[str, float]:
-        """Log the epoch, call the callbacks, and write the checkpoint. Return the record. scores: of validation."""
+        """Call the callbacks, log the epoch, and write the checkpoint. Return the record. scores: of validation."""
         trainer, position = self.trainer, self.trainer.position
         record = {**(position.trained or {}), **_of_validation(scores)}
         numbers = {
@@ -236,8 +237,8 @@ class Fit:
     def _end_within(self, scores: dict[str, float]) -> dict[str, float]:
         """End the run within an epoch, because it has made `max_steps` updates. Return the record so far.
 
-        The epoch stays incomplete, so that a longer run continues it: its callbacks are not called. The line of the log
-        is removed if the run continues.
+        The epoch stays incomplete, so that a longer run can continue it. So `on_epoch_end` of the callbacks is not
+        called. If the run continues, the line that is logged here is removed.
         """
         trainer, position = self.trainer, self.trainer.position
         record = {**self._partial, **_of_validation(scores)}

@@ -27,7 +27,7 @@ from graphkit.ops.pointwise import scalar_like
 from graphkit.train.named_losses import Loss
 from graphkit.train.programs.weights import Term
 
-# Operators that compute an output from their operand -> the node that the importer makes for it.
+# Output operators of MXNet that apply an activation -> the operator that the importer uses for this activation.
 _ACTIVATIONS = {"SoftmaxOutput": "Softmax", "LogisticRegressionOutput": "Sigmoid"}
 _MOVES = ("Reshape", "Flatten", "Identity", "Cast")
 _NO_HEAD = Head("", "", {})
@@ -265,7 +265,7 @@ def _linear(attributes: Attributes, x: Value, label: Value) -> Value:
 
 
 def _absolute(attributes: Attributes, x: Value, label: Value) -> Value:
-    """The gradient of an error of 0 is -1, as in MXNet."""
+    """Absolute error. Where the error is 0, the gradient is -1, as in MXNet."""
     error = _difference(x, label)
     sign = F.where(F.greater(error, scalar_like(0.0, error)), scalar_like(1.0, error), scalar_like(-1.0, error))
     return _per_output(attributes, _sum(F.mul(error, F.stop_gradient(sign))), label)

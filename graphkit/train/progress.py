@@ -96,7 +96,7 @@ class JsonLog:
             epoch: Number of complete epochs.
             updates: Number of updates.
             seconds: Duration of the run so far.
-            ended: Keep the line of the end within an epoch, because the run does not continue.
+            ended: Keep a line with the event "end" (the run ended within an epoch), because the run does not continue.
         """
         self._start = time.monotonic() - seconds
         if self._path is None or not self._path.exists():
@@ -137,7 +137,7 @@ class JsonLog:
 def _is_before(line: str, epoch: int, updates: int, ended: bool) -> bool:
     """Whether a log line belongs to the first `epoch` epochs, or, for a line of a step, the first `updates` updates.
 
-    ended: whether the line of the end within an epoch belongs to the log.
+    ended: whether a line with the event "end" (the run ended within an epoch) belongs to the log.
     """
     try:
         record = json.loads(line)

@@ -19,9 +19,9 @@ from graphkit.errors import GraphkitWarning
 class Termination:
     """Context of a `fit` on several ranks, in which the first SIGTERM takes effect after a step.
 
-    A rank that has received the signal says so in a collective of the next step, so no additional message is needed:
-    the all-reduce of the loss, or the one in which ranks with groups meet. After that step, `is_due` is True on all
-    ranks. A second SIGTERM to a rank takes effect at once.
+    A rank that has received the signal reports it in a collective that each step contains anyway. This is the
+    all-reduce of the loss, or with `groups` the collective at the start of a step (`Transport.meet`). After that step,
+    `is_due` is True on all ranks. A second SIGTERM to a rank takes effect at once.
     """
 
     def __init__(self, store: KVStore):
@@ -83,7 +83,7 @@ class Termination:
 
 
 class WorkerTermination(Termination):
-    """A Termination of workers with parameter servers, which take steps independently: they agree on a last one."""
+    """A Termination of workers with parameter servers, which take steps independently: they agree on the last step."""
 
     def __init__(self, store: KVStore):
         super().__init__(store)

@@ -86,7 +86,7 @@ class Adapter:
 
         Args:
             base: The node of the layer, on the operands of the new graph.
-            gain: With DoRA, see `gain`. Default: computed from the weight that `base` reads.
+            gain: With DoRA: the result of the method `gain`. Default: computed from the weight that `base` reads.
         """
         inherited = {key: base.meta[key] for key in _INHERITED if key in base.meta}
         scope = context.current()

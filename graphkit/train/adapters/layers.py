@@ -264,7 +264,7 @@ def _uses(scopes: Sequence[Scope], weights: set[Value], keys: _Keys) -> dict[Val
         for node in scope.graph.nodes:
             if all(scope.fixed(v) is not None for v in node.outputs):
                 continue
-            # The bodies show how captures are used.
+            # Leave out the captures of a loop or branch: the scopes of its bodies show what reads them.
             count = len(node.inputs) - (capture_count(node) if is_control(node) else 0)
             for position, operand in enumerate(node.inputs[:count]):
                 value = scope.fixed(operand)

@@ -17,8 +17,8 @@ from graphkit.train.exchange.exchange import StepSpec
 from graphkit.train.exchange.local import LocalExchange
 from graphkit.train.stepper import Stepper
 
-# Limits of relative differences. Each pair has a limit for the loss and the outputs, and one for the change of the
-# states with one role. The second pair applies if a state or the loss is float16 or bfloat16, the first one otherwise.
+# Limits of relative differences. In each pair, the first limit is for the loss and the outputs, the second one for the
+# changes of states. The second pair applies if a state or the loss is float16 or bfloat16, the first one otherwise.
 # In float32, small networks differ by 1e-6.
 LIMITS = (1e-4, 1e-3), (3e-2, 1e-1)
 
@@ -137,8 +137,8 @@ def compare_steps(
 ) -> StepReport:
     """Take steps on the batch `feeds` in both runtimes. Return how much they differ.
 
-    Both begin each step with graphkit's states, so that differences do not grow from step to step. At the end, both
-    take a step that is not finite, if inputs or parameters of NaN make the loss NaN in both.
+    Both begin each step with graphkit's states, so that differences do not grow from step to step. At the end, one
+    array is replaced by NaN, and both take a step that must be skipped (see `_skipped_step` for exceptions).
 
     Args:
         subject: The exported step.
@@ -207,8 +207,8 @@ def _noise(
 ) -> dict[str, float]:  # fmt: skip
     """Return how much a step of graphkit differs, by role, if its parameters change by two units in the last place.
 
-    For example, if a parameter has a gradient of 0 in exact arithmetic, Adam divides rounding errors by their size. The
-    result is at least the effect of rounding the new states.
+    This can be large: if the exact gradient of a parameter is 0, Adam divides a rounding error by its own magnitude.
+    The result is at least the effect of rounding the new states.
     """
     draw = np.random.default_rng(0)
     worst = {role: _rounding(names, before.states, new.states) for role, names in roles.items()}

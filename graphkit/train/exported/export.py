@@ -183,8 +183,8 @@ def _compared_outputs(
 def _steps(trainer: BaseTrainer, accumulate: int) -> list[tuple[float, bool]]:
     """Return the steps of the comparison: the learning rate of each, and whether it flushes.
 
-    They are all steps up to the next update, and one more. With `accumulate`, a step that flushes comes between, so the
-    last step begins a new group.
+    They are all steps up to the next update, and one more. With `accumulate`, a step that flushes comes before the last
+    one, so the last step begins a new group of accumulated batches.
     """
     schedule, count = trainer.optimizer.schedule, accumulate - trainer._stepper.accumulated
     if schedule.is_open and trainer._rates.run_updates is None:
@@ -270,7 +270,7 @@ def _init_graph(states: Mapping[str, np.ndarray]) -> tuple[Graph, dict[str, np.n
 
 
 def target_inputs(trainer: BaseTrainer) -> dict[str, str]:
-    """Return the targets that a batch contains, by the names of the inputs of the step that they are fed to."""
+    """Return a dict: for each input of the step that takes a target, the name of this target in a batch."""
     return {trainer._targets.program_input(name): name for name in trainer._targets.names}
 
 

@@ -47,7 +47,7 @@ def quotient(total: Value, weight: Value) -> Term:
 def divisor(total: Value) -> Value:
     """Return a sum of weights, or 1 if it is 0.
 
-    With weight 0, sums over samples are 0, too, except for label smoothing with class weights.
+    If the weight of a loss is 0, the sum of its terms is 0, too. The exception is label smoothing with class weights.
     """
     result: Value = F.where(F.equal(total, scalar_like(0.0, total)), scalar_like(1.0, total), total)
     return result
