@@ -84,8 +84,8 @@ class Emitter:
             inputs: Where its inputs are.
             results: Where its results are: updates, then outputs.
             prefix: Prefix of the steps' names; empty for the outermost graph.
-            copies: Whether to add steps that copy results that are not owned to their locations. Subgraphs always have
-                such steps.
+            copies: Whether to add steps that copy results to `results`, if no step writes them there directly (see
+                `Result.owned`). Subgraphs always have such steps.
         """
         locations = _Locations(self, lowered, base, inputs, results)
         if not prefix:

@@ -192,8 +192,9 @@ class Block:
 def layout_of(site: Site) -> LoopLayout:
     """Return the layout of a Loop or a Scan over slices along the first axis.
 
-    Raises NotNative for other axes, for values that are not tensors of numbers, if sizes are known only inside or only
-    outside of the body, and if the body cannot be specialised or lowered.
+    Raises NotNative for other axes, for values that are not tensors of numbers, and if the body cannot be specialised
+    or lowered. Also raises it if the size of a state is known either in the body or after the loop, but not both, or if
+    the size of a stacked output is known, but not that of its slices.
     """
     node, block = site.node, Block()
     if not all(has_fixed_size(v) or has_run_time_size(v) for v in (*node.operands, *node.outputs)):

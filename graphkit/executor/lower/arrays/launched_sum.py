@@ -88,8 +88,8 @@ class SumQueue:
         """Set which collectives are recorded together. All processes must have the same recordings.
 
         recordings: For each recording, a list of texts. The list is empty if the recording contains no collectives.
-        Otherwise, the first text is different before and after the last step that can fail, and the other texts are the
-        keys of the collectives.
+        Otherwise, the first text says whether the recording comes after the last step that can fail. The other texts
+        are the keys of the collectives.
         """
         with_sums = [keys for keys in map(list, recordings) if keys]
         self._structure = zlib.crc32(repr(with_sums).encode()) % (2**20 - 1) + 1
