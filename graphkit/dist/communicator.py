@@ -116,9 +116,9 @@ class Communicator(Protocol):
         ...
 
     def departures(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the values that ranks passed to `depart`, and their numbers of steps; None if a rank is missing.
+        """Return the values that ranks passed to `depart`, and their numbers of steps. Both are indexed by job rank.
 
-        Both arrays are indexed by job rank.
+        None if this process does not receive the heartbeats of all processes of the job.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""Heartbeats: each process writes what it does to shared memory, and checks the other processes of its host.
+"""Heartbeats: each process writes its current call and its state to shared memory, and checks those of other processes.
 
-The leader of a host also writes the heartbeats of other hosts there.
+The leader of a host also writes the heartbeats of other hosts to this memory.
 
 A process that is stopped or has died sends no heartbeat. A process that is stalled makes no progress while others
 wait for it. In both cases, the job ends with an error that names the rank and its last call. Known long work (compiling

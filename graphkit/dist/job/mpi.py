@@ -57,7 +57,7 @@ def launched_by_mpi() -> bool:
     """Whether a known MPI launcher has started this process. Imports nothing.
 
     A command calls it to decide whether to start MPI at all: MPI takes long to start, and starts only once in a
-    process. `graphkit train --processes` compares the answer with MPI's own later, and raises an error if they differ.
+    process. Later, `graphkit train --processes` raises an error if MPI reports another number of processes.
     """
     return any(v in os.environ for v in _LAUNCHER_VARIABLES)
 

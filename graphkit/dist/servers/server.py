@@ -70,7 +70,7 @@ class Server:
         self._updater_given: np.ndarray | None = None  # pickled
         self._compression: compression.Compression | None = None
         self._compression_given: str | dict[str, Any] | None = None
-        # The first error of each worker's pushes, until its next request.
+        # The first error of each worker's pushes, until its next request that waits for an answer.
         self._errors: list[GraphkitError | None] = [None] * workers
         self._waiting: list[_Request] = []
 

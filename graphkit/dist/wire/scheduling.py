@@ -21,8 +21,8 @@ def reduce_wakeup_latency() -> bool:
     """Give this thread a short time slice, so that it gets a core soon after it wakes.
 
     Return whether the system supports it. Linux from 6.12 on schedules threads with shorter time slices earlier. The
-    default slice is 3 ms, and a thread that wakes may wait that long. Timers of this thread also become exact, instead
-    of 50 us late.
+    default slice is up to 3 ms, and a thread that wakes may wait that long. Timers of this thread also become exact,
+    instead of 50 us late.
     """
     if not sys.platform.startswith("linux") or platform.machine() not in _CALLS:
         return False
