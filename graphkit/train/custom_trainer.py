@@ -161,7 +161,8 @@ class CustomTrainer:
     def resume(self, folder: str | Path, *, trusted: bool = False) -> None:
         """Restore parameters, states, random numbers, seed and notes from the checkpoint in a folder.
 
-        Further steps then give the same results, bit for bit, as without an interruption. If it fails, nothing changes.
+        Further steps then give the same results, bit for bit, as without an interruption. If `resume` fails, nothing
+        changes.
 
         Args:
             folder: The folder.

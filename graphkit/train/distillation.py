@@ -90,9 +90,10 @@ def distillation(
 ) -> Loss:
     """Return a loss that also compares the logits with those of a teacher (Hinton, Vinyals and Dean, 2015).
 
-    It is (1 - weight) * loss + weight * T^2 * KL, where KL is the mean divergence of softmax(logits / T) from
-    softmax(teacher's logits / T) along the last axis. The teacher runs in inference mode, as part of the training step,
-    and gets the inputs of the model, also after mixup. It is not trained, and not saved with the model.
+    It is (1 - weight) * loss + weight * T^2 * KL, where KL is the mean over all rows of sum(t (log t - log p)), with
+    t = softmax(teacher's logits / T) and p = softmax(logits / T) along the last axis. The teacher runs in inference
+    mode, as part of the training step, and gets the inputs of the model, also after mixup. It is not trained, and not
+    saved with the model.
 
     Args:
         teacher: A model with the same classes. Its inputs have the names of those of the model; if both have one input,

@@ -175,7 +175,8 @@ def constants_to_parameters(model: Model, names: Sequence[str] | None = None) ->
     """Turn constant weights into parameters, and constant running statistics into states. Return the new model.
 
     By default, the weights are these floating-point constants: the weights of convolutions, matrix products, recurrent
-    layers, normalisations and tables, and operands of Add and Mul with more than one element. Scalars are left out.
+    layers, normalisations and tables, slopes of PRelu, and operands of Add and Mul with more than one element. Scalars
+    are left out.
     Constants are also found behind operators that only rearrange them (Unsqueeze, Concat, Slice, ...). Nodes in
     subgraphs of If, Loop and Scan are searched, too.
 

@@ -41,7 +41,7 @@ def softmax_cross_entropy(
             Without label smoothing, the loss is then 0.
         ignore_index: Targets of this value do not count, such as the padding of a text or the border of a segment. It
             may be outside of the class numbers.
-        sample_weight: float [N], one weight per sample: both sums are multiplied by it. Not negative.
+        sample_weight: float [N], one weight per sample, not negative: it multiplies the terms of both sums.
 
     Returns:
         The loss, a scalar of the type of logits.
@@ -212,7 +212,7 @@ def categorical_cross_entropy(logits: Value, target: Value, sample_weight: Value
 def kl_divergence(logits: Value, target: Value, sample_weight: Value | None = None) -> Value:
     """Mean over all rows of sum(t (log t - log p)), where p = softmax(logits) along the last axis.
 
-    It is the Kullback-Leibler divergence of p from t. Terms with t = 0 are 0.
+    It is the Kullback-Leibler divergence KL(t || p). Terms with t = 0 are 0.
 
     Args:
         logits: Float tensor [..., classes].

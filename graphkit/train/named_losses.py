@@ -133,7 +133,7 @@ class Loss:
 
     @property
     def class_weights(self) -> tuple[float, ...] | None:
-        """The weights of the classes, by which a loss of class numbers is divided; None if there are none."""
+        """The weights of the classes, if targets are class numbers and the option is set; otherwise None."""
         return self.options.get("class_weights") if self.classes else None
 
     @property

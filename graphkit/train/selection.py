@@ -121,7 +121,7 @@ def select_parameters(
 
 
 def _check_patterns(graph: Graph, selection: ParameterSelection, names: Collection[str]) -> None:
-    """Raise UsageError if a pattern matches no parameter, or a mask has another name than a parameter."""
+    """Raise UsageError if a pattern matches no parameter, or no parameter has the name of a mask."""
     for name in selection.masks:
         if name not in names:
             raise UsageError(

@@ -1,6 +1,6 @@
 """Groups of settings of a Trainer.
 
-Each setting is also a keyword of `Trainer`, whose docstring describes it; except for those of `Lora`.
+Except for those of `Lora`, each setting is also a keyword of `Trainer`, and its docstring describes the setting.
 """
 
 from __future__ import annotations

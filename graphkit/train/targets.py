@@ -147,8 +147,8 @@ class Targets:
     def fitted(self, given: Any, weighted: bool | None = None) -> dict[str, Any]:
         """Return the targets of a batch by the names of inputs, in the types and shapes of the program.
 
-        weighted: whether the program takes sample weights (default: that of the training program). Without such an
-        input, sample weights are left out if the training program takes them.
+        weighted: whether the program takes sample weights (default: whether the training program does). If it does not,
+        but the training program does, sample weights in `given` are left out.
 
         Raises:
             InputError: A conversion would lose information, or sample weights are wrong or missing.

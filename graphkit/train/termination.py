@@ -27,7 +27,7 @@ class Termination:
     def __init__(self, store: KVStore):
         self._store = store
         self._fingerprint = store.transport.fingerprint
-        # The handler of SIGTERM that this one replaces, and that ends the process.
+        # The previous handler of SIGTERM. It ends the process.
         self._handler: Any = None
 
     def __enter__(self) -> Termination:

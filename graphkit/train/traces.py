@@ -31,8 +31,8 @@ _READINGS = 9
 def write_merged(profile: Profile, trainer: Trainer, store: KVStore, path: str | Path) -> None:
     """Write the profiles of all ranks to one file, in the time of rank 0. Collective; rank 0 writes.
 
-    In the trace, each rank is a process. It has an additional row for communication: from the start of each transfer to
-    its arrival.
+    In the trace, each rank is a process. An additional row of each rank shows the transfers, each from its start to its
+    arrival.
     """
     rank, origin = store.rank, _origin(store)
     events = profile.trace(rank, f"rank {rank} on {socket.gethostname()}", origin)["traceEvents"]

@@ -278,7 +278,8 @@ class Trainer(BaseTrainer):
             max_steps: Number of updates after which the run ends, also within an epoch. In a continued run, all updates
                 of the run count. Without `epochs`, the run has as many epochs as the updates need; with both, it ends
                 at whichever is reached first. If it ends within an epoch, `fit` validates and writes a checkpoint from
-                which a longer run continues with the next batch. Callbacks of the epoch are then not called.
+                which a longer run continues with the next batch. `on_epoch` and the `on_epoch_end` of
+                callbacks are not called for that epoch.
             batch_size: Samples per batch in one process.
             metrics: Metrics by name, functions (output, target), or objects (see `gk.metrics.Metric`).
             folder: Folder for the files of this run. If it contains a model or checkpoint of another run, or if another

@@ -1,1 +1,1 @@
-"""LoRA and DoRA: adapters of low rank, trained while the weights of a model stay frozen, and stored in files alone."""
+"""LoRA and DoRA: low-rank adapters, trained while the weights of a model are frozen, and stored in their own files."""

@@ -154,7 +154,7 @@ class Adapter:
         return F.reshape(bias, (1, -1, *(1 for _ in self.layer.input_shape[1:])))
 
     def _without_bias(self, base: Node, x: Value) -> Value:
-        """Return the product of a layer for other data."""
+        """Return the result of the layer for `x` instead of its own data, without the bias."""
         assert base.inputs[1] is not None
         weight = self.wide(base.inputs[1])
         if isinstance(base.op, Gemm):

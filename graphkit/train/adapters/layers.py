@@ -84,7 +84,7 @@ def select_layers(graph: Graph, patterns: Sequence[str], owner: str) -> list[Lay
 
     A pattern that is the exact name of a layer selects only this layer, even if it contains brackets.
 
-    If a pattern matches layers that cannot have adapters besides others, a warning lists them.
+    If a pattern matches both layers that can have adapters and layers that cannot, a warning lists the latter.
 
     Args:
         graph: The graph.

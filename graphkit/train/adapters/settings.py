@@ -28,7 +28,7 @@ class Lora:
         rank: The rank of the change.
         alpha: The scaling is alpha / rank.
         layers: Names of layers or glob patterns: the layers that get adapters (default: all MatMul, Gemm and Conv with
-            weights). A layer is known by the name of the layer, of its node, or of its weight.
+            weights). You can also give the name of a layer's node, or of its weight.
         dropout: Probability that the adapter's input is set to 0 in training.
         dora: Also train the length of each row of the weight (Liu et al., "DoRA: Weight-Decomposed Low-Rank
             Adaptation", 2024).

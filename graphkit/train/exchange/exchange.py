@@ -152,7 +152,7 @@ class Exchange(Protocol):
         """Return pairs (output, target) for metrics, from the results of a step. target: its name and array."""
 
     def epoch_states(self, mine: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-        """Return the states of an incomplete epoch that a checkpoint stores, given those of this rank."""
+        """Return a list of the states of an incomplete epoch, as a checkpoint stores it. mine: those of this rank."""
 
     def inference(self, graph: Graph) -> Inference:
         """Return an object that runs the inference graph, or this rank's part of it."""

@@ -93,7 +93,7 @@ def _input(graph: Graph, name: str) -> Value | None:
 
 
 def _replaced(graph: Graph, table: Mapping[Value, Value], read: Iterable[Value] = ()) -> Graph:
-    """Return the graph with other values instead of some inputs. These values are then among its inputs.
+    """Replace inputs by the values in `table`. The list of inputs then contains these values, even computed ones.
 
     read: graph inputs that the new values read.
     """

@@ -1,7 +1,7 @@
 """All-reduce of gradients and losses inside a program, in buckets; each starts when its last gradient is ready.
 
-Buckets: Li et al., "PyTorch Distributed", VLDB 2020. A bucket contains parameters that the backward pass reaches at
-about the same time, from the loss to the inputs.
+Buckets: Li et al., "PyTorch Distributed", VLDB 2020. The backward pass runs from the loss to the inputs. A bucket
+contains parameters that it reaches at about the same time.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def next_state(scale: Value) -> Value:
 
 
 def lowered_state(scale: Value) -> Value:
-    """Return the state after an update whose gradients were not finite, as `lower` does. The least scale stays."""
+    """Return the state after an update whose gradients were not finite, as `lower` does. The minimum stays the same."""
     factor, _ = unpair(scale)
     half = pair(F.mul(factor, np.float32(0.5)), F.mul(factor, np.float32(0)))
     lowered: Value = F.where(F.greater(factor, F.constant(value=np.float32(_MINIMUM))), half, scale)
