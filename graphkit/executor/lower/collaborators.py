@@ -136,7 +136,7 @@ class Collectives(Protocol):
 
 
 class Channels(Protocol):
-    """Sends single values between processes. `number` is a tag: sender and receiver use the same tags in one order."""
+    """Sends single values between processes. `number` is a tag. Sender and receiver use tags in the same order."""
 
     def send(self, to: int, number: int, key: str, array: np.ndarray) -> None:
         """Send a copy of an array to a rank, which receives it with the same number. key: its name in messages."""

@@ -1,8 +1,8 @@
 """Lower Loop and Scan to a subgraph of a native program, or to kernels on device arrays.
 
 The number of iterations may be known only in a run. In a native program, outputs that are stacked an unknown number of
-times are in buffers that grow, and so are states whose shape changes. The step owns a block of working memory: the
-states that pass from one iteration to the next, and the arena of its body.
+times are in buffers that grow, and so are states whose size is known only in a run. The step owns a block of working
+memory: the states that pass from one iteration to the next, and the arena of its body.
 """
 
 from __future__ import annotations

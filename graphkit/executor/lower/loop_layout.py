@@ -25,8 +25,8 @@ class CarriedState(NamedTuple):
         before: Input of the body.
         output: Position of its last value among the node's outputs.
         after: Output of the body.
-        buffers: If the body also stacks the state: its index in `LoopLayout.stacked`. If its shape changes: None. Else
-            the offsets of two buffers, which the iterations write in turn.
+        buffers: If the size of the state is known only in a run: None. If the body also stacks the state: its index in
+            `LoopLayout.stacked`. Else the offsets of two buffers, which the iterations write in turn.
     """
 
     operand: int

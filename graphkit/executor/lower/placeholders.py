@@ -90,7 +90,7 @@ def _parts(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
 
 
 def _padded_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """First the axes along which the first two operands differ in size, because the first is padded; then the rest."""
+    """First the padded axes, along which the first two operands differ in size; then the other axes."""
     padded, plain = _first_shapes(node, sizes)
     return sorted(range(len(padded)), key=lambda axis: padded[axis] == plain[axis])[:count]
 

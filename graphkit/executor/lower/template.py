@@ -317,7 +317,7 @@ class Template:
         )
 
     def _plan(self, made: Sequence[_native.NodeKernel], sizes: Sequence[int]) -> MemoryPlan:
-        """Return the memory plan, which depends only on working memory and in-place pairs."""
+        """Return the memory plan. It depends only on which kernels need working memory, and on their in-place pairs."""
         key = tuple([(m.scratch_bytes > 0, *m.inplace) for m in made])
         if key not in self._plans:
             self._plans[key] = plan_graph(
