@@ -4,11 +4,11 @@ Workers take steps independently, so there is no collective in which they could 
 worker has received SIGTERM, or sees that another process has, it votes: its heartbeats contain the number of steps that
 it has completed. When all workers have voted, all stop after the step with the number of the largest vote.
 
-A worker that has voted takes a further step only if another worker has begun more steps. That worker votes for at least
-this number of steps, so no worker takes more steps than the largest vote.
+A worker that has voted takes a further step only if another worker has begun more steps than it has. That other worker
+votes for at least the steps that it has begun, so no worker takes more steps than the largest vote.
 
 This cannot deadlock. A worker may wait inside a step, in an exchange or for a slower worker (`dist_bounded`). It has
-then begun more steps than the slower worker, so the slower worker does not wait here.
+then begun more steps than the slower worker, so the slower worker does not wait for votes: it takes its next step.
 """
 
 from __future__ import annotations
