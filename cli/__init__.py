@@ -15,7 +15,7 @@ _COLLECT_AFTER = (50_000, 20, 100)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point: run a command and exit with its code."""
+    """Entry point: run a command and exit with its code. Resets the handler of SIGINT; `invoke` does not."""
     try:
         code = _guarded(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:  # while modules were loading, or before the command began
