@@ -30,7 +30,7 @@ libdir=${prefix}/lib
 
 Name: graphkit
 Description: Runs networks that graphkit saved as programs (.gkp files)
-Version: VERSION
+Version: @VERSION@
 Cflags: -I${includedir}
 Libs: -L${libdir} -lgraphkit -Wl,-rpath,${libdir}
 """
@@ -48,7 +48,7 @@ endif()
 """
 # Before 1.0, versions with another second number are incompatible.
 _CMAKE_VERSION = """\
-set(PACKAGE_VERSION "VERSION")
+set(PACKAGE_VERSION "@VERSION@")
 set(PACKAGE_VERSION_COMPATIBLE FALSE)
 string(REGEX MATCH "^[0-9]+[.][0-9]+" _graphkit_series "${PACKAGE_VERSION}")
 if(NOT PACKAGE_FIND_VERSION VERSION_GREATER PACKAGE_VERSION AND NOT PACKAGE_FIND_VERSION VERSION_LESS _graphkit_series)
@@ -59,8 +59,8 @@ if(PACKAGE_FIND_VERSION VERSION_EQUAL PACKAGE_VERSION)
 endif()
 """
 _README = """\
-graphkit VERSION for C
-======================
+graphkit @VERSION@ for C
+========================
 
 This folder runs networks that graphkit saved as programs (.gkp files). Programs in C need no Python. You can move the
 folder. Its files belong together: libgraphkit.so looks for oneDNN's library in its own folder.
@@ -148,7 +148,7 @@ def _files() -> Iterator[tuple[str, bytes]]:
         "README": _README,
     }
     for name, text in texts.items():
-        yield name, text.replace("VERSION", distribution.version(), 1).encode()
+        yield name, text.replace("@VERSION@", distribution.version()).encode()
 
 
 def _licence(package: importlib.metadata.Distribution, name: str) -> Path:

@@ -170,7 +170,7 @@ def test_links_with_cmake(mlp, folder):
         "if(graphkit_FOUND)",
         '  message(FATAL_ERROR "another version was accepted")',
         "endif()",
-        f"find_package(graphkit {distribution.version()})",
+        f"find_package(graphkit {distribution.version()} REQUIRED)",
         "add_executable(classify classify.c)",
         block("cmake"),
     ]
