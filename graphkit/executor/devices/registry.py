@@ -116,6 +116,7 @@ class _Source(NamedTuple):
 
 # Device, domain and name.
 _Key: TypeAlias = tuple[str, str, str]
+_Modules: TypeAlias = tuple[str, Sequence[str]]
 
 _NO_KERNELS = KernelRule()
 # For a field, all fields that make kernels for the same nodes.
@@ -125,12 +126,10 @@ _lock = threading.Lock()
 _rules: dict[_Key, KernelRule] = {}
 # For each rule, the module that registered each field.
 _sources: dict[_Key, dict[str, _Source]] = {}
-# The modules that will register a rule when they are imported.
-_unimported: dict[_Key, Sequence[str]] = {}
-# Begin of the names of a device's modules, up to the last dot.
-_packages: dict[str, str] = {}
+# The modules that will register a rule when they are imported: how their names begin, and the rest of each.
+_unimported: dict[_Key, _Modules] = {}
 # The same as `_unimported` for modules of string functions, which few programs need.
-_unimported_strings: dict[_Key, Sequence[str]] = {}
+_unimported_strings: dict[_Key, _Modules] = {}
 
 
 def register(device: str, domain: str, name: str, rule: KernelRule, module: str = "") -> None:
@@ -186,14 +185,14 @@ def rule_of(device: str, operator: Named, *, strings: bool = False) -> KernelRul
     return _rules.get(key, _NO_KERNELS)
 
 
-def _import(unimported: dict[_Key, Sequence[str]], key: _Key) -> None:
+def _import(unimported: dict[_Key, _Modules], key: _Key) -> None:
     """Import the modules that register the rule, if that has not been done. Other threads may do the same."""
     modules = unimported.get(key)
     if modules is None:
         return
-    package = _packages.get(key[0], "")
-    for module in modules:
-        importlib.import_module(f"{package}{module}")
+    package, names = modules
+    for name in names:
+        importlib.import_module(package + name)
     # Remove the entry last: a thread that finds no entry expects the rule to be registered.
     unimported.pop(key, None)
 
@@ -212,9 +211,9 @@ def register_modules(
         strings: The same for string functions.
         package: The package of the modules, if their names do not contain it.
     """
-    _packages[device] = package and f"{package}."
-    _unimported.update(((device, *operator), found) for operator, found in modules.items())
-    _unimported_strings.update(((device, *operator), found) for operator, found in strings.items())
+    prefix = package and f"{package}."
+    _unimported.update(((device, *operator), (prefix, found)) for operator, found in modules.items())
+    _unimported_strings.update(((device, *operator), (prefix, found)) for operator, found in strings.items())
 
 
 def unregister(device: str) -> None:
@@ -224,7 +223,6 @@ def unregister(device: str) -> None:
         for table in tables:
             for key in [key for key in table if key[0] == device]:
                 del table[key]
-        _packages.pop(device, None)
 
 
 def sources(device: str) -> dict[tuple[str, str], dict[str, str]]:

@@ -139,6 +139,14 @@ def test_a_field_of_another_module_stays() -> None:
     assert registry.sources("test")["", "Probe"] == {"make": "json"}
 
 
+def test_modules_of_several_packages_are_found() -> None:
+    """Modules that are added later keep the package of those before."""
+    register_modules("packages", {("", "Probe"): ("decoder",)}, {}, "json")
+    register_modules("packages", {("", "Other"): ("ast",)}, {})
+    assert not rule_of("packages", Probe).has_kernels  # imports json.decoder; `decoder` alone does not exist
+    registry.unregister("packages")
+
+
 def test_a_device_that_is_unregistered_leaves_no_kernels() -> None:
     def factory(node: Any, context: Any) -> None: ...
 
