@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import threading
@@ -92,7 +93,7 @@ def _hand_over(ended: Sequence[_Ended]) -> None:
         else:
             _settle([(pending, outcome)])
     for loop, of_loop in by_loop.items():
-        if not loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no request of it waits
             loop.call_soon_threadsafe(_settle, of_loop)
 
 
