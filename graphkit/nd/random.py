@@ -42,9 +42,7 @@ def uniform(low: float = 0.0, high: float = 1.0, shape: Shape = (1,), dtype: Any
     if not math.isfinite(end - start):
         # Half of the range fits into float64.
         return F.mul(uniform(start / 2, end / 2, shape, kind), np.array(2.0, kind.numpy))  # type: ignore[return-value]
-    if settings.capture is not None:
-        return _drawn("random_uniform", shape, kind, low=start, high=end)
-    if _is_large(shape, kind):
+    if settings.capture is not None or _is_large(shape, kind):
         return _drawn("random_uniform", shape, kind, low=start, high=end)
     return _moved("random_uniform", shape, kind, start, end - start)
 
@@ -55,9 +53,7 @@ def normal(loc: float = 0.0, scale: float = 1.0, shape: Shape = (1,), dtype: Any
     Raises UsageError if one of these is not a number.
     """
     mean, deviation, kind = _real("normal", "loc", loc), _real("normal", "scale", scale), dtype_of(dtype)
-    if settings.capture is not None:
-        return _drawn("random_normal", shape, kind, mean=mean, scale=deviation)
-    if _is_large(shape, kind):
+    if settings.capture is not None or _is_large(shape, kind):
         return _drawn("random_normal", shape, kind, mean=mean, scale=deviation)
     return _moved("random_normal", shape, kind, mean, deviation)
 

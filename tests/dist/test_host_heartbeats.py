@@ -18,10 +18,20 @@ def board(clock):
     return found
 
 
+HOSTS = (Host("one", (0, 1)), Host("two", (2, 3)))
+
+
 @pytest.fixture
 def watch(board):
-    hosts = (Host("one", (0, 1)), Host("two", (2, 3)))
-    made = HeartbeatMonitor(board, range(4), 0, 0.2, hosts, 0)
+    made = HeartbeatMonitor(board, range(4), 0, 0.2, HOSTS, 0)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def follower(board):
+    """The monitor of rank 1. Rank 0, the leader of its host, hears of the other host."""
+    made = HeartbeatMonitor(board, range(4), 1, 0.2, HOSTS, 0)
     yield made
     made.end()
 
@@ -82,32 +92,22 @@ def test_ranks_of_all_hosts_that_wait_are_named(watch, board, clock, waited):
     assert waited() is None
 
 
-def test_other_hosts_are_not_silent_because_the_leader_stopped(board, clock):
+def test_other_hosts_are_not_silent_because_the_leader_stopped(board, clock, follower):
     """The leader heard of them shortly before its last heartbeat."""
-    hosts = (Host("one", (0, 1)), Host("two", (2, 3)))
-    follower = HeartbeatMonitor(board, range(4), 1, 0.2, hosts, 0)
-    try:
-        with follower.for_progress:
-            clock.forward(0.4, progress=(follower,))
-            signs(board, clock, heard=0.25)
-            board.slots["state"][0], board.slots["alive"][0] = 1, clock.now - 0.15
-            assert "two" not in (follower.lost() or "")
-            board.heard[1] = clock.now - 0.4
-            assert "host two" in follower.lost()
-    finally:
-        follower.end()
+    with follower.for_progress:
+        clock.forward(0.4, progress=(follower,))
+        signs(board, clock, heard=0.25)
+        board.slots["state"][0], board.slots["alive"][0] = 1, clock.now - 0.15
+        assert "two" not in (follower.lost() or "")
+        board.heard[1] = clock.now - 0.4
+        assert "host two" in follower.lost()
 
 
-def test_what_is_known_of_others_is_old_where_the_leader_is_silent(board, clock):
-    hosts = (Host("one", (0, 1)), Host("two", (2, 3)))
-    follower = HeartbeatMonitor(board, range(4), 1, 0.2, hosts, 0)
-    try:
-        with follower.for_progress:
-            clock.forward(0.4, progress=(follower,))
-            signs(board, clock, heard=5.0)
-            board.slots["state"][0], board.slots["alive"][0] = 1, clock.now - 5
-            reason = follower.lost()
-        assert "rank 0 on one" in reason
-        assert "two" not in reason
-    finally:
-        follower.end()
+def test_what_is_known_of_others_is_old_where_the_leader_is_silent(board, clock, follower):
+    with follower.for_progress:
+        clock.forward(0.4, progress=(follower,))
+        signs(board, clock, heard=5.0)
+        board.slots["state"][0], board.slots["alive"][0] = 1, clock.now - 5
+        reason = follower.lost()
+    assert "rank 0 on one" in reason
+    assert "two" not in reason
