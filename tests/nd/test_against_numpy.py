@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
 
 import graphkit as gk
 from graphkit.errors import GraphkitError
@@ -29,6 +30,14 @@ SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5]
 TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-6, "float64": 1e-13}
 
 FEW = pytest.mark.parametrize("examples", [3, pytest.param(60, marks=pytest.mark.full)])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files_of_hypothesis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the files that hypothesis writes out of the checkout."""
+    set_hypothesis_home_dir(tmp_path_factory.mktemp("hypothesis"))
+    yield
+    set_hypothesis_home_dir(None)
 
 
 def repeated(check: Callable[..., None], examples: int, *arguments: Any) -> None:
