@@ -8,6 +8,7 @@ states.
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,17 +16,21 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Protocol
 
+from graphkit.data import Dataset, IterableDataset
 from graphkit.dist.agreement import LIMIT, checksum
 from graphkit.dist.kvstore import KVStore
 from graphkit.dist.updaters import optimizer_facts
 from graphkit.distribution import version
 from graphkit.errors import RanksDiffer
 from graphkit.executor.run.params import ParamStore
+from graphkit.train.background import length_of
 from graphkit.train.programs import step as steps
 from graphkit.train.selection import TrainedParameter
 
 # The learning rate, three counts and a checksum.
 _NUMBERS = struct.Struct("<d4q")
+# Number of labels that are compared, so that masks of many images take no time.
+_COMPARED_LABELS = 1 << 20
 
 
 def compare_setup(
@@ -76,6 +81,19 @@ class Counts(Protocol):
     updates: int
     accumulated: int
     skipped: int
+
+
+def data_facts(train: Dataset | IterableDataset) -> dict[str, int | None]:
+    """Return facts about training data that are equal on all ranks: the number of samples, a checksum of first labels.
+
+    Inputs and float targets are left out, because ranks on different processors may have rounded them differently.
+    """
+    labels = train.labels if isinstance(train, Dataset) else None
+    facts = {"samples": length_of(train), "checksum of labels": None}
+    if labels is not None:
+        compared = _COMPARED_LABELS // max(math.prod(labels.shape[1:]), 1)
+        facts["checksum of labels"] = checksum(labels[: max(compared, 1)])
+    return facts
 
 
 class NoAgreement:

@@ -17,6 +17,7 @@ from graphkit.data import Batch, Dataset, IterableDataset, LazyDataset
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.train import saving
+from graphkit.train.agreement import data_facts
 from graphkit.train.background import BackgroundWork, first_batches, length_of
 from graphkit.train.base_trainer import BaseTrainer, States
 from graphkit.train.callback_runner import CallbackRunner
@@ -89,13 +90,14 @@ class Fit:
         self.trainer.stop_reason = None
 
     def _compare_ranks(self) -> None:
-        """Raise RanksDiffer on all ranks unless all have the same seed, batch size, epochs and position."""
+        """Raise RanksDiffer on all ranks unless they agree on the samples, the seed, and the settings of fit."""
         trainer, position = self.trainer, self.trainer.position
         if trainer.kvstore is not None:
             facts = {
-                "seed": trainer.seed, "batch_size": self.batch_size, "epochs": position.until - position.start,
-                "max_steps": position.max_steps, "fast_dev_run": self.batches,
-                "validation_split": position.validation_split, "epoch": position.epoch, "batch": position.batch,
+                **data_facts(self.train), "seed": trainer.seed, "batch_size": self.batch_size,
+                "epochs": position.until - position.start, "max_steps": position.max_steps,
+                "fast_dev_run": self.batches, "validation_split": position.validation_split, "epoch": position.epoch,
+                "batch": position.batch,
             }  # fmt: skip
             trainer.kvstore.transport.compare("fit", facts)
 

@@ -131,6 +131,27 @@ def test_other_options_of_fit_are_named(on_ranks, options, message):
         assert message in said
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (range(15), range(16), "rank 0 has samples 15, rank 1 has 16"),
+        (range(8), range(8, 16), "rank 0 has checksum of labels [0-9]+, rank 1 has [0-9]+"),
+    ],
+    ids=["samples", "labels"],
+)
+def test_each_rank_passes_the_whole_data_set(on_ranks, first, second, message):
+    """Parts of a data set are an error, also if they give equally many batches."""
+
+    def work(store):
+        labels = np.array(on_second(store, second, first)) % 2 * (store.rank + 1)
+        data = np.ones((len(labels), 3), np.float32), labels
+        trainer = trainer_of(store, net=model(classes=3), loss="softmax_cross_entropy")
+        return caught(lambda: trainer.fit(data, batch_size=4))
+
+    for said in on_ranks(work):
+        assert re.search(message, said)
+
+
 def test_fit_needs_one_seed_for_the_order_of_the_data(on_ranks):
     data = np.ones((16, 3), np.float32), np.zeros((16, 2), np.float32)
     for said in on_ranks(lambda store: caught(lambda: trainer_of(store, seed=store.rank).fit(data))):
