@@ -46,8 +46,8 @@ def triplet_margin(
 
     Args:
         anchor: Float tensor [N, F].
-        positive: Embeddings of the anchors' classes, of the same shape.
-        negative: Embeddings of other classes, of the same shape.
+        positive: Embeddings of other samples of the anchors' classes, [N, F].
+        negative: Embeddings of samples of other classes, [N, F].
         margin: By how much the distance to the negative should be larger.
         sample_weight: See `mse`.
     """

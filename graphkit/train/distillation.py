@@ -98,7 +98,8 @@ def distillation(
     Args:
         teacher: A model with the same classes. Its inputs have the names of those of the model; if both have one input,
             the names may differ.
-        loss: The loss of the targets: a loss of logits with a Softmax, without class_weights and ignore_index.
+        loss: The loss for the targets. It must be a loss of logits with a Softmax, without class_weights and
+            ignore_index.
         temperature: T.
         weight: The share of the comparison with the teacher, from 0 to 1.
         output: The teacher's output, if it has several.

@@ -79,8 +79,8 @@ class Fit:
         skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"
         self._replaced = ReplacedSamples() if skips else None
         self._background = BackgroundWork(0)
-        # With several processes and a folder: ends them together after a SIGTERM. Created before the ranks wait for
-        # each other, so that no rank reads a message of an earlier `fit`.
+        # With several processes and a folder, it ends all processes together after a SIGTERM. It is created before the
+        # ranks wait for each other, so that no rank reads a message of an earlier `fit`.
         self._termination = None if self.folder is None else termination_of(self.trainer.kvstore)
         self._compare_ranks()
         self.log = JsonLog(self.folder if self.trainer._writes else None)
@@ -213,7 +213,10 @@ class Fit:
         return record
 
     def _end_epoch(self, scores: dict[str, float]) -> dict[str, float]:
-        """Call the callbacks, log the epoch, and write the checkpoint. Return the record. scores: of validation."""
+        """Call the callbacks, log the epoch, and write the checkpoint.
+
+        Return the record. scores: the scores of validation.
+        """
         trainer, position = self.trainer, self.trainer.position
         record = {**(position.trained or {}), **_of_validation(scores)}
         numbers = {
@@ -479,7 +482,7 @@ class Fit:
             self._terminate(termination)
 
     def _end_if_terminated(self) -> None:
-        """Write a checkpoint and end all ranks if a rank has received SIGTERM. The same on all ranks.
+        """If any rank has received SIGTERM, write a checkpoint and end all ranks. All ranks decide alike.
 
         A checkpoint contains accumulated gradients of one rank only, so this waits for the next update.
         """

@@ -1,7 +1,7 @@
 """Find out whether an output consists of probabilities, and which logits they come from.
 
-A Softmax or Sigmoid is found through operators that keep its values: those that only move elements (Reshape, Squeeze,
-Transpose, ...), casts between floats, and bounds that keep probabilities away from 0 and 1.
+The search for a Softmax or Sigmoid passes operators that keep its values: operators that only move elements (Reshape,
+Squeeze, Transpose, ...), casts between floats, and bounds that keep probabilities away from 0 and 1.
 """
 
 from __future__ import annotations

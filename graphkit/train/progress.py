@@ -51,7 +51,7 @@ class ProgressBar:
             self._bar.stop()
 
     def start(self, title: str, total: int | None, done: int = 0, *, transient: bool = False) -> None:
-        """Show a new task. The bar of the previous one ends.
+        """Show a new task. The bar of the previous task ends.
 
         Args:
             title: Text next to the bar.

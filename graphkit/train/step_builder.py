@@ -115,7 +115,7 @@ class StepBuilder:
         self._networks: dict[str, StepNetwork] = {}
         self._rates: dict[str, tuple[Value, Optimizer]] = {}
         self._losses: list[Value] = []
-        # By name: the initial arrays of optimizer states, the inputs of the step, and their current values in it.
+        # Optimizer states by name: their initial arrays, the inputs of the step, and their current values in the step.
         self._initial: dict[str, np.ndarray] = {}
         self._states: dict[str, Value] = {}
         self._current: dict[str, Value] = {}

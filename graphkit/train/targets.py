@@ -39,7 +39,7 @@ class Targets:
             by the name of its output.
         inputs: A dict of target name to the name of the program's input, for targets whose input has another name.
         weight_input: The name of the program's input for sample weights, if it has one.
-        weighted: Whether the training program has it.
+        weighted: Whether the training program has this input.
 
     Attributes:
         weight_input: The name of the program's input for sample weights.
@@ -175,7 +175,10 @@ class Targets:
 
     @contextlib.contextmanager
     def reading(self, given: Any, *, required: bool) -> Iterator[None]:
-        """Context in which the data have sample weights of this name. required: a batch without them is an error."""
+        """Context in which `given` is the name of the sample weights, see `name_weights`.
+
+        required: whether batches need weights.
+        """
         self.name_weights(given)
         self.needs_weights = required
         try:
@@ -190,7 +193,10 @@ class Targets:
 
 
 def checked_weights(given: Any, count: int, source: str = "sample_weight") -> np.ndarray:
-    """Return sample weights as float32 [count]. Raises InputError, which begins with `source`, if they are not."""
+    """Return sample weights as float32 [count].
+
+    Raises InputError if they are not valid. The message begins with `source`.
+    """
     array = as_array(given)
     if array is None or (array.dtype.kind not in _NUMBERS and not _is_float(array)):
         raise InputError(f"{source}: expected one number per sample, not {shown(given)}")

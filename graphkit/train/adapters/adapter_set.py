@@ -36,14 +36,15 @@ class AdapterSet:
     The matrices A and B are inputs of the compiled program. Thus, to use another adapter needs no compilation, and all
     adapters share the weights of the model. Runs with different adapters may run concurrently in several threads.
 
-    All adapters have the same shapes: smaller ranks are filled up with zeros, and so are layers that an adapter does
-    not change. So a run costs as much as one with the largest rank.
+    All adapters have the same shapes. Zeros fill up adapters of smaller rank, and the matrices of layers that an
+    adapter does not change. So every run costs as much as a run with the largest rank.
 
     Args:
         model: The model without adapters. Its weights may be quantised.
-        adapters: Folders by name, as for `gk.load_adapter`; several folders are added.
+        adapters: Folders by adapter name. A name may have several folders, whose adapters are added (see
+            `gk.load_adapter`).
         rank: The largest rank of adapters that `load` adds later (default: that of `adapters`).
-        layers: Names or glob patterns of further layers that such adapters may change.
+        layers: Names or glob patterns of further layers that adapters from `load` may change.
         device: As for `Model.compile`.
         options: Options of `Model.compile`, such as `threads`.
 
@@ -115,7 +116,7 @@ class AdapterSet:
     def load(
         self, name: str, folder: str | Path | Sequence[str | Path], *, weights: Sequence[float] | None = None
     ) -> None:
-        """Add an adapter, or replace the one of this name. Nothing is compiled.
+        """Add an adapter, or replace the adapter of this name. Nothing is compiled.
 
         Args:
             name: Its name.
@@ -131,7 +132,7 @@ class AdapterSet:
 
     @typed("AdapterSet.unload")
     def unload(self, name: str) -> None:
-        """Remove an adapter. Raises UsageError if there is none of this name."""
+        """Remove an adapter. Raises UsageError if no adapter has this name."""
         self.feeds(name)
         del self._arrays[name]
 
@@ -175,7 +176,7 @@ class AdapterSet:
         return Model.from_graph(self._adapted.graph, {**self._adapted.params.entries(), **self.feeds(adapter)})
 
     def _read(self, folder: str | Path | Sequence[str | Path], weights: Sequence[float] | None) -> SavedAdapter:
-        """Return the adapter of folders, with scaling 1."""
+        """Read the adapter of one folder, or the sum of several. Return it with scaling 1."""
         found = read_adapter(self._base, folder, weights, _OWNER, self._layers)
         return combined(self._base, self._layers, [found], [1.0], _OWNER)
 
@@ -209,7 +210,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def _with_inputs(model: Model, names: Mapping[str, Any]) -> Model:
-    """Return the model whose parameters `names` are data inputs. It shares the others."""
+    """Return the model with the parameters `names` as data inputs. It shares all other parameters."""
     graph = model.graph
     table = {v: v.like(name=graph.name_of(v), role="data", attrs={}) for v in graph.inputs if graph.name_of(v) in names}
     made = rewrite(graph, lambda node, operands: None, inputs=table)

@@ -142,7 +142,7 @@ def check_layers(model: Model, layers: Mapping[str, Layer], saved: SavedAdapter,
         model: The model without adapters.
         layers: Its layers by name.
         saved: The adapters.
-        owner: The function, for errors.
+        owner: Name of the calling function, for messages.
 
     Raises:
         UsageError: The model lacks a layer or a parameter of the adapters.

@@ -46,9 +46,9 @@ def lora(
     `model`. Weights may be quantised: a layer may read the result of DequantizeLinear, or of any other operators on
     parameters and constants. For float16 and bfloat16 layers, the adapter is float32.
 
-    If several nodes apply the same weight, they share one adapter. If something else reads the weight, too, such as
-    an embedding, it keeps the weight without the adapter. Layers in the bodies of If, Loop and Scan get adapters like
-    others; all iterations of a loop use the same adapter.
+    If several nodes apply the same weight, they share one adapter. Other nodes that read the weight, such as an
+    embedding, read it without the adapter. Layers in the bodies of If, Loop and Scan get adapters like others; all
+    iterations of a loop use the same adapter.
 
     Args:
         model: Any model.
@@ -78,7 +78,7 @@ def adapted(
     seed: int | None = None,
     owner: str = "gk.lora",
 ) -> Model:
-    """Implement `gk.lora`. owner: the function, for errors."""
+    """Implement `gk.lora`. owner: name of the calling function, for messages."""
     check_without_adapters(model, owner)
     graph = model.graph
     trained = _trained(graph, train, owner)

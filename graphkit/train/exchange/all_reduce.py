@@ -157,7 +157,7 @@ class AllReduce(LocalExchange):
 
 
 def _host_reason(spec: StepSpec, kvstore: KVStore, ordered: bool) -> str:
-    """Return why gradients are all-reduced by the CPU, or "" if the GPUs can do it. The same on all ranks."""
+    """Return why the CPU must all-reduce gradients, or "" if the GPUs can do it. All ranks get the same result."""
     if kvstore.transport.compresses:
         return "gradients are compressed on the CPU (compression)"
     if any(t.lazy for t in spec.trained):

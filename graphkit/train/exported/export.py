@@ -270,13 +270,13 @@ def _init_graph(states: Mapping[str, np.ndarray]) -> tuple[Graph, dict[str, np.n
 
 
 def target_inputs(trainer: BaseTrainer) -> dict[str, str]:
-    """Return a dict: for each input of the step that takes a target, the name of this target in a batch."""
+    """Return a dict of input name to target name, for the inputs of the step that take a target of the batch."""
     return {trainer._targets.program_input(name): name for name in trainer._targets.names}
 
 
 @dataclass(frozen=True)
 class _OfGraph:
-    """Gives a graph to functions that take a model."""
+    """Wraps a graph for functions that take a model but read only its graph."""
 
     graph: Graph
 

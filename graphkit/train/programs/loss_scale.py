@@ -1,7 +1,7 @@
 """Loss scaling: multiply losses before the backward pass, so that small gradients do not become 0 in float16.
 
 The scale is a state. If a gradient is not finite, the update is skipped and the scale halved. After INTERVAL updates
-without such a gradient, it is doubled (Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2).
+without such a gradient, the scale is doubled (Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2).
 """
 
 from __future__ import annotations

@@ -316,7 +316,7 @@ def _backward(
     updates = [(state, table.get(v, v)) for state, v in sums]
     outputs = [table.get(v, v) for v in gradients]
     read = {v for n in topological([*outputs, *(v for _, v in updates)]) for v in n.operands} | {*outputs}
-    # All data are inputs, read or not: their shapes determine the sizes of symbolic dimensions.
+    # All data are inputs, even if no node reads them: their shapes determine the sizes of symbolic dimensions.
     given = [v for v in inputs if v in read or (v.role == "data" and not v.name.startswith(_RECEIVED))]
     return Graph(
         [*given, *placeholders.values(), *seeds, *(state for state, _ in sums)], outputs, updates, f"{name}_backward",

@@ -93,7 +93,7 @@ def _updates(
 ) -> tuple[list[Value], list[tuple[Value, Value]]]:
     """Return the graph inputs to add (learning rate, step count, slots, averages, loss scale), and the updates.
 
-    They update the parameters and these states, but not running statistics. guard: see `finite.guarded`.
+    The updates change the parameters and these states, but not running statistics. guard: see `finite.guarded`.
     """
     dense = [states.widened(g) for g in dense_of(gradients)]
     if rule.clip_norm is not None:
@@ -182,7 +182,7 @@ def gradients_of(
 
 
 def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
-    """Return one program: `graph` (first output: the loss), the backward pass, and all updates."""
+    """Return one program: `graph`, whose first output is the loss, the backward pass, and all updates."""
     gradients = gradients_of(graph, graph.outputs[0], trained, rule)
     guard = guard_of(graph.outputs[0], gradients, rule)
     inputs, updates = _updates(trained, gradients, rule, guard)
@@ -478,7 +478,7 @@ def _sharded_updates(
     total: Value,
     buckets: Buckets,
 ) -> tuple[list[Value], list[tuple[Value, Value]], Value | None]:
-    """The same as `_shared_updates` for sharded optimizer states: update the slices of this rank, gather the others."""
+    """Do the same as `_shared_updates` with sharded optimizer states: update this rank's slices, gather the others."""
     values = [t.value for t in trained]
     own, done = sharded.reduce_scatter(values, dense_of(gradients), total, buckets)
     means, guard = [piece.gradient for piece in own], loss if rule.on_nonfinite == "raise" else None
