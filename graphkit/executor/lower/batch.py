@@ -46,7 +46,7 @@ class Batch:
         self._between = self._kinds.keys() - set(graph.inputs) - set(graph.outputs)
         operands = {v for node in graph.nodes for v in node.operands}
         fixed = {v for v in operands if v.node is None or isinstance(v.node.op, Constant)}
-        # The bytes that each part reads again.
+        # Bytes of the values without examples, such as weights, which each part reads again.
         self._fixed_bytes = sum(v.tensor.nbytes for v in fixed - set(self._kinds) if v.tensor.is_static)
 
     def part(self, shapes: Mapping[str, Any]) -> tuple[int, int]:

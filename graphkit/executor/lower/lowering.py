@@ -55,7 +55,7 @@ class Settings(NamedTuple):
         declared: Declared shapes that inference could neither confirm nor reject. Runs compare tensors with them.
         sizes_vary: See KernelContext.
         collectives: Collectives with other processes.
-        channels: Single values from and to other processes.
+        channels: Channels that send single values to other processes and receive them.
         tf32: See KernelContext.
         number: The index of the device: 1 for "cuda:1".
         backends: Compiles the groups of nodes that backends compute.

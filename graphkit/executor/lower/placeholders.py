@@ -1,8 +1,8 @@
 """Placeholders: numbers that lowering assumes for sizes and elements that are known only at run time.
 
 (A template needs none: its sizes stay symbolic.) Lowering makes a kernel for the assumed numbers. If this succeeds, a
-kernel is expected for all valid operands. If a run finds that there is none, it interprets the node. If operands are
-invalid, the run raises an error.
+kernel is expected for all valid operands. If there is no kernel for the operands of a run, the run interprets the node.
+If operands are invalid, the run raises an error.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _placeholder_type(node: Node, position: int, kind: TensorType, sizes: dict[s
 
 
 def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
-    """Yield placeholders for the unknown sizes of a node, to be tried in this order. Most nodes have only some of them.
+    """Yield placeholders for the unknown sizes of a node, to be tried in this order. Some apply only to some nodes.
 
     1. The same number for all sizes, except the channels of a convolution, which follow from its weights.
     2. Sizes that fit the operand, or the result, of a Reshape.
@@ -203,9 +203,9 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
 def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
     """Return placeholders for unknown sizes that are in the result of a Reshape, but not in its operand.
 
-    All but one are 1. That one gives the result as many elements as the operand has. If the target shape contains -1,
-    all are 1. Returns None if there are no such sizes, or if no placeholder fits. sizes: the placeholders of the
-    operand.
+    All but one are 1. The remaining one is chosen so that the result has as many elements as the operand. If the target
+    shape contains -1, all are 1. Returns None if there are no such sizes, or if no placeholder fits. sizes: the
+    placeholders of the operand.
     """
     if node.op.name != "Reshape" or node.operands[0].tensor.shape is None:
         return None
@@ -227,8 +227,8 @@ def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
 def _given_to_reshape(node: Node, unknown: Set[str]) -> dict[str, Dim] | None:
     """Return placeholders for the unknown sizes of a Reshape's operand, if its result has a known size.
 
-    All but one are 1, and that one gives the operand as many elements as the result has. Returns None if there are no
-    such sizes, or if none fits.
+    All but one are 1. The remaining one is chosen so that the operand has as many elements as the result. Returns None
+    if there are no such sizes, or if no placeholder fits.
     """
     x = node.operands[0].tensor
     if node.op.name != "Reshape" or x.shape is None or not node.outputs[0].tensor.is_static or not unknown:
