@@ -140,7 +140,7 @@ class _Monitor(Callback):
         return float(numbers[self.monitor])
 
     def _lacking(self, numbers: Iterable[str]) -> UsageError:
-        """Return an error: the monitored number is not among those of an epoch."""
+        """Return the error for a monitored number that is not among the numbers of an epoch."""
         if self.monitor.startswith("valid_") and (other := self.monitor.removeprefix("valid_")) in numbers:
             return UsageError(
                 f"{type(self).__name__}: the monitor {self.monitor!r} needs validation data: pass valid= to fit "

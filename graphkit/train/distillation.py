@@ -96,8 +96,8 @@ def distillation(
     saved with the model.
 
     Args:
-        teacher: A model with the same classes. Its inputs have the names of those of the model; if both have one input,
-            the names may differ.
+        teacher: A model with the same classes. Its inputs must have the names of the inputs of the model. If both have
+            only one input, the names may differ.
         loss: The loss for the targets. It must be a loss of logits with a Softmax, without class_weights and
             ignore_index.
         temperature: T.

@@ -446,7 +446,7 @@ class Fit:
         self._measured = None
 
     def _restore(self, measured: list[Metric]) -> None:
-        """Restore the states of metrics within an epoch. Warn if the checkpoint does not contain one."""
+        """Restore the states of metrics within an epoch. Warn about a metric whose state is not in the checkpoint."""
         position = self.trainer.position
         if not position.seen:
             return

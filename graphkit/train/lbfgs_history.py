@@ -27,7 +27,7 @@ class History:
         direction: The direction of the last move; empty before the first one.
         gradient: The gradient before that move.
         length: The step length of that move.
-        pairs: For each: the change of the gradient, the move of the parameters, and 1 / (change . move).
+        pairs: For each pair: the change of the gradient, the move of the parameters, and 1 / (change . move).
         scale: The initial inverse Hessian is this number times the identity: the inverse curvature of the last pair.
         iterations: Number of iterations.
         evaluations: Number of evaluations of the loss.

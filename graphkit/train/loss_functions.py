@@ -1,4 +1,4 @@
-"""Loss functions: from outputs and targets, as graph values, to a scalar that is averaged over the batch."""
+"""Loss functions. They take outputs and targets as graph values, and return a scalar averaged over the batch."""
 
 from __future__ import annotations
 
@@ -276,8 +276,8 @@ def _focus(p: Value, gamma: float) -> Value:
 def dice(logits: Value, target: Value, sample_weight: Value | None = None) -> Value:
     """Mean over the samples of 1 - (2 sum(p t) + 1) / (sum(p) + sum(t) + 1), where p = sigmoid(logits).
 
-    It measures the overlap of a predicted mask with a mask (Milletari, Navab and Ahmadi, 2016). The 1 in numerator and
-    denominator makes the loss of two empty masks 0.
+    It measures the overlap of the predicted mask with the target mask (Milletari, Navab and Ahmadi, 2016). The 1 in
+    numerator and denominator makes the loss of two empty masks 0.
 
     Args:
         logits: Float tensor [N, ...].

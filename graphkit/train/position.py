@@ -136,8 +136,8 @@ class Position:
     def hold_out(self, share: float | None, resumed: bool) -> None:
         """Set the share of the data that the run holds out. Call it before `plan`.
 
-        Raises UsageError if the current run continues and holds out another share, because training and validation
-        would mix. resumed: as for `plan`.
+        Raises UsageError if the current run continues and holds out another share, because training and validation data
+        would then mix. resumed: as for `plan`.
         """
         if self.finished and not resumed:
             self.validation_split = share

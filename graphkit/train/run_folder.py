@@ -34,7 +34,7 @@ FIRST_SAVE = ".first-save"
 
 # The files of a run besides `.lock` and `.first-save`, in the order in which they are removed. `run.json` is removed
 # after `config.toml`: if this process is killed in between, no `config.toml` remains without a `run.json`. A later run
-# would refuse to replace such a file, because graphkit may not have written it.
+# would refuse to replace a `config.toml` without `run.json`, because graphkit may not have written it.
 _FILES = (
     checkpoint.MANIFEST, MODEL, BEST, *ADAPTER_FILES, "log.jsonl", "vocabulary.json", CONFIG, RECORD,
 )  # fmt: skip
@@ -179,7 +179,7 @@ class RunFolder:
     def claim(self, run: str, *, overwrite: bool = False) -> None:
         """Prepare the folder for a run.
 
-        If it contains another run, `overwrite` removes that run; without it, see `check`.
+        If the folder contains another run, `overwrite` removes that run. Without `overwrite`, raises as `check` does.
 
         Files of a run that was killed during its first save are always removed, because no run can resume from them.
         """

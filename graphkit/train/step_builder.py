@@ -90,7 +90,7 @@ class StepNetwork:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def updates(self) -> list[tuple[Value, Value]]:
-        """Return the pairs (parameter or state, new value) of all that change."""
+        """Return a pair (parameter or state, new value) for each parameter and state that changes."""
         return [(v, new) for v, new in self.current.items() if new is not v]
 
     def trained(self, loss: Value) -> list[TrainedParameter]:

@@ -168,7 +168,10 @@ class Stepper:
         self.accumulated, self.accumulated_weight = 0, 0.0
 
     def _lower_scale(self) -> bool:
-        """Lower the loss scale, because gradients may have overflowed. Return False without a scale, or if it is 1."""
+        """Lower the loss scale, because gradients may have overflowed.
+
+        Return False without a scale, or if the scale is 1.
+        """
         if self._rule.scale is None or (lower := loss_scale.lower(self.slots[loss_scale.NAME])) is None:
             return False
         self.slots[loss_scale.NAME] = lower

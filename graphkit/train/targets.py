@@ -147,8 +147,8 @@ class Targets:
     def fitted(self, given: Any, weighted: bool | None = None) -> dict[str, Any]:
         """Return the targets of a batch by the names of inputs, in the types and shapes of the program.
 
-        weighted: whether the program takes sample weights (default: whether the training program does). If it does not,
-        but the training program does, sample weights in `given` are left out.
+        weighted: whether the program takes sample weights (default: as the training program). If only the training
+        program takes them, sample weights in `given` are left out.
 
         Raises:
             InputError: A conversion would lose information, or sample weights are wrong or missing.
@@ -367,7 +367,7 @@ def _fits(sizes: Any, shape: tuple[Any, ...]) -> bool:
 
 
 def is_one_hot(array: np.ndarray) -> bool:
-    """Whether every row along the last axis contains one 1, and otherwise 0."""
+    """Whether every row along the last axis contains exactly one 1, and otherwise zeros."""
     return array.ndim > 1 and bool(np.all((array == 0) | (array == 1)) and np.all(array.sum(-1) == 1))
 
 

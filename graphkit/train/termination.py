@@ -112,7 +112,10 @@ class WorkerTermination(Termination):
 
 
 def termination_of(store: KVStore | None) -> Termination | None:
-    """Return the Termination of a `fit` with a folder; None in a single process. Warn if it is not possible."""
+    """Return the Termination of a `fit` with a folder; None in a single process.
+
+    If the processes cannot end together, warn, and return None.
+    """
     if store is None or (store.num_workers == 1 and not store.is_remote):
         return None
     if not store.is_remote:

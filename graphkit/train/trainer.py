@@ -2,8 +2,8 @@
 
 The Trainer delegates its work to other modules. `base_trainer` takes steps: `training_graph` joins the model and its
 loss, `programs` writes forward pass, backward pass and update as graphs, `exchange` runs them on one or several ranks,
-and `stepper` counts. `fit` loops over epochs and batches, from the point that `position` stores. `saving` writes a run
-to a folder and restores it.
+and `stepper` counts updates. `fit` loops over epochs and batches, from the point that `position` stores. `saving`
+writes a run to a folder and restores it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def _advice(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return where to pass an argument that Trainer does not have; "" if nothing else has it."""
+    """Return where to pass an argument that Trainer does not have; "" if nothing else takes it."""
     if name in inspect.signature(Trainer.fit).parameters:
         return f"; it is an argument of fit: trainer.fit(data, {name}=...)"
     return optimizers.option_hint(name, arguments)
@@ -494,7 +494,7 @@ class Trainer(BaseTrainer):
         States, such as parameters and optimizer states, are inputs and outputs of the file. Beside `step.onnx`,
         `step_init.onnx` computes their first values, and `step_roles.json` describes all inputs and outputs (see
         docs/training_step.md). The file computes in the types of the model. `precision`, `device` and `backends` have
-        no effect. If a step is not finite, its states keep their values, also the random state, as in `step`.
+        no effect. If a step is not finite, all its states, including the random state, keep their values, as in `step`.
 
         Args:
             path: The file, which must end in `.onnx`.
@@ -527,7 +527,7 @@ class Trainer(BaseTrainer):
         The number of processes may differ from that of the saved run, unless the checkpoint was written within an epoch
         and contains carried states (`carry`). If it differs, the residuals of gradient compression are divided equally
         among the processes. If this trainer does not compress gradients, the residuals are dropped with a warning. If
-        it has another loss than that run, it warns, and trains with its own loss.
+        this trainer has another loss than that run, `resume` warns, and the trainer keeps its own loss.
 
         If `resume` raises an error, the trainer stays unchanged.
 

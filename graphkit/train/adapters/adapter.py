@@ -39,7 +39,8 @@ class Adapter:
         dropout: The ratio of the dropout of the adapter's input.
         a: A, [rank, inputs], or [rank, channels, *kernel] of a convolution.
         b: B, [outputs, rank], or [outputs, rank, 1, ...] of a convolution.
-        magnitude: The length of each row, [outputs], or [1, outputs, 1, ...] of a convolution; None without DoRA.
+        magnitude: The trained length of each row, [outputs], or [1, outputs, 1, ...] of a convolution; None without
+            DoRA.
     """
 
     def __init__(

@@ -124,8 +124,8 @@ class AdapterSet:
             weights: A factor for each folder (default: 1).
 
         Raises:
-            UsageError: As for `gk.AdapterSet`; or the adapter has a larger rank, or other layers or parameters than the
-                set.
+            UsageError: As for `gk.AdapterSet`; or the adapter has a larger rank than the set, or layers or parameters
+                that the set lacks.
             InvalidModel: A file is damaged, or a tensor has another shape or type than the layer needs.
         """
         self._arrays[name] = self._padded(self._read(folder, weights))
@@ -167,9 +167,9 @@ class AdapterSet:
     def model_with(self, adapter: str | None = None) -> Model:
         """Return a model with an adapter in the shapes of this set. It shares the frozen weights.
 
-        All these models have the same graph. So save one of them as an ONNX file, with
-        `as_inputs=gk.adapter_parameters(model)`. The `.onnx_adapter` files that `gk.save_adapter` writes for the others
-        then fit this file, too.
+        All these models have the same graph, so you need only one ONNX file. Save it from any of the models, with
+        `as_inputs=gk.adapter_parameters(model)`. It accepts the `.onnx_adapter` files of all the models
+        (`gk.save_adapter`).
 
         adapter: Its name; None: an adapter that changes nothing.
         """
@@ -204,7 +204,7 @@ class AdapterSet:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """Make an array read-only, because `AdapterSet.feeds` returns it to the user; return it."""
+    """Return an array after making it read-only, because `AdapterSet.feeds` returns it to the user."""
     array.flags.writeable = False
     return array
 

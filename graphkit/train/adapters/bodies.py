@@ -92,8 +92,8 @@ def replace_nodes(
     Args:
         graph: The graph.
         needs: The nodes to replace, each with the values of the new outermost graph that its replacement reads.
-        replace: `replace(node, operands, values)` returns one value per output. `values` are those of `needs`, as the
-            body of the node captures them.
+        replace: `replace(node, operands, values)` returns one value per output. `values` are the values of `needs`, as
+            seen in the body that contains the node.
         inputs: Values that replace graph inputs.
         extra_inputs: Values that are appended to the graph inputs.
     """

@@ -25,7 +25,7 @@ def read_adapter(
     owner: str,
     layers: Mapping[str, Layer] | None = None,
 ) -> SavedAdapter:
-    """Return the adapters of one folder, or the weighted sum of those of several.
+    """Return the adapters of one folder, or the weighted sum of the adapters of several folders.
 
     Args:
         model: The model without adapters.

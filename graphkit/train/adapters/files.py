@@ -129,8 +129,8 @@ def load_adapter(
         weights: A factor for each folder (default: 1).
 
     Raises:
-        UsageError: There are no such files, the model has adapters already, or it lacks a layer of the files; or
-            adapters cannot be added: DoRA, or two folders that contain the same other parameter.
+        UsageError: There are no such files; the model has adapters already, or lacks a layer of the files; or the
+            adapters cannot be added, because one is a DoRA adapter or two folders contain the same other parameter.
         InvalidModel: A file is damaged, or a tensor has another shape or type than the layer needs.
     """
     return loaded(model, folder, weights, "gk.load_adapter")

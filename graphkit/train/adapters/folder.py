@@ -26,7 +26,7 @@ from graphkit.train.adapters.settings import Lora
 # The beginning of each name in peft's files.
 PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<layer>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector)(\.weight)?")
-# Settings of peft that change the result, and that graphkit does not have, with the values that have no effect.
+# Settings of peft that graphkit does not support, with the values that have no effect and are accepted.
 _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "lora_bias": (False,),
@@ -38,7 +38,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "use_qalora": (False,),
     "alora_invocation_tokens": ({}, []),
 }
-# Settings of peft that contain names, and the type that they may have instead of a list.
+# Settings of peft that are lists of names, with other types that they may have.
 _OF_NAMES: Mapping[str, tuple[type, ...]] = {"target_modules": (str,), "modules_to_save": ()}
 
 

@@ -30,7 +30,7 @@ KINDS = ("MatMul", "Gemm", "Conv")
 _ENDING = re.compile(r"(?<=.)[._/]weight([._](Q[48]_)?scales?)?$")
 # Some exporters name a result after its node, with this ending.
 _RESULT = re.compile(r"[/_]output_\d+$")
-# Metadata of nodes in files of PyTorch's exporter: the module paths of the layer and those around it.
+# Metadata key of nodes in files from PyTorch's exporter: the paths of the layer's module and of the modules around it.
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
@@ -151,7 +151,7 @@ def _unmatched(graph: Graph, pattern: str, layers: Sequence[Layer], others: Sequ
 
 
 def find_layers(graph: Graph) -> tuple[list[Layer], list[Refused]]:
-    """Return the layers that can have adapters, also those in loops and branches, and the nodes that cannot.
+    """Return the layers that can have adapters and the nodes that cannot, including those in loops and branches.
 
     The layers of a body come after those of the graph around it.
     """
@@ -280,7 +280,7 @@ def _uses(scopes: Sequence[Scope], weights: set[Value], keys: _Keys) -> dict[Val
 
 
 def _layer_name(graph: Graph, place: _Place, uses: dict[Value, set[Any]]) -> str:
-    """Return the name of a layer: that of its weight, its module in PyTorch, or that of its node.
+    """Return the name of a layer: the name of its weight, of its module in PyTorch, or of its node.
 
     The name of the weight is used only if nothing else, such as an embedding, reads its parameter.
     """

@@ -84,7 +84,9 @@ def adapted(
     trained = _trained(graph, train, owner)
     selected = [x for x in select_layers(graph, settings.layers, owner) if trained.isdisjoint(leaves_of(x.weight))]
     if not selected:
-        raise UsageError(f"{owner}: the weights of all layers that match layers= are trained (train=); choose others")
+        raise UsageError(
+            f"{owner}: the weights of all layers that match layers= are trained (train=); choose other layers"
+        )
     names = Names(graph.input_names)
     adapters = {layer.name: Adapter.of(layer, settings, names) for layer in selected}
     frozen = {
@@ -119,10 +121,10 @@ def check_without_adapters(model: Model, owner: str) -> None:
 def _needs(
     graph: Graph, layers: Sequence[Layer], adapters: Mapping[str, Adapter], inputs: Mapping[Value, Value]
 ) -> dict[Node, Sequence[Value]]:
-    """Return the values that the nodes of layers read with adapters: A, B, and in a body the gain of DoRA.
+    """Return the values that the nodes of layers with adapters read: A, B, and in a body the gain of DoRA.
 
-    The gain does not change between the iterations of a loop, so it is computed outside. inputs: Values that replace
-    graph inputs.
+    The gain does not change between the iterations of a loop, so it is computed outside the loop. inputs: Values that
+    replace graph inputs.
     """
     found: dict[Node, Sequence[Value]] = {}
     outermost = set(graph.nodes)

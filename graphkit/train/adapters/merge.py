@@ -88,7 +88,7 @@ def _base(node: Node | None) -> Node | None:
 
 @typed("gk.merge_lora")
 def merge_lora(model: Model) -> Model:
-    """Return a model without adapters whose weights contain them: W + scaling * B A.
+    """Return a model without adapters, in which the weights are W + scaling * B A.
 
     The result has the nodes that the model had before `gk.lora`. Parameters that `gk.lora` froze can be trained again.
     A quantised weight becomes a float weight. If another node, such as an embedding, reads the same weight, that node

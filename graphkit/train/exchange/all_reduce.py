@@ -166,7 +166,7 @@ def _host_reason(spec: StepSpec, kvstore: KVStore, ordered: bool) -> str:
         return "statistics of all samples are merged on the CPU (sync_batch_norm)"
     # A sum of two numbers does not depend on their order.
     if ordered and kvstore.num_workers > 2:
-        return "GPUs cannot sum in the order of more than two ranks (deterministic)"
+        return "with more than two ranks, GPUs cannot sum in the order of the ranks (deterministic)"
     return ""
 
 

@@ -300,7 +300,7 @@ def _skipped_step(
 ) -> tuple[RoleReport, ...]:
     """Compare the states of both runtimes after a step whose loss is NaN. Both must skip the update.
 
-    Return no report in three cases: such steps are not skipped; the graph has a Loop, which may never end if its
+    Return no report in three cases: `on_nonfinite` is "ignore"; the graph has a Loop, which may never end if its
     condition reads NaN; or no array of NaN makes the loss NaN in both runtimes. For example, the MaxPool of ONNX
     Runtime drops NaN.
     """
@@ -329,7 +329,7 @@ def _skipped_step(
 def _with_nan(
     subject: Subject, feeds: Mapping[str, Any]
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]:
-    """Yield feeds and states in which one array is NaN: a target or weight, else an input, else a parameter."""
+    """Yield feeds and states in which one array is NaN: each target and weight, then each input, then a parameter."""
     data = {i["name"] for i in subject.description["inputs"] if i["role"] == "data"}
     for name in sorted(feeds, key=lambda n: n in data):
         if isinstance(array := feeds[name], np.ndarray) and dtype_of(array.dtype).is_float:

@@ -281,8 +281,8 @@ class _JointGraph:
 def _saved_values(forward_nodes: set[Node], roots: Sequence[Value], written: set[Value]) -> list[Value]:
     """Return the values of the forward pass that the backward pass reads.
 
-    roots: the results of the backward pass. written: states that the forward program overwrites. The backward pass
-    needs their old values, so these are saved as well if it reads them.
+    roots: the results of the backward pass. written: states that the forward program overwrites. If the backward pass
+    reads such a state, it needs the old value, so the old value is saved, too.
     """
     stop = [v for n in forward_nodes for v in n.outputs]
     backward_nodes = topological(roots, stop=stop)
