@@ -69,9 +69,9 @@ class LoopLayout:
         unchanged: (operand, output) of the other states. The body reads them like captures.
         stacked: The outputs that are written in slices.
         scratch_bytes: Size of the block.
-        iteration: Offset of the iteration number. None: a Scan.
-        flag_before: Offset of the condition that the body reads. None: a Scan.
-        flag_after: Offset of the condition that the body writes. None: it stays true.
+        iteration: Offset of the iteration number; None for a Scan.
+        flag_before: Offset of the condition that the body reads; None for a Scan.
+        flag_after: Offset of the condition that the body writes; None if the condition stays true.
         copied: Offsets of two buffers for each slice that is copied before or after an iteration.
         hosted: The slices that lie in host memory between iterations.
     """

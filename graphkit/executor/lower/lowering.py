@@ -159,7 +159,7 @@ class Lowering(ABC):
             such as an error in Python code.
         allocates: Whether a native program allocates memory for such steps in a run.
         runs_in_subgraph: Whether a device with its own memory can run the step in a subgraph.
-        trips: For a loop, the number of iterations in each run; infinity if it depends on values. None: not a loop.
+        trips: For a loop, the number of iterations in each run; infinity if it depends on values. None for other nodes.
         executed_steps: Upper bound of the steps that one execution of the node runs, in all iterations; infinity if
             unknown.
     """
