@@ -404,7 +404,7 @@ class HeartbeatRelay:
     MPI concurrently with other threads, so it needs MPI_THREAD_MULTIPLE. Only one thread at a time may use it.
 
     Args:
-        leaders: Communicator of all leaders, in the order of hosts, that nothing else uses.
+        leaders: Communicator of all leaders, in the order of hosts. Nothing else may use it.
         board: The board of this host, with a slot for each rank.
         hosts: All hosts.
     """

@@ -282,7 +282,7 @@ class MpiCommunicator:
     # --- heartbeats ------------------------------------------------------------------------------
 
     def _started_monitor(self) -> HeartbeatMonitor | None:
-        """Return the monitor of all hosts; of this host only, if MPI does not allow concurrent calls of threads.
+        """Return a monitor of all hosts, or of this host only if MPI does not allow concurrent calls of threads.
 
         None if it would monitor only this process.
         """
