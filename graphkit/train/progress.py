@@ -112,7 +112,7 @@ class JsonLog:
         return round(time.monotonic() - self._start, 3)
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append a line with the keys `event`, `seconds` and `fields`. Raises RuntimeFailure if that fails."""
+        """Append a line: `event`, `seconds` (duration of the run) and `fields`. Raises RuntimeFailure if that fails."""
         if self._path is None:
             return
         record = {"event": event, "seconds": self.seconds, **fields}

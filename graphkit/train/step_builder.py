@@ -55,7 +55,7 @@ class TrainingStep(NamedTuple):
 
 
 class StepNetwork:
-    """A network in a training step; `StepBuilder.network` creates it.
+    """A network in a training step. `StepBuilder.network` creates it.
 
     Call it like a Model, with graph values. Each call uses the current values of its parameters, and updates the
     running statistics of its batch normalisations. (A call of the model itself uses the parameters before the step.)

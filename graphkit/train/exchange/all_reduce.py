@@ -67,8 +67,8 @@ class AllReduce(LocalExchange):
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
         if samples_of(feeds, size):
             return super().run(feeds, size, rate, accumulated)
-        # There are fewer samples than ranks. This rank takes part in all all-reduces. Its random state advances as on
-        # the other ranks, because a checkpoint stores one random state for all.
+        # There are fewer samples than ranks, and this rank has none. It still takes part in all all-reduces. Its random
+        # state advances as on the other ranks, because a checkpoint stores one random state for all.
         results = self._run_idle(rate) if self.spec.accumulate == 1 else self._accumulate_idle()
         self.executors[0].advance()
         return results
@@ -85,7 +85,7 @@ class AllReduce(LocalExchange):
         return self._idle_executor.run(feeds)
 
     def _accumulate_idle(self) -> dict[str, Any]:
-        """Take part in the all-reduces of loss and statistics. Raises NotFinite if the ranks with samples do."""
+        """Take part in the all-reduces of loss and statistics. Raises NotFinite if the ranks with samples raise it."""
         if self.idle_program is not None:
             results = self._run_idle(None)
         else:
