@@ -140,7 +140,7 @@ def _mentions(value: Value, symbol: str) -> bool:
 
 
 def reads_shapes_alone(node: Node, examples: Collection[Value]) -> bool:
-    """Return whether the results depend only on the shapes of the examples."""
+    """Return whether a node reads only the shapes of its operands with examples, not their elements."""
     shape_only = node.op.shape_only if isinstance(node.op, Op) else ()
     if not isinstance(node.op, Op) or node.op.subgraphs():
         return False

@@ -37,7 +37,8 @@ def deciding_operands(node: Node) -> frozenset[int]:
 def _may_decide(kind: TensorType, *, floats: bool) -> bool:
     """Return whether the elements of an operand are not known, and may determine shapes or the kernel.
 
-    Such an operand is a scalar or a short vector of integers. floats: Whether it must be float32 instead.
+    Such an operand is a scalar or a short vector of integers. floats: Whether its elements must be float32, not
+    integers.
     """
     small = not kind.is_static or kind.nbytes <= MAX_KNOWN_ELEMENTS * kind.dtype.itemsize
     decide = kind.dtype is DType.FLOAT32 if floats else kind.dtype in (DType.INT64, DType.INT32)
@@ -64,39 +65,39 @@ def _all(element: int) -> _Elements:
 
 
 def _axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Different axes."""
+    """Return distinct axes: 0, 1, 2, ..."""
     return range(count)
 
 
 def _rest(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """A target shape of Reshape that fits any number of elements: [1, ..., 1, -1]."""
+    """Return a target shape of Reshape that fits any number of elements: [1, ..., 1, -1]."""
     return [*[1] * (count - 1), -1][:count]
 
 
 def _sizes_of_first(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """The sizes of the first operand's axes, all of them or those that the operator names."""
+    """Return the sizes of the first operand along all axes, or along the axes that the operator names."""
     shape = _first_shape(node, sizes)
     return [shape[axis] for axis in getattr(node.op, "axes", None) or range(count)]
 
 
 def _short_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Axes of size 1."""
+    """Return axes of size 1 of the first operand."""
     return [axis for axis, size in enumerate(_first_shape(node, sizes)) if size == 1][:count]
 
 
 def _parts(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Sizes that add up to that of the split axis."""
+    """Return sizes whose sum is the size of the split axis."""
     return [*[0] * (count - 1), _first_shape(node, sizes)[getattr(node.op, "axis", 0)]]
 
 
 def _padded_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """First the padded axes, along which the first two operands differ in size; then the other axes."""
+    """Return the padded axes, along which the first two operands differ in size, and then the other axes."""
     padded, plain = _first_shapes(node, sizes)
     return sorted(range(len(padded)), key=lambda axis: padded[axis] == plain[axis])[:count]
 
 
 def _padding(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Half the difference between the first operand and the second, on each side."""
+    """Return the padding on both sides: half of the difference in size between the first two operands."""
     named = node.inputs[3].tensor.constants if len(node.inputs) > 3 and node.inputs[3] is not None else None
     padded, plain = _first_shapes(node, sizes)
     more = [padded[axis] - plain[axis] for axis in named or _padded_axes(node, sizes, count // 2)]

@@ -83,7 +83,7 @@ def prepack(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> tuple[G
     """Return the graph without the nodes of prepacked values, and the arrays of these values. Takes linear time.
 
     In the returned graph, each prepacked value is an additional input with the role parameter. The arrays are keyed by
-    the names of these inputs. `parameters` are the inputs that no update writes.
+    the names of these inputs. `parameters`: the inputs that no update writes, with their arrays.
     """
     prepacked = _prepacked_nodes(graph, parameters)
     if not prepacked:
