@@ -25,8 +25,7 @@ class DistillationLoss(Loss):
     """A loss with a teacher; `distillation` makes it.
 
     Attributes:
-        teacher: The teacher.
-        output: The name of its output with the logits.
+        output: Name of the teacher's output with the logits.
         temperature: T.
         weight: The share of the comparison with the teacher.
     """

@@ -58,11 +58,9 @@ class Evaluation:
 
         Args:
             trainer: The trainer that owns this object.
-            data: The data set.
             specs: Names of metrics, or metrics.
             batch_size: Samples per batch.
             prefetch: Number of batches that are loaded ahead.
-            bar: The progress bar.
             limit: Number of batches after which to stop; None for no limit.
             weighted: Whether the data have sample weights. They count in the loss, but not in other metrics.
         """

@@ -61,7 +61,6 @@ def training_graph(
     """Build the training graph of a model.
 
     Args:
-        net: The model.
         criterion: The loss.
         selection: The parameters to train.
         mixed: Whether the loss is that of mixed samples (mixup, cutmix).

@@ -34,7 +34,6 @@ class Adapter:
     """The parameters of an adapter, and the nodes that add it to a layer.
 
     Attributes:
-        layer: The layer.
         scaling: The factor on B A.
         dropout: The ratio of the dropout of the adapter's input.
         a: A, [rank, inputs], or [rank, channels, *kernel] of a convolution.

@@ -90,7 +90,6 @@ def replace_nodes(
     """Replace nodes of a graph and of the bodies in it. Bodies capture what the replacements read.
 
     Args:
-        graph: The graph.
         needs: The nodes to replace, each with the values of the new outermost graph that its replacement reads.
         replace: `replace(node, operands, values)` returns one value per output. `values` are the values of `needs`, as
             seen in the body that contains the node.

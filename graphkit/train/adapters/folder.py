@@ -46,8 +46,7 @@ class SavedAdapter(NamedTuple):
     """The adapters of a folder.
 
     Attributes:
-        folder: The folder.
-        settings: Its settings. `layers` are the names of the layers.
+        settings: The settings of the adapters. `settings.layers` are the names of the layers.
         arrays: The arrays by the names that `gk.lora` gives to parameters.
         others: The names of the parameters that are trained besides adapters.
     """

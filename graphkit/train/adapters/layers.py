@@ -87,7 +87,6 @@ def select_layers(graph: Graph, patterns: Sequence[str], owner: str) -> list[Lay
     If a pattern matches both layers that can have adapters and layers that cannot, a warning lists the latter.
 
     Args:
-        graph: The graph.
         patterns: Names or glob patterns.
         owner: Name of the calling function, for messages.
 

@@ -143,7 +143,7 @@ class _Merged(NamedTuple):
     Attributes:
         parameter: A new parameter without a name.
         operand: The value that the layer reads: the parameter, or its transpose.
-        array: Its array.
+        array: The array of `parameter`.
         origin: The parameter that it replaces; None if the weight was computed, for example dequantised.
     """
 

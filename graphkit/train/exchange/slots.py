@@ -21,7 +21,6 @@ def initial_slots(spec: StepSpec, types: Mapping[str, TensorType], own: Mapping[
     `TrainedParameter.mask`, and the loss scale at `loss_scale.start()`. All other states start at 0.
 
     Args:
-        spec: The training step.
         types: The types of all slots, by name.
         own: The types of the slots that this rank stores. A sharded slot has the type of this rank's slice.
     """

@@ -104,7 +104,6 @@ class Subject:
 
     Attributes:
         model: The exported step: a ModelProto.
-        description: Its description.
         spec: The training step. Its parameters are not changed.
         states: The first values of the states by name.
         rng: (seed, step) of random numbers.

@@ -48,7 +48,6 @@ def make_buckets(
     time, and another all-reduce would only add its latency.
 
     Args:
-        graph: The training graph.
         values: Parameters by position.
         limit: Size of a bucket in bytes.
         means, place: See `Buckets`.

@@ -54,7 +54,6 @@ class UpdateRule:
     """How gradients become updates.
 
     Attributes:
-        optimizer: The optimizer.
         clip_norm: Upper limit of the global gradient norm.
         ema: The moving average of the parameters, if any.
         on_nonfinite: "raise": the program raises NotFinite if the loss is not finite. "skip": also if a gradient is not

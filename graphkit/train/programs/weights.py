@@ -67,7 +67,6 @@ def target_count(graph: Graph, target: Value) -> Value | None:
 
     Args:
         graph: The model's graph; the first dimension of its first data input is the number of samples.
-        target: The target.
     """
     shape = target.tensor.shape
     if shape is None:
