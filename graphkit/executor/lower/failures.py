@@ -22,8 +22,7 @@ class KnownLoop(NamedTuple):
     """A loop whose number of iterations is known before a run.
 
     Attributes:
-        name: Its name, prefixed with the names of the enclosing loops.
-        node: The node.
+        name: Name of the loop, prefixed with the names of the enclosing loops.
         trips: The number of iterations.
     """
 

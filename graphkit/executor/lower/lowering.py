@@ -246,9 +246,8 @@ class Site(NamedTuple):
     """A node whose lowering is to be chosen.
 
     Args:
-        node: The node.
         settings: How programs are made.
-        context: The context of its kernel.
+        context: The context of the kernel of the node.
         inner: Whether the node is in a subgraph.
         dynamic: Whether a used result is in dynamic memory, which is not planned.
         unspecialised: The subgraphs that could not be specialised, and why.

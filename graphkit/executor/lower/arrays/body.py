@@ -24,7 +24,6 @@ class InstanceContext:
     """State that the kernels of one instance of a program share.
 
     Args:
-        device: The device.
         faults: An array of uint32 words on the device: one fault word for each `Faulty` kernel, in the order of
             `faulty`. One more word ends all loops.
         iteration_limit: The largest number of iterations that any loop in a recording may take, an int64 on the device.

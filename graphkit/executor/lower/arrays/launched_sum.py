@@ -59,7 +59,6 @@ class SumQueue:
     """The collectives of one instance of a program, which has one run at a time.
 
     Args:
-        device: The device.
         stream: The stream of the program.
         sums: Launches collectives.
         nodes: The nodes that start collectives, in the order of the graph.
