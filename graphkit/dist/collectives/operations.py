@@ -122,7 +122,6 @@ class Collectives:
 
         Args:
             key: Name of the operation.
-            array: The array.
             out: Where the sum is written; may be the same array.
             ordered: Sum in the order of the ranks, independent of MPI's own order.
             then: Called with the sum.
@@ -195,7 +194,6 @@ class Collectives:
         """Start the sum of a pushed value. Small sums may be sent together.
 
         Args:
-            key: The key.
             value: An array or rows.
             out: Where the sum of arrays is written; default: a new array.
             then: Called with the sum.
