@@ -160,7 +160,7 @@ class Messages:
     def receive(self, arrival: Arrival, what: str) -> list[np.ndarray]:
         """Return the arrays once they are complete.
 
-        Raises RuntimeFailure if the rank is lost. what: name of the arrays in the message.
+        Raises RuntimeFailure if the rank is lost. what: name of the arrays, for the error.
         """
         self._wait(lambda: arrival.done, f"{what} of rank {arrival.source}")
         return arrival.arrays
