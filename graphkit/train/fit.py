@@ -38,9 +38,9 @@ _IN_EPOCH = "called only within an epoch"
 class Fit:
     """One call of `Trainer.fit`. `trainer.position` is always up to date.
 
-    In a single process, an interrupt (Ctrl-C) takes effect only after the current block: a step with the update of the
-    position, or the end of an epoch with its log line and checkpoint. A second interrupt takes effect at once. With
-    several ranks, even the first interrupt takes effect at once.
+    In a single process, an interrupt (Ctrl-C) takes effect only after the current block. A block is a step and the
+    update of the position, or the end of an epoch with its log line and checkpoint. A second interrupt takes effect at
+    once. With several ranks, even the first interrupt takes effect at once.
 
     Attributes:
         folder: The run folder, the same on all ranks. Rank 0 writes.

@@ -184,8 +184,8 @@ def _over_rows(sample_weight: Value, target: Value) -> Value:
 def average(each: Value, sample_weight: Value | None) -> Value:
     """Return the mean of losses [N, ...].
 
-    With weights w [N], it is sum(w * l) / sum(w), where l is the mean loss of each sample, and 0 if sum(w) is 0. Sums
-    are float32, or float64 if the losses are.
+    With weights w [N], it is sum(w * l) / sum(w), where l is the mean loss of each sample. If sum(w) is 0, it is 0.
+    Sums are float32, or float64 if the losses are.
     """
     if sample_weight is None:
         return _mean(each)
@@ -301,7 +301,8 @@ def mse(output: Value, target: Any, sample_weight: Value | None = None) -> Value
         output: Float tensor [N, ...].
         target: A tensor of the same shape.
         sample_weight: float w [N], one weight per sample, not negative. The result is then sum(w * l) / sum(w), where l
-            is the mean loss of each sample, and 0 if all weights are 0. (Keras divides by the number of samples.)
+            is the mean loss of each sample. If all weights are 0, the result is 0. (Keras divides by the number of
+            samples.)
     """
     difference = F.sub(output, target)
     return average(F.mul(difference, difference), sample_weight)

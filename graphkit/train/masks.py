@@ -57,8 +57,8 @@ def zero_masks(model: Model, patterns: str | Sequence[str] = "*") -> dict[str, n
 def note_on_zeros(model: Model, trained: Collection[str], masked: Collection[str], advice: str) -> str | None:
     """Return a note that training will change the zeros of pruned weights; None if there are no such weights.
 
-    A weight counts as pruned if it has at least two axes, and at least 30% of its elements are 0, but not all: layers
-    may start with zeros. Weights that another process holds are not counted.
+    A weight counts as pruned if it has at least two axes, and at least 30%, but not all, of its elements are 0. Weights
+    that are all 0 do not count, because layers may start with them. Weights that another process holds are not counted.
 
     Args:
         model: The model, before training.

@@ -43,7 +43,7 @@ class Partition:
     crossings: Mapping[Value, tuple[int, ...]]
 
     def stage_of_value(self, value: Value) -> int | None:
-        """Return the stage that computes or stores a value; None if every stage that reads it computes it."""
+        """Return the stage that computes or stores a value; None if each stage that reads it computes it itself."""
         if value.node is None:
             return self.owner_of.get(value)
         return self.stage_of.get(value.node)

@@ -150,7 +150,7 @@ def dense_of(gradients: Sequence[Value | Rows]) -> list[Value]:
 
 
 def guard_of(loss: Value | None, gradients: Sequence[Value | Rows], rule: UpdateRule) -> Value | None:
-    """Return the guard of a step: finite if the loss, and the gradients if the rule checks them, are finite.
+    """Return the guard of a step. It is finite if the loss is finite, and the gradients too if the rule checks them.
 
     None if the rule checks nothing. See `finite.guarded`.
     """
