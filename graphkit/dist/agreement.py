@@ -70,7 +70,7 @@ def _message(what: str, facts: Sequence[Mapping[str, str]]) -> str:
 
 
 def _short(value: str) -> str:
-    """Return a value for a message. A long one is cut, and a checksum of all of it is added."""
+    """Return a value for a message. A long value is cut, and a checksum of the whole value is added."""
     if len(value) <= _LONGEST:
         return value
     return f"{value[:_LONGEST]}... (checksum {zlib.crc32(value.encode()):08x})"

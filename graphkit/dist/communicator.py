@@ -112,7 +112,7 @@ class Communicator(Protocol):
         ...
 
     def depart(self, number: int) -> None:
-        """Tell the other processes about the end of this one; see `graphkit.dist.job.departure`."""
+        """Send the other processes a number about the coming end of this one; see `graphkit.dist.job.departure`."""
         ...
 
     def departures(self) -> tuple[np.ndarray, np.ndarray] | None:

@@ -93,10 +93,11 @@ class Transport(Collectives):
         self.communicator.perform(call, arrays)
 
     def meet(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Wait for all pending operations and for all ranks. Compare their fingerprints, and count those that leave.
+        """Wait for all pending operations and for all ranks.
 
-        Every rank must call it with arrays of the same types. Raises the first error of a pending operation, and
-        RanksDiffer if the fingerprints differ.
+        Compare their fingerprints, and count the ranks that leave. Every rank must call
+        it with arrays of the same types. Raises the first error of a pending operation, and RanksDiffer if the
+        fingerprints differ.
         """
         self.communicator.flush()
         mine = np.array([*powers(self.fingerprint.number), int(self.fingerprint.leaving)], np.int64)

@@ -1,10 +1,11 @@
-"""The marks of models with adapters, and the names of the files of adapters."""
+"""Metadata keys that mark models with adapters, and the names of adapter files."""
 
 from __future__ import annotations
 
 from graphkit.ir.graph import Graph, Value
 
-# Metadata key of models with adapters (a JSON object), and of the nodes that add an adapter to a layer (its name).
+# Metadata key. In a model, its value is a JSON object with the settings of the adapters. In a node that adds an adapter
+# to a layer, it is the name of the layer.
 LORA = "graphkit.lora"
 # Attribute of parameters that are frozen because the model has adapters.
 FROZEN_BY = "frozen_by"

@@ -1,9 +1,8 @@
 """Check that all ranks of a training agree: on the Trainer's arguments at the start, and on its state in each step.
 
 This state is the learning rate, the counts of updates, the resumed run, and the parameters that the user has assigned
-since the Trainer was created. A fingerprint of this state is sent with the all-reduce of the loss, so no
-additional message is needed. If fingerprints differ, all ranks raise the same error, and no rank changes parameters or
-states.
+since the Trainer was created. A fingerprint of this state is sent with the all-reduce of the loss, so no additional
+message is needed. If fingerprints differ, all ranks raise the same error, and no rank changes parameters or states.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class NoAgreement:
         """Add the run that this rank has resumed to the compared state. run: facts of its checkpoint, by name."""
 
     def step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
-        """Return the context of one step. rate: its learning rate; counts: those before the step."""
+        """Return the context of one step. rate: learning rate of the step; counts: the counts before the step."""
         return nullcontext()
 
 
@@ -158,7 +157,7 @@ class StepAgreement(NoAgreement):
                 raise detailed from None
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts behind the fingerprint by name, for the message of an error."""
+        """Return the facts that the fingerprint covers, by name, for an error message."""
         updates, accumulated, skipped = self._counts
         assigned = {
             f"parameter {name!r}": f"set {self._times(name)} (checksum {self._checksums[name]:08x})"

@@ -82,7 +82,6 @@ class Averages:
     """The moving averages of a trainer, which are among its slots.
 
     Args:
-        params: The parameters.
         owner: Stores the slots.
         exist: Whether the trainer has moving averages.
 

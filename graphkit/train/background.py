@@ -57,9 +57,9 @@ class BackgroundWork:
     depth: number of batches that are loaded ahead. With 0, or without the native engine, everything runs in the calling
     thread.
 
-    If a metric raises an exception in its worker, the next call of `measure` or `wait_for_metrics` raises it; otherwise
-    the end of the block does. The end of the block waits for all metrics. But if the block itself raises an exception,
-    it waits only for running work, and cancels the rest.
+    If a metric raises an exception in its worker, the next call of `measure` or `wait_for_metrics` raises it. If no
+    call follows, the end of the block raises it. The end of the block waits for all metrics. If the block itself raises
+    an exception, its end waits only for running work, and cancels the rest.
     """
 
     def __init__(self, depth: int):

@@ -57,7 +57,7 @@ States = dict[str, dict[str, Any]]
 
 
 class Loop(Protocol):
-    """The `fit` that is running."""
+    """The running call of `fit`, as the trainer needs it."""
 
     @property
     def folder(self) -> Path | None:
@@ -279,7 +279,7 @@ class BaseTrainer:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[Model]:
-        """Context manager: in the block, `net` contains its moving averages (without `ema`: its own values)."""
+        """Context manager: in the block, `net` contains its moving averages. Without `ema`, `net` does not change."""
         with self._averages.in_use():
             yield self.net
 
@@ -291,7 +291,7 @@ class BaseTrainer:
 
         In a pipeline, they are those of this rank's stage: the forward pass, the backward pass, one graph that checks
         whether the gradients are finite and sums their squares, and one that updates. A stage without trained
-        parameters has only the passes.
+        parameters has only the graphs of the passes.
 
         With `recompute`, the first step adds nodes that recompute activations to the first graph. If `recompute` is a
         number of bytes and a later batch needs more, these nodes are chosen again.
@@ -420,8 +420,8 @@ class BaseTrainer:
             inputs: An array, a tuple, or a dict by name.
             targets: An array, a tuple, or a dict by name.
             sample_weight: One weight per sample, not negative: the loss is sum(w * l) / sum(w), and 0 if all weights
-                are 0. With several processes, both sums are over all of them. Every process must then give weights. If
-                a trainer has weights in some steps, samples of its other steps have the weight 1.
+                are 0. With several processes, both sums are over the samples of all processes, and every process must
+                give weights. If only some steps have weights, all samples of the other steps have the weight 1.
 
         Returns:
             The loss, which is read from the device when you convert it to float. It is NaN if the step was skipped.
@@ -484,7 +484,10 @@ class BaseTrainer:
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.working()
 
     def _running_user_code(self, code: str) -> contextlib.AbstractContextManager[None]:
-        """Context in which code of the user runs. Other processes wait only for a limited time. code: its name."""
+        """Context in which code of the user runs.
+
+        Other processes wait only for a limited time. code: name of this code, for messages.
+        """
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.running(code)
 
     # --- data ---

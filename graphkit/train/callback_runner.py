@@ -66,7 +66,10 @@ class CallbackRunner:
         )
 
     def begin(self, numbers: Numbers, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore or reset the callbacks, then call `on_fit_begin`. states: those of a checkpoint, by name."""
+        """Restore or reset the callbacks, then call `on_fit_begin`.
+
+        states: the states in a checkpoint, by name of the callback.
+        """
         for callback in self.callbacks:
             if callback.name in states:
                 self._call(callback, "restore", states[callback.name])
@@ -100,7 +103,7 @@ class CallbackRunner:
         self._states = None
 
     def end(self, numbers: Numbers, error: BaseException | None) -> None:
-        """Call `on_fit_end`. error: the exception that ends `fit`; errors of callbacks are then added as notes."""
+        """Call `on_fit_end`. If `error` ends `fit`, errors of callbacks become notes on it."""
         for callback in self._started:
             try:
                 self._call(callback, "on_fit_end", self._trainer, numbers)
@@ -110,7 +113,9 @@ class CallbackRunner:
                 error.add_note(f"then {type(further).__name__} in {callback.name}.on_fit_end: {further}")
 
     def states(self) -> States:
-        """Return the states for a checkpoint. While `on_epoch_end` runs, or if it failed, those from before it.
+        """Return the states for a checkpoint.
+
+        If `on_epoch_end` runs or has failed, they are the states from before the call.
 
         Raises UsageError if a state cannot be written as JSON.
         """

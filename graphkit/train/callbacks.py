@@ -107,7 +107,7 @@ class Callback:
 class _Monitor(Callback):
     """Compares epochs by one of their numbers. A number that is not finite is never better.
 
-    Arguments: see EarlyStopping.
+    For the arguments, see EarlyStopping.
     """
 
     def __init__(self, monitor: str, mode: str | None, min_delta: float):
@@ -140,7 +140,7 @@ class _Monitor(Callback):
         return float(numbers[self.monitor])
 
     def _lacking(self, numbers: Iterable[str]) -> UsageError:
-        """Return an error: the monitored number is not among those of an epoch."""
+        """Return the error for a monitored number that is not among the numbers of an epoch."""
         if self.monitor.startswith("valid_") and (other := self.monitor.removeprefix("valid_")) in numbers:
             return UsageError(
                 f"{type(self).__name__}: the monitor {self.monitor!r} needs validation data: pass valid= to fit "
@@ -289,8 +289,8 @@ class KeepBest(_Monitor):
     one is replaced only when the new one is complete. The model's metadata contains the epoch (`best_epoch`) and the
     monitored number (such as `best_valid_loss`).
 
-    With `keep` above 1, the folder also contains the models of that many best epochs, as `best-epoch-N.json`. A model
-    is removed after a better one is complete. Of epochs with equal numbers, the earlier ones are kept.
+    With `keep` above 1, the folder also contains the models of the `keep` best epochs, as `best-epoch-N.json`. A model
+    is removed after a better one is complete. If epochs have equal numbers, the earlier one counts as better.
 
     Args:
         monitor: Key in the records of `fit`, such as "valid_loss", "valid_accuracy" or "loss".

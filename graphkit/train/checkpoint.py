@@ -24,7 +24,7 @@ from graphkit.train import manifest as manifests
 MANIFEST = "checkpoint.json"
 _FORMAT = "graphkit-checkpoint"
 _VERSION = 2
-# The advice if a checkpoint does not fit.
+# The end of the message if a checkpoint does not fit.
 ADVICE = (
     "To resume it, use the model, the optimizer and the moving average (ema) of that run. "
     "Otherwise start a new run in another folder"
@@ -66,7 +66,7 @@ class Checkpoint:
     residuals: Sequence[Mapping[str, np.ndarray]] = ()
 
 
-# The fields with arrays by rank, and the prefixes of their names in the weights file.
+# The fields with arrays by rank. Each value is the prefix of the array names in the weights file.
 _OF_RANKS = {"parts": "rank {}/", "residuals": "left out by rank {}/"}
 
 _DESCRIBED = tuple(f.name for f in fields(Checkpoint) if f.name not in ("arrays", *_OF_RANKS))

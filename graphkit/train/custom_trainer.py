@@ -89,12 +89,12 @@ class CustomTrainer:
     def step(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Run one step. Return its outputs by name.
 
-        If it fails, no parameter or state changes. If a guarded loss is NaN or infinite, NotFinite is raised, which
-        names the node.
+        If the step fails, no parameter or state changes. If a guarded loss is NaN or infinite, NotFinite is raised, and
+        its message names the node.
 
         Args:
-            feeds: Arrays by input name. By default, learning rates are those of the optimizers' schedules, which count
-                the steps of this trainer.
+            feeds: Arrays by input name. Learning rates may be left out: they then follow the schedules of the
+                optimizers, at the number of steps of this trainer.
         """
         # The count is read, possibly from a device, only if a rate depends on it.
         done = self.steps if self._has_schedules else 0
@@ -136,7 +136,7 @@ class CustomTrainer:
 
     @typed("CustomTrainer.save")
     def save(self, folder: str | Path) -> None:
-        """Write a checkpoint. When it is complete, it replaces any checkpoint in the folder, also of another run.
+        """Write a checkpoint. When it is complete, it replaces any checkpoint in the folder, even one of another run.
 
         Raises RuntimeFailure if it cannot be written; the folder then contains the previous checkpoint.
         """
@@ -170,7 +170,7 @@ class CustomTrainer:
 
         Raises:
             UsageError: There is no checkpoint.
-            InvalidModel: It is damaged, or does not fit the step.
+            InvalidModel: The checkpoint is damaged, or does not fit the step.
             UnsafeModel: A file is a link to a place outside, and the folder is not trusted.
         """
         if not trusted:

@@ -46,9 +46,9 @@ def triplet_margin(
 
     Args:
         anchor: Float tensor [N, F].
-        positive: Embeddings of the anchors' classes, of the same shape.
-        negative: Embeddings of other classes, of the same shape.
-        margin: By how much the distance to the negative should be larger.
+        positive: Embeddings of other samples of the anchors' classes, [N, F].
+        negative: Embeddings of samples of other classes, [N, F].
+        margin: By how much the distance to the negative should exceed the distance to the positive.
         sample_weight: See `mse`.
     """
 
@@ -71,7 +71,7 @@ def triplet(embedding: Value, target: Value, margin: float = 1.0, sample_weight:
     Args:
         embedding: Float tensor [N, F].
         target: int64 [N], class numbers.
-        margin: By how much the distance to the negative should be larger.
+        margin: By how much the distance to the negative should exceed the distance to the positive.
         sample_weight: float [N], the weight of each sample as an anchor. See `mse`.
     """
     return triplet_term(embedding, target, margin, sample_weight).mean

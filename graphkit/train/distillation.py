@@ -25,8 +25,7 @@ class DistillationLoss(Loss):
     """A loss with a teacher; `distillation` makes it.
 
     Attributes:
-        teacher: The teacher.
-        output: The name of its output with the logits.
+        output: Name of the teacher's output with the logits.
         temperature: T.
         weight: The share of the comparison with the teacher.
     """
@@ -96,9 +95,10 @@ def distillation(
     saved with the model.
 
     Args:
-        teacher: A model with the same classes. Its inputs have the names of those of the model; if both have one input,
-            the names may differ.
-        loss: The loss of the targets: a loss of logits with a Softmax, without class_weights and ignore_index.
+        teacher: A model with the same classes. Its inputs must have the names of the inputs of the model. If both have
+            only one input, the names may differ.
+        loss: The loss for the targets. It must be a loss of logits with a Softmax, without class_weights and
+            ignore_index.
         temperature: T.
         weight: The share of the comparison with the teacher, from 0 to 1.
         output: The teacher's output, if it has several.

@@ -27,12 +27,12 @@ def usual_metrics(loss: Any, output: str) -> tuple[str, ...]:
 class Evaluation:
     """Evaluates the inference graph of a trainer, with or without the loss.
 
-    The loss needs a separate program, which is compiled when it is first used. options: those of the executor.
+    The loss needs a separate program, which is compiled when it is first used. options: settings of the executors.
     """
 
     def __init__(self, options: dict[str, Any]):
         self._options = options
-        # With and without sample weights.
+        # The programs with the loss. The key is whether the loss takes sample weights.
         self._with_loss: dict[bool, LocalInference] = {}
 
     @staticmethod
@@ -58,11 +58,9 @@ class Evaluation:
 
         Args:
             trainer: The trainer that owns this object.
-            data: The data set.
             specs: Names of metrics, or metrics.
             batch_size: Samples per batch.
             prefetch: Number of batches that are loaded ahead.
-            bar: The progress bar.
             limit: Number of batches after which to stop; None for no limit.
             weighted: Whether the data have sample weights. They count in the loss, but not in other metrics.
         """

@@ -92,7 +92,7 @@ def find_lr(
         lowest: The first rate.
         highest: The last rate.
         steps: Number of updates. The default is the number of batches of the data, but at least 60 and at most 400. If
-            the data have fewer batches, they are repeated.
+            the data have fewer batches, they are repeated. For data without a length, the default is 60.
         batch_size: Samples per batch.
         workers: Number of worker processes, or a `gk.data.Workers`, that make samples of lazy data sets (default: the
             workers of the data set).

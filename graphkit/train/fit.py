@@ -39,9 +39,9 @@ _IN_EPOCH = "called only within an epoch"
 class Fit:
     """One call of `Trainer.fit`. `trainer.position` is always up to date.
 
-    In a single process, an interrupt (Ctrl-C) takes effect only after the current block: a step with the update of the
-    position, or the end of an epoch with its log line and checkpoint. A second interrupt takes effect at once. With
-    several ranks, even the first interrupt takes effect at once.
+    In a single process, an interrupt (Ctrl-C) takes effect only after the current block. A block is a step and the
+    update of the position, or the end of an epoch with its log line and checkpoint. A second interrupt takes effect at
+    once. With several ranks, even the first interrupt takes effect at once.
 
     Attributes:
         folder: The run folder, the same on all ranks. Rank 0 writes.
@@ -80,8 +80,8 @@ class Fit:
         skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"
         self._replaced = ReplacedSamples() if skips else None
         self._background = BackgroundWork(0)
-        # With several processes and a folder: ends them together after a SIGTERM. Created before the ranks wait for
-        # each other, so that no rank reads a message of an earlier `fit`.
+        # With several processes and a folder, it ends all processes together after a SIGTERM. It is created before the
+        # ranks wait for each other, so that no rank reads a message of an earlier `fit`.
         self._termination = None if self.folder is None else termination_of(self.trainer.kvstore)
         self._compare_ranks()
         self.log = JsonLog(self.folder if self.trainer._writes else None)
@@ -215,7 +215,10 @@ class Fit:
         return record
 
     def _end_epoch(self, scores: dict[str, float]) -> dict[str, float]:
-        """Call the callbacks, log the epoch, and write the checkpoint. Return the record. scores: of validation."""
+        """Call the callbacks, log the epoch, and write the checkpoint.
+
+        Return the record. scores: the scores of validation.
+        """
         trainer, position = self.trainer, self.trainer.position
         record = {**(position.trained or {}), **_of_validation(scores)}
         numbers = {
@@ -445,7 +448,7 @@ class Fit:
         self._measured = None
 
     def _restore(self, measured: list[Metric]) -> None:
-        """Restore the states of metrics within an epoch. Warn if the checkpoint does not contain one."""
+        """Restore the states of metrics within an epoch. Warn about a metric whose state is not in the checkpoint."""
         position = self.trainer.position
         if not position.seen:
             return
@@ -481,7 +484,7 @@ class Fit:
             self._terminate(termination)
 
     def _end_if_terminated(self) -> None:
-        """Write a checkpoint and end all ranks if a rank has received SIGTERM. The same on all ranks.
+        """If any rank has received SIGTERM, write a checkpoint and end all ranks. All ranks decide alike.
 
         A checkpoint contains accumulated gradients of one rank only, so this waits for the next update.
         """

@@ -156,7 +156,7 @@ def replace_head(
         raise UsageError(f"pool must be {', '.join(map(repr, POOLS[:-1]))} or {POOLS[-1]!r}, not {pool!r}")
     if pool is not None and at is None:
         raise UsageError(f"pool={pool!r} (--head pool={pool}) only works for a head at a value (at=, --head-at)")
-    # The class names in the metadata are those of the old classes, and MXNet's output operators those of the old layer.
+    # Drop metadata of the old layer: the names of its classes, and MXNet's output operators.
     meta = {key: text for key, text in model.graph.meta.items() if key not in (CLASSES, HEADS)}
     if at is not None:
         if output is not None:

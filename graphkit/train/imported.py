@@ -58,8 +58,8 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
             axis, the input does not change.
 
     Raises:
-        UsageError: The dimension is not 1; an operator fixes the batch size (such as a Reshape to [1, ...]); or two
-            samples in one batch give other results than each of them alone.
+        UsageError: The dimension is not 1; an operator fixes the batch size (such as a Reshape to [1, ...]); or the
+            results of two samples depend on whether they are in one batch.
     """
     graph = model.graph
     places = _batch_axes(model, axes or {})

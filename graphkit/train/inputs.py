@@ -16,7 +16,7 @@ from graphkit.text import quantity
 
 
 class Inputs:
-    """Checks and converts the inputs of a model. types: their types by name."""
+    """Checks and converts the inputs of a model. types: the types of these inputs by name."""
 
     def __init__(self, types: Mapping[str, Type]):
         self.types = dict(types)

@@ -276,8 +276,8 @@ class LBFGS:
     def save(self, folder: str | Path) -> None:
         """Write a checkpoint of the parameters and of the state of L-BFGS. Call it between two steps.
 
-        When it is complete, it replaces any checkpoint in the folder, also of another run. It does not contain the
-        network itself: write that with `net.save`.
+        When the checkpoint is complete, it replaces any checkpoint in the folder, even one of another run. It does not
+        contain the network itself: write the network with `net.save`.
 
         Raises RuntimeFailure if it cannot be written; the folder then contains the previous checkpoint.
         """
@@ -306,7 +306,7 @@ class LBFGS:
         """Restore the parameters and the state of L-BFGS from the checkpoint in a folder.
 
         Further steps on the same samples then give the same bits as without an interruption. If `history_size` is
-        smaller than in that run, the last pairs are kept. If `resume` fails, nothing changes.
+        smaller than in that run, only the last pairs are kept. If `resume` fails, nothing changes.
 
         Args:
             folder: The folder.
@@ -314,7 +314,7 @@ class LBFGS:
 
         Raises:
             UsageError: There is no checkpoint.
-            InvalidModel: It is damaged, or does not fit this model, its trained parameters and L-BFGS.
+            InvalidModel: The checkpoint is damaged, or does not fit this model, its trained parameters or L-BFGS.
             UnsafeModel: A file is a link to a place outside, and the folder is not trusted.
         """
         if not trusted:

@@ -27,7 +27,7 @@ class History:
         direction: The direction of the last move; empty before the first one.
         gradient: The gradient before that move.
         length: The step length of that move.
-        pairs: Changes of the gradient, moves of the parameters, and the reciprocals of their products.
+        pairs: For each pair: the change of the gradient, the move of the parameters, and 1 / (change . move).
         scale: The initial inverse Hessian is this number times the identity: the inverse curvature of the last pair.
         iterations: Number of iterations.
         evaluations: Number of evaluations of the loss.
@@ -43,7 +43,10 @@ class History:
     evaluations: int = 0
 
     def store_pair(self, change: np.ndarray, move: np.ndarray) -> None:
-        """Store a pair if the curvature along the move is positive. change: of the gradient. move: of parameters."""
+        """Store a pair if the curvature along the move is positive.
+
+        change: of the gradient, a vector. move: of the parameters.
+        """
         curvature = float(change @ move)
         if _LEAST_CURVATURE < curvature < math.inf:
             if len(self.pairs) == self.size:
@@ -84,7 +87,7 @@ class History:
         Args:
             arrays: All arrays that `names_in` names.
             elements: Number of elements of all trained parameters.
-            where: The checkpoint, for errors.
+            where: Name of the checkpoint, for messages.
 
         Raises:
             InvalidModel: An array has another shape or dtype, or numbers that no run can have.
@@ -124,7 +127,7 @@ class History:
 
 
 def names_in(arrays: Mapping[str, np.ndarray]) -> set[str]:
-    """Return the names of the arrays of a history in a checkpoint. The number of pairs is that of the checkpoint."""
+    """Return the names of the arrays of a history in a checkpoint. The number of pairs is read from `arrays`."""
     factors = arrays.get(f"{_PREFIX}factors")
     count = 0 if factors is None else factors.size
     of_pairs = {f"{kind}/{index}" for kind in ("change", "move") for index in range(count)}

@@ -37,7 +37,7 @@ def strong_wolfe(evaluate: Callable[[float], Point], start: Point, t: float, sca
         start: The point of step length 0.
         t: The first step length to try.
         scale: The largest absolute element of the direction.
-        tolerance: The search ends if the bracket times `scale` is below this.
+        tolerance: The search ends if the width of the bracket times `scale` is below this.
     """
     bracket, steps, done = _bracket(evaluate, start, t)
     if len(bracket) == 1:
@@ -46,7 +46,7 @@ def strong_wolfe(evaluate: Callable[[float], Point], start: Point, t: float, sca
     stuck = False
     while not done and steps < _MOST_STEPS and abs(high.t - low.t) * scale >= tolerance:
         ends = sorted((low.t, high.t))
-        # The order of the two points decides how the interpolation rounds.
+        # Begin with the point of smaller t: the order changes how the interpolation rounds.
         first, second = (low, high) if low.t <= high.t else (high, low)
         t, stuck = _inside(_interpolated(first, second, *ends), ends, stuck)
         new = evaluate(t)

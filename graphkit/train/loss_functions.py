@@ -1,4 +1,4 @@
-"""Loss functions: from outputs and targets, as graph values, to a scalar that is averaged over the batch."""
+"""Loss functions. They take outputs and targets as graph values, and return a scalar averaged over the batch."""
 
 from __future__ import annotations
 
@@ -184,8 +184,8 @@ def _over_rows(sample_weight: Value, target: Value) -> Value:
 def average(each: Value, sample_weight: Value | None) -> Value:
     """Return the mean of losses [N, ...].
 
-    With weights w [N], it is sum(w * l) / sum(w), where l is the mean loss of each sample, and 0 if sum(w) is 0. Sums
-    are float32, or float64 if the losses are.
+    With weights w [N], it is sum(w * l) / sum(w), where l is the mean loss of each sample. If sum(w) is 0, it is 0.
+    Sums are float32, or float64 if the losses are.
     """
     if sample_weight is None:
         return _mean(each)
@@ -276,8 +276,8 @@ def _focus(p: Value, gamma: float) -> Value:
 def dice(logits: Value, target: Value, sample_weight: Value | None = None) -> Value:
     """Mean over the samples of 1 - (2 sum(p t) + 1) / (sum(p) + sum(t) + 1), where p = sigmoid(logits).
 
-    It measures the overlap of a predicted mask with a mask (Milletari, Navab and Ahmadi, 2016). The 1 in numerator and
-    denominator makes the loss of two empty masks 0.
+    It measures the overlap of the predicted mask with the target mask (Milletari, Navab and Ahmadi, 2016). The 1 in
+    numerator and denominator makes the loss of two empty masks 0.
 
     Args:
         logits: Float tensor [N, ...].
@@ -301,7 +301,8 @@ def mse(output: Value, target: Any, sample_weight: Value | None = None) -> Value
         output: Float tensor [N, ...].
         target: A tensor of the same shape.
         sample_weight: float w [N], one weight per sample, not negative. The result is then sum(w * l) / sum(w), where l
-            is the mean loss of each sample, and 0 if all weights are 0. (Keras divides by the number of samples.)
+            is the mean loss of each sample. If all weights are 0, the result is 0. (Keras divides by the number of
+            samples.)
     """
     difference = F.sub(output, target)
     return average(F.mul(difference, difference), sample_weight)

@@ -77,10 +77,10 @@ def attach(
     Args:
         graph: The graph of a model.
         loss: A name or a Loss, a function, or a dict of names or Losses by output. A named loss compares one output
-            with a target called `target`. If it is a loss of logits, and the output comes from a Softmax (over the last
-            axis) or Sigmoid, it takes the logits before it (see `logits_of`). A function is called with the outputs,
-            then the targets. It returns the mean over the batch, or a sum and its weight. The losses of a dict are
-            multiplied by `weights` and added.
+            with a target called `target`. If a loss takes logits, and the output comes from a Softmax (over the last
+            axis) or Sigmoid, the loss takes the operand of this operator instead (see `logits_of`). A function is
+            called with the outputs, then the targets. It returns the mean over the batch, or a sum and its weight. The
+            losses of a dict are multiplied by `weights` and added.
         targets: The types of the targets by name. Required for a function. A named loss determines the type itself. A
             dict of losses also determines the names: see `target_of`.
         output: Name of the output for the loss. Required if there are several outputs and the loss is a name. If the

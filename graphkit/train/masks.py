@@ -1,4 +1,4 @@
-"""Masks of parameters that are trained: made from the zeros of a pruned model, checked, and replaced."""
+"""Masks of trained parameters: make them from the zeros of a pruned model, check them, and replace them."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def zero_masks(model: Model, patterns: str | Sequence[str] = "*") -> dict[str, n
 def note_on_zeros(model: Model, trained: Collection[str], masked: Collection[str], advice: str) -> str | None:
     """Return a note that training will change the zeros of pruned weights; None if there are no such weights.
 
-    A weight counts as pruned if it has at least two axes, and at least 30% of its elements are 0, but not all: layers
-    may start with zeros. Weights that another process holds are not counted.
+    A weight counts as pruned if it has at least two axes, and at least 30%, but not all, of its elements are 0. Weights
+    that are all 0 do not count, because layers may start with them. Weights that another process holds are not counted.
 
     Args:
         model: The model, before training.
@@ -80,7 +80,7 @@ def note_on_zeros(model: Model, trained: Collection[str], masked: Collection[str
 def check(trained: Sequence[TrainedParameter], params: ParamStore, store: KVStore | None) -> tuple[str, ...]:
     """Return the names of the parameters with masks.
 
-    Raises UsageError if an element is not 0 where its mask is False, or if parameter servers update.
+    Raises UsageError if an element is not 0 where its mask is False, or if the store has parameter servers.
     """
     masks = {t.name: t.mask for t in trained if t.mask is not None}
     if masks and store is not None and store.is_remote:

@@ -132,7 +132,7 @@ class Accuracy(_Average):
 class TopK(_Average):
     """Share of samples whose target class is among the `k` largest outputs.
 
-    Of equal outputs, the lower class comes first. Outputs are [..., classes], targets are ints [...].
+    If outputs are equal, the lower class comes first. Outputs are [..., classes], targets are ints [...].
 
     Args:
         k: Number of largest outputs.

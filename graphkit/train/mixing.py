@@ -1,4 +1,4 @@
-"""mixup and CutMix: mix the samples of a batch with other samples of the batch, and their losses likewise."""
+"""mixup and CutMix: mix the samples of a batch with other samples of the batch, and mix their losses."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Mixing:
     ) -> dict[str, Any]:
         """Return the feeds of a program with a mixed loss: the inputs, both targets, and the share of the first.
 
-        size: number of samples of the batch (None: that of its first input). Arrays whose first axis has another size
-        are not mixed. key: determines the random numbers.
+        size: number of samples of the batch; None: the length of its first input. Arrays whose first axis has another
+        size are not mixed. key: seed of the random numbers.
         """
         generator = np.random.default_rng(key)
         size = len(next(iter(inputs.values()))) if size is None else size

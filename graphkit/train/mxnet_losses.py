@@ -72,7 +72,7 @@ def _operand(head: Head, output: Value) -> Value | None:
 
 @dataclass(frozen=True, repr=False)
 class HeadLoss(Loss):
-    """The loss of an output operator. `classes` has the number of classes if labels are class numbers."""
+    """The loss of an output operator of MXNet."""
 
     head: Head = _NO_HEAD
 
@@ -159,7 +159,7 @@ def _class_axis(attributes: Attributes, rank: int) -> int:
 
 
 def _label_shape(head: Head, attributes: Attributes, kind: str, output: TensorType) -> tuple[Any, ...] | None:
-    """Return the shape of the variable with the label."""
+    """Return the shape of the labels; None if it is unknown."""
     if head.shape is not None:
         return tuple(fresh() if d is None else symbol(d) if isinstance(d, str) else d for d in head.shape)
     if head.expression is not None:

@@ -51,8 +51,8 @@ class Loss:
         classes: Whether targets are class numbers.
         probabilities: Whether targets are probabilities.
         per_sample: Whether the loss is a mean over samples, not over all targets.
-        weighs: Function of the same arguments as `build` that returns the loss and the weight of the batch, if that is
-            neither the number of samples nor that of targets.
+        weighs: Function of the same arguments as `build` that returns the loss and the weight of the batch. None if the
+            weight is the number of samples or of targets.
         needs: Which targets the loss needs, in words (default: a description from the other attributes).
         takes: Names of the possible options.
         options: The options that are set.

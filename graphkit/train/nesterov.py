@@ -32,7 +32,7 @@ class Settings(Protocol):
 def factors(settings: Settings, step: Value, dtype: DType) -> tuple[Value, Value, Value]:
     """Return the factors of the gradient and of its mean in step t, and the divisor of the mean square.
 
-    They are (1 - mu[t]) / (1 - P[t]), mu[t + 1] / (1 - P[t + 1]) and 1 - beta2^t.
+    They are (1 - mu[t]) / (1 - P[t]), mu[t + 1] / (1 - P[t + 1]) and 1 - beta2^t. See NAdam for mu and P.
 
     Args:
         settings: The optimizer.
@@ -72,9 +72,11 @@ def factors(settings: Settings, step: Value, dtype: DType) -> tuple[Value, Value
 
 
 def _logarithms(settings: Settings, precision: float) -> list[float]:
-    """Return log(mu[t]) for t = 1, 2, ... until, within precision, mu[t] is beta1 or the product of all mu is 0.
+    """Return log(mu[t]) for t = 1, 2, ... as long as mu[t] is needed.
 
-    precision: of the element type.
+    The list ends when mu[t] has reached beta1, or the product of all mu has reached 0, up to `precision`.
+
+    precision: machine epsilon of the element type.
     """
     if not settings.beta1:
         return []

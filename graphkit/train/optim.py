@@ -481,7 +481,7 @@ def get(spec: str | Optimizer | Mapping[str, Any], **options: Any) -> Optimizer:
 
 
 def option_hint(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return advice for the error of a Trainer that got an option of an optimizer, such as `lr`: where to pass it.
+    """Return advice for a Trainer that got an option of an optimizer, such as `lr`: where to pass this option.
 
     Returns "" if no optimizer has this option.
 

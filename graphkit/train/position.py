@@ -16,7 +16,7 @@ from graphkit.train import defaults
 # The meaning of `epochs` for a continued run, in all messages and help texts.
 WHOLE_RUN = "epochs is the length of the whole run"
 _NOTHING = "epochs=0: this fit trains nothing; give at least epochs=1"
-# The same for `max_steps`.
+# The meaning of `max_steps` for a continued run.
 ALL_UPDATES = "max_steps counts the updates of the whole run"
 
 # The results of `Metric.state`, by the name of the metric.
@@ -87,11 +87,11 @@ class Position:
     def plan(self, epochs: int | None, resumed: bool, updates: int = 0, max_steps: int | None = None) -> None:
         """Determine where the run of a `fit` begins and ends.
 
-        If the current run is finished and `resumed` is false, a new run begins. Its length is `epochs` epochs, or
-        `max_steps` updates, or whichever is reached first (None for both: the default number of epochs). Otherwise the
-        current run continues. `epochs` is then the length of the whole run, counted from its first epoch, and
-        `max_steps` the number of all its updates (None for both: its present length). A run that was stopped early
-        continues if it gets longer. Raises UsageError if more has already been trained.
+        If the current run is finished and `resumed` is false, a new run begins. It ends after `epochs` epochs or
+        `max_steps` updates, whichever comes first. If both are None, it has the default number of epochs. Otherwise the
+        current run continues. Then `epochs` is the length of the whole run, and `max_steps` the number of all its
+        updates. If both are None, the length stays the same. A run that was stopped early continues if it gets longer.
+        Raises UsageError if the run already has more epochs or updates than this.
 
         Args:
             epochs: See above.
@@ -118,7 +118,7 @@ class Position:
             self._warn_of_end(done)
 
     def _continue_run(self, epochs: int | None, max_steps: int | None, done: int) -> None:
-        """Set the new length of the current run. done: its updates so far."""
+        """Set the new length of the current run. done: number of updates of the run so far."""
         until, limit = self._end(epochs), max_steps
         if epochs is None and max_steps is None:
             limit = self.max_steps
@@ -136,8 +136,8 @@ class Position:
     def hold_out(self, share: float | None, resumed: bool) -> None:
         """Set the share of the data that the run holds out. Call it before `plan`.
 
-        Raises UsageError if the current run continues and holds out another share, because training and validation
-        would mix. resumed: as for `plan`.
+        Raises UsageError if the current run continues and holds out another share, because training and validation data
+        would then mix. resumed: as for `plan`.
         """
         if self.finished and not resumed:
             self.validation_split = share
@@ -158,7 +158,7 @@ class Position:
             warnings.warn(_NOTHING, stacklevel=4)
 
     def _warn_of_end(self, updates: int) -> None:
-        """Warn that a continued run is already complete. updates: their number in this run."""
+        """Warn that a continued run is already complete. updates: number of updates in this run."""
         done = self.until - self.start
         if not done:
             warnings.warn(_NOTHING, stacklevel=4)
@@ -196,7 +196,10 @@ class Position:
         return not planned.finished
 
     def _end(self, epochs: int | None) -> int:
-        """Return the number of complete epochs at the end of a continued run. epochs: its whole length, or None."""
+        """Return the number of complete epochs at the end of a continued run.
+
+        epochs: the length of the whole run, or None.
+        """
         return self.until if epochs is None else self.start + epochs
 
     def end_epoch(self) -> None:

@@ -1,7 +1,7 @@
 """Find out whether an output consists of probabilities, and which logits they come from.
 
-A Softmax or Sigmoid is found through operators that keep its values: those that only move elements (Reshape, Squeeze,
-Transpose, ...), casts between floats, and bounds that keep probabilities away from 0 and 1.
+The search for a Softmax or Sigmoid passes operators that keep its values: operators that only move elements (Reshape,
+Squeeze, Transpose, ...), casts between floats, and bounds that keep probabilities away from 0 and 1.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def are_probabilities(output: Value) -> bool:
 def logits_of(output: Value, name: str) -> Value:
     """Return the logits of an output that comes from a Softmax or Sigmoid (`name`), in the shape of the output.
 
-    If the output does not come from this operator, return the output itself. The same happens, with a warning, if a
-    Softmax is not over the last axis of the output.
+    If the output does not come from this operator, return the output itself. If a Softmax is not over the last axis of
+    the output, warn, and return the output itself, too.
     """
     found = _source(output)
     if found is None or found.node.op.name != name:

@@ -51,7 +51,7 @@ class ProgressBar:
             self._bar.stop()
 
     def start(self, title: str, total: int | None, done: int = 0, *, transient: bool = False) -> None:
-        """Show a new task. The bar of the previous one ends.
+        """Show a new task. The bar of the previous task ends.
 
         Args:
             title: Text next to the bar.
@@ -112,7 +112,7 @@ class JsonLog:
         return round(time.monotonic() - self._start, 3)
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append a line with the keys `event`, `seconds` and `fields`. Raises RuntimeFailure if that fails."""
+        """Append a line: `event`, `seconds` (duration of the run) and `fields`. Raises RuntimeFailure if that fails."""
         if self._path is None:
             return
         record = {"event": event, "seconds": self.seconds, **fields}

@@ -20,7 +20,7 @@ _SUFFIX = "/carried"
 class RecurrentState:
     """The carried states: outputs of the last batch that are fed to inputs of the next one.
 
-    A state is zero at the start, and if its shape changes.
+    A state is zero at the start, and becomes zero again if its shape changes.
 
     Args:
         net: The model.

@@ -34,12 +34,12 @@ FIRST_SAVE = ".first-save"
 
 # The files of a run besides `.lock` and `.first-save`, in the order in which they are removed. `run.json` is removed
 # after `config.toml`: if this process is killed in between, no `config.toml` remains without a `run.json`. A later run
-# would refuse to replace such a file, because graphkit may not have written it.
+# would refuse to replace a `config.toml` without `run.json`, because graphkit may not have written it.
 _FILES = (
     checkpoint.MANIFEST, MODEL, BEST, *ADAPTER_FILES, "log.jsonl", "vocabulary.json", CONFIG, RECORD,
 )  # fmt: skip
 _WEIGHTS = ("state.*.safetensors", "model.*.safetensors", "best.*.safetensors")
-# Models of several good epochs, and their weights. best_of_epoch makes the name of a model.
+# The models of the best epochs if KeepBest keeps several, and their weights. See `best_of_epoch`.
 _BEST_OF_EPOCHS = re.compile(r"best-epoch-\d+(\.json|\.[0-9a-f]+\.safetensors)")
 
 
@@ -50,7 +50,7 @@ _SUFFIXES = frozenset({".data", ".json", ".jsonl", ".npz", ".onnx", ".safetensor
 
 
 def best_of_epoch(epoch: int) -> str:
-    """Return the name of the model of one of several good epochs. epoch: from 1."""
+    """Return the file name of the model of one of the best epochs. epoch: from 1."""
     return f"best-epoch-{epoch}.json"
 
 
@@ -95,7 +95,8 @@ class RunFolder:
         patience: Seconds to wait for the lock.
 
     Raises:
-        UsageError: Another process, or another RunFolder of this process, holds the lock. The message names it.
+        UsageError: Another process, or another RunFolder of this process, holds the lock. The message names the
+            process.
     """
 
     def __init__(self, path: str | Path, patience: float = 0.0):
@@ -114,7 +115,7 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._depth -= 1
         if not self._depth and self._descriptor is not None:
-            # Remove the file while it is locked. A process that has opened it checks afterwards that it still exists.
+            # Remove the file while it is locked. A process that gets the lock then checks that the file still exists.
             with contextlib.suppress(OSError):
                 (self.path / LOCK).unlink()
             with contextlib.suppress(OSError):  # stop at the first that is not empty, or was removed by another process
@@ -176,7 +177,9 @@ class RunFolder:
             )
 
     def claim(self, run: str, *, overwrite: bool = False) -> None:
-        """Prepare the folder for a run. Raises the errors of `check` unless `overwrite`, which removes another run.
+        """Prepare the folder for a run.
+
+        If the folder contains another run, `overwrite` removes that run. Without `overwrite`, raises as `check` does.
 
         Files of a run that was killed during its first save are always removed, because no run can resume from them.
         """

@@ -18,9 +18,9 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
 
     Args:
         data: The data set.
-        given: The weights, float [N]; or the name of the array, or of the entry in the targets of each sample, that
-            contains them.
-        targets: The targets of the loss. Its `weight_name` says under which name a batch has weights.
+        given: The weights, float [N]; or their name: that of an array of the data, or of an entry in the targets of
+            each sample.
+        targets: The targets of the loss. Its `weight_name` is the name of the weights in a batch.
         argument: Name of the argument that the user gave, for messages.
     """
     if isinstance(data, (LazyDataset, IterableDataset)):
@@ -38,8 +38,8 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
         found.arrays = dict(data.arrays)
         weights = _named(found.arrays, own, given, data, argument)
         found.axes = {name: axis for name, axis in data.axes.items() if name != given}
-        # If a file or table has one input, it is fed to the one input of a model, whatever its name. The weights do not
-        # count as an input.
+        # The only input of a file or table is fed to the only input of a model, even if their names differ. The weights
+        # do not count as an input.
         found._single = data._single or (list(found.arrays) == ["x"] and given not in own)
     else:
         weights = given

@@ -52,7 +52,7 @@ def save(trainer: BaseTrainer, folder: str | Path) -> None:
 
 
 def epoch_states(trainer: BaseTrainer) -> list[dict[str, np.ndarray]]:
-    """Return the states of an incomplete epoch for a checkpoint: those of recurrent layers and of metrics.
+    """Return the states of an incomplete epoch for a checkpoint: the states of recurrent layers and of metrics.
 
     Collective if the model is divided among ranks.
     """

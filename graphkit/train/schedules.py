@@ -219,7 +219,7 @@ class Warmup(Schedule):
 
 @dataclass(frozen=True)
 class RateFunction(Schedule):
-    """The rate is `function(step)`. A call raises UsageError if that is not a finite number of at least 0.
+    """The rate is `function(step)`. A call raises UsageError if the rate is not a finite number of at least 0.
 
     A checkpoint contains only the name of the function.
     """

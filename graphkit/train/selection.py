@@ -68,7 +68,7 @@ class ParameterSelection:
         lazy: Tables with row-sparse updates, besides the parameters that have the attribute `lazy`.
         lr_mult: Factors on the learning rate. They override the attributes `lr_mult` of parameters. If several patterns
             match, the last one counts.
-        wd_mult: The same for the weight decay and the attributes `wd_mult`.
+        wd_mult: Factors on the weight decay. They override the attributes `wd_mult` of parameters in the same way.
         masks: Masks by the exact names of parameters.
     """
 
@@ -93,8 +93,8 @@ def select_parameters(
 
     Parameters marked trainable=False are included only if `train` contains their exact name.
 
-    Raises UsageError if a pattern matches no parameter, a multiplier is not a number, a mask is not that of a trained
-    parameter, or there is nothing to train.
+    Raises UsageError if a pattern matches no parameter, a multiplier is not a number, a mask belongs to a parameter
+    that is not trained, or there is nothing to train.
     """
     names = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter" and v.dtype.is_float}
     _check_patterns(graph, selection, names)
@@ -170,7 +170,7 @@ def mask_array(owner: str, name: str, given: Any, shape: tuple[int, ...]) -> np.
     """Return the mask of a parameter as an array of booleans.
 
     Args:
-        owner: The option or function, for errors.
+        owner: Name of the option or function, for messages.
         name: Name of the parameter.
         given: The mask: booleans, or numbers that are 0 or 1.
         shape: Shape of the parameter.

@@ -1,6 +1,6 @@
 """Groups of settings of a Trainer.
 
-Except for those of `Lora`, each setting is also a keyword of `Trainer`, and its docstring describes the setting.
+Each setting, except those of `Lora`, is also a keyword of `Trainer`. The docstring of `Trainer` describes it.
 """
 
 from __future__ import annotations

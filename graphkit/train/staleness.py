@@ -26,8 +26,6 @@ def warn_of_staleness(store: KVStore | None, optimizer: Optimizer, rate: float) 
     process applies one.
 
     Args:
-        store: The store of the training.
-        optimizer: The optimizer.
         rate: The learning rate at the start.
     """
     if store is None or store.type not in _STALE or store.num_workers == 1 or store.rank != 0:

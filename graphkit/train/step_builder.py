@@ -55,7 +55,7 @@ class TrainingStep(NamedTuple):
 
 
 class StepNetwork:
-    """A network in a training step; `StepBuilder.network` creates it.
+    """A network in a training step. `StepBuilder.network` creates it.
 
     Call it like a Model, with graph values. Each call uses the current values of its parameters, and updates the
     running statistics of its batch normalisations. (A call of the model itself uses the parameters before the step.)
@@ -90,7 +90,7 @@ class StepNetwork:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def updates(self) -> list[tuple[Value, Value]]:
-        """Return the pairs (parameter or state, new value) of all that change."""
+        """Return a pair (parameter or state, new value) for each parameter and state that changes."""
         return [(v, new) for v, new in self.current.items() if new is not v]
 
     def trained(self, loss: Value) -> list[TrainedParameter]:
@@ -115,7 +115,7 @@ class StepBuilder:
         self._networks: dict[str, StepNetwork] = {}
         self._rates: dict[str, tuple[Value, Optimizer]] = {}
         self._losses: list[Value] = []
-        # By name: the initial arrays of optimizer states, the inputs of the step, and their current values in it.
+        # Optimizer states by name: their initial arrays, the inputs of the step, and their current values in the step.
         self._initial: dict[str, np.ndarray] = {}
         self._states: dict[str, Value] = {}
         self._current: dict[str, Value] = {}

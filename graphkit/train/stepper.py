@@ -56,9 +56,9 @@ def create_exchange(spec: StepSpec, kvstore: KVStore | None, division: Division 
 class Stepper:
     """Trains on batches. Its Exchange runs the programs, alone or together with other ranks.
 
-    `updates` counts the updates, and `skipped` the steps that were skipped because something was not finite.
-    `accumulated` is the number of batches whose gradients are accumulated for the next update, `accumulated_weight` the
-    sum of their weights.
+    `updates` counts the updates. `skipped` counts the steps that were skipped because a loss or gradient was not
+    finite. `accumulated` is the number of batches whose gradients are accumulated for the next update,
+    `accumulated_weight` the sum of their weights.
     """
 
     def __init__(self, spec: StepSpec, exchange: Exchange):
@@ -168,7 +168,10 @@ class Stepper:
         self.accumulated, self.accumulated_weight = 0, 0.0
 
     def _lower_scale(self) -> bool:
-        """Lower the loss scale, because gradients may have overflowed. Return False without a scale, or if it is 1."""
+        """Lower the loss scale, because gradients may have overflowed.
+
+        Return False without a scale, or if the scale is 1.
+        """
         if self._rule.scale is None or (lower := loss_scale.lower(self.slots[loss_scale.NAME])) is None:
             return False
         self.slots[loss_scale.NAME] = lower

@@ -39,7 +39,7 @@ class Targets:
             by the name of its output.
         inputs: A dict of target name to the name of the program's input, for targets whose input has another name.
         weight_input: The name of the program's input for sample weights, if it has one.
-        weighted: Whether the training program has it.
+        weighted: Whether the training program has this input.
 
     Attributes:
         weight_input: The name of the program's input for sample weights.
@@ -147,8 +147,8 @@ class Targets:
     def fitted(self, given: Any, weighted: bool | None = None) -> dict[str, Any]:
         """Return the targets of a batch by the names of inputs, in the types and shapes of the program.
 
-        weighted: whether the program takes sample weights (default: whether the training program does). If it does not,
-        but the training program does, sample weights in `given` are left out.
+        weighted: whether the program takes sample weights (default: as the training program). If only the training
+        program takes them, sample weights in `given` are left out.
 
         Raises:
             InputError: A conversion would lose information, or sample weights are wrong or missing.
@@ -175,7 +175,10 @@ class Targets:
 
     @contextlib.contextmanager
     def reading(self, given: Any, *, required: bool) -> Iterator[None]:
-        """Context in which the data have sample weights of this name. required: a batch without them is an error."""
+        """Context in which `given` is the name of the sample weights, see `name_weights`.
+
+        required: whether batches need weights.
+        """
         self.name_weights(given)
         self.needs_weights = required
         try:
@@ -190,7 +193,10 @@ class Targets:
 
 
 def checked_weights(given: Any, count: int, source: str = "sample_weight") -> np.ndarray:
-    """Return sample weights as float32 [count]. Raises InputError, which begins with `source`, if they are not."""
+    """Return sample weights as float32 [count].
+
+    Raises InputError if they are not valid. The message begins with `source`.
+    """
     array = as_array(given)
     if array is None or (array.dtype.kind not in _NUMBERS and not _is_float(array)):
         raise InputError(f"{source}: expected one number per sample, not {shown(given)}")
@@ -361,7 +367,7 @@ def _fits(sizes: Any, shape: tuple[Any, ...]) -> bool:
 
 
 def is_one_hot(array: np.ndarray) -> bool:
-    """Whether every row along the last axis contains one 1, and otherwise 0."""
+    """Whether every row along the last axis contains exactly one 1, and otherwise zeros."""
     return array.ndim > 1 and bool(np.all((array == 0) | (array == 1)) and np.all(array.sum(-1) == 1))
 
 

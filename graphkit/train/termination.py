@@ -64,16 +64,16 @@ class Termination:
 
     @property
     def is_due(self) -> bool:
-        """Whether a rank had received the signal when the last step began. The same on all ranks."""
+        """Whether any rank had received the signal when the last step began. All ranks get the same answer."""
         return self._fingerprint.leaving_ranks > 0
 
     def is_due_now(self) -> bool:
-        """Return whether a rank has received the signal. Collective."""
+        """Return whether any rank has received the signal. Collective."""
         asked = self._store.pushpull("terminated ranks", np.array([int(self._fingerprint.leaving)], np.int64))
         return bool(asked.any())
 
     def take_effect(self) -> NoReturn:
-        """End this rank by the handler that was set before. Collective: no rank ends before all have called this."""
+        """End this rank with the previous handler of SIGTERM. Collective: no rank ends before all have called this."""
         self._store.pushpull("ranks that end", np.zeros(1, np.int64))
         self._restore()
         self._fingerprint.leaving = False
@@ -112,7 +112,10 @@ class WorkerTermination(Termination):
 
 
 def termination_of(store: KVStore | None) -> Termination | None:
-    """Return the Termination of a `fit` with a folder; None in a single process. Warn if it is not possible."""
+    """Return the Termination of a `fit` with a folder; None in a single process.
+
+    If the processes cannot end together, warn, and return None.
+    """
     if store is None or (store.num_workers == 1 and not store.is_remote):
         return None
     if not store.is_remote:

@@ -70,7 +70,7 @@ def _origin(store: KVStore) -> int:
 def _transfer_events(
     timed_collectives: Sequence[TimedCollective], span: tuple[int, int] | None, rank: int, origin: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield trace events of the transfers that start within `span`. They are asynchronous, because they overlap."""
+    """Yield trace events of the transfers that start within `span`: asynchronous ones, because transfers overlap."""
     for number, timed in enumerate(timed_collectives):
         if span is None or not timed.ended or timed.begun < span[0] or timed.begun > span[1]:
             continue

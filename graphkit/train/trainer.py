@@ -2,8 +2,8 @@
 
 The Trainer delegates its work to other modules. `base_trainer` takes steps: `training_graph` joins the model and its
 loss, `programs` writes forward pass, backward pass and update as graphs, `exchange` runs them on one or several ranks,
-and `stepper` counts. `fit` loops over epochs and batches, from the point that `position` stores. `saving` writes a run
-to a folder and restores it.
+and `stepper` counts updates. `fit` loops over epochs and batches, from the point that `position` stores. `saving`
+writes a run to a folder and restores it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def _advice(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return where to pass an argument that Trainer does not have; "" if nothing else has it."""
+    """Return where to pass an argument that Trainer does not have; "" if nothing else takes it."""
     if name in inspect.signature(Trainer.fit).parameters:
         return f"; it is an argument of fit: trainer.fit(data, {name}=...)"
     return optimizers.option_hint(name, arguments)
@@ -95,8 +95,8 @@ class Trainer(BaseTrainer):
             state. The model must read these parameters only by Gather along axis 0 (see docs/training.md).
         masks: A dict of parameter name to an array of booleans (or 0 and 1) in the shape of the parameter. Where it is
             False, the parameter must be 0, and stays exactly 0. `gk.prune` and `gk.zero_masks` make masks. Checkpoints
-            contain the masks, and a resumed run takes them from there.
-            They cannot be combined with `groups` and parameter servers.
+            contain the masks, and a resumed run takes them from there. Masks cannot be combined with `groups` or
+            parameter servers.
         ema: The decay of a moving average of the parameters, or a `gk.optim.EMA`. Evaluation and the saved model use
             the averages.
         clip_norm: Upper limit of the global gradient norm.
@@ -137,7 +137,8 @@ class Trainer(BaseTrainer):
             runs its groups, and stores only their parameters.
         micro_batches: Number of parts into which a pipeline divides a batch.
         batch_axes: A dict of input or target name to the axis that counts samples, where it is not axis 0. If None is
-            given instead of an axis, every micro-batch gets the whole array. `fit` takes these axes from the data set.
+            given instead of an axis, every micro-batch gets the whole array. By default, `fit` uses the axes that the
+            data set declares.
         shard_optimizer: Each process of `kvstore` stores a part of the optimizer states, updates the parameters of this
             part, and receives the other parameters from the other processes. All processes must then call `save`; rank
             0 writes the files.
@@ -303,8 +304,8 @@ class Trainer(BaseTrainer):
             sample_weight: Weights of the samples of `train`, not negative: an array [N], or the name of the array or
                 target of the data that contains them. The loss of a batch is then sum(w * l) / sum(w), where l is the
                 loss of each sample, as with class weights (Keras divides by the number of samples instead). Means over
-                accumulated batches, processes and epochs are weighted by sum(w). Metrics do not use the weights. If it
-                is a name, the validation data must have weights of this name, too.
+                accumulated batches, processes and epochs are weighted by sum(w). Metrics do not use the weights. If
+                `sample_weight` is a name, the validation data must have weights of this name, too.
             fast_dev_run: Try the run: train on this number of batches (True: 1), validate on as many, and end. The
                 number of epochs is 1. Callbacks are called, and parameters change. Files are written only if `folder`
                 or a callback says so.
@@ -355,7 +356,7 @@ class Trainer(BaseTrainer):
     ) -> tuple[tuple[Any, Any], tuple[bool, bool]]:
         """Return the data of training and validation, and whether they have sample weights.
 
-        share: of the training data that is held out for validation, or None. Other arguments: of `fit`.
+        share: the `validation_split` of `fit`. For the other arguments, see `fit`.
         """
         if share is not None:
             share = real("fit", "validation_split", share, Range(0.0, 1.0, open_low=True, open_high=True))
@@ -378,7 +379,7 @@ class Trainer(BaseTrainer):
         return (data, part), (has_weights, name is not None)
 
     def _weighted(self, data: Any, weights: Any, name: str | None, argument: str) -> Any:
-        """Return the data with sample weights, if there are any. name: of the weights, if they are given by name."""
+        """Return the data with sample weights, if there are any. name: name of the weights in the data, or None."""
         if weights is None:
             return data
         self._targets.name_weights(name)
@@ -493,7 +494,7 @@ class Trainer(BaseTrainer):
         States, such as parameters and optimizer states, are inputs and outputs of the file. Beside `step.onnx`,
         `step_init.onnx` computes their first values, and `step_roles.json` describes all inputs and outputs (see
         docs/training_step.md). The file computes in the types of the model. `precision`, `device` and `backends` have
-        no effect. If a step is not finite, its states keep their values, also the random state, as in `step`.
+        no effect. If a step is not finite, all its states, including the random state, keep their values, as in `step`.
 
         Args:
             path: The file, which must end in `.onnx`.
@@ -526,7 +527,7 @@ class Trainer(BaseTrainer):
         The number of processes may differ from that of the saved run, unless the checkpoint was written within an epoch
         and contains carried states (`carry`). If it differs, the residuals of gradient compression are divided equally
         among the processes. If this trainer does not compress gradients, the residuals are dropped with a warning. If
-        it has another loss than that run, it warns, and trains with its own loss.
+        this trainer has another loss than that run, `resume` warns, and the trainer keeps its own loss.
 
         If `resume` raises an error, the trainer stays unchanged.
 

@@ -39,7 +39,8 @@ class Criterion(NamedTuple):
 class TrainingGraph(NamedTuple):
     """A training graph and its targets.
 
-    The outputs of the graph are the loss, those of the model, and BATCH_WEIGHT if that is not the number of samples.
+    The outputs of the graph are the loss, those of the model, and BATCH_WEIGHT if the weight of a batch is not its
+    number of samples.
     """
 
     graph: Graph
@@ -60,7 +61,6 @@ def training_graph(
     """Build the training graph of a model.
 
     Args:
-        net: The model.
         criterion: The loss.
         selection: The parameters to train.
         mixed: Whether the loss is that of mixed samples (mixup, cutmix).

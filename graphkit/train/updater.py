@@ -193,7 +193,7 @@ class OptimizerUpdater:
     # --- states ---------------------------------------------------------------------------------------
 
     def states(self) -> dict[str, np.ndarray]:
-        """Return slots, averages and counts of all keys, by name. `restore` takes them."""
+        """Return slots, averages and counts of all keys, by name, for `restore`."""
         found: dict[str, np.ndarray] = {}
         for key, count in self._updates.items():
             name = _name(key)

@@ -41,7 +41,8 @@ class ProgramCollectives:
 
     Args:
         transport: Connection to the other ranks.
-        ordered: Sum in the order of the ranks, so that sums have the same bits with every MPI library and any hosts.
+        ordered: Sum in the order of the ranks, so that sums have the same bits with every MPI library and any number of
+            hosts.
         on_device: Collectives between GPUs. Without it, arrays of GPUs are copied through host memory.
         staged: Why arrays of GPUs are copied through host memory.
 

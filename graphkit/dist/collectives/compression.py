@@ -85,7 +85,7 @@ class TwoBit(Compression):
 
 
 class TopK(Compression):
-    """The elements with the largest magnitude: `ratio` of all, at least one. Of equal ones, the first are taken.
+    """The elements with the largest magnitude: `ratio` of all, at least one. Among equal magnitudes, the first count.
 
     Raises UsageError for a ratio outside (0, 1], and for arrays of 2**32 elements and more.
     """

@@ -41,7 +41,7 @@ from graphkit.named_tuples import NamedTuple
 _EAGER, _PAUSE, _CHECK = 0.02, 5e-5, 0.05
 # Seconds that aborted kernels may take to end.
 _ENDING = 10.0
-# How plans call an all-reduce without NCCL.
+# The name in plans of an all-reduce without NCCL.
 _STAGED = "staged (copied through host memory)"
 
 

@@ -43,7 +43,7 @@ class Slices(NamedTuple):
         return slice(self.bounds[rank], self.bounds[rank + 1])
 
     def parts(self, rank: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (index, begin, end) for each array with a part in the slice of a rank. begin, end: see `part`."""
+        """Yield (index, begin, end) for each array with a part in the slice of a rank. begin, end: as from `part`."""
         low, high = self.bounds[rank], self.bounds[rank + 1]
         for index in range(max(bisect_right(self.begins, low) - 1, 0), bisect_left(self.begins, high)):
             begin, end = self.part(index, rank)
@@ -53,7 +53,7 @@ class Slices(NamedTuple):
     def part(self, index: int, rank: int) -> tuple[int, int]:
         """Return the range (begin, end) of the elements of array `index` that are in the slice of a rank.
 
-        begin is equal to end if there are none.
+        If there are no such elements, begin is equal to end.
         """
         begin, size = self.begins[index], self.sizes[index]
         first = min(max(self.bounds[rank] - begin, 0), size)

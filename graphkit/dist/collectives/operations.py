@@ -43,7 +43,8 @@ def check_summed(key: Key, dtype: np.dtype[Any]) -> None:
 class Collectives:
     """Starts collectives between the ranks of a communicator. All ranks must make the same calls.
 
-    Calls that return at once (`start_...`, `post_sum`) may come in different orders if their keys differ.
+    Calls that return at once (`start_...`, `post_sum`) may have different orders on different ranks if their keys
+    differ.
 
     The methods `start_...` return a pending operation. The arrays must not change until its `wait` returns.
 
@@ -121,7 +122,6 @@ class Collectives:
 
         Args:
             key: Name of the operation.
-            array: The array.
             out: Where the sum is written; may be the same array.
             ordered: Sum in the order of the ranks, independent of MPI's own order.
             then: Called with the sum.
@@ -165,7 +165,7 @@ class Collectives:
     def start_row_sum(self, key: str, rows: RowSparse, ordered: bool = False) -> Pending:
         """Start the sum of rows; `wait` of the returned operation returns the sum. You may change the rows at once.
 
-        ordered: sum in the order of the ranks, however the ranks are distributed over hosts.
+        ordered: sum in the order of the ranks, for any distribution of the ranks over hosts.
         """
         return self._post_rows(f"sum of {key}", RowSum(rows, ordered), unchanged)
 
@@ -194,7 +194,6 @@ class Collectives:
         """Start the sum of a pushed value. Small sums may be sent together.
 
         Args:
-            key: The key.
             value: An array or rows.
             out: Where the sum of arrays is written; default: a new array.
             then: Called with the sum.

@@ -50,7 +50,7 @@ class RowSparse:
         return self.indices.nbytes + self.values.nbytes
 
     def dense(self, rows: int) -> np.ndarray:
-        """Return the whole array. rows: its number of rows."""
+        """Return the whole array. rows: number of rows of the array."""
         found = np.zeros((rows, *self.values.shape[1:]), self.dtype)
         own = total([self])
         found[own.indices] = own.values
@@ -154,9 +154,9 @@ def rows_of(what: str, stored: np.ndarray, given: Any) -> RowSparse:
 class RowSum:
     """The sum of rows over all ranks. Call it once all ranks have posted theirs; the result is the same on all ranks.
 
-    Rows are added in the order of the ranks. If there are several hosts, and more ranks than hosts, the rows of a host
-    are added first and then those of the hosts, so that a row crosses the network once per host. The given rows are
-    copied.
+    Rows are added in the order of the ranks. If there are several hosts, and more ranks than hosts, the rows of each
+    host are added first, then the sums of the hosts, so that a row crosses the network once per host. The given rows
+    are copied.
 
     ordered: add in the order of the ranks, also across hosts.
     """

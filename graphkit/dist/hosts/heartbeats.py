@@ -56,7 +56,7 @@ _LATE = 4
 
 
 class HeartbeatBoard:
-    """Shared memory with a slot for each process, and for each host the time when it was last heard.
+    """Shared memory with a slot for each process, and with the time at which each host was last heard.
 
     All processes of a host map the same file.
     """
@@ -157,14 +157,14 @@ class HeartbeatMonitor:
         )
 
     def depart(self, number: int) -> None:
-        """Tell the other processes about the end of this one. number: is sent as it is; callers define its meaning."""
+        """Send a number about the coming end of this process with its heartbeats. Callers define its meaning."""
         self._departure = number
         self._mine["departure"] = number
 
     def departures(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the number that each rank gave to `depart` (0 before), and the number of steps that it has begun.
 
-        Both are those of the last heartbeat. None if only some of the processes of the job are monitored.
+        Both come from the last heartbeat of each rank. None if only some of the processes of the job are monitored.
         """
         if not self._complete:
             return None
@@ -404,7 +404,7 @@ class HeartbeatRelay:
     MPI concurrently with other threads, so it needs MPI_THREAD_MULTIPLE. Only one thread at a time may use it.
 
     Args:
-        leaders: Communicator of all leaders, in the order of hosts, that nothing else uses.
+        leaders: Communicator of all leaders, in the order of hosts. Nothing else may use it.
         board: The board of this host, with a slot for each rank.
         hosts: All hosts.
     """

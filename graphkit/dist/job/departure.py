@@ -60,7 +60,7 @@ class Departure:
         self._communicator.depart(_NOTHING)
 
     def is_wanted(self) -> bool:
-        """Return whether another process has received SIGTERM."""
+        """Return whether any process has reported a SIGTERM."""
         return bool((self._told()[0] >= _VOTE).any())
 
     def must_stop(self, wanted: bool) -> bool:

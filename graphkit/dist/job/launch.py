@@ -47,7 +47,7 @@ _FOR_ROOT = tuple(f"{name}_ALLOW_RUN_AS_ROOT{more}" for name in ("OMPI", "PRTE")
 
 
 def find_mpiexec() -> str:
-    """Return the launcher: GRAPHKIT_MPIEXEC, the one next to this Python (of a wheel), or the first on PATH.
+    """Return the launcher: GRAPHKIT_MPIEXEC, one that a wheel has installed next to this Python, or the first on PATH.
 
     Raises MissingDependency if there is none.
     """
@@ -91,8 +91,8 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
         survives: Do not end the job when a process is lost.
 
     Raises:
-        UsageError: Slurm or torchrun has started this program several times; or `survives`, and the launcher is not
-            one of those that are known to continue after a loss.
+        UsageError: Slurm or torchrun has started this program several times; or `survives` is set, but the launcher is
+            not known to continue after the loss of a process.
     """
     check_tasks(processes)
     environment = dict(os.environ)

@@ -169,7 +169,7 @@ class MpiCommunicator:
         self._monitor = self._started_monitor()
         self.engine = ProgressEngine(self)
         self.messages = Messages(self)
-        # None with more than MOST_RANKS processes, because each one sends a message to each other one.
+        # None with more than MOST_RANKS processes, because every process sends a message to every other process.
         self._allgather_small: PersistentAllgather | None = None
         if self.size <= MOST_RANKS:
             self._allgather_small = PersistentAllgather(
@@ -209,7 +209,10 @@ class MpiCommunicator:
         return self.hosts.start_allreduce(source, result, source is result), result
 
     def raw_allreduce(self, array: np.ndarray, out: np.ndarray) -> None:
-        """Call MPI's own Allreduce, for comparisons. Two contiguous arrays of one type; no checks."""
+        """Call MPI's own Allreduce, for comparisons.
+
+        The arrays must be contiguous and of one type; this is not checked.
+        """
         self._comm.Allreduce(array, out)
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
@@ -279,7 +282,7 @@ class MpiCommunicator:
     # --- heartbeats ------------------------------------------------------------------------------
 
     def _started_monitor(self) -> HeartbeatMonitor | None:
-        """Return the monitor of all hosts; of this host only, if MPI does not allow concurrent calls of threads.
+        """Return a monitor of all hosts, or of this host only if MPI does not allow concurrent calls of threads.
 
         None if it would monitor only this process.
         """
@@ -330,7 +333,7 @@ class MpiCommunicator:
             self._monitor.doing(call, self.steps)
 
     def depart(self, number: int) -> None:
-        """Tell the other processes about the end of this one; see `HeartbeatMonitor.depart`."""
+        """Send a number about the coming end of this process; see `HeartbeatMonitor.depart`."""
         if self._monitor is not None:
             self._monitor.depart(number)
 
@@ -368,7 +371,7 @@ class MpiCommunicator:
         self.made_progress()
 
     def _complete(self, request: Any, *used: Any) -> None:
-        """Wait until a request is complete. used: the objects that it uses.
+        """Wait until a request is complete. used: the objects that the request uses.
 
         During the wait, other processes get the core, signal handlers run, and lost ranks are noticed. A blocking call
         of MPI would allow none of this.
@@ -396,7 +399,7 @@ class MpiCommunicator:
         return self.engine.disagreement
 
     def reach_barrier(self, seconds: float) -> bool:
-        """Return whether all workers call it within this time."""
+        """Return whether all workers call `reach_barrier` within this time."""
         end = time.monotonic() + seconds
         if not self.engine.stop_driving(seconds):
             return False
@@ -433,8 +436,8 @@ class MpiCommunicator:
         """End every process of the job."""
         for callback in self._abort_callbacks:
             callback(code)
-        # Once another process has gone, a thread that calls MPI may call exit() as MPI_Abort does. Two calls at once
-        # crash in the C library, and the job would end with the status of that signal.
+        # Once another process has gone, a thread that calls MPI may call exit(), and MPI_Abort calls exit(), too. Two
+        # concurrent calls crash in the C library, and the job would end with the status of that signal.
         self.engine.stop_driving(_STOPPING)
         self.messages.stop(_STOPPING)
         self._job.Abort(code)

@@ -18,8 +18,8 @@ from graphkit import config
 from graphkit.errors import RuntimeFailure, UsageError
 from graphkit.executor.devices.loading import load_native
 
-# Variables with a process's rank: of Open MPI, of PMI (MPICH, Slurm), of PMIx (Slurm). Variables with the number of
-# processes: of Open MPI, of PMI, of Slurm. If a launcher runs inside a Slurm task, its variables come first.
+# Environment variables with the rank of a process, set by Open MPI, PMI (MPICH, Slurm) and PMIx (Slurm); and with the
+# number of processes, set by Open MPI, PMI and Slurm. If a launcher runs inside a Slurm task, its variables come first.
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _TASKS = "SLURM_STEP_NUM_TASKS"
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", _TASKS)
@@ -107,7 +107,7 @@ def deadline(seconds: float, place: tuple[int, int] | None = None, done: str = "
     Args:
         seconds: The limit. No limit if it is infinite, or if the job has one process.
         place: Rank and number of processes, if MPI has started; otherwise, the launcher's values are used.
-        done: What missing processes have not done, for the message.
+        done: The action that the missing processes have not done, for the message.
     """
     rank, size = place or (_first_number(_RANKS), _first_number(_SIZES))
     if size == 1 or math.isinf(seconds):

@@ -28,8 +28,8 @@ from graphkit import config
 from graphkit.errors import RuntimeFailure
 from graphkit.named_tuples import NamedTuple
 
-# Reports of a rank. BEGUN: before MPI starts, if the launcher sets the rank. STARTED: after that. EXCLUDED: another
-# rank reports that this one was lost and the job continues.
+# Reports of a rank. BEGUN: before MPI starts, if the launcher sets the rank. STARTED: after MPI has started. EXCLUDED:
+# another rank reports that this one was lost and the job continues.
 BEGUN, STARTED, ENDED, FAILED, EXCLUDED = "begun", "started", "ended", "failed", "excluded"
 
 # Signals with which launchers end the other ranks.

@@ -20,7 +20,7 @@ from graphkit.errors import UsageError
 # Variables of Hydra: rank, number of processes, and the descriptor for messages to Hydra.
 _RANK, _SIZE, _FILE = "PMI_RANK", "PMI_SIZE", "PMI_FD"
 
-# A pipe in which a child reports that the others can continue without it.
+# A pipe to which a server's child process writes when the other processes can continue without it.
 _confirmation: int | None = None
 
 

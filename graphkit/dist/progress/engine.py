@@ -52,7 +52,7 @@ _STUCK, _STUCK_THREADS, _PAUSE = 500, 20_000, 1e-3
 _CHECK = 0.05
 
 
-# A result, or the error.
+# The result of an operation, or its error.
 _Outcome: TypeAlias = tuple[Any, Exception | None]
 
 
@@ -102,8 +102,8 @@ class ProgressEngine:
     ) -> Pending:
         """Post an operation: it runs once all ranks have posted it with arrays of the same types.
 
-        Operations with the same name run in the order in which they were posted. Of different ones that are ready,
-        those with the highest priority run first.
+        Operations with the same name run in the order in which they were posted. If operations with different names are
+        ready, those with the highest priority run first.
 
         Args:
             call: Name of the operation.

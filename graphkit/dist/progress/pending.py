@@ -20,8 +20,8 @@ _SMALL, _PAYLOAD_BYTES = 16 << 10, PAYLOAD.stop - PAYLOAD.start
 class Sum:
     """A sum over the ranks.
 
-    array: this rank's summand. out: where the sum is written; default: a new array. then: called with the sum; the
-    result of the operation is what it returns. alone: send it separately, so that its bits do not depend on other sums.
+    array: this rank's summand. out: where the sum is written; default: a new array. then: called with the sum; it
+    returns the result of the operation. alone: send it separately, so that its bits do not depend on other sums.
     """
 
     array: np.ndarray

@@ -70,7 +70,7 @@ class OperationQueue:
         self.pending.setdefault(operation.call, deque()).appendleft(operation)
 
     def take(self, operations: Iterable[Pending]) -> None:
-        """Remove operations. Each must be the first of its name. The caller holds the lock."""
+        """Remove operations. Each must be the first of its name. The lock is held."""
         for operation in operations:
             same_name = self.pending[operation.call]
             same_name.popleft()

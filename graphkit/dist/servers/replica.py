@@ -1,7 +1,7 @@
 """Replication of parameters: each part is stored on two servers, and survives the loss of one.
 
 Here, a part is everything that one server would store without replication, and not a range of rows of one key as in
-`sharding.Part`. It is a state machine (`Server`). Its leader and one follower apply the same messages in the same
+`sharding.Part`. A part is a state machine (`Server`). Its leader and one follower apply the same messages in the same
 order: chain replication with chains of two (van Renesse and Schneider, OSDI 2004). The leader answers a worker after
 the follower has applied everything that the answer depends on. A worker keeps its messages until then. If the leader is
 lost, the worker sends the remaining messages to the follower, which skips those that it has applied. So each message is
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
 
 
 class _LastRequest(NamedTuple):
-    """The last request of a worker. keeps: its answer must be kept, because it cannot be computed again."""
+    """The last request of a worker. keeps: whether its answer must be kept, because it cannot be computed again."""
 
     number: int
     keeps: bool
@@ -86,8 +86,8 @@ class Replica:
         kept = self._kept.get(worker)
         if kept is not None and kept.number == number:
             return True, [kept]
-        # Run a repeated request again. It has changed nothing, or it still waits for other workers: `forget` drops this
-        # waiting request.
+        # Run a repeated request again. Either it has changed nothing, or it still waits for other workers. In the
+        # second case, `forget` drops the waiting request.
         self.server.forget(worker)
         return True, self._take(worker, fields, arrays)
 

@@ -1,4 +1,4 @@
-"""Connections between processes that survive the loss of one of them.
+"""Connections between processes. They survive the loss of a process.
 
 MPI never frees the buffers of messages to a dead process. After a number of such messages, the sender can send nothing
 more. With a socket, a process learns at once that the process at the other end has died.
@@ -44,10 +44,10 @@ _NOTHING = np.empty(0, np.uint8)
 class FrameKind(IntEnum):
     """The type of a frame."""
 
-    MESSAGE = 1  # of a worker, for the leader of a part
+    MESSAGE = 1  # from a worker to the leader of a part
     ANSWER = 2
-    ACKNOWLEDGED = 3  # to a worker: messages up to this number cannot be lost
-    FORWARD = 4  # of a worker's message, to the follower of a part
+    ACKNOWLEDGED = 3  # to a worker: its messages up to this number cannot be lost
+    FORWARD = 4  # a worker's message, from the leader to the follower of a part
     APPLIED = 5  # the number of messages that a follower has applied
     SNAPSHOT = 6  # the state of a part, to its new follower
     END = 7  # the servers end

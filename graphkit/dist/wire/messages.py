@@ -72,7 +72,7 @@ class Kind(NamedTuple):
 
 
 class Arrival:
-    """Arrays that a rank will send. `done`: they are complete."""
+    """Arrays that a rank will send. `done`: whether they are complete."""
 
     def __init__(self, source: int, lane: int, number: int, kinds: Sequence[Kind], label: int = 0):
         self.source, self.lane, self.number, self.kinds, self.label = source, lane, number, kinds, label
@@ -160,7 +160,7 @@ class Messages:
     def receive(self, arrival: Arrival, what: str) -> list[np.ndarray]:
         """Return the arrays once they are complete.
 
-        Raises RuntimeFailure if the rank is lost. what: names the arrays in the error.
+        Raises RuntimeFailure if the rank is lost. what: name of the arrays, for the error.
         """
         self._wait(lambda: arrival.done, f"{what} of rank {arrival.source}")
         return arrival.arrays

@@ -46,7 +46,7 @@ class Batch:
         self._between = self._kinds.keys() - set(graph.inputs) - set(graph.outputs)
         operands = {v for node in graph.nodes for v in node.operands}
         fixed = {v for v in operands if v.node is None or isinstance(v.node.op, Constant)}
-        # The bytes that each part reads again.
+        # Bytes of the values without examples, such as weights, which each part reads again.
         self._fixed_bytes = sum(v.tensor.nbytes for v in fixed - set(self._kinds) if v.tensor.is_static)
 
     def part(self, shapes: Mapping[str, Any]) -> tuple[int, int]:
@@ -140,7 +140,7 @@ def _mentions(value: Value, symbol: str) -> bool:
 
 
 def reads_shapes_alone(node: Node, examples: Collection[Value]) -> bool:
-    """Return whether the results depend only on the shapes of the examples."""
+    """Return whether a node reads only the shapes of its operands with examples, not their elements."""
     shape_only = node.op.shape_only if isinstance(node.op, Op) else ()
     if not isinstance(node.op, Op) or node.op.subgraphs():
         return False

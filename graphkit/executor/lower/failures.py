@@ -22,8 +22,7 @@ class KnownLoop(NamedTuple):
     """A loop whose number of iterations is known before a run.
 
     Attributes:
-        name: Its name, prefixed with the names of the enclosing loops.
-        node: The node.
+        name: Name of the loop, prefixed with the names of the enclosing loops.
         trips: The number of iterations.
     """
 
@@ -52,7 +51,7 @@ def longest_loop(lowered: LoweredGraph, prefix: str = "") -> KnownLoop | None:
 def repeated_checks(placement: Placement, lowerings: Iterable[Lowering | None]) -> frozenset[Node]:
     """Return the steps that check the same operand values as an earlier step, so that the earlier one fails first.
 
-    Takes linear time. lowerings: those of the steps; None for native kernels.
+    Takes linear time. lowerings: one for each step; None for a native kernel.
     """
     seen: set[tuple[object, ...]] = set()
     found: list[Node] = []
@@ -77,8 +76,8 @@ def _check_key(part: object, placement: Placement) -> object:
 def failing_steps(placement: Placement, lowerings: Sequence[Lowering | None]) -> frozenset[Node]:
     """Return the steps that can be the first to fail: because of values, Python code, iterations or unplanned memory.
 
-    A loop that is not short may fail, because a limit or Ctrl-C may end it. Collectives do not count: they fail only if
-    another process does.
+    A loop that is not short may fail, because a limit or Ctrl-C may end it. Collectives are not returned: they fail
+    only if another process fails.
 
     These steps must run before any state is overwritten. If such a step reads the new value of a state, this value is
     written to separate memory (see `donated_states`). Takes time linear in nodes, including those of subgraphs.

@@ -63,7 +63,7 @@ class Loop(SubgraphStep):
         return super().host_reason if may_repeat(self.layout) else "the size of its stacked outputs is data-dependent"
 
     def prepared(self, device: Device, context: InstanceContext, copies: SwapQueue | None = None) -> PreparedLoop:
-        """See SubgraphStep. copies: needed if there are slices in host memory."""
+        """See SubgraphStep. copies: the queue of copies; needed if there are slices in host memory."""
         body = ArrayBody(device, self.layout.body, context)
         if not may_repeat(self.layout):
             return PreparedLoop(device, self.layout, body, copies)
@@ -119,7 +119,7 @@ def _has_data_dependent_rows(layout: LoopLayout) -> bool:
 
 
 class _NativeMemory:
-    """Where a loop's values are, and what the native program does with them in each iteration.
+    """The locations of a loop's values in each iteration, as arguments for the native builder.
 
     `states`, `dynamic_states`, `slices` and `stacks` are arguments of the builder's `loop`. `rows` contains the
     locations where the body writes the slices that are stacked. `after` contains the location where it writes each
@@ -206,7 +206,7 @@ def _optional(location: Location) -> Location | None:
 def _empty_rows(node: Node, outputs: Sequence[int], shapes: Shapes, _: Shapes) -> Prepared:
     """Return the shapes of the slices of these outputs as far as inference knows them; unknown sizes are 0.
 
-    outputs: Positions of stacked outputs. shapes: those of the node's operands, or None for static shapes.
+    outputs: Positions of stacked outputs. shapes: the shapes of the node's operands; None for a static shape.
     """
     view = LoopView.of(node)
     scanned = range(len(node.inputs))[view.at_scan_inputs]
@@ -224,8 +224,8 @@ def _empty_rows(node: Node, outputs: Sequence[int], shapes: Shapes, _: Shapes) -
 def loop(site: Site) -> Loop | None:
     """Return the lowering of a Loop, or of a Scan over slices along the first axis; None for another node.
 
-    Raises NotNative if the iterations must be interpreted. On a device with its own memory, only two kinds of sizes may
-    be unknown: those of captures, and those of outputs that are stacked an unknown number of times.
+    Raises NotNative if the iterations must be interpreted. On a device with its own memory, only the sizes of captures,
+    and of outputs that are stacked an unknown number of times, may be unknown.
     """
     if not is_control(site.node) or site.node.op.name == "If":
         return None

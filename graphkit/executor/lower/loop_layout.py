@@ -69,9 +69,9 @@ class LoopLayout:
         unchanged: (operand, output) of the other states. The body reads them like captures.
         stacked: The outputs that are written in slices.
         scratch_bytes: Size of the block.
-        iteration: Offset of the iteration number. None: a Scan.
-        flag_before: Offset of the condition that the body reads. None: a Scan.
-        flag_after: Offset of the condition that the body writes. None: it stays true.
+        iteration: Offset of the iteration number; None for a Scan.
+        flag_before: Offset of the condition that the body reads; None for a Scan.
+        flag_after: Offset of the condition that the body writes; None if the condition stays true.
         copied: Offsets of two buffers for each slice that is copied before or after an iteration.
         hosted: The slices that lie in host memory between iterations.
     """
@@ -128,7 +128,7 @@ class LoopLayout:
         return set(captured) - self.body.inputs_read
 
     def bounds(self, inputs: Sequence[T], absent: T) -> tuple[T, T]:
-        """Return the limit and the first condition of a Loop out of `inputs`; `absent` for each that is missing."""
+        """Return the limit and the first condition of a Loop from `inputs`; `absent` for each one that is missing."""
         limit, condition = (*inputs, absent, absent)[:2]
         return (limit, condition) if self.is_loop else (absent, absent)
 
@@ -193,8 +193,8 @@ def layout_of(site: Site) -> LoopLayout:
     """Return the layout of a Loop or a Scan over slices along the first axis.
 
     Raises NotNative for other axes, for values that are not tensors of numbers, and if the body cannot be specialised
-    or lowered. Also raises it if the size of a state is known either in the body or after the loop, but not both, or if
-    the size of a stacked output is known, but not that of its slices.
+    or lowered. Also raises it if the size of a state is known in only one of two places, the body and after the loop;
+    or if the size of a stacked output is known, but the size of its slices is not.
     """
     node, block = site.node, Block()
     if not all(has_fixed_size(v) or has_run_time_size(v) for v in (*node.operands, *node.outputs)):

@@ -55,7 +55,7 @@ class Settings(NamedTuple):
         declared: Declared shapes that inference could neither confirm nor reject. Runs compare tensors with them.
         sizes_vary: See KernelContext.
         collectives: Collectives with other processes.
-        channels: Single values from and to other processes.
+        channels: Channels that send single values to other processes and receive them.
         tf32: See KernelContext.
         number: The index of the device: 1 for "cuda:1".
         backends: Compiles the groups of nodes that backends compute.
@@ -159,7 +159,7 @@ class Lowering(ABC):
             such as an error in Python code.
         allocates: Whether a native program allocates memory for such steps in a run.
         runs_in_subgraph: Whether a device with its own memory can run the step in a subgraph.
-        trips: For a loop, the number of iterations in each run; infinity if it depends on values. None: not a loop.
+        trips: For a loop, the number of iterations in each run; infinity if it depends on values. None for other nodes.
         executed_steps: Upper bound of the steps that one execution of the node runs, in all iterations; infinity if
             unknown.
     """
@@ -246,9 +246,8 @@ class Site(NamedTuple):
     """A node whose lowering is to be chosen.
 
     Args:
-        node: The node.
         settings: How programs are made.
-        context: The context of its kernel.
+        context: The context of the kernel of the node.
         inner: Whether the node is in a subgraph.
         dynamic: Whether a used result is in dynamic memory, which is not planned.
         unspecialised: The subgraphs that could not be specialised, and why.

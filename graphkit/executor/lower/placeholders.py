@@ -1,8 +1,8 @@
 """Placeholders: numbers that lowering assumes for sizes and elements that are known only at run time.
 
 (A template needs none: its sizes stay symbolic.) Lowering makes a kernel for the assumed numbers. If this succeeds, a
-kernel is expected for all valid operands. If a run finds that there is none, it interprets the node. If operands are
-invalid, the run raises an error.
+kernel is expected for all valid operands. If there is no kernel for the operands of a run, the run interprets the node.
+If operands are invalid, the run raises an error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def deciding_operands(node: Node) -> frozenset[int]:
 def _may_decide(kind: TensorType, *, floats: bool) -> bool:
     """Return whether the elements of an operand are not known, and may determine shapes or the kernel.
 
-    Such an operand is a scalar or a short vector of integers. floats: Whether it must be float32 instead.
+    Such an operand is a scalar or a short vector of integers. floats: Whether its elements must be float32, not
+    integers.
     """
     small = not kind.is_static or kind.nbytes <= MAX_KNOWN_ELEMENTS * kind.dtype.itemsize
     decide = kind.dtype is DType.FLOAT32 if floats else kind.dtype in (DType.INT64, DType.INT32)
@@ -64,39 +65,39 @@ def _all(element: int) -> _Elements:
 
 
 def _axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Different axes."""
+    """Return distinct axes: 0, 1, 2, ..."""
     return range(count)
 
 
 def _rest(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """A target shape of Reshape that fits any number of elements: [1, ..., 1, -1]."""
+    """Return a target shape of Reshape that fits any number of elements: [1, ..., 1, -1]."""
     return [*[1] * (count - 1), -1][:count]
 
 
 def _sizes_of_first(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """The sizes of the first operand's axes, all of them or those that the operator names."""
+    """Return the sizes of the first operand along all axes, or along the axes that the operator names."""
     shape = _first_shape(node, sizes)
     return [shape[axis] for axis in getattr(node.op, "axes", None) or range(count)]
 
 
 def _short_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Axes of size 1."""
+    """Return axes of size 1 of the first operand."""
     return [axis for axis, size in enumerate(_first_shape(node, sizes)) if size == 1][:count]
 
 
 def _parts(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Sizes that add up to that of the split axis."""
+    """Return sizes whose sum is the size of the split axis."""
     return [*[0] * (count - 1), _first_shape(node, sizes)[getattr(node.op, "axis", 0)]]
 
 
 def _padded_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """First the padded axes, along which the first two operands differ in size; then the other axes."""
+    """Return the padded axes, along which the first two operands differ in size, and then the other axes."""
     padded, plain = _first_shapes(node, sizes)
     return sorted(range(len(padded)), key=lambda axis: padded[axis] == plain[axis])[:count]
 
 
 def _padding(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Half the difference between the first operand and the second, on each side."""
+    """Return the padding on both sides: half of the difference in size between the first two operands."""
     named = node.inputs[3].tensor.constants if len(node.inputs) > 3 and node.inputs[3] is not None else None
     padded, plain = _first_shapes(node, sizes)
     more = [padded[axis] - plain[axis] for axis in named or _padded_axes(node, sizes, count // 2)]
@@ -165,7 +166,7 @@ def _placeholder_type(node: Node, position: int, kind: TensorType, sizes: dict[s
 
 
 def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
-    """Yield placeholders for the unknown sizes of a node, to be tried in this order. Most nodes have only some of them.
+    """Yield placeholders for the unknown sizes of a node, to be tried in this order. Some apply only to some nodes.
 
     1. The same number for all sizes, except the channels of a convolution, which follow from its weights.
     2. Sizes that fit the operand, or the result, of a Reshape.
@@ -203,9 +204,9 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
 def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
     """Return placeholders for unknown sizes that are in the result of a Reshape, but not in its operand.
 
-    All but one are 1. That one gives the result as many elements as the operand has. If the target shape contains -1,
-    all are 1. Returns None if there are no such sizes, or if no placeholder fits. sizes: the placeholders of the
-    operand.
+    All but one are 1. The remaining one is chosen so that the result has as many elements as the operand. If the target
+    shape contains -1, all are 1. Returns None if there are no such sizes, or if no placeholder fits. sizes: the
+    placeholders of the operand.
     """
     if node.op.name != "Reshape" or node.operands[0].tensor.shape is None:
         return None
@@ -227,8 +228,8 @@ def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
 def _given_to_reshape(node: Node, unknown: Set[str]) -> dict[str, Dim] | None:
     """Return placeholders for the unknown sizes of a Reshape's operand, if its result has a known size.
 
-    All but one are 1, and that one gives the operand as many elements as the result has. Returns None if there are no
-    such sizes, or if none fits.
+    All but one are 1. The remaining one is chosen so that the operand has as many elements as the result. Returns None
+    if there are no such sizes, or if no placeholder fits.
     """
     x = node.operands[0].tensor
     if node.op.name != "Reshape" or x.shape is None or not node.outputs[0].tensor.is_static or not unknown:

@@ -1,4 +1,4 @@
-"""Constant prepacking: values that depend only on parameters are computed when these change, not in every run.
+"""Constant prepacking: values that depend only on parameters are computed when parameters change, not in every run.
 
 Examples are weights that the graph transposes or casts, and weights into which a pass has folded a batch normalisation.
 A prepacked value becomes an input of the graph, with an array derived from the parameters.
@@ -20,8 +20,8 @@ from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.draws import is_random
 from graphkit.passes.core.sweep import rewrite
 
-# Derived arrays up to this size stay in memory. Larger ones are released when no program refers to them: a kernel reads
-# most of them once, to pack them, and is then done with them.
+# Derived arrays up to this size stay in memory. Larger ones are released when no program refers to them, because most
+# of them are read only once, by a kernel that packs them.
 KEPT_BYTES = 1 << 16
 
 # A node is prepacked only if its results have at most this many times the bytes of its operands, or at most 1024 bytes.
@@ -83,7 +83,7 @@ def prepack(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> tuple[G
     """Return the graph without the nodes of prepacked values, and the arrays of these values. Takes linear time.
 
     In the returned graph, each prepacked value is an additional input with the role parameter. The arrays are keyed by
-    the names of these inputs. `parameters` are the inputs that no update writes.
+    the names of these inputs. `parameters`: the inputs that no update writes, with their arrays.
     """
     prepacked = _prepacked_nodes(graph, parameters)
     if not prepacked:

@@ -76,7 +76,7 @@ class PythonFunction(PythonStep):
 
 
 def launched(site: Site) -> Lowering | None:
-    """Return the lowering to a kernel of a device with its own memory; None if sizes are unknown or it has none."""
+    """Return the lowering to a kernel of a device with its own memory. None if no kernel fits or a size is unknown."""
     kernel = make_launched(site.settings.device, site.node, site.context) if site.static else None
     return None if kernel is None else LaunchedStep(kernel)
 

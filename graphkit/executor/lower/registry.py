@@ -103,11 +103,11 @@ def _interpreted_in_subgraph(site: Site) -> Lowering | None:
     return interpreted_in_subgraph(site)
 
 
-# Returns the lowering of a node, or None if the rule is not for such nodes. Raises NotNative, which says why the rule
-# does not apply to this node.
+# Returns the lowering of a node, or None if the rule is for other operators. If the rule does not apply to this node,
+# it raises NotNative, which says why.
 LoweringRule: TypeAlias = Callable[[Site], Lowering | None]
 
-# No rule is for views of known size: they are not steps, because `place_values` gives them the memory of their operand.
+# Views of known size need no rule. They are not steps, because `place_values` gives them the memory of their operand.
 _IN_NATIVE_PROGRAMS: tuple[LoweringRule, ...] = (
     _collective,
     _channel,

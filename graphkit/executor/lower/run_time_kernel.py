@@ -1,6 +1,7 @@
 """Nodes whose operands have run-time sizes: the run prepares a kernel for the sizes, and keeps it.
 
-Placeholder sizes show beforehand whether that is possible. If not, the node is interpreted, and the plan says so.
+Lowering finds out whether this is possible by making a kernel for placeholder sizes. If it is not possible, the node is
+interpreted, and the plan says so.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Prepared(NamedTuple):
     Attributes:
         kernel: The kernel, if it runs one.
         shapes: The shapes of the results; empty for a function, which returns arrays.
-        views: Pairs of positions: the second, a result, is a view of the first, an operand.
-        known: Results whose elements are known, by position, and the bytes of their elements.
+        views: Pairs of positions (operand, result): the result is a view of the operand.
+        known: The bytes of the elements of those results whose elements are known, by position.
         function: A function from the operands' memory to the results.
     """
 
@@ -71,7 +72,7 @@ class AtRunTime(Lowering):
         """Return the code for these operands.
 
         Args:
-            shapes: For each operand, its shape, or None for the inferred one, which is static.
+            shapes: For each operand, its shape, or None if its inferred shape is static.
             values: For each operand, its elements, or None if they are not needed.
         """
 
@@ -180,8 +181,8 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
             try:
                 types = placeholder_types(node, sizes, by_value)
                 found = _prepared(_bound(node, types), context)
-                # If all sizes are known, accept only a kernel. A view, or known elements, may be possible only for the
-                # placeholder elements, and not for those of a run.
+                # If all sizes are known, accept only a kernel. A view or known elements may be correct for the
+                # placeholder elements, but not for the elements of a run.
                 if found is not None and (found.kernel is not None or not site.static):
                     return RunTimeKernel(node, context, by_value, declared)
             except GraphkitError:  # a shape is not known, or does not fit others
@@ -271,7 +272,7 @@ def _prepared(node: Node, context: KernelContext) -> Prepared | None:
 def _interpreted(
     node: Node, types: Sequence[TensorType | None], used: Sequence[bool], declared: Declarations | None
 ) -> Callable[[Sequence[Any]], list[np.ndarray | None]]:
-    """Return a function from the operands' memory to the node's results; None for unused ones."""
+    """Return a function that takes the operands' memory and returns the node's results; None for unused results."""
 
     def run(memory: Sequence[Any]) -> list[np.ndarray | None]:
         operands = [

@@ -1,4 +1,4 @@
-"""Outputs that loops stack in host memory for their gradients: the device holds two slices of each at a time."""
+"""Outputs that loops stack in host memory until the loops of the backward pass read them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Programs for inputs whose sizes change. A graph is lowered once with symbolic sizes; each program is derived from it.
 
-The order of the steps, the views and the values that may share memory do not depend on the sizes. The bytes of values
-and the kernels do; `Template.at` computes them. If the sizes in a node's types have not changed, its kernel is reused.
+The order of the steps, the views and the values that may share memory do not depend on the sizes. The kernels and the
+bytes of values depend on them; `Template.at` computes these. If the sizes in a node's types have not changed, its
+kernel is reused.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from graphkit.passes.core.bind import match_shapes, plain_name
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
 
-# Number of sizes for which the kernels of one node are kept: those that were used last.
+# For each node, the kernels for this many of the most recently used sizes are kept.
 _KEPT = 256
 
-# The factory of a kernel may read the elements of a constant operand, such as scales, only if it has at most this many
-# bytes.
+# The factory of a kernel may read the elements of a constant operand, such as scales, only if the operand has at most
+# this many bytes.
 _SMALL = 128
 
 
@@ -143,8 +144,8 @@ class Template:
         for value in graph.values:
             self._types[value] = _Typed(value.tensor, self._table)
             self._bytes[value] = self._table.add(value.tensor.size * value.dtype.itemsize)
-        # Pairs of positions in the table: sizes that must be equal (assumptions of symbolic inference; the bytes of a
-        # view and of its root).
+        # Pairs of positions in the table of sizes that must be equal, because symbolic inference assumes it, or because
+        # they are the bytes of a view and of its root.
         self._equal: list[tuple[int, int]] = []
         computed = set(self.placement.steps)
         alike: dict[Hashable, _Step] = {}
@@ -191,8 +192,8 @@ class Template:
         """Return the program for inputs of these shapes, by name.
 
         Raises InputError if the shapes contradict each other, and NotNative if they need another program: if there is
-        no kernel, or if inference or the kernel rejects the sizes. A program compiled for these sizes then raises the
-        error that users get.
+        no kernel, or if inference or the kernel rejects the sizes. If the sizes are wrong, a program compiled for these
+        sizes raises the error for the user.
         """
         given = [shapes.get(name) for name in self._inputs]
         try:
@@ -218,7 +219,7 @@ class Template:
     def _step(self, node: Node, computed: bool, alike: dict[Hashable, _Step]) -> _Step:
         """Return the _Step of this node, which nodes with equal operators, types and small constants share."""
         known = kernel_context(node, self.placement, self._known, self.settings)
-        # A view of a constant may have symbolic sizes. It is like an operand that is computed.
+        # A view of a constant may have symbolic sizes. It is treated like an operand that is computed.
         arrays = {
             i: (v, a)
             for i, a in known.constant_inputs.items()
@@ -263,7 +264,7 @@ class Template:
     # --- one node ---------------------------------------------------------------------------------------
 
     def _kernel(self, number: int, sizes: Sequence[int]) -> NativeKernel | None:
-        """Return a kernel that the native part cannot make: the step has no native factory, or the factory makes none.
+        """Make a kernel in Python, because the step has no native factory, or the native factory makes no kernel.
 
         None for a view.
 

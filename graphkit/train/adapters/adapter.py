@@ -24,9 +24,9 @@ from graphkit.train.adapters.settings import Lora
 
 # Names of the tensors of an adapter, after the name of the layer. They are peft's.
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
-# Lower limit of the length of a row. A row of zeros with magnitude 0 then has the gain 0, and not 0 / 0.
+# Lower limit of the length of a row. It makes the gain of a zero row with magnitude 0 equal to 0, not to 0 / 0.
 SHORTEST = 1e-30
-# Metadata of a layer that the nodes of its adapter inherit: their placement, and how their values are kept.
+# Metadata keys that the nodes of an adapter copy from the layer: device placement, recomputation, swapping to the host.
 _INHERITED = (context.GROUP, "recompute", "swap_memory")
 
 
@@ -34,12 +34,12 @@ class Adapter:
     """The parameters of an adapter, and the nodes that add it to a layer.
 
     Attributes:
-        layer: The layer.
         scaling: The factor on B A.
         dropout: The ratio of the dropout of the adapter's input.
         a: A, [rank, inputs], or [rank, channels, *kernel] of a convolution.
         b: B, [outputs, rank], or [outputs, rank, 1, ...] of a convolution.
-        magnitude: The length of each row, [outputs], or [1, outputs, 1, ...] of a convolution; None without DoRA.
+        magnitude: The trained length of each row, [outputs], or [1, outputs, 1, ...] of a convolution; None without
+            DoRA.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Adapter:
 
     @classmethod
     def of(cls, layer: Layer, settings: Lora, names: Names) -> Adapter:
-        """Return the adapter of a layer, with new parameters. names: hands out their names."""
+        """Return the adapter of a layer, with new parameters. names: makes their names unique."""
         weight = layer.weight.dtype
         dtype = DType.FLOAT32 if weight in HALVES else weight
         ones = (1,) * (len(layer.input_shape) - 1)
@@ -68,7 +68,7 @@ class Adapter:
         return cls(layer, settings.scaling, settings.dropout, a, b, magnitude)
 
     def inside(self, values: Sequence[Value]) -> Adapter:
-        """Return the adapter as a body sees it. values: A and B, as the body captures them."""
+        """Return the adapter for a node in a body. values: the inputs of the body that capture A and B."""
         return Adapter(self.layer, self.scaling, self.dropout, values[0], values[1], self.magnitude)
 
     @property
@@ -76,7 +76,7 @@ class Adapter:
         return (self.a, self.b) if self.magnitude is None else (self.a, self.b, self.magnitude)
 
     def wide(self, value: Value) -> Value:
-        """Return a float16 or bfloat16 value in the type of the adapter."""
+        """Cast a value to the dtype of the adapter (float32 for float16 and bfloat16 layers)."""
         return value if value.dtype is self.a.dtype else F.cast(value, to=self.a.dtype)
 
     def added_to(self, base: Node, gain: Value | None = None) -> Value:
@@ -85,7 +85,7 @@ class Adapter:
         The node of the result has the metadata LORA. If you follow the first operands from this node, you reach `base`.
 
         Args:
-            base: The node of the layer, on the operands of the new graph.
+            base: The node of the layer, with operands in the new graph.
             gain: With DoRA: the result of the method `gain`. Default: computed from the weight that `base` reads.
         """
         inherited = {key: base.meta[key] for key in _INHERITED if key in base.meta}
@@ -119,7 +119,7 @@ class Adapter:
     def gain(self, weight: Value) -> Value:
         """Return the magnitude of DoRA divided by the length of each row of W + scaling * B A.
 
-        The lengths are a constant for gradients. weight: W, the weight of the layer without the adapter.
+        Gradients treat the lengths as constants. weight: W, the weight of the layer without the adapter.
         """
         assert self.magnitude is not None
         wide = self.wide(weight)
@@ -127,7 +127,7 @@ class Adapter:
         return F.div(self.magnitude, F.max(lengths, scalar_like(SHORTEST, lengths)))
 
     def merged(self, weight: Value) -> Value:
-        """Return the weight with the adapter, in the type of `weight`, which is the weight without the adapter."""
+        """Return the merged weight in the dtype of `weight`. weight: W, the weight of the layer without the adapter."""
         total = F.add(self.wide(weight), self.delta())
         if self.magnitude is not None:
             outputs, *inputs = (self.layer.outputs, *(1 for _ in self.layer.input_shape))
@@ -148,7 +148,7 @@ class Adapter:
         return F.add(F.mul(less, plain), F.mul(gain, change))
 
     def _bias(self, base: Node, bias: Value) -> Value:
-        """Return what the third operand of a layer adds to its result."""
+        """Return the bias as the layer adds it to its result. bias: the third operand of the layer."""
         if isinstance(base.op, Gemm):
             return _times(bias, base.op.beta)
         return F.reshape(bias, (1, -1, *(1 for _ in self.layer.input_shape[1:])))

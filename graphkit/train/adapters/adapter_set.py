@@ -36,14 +36,15 @@ class AdapterSet:
     The matrices A and B are inputs of the compiled program. Thus, to use another adapter needs no compilation, and all
     adapters share the weights of the model. Runs with different adapters may run concurrently in several threads.
 
-    All adapters have the same shapes: smaller ranks are filled up with zeros, and so are layers that an adapter does
-    not change. So a run costs as much as one with the largest rank.
+    All adapters have the same shapes. Zeros fill up adapters of smaller rank, and the matrices of layers that an
+    adapter does not change. So every run costs as much as a run with the largest rank.
 
     Args:
         model: The model without adapters. Its weights may be quantised.
-        adapters: Folders by name, as for `gk.load_adapter`; several folders are added.
+        adapters: Folders by adapter name. A name may have several folders, whose adapters are added (see
+            `gk.load_adapter`).
         rank: The largest rank of adapters that `load` adds later (default: that of `adapters`).
-        layers: Names or glob patterns of further layers that such adapters may change.
+        layers: Names or glob patterns of further layers that adapters from `load` may change.
         device: As for `Model.compile`.
         options: Options of `Model.compile`, such as `threads`.
 
@@ -115,7 +116,7 @@ class AdapterSet:
     def load(
         self, name: str, folder: str | Path | Sequence[str | Path], *, weights: Sequence[float] | None = None
     ) -> None:
-        """Add an adapter, or replace the one of this name. Nothing is compiled.
+        """Add an adapter, or replace the adapter of this name. Nothing is compiled.
 
         Args:
             name: Its name.
@@ -123,15 +124,15 @@ class AdapterSet:
             weights: A factor for each folder (default: 1).
 
         Raises:
-            UsageError: As for `gk.AdapterSet`; or the adapter has a larger rank, or other layers or parameters than the
-                set.
+            UsageError: As for `gk.AdapterSet`; or the adapter has a larger rank than the set, or layers or parameters
+                that the set lacks.
             InvalidModel: A file is damaged, or a tensor has another shape or type than the layer needs.
         """
         self._arrays[name] = self._padded(self._read(folder, weights))
 
     @typed("AdapterSet.unload")
     def unload(self, name: str) -> None:
-        """Remove an adapter. Raises UsageError if there is none of this name."""
+        """Remove an adapter. Raises UsageError if no adapter has this name."""
         self.feeds(name)
         del self._arrays[name]
 
@@ -166,16 +167,16 @@ class AdapterSet:
     def model_with(self, adapter: str | None = None) -> Model:
         """Return a model with an adapter in the shapes of this set. It shares the frozen weights.
 
-        All these models have the same graph. So save one of them as an ONNX file, with
-        `as_inputs=gk.adapter_parameters(model)`. The `.onnx_adapter` files that `gk.save_adapter` writes for the others
-        then fit this file, too.
+        All these models have the same graph, so you need only one ONNX file. Save it from any of the models, with
+        `as_inputs=gk.adapter_parameters(model)`. It accepts the `.onnx_adapter` files of all the models
+        (`gk.save_adapter`).
 
         adapter: Its name; None: an adapter that changes nothing.
         """
         return Model.from_graph(self._adapted.graph, {**self._adapted.params.entries(), **self.feeds(adapter)})
 
     def _read(self, folder: str | Path | Sequence[str | Path], weights: Sequence[float] | None) -> SavedAdapter:
-        """Return the adapter of folders, with scaling 1."""
+        """Read the adapter of one folder, or the sum of several. Return it with scaling 1."""
         found = read_adapter(self._base, folder, weights, _OWNER, self._layers)
         return combined(self._base, self._layers, [found], [1.0], _OWNER)
 
@@ -203,13 +204,13 @@ class AdapterSet:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """Make an array read-only, because `AdapterSet.feeds` returns it to the user; return it."""
+    """Return an array after making it read-only, because `AdapterSet.feeds` returns it to the user."""
     array.flags.writeable = False
     return array
 
 
 def _with_inputs(model: Model, names: Mapping[str, Any]) -> Model:
-    """Return the model whose parameters `names` are data inputs. It shares the others."""
+    """Return the model with the parameters `names` as data inputs. It shares all other parameters."""
     graph = model.graph
     table = {v: v.like(name=graph.name_of(v), role="data", attrs={}) for v in graph.inputs if graph.name_of(v) in names}
     made = rewrite(graph, lambda node, operands: None, inputs=table)

@@ -1,4 +1,4 @@
-"""Layers in the bodies of loops and branches: the weights that a body captures, and nodes that are replaced there."""
+"""Find the weights that bodies of loops and branches capture, and replace nodes in these bodies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
 
 
 class Scope:
-    """A graph, or the body of an If, Loop or Scan in it, with its values that are fixed between runs.
+    """A graph, or the body of an If, Loop or Scan in it. It finds the values that are fixed between runs.
 
     Attributes:
         graph: The graph or body.
@@ -21,7 +21,7 @@ class Scope:
     """
 
     def __init__(self, graph: Graph, path: str, captures: Mapping[Value, Value] | None, slices: set[Value]):
-        """captures: For a body, the fixed values of the outermost graph by the inputs that capture them.
+        """captures: For a body: the inputs that capture fixed values, with these values in the outermost graph.
 
         slices: Inputs of a body that are slices of fixed values.
         """
@@ -33,7 +33,7 @@ class Scope:
             self._follow()
 
     def fixed(self, value: Value | None) -> Value | None:
-        """Return a fixed value as the outermost graph computes it; None if the value is not fixed."""
+        """Return the value of the outermost graph that equals `value`; None if `value` is not fixed."""
         if self._fixed is None:
             return None if value is None else self._outer.get(value)
         return value if value is not None and value in self._fixed else None
@@ -43,7 +43,7 @@ class Scope:
         return value in self._slices
 
     def _follow(self) -> None:
-        """Find the fixed values of a body, and build the nodes that compute them outside."""
+        """Find the fixed values of a body, and build nodes that compute them in the outermost graph."""
         for node in self.graph.nodes:
             operands = [self._outer.get(v) for v in node.operands]
             if is_random(node.op):
@@ -90,10 +90,9 @@ def replace_nodes(
     """Replace nodes of a graph and of the bodies in it. Bodies capture what the replacements read.
 
     Args:
-        graph: The graph.
         needs: The nodes to replace, each with the values of the new outermost graph that its replacement reads.
-        replace: `replace(node, operands, values)` returns one value per output. `values` are those of `needs`, as the
-            body of the node captures them.
+        replace: `replace(node, operands, values)` returns one value per output. `values` are the values of `needs`, as
+            seen in the body that contains the node.
         inputs: Values that replace graph inputs.
         extra_inputs: Values that are appended to the graph inputs.
     """

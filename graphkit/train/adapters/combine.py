@@ -25,13 +25,13 @@ def read_adapter(
     owner: str,
     layers: Mapping[str, Layer] | None = None,
 ) -> SavedAdapter:
-    """Return the adapters of one folder, or the weighted sum of those of several.
+    """Return the adapters of one folder, or the weighted sum of the adapters of several folders.
 
     Args:
         model: The model without adapters.
         folder: The folder or folders.
         weights: A factor for each folder (default: 1).
-        owner: The function, for errors.
+        owner: Name of the calling function, for messages.
         layers: The layers of the model by name, if they are known.
 
     Raises:
@@ -98,7 +98,10 @@ def _parts(saved: SavedAdapter, layer: Layer, factor: float) -> tuple[np.ndarray
 def _others(
     model: Model, layers: Mapping[str, Layer], saved: Sequence[SavedAdapter], factors: Sequence[float], owner: str
 ) -> dict[str, np.ndarray]:
-    """Return the parameters besides adapters. Raises UsageError if their value in the sum is not clear."""
+    """Return the trained parameters that belong to no adapter.
+
+    Raises UsageError if their value in the sum is ambiguous.
+    """
     found: dict[str, np.ndarray] = {}
     origin: dict[str, Path] = {}
     adapted = {model.graph.name_of(v): name for name, layer in layers.items() for v in leaves_of(layer.weight)}

@@ -60,7 +60,7 @@ def save_adapter(model: Model, path: str | Path) -> None:
 
 @typed("gk.adapter_parameters")
 def adapter_parameters(model: Model) -> tuple[str, ...]:
-    """Return the names of the parameters that `gk.save_adapter` writes: of adapters, and of others that are trained.
+    """Return the names of the parameters that `gk.save_adapter` writes: those of the adapters, and other trained ones.
 
     Raises UsageError if the model has no adapters.
     """
@@ -129,8 +129,8 @@ def load_adapter(
         weights: A factor for each folder (default: 1).
 
     Raises:
-        UsageError: There are no such files, the model has adapters already, or it lacks a layer of the files; or
-            adapters cannot be added: DoRA, or two folders that contain the same other parameter.
+        UsageError: There are no such files; the model has adapters already, or lacks a layer of the files; or the
+            adapters cannot be added, because one is a DoRA adapter or two folders contain the same other parameter.
         InvalidModel: A file is damaged, or a tensor has another shape or type than the layer needs.
     """
     return loaded(model, folder, weights, "gk.load_adapter")
@@ -139,7 +139,7 @@ def load_adapter(
 def loaded(
     model: Model, folder: str | Path | Sequence[str | Path], weights: Sequence[float] | None, owner: str
 ) -> Model:
-    """Implement `gk.load_adapter`. owner: the function or option, for errors."""
+    """Implement `gk.load_adapter`. owner: name of the function or option, for messages."""
     whole = read_adapter(model, folder, weights, owner)
     new = adapted(model, whole.settings, whole.others, seed=0, owner=owner)
     _assign(new, whole)

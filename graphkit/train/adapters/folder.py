@@ -26,7 +26,7 @@ from graphkit.train.adapters.settings import Lora
 # The beginning of each name in peft's files.
 PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<layer>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector)(\.weight)?")
-# Settings of peft that change the result, and that graphkit does not have, with the values that have no effect.
+# Settings of peft that graphkit does not support, with the values that have no effect and are accepted.
 _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "lora_bias": (False,),
@@ -38,7 +38,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "use_qalora": (False,),
     "alora_invocation_tokens": ({}, []),
 }
-# Settings of peft that contain names, and the type that they may have instead of a list.
+# Settings of peft that are lists of names, with other types that they may have.
 _OF_NAMES: Mapping[str, tuple[type, ...]] = {"target_modules": (str,), "modules_to_save": ()}
 
 
@@ -46,8 +46,7 @@ class SavedAdapter(NamedTuple):
     """The adapters of a folder.
 
     Attributes:
-        folder: The folder.
-        settings: Its settings. `layers` are the names of the layers.
+        settings: The settings of the adapters. `settings.layers` are the names of the layers.
         arrays: The arrays by the names that `gk.lora` gives to parameters.
         others: The names of the parameters that are trained besides adapters.
     """
@@ -142,7 +141,7 @@ def check_layers(model: Model, layers: Mapping[str, Layer], saved: SavedAdapter,
         model: The model without adapters.
         layers: Its layers by name.
         saved: The adapters.
-        owner: The function, for errors.
+        owner: Name of the calling function, for messages.
 
     Raises:
         UsageError: The model lacks a layer or a parameter of the adapters.

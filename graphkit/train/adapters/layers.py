@@ -30,7 +30,7 @@ KINDS = ("MatMul", "Gemm", "Conv")
 _ENDING = re.compile(r"(?<=.)[._/]weight([._](Q[48]_)?scales?)?$")
 # Some exporters name a result after its node, with this ending.
 _RESULT = re.compile(r"[/_]output_\d+$")
-# Metadata of nodes in files of PyTorch's exporter: the module paths of the layer and those around it.
+# Metadata key of nodes in files from PyTorch's exporter: the paths of the layer's module and of the modules around it.
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
@@ -87,9 +87,8 @@ def select_layers(graph: Graph, patterns: Sequence[str], owner: str) -> list[Lay
     If a pattern matches both layers that can have adapters and layers that cannot, a warning lists the latter.
 
     Args:
-        graph: The graph.
         patterns: Names or glob patterns.
-        owner: The function, for errors.
+        owner: Name of the calling function, for messages.
 
     Raises:
         UsageError: A pattern matches no layer that can have an adapter, or two layers have the same name.
@@ -121,7 +120,7 @@ def select_layers(graph: Graph, patterns: Sequence[str], owner: str) -> list[Lay
 
 
 def _by_name(named: Iterable[tuple[_T, Sequence[str]]]) -> dict[str, list[_T]]:
-    """Return the items of each name."""
+    """Return a dict of name to the items with this name. An item may have several names."""
     found: dict[str, list[_T]] = {}
     for item, names in named:
         for name in dict.fromkeys(names):
@@ -130,7 +129,7 @@ def _by_name(named: Iterable[tuple[_T, Sequence[str]]]) -> dict[str, list[_T]]:
 
 
 def _matching(pattern: str, by_name: Mapping[str, list[_T]], exact: Collection[str]) -> list[_T]:
-    """Return the items with the name `pattern` if it is in `exact`, otherwise those with a name that matches it."""
+    """Return the items named `pattern` if `exact` contains it, otherwise the items that match it as a glob."""
     if pattern in exact:
         return by_name.get(pattern, [])
     matching = (item for name, items in by_name.items() if fnmatchcase(name, pattern) for item in items)
@@ -151,7 +150,7 @@ def _unmatched(graph: Graph, pattern: str, layers: Sequence[Layer], others: Sequ
 
 
 def find_layers(graph: Graph) -> tuple[list[Layer], list[Refused]]:
-    """Return the layers that can have adapters, also those in loops and branches, and the nodes that cannot.
+    """Return the layers that can have adapters and the nodes that cannot, including those in loops and branches.
 
     The layers of a body come after those of the graph around it.
     """
@@ -280,9 +279,9 @@ def _uses(scopes: Sequence[Scope], weights: set[Value], keys: _Keys) -> dict[Val
 
 
 def _layer_name(graph: Graph, place: _Place, uses: dict[Value, set[Any]]) -> str:
-    """Return the name of a layer: that of its weight, its module in PyTorch, or that of its node.
+    """Return the name of a layer: the name of its weight, of its module in PyTorch, or of its node.
 
-    The name of the weight counts only if nothing else uses the weight: an embedding may share it.
+    The name of the weight is used only if nothing else, such as an embedding, reads its parameter.
     """
     parameters = [v for v in leaves_of(place.weight) if v.role == "parameter"]
     if len(parameters) == 1 and len(uses[parameters[0]]) == 1:
@@ -325,9 +324,9 @@ def _names(node: Node, weight: Value | None, graph: Graph) -> tuple[str, ...]:
 
 
 def _distinct(layers: Mapping[_Place, Layer]) -> list[Layer]:
-    """Return the layers. If names would be equal, these layers get the names of their nodes.
+    """Return the layers with distinct names. Layers with equal names get the names of their nodes instead.
 
-    If those are equal, too, the names of the loops and branches around the nodes come before them.
+    If these are equal, too, they get the names of the surrounding loops and branches as prefixes.
     """
     counts = Counter(layer.name for layer in layers.values())
     named = {p: x._replace(name=p.label) if counts[x.name] > 1 else x for p, x in layers.items()}

@@ -46,9 +46,9 @@ def lora(
     `model`. Weights may be quantised: a layer may read the result of DequantizeLinear, or of any other operators on
     parameters and constants. For float16 and bfloat16 layers, the adapter is float32.
 
-    If several nodes apply the same weight, they share one adapter. If something else reads the weight, too, such as
-    an embedding, it keeps the weight without the adapter. Layers in the bodies of If, Loop and Scan get adapters like
-    others; all iterations of a loop use the same adapter.
+    If several nodes apply the same weight, they share one adapter. Other nodes that read the weight, such as an
+    embedding, read it without the adapter. Layers in the bodies of If, Loop and Scan get adapters like others; all
+    iterations of a loop use the same adapter.
 
     Args:
         model: Any model.
@@ -78,13 +78,15 @@ def adapted(
     seed: int | None = None,
     owner: str = "gk.lora",
 ) -> Model:
-    """Implement `gk.lora`. owner: the function, for errors."""
+    """Implement `gk.lora`. owner: name of the calling function, for messages."""
     check_without_adapters(model, owner)
     graph = model.graph
     trained = _trained(graph, train, owner)
     selected = [x for x in select_layers(graph, settings.layers, owner) if trained.isdisjoint(leaves_of(x.weight))]
     if not selected:
-        raise UsageError(f"{owner}: the weights of all layers that match layers= are trained (train=); choose others")
+        raise UsageError(
+            f"{owner}: the weights of all layers that match layers= are trained (train=); choose other layers"
+        )
     names = Names(graph.input_names)
     adapters = {layer.name: Adapter.of(layer, settings, names) for layer in selected}
     frozen = {
@@ -119,10 +121,10 @@ def check_without_adapters(model: Model, owner: str) -> None:
 def _needs(
     graph: Graph, layers: Sequence[Layer], adapters: Mapping[str, Adapter], inputs: Mapping[Value, Value]
 ) -> dict[Node, Sequence[Value]]:
-    """Return the values that the nodes of layers read with adapters: A, B, and in a body the gain of DoRA.
+    """Return the values that the nodes of layers with adapters read: A, B, and in a body the gain of DoRA.
 
-    The gain does not change between the iterations of a loop, so it is computed outside. inputs: Values that replace
-    graph inputs.
+    The gain does not change between the iterations of a loop, so it is computed outside the loop. inputs: Values that
+    replace graph inputs.
     """
     found: dict[Node, Sequence[Value]] = {}
     outermost = set(graph.nodes)

@@ -61,7 +61,7 @@ def _adapter(
 ) -> Adapter | None:
     """Return the adapter of a layer; None if a part is missing or has another shape than the layer needs.
 
-    weight: of the layer, in the outermost graph.
+    weight: the weight of the layer, as a value of the outermost graph.
     """
     if weight is None or not weight.tensor.is_static:
         return None
@@ -78,7 +78,7 @@ def _adapter(
 
 
 def _base(node: Node | None) -> Node | None:
-    """Return the nearest node of a layer on the path that follows first operands, from `node`; None without one."""
+    """Follow first operands from `node`, and return the first MatMul, Gemm or Conv; None if there is none."""
     current = node
     while current is not None and not is_op(current, *KINDS):
         operand = current.inputs[0] if current.inputs else None
@@ -88,11 +88,11 @@ def _base(node: Node | None) -> Node | None:
 
 @typed("gk.merge_lora")
 def merge_lora(model: Model) -> Model:
-    """Return a model without adapters whose weights contain them: W + scaling * B A.
+    """Return a model without adapters, in which the weights are W + scaling * B A.
 
     The result has the nodes that the model had before `gk.lora`. Parameters that `gk.lora` froze can be trained again.
-    A quantised weight becomes a float weight. If something else reads a weight, too, such as an embedding, it keeps the
-    old weight, and the layer gets a weight of its own.
+    A quantised weight becomes a float weight. If another node, such as an embedding, reads the same weight, that node
+    keeps the old weight, and the layer gets a new parameter.
 
     With float16 and bfloat16 weights, the sum is rounded to their type, so outputs differ by this rounding.
 
@@ -142,8 +142,8 @@ class _Merged(NamedTuple):
 
     Attributes:
         parameter: A new parameter without a name.
-        operand: The parameter as the layer reads it.
-        array: Its array.
+        operand: The value that the layer reads: the parameter, or its transpose.
+        array: The array of `parameter`.
         origin: The parameter that it replaces; None if the weight was computed, for example dequantised.
     """
 
@@ -166,7 +166,7 @@ def _turned(weight: Value) -> Node | None:
 
 
 def _merged(weight: Value, array: np.ndarray) -> _Merged:
-    """Return the merged weight of a layer. weight: the old one, as the layer reads it. array: see `_stored`."""
+    """Return the merged weight of a layer. weight: the old weight that the layer reads. array: see `_stored`."""
     turned = _turned(weight)
     origin = first(turned) if turned is not None else weight if _is_parameter(weight) else None
     attrs = {} if origin is None else _unfrozen(origin)
@@ -202,7 +202,10 @@ def _in_order(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged
 
 
 def _named(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged]) -> dict[Value, Value]:
-    """Return the parameters of merged weights with their names: that of the replaced weight, or one of the layer."""
+    """Return a named copy of each merged parameter, by the parameter.
+
+    The name is that of the replaced weight, or `<layer>.weight`.
+    """
     names = Names(graph.name_of(v) for v in kept)
     still_read = set(kept)
     found = {}

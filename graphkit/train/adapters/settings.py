@@ -91,8 +91,8 @@ def from_options(given: Mapping[str, str], layers: Sequence[str], option: str, l
     Args:
         given: Texts by name, such as `{"rank": "8"}`.
         layers: Patterns of layers.
-        option: The option of `given`, for errors.
-        layers_option: The option of `layers`, for errors.
+        option: Name of the option for `given`, for messages.
+        layers_option: Name of the option for `layers`, for messages.
     """
     if not given:
         if layers:

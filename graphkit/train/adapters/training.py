@@ -18,7 +18,6 @@ def model_to_train(net: Model, settings: Lora, train: Sequence[str], seed: int |
     """Return the model with adapters: a new one, or `net` if it has adapters with the same settings.
 
     Args:
-        net: The model.
         settings: The settings of the adapters.
         train: Names or glob patterns of the parameters that are trained besides the adapters.
         seed: Seed of the adapters.

@@ -67,8 +67,8 @@ class AllReduce(LocalExchange):
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
         if samples_of(feeds, size):
             return super().run(feeds, size, rate, accumulated)
-        # There are fewer samples than ranks. This rank takes part in all all-reduces. Its random state advances as on
-        # the other ranks, because a checkpoint stores one random state for all.
+        # There are fewer samples than ranks, and this rank has none. It still takes part in all all-reduces. Its random
+        # state advances as on the other ranks, because a checkpoint stores one random state for all.
         results = self._run_idle(rate) if self.spec.accumulate == 1 else self._accumulate_idle()
         self.executors[0].advance()
         return results
@@ -85,7 +85,7 @@ class AllReduce(LocalExchange):
         return self._idle_executor.run(feeds)
 
     def _accumulate_idle(self) -> dict[str, Any]:
-        """Take part in the all-reduces of loss and statistics. Raises NotFinite if the ranks with samples do."""
+        """Take part in the all-reduces of loss and statistics. Raises NotFinite if the ranks with samples raise it."""
         if self.idle_program is not None:
             results = self._run_idle(None)
         else:
@@ -157,7 +157,7 @@ class AllReduce(LocalExchange):
 
 
 def _host_reason(spec: StepSpec, kvstore: KVStore, ordered: bool) -> str:
-    """Return why gradients are all-reduced by the CPU, or "" if the GPUs can do it. The same on all ranks."""
+    """Return why the CPU must all-reduce gradients, or "" if the GPUs can do it. All ranks get the same result."""
     if kvstore.transport.compresses:
         return "gradients are compressed on the CPU (compression)"
     if any(t.lazy for t in spec.trained):
@@ -166,7 +166,7 @@ def _host_reason(spec: StepSpec, kvstore: KVStore, ordered: bool) -> str:
         return "statistics of all samples are merged on the CPU (sync_batch_norm)"
     # A sum of two numbers does not depend on their order.
     if ordered and kvstore.num_workers > 2:
-        return "GPUs cannot sum in the order of more than two ranks (deterministic)"
+        return "with more than two ranks, GPUs cannot sum in the order of the ranks (deterministic)"
     return ""
 
 

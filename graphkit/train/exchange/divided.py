@@ -262,7 +262,10 @@ class BatchWeights:
         )
 
     def weight(self, feeds: Mapping[str, Any]) -> float | None:
-        """Return the weight of a batch or micro-batch; None if it is the number of samples. feeds: by name."""
+        """Return the weight of a batch or micro-batch; None if it is the number of samples.
+
+        feeds: arrays by input name.
+        """
         if self._executor is None:
             return None
         return float(self._executor.run({name: feeds[name] for name in self._inputs})[BATCH_WEIGHT])

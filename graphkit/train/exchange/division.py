@@ -41,9 +41,9 @@ class Division:
         return partition(graph, self.groups, self.store.num_workers, like)
 
     def is_pipeline(self, graph: Graph) -> bool:
-        """Return whether the ranks form a pipeline: the dependencies between them have no cycle.
+        """Return whether the ranks form a pipeline, that is, the dependencies between them have no cycle.
 
-        Raises UsageError if they do not, and there are several micro-batches, which need a pipeline.
+        Raises UsageError if there is a cycle but several micro-batches, which need a pipeline.
         """
         try:
             self.stages(graph)
@@ -56,7 +56,7 @@ class Division:
         return True
 
     def follow(self, data: Any) -> None:
-        """Use the axes that a data set declares for its inputs, unless the user has set them."""
+        """Use the batch axes that a data set declares for its inputs, unless the user has set them."""
         if axes := getattr(data, "axes", {}):
             names = self.inputs if len(data.names) == len(self.inputs) == 1 else data.names
             self.axes = {

@@ -50,7 +50,10 @@ class StepSpec:
 
 
 class Gathered(NamedTuple):
-    """The states that a checkpoint stores besides the parameters. residuals: those of gradient compression, by rank."""
+    """The states that a checkpoint stores besides the parameters.
+
+    residuals: residuals of gradient compression, by rank.
+    """
 
     states: Mapping[str, np.ndarray]
     residuals: ByRank
@@ -127,12 +130,12 @@ class Exchange(Protocol):
         """Update by the accumulated gradients, whose batches have the weight `total`, and reset their sums."""
 
     def after_step(self, updates: int) -> None:
-        """Called after each step with an update. updates: their number so far."""
+        """Called after each step with an update. updates: number of updates so far."""
 
     def describe(self, error: NotFinite, feeds: Mapping[str, Any], rng: tuple[int, int]) -> tuple[str, str]:
         """Return two clauses for the message of a failed step: what is not finite, and where it comes from.
 
-        feeds, rng: the batch, and (seed, step) of random numbers before it.
+        feeds: the batch. rng: (seed, step) of random numbers before the batch.
         """
 
     # --- many steps ------------------------------------------------------------------------------
@@ -149,10 +152,10 @@ class Exchange(Protocol):
     def metric_pairs(
         self, results: Mapping[str, Any], target: tuple[str, np.ndarray]
     ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-        """Return pairs (output, target) for metrics, from the results of a step. target: its name and array."""
+        """Return pairs (output, target) for metrics, from the results of a step. target: its name and its array."""
 
     def epoch_states(self, mine: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-        """Return a list of the states of an incomplete epoch, as a checkpoint stores it. mine: those of this rank."""
+        """Return the states of an incomplete epoch for a checkpoint, by rank. mine: the states of this rank."""
 
     def inference(self, graph: Graph) -> Inference:
         """Return an object that runs the inference graph, or this rank's part of it."""
@@ -183,7 +186,7 @@ class Exchange(Protocol):
         """Return this rank's residuals of gradient compression, by parameter."""
 
     def restore_residuals(self, residuals: Mapping[str, np.ndarray]) -> None:
-        """Set this rank's residuals; they are added to its next gradients. residuals: of all float32 parameters."""
+        """Set the residuals that are added to this rank's next gradients, one for each float32 parameter."""
 
     # --- facts -----------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ def _is_mergeable(metric: Metric) -> bool:
 
 
 def _check_alike(names: Sequence[Sequence[str]]) -> None:
-    """Raise UsageError if the metrics of the ranks, by their names, are not the same in the same order."""
+    """Raise UsageError unless all ranks have metrics of the same names, in the same order."""
     other = next((rank for rank, given in enumerate(names) if given != names[0]), None)
     if other is not None:
         first, second = (", ".join(given) or "none" for given in (names[0], names[other]))

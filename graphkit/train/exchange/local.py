@@ -29,7 +29,10 @@ from graphkit.train.states import kinds
 
 
 class LocalExchange:
-    """The Exchange of a process that trains alone, and the base of those whose ranks all have the whole model."""
+    """The Exchange of a process that trains alone.
+
+    It is also the base of Exchanges whose ranks all have the whole model.
+    """
 
     sets_rates = True
     counts_every_step = False

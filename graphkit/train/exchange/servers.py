@@ -231,9 +231,9 @@ class Servers(WorkerExchange):
 class ElasticAveraging(WorkerExchange):
     """An Exchange for elastic averaging: workers train independently, each with its own slots.
 
-    At intervals, worker and centre variable move towards each other. Servers store the centre variable. Evaluation and
-    files use it. At the end of an epoch, all workers continue from it, and from the mean of their moving averages. A
-    checkpoint contains the slots of rank 0.
+    At intervals, a worker and the centre variable move towards each other. Servers store the centre variable.
+    Evaluation and files use the centre variable. At the end of an epoch, all workers continue from it, and from the
+    mean of their moving averages. A checkpoint contains the slots of rank 0.
     """
 
     def after_step(self, updates: int) -> None:

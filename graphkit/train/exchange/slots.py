@@ -1,4 +1,4 @@
-"""The first values of the states of a training step that are not in the model: slots, averages, the loss scale."""
+"""Initial values of those states of a training step that are not in the model: slots, averages, the loss scale."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ def initial_slots(spec: StepSpec, types: Mapping[str, TensorType], own: Mapping[
     `TrainedParameter.mask`, and the loss scale at `loss_scale.start()`. All other states start at 0.
 
     Args:
-        spec: The training step.
         types: The types of all slots, by name.
-        own: The types of those that this rank stores. A sharded slot has the type of this rank's slice.
+        own: The types of the slots that this rank stores. A sharded slot has the type of this rank's slice.
     """
     optimizer = spec.rule.optimizer
     starts = {

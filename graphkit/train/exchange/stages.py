@@ -1,6 +1,6 @@
 """Pipelines: each rank runs the forward and backward passes of all micro-batches through its stage, then one update.
 
-The result is that of one process that accumulates the gradients of the same micro-batches.
+The result equals that of one process that accumulates the gradients of the same micro-batches.
 """
 
 from __future__ import annotations

@@ -43,9 +43,9 @@ class RoleReport:
         role: "loss", "output" (of the model), "metric", "batch_weight", the role of the states, or "skipped_step": the
             states after a step that is not finite.
         count: Number of arrays that were compared.
-        difference: The largest one of all steps. For the loss and outputs: the relative difference. For states: the
-            norm of the difference, divided by the norm of their change in the step. For counters, and after a skipped
-            step: 0 if they are equal, else infinity.
+        difference: The largest difference in any step. For the loss and outputs: the relative difference. For states:
+            the norm of the difference, divided by the norm of their change in the step. For counters, and after a
+            skipped step: 0 if they are equal, else infinity.
         limit: The largest difference that passes.
     """
 
@@ -104,7 +104,6 @@ class Subject:
 
     Attributes:
         model: The exported step: a ModelProto.
-        description: Its description.
         spec: The training step. Its parameters are not changed.
         states: The first values of the states by name.
         rng: (seed, step) of random numbers.
@@ -181,7 +180,7 @@ def compare_steps(
 def _limits(
     before: Subject, roles: Mapping[str, Sequence[str]], new: _Taken, given: _Taken, found: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the limit of each role, without the effect of rounding."""
+    """Return the limit of each role, before the effect of rounding is measured (see `_noise`)."""
     kinds = [array.dtype for array in new.states.values()] + [np.asarray(given.loss).dtype]
     of_outputs, of_states = LIMITS[any(dtype_of(kind) in HALVES for kind in kinds)]
     limits = {role: of_states if role in roles else of_outputs for role in found}
@@ -298,9 +297,9 @@ def _metric_error(given: _Taken, feeds: Mapping[str, Any], name: str, kind: str,
 def _skipped_step(
     before: Subject, ours: _Graphkit, theirs: _Runtime, feeds: Mapping[str, Any], rate: float
 ) -> tuple[RoleReport, ...]:
-    """Compare the states after a step whose loss is NaN: they stay, except the loss scale and accumulated gradients.
+    """Compare the states of both runtimes after a step whose loss is NaN. Both must skip the update.
 
-    Return no report in three cases: such steps are not skipped; the graph has a Loop, which may never end if its
+    Return no report in three cases: `on_nonfinite` is "ignore"; the graph has a Loop, which may never end if its
     condition reads NaN; or no array of NaN makes the loss NaN in both runtimes. For example, the MaxPool of ONNX
     Runtime drops NaN.
     """
@@ -329,7 +328,7 @@ def _skipped_step(
 def _with_nan(
     subject: Subject, feeds: Mapping[str, Any]
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]:
-    """Yield feeds and states in which one array is NaN: a target or weight, else an input, else a parameter."""
+    """Yield feeds and states in which one array is NaN: each target and weight, then each input, then a parameter."""
     data = {i["name"] for i in subject.description["inputs"] if i["role"] == "data"}
     for name in sorted(feeds, key=lambda n: n in data):
         if isinstance(array := feeds[name], np.ndarray) and dtype_of(array.dtype).is_float:

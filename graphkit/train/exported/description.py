@@ -45,7 +45,6 @@ def describe(
 
     Args:
         graph: The graph of `standalone_step`, perhaps with more outputs.
-        spec: The training step.
         inputs: Names of the model's inputs.
         weights: Name of the input for sample weights.
         carried: Input name to output name, for recurrent states.

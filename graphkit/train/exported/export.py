@@ -246,7 +246,7 @@ def _with_states_as_data(graph: Graph, description: Mapping[str, Any]) -> Graph:
 
 
 def _with_unique_outputs(graph: Graph) -> tuple[Graph, dict[str, str]]:
-    """Return the graph, in which no output has the name of an input, and the new name of each output.
+    """Rename outputs that have the name of an input. Return the graph, and the new names of outputs by their old names.
 
     In ONNX, a name belongs to one value.
     """
@@ -256,7 +256,7 @@ def _with_unique_outputs(graph: Graph) -> tuple[Graph, dict[str, str]]:
 
 
 def _init_graph(states: Mapping[str, np.ndarray]) -> tuple[Graph, dict[str, np.ndarray]]:
-    """Return a graph without inputs whose outputs are the first values of the states, and its parameters."""
+    """Return a graph that outputs its parameters, the first values of the states; and their arrays by name."""
     free = Names(states)
     inputs = {
         name: Value(TensorType(dtype_of(array.dtype), array.shape), free.take(f"{name}/first"), role="parameter")
@@ -270,13 +270,13 @@ def _init_graph(states: Mapping[str, np.ndarray]) -> tuple[Graph, dict[str, np.n
 
 
 def target_inputs(trainer: BaseTrainer) -> dict[str, str]:
-    """Return a dict: for each input of the step that takes a target, the name of this target in a batch."""
+    """Return a dict of input name to target name, for the inputs of the step that take a target of the batch."""
     return {trainer._targets.program_input(name): name for name in trainer._targets.names}
 
 
 @dataclass(frozen=True)
 class _OfGraph:
-    """Gives a graph to functions that take a model."""
+    """Wraps a graph for functions that take a model but read only its graph."""
 
     graph: Graph
 

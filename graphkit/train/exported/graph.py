@@ -53,12 +53,12 @@ class Rate:
 
 
 def standalone_step(spec: StepSpec, rate: Rate) -> Graph:
-    """Return the graph of a training step that needs no other program.
+    """Return one graph that contains the whole training step.
 
     Inputs: data, targets, parameters and states. The updates of the graph say which value replaces each state. If
-    `spec` accumulates gradients, each run takes one batch, and every `spec.accumulate` runs update. The input `flush`
-    updates early. If a loss or gradient is not finite, the states keep their values as in a Trainer, unless
-    `on_nonfinite` is "ignore"; but the graph cannot raise an error.
+    `spec` accumulates gradients, each run takes one batch, and every `spec.accumulate`-th run updates. If the input
+    `flush` is True, the run updates early. If a loss or gradient is not finite and `on_nonfinite` is not "ignore", the
+    states keep their values as in a Trainer. The graph cannot raise an error.
 
     Raises:
         UnsupportedError: Standard operators cannot express the random numbers or the learning rate.
@@ -93,7 +93,7 @@ def _input(graph: Graph, name: str) -> Value | None:
 
 
 def _replaced(graph: Graph, table: Mapping[Value, Value], read: Iterable[Value] = ()) -> Graph:
-    """Replace inputs by the values in `table`. The list of inputs then contains these values, even computed ones.
+    """Replace inputs by the values in `table`. These values are then in the list of inputs, even if nodes compute them.
 
     read: graph inputs that the new values read.
     """
@@ -167,7 +167,7 @@ def _where(condition: Value | None, new: Value, old: Value) -> Value:
 
 
 def _selecting(graph: Graph, scale: Value | None) -> Graph:
-    """Return a step whose states keep their values if its guard is not finite. Then the loss scale is lowered."""
+    """Return a step that keeps its states and lowers the loss scale if its guard is not finite."""
     is_finite = _is_finite(_guard(graph))
     kept = {s: loss_scale.lowered_state(s) if s is scale else s for s, _ in graph.updates}
     return graph.replace(updates=[(state, _where(is_finite, new, kept[state])) for state, new in graph.updates])
@@ -177,7 +177,7 @@ def _selecting(graph: Graph, scale: Value | None) -> Graph:
 
 
 def _accumulating_step(spec: StepSpec, rate: Rate) -> Graph:
-    """Join the two programs of `split_step`: each run adds gradients, and every `accumulate` runs also update."""
+    """Join the two programs of `split_step`: each run adds gradients, and every `accumulate`-th run also updates."""
     accumulate, update = steps.split_step(spec.graph, spec.trained, spec.rule)
     accumulate = _with_random_state(accumulate)
     batches = Value(TensorType(DType.INT64, ()), BATCHES, role="state")
@@ -188,7 +188,7 @@ def _accumulating_step(spec: StepSpec, rate: Rate) -> Graph:
     accumulate = _without_guards(accumulate)
     sums = {s: new for s, new in accumulate.updates if _is_gradient_sum(accumulate, s)}
     others = [(s, _where(is_finite, new, s)) for s, new in accumulate.updates if s not in sums]
-    # The update of a group with a batch that is not finite is skipped, because the weight of the group is NaN.
+    # If a batch is not finite, its weight becomes NaN. The sum of weights is then NaN, and the update is skipped.
     weight = _where(is_finite, weight, F.constant(value=np.float32(np.nan)))
     count, total = F.add(batches, F.constant(value=np.asarray(1, np.int64))), F.add(weight_sum, weight)
     due = F.or_(flush, F.greater_or_equal(count, F.constant(value=np.asarray(spec.accumulate, np.int64))))
@@ -215,7 +215,7 @@ def _accumulating_step(spec: StepSpec, rate: Rate) -> Graph:
 def _selected_updates(
     update: Graph, placed: Graph, sums: Mapping[Value, Value], due: Value, total: Value, spec: StepSpec
 ) -> Updates:
-    """Return the updates of all states except gradient sums: the new values if an update is due and finite.
+    """Return the updates of all states except gradient sums. States change only if an update is due and finite.
 
     update: the second program of `split_step`. placed: the same program on the new gradient sums.
     """
@@ -245,7 +245,7 @@ def _is_gradient_sum(graph: Graph, state: Value) -> bool:
 
 
 def _with_batch_weight(accumulate: Graph, graph: Graph) -> tuple[Graph, Value]:
-    """Let the graph compute the weight of its batch. Return both."""
+    """Let the graph compute the weight of its batch. Return the graph and the weight."""
     weight, fed = weight_of(graph)
     if not fed:
         return accumulate, accumulate.outputs[accumulate.output_names.index(BATCH_WEIGHT)]

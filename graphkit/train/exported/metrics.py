@@ -20,8 +20,8 @@ def with_metrics(graph: Graph, metrics: Sequence[str], output: str, targets: Tar
         targets: The targets of the step.
 
     Raises:
-        UsageError: There is no such metric, or an output has its name.
-        UnsupportedError: The metric needs other targets.
+        UsageError: A metric is unknown, or has the name of an output of the model.
+        UnsupportedError: A metric does not fit the target, or the step has no target.
     """
     if not metrics:
         return graph

@@ -48,7 +48,6 @@ def make_buckets(
     time, and another all-reduce would only add its latency.
 
     Args:
-        graph: The training graph.
         values: Parameters by position.
         limit: Size of a bucket in bytes.
         means, place: See `Buckets`.
@@ -76,7 +75,7 @@ def make_buckets(
 
 
 def mean_loss(loss: Value, weight: Value) -> tuple[Value, Value]:
-    """Return the mean loss over all ranks, and the sum of their weights (float32), from those of this rank."""
+    """Return the mean loss over all ranks, and the sum of their weights (float32). loss, weight: those of this rank."""
     wide = F.cast(weight, to="float64")
     return mean_of_pair(pair(F.mul(F.cast(loss, to="float64"), wide), wide), loss.dtype)
 

@@ -29,7 +29,7 @@ def check_choice(on_nonfinite: str) -> None:
 
 def zero_if_finite(values: Sequence[Value]) -> Value:
     """Return a float32 scalar: 0 if all elements of all tensors are finite, else NaN."""
-    # 0 * inf is NaN, and unlike a norm it never overflows.
+    # 0 * x is NaN if x is NaN or infinite, otherwise 0. Unlike a norm, the sum of these products cannot overflow.
     sums = [F.reduce_sum(F.mul(v, np.zeros((), v.dtype.numpy)), keepdims=False) for v in values]
     sums = [s if s.dtype is DType.FLOAT32 else F.cast(s, to="float32") for s in sums]
     return sum_of(sums)

@@ -1,7 +1,7 @@
 """Loss scaling: multiply losses before the backward pass, so that small gradients do not become 0 in float16.
 
 The scale is a state. If a gradient is not finite, the update is skipped and the scale halved. After INTERVAL updates
-without such a gradient, it is doubled (Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2).
+without such a gradient, the scale is doubled (Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INITIAL, _MINIMUM, _MAXIMUM = 2.0**16, 1.0, 2.0**24
 
 
 def state() -> Value:
-    """Return the state, a graph input float32 [2]: the scale, and the number of updates since it changed."""
+    """Return the state, a graph input float32 [2]: the scale, and the number of updates since the scale changed."""
     return Value(TensorType(DType.FLOAT32, (2,)), NAME, role="state")
 
 
@@ -63,7 +63,7 @@ def next_state(scale: Value) -> Value:
 
 
 def lowered_state(scale: Value) -> Value:
-    """Return the state after an update whose gradients were not finite, as `lower` does. The minimum stays the same."""
+    """Return the state after an update whose gradients were not finite. A scale at its minimum stays unchanged."""
     factor, _ = unpair(scale)
     half = pair(F.mul(factor, np.float32(0.5)), F.mul(factor, np.float32(0)))
     lowered: Value = F.where(F.greater(factor, F.constant(value=np.float32(_MINIMUM))), half, scale)

@@ -27,7 +27,6 @@ class Partition:
     """The stages of a graph. A stage is a number: its position in the pipeline.
 
     Attributes:
-        graph: The graph.
         ranks: The rank of each stage.
         stage_of: The stage of each node with operands. Nodes without operands have no entry: each stage that reads the
             value of such a node computes the value itself.
@@ -44,7 +43,7 @@ class Partition:
     crossings: Mapping[Value, tuple[int, ...]]
 
     def stage_of_value(self, value: Value) -> int | None:
-        """Return the stage that computes or stores a value; None if every stage that reads it computes it."""
+        """Return the stage that computes or stores a value; None if each stage that reads it computes it itself."""
         if value.node is None:
             return self.owner_of.get(value)
         return self.stage_of.get(value.node)
@@ -62,7 +61,6 @@ def partition(graph: Graph, groups: Mapping[str, int], ranks: int, like: Partiti
     """Divide a graph into stages.
 
     Args:
-        graph: The graph.
         groups: The rank of each group.
         ranks: Number of ranks.
         like: The partition of another graph of the same model. The result has the same order of ranks, and the same

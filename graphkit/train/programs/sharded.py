@@ -1,8 +1,8 @@
 """Sharded optimizer states: each rank stores the states of its slice of each bucket, and updates only that slice.
 
-Gradients are reduce-scattered, and the new parameters all-gathered. Rajbhandari et al., "ZeRO: Memory Optimizations
-Toward Training Trillion Parameter Models", SC 2020, section 5.1. The parameters of a bucket lie one after another, so
-a slice can begin or end within a parameter.
+Gradients are reduce-scattered, and the new parameters all-gathered, as in Rajbhandari et al., "ZeRO: Memory
+Optimizations Toward Training Trillion Parameter Models", SC 2020, section 5.1. The parameters of a bucket lie one after
+another, so a slice can begin or end within a parameter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ParameterSlice(NamedTuple):
 
 
 def check_elementwise(optimizer: Optimizer) -> None:
-    """Raise UsageError if the optimizer needs norms of whole parameters: then its states cannot be sharded."""
+    """Raise UsageError if the optimizer needs norms of whole parameters, because its states cannot be sharded."""
     if not optimizer.elementwise:
         raise UsageError(
             f"shard_optimizer (--shard-optimizer) cannot be used with {optimizer.kind}: it needs norms of whole "
@@ -154,7 +154,7 @@ def square_norm(gradients: Sequence[Value], before: Sequence[Value]) -> tuple[Va
     """All-reduce the squared norm of the gradients, and whether they are finite, over the slices of all ranks.
 
     Args:
-        gradients: Those of the slices of this rank.
+        gradients: The gradients of the slices of this rank.
         before: Values that are available when earlier collectives are complete.
 
     Returns:

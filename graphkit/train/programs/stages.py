@@ -281,8 +281,8 @@ class _JointGraph:
 def _saved_values(forward_nodes: set[Node], roots: Sequence[Value], written: set[Value]) -> list[Value]:
     """Return the values of the forward pass that the backward pass reads.
 
-    roots: the results of the backward pass. written: states that the forward program overwrites. The backward pass
-    needs their old values, so these are saved as well if it reads them.
+    roots: the results of the backward pass. written: states that the forward program overwrites. If the backward pass
+    reads such a state, it needs the old value, so the old value is saved, too.
     """
     stop = [v for n in forward_nodes for v in n.outputs]
     backward_nodes = topological(roots, stop=stop)
@@ -316,7 +316,7 @@ def _backward(
     updates = [(state, table.get(v, v)) for state, v in sums]
     outputs = [table.get(v, v) for v in gradients]
     read = {v for n in topological([*outputs, *(v for _, v in updates)]) for v in n.operands} | {*outputs}
-    # All data are inputs, read or not: their shapes determine the sizes of symbolic dimensions.
+    # All data are inputs, even if no node reads them: their shapes determine the sizes of symbolic dimensions.
     given = [v for v in inputs if v in read or (v.role == "data" and not v.name.startswith(_RECEIVED))]
     return Graph(
         [*given, *placeholders.values(), *seeds, *(state for state, _ in sums)], outputs, updates, f"{name}_backward",

@@ -54,7 +54,6 @@ class UpdateRule:
     """How gradients become updates.
 
     Attributes:
-        optimizer: The optimizer.
         clip_norm: Upper limit of the global gradient norm.
         ema: The moving average of the parameters, if any.
         on_nonfinite: "raise": the program raises NotFinite if the loss is not finite. "skip": also if a gradient is not
@@ -93,7 +92,7 @@ def _updates(
 ) -> tuple[list[Value], list[tuple[Value, Value]]]:
     """Return the graph inputs to add (learning rate, step count, slots, averages, loss scale), and the updates.
 
-    They update the parameters and these states, but not running statistics. guard: see `finite.guarded`.
+    The updates change the parameters and these states, but not running statistics. guard: see `finite.guarded`.
     """
     dense = [states.widened(g) for g in dense_of(gradients)]
     if rule.clip_norm is not None:
@@ -151,7 +150,7 @@ def dense_of(gradients: Sequence[Value | Rows]) -> list[Value]:
 
 
 def guard_of(loss: Value | None, gradients: Sequence[Value | Rows], rule: UpdateRule) -> Value | None:
-    """Return the guard of a step: finite if the loss, and the gradients if the rule checks them, are finite.
+    """Return the guard of a step. It is finite if the loss is finite, and the gradients too if the rule checks them.
 
     None if the rule checks nothing. See `finite.guarded`.
     """
@@ -182,7 +181,7 @@ def gradients_of(
 
 
 def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
-    """Return one program: `graph` (first output: the loss), the backward pass, and all updates."""
+    """Return one program: `graph`, whose first output is the loss, the backward pass, and all updates."""
     gradients = gradients_of(graph, graph.outputs[0], trained, rule)
     guard = guard_of(graph.outputs[0], gradients, rule)
     inputs, updates = _updates(trained, gradients, rule, guard)
@@ -478,7 +477,7 @@ def _sharded_updates(
     total: Value,
     buckets: Buckets,
 ) -> tuple[list[Value], list[tuple[Value, Value]], Value | None]:
-    """The same as `_shared_updates` for sharded optimizer states: update the slices of this rank, gather the others."""
+    """Do the same as `_shared_updates` with sharded optimizer states: update this rank's slices, gather the others."""
     values = [t.value for t in trained]
     own, done = sharded.reduce_scatter(values, dense_of(gradients), total, buckets)
     means, guard = [piece.gradient for piece in own], loss if rule.on_nonfinite == "raise" else None

@@ -24,7 +24,7 @@ TOTAL_WEIGHT = "total_weight"
 
 
 class Term(NamedTuple):
-    """A loss of a batch: the mean, and the float32 scalar that its sum was divided by.
+    """The loss of a batch: its mean, and the weight, a float32 scalar that the sum was divided by.
 
     If `weight` is None, the weight is the number of samples.
     """
@@ -67,7 +67,6 @@ def target_count(graph: Graph, target: Value) -> Value | None:
 
     Args:
         graph: The model's graph; the first dimension of its first data input is the number of samples.
-        target: The target.
     """
     shape = target.tensor.shape
     if shape is None:

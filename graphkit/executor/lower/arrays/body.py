@@ -1,4 +1,4 @@
-"""Subgraphs on devices with their own memory: their steps are prepared once, and run on the memory of each run."""
+"""Subgraphs on devices with their own memory. Their kernels are prepared once, and get the memory of each run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ class InstanceContext:
     """State that the kernels of one instance of a program share.
 
     Args:
-        device: The device.
-        faults: An array of uint32 words on the device: one for each `Faulty` kernel, in the order of `faulty`, and one
-            more that ends all loops.
+        faults: An array of uint32 words on the device: one fault word for each `Faulty` kernel, in the order of
+            `faulty`. One more word ends all loops.
         iteration_limit: The largest number of iterations that any loop in a recording may take, an int64 on the device.
         without_collectives: Whether recordings contain no collective with other processes.
     """
@@ -43,15 +42,15 @@ class InstanceContext:
         return self._without_collectives and isinstance(self._device, Recorder) and self._device.supports_conditions()
 
     def word(self) -> Any:
-        """Return the word of the next kernel."""
+        """Return the fault word of the next kernel."""
         return next(self._words)
 
 
 class SubgraphStep(Lowering):
     """A node that runs subgraphs: in a native program, or as steps on device arrays.
 
-    failure: If the step itself can fail, a function from the node and its word to the error (see `Faulty`); else None.
-    The step's word is after the words of its subgraphs.
+    failure: If the step itself can fail, a function of the node and its fault word that returns the error (see
+    `Faulty`); else None. The word of the step comes after the words of its subgraphs.
     """
 
     runs_in_subgraph = True
@@ -130,10 +129,10 @@ def launches_of(kernel: ArrayKernel | None) -> int:
 
 
 class Faulty(NamedTuple):
-    """A node whose kernel can fail on the device. If it fails, it sets its word to a non-zero number.
+    """A node whose kernel can fail on the device. A kernel that fails sets its fault word to a non-zero number.
 
-    `failure` makes the error from the node and the word. `rejects_operands`: whether it can fail because of the values
-    of its operands.
+    `failure` returns the error, given the node and the word. `rejects_operands`: whether the kernel can fail because of
+    the values of its operands.
     """
 
     node: Node

@@ -1,8 +1,9 @@
 """Collectives of device arrays, launched on a separate stream while the host continues.
 
 All processes must launch their collectives in the same order. The order of the steps may differ between ranks, because
-their programs may be for different sizes. So collectives are launched in the order of the graph: if the operands of a
-collective are ready, its launch waits until those before it in the graph are launched. See `_order` for an exception.
+their programs may be for different sizes. So collectives are launched in the order of the graph. If the operands of a
+collective are ready early, it waits until all collectives before it in the graph are launched. See `_order` for an
+exception.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Start: TypeAlias = AllReduceStart | ReduceScatterStart | AllGatherStart
 
 
 class LaunchedSum(PythonStep):
-    """A step that starts a collective, or waits for those of `keys`.
+    """A step that starts a collective, or waits for the collectives `keys`.
 
     `prepared` makes its kernel for one instance of a program, whose steps share a SumQueue.
     """
@@ -48,7 +49,7 @@ class LaunchedSum(PythonStep):
 
 
 class Progress(NamedTuple):
-    """The state of a run: how many collectives are launched, and which ready ones wait for those before them."""
+    """The state of a run: how many collectives are launched, and which ones are ready but wait for earlier ones."""
 
     launched: int
     ready: Mapping[str, Callable[[], None]]
@@ -58,7 +59,6 @@ class SumQueue:
     """The collectives of one instance of a program, which has one run at a time.
 
     Args:
-        device: The device.
         stream: The stream of the program.
         sums: Launches collectives.
         nodes: The nodes that start collectives, in the order of the graph.
@@ -127,7 +127,7 @@ class SumQueue:
         return agreed.can_record, anew
 
     def begin(self, key: str, launch: Callable[[], None]) -> None:
-        """Launch a collective as soon as those before it are launched: now, or in a later call.
+        """Launch a collective now, or in a later call as soon as all collectives before it are launched.
 
         Its operands are ready at this point of the program's stream.
         """
@@ -143,8 +143,8 @@ class SumQueue:
     def stream_wait(self, keys: Sequence[str]) -> None:
         """Let later work of the program's stream wait for collectives.
 
-        Outside recordings, the host waits too. Without this, if another process was lost, the stream would fill up with
-        waiting work, and the call that queues more work would never return.
+        Outside recordings, the host waits too. Otherwise the stream would fill up with waiting work if another process
+        was lost, and a call that queues more work would never return.
         """
         known = [key for key in keys if key in self._events]
         if known:

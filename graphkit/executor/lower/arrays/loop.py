@@ -79,7 +79,7 @@ def may_repeat(layout: LoopLayout) -> bool:
 
 
 class PreparedLoop(ArrayMaker, SubgraphKernel):
-    """The kernel of a Loop or a Scan. copies: needed if there are slices in host memory."""
+    """The kernel of a Loop or a Scan. copies: the queue of copies; needed if there are slices in host memory."""
 
     def __init__(self, device: Device, layout: LoopLayout, body: ArrayBody, copies: SwapQueue | None = None):
         self._device, self._body = device, body
@@ -204,7 +204,7 @@ class _Stack:
         self._memory = device.alloc(kind.nbytes)
 
     def row(self, number: int) -> Any:
-        """Return the memory of a slice: an existing one, or the next one."""
+        """Return the memory of slice `number`, which exists already or is the next one to be added."""
         if number == self._capacity:
             self._capacity *= 2
             memory = self._device.alloc(self._capacity * self._kind.nbytes)
@@ -287,25 +287,25 @@ class _Memory:
         return self.view(state.buffers[trip % 2], state.after.tensor)
 
     def scanned(self, trip: int) -> Iterator[tuple[Any, Any]]:
-        """The slices that are copied before an iteration, and where to."""
+        """Yield (source, target) for the slices that are copied before an iteration."""
         for scan in self._layout.scanned:
             if scan.row in self._layout.copied and scan.row not in self._layout.hosted:
                 yield self._scanned_row(scan, trip), self._read_row(scan, trip)
 
     def stacked(self, trip: int) -> Iterator[tuple[Any, Any]]:
-        """The slices that are copied after an iteration, and where to."""
+        """Yield (source, target) for the slices that are copied after an iteration."""
         for stack in self._layout.stacked:
             if stack.row in self._layout.copied and stack.row not in self._layout.hosted:
                 yield self._written_row(stack, trip), self._stacked_row(stack, trip)
 
     def from_host(self, trip: int) -> Iterator[tuple[Value, Any, Any]]:
-        """The slices of an iteration that come from host memory: which, where from, and where to."""
+        """Yield (slice, source, target) for the slices that are copied from host memory for an iteration."""
         for scan in self._layout.scanned:
             if scan.row in self._layout.hosted and trip < self._inputs[scan.operand].shape[0]:
                 yield scan.row, self._scanned_row(scan, trip), self._read_row(scan, trip)
 
     def to_host(self, trip: int) -> Iterator[tuple[Value, Any, Any]]:
-        """The slices of an iteration that go to host memory: which, where from, and where to."""
+        """Yield (slice, source, target) for the slices that are copied to host memory after an iteration."""
         for stack in self._layout.stacked:
             if stack.row in self._layout.hosted:
                 yield stack.row, self._written_row(stack, trip), self._stacked_row(stack, trip)
@@ -339,9 +339,9 @@ class SwappedRows:
     def before(self, trip: int, memory: _Memory) -> Iterator[BoundStep]:
         """Yield the steps before an iteration.
 
-        They wait until the slices that it reads have arrived, and until the buffers that it overwrites are copied to
-        the host. Then they start to copy the slices of the next iteration. Before the first iteration, they also start
-        to copy its own slices.
+        They wait until the slices that the iteration reads have arrived, and until the buffers that it overwrites are
+        copied to the host. Then they start to copy the slices of the next iteration. Before the first iteration, they
+        also start to copy the slices of this iteration.
         """
         for row, source, target in memory.from_host(trip) if trip == 0 else ():
             yield self._copies.copy_step((row, 0), source, target, to_host=False)

@@ -65,11 +65,14 @@ class SwapQueue:
             del self._events[key]
 
     def join(self) -> None:
-        """Call `stream_wait` for all copies. Each recording ends with it: its events are not valid in other ones."""
+        """Call `stream_wait` for all copies.
+
+        Each recording ends with this call, because its events are valid only in it.
+        """
         self.stream_wait([*self._events])
 
     def copy_kernel(self, key: Hashable, *, to_host: bool) -> ArrayKernel:
-        """Return the kernel that starts a copy of its operand to its result. One of them is in host memory."""
+        """Return the kernel that starts a copy of its operand to its result. One of the two is in host memory."""
         return _StartCopy(self, key, self._memory.copy_to_host if to_host else self._memory.copy_from_host)
 
     def copy_step(self, key: Hashable, source: Any, target: Any, *, to_host: bool) -> BoundStep:
