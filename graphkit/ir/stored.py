@@ -32,6 +32,9 @@ LARGE = 1 << 16
 # Blocks of at least this many bytes use huge pages. In smaller ones, rounding up would waste memory. As in numpy.
 _HUGE = 1 << 22
 
+# Smallest block of `Scratch`, less than _HUGE: most arrays then fit into the first one.
+_SCRATCH = 1 << 21
+
 # Bytes of a block of `StoredFile.blocks`.
 _BLOCK = 1 << 22
 
@@ -164,6 +167,36 @@ def _pages(size: int) -> mmap.mmap:
     return made
 
 
+class Scratch:
+    """Memory for arrays that are read from files one after another. So the system provides its pages only once.
+
+    `take` returns memory that is valid until `clear` is called.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[memoryview] = []
+        self._taken = 0
+
+    def take(self, size: int) -> memoryview:
+        """Return `size` bytes of memory. Raises MemoryError."""
+        if self._taken == len(self._blocks):
+            self._blocks.append(memoryview(b""))
+        if len(self._blocks[self._taken]) < size:
+            # The system provides only the pages that are used.
+            self._blocks[self._taken] = memoryview(_pages(max(size, _SCRATCH)))
+        self._taken += 1
+        return self._blocks[self._taken - 1][:size]
+
+    def clear(self) -> None:
+        """Make all memory free."""
+        self._taken = 0
+
+    def overlaps(self, array: np.ndarray) -> bool:
+        """Return whether an array is in memory that `take` returned."""
+        taken = self._blocks[: self._taken]
+        return any(np.may_share_memory(array, np.frombuffer(block, np.uint8)) for block in taken)
+
+
 class StoredArray:
     """A C-contiguous array in a file. `array` is read-only; it is read again if no reference to it is left."""
 
@@ -188,6 +221,15 @@ class StoredArray:
         if data is None:
             data = self._file.read(self._offset, self.nbytes)
             self._held = weakref.ref(data)
+        return data.view(self.dtype).reshape(self.shape)
+
+    def borrowed(self, scratch: Scratch) -> np.ndarray:
+        """Return the elements, which are valid until `scratch` is cleared. Raises as `array` does, and MemoryError."""
+        data = None if self._held is None else self._held()
+        if data is None:
+            memory = scratch.take(self.nbytes)
+            self._file.read_into(memory, self._offset)
+            data = np.frombuffer(memory.toreadonly(), np.uint8)
         return data.view(self.dtype).reshape(self.shape)
 
     def part(self, start: int, stop: int) -> np.ndarray:
