@@ -105,6 +105,16 @@ class StoredFile:
         self.read_into(made, offset)
         return np.frombuffer(made.toreadonly(), np.uint8)
 
+    def read_bytes(self, offset: int, size: int) -> bytes:
+        """Return bytes. Raises as `read` does. If all of them can be read at once, they are not copied."""
+        try:
+            made = os.pread(self._descriptor, size, offset)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if len(made) == size and self._stat() == self._facts:
+            return made
+        return self.read(offset, size).tobytes()
+
     def blocks(self, offset: int, size: int) -> Iterator[memoryview]:
         """Yield bytes in blocks of bounded size. A block changes when the second one after it is requested.
 
@@ -126,13 +136,16 @@ class StoredFile:
                     break
                 rest, offset = rest[count:], offset + count
         except OSError as error:
-            raise RuntimeFailure(f"{self._path} cannot be read: {error.strerror or error}") from error
+            raise self._unreadable(error) from error
         # The time of modification changes before the content does.
         if rest or self._stat() != self._facts:
             raise FileChanged(
                 f"{self._path} was overwritten while it was in use, and its old content is lost: load it again (to "
                 "replace a file, write a new one and rename it)"
             )
+
+    def _unreadable(self, error: OSError) -> RuntimeFailure:
+        return RuntimeFailure(f"{self._path} cannot be read: {error.strerror or error}")
 
     def _stat(self) -> tuple[int, int]:
         found = os.fstat(self._descriptor)
