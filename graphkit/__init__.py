@@ -8,6 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from graphkit import module_finder
+
+module_finder.install()
+
 # Type checkers and editors read the names in __init__.pyi, which graphkit.checks.stub makes.
 # Public name -> module that defines it. Operators (gk.relu, gk.mat_mul, ...) come from the registry.
 _PUBLIC = {

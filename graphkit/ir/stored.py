@@ -32,6 +32,9 @@ LARGE = 1 << 16
 # Blocks of at least this many bytes use huge pages. In smaller ones, rounding up would waste memory. As in numpy.
 _HUGE = 1 << 22
 
+# Smallest block of `Scratch`, less than _HUGE: most arrays then fit into the first one.
+_SCRATCH = 1 << 21
+
 # Bytes of a block of `StoredFile.blocks`.
 _BLOCK = 1 << 22
 
@@ -102,6 +105,16 @@ class StoredFile:
         self.read_into(made, offset)
         return np.frombuffer(made.toreadonly(), np.uint8)
 
+    def read_bytes(self, offset: int, size: int) -> bytes:
+        """Return bytes. Raises as `read` does. If all of them can be read at once, they are not copied."""
+        try:
+            made = os.pread(self._descriptor, size, offset)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if len(made) == size and self._stat() == self._facts:
+            return made
+        return self.read(offset, size).tobytes()
+
     def blocks(self, offset: int, size: int) -> Iterator[memoryview]:
         """Yield bytes in blocks of bounded size. A block changes when the second one after it is requested.
 
@@ -123,13 +136,16 @@ class StoredFile:
                     break
                 rest, offset = rest[count:], offset + count
         except OSError as error:
-            raise RuntimeFailure(f"{self._path} cannot be read: {error.strerror or error}") from error
+            raise self._unreadable(error) from error
         # The time of modification changes before the content does.
         if rest or self._stat() != self._facts:
             raise FileChanged(
                 f"{self._path} was overwritten while it was in use, and its old content is lost: load it again (to "
                 "replace a file, write a new one and rename it)"
             )
+
+    def _unreadable(self, error: OSError) -> RuntimeFailure:
+        return RuntimeFailure(f"{self._path} cannot be read: {error.strerror or error}")
 
     def _stat(self) -> tuple[int, int]:
         found = os.fstat(self._descriptor)
@@ -164,6 +180,36 @@ def _pages(size: int) -> mmap.mmap:
     return made
 
 
+class Scratch:
+    """Memory for arrays that are read from files one after another. So the system provides its pages only once.
+
+    `take` returns memory that is valid until `clear` is called.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[memoryview] = []
+        self._taken = 0
+
+    def take(self, size: int) -> memoryview:
+        """Return `size` bytes of memory. Raises MemoryError."""
+        if self._taken == len(self._blocks):
+            self._blocks.append(memoryview(b""))
+        if len(self._blocks[self._taken]) < size:
+            # The system provides only the pages that are used.
+            self._blocks[self._taken] = memoryview(_pages(max(size, _SCRATCH)))
+        self._taken += 1
+        return self._blocks[self._taken - 1][:size]
+
+    def clear(self) -> None:
+        """Make all memory free."""
+        self._taken = 0
+
+    def overlaps(self, array: np.ndarray) -> bool:
+        """Return whether an array is in memory that `take` returned."""
+        taken = self._blocks[: self._taken]
+        return any(np.may_share_memory(array, np.frombuffer(block, np.uint8)) for block in taken)
+
+
 class StoredArray:
     """A C-contiguous array in a file. `array` is read-only; it is read again if no reference to it is left."""
 
@@ -188,6 +234,15 @@ class StoredArray:
         if data is None:
             data = self._file.read(self._offset, self.nbytes)
             self._held = weakref.ref(data)
+        return data.view(self.dtype).reshape(self.shape)
+
+    def borrowed(self, scratch: Scratch) -> np.ndarray:
+        """Return the elements, which are valid until `scratch` is cleared. Raises as `array` does, and MemoryError."""
+        data = None if self._held is None else self._held()
+        if data is None:
+            memory = scratch.take(self.nbytes)
+            self._file.read_into(memory, self._offset)
+            data = np.frombuffer(memory.toreadonly(), np.uint8)
         return data.view(self.dtype).reshape(self.shape)
 
     def part(self, start: int, stop: int) -> np.ndarray:

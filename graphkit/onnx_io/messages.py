@@ -194,22 +194,31 @@ def _message(cls: type[Message], data: bytes, start: int, end: int, depth: int) 
         if tag >= 0x80:
             tag, at = _varint(data, at - 1, _MAX_FRAME_BYTES)
         wire = tag & 7
-        begin, at = _span(data, at, wire)
+        if wire == _BYTES and data[at] < 0x80:  # the most frequent case of `_span`
+            begin = at + 1
+            at = begin + data[at]
+        else:
+            begin, at = _span(data, at, wire)
         if at > end or not 0 < tag >> 3 <= MAX_NUMBER:
             raise Malformed
-        if tag >> 3 not in fields:
+        field = fields.get(tag >> 3)
+        if field is None:
             continue
-        name, own, value_of, repeated = fields[tag >> 3]
+        name, own, value_of, repeated = field
         if own != wire:
             if not repeated or wire != _BYTES:
                 raise Malformed
             found.setdefault(name, []).extend(_packed(data[begin:at], own, value_of))
         elif repeated:
-            found.setdefault(name, []).append(value_of(data, begin, at, depth + 1))
+            value = data[begin:at].decode() if value_of is _text else value_of(data, begin, at, depth + 1)
+            if name in found:
+                found[name].append(value)
+            else:
+                found[name] = [value]
         elif name in found or (name in one_of and any(other in found for other in one_of)):
             raise Malformed  # the library merges them
         else:
-            found[name] = value_of(data, begin, at, depth + 1)
+            found[name] = data[begin:at].decode() if value_of is _text else value_of(data, begin, at, depth + 1)
     return message
 
 

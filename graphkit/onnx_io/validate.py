@@ -123,7 +123,7 @@ def _read_file(path: str) -> tuple[bytes, Mapping[str, Place]]:
                 f"{path}: {file.size} bytes; a model file holds at most 2 GiB (larger weights are external data)"
             )
         parts = cut_out(file) if file.size > 2 * LARGE else None
-        return parts or (file.read(0, file.size).tobytes(), {})
+        return parts or (file.read_bytes(0, file.size), {})
     except OSError as error:
         raise InvalidModel(f"{path}: cannot be read: {error.strerror or error}") from None
 

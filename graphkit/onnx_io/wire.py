@@ -25,8 +25,10 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 MAX_NUMBER = (1 << 29) - 1
 # Maximum length of a number; and of a tag or a length: protobuf rejects longer ones, whatever their value is.
 _MAX_VARINT_BYTES, _MAX_FRAME_BYTES = 10, 5
+# Maximum length of a tag, and a number or a length after it.
+_MAX_HEAD_BYTES = _MAX_FRAME_BYTES + _MAX_VARINT_BYTES
 
-_WINDOW = 1 << 15
+_WINDOW = 1 << 14
 
 # Maximum number of fields of a message. If there are more, the protobuf library parses the whole file, or rejects it.
 _MOST_FIELDS = 1 << 23
@@ -125,10 +127,10 @@ class _Window:
     def __getitem__(self, span: slice) -> bytes:
         """The bytes from one position of the file to another."""
         if span.stop - span.start > _WINDOW:
-            return self._file.read(span.start, span.stop - span.start).tobytes()
+            return self._file.read_bytes(span.start, span.stop - span.start)
         if span.start < self._start or span.stop > self._start + len(self._bytes):
             self._start = span.start
-            self._bytes = self._file.read(span.start, min(_WINDOW, len(self) - span.start)).tobytes()
+            self._bytes = self._file.read_bytes(span.start, min(_WINDOW, len(self) - span.start))
         return self._bytes[span.start - self._start : span.stop - self._start]
 
 
@@ -178,16 +180,22 @@ def fields(data: Spans, position: int, end: int) -> Iterator[Field]:
         if position == end:
             return
         start = position
-        tag, position = _varint(data, position, end, _MAX_FRAME_BYTES)
+        head = data[position : min(position + _MAX_HEAD_BYTES, end)]
+        tag, size = head[0], 1
+        if tag >= 0x80:
+            tag, size = _varint(head, 0, _MAX_FRAME_BYTES)
         number, wire = tag >> 3, tag & 7
         if not 0 < number <= MAX_NUMBER:
             raise Malformed
         if wire == _BYTES:
-            length, position = _varint(data, position, end, _MAX_FRAME_BYTES)
+            length, size = _varint(head, size, _MAX_FRAME_BYTES)
+            position += size
             after = position + length
         elif wire == _VARINT:
-            _, after = _varint(data, position, end)
+            position += size
+            after = start + _varint(head, size, _MAX_VARINT_BYTES)[1]
         elif wire in (_FIXED64, _FIXED32):
+            position += size
             after = position + (8 if wire == _FIXED64 else 4)
         else:
             raise Malformed
@@ -218,12 +226,15 @@ def count_messages(data: Spans, most: int) -> int:
     return found
 
 
-def _varint(data: Spans, position: int, end: int, most: int = _MAX_VARINT_BYTES) -> tuple[int, int]:
-    value = 0
-    for count, byte in enumerate(data[position : min(position + most, end)]):
-        value |= (byte & 0x7F) << 7 * count
+def _varint(data: bytes, start: int, most: int) -> tuple[int, int]:
+    """Return a number of at most `most` bytes, and the position after it. Raises Malformed."""
+    value = shift = 0
+    for position in range(start, min(start + most, len(data))):
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, position + count + 1
+            return value, position + 1
+        shift += 7
     raise Malformed
 
 

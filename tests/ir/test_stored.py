@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from graphkit.errors import FileChanged
-from graphkit.ir.stored import LARGE, StoredArray, StoredFile
+from graphkit.ir import stored as ir_stored
+from graphkit.ir.stored import LARGE, Scratch, StoredArray, StoredFile
 
 DATA = np.random.default_rng(0).standard_normal((700, 50)).astype(np.float32)
 START = 3  # no multiple of an element's size
@@ -95,6 +96,38 @@ def test_it_is_read_once_while_somebody_holds_it_or_a_view(path: Path) -> None:
     gc.collect()
     assert memory() is None, "nothing keeps what nobody holds"
     np.testing.assert_array_equal(found.array, DATA)
+
+
+def test_borrowed_arrays_share_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(ir_stored, "_pages", lambda size: (made.append(size), bytearray(size))[1])
+    scratch = Scratch()
+    for _ in range(3):
+        scratch.clear()
+        array, other = stored(path).borrowed(scratch), stored(path).borrowed(scratch)
+        np.testing.assert_array_equal(array, DATA)
+        np.testing.assert_array_equal(other, DATA)
+        assert not np.may_share_memory(array, other)
+        assert scratch.overlaps(array)
+        assert scratch.overlaps(other)
+        assert not array.flags.writeable
+    assert len(made) == 2
+    assert not scratch.overlaps(DATA)
+
+
+def test_larger_arrays_get_larger_scratch_memory() -> None:
+    scratch = Scratch()
+    small = scratch.take(10)
+    scratch.clear()
+    large = scratch.take(5 << 20)
+    assert (len(small), len(large)) == (10, 5 << 20)
+
+
+def test_an_array_that_somebody_holds_is_not_read_again(path: Path) -> None:
+    array, scratch = stored(path), Scratch()
+    held = array.array
+    assert np.may_share_memory(array.borrowed(scratch), held)
+    assert not scratch.overlaps(held)
 
 
 def test_the_file_is_open_as_long_as_an_array_needs_it(path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import numpy as np
 
 from graphkit.errors import RuntimeFailure
 from graphkit.ir.graph import Node
 from graphkit.named_tuples import NamedTuple
+
+if TYPE_CHECKING:
+    from graphkit.ir.stored import Scratch
 
 
 class VersionedArray(Protocol):
@@ -20,6 +23,8 @@ class VersionedArray(Protocol):
     def array(self) -> np.ndarray: ...
     @property
     def version(self) -> int: ...
+    def borrowed(self, scratch: Scratch) -> np.ndarray:
+        """Return `array`, or a copy that is valid until `scratch` is cleared."""
 
 
 class Kernel(Protocol):

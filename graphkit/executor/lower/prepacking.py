@@ -16,6 +16,7 @@ from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.names import Names
+from graphkit.ir.stored import Scratch
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.draws import is_random
 from graphkit.passes.core.sweep import rewrite
@@ -45,7 +46,9 @@ class _Group:
     def version(self) -> int:
         return sum(source.version for source in self._sources)
 
-    def get(self, index: int) -> np.ndarray:
+    def get(self, index: int, scratch: Scratch | None = None) -> np.ndarray:
+        """Return an output. If it must be computed, the sources are read into `scratch`."""
+        scratch = Scratch() if scratch is None else scratch
         with self._lock:
             version = self.version
             found = self._kept.get(index, self._held.get(index)) if self._made_for == version else None
@@ -53,7 +56,8 @@ class _Group:
                 return found
             from graphkit.ops.evaluate import evaluate
 
-            arrays = [np.asarray(a, order="C") for a in evaluate(self._graph, [s.array for s in self._sources])]
+            computed = evaluate(self._graph, [source.borrowed(scratch) for source in self._sources])
+            arrays = [np.array(a, order="C") if scratch.overlaps(a) else np.asarray(a, order="C") for a in computed]
             self._made_for = version
             self._kept = {i: a for i, a in enumerate(arrays) if a.nbytes <= KEPT_BYTES}
             self._held.clear()
@@ -77,6 +81,9 @@ class DerivedArray:
     @property
     def version(self) -> int:
         return self._group.version
+
+    def borrowed(self, scratch: Scratch) -> np.ndarray:
+        return self._group.get(self._index, scratch)
 
 
 def prepack(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> tuple[Graph, dict[str, DerivedArray]]:

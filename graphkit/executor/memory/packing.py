@@ -12,6 +12,7 @@ import numpy as np
 
 from graphkit.executor.devices.kernel import NativeKernel, VersionedArray
 from graphkit.executor.memory.planner import ALIGNMENT
+from graphkit.ir.stored import Scratch
 from graphkit.named_tuples import NamedTuple
 
 _PAGE = 4096
@@ -67,13 +68,14 @@ class PackedArrays:
     def get(self, operands: Iterable[PackedOperand]) -> list[np.ndarray]:
         """Return the arrays that programs read for these operands."""
         found = []
+        scratch = Scratch()
         with self._lock:
             stamp = self._stamp()
             for _, source, kernel, position, layout in operands:
                 if kernel is None:
                     found.append(self._current(source, "", stamp, _unchanged))
                 else:
-                    found.append(self._current(source, layout, stamp, partial(_packed, kernel, position)))
+                    found.append(self._current(source, layout, stamp, partial(_packed, kernel, position, scratch)))
         return found
 
     def get_shared(self, operands: SharedOperands) -> HeldArrays:
@@ -108,9 +110,10 @@ class PackedArrays:
         return packed
 
 
-def _packed(kernel: NativeKernel, position: int, source: VersionedArray) -> np.ndarray:
+def _packed(kernel: NativeKernel, position: int, scratch: Scratch, source: VersionedArray) -> np.ndarray:
     packed = aligned_bytes(kernel.packed_bytes(position))
-    kernel.pack(position, source.array, packed)
+    scratch.clear()
+    kernel.pack(position, source.borrowed(scratch), packed)
     return packed
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from graphkit.errors import InputError, did_you_mean
 from graphkit.executor.memory.shared import SharedMemory
 from graphkit.ir.arrays import array_of
-from graphkit.ir.stored import StoredArray
+from graphkit.ir.stored import Scratch, StoredArray
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.text import human, quantity, short_repr
 
@@ -90,6 +90,12 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         if memory is None:
             memory = self._views[name] = SharedMemory(array)
         return memory.array(array.shape, array.dtype, writable=False)
+
+    def borrowed(self, name: str, scratch: Scratch) -> np.ndarray:
+        """Return an array that is valid until `scratch` is cleared. If it is in a file, it is read into `scratch`."""
+        self.type_of(name)
+        stored = self._stored.get(name)
+        return self[name] if stored is None else stored.borrowed(scratch)
 
     def entry(self, name: str) -> np.ndarray | StoredArray:
         """Return the array, or where it is stored, to share it with another store."""
@@ -288,6 +294,9 @@ class ParameterArray:
     def version(self) -> int:
         return self._store.version(self._name)
 
+    def borrowed(self, scratch: Scratch) -> np.ndarray:
+        return self._store.borrowed(self._name, scratch)
+
     def resident(self, device: Device) -> Resident | None:
         """See `ParamStore.resident`."""
         return self._store.resident(self._name, device)
@@ -321,6 +330,10 @@ class JointStore(ParamStore):
     def __getitem__(self, name: str) -> np.ndarray:
         self.type_of(name)
         return self._owner[name][name]
+
+    def borrowed(self, name: str, scratch: Scratch) -> np.ndarray:
+        self.type_of(name)
+        return self._owner[name].borrowed(name, scratch)
 
     def entry(self, name: str) -> np.ndarray | StoredArray:
         return self._owner[name].entry(name)

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import TensorType
+from graphkit.ir.tensor import Tensor
+from graphkit.ir.types import DType, TensorType
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.draws import is_random
 
@@ -173,3 +174,29 @@ def is_channel_vector(value: Value, channels: int, axis: int, rank: int) -> bool
 
 def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
+
+
+class SharedConstants:
+    """Constants that a sweep makes. Equal ones are one value, so that each is made once."""
+
+    def __init__(self) -> None:
+        self._ints: dict[tuple[int, ...], Value] = {}
+        self._ones: dict[tuple[DType, tuple[int, ...]], Value] = {}
+
+    def ints(self, values: Sequence[int]) -> Value:
+        """Return a vector of integers."""
+        key = tuple(values)
+        if key not in self._ints:
+            self._ints[key] = _constant(ints(*key))
+        return self._ints[key]
+
+    def ones(self, dtype: DType, shape: Sequence[int]) -> Value:
+        """Return a tensor of ones."""
+        key = dtype, tuple(shape)
+        if key not in self._ones:
+            self._ones[key] = _constant(np.ones(key[1], dtype.numpy))
+        return self._ones[key]
+
+
+def _constant(array: np.ndarray) -> Value:
+    return Node(Constant(value=Tensor(array)), ()).output

@@ -9,12 +9,14 @@ from graphkit.ir.types import DType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, Op, operator
 from graphkit.ops.linalg.matmul import Gemm
-from graphkit.ops.math.arithmetic import Add
+from graphkit.ops.math.arithmetic import Add, Mul
 from graphkit.ops.nn.conv import Conv, ConvTranspose
 from graphkit.ops.pointwise import scalar_like
+from graphkit.ops.tensor.shape import Reshape
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import (
     FixedValues,
+    SharedConstants,
     array_of,
     first,
     ints,
@@ -51,11 +53,11 @@ def fold_batch_norm(graph: Graph, expanded: bool = False) -> Graph:
 
     expanded: Compute the new weights by standard operators, for devices without a kernel of FoldedBatchNorm.
     """
-    fixed = FixedValues(graph)
+    fixed, constants = FixedValues(graph), SharedConstants()
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         if is_op(node, "BatchNormalization"):
-            return _batch_norm(node, readers, fixed, expanded)
+            return _batch_norm(node, readers, fixed, None if expanded else constants)
         if is_op(node, "Mul"):
             return _factor(node, readers, fixed)
         return None
@@ -74,7 +76,10 @@ class _Product(NamedTuple):
     rebuild: _Rebuild
 
 
-def _batch_norm(node: Node, readers: Readers, fixed: FixedValues, expanded: bool) -> Sequence[Value] | None:
+def _batch_norm(
+    node: Node, readers: Readers, fixed: FixedValues, constants: SharedConstants | None
+) -> Sequence[Value] | None:
+    """Fold a BatchNormalization. constants: None if standard operators must compute the new weights."""
     from graphkit.ops.internal.folded_batch_norm import FoldedBatchNorm
     from graphkit.ops.nn.norm import BatchNormalization
 
@@ -94,13 +99,31 @@ def _batch_norm(node: Node, readers: Readers, fixed: FixedValues, expanded: bool
     if product is not None and (product.axis, product.channels) == (1, channels):
         folded = FoldedBatchNorm(axis=product.weight_axis, epsilon=op.epsilon)
         operands = (product.weights, scale, shift, mean, var, product.bias)
-        weights, bias = folded.expand(*operands) if expanded else Node(folded, operands).outputs
+        weights, bias = folded.expand(*operands) if constants is None else Node(folded, operands).outputs
         return (product.rebuild(weights, bias, node),)
-    factor = F.div(scale, F.sqrt(F.add(var, scalar_like(op.epsilon, var))))
-    column = ints(channels, *(1 for _ in range(x.rank - 2)))
-    scaled = F.mul(x, F.reshape(factor, column), name=node.name)
-    rest = F.reshape(F.sub(shift, F.mul(mean, factor)), column)
+    column = [channels, *(1 for _ in range(x.rank - 2))]
+    factor, rest = _affine(op.epsilon, vectors, column, constants)
+    scaled = Node(Mul(), (x, factor), node.name).output
     return (Node(Add(), (scaled, rest), node.name, node.meta, output_names=[node.outputs[0].name]).output,)
+
+
+def _affine(
+    epsilon: float, vectors: Sequence[Value], column: Sequence[int], constants: SharedConstants | None
+) -> tuple[Value, Value]:
+    """Return the factor and the summand of a batch normalisation, with the shape `column`, [channels, 1, ...].
+
+    vectors: scale, shift, mean and variance.
+    """
+    from graphkit.ops.internal.folded_batch_norm import FoldedBatchNorm
+
+    scale, shift, mean, var = vectors
+    if constants is None:
+        factor = F.div(scale, F.sqrt(F.add(var, scalar_like(epsilon, var))))
+        return F.reshape(factor, ints(*column)), F.reshape(F.sub(shift, F.mul(mean, factor)), ints(*column))
+    # The folded weights of a product that copies its operand are the factors.
+    copy = constants.ones(scale.dtype, column)
+    factor, rest = Node(FoldedBatchNorm(axis=0, epsilon=epsilon), (copy, *vectors)).outputs
+    return factor, rest if len(column) == 1 else Node(Reshape(), (rest, constants.ints(column))).output
 
 
 def _factor(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Value] | None:

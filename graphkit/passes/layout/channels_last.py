@@ -17,7 +17,7 @@ import numpy as np
 from graphkit.collector import without_gc
 from graphkit.ir import context
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import BYTES, FLOATS, DType, TensorType
+from graphkit.ir.types import BYTES, FLOATS, DType, TensorType, Type
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import DOMAIN, F, Op, operator, registry
 from graphkit.ops.internal.channels_last import (
@@ -32,8 +32,9 @@ from graphkit.ops.internal.fused_conv import FusedConv
 from graphkit.ops.nn.conv import ConvGradInput, ConvGradWeight, Convolution, ConvTranspose
 from graphkit.ops.nn.pool import MaxPool, Pooling
 from graphkit.ops.tensor.layout import Transpose
+from graphkit.ops.tensor.shape import Reshape
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import array_of, first, ints, is_op, permutation, producer
+from graphkit.passes.core.match import SharedConstants, array_of, first, ints, is_op, permutation, producer
 from graphkit.passes.core.sweep import map_bodies, use_counts
 from graphkit.passes.layout.few_channels import keeps_order
 from graphkit.passes.layout.quantised_last import (
@@ -126,6 +127,7 @@ class _Sweep:
         self._standard: dict[Value, Value] = {v: v for v in graph.inputs}
         self._last: dict[Value, Value] = {}
         self._converted_values: set[Value] = set()
+        self._constants = SharedConstants()
         # Needed for gradients: `_pools` maps the indices of a MaxPool to (gradient operator, new indices). `_norms`
         # contains the batch normalisations of each value.
         self._gradients_read = _read_by_pool_gradients(graph)
@@ -198,6 +200,18 @@ class _Sweep:
         names = [v.name for v in node.outputs]
         return Node(op, operands, node.name, node.meta, output_names=names).outputs
 
+    def _moved(self, node: Node, op: Op, operands: Sequence[Value | None]) -> Sequence[Value]:
+        """Return the results of a node that computes those of `node` with the channels last, in the same order.
+
+        Their types are not inferred: they are the types of the old results with the axes moved.
+        """
+        types = [_type_last(v.type) for v in node.outputs[: len(op.outputs)]]
+        known = [kind for kind in types if kind is not None]
+        if len(known) < len(types):
+            return self._node(node, op, operands)
+        names = [v.name for v in node.outputs]
+        return Node(op, operands, node.name, node.meta, output_names=names, types=known).outputs
+
     def _convolution(self, node: Node) -> Sequence[Value] | None:
         if is_integer_convolution(node):
             if node.operands[0].dtype not in self._kinds:
@@ -224,7 +238,7 @@ class _Sweep:
             made = ChannelsLastConv(**self._attributes(op), **(op.epilogue() if isinstance(op, FusedConv) else {}))
         places = [self._channels_last, self._filters, self._standard_order, self._channels_last]
         operands = [None if v is None else place(v) for v, place in zip(node.inputs, places, strict=False)]
-        return self._node(node, made, operands)
+        return self._moved(node, made, operands)
 
     def _is_alone(self, node: Node) -> bool:
         """Return whether neither the operand nor the result of a convolution has the channels last for other nodes."""
@@ -247,11 +261,20 @@ class _Sweep:
             elif value.rank == rank:
                 operands.append(self._channels_last(value))
             elif value.rank is not None and value.rank < rank:
-                aligned = F.unsqueeze(self._standard_order(value), ints(*range(rank - value.rank)))
-                operands.append(_transposed(aligned, to_last(rank)))
+                operands.append(self._aligned(value, rank))
             else:
                 return None
-        return self._node(node, operator(node, Op), operands)
+        return self._moved(node, operator(node, Op), operands)
+
+    def _aligned(self, value: Value, rank: int) -> Value:
+        """Return a value of lower rank that broadcasts with values of this rank, with the channels last."""
+        standard = self._standard_order(value)
+        shape = value.tensor.known_shape
+        padded = [1] * (rank - len(shape)) + [d for d in shape if isinstance(d, int)]
+        # A vector of channels keeps its order.
+        if len(padded) == rank and 0 not in padded and sum(d != 1 for d in padded) <= 1:
+            return Node(Reshape(), (standard, self._constants.ints([padded[i] for i in to_last(rank)]))).output
+        return _transposed(F.unsqueeze(standard, ints(*range(rank - len(shape)))), to_last(rank))
 
     def _transpose(self, node: Node) -> bool:
         """Merge a Transpose with the conversion to the standard order. The result may need no transpose at all."""
@@ -287,7 +310,7 @@ class _Sweep:
             return self._pool_with_indices(node, op)
         made = ChannelsLastMaxPool if op.name == "MaxPool" else ChannelsLastAveragePool
         fields = {k: v for k, v in op.related().items() if k in made.fields}
-        return self._node(node, made(**fields), [self._channels_last(node.operands[0])])
+        return self._moved(node, made(**fields), [self._channels_last(node.operands[0])])
 
     def _global_pool(self, node: Node, op: Op) -> Sequence[Value]:
         x = self._channels_last(node.operands[0])
@@ -303,7 +326,9 @@ class _Sweep:
             return None
         else:
             operands = [self._channels_last(v) for v in node.operands]
-        return self._node(node, op.replace(axis=_place(op.axis, rank)), operands)
+        moved = op.replace(axis=_place(op.axis, rank))
+        # A Split of the op's class declares one variadic result.
+        return (self._node if op.name == "Split" else self._moved)(node, moved, operands)
 
     def _reduction(self, node: Node, op: Reduction) -> Sequence[Value] | None:
         x = node.operands[0]
@@ -517,6 +542,14 @@ def _read_by_pool_gradients(graph: Graph) -> set[Value]:
         else:
             elsewhere.update(node.operands)
     return found - elsewhere
+
+
+def _type_last(kind: Type) -> TensorType | None:
+    """Return the type with the channels last; None if it contains more than an element type and a shape."""
+    if not isinstance(kind, TensorType) or kind.shape is None or kind.value is not None or kind.floats is not None:
+        return None
+    shape = kind.shape
+    return TensorType(kind.dtype, (shape[0], *shape[2:], shape[1])) if len(shape) > 1 else None
 
 
 def _unranked(value: Value) -> bool:

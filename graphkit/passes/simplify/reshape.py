@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.tensor import Tensor
-from graphkit.ops.tensor.constants import Constant
 from graphkit.ops.tensor.shape import Reshape
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import RESHAPES, first, ints, is_op, permutation, producer, same_type
+from graphkit.passes.core.match import RESHAPES, SharedConstants, first, is_op, permutation, producer, same_type
 from graphkit.passes.core.sweep import Readers, fuse
+
+_RESHAPE = Reshape()
 
 
 @graph_pass(requires=[Property.HEADS_SHARED], ensures=[Property.RESHAPES_MERGED], at=["Transpose", *RESHAPES])
@@ -23,6 +23,7 @@ def eliminate_reshape(graph: Graph) -> Graph:
     A target that is computed from shapes becomes a constant if at most one dimension of the result is unknown. Takes
     linear time.
     """
+    constants = SharedConstants()
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         if not is_op(node, *RESHAPES) and not _keeps_order(node):
@@ -41,8 +42,8 @@ def eliminate_reshape(graph: Graph) -> Graph:
             given = node.inputs[1].tensor.constants if is_op(node, "Reshape") and node.inputs[1] is not None else ()
             if given is not None:
                 return None
-        shape = Node(Constant(value=Tensor(ints(*target))), ()).output
-        made = Node(Reshape(), (source, shape), node.name, node.meta, output_names=[node.output.name])
+        operands = source, constants.ints(target)
+        made = Node(_RESHAPE, operands, node.name, node.meta, output_names=[node.output.name])
         # With -1 in the target, inference may know less about that dimension. Then keep the node.
         return made.outputs if same_type(made.output, node.output) else None
 
@@ -59,11 +60,11 @@ def _keeps_order(node: Node) -> bool:
     return moved == sorted(moved)
 
 
-def _target(value: Value) -> list[int] | None:
+def _target(value: Value) -> tuple[int, ...] | None:
     """Return the target shape for a Reshape to the shape of `value`; None if a constant cannot express it."""
     shape = value.tensor.shape
     if shape is None:
         return None
-    target = [-1 if isinstance(d, DimExpr) else d for d in shape]
+    target = tuple([-1 if isinstance(d, DimExpr) else d for d in shape])
     # 0 in a target copies a dimension; -1 needs the product of the others.
     return target if target.count(-1) <= 1 and 0 not in target else None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from graphkit.executor.run.params import ParamStore
+from graphkit.executor.lower.prepacking import prepack
+from graphkit.executor.run.params import ParameterArray, ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
+from graphkit.ir.stored import Scratch, StoredArray, StoredFile
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
@@ -98,3 +101,20 @@ def test_random_values_are_not_derived() -> None:
     exe = Executor(Graph([x, w], [F.add(dropped, x)]), store(w=weights(3)))
     zero = np.zeros(3, np.float32)
     assert not np.array_equal(exe(zero)[0], exe(zero)[0])
+
+
+def test_derived_views_of_borrowed_arrays_are_copied(tmp_path: Path) -> None:
+    """Their sources are read into memory that the next array overwrites."""
+    array = weights(200, 100)
+    path = tmp_path / "weights.bin"
+    path.write_bytes(array.tobytes() + bytes(array.nbytes))
+    first, second = (StoredArray(StoredFile(path), start, array.dtype, array.shape) for start in (0, array.nbytes))
+    w, params = parameter("w", 200, 100), ParamStore({"w": f32(200, 100)})
+    params["w"] = first
+    view = F.reshape(w, np.array([100, 200]))
+    _, derived = prepack(Graph([w], [F.exp(view), view]), {w: ParameterArray(params, "w")})
+    scratch = Scratch()
+    found = [made.borrowed(scratch) for made in derived.values()]
+    scratch.clear()
+    second.borrowed(scratch)  # zeros
+    assert any(np.array_equal(a, array.reshape(100, 200)) for a in found)

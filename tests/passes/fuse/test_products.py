@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -232,6 +233,14 @@ def test_batch_norm_elsewhere_becomes_pointwise(apply: Any) -> None:
     found = apply([x, *vectors], y, fold_batch_norm, N=2)
     assert found["BatchNormalization"] == 0
     assert found["Relu"] == 1
+
+
+def test_lone_batch_norms_share_constants() -> None:
+    x, vectors = data("N", 6, 4, 4), [parameter(6, name=n) for n in ("scale", "shift", "mean", "var")]
+    norms = [F.batch_normalization(F.relu(x), *vectors, epsilon=e) for e in (1e-5, 1e-3)]
+    graph = fold_batch_norm(Graph([x, *vectors], norms))
+    found = Counter(node.op.name for node in graph.nodes)
+    assert found == {"Constant": 2, "FoldedBatchNorm": 2, "Reshape": 2, "Relu": 2, "Mul": 2, "Add": 2}
 
 
 def test_batch_norm_that_stays(apply: Any) -> None:

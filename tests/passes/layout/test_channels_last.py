@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -13,7 +14,7 @@ from combinations import in_one_item
 from graphkit.autodiff import gradient
 from graphkit.errors import CheckFailed
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import DType, TensorType
+from graphkit.ir.types import DType, TensorType, same_type
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.internal.fused_conv import FusedConv
@@ -45,7 +46,11 @@ def converted(build: Callable[[Value], Any], shape: tuple[Any, ...] = ("N", 3, 9
     x = Value(TensorType("float32", shape), "x")
     built = build(x)
     graph = Graph([x], built if isinstance(built, list) else [built])
-    result = run_passes(channels_last(graph), CLEANUP)
+    moved = channels_last(graph)
+    for node in moved.nodes:
+        inferred = node.op.infer_types([None if v is None else v.type for v in node.inputs])
+        assert all(map(same_type, inferred, [v.type for v in node.outputs])), node
+    result = run_passes(moved, CLEANUP)
     assert [v.type for v in result.outputs] == [v.type for v in graph.outputs]
     array = rng.standard_normal([d if isinstance(d, int) else 2 for d in shape]).astype(np.float32)
     for got, want in zip(evaluate(result, [array]), evaluate(graph, [array]), strict=True):
@@ -92,6 +97,18 @@ def test_the_layout_is_carried_on(name: str) -> None:
     assert names.count("ChannelsLastConv") >= 2
     assert names.count("Transpose") == 2, names
     assert names[0] == names[-1] == "Transpose"
+
+
+def test_vectors_of_channels_are_reshaped_once() -> None:
+    x = Value(TensorType("float32", ("N", 3, 9, 8)), "x")
+    vectors = [Value(TensorType("float32", (6, 1, 1)), f"v{i}", role="parameter") for i in range(2)]
+    h = conv(x, 6, 3)
+    for vector in vectors:
+        h = F.mul(h, vector)
+    moved = channels_last(Graph([x, *vectors], [conv(h, 4, 6, 1)]))
+    assert Counter(ops(moved)) == {"Transpose": 2, "ChannelsLastConv": 2, "Mul": 2, "Reshape": 2}
+    targets = {node.inputs[1] for node in moved.nodes if node.op.name == "Reshape"}
+    assert len(targets) == 1
 
 
 @in_one_item()

@@ -14,6 +14,7 @@ from graphkit.executor.memory.packing import HeldArrays, PackedArrays, PackedOpe
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
+from graphkit.ir.stored import Scratch
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
 from graphkit.ops.evaluate import run_node
@@ -27,6 +28,9 @@ class Held:
     def __init__(self, array: np.ndarray):
         self.array = array
         self.version = 0
+
+    def borrowed(self, scratch: Scratch) -> np.ndarray:
+        return self.array
 
 
 def example(shape=(16, 64), weights=(64, 48)):
