@@ -18,6 +18,12 @@ class NativeSweeps(Protocol):
     def copied(self, node: Any, inputs: tuple[Any, ...]) -> Any:
         """Return the node with these operands, or None if their types differ from those of its operands."""
 
+    def copy_all(self, nodes: tuple[Any, ...], scope: Any, table: dict[Any, Any]) -> None:
+        """Copy all nodes, with the operands that `table` maps to others, in the scope `scope`.
+
+        Adds the outputs of the copies to `table`. The new operands must have the types of the old ones.
+        """
+
     def copy_until(
         self, nodes: tuple[Any, ...], start: int, at: Set[str], table: dict[Any, Any], counts: dict[Any, int] | None
     ) -> int:

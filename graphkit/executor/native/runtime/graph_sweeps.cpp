@@ -82,6 +82,7 @@ class GraphSweeps {
     nb::list topological(const nb::list& values, const nb::set& stop) const;
     bool reads_only(const nb::tuple& nodes, const nb::set& known) const;
     nb::object copied(nb::handle node, const nb::tuple& inputs) const;
+    void copy_all(const nb::tuple& nodes, nb::handle scope, const nb::dict& table) const;
     Py_ssize_t copy_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
                           nb::handle counts) const;
 
@@ -113,7 +114,9 @@ class GraphSweeps {
         slot.set(object, serial.ptr());
     }
     bool has_same_types(PyObject* given, PyObject* before) const;
-    nb::object with_inputs(PyObject* node, PyObject* given) const;
+    nb::object replaced_inputs(PyObject* before, const nb::dict& table) const;
+    nb::object with_inputs(PyObject* node, PyObject* given, PyObject* scope) const;
+    void record_all(PyObject* node, PyObject* copy, const nb::dict& table, nb::handle counts) const;
     nb::object output(PyObject* before, PyObject* node) const;
     void record(PyObject* before, PyObject* after, const nb::dict& table, nb::handle counts) const;
 
@@ -220,14 +223,39 @@ nb::object GraphSweeps::output(PyObject* before, PyObject* node) const {
     return made;
 }
 
-// Returns the node with other operands of the same types.
-nb::object GraphSweeps::with_inputs(PyObject* node, PyObject* given) const {
+// Returns the operands `before` with those that `table` maps to others replaced; no object if none is.
+nb::object GraphSweeps::replaced_inputs(PyObject* before, const nb::dict& table) const {
+    nb::object given;
+    const Py_ssize_t operands = PyDict_GET_SIZE(table.ptr()) == 0 ? 0 : PyTuple_GET_SIZE(before);
+    for (Py_ssize_t i = 0; i < operands; ++i) {
+        PyObject* const found = PyDict_GetItemWithError(table.ptr(), PyTuple_GET_ITEM(before, i));
+        if (found == nullptr) {
+            require(PyErr_Occurred() == nullptr);
+            continue;
+        }
+        if (!given.is_valid()) {
+            given = nb::steal(PyTuple_New(operands));
+            require(given.is_valid());
+            for (Py_ssize_t j = 0; j < operands; ++j) {
+                PyTuple_SET_ITEM(given.ptr(), j, Py_NewRef(PyTuple_GET_ITEM(before, j)));
+            }
+        }
+        PyObject* const replaced = PyTuple_GET_ITEM(given.ptr(), i);
+        PyTuple_SET_ITEM(given.ptr(), i, Py_NewRef(found));
+        Py_DECREF(replaced);
+    }
+    return given;
+}
+
+// Returns the node with other operands of the same types, in a scope.
+nb::object GraphSweeps::with_inputs(PyObject* node, PyObject* given, PyObject* scope) const {
     nb::object made = new_object(reinterpret_cast<PyTypeObject*>(node_.ptr()));
     PyObject* const copy = made.ptr();
     inputs_of.set(copy, given);
-    for (const Slot* slot : {&op_of, &node_name, &meta_of, &scope_of}) {
+    for (const Slot* slot : {&op_of, &node_name, &meta_of}) {
         slot->set(copy, slot->get(node));
     }
+    scope_of.set(copy, scope);
     set_serial(node_serial, copy);
     PyObject* const results = outputs_of.get(node);
     const Py_ssize_t count = PyTuple_GET_SIZE(results);
@@ -245,7 +273,17 @@ nb::object GraphSweeps::copied(nb::handle node, const nb::tuple& given) const {
     if (!has_same_types(given.ptr(), inputs(node.ptr()))) {
         return nb::none();
     }
-    return with_inputs(node.ptr(), given.ptr());
+    return with_inputs(node.ptr(), given.ptr(), scope_of.get(node.ptr()));
+}
+
+// Copies all nodes with the operands that `table` maps to others, and adds their outputs to `table`.
+void GraphSweeps::copy_all(const nb::tuple& nodes, nb::handle scope, const nb::dict& table) const {
+    for (const nb::handle node : nodes) {
+        PyObject* const before = inputs(node.ptr());
+        const nb::object given = replaced_inputs(before, table);
+        const nb::object copy = with_inputs(node.ptr(), given.is_valid() ? given.ptr() : before, scope.ptr());
+        record_all(node.ptr(), copy.ptr(), table, nb::none());
+    }
 }
 
 // Records that `after` replaces `before`. counts: of their uses, or None.
@@ -264,6 +302,15 @@ void GraphSweeps::record(PyObject* before, PyObject* after, const nb::dict& tabl
     require(PyDict_SetItem(counts.ptr(), after, count.ptr()) == 0);
 }
 
+// Records that the results of `copy` replace those of `node`.
+void GraphSweeps::record_all(PyObject* node, PyObject* copy, const nb::dict& table, nb::handle counts) const {
+    PyObject* const results = outputs_of.get(node);
+    PyObject* const copies = outputs_of.get(copy);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(results); ++i) {
+        record(PyTuple_GET_ITEM(results, i), PyTuple_GET_ITEM(copies, i), table, counts);
+    }
+}
+
 // Copies the nodes from `start` on that read replaced values, and records the copies. Stops at the first node whose
 // operator is in `at`, or whose operands have other types than before, and returns its position.
 Py_ssize_t GraphSweeps::copy_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
@@ -279,37 +326,15 @@ Py_ssize_t GraphSweeps::copy_until(const nb::tuple& nodes, Py_ssize_t start, nb:
         if (stops == 1) {
             return position;
         }
-        nb::object given;
-        const Py_ssize_t operands = PyDict_GET_SIZE(table.ptr()) == 0 ? 0 : PyTuple_GET_SIZE(before);
-        for (Py_ssize_t i = 0; i < operands; ++i) {
-            PyObject* const found = PyDict_GetItemWithError(table.ptr(), PyTuple_GET_ITEM(before, i));
-            if (found == nullptr) {
-                require(PyErr_Occurred() == nullptr);
-                continue;
-            }
-            if (!given.is_valid()) {
-                given = nb::steal(PyTuple_New(operands));
-                require(given.is_valid());
-                for (Py_ssize_t j = 0; j < operands; ++j) {
-                    PyTuple_SET_ITEM(given.ptr(), j, Py_NewRef(PyTuple_GET_ITEM(before, j)));
-                }
-            }
-            PyObject* const replaced = PyTuple_GET_ITEM(given.ptr(), i);
-            PyTuple_SET_ITEM(given.ptr(), i, Py_NewRef(found));
-            Py_DECREF(replaced);
-        }
+        const nb::object given = replaced_inputs(before, table);
         if (!given.is_valid()) {
             continue;
         }
         if (!has_same_types(given.ptr(), before)) {
             return position;
         }
-        const nb::object copy = with_inputs(node, given.ptr());
-        PyObject* const results = outputs_of.get(node);
-        PyObject* const copies = outputs_of.get(copy.ptr());
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(results); ++i) {
-            record(PyTuple_GET_ITEM(results, i), PyTuple_GET_ITEM(copies, i), table, counts);
-        }
+        const nb::object copy = with_inputs(node, given.ptr(), scope_of.get(node));
+        record_all(node, copy.ptr(), table, counts);
     }
     return count;
 }
@@ -326,6 +351,9 @@ GRAPHKIT_BINDINGS(graph_sweeps) {
              nb::sig("def reads_only(self, nodes: tuple[typing.Any, ...], known: set[typing.Any]) -> bool"))
         .def("copied", &GraphSweeps::copied, "node"_a, "inputs"_a,
              nb::sig("def copied(self, node: object, inputs: tuple[typing.Any, ...]) -> typing.Any"))
+        .def("copy_all", &GraphSweeps::copy_all, "nodes"_a, "scope"_a, "table"_a,
+             nb::sig("def copy_all(self, nodes: tuple[typing.Any, ...], scope: object, "
+                     "table: dict[typing.Any, typing.Any]) -> None"))
         .def("copy_until", &GraphSweeps::copy_until, "nodes"_a, "start"_a, "at"_a, "table"_a, "counts"_a.none(),
              nb::sig("def copy_until(self, nodes: tuple[typing.Any, ...], start: int, at: typing.AbstractSet[str], "
                      "table: dict[typing.Any, typing.Any], counts: dict[typing.Any, int] | None) -> int"));
