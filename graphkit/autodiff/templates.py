@@ -13,6 +13,8 @@ from graphkit.ir import context
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Node, Value, native_sweeps, topological
 from graphkit.ir.types import TensorType, Type
+from graphkit.ops import Op
+from graphkit.ops._op import number_of
 from graphkit.ops.tensor.constants import Constant
 
 # A value that may be absent.
@@ -57,36 +59,28 @@ class Templates:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Template] = {}
-        # Numbers of equal operators and types. The second table avoids comparisons of objects that were seen before,
-        # and keeps these objects alive, so that their ids stay valid.
-        self._numbers: dict[Hashable, int] = {}
-        self._seen: dict[int, tuple[object, int]] = {}
+        # Constants keep their numbers in a table, so that large ones can be equal, too.
+        self._constants: dict[Hashable, int] = {}
 
     def key(self, node: Node, gradients: Sequence[Operand], active: Container[Value]) -> Hashable | None:
         """Return what the gradients of the node depend on; None if they must not be copied."""
         op, scope = node.op, context.current()
-        if not type(op).__module__.startswith("graphkit.") or op.subgraphs() or scope.made is not None:
+        if not isinstance(op, Op) or not op._is_numbered or scope.made is not None:
             return None
-        seen = self._seen
-        found = seen.get(id(op))
-        parts: list[Any] = [self._number(op) if found is None else found[1], scope.attrs.get(context.GROUP)]
+        parts: list[Any] = [number_of(op), scope.attrs.get(context.GROUP)]
         positions: dict[Value, int] = {}
         for value in (*node.inputs, *node.outputs, *gradients):
             if value is None:
                 parts.append(None)
                 continue
-            position = positions.get(value)
-            if position is not None:
-                parts.append(position)
-                continue
-            positions[value] = len(positions)
-            found = seen.get(id(value.type))
-            number = self._number_of_type(value.type) if found is None else found[1]
-            if number < 0:
+            position = positions.setdefault(value, len(positions))
+            kind, producer = value.type, value.node
+            if not isinstance(kind, TensorType):
                 return None
-            producer = value.node
-            constant = producer is not None and isinstance(producer.op, Constant)
-            parts += (-1, number, self._number(producer.op) if constant and producer is not None else None)
+            constant = None
+            if producer is not None and isinstance(producer.op, Constant):
+                constant = self._constants.setdefault(producer.op, len(self._constants))
+            parts += (position, kind.number, constant)
         parts += [v in active for v in node.inputs]
         return tuple(parts)
 
@@ -114,21 +108,6 @@ class Templates:
             for node in nodes
         ) and all(v is None or v in made for v in results):
             self._known[key] = Template(boundary, nodes, results)
-
-    def _number(self, op: Any) -> int:
-        found = self._seen.get(id(op))
-        if found is None:
-            found = self._seen[id(op)] = (op, self._numbers.setdefault(op, len(self._numbers)))
-        return found[1]
-
-    def _number_of_type(self, kind: Type) -> int:
-        """Return the number of a type; -1 for other types than those of tensors."""
-        number = -1
-        if isinstance(kind, TensorType):
-            content = (kind.dtype, kind.shape, kind.value, kind.floats and repr(kind.floats))
-            number = self._numbers.setdefault(content, len(self._numbers))
-        self._seen[id(kind)] = (kind, number)
-        return number
 
 
 def _symbols(kind: Type) -> set[str]:

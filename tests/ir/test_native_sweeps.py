@@ -10,6 +10,7 @@ from graphkit.errors import InvalidModel
 from graphkit.executor.devices.extension import import_extension
 from graphkit.ir import graph as graphs
 from graphkit.ir.graph import Graph, Node, Value, native_sweeps, topological
+from graphkit.ir.types import TensorType
 from graphkit.ops import F
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import fuse, rewrite, run_passes
@@ -124,6 +125,6 @@ def test_other_objects_are_rejected() -> None:
     with pytest.raises(error, match="neither a node nor a value"):
         native.reads_only((object(),), set())
     with pytest.raises(AttributeError, match="op"):
-        import_extension().GraphSweeps(object, Value, iter([]), max, {})
+        import_extension().GraphSweeps(object, Value, iter([]), max, {}, TensorType)
     with pytest.raises(error, match="op is not in __slots__"):
-        import_extension().GraphSweeps(type("Other", (), {"op": 1}), Value, iter([]), max, {})
+        import_extension().GraphSweeps(type("Other", (), {"op": 1}), Value, iter([]), max, {}, TensorType)

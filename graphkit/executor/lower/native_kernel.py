@@ -8,6 +8,8 @@ from typing import Any
 from graphkit.executor.devices.kernel import NativeKernel, is_native
 from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.lower.lowering import ABSENT, Emission, Location, Lowering, Site
+from graphkit.ops import Op
+from graphkit.ops._op import number_of
 from graphkit.ops.pointwise import divides_integers
 
 
@@ -58,13 +60,14 @@ def _kernel_key(site: Site) -> tuple[object, ...]:
     """
     node, context = site.node, site.context
     kinds: list[Any] = [None if v is None else v.type for v in (*node.inputs, *node.outputs)]
-    types = [None if t is None else (t.dtype, t.shape, t.value, t.floats and repr(t.floats)) for t in kinds]
+    types = [None if kind is None else kind.number for kind in kinds]
     arrays = [(position, id(array)) for position, array in context.constant_inputs.items()]
     given = node.inputs
     repeated = () if len(set(given)) == len(given) else tuple([given.index(v) for v in given])
     # The error of an integer division by zero names the node.
     label = node.name or node.describe() if divides_integers(node) else ""
-    return node.op, tuple(types), tuple(arrays), context.used_outputs, repeated, label
+    operator = number_of(node.op) if isinstance(node.op, Op) else node.op
+    return operator, tuple(types), tuple(arrays), context.used_outputs, repeated, label
 
 
 def _padded(locations: Sequence[Location], count: int) -> list[Location]:

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from graphkit import config, debug
 from graphkit.collector import without_gc
@@ -17,7 +17,13 @@ from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
 from graphkit.passes.core.declare import CONTROL, Pass, Rewrite, Step
 
+if TYPE_CHECKING:
+    from graphkit.ir.sweeps import NativeSweeps
+
 Rule: TypeAlias = Callable[[Node, Sequence[Value | None]], Sequence[Value] | None]
+# Copies nodes from a position on, and returns the position of the next node that the rule must see. The arguments are
+# the native sweeps, the nodes, the position and the table of replaced values.
+Advance: TypeAlias = Callable[["NativeSweeps", tuple[Node, ...], int, dict[Any, Value]], int]
 
 
 def is_control(node: Node) -> bool:
@@ -34,6 +40,7 @@ def rewrite(
     inputs: Mapping[Value, Value] | None = None,
     extra_inputs: Sequence[Value] = (),
     readers: Readers | None = None,
+    advance: Advance | None = None,
 ) -> Graph:
     """Rewrite a graph in one sweep. `rule(node, operands)` returns one value per output, or None to keep the node.
 
@@ -48,6 +55,7 @@ def rewrite(
         inputs: Values that replace graph inputs.
         extra_inputs: Values that are appended to the graph inputs.
         readers: Gets the replaced results, so that it counts the uses in the new graph.
+        advance: Copies nodes that the rule would keep, if native sweeps exist (see `Advance`). Then do not give `at`.
     """
     # The replaced values. Most sweeps replace few.
     table: dict[Any, Value] = dict(inputs or {})
@@ -61,6 +69,8 @@ def rewrite(
         while True:
             if sweeps is not None and visited is not None:
                 position = sweeps.copy_until(nodes, position, visited, table, counts)
+            elif sweeps is not None and advance is not None:
+                position = advance(sweeps, nodes, position, table)
             if position == len(nodes):
                 break
             node = nodes[position]
