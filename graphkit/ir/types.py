@@ -71,7 +71,10 @@ class DType(enum.Enum):
     @property
     def itemsize(self) -> int:
         """Bytes of one element in memory, as in numpy; types of 2 and 4 bits take one byte."""
-        return self.numpy.itemsize
+        size = _item_sizes.get(self)
+        if size is None:
+            size = _item_sizes[self] = self.numpy.itemsize
+        return size
 
     @property
     def is_float(self) -> bool:
@@ -122,6 +125,9 @@ _LIMITS = {d: (int(i.min), int(i.max)) for d in INTEGERS for i in [np.iinfo(d.va
 _MAX_SIZE = (1 << 63) - 1
 
 _PYTHON_TYPES = {float: DType.FLOAT32, int: DType.INT64, bool: DType.BOOL, str: DType.STRING}
+
+
+_item_sizes: dict[DType, int] = {}
 
 
 @cache

@@ -129,6 +129,7 @@ class Op:
     """
 
     __slots__ = ("_number",)
+    _number: int
 
     domain: ClassVar[str] = ""
     name: ClassVar[str] = ""
