@@ -178,6 +178,7 @@ class _Sweep:
                     )
                 results, extended = control(node, gradients, self.active, _differentiate)
                 self.extended += [] if extended is None else [extended]
+                contributions: Iterable[tuple[Value | None, Value | None]]
                 contributions = self._checked(node, zip(node.inputs, results, strict=True))
             elif op.grad is not None:
                 contributions = self._rule(node, gradients)

@@ -32,6 +32,7 @@ class NativeSweeps(Protocol):
         table: dict[Any, Any],
         counts: dict[Any, int] | None,
         constant: type | None = None,
+        after: Set[str] | None = None,
     ) -> int:
         """Copy the nodes from `start` on that read values of `table`, which maps replaced values to new ones.
 
@@ -40,7 +41,8 @@ class NativeSweeps(Protocol):
         Returns:
             The position of the first node that the caller must handle: its operator is in `at`, or its operands have
             other types than before. If `constant`, the class of constants, is given, also a node whose operands are all
-            constants, or whose results have known elements. If there is none, the number of nodes.
+            constants, or whose results have known elements. If `after`, names of operators, is given, also a node that
+            reads a result of one of them. If there is none, the number of nodes.
         """
 
     def merge_until(

@@ -339,7 +339,7 @@ class Op:
 
     def _inference_key(self, inputs: Sequence[Any]) -> tuple[int | None, ...] | None:
         """Return the key of the result types in `_inferred`; None if they must be inferred."""
-        if not self._is_numbered or dims.is_assuming():
+        if not inputs or not self._is_numbered or dims.is_assuming():
             return None
         try:
             return (self._number, *[None if kind is None else kind._number for kind in inputs])

@@ -80,6 +80,25 @@ def test_rewritten_graph_is_equal(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
+def test_nodes_after_given_operators_are_equal(seed: int) -> None:
+    values = random_values(seed)
+    graph = gk.Model({f"y{i}": v for i, v in enumerate(values[-4:])}).graph
+
+    def visited() -> list[object]:
+        found: list[object] = []
+
+        def rule(node: Node, operands: object) -> list[Value] | None:
+            found.append((node.name, node.op.name, str(node)))
+            # A Relu becomes a Neg, whose readers are not visited.
+            return [F.neg(operands[0])] if node.op.name == "Relu" else None  # type: ignore[index]
+
+        rewritten = rewrite(graph, rule, at=["Clip"], after=["Relu", "Split"])
+        return [found, shown(rewritten)]
+
+    assert visited() == in_python(visited)
+
+
+@pytest.mark.parametrize("seed", range(10))
 def test_counted_uses_are_equal(seed: int) -> None:
     values = random_values(seed)
     graph = gk.Model({f"y{i}": v for i, v in enumerate(values[-4:])}).graph

@@ -86,7 +86,7 @@ class GraphSweeps {
     nb::object copied(nb::handle node, const nb::tuple& inputs) const;
     void copy_all(const nb::tuple& nodes, nb::handle scope, const nb::dict& table) const;
     Py_ssize_t copy_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
-                          nb::handle counts, nb::handle constant) const;
+                          nb::handle counts, nb::handle constant, nb::handle after) const;
     Py_ssize_t merge_until(const nb::tuple& nodes, Py_ssize_t start, const nb::dict& table, const nb::dict& numbers,
                            const nb::dict& seen) const;
 
@@ -122,6 +122,8 @@ class GraphSweeps {
     nb::object with_inputs(PyObject* node, PyObject* given, PyObject* scope) const;
     void record_all(PyObject* node, PyObject* copy, const nb::dict& table, nb::handle counts) const;
     nb::object output(PyObject* before, PyObject* node) const;
+    bool is_among(PyObject* op, nb::handle names) const;
+    bool reads_results_of(PyObject* given, nb::handle names) const;
     bool is_foldable(PyObject* node, PyObject* given, nb::handle constant) const;
     nb::object merge_key(PyObject* node, PyObject* given, const nb::dict& numbers) const;
     void record(PyObject* before, PyObject* after, const nb::dict& table, nb::handle counts) const;
@@ -318,6 +320,26 @@ void GraphSweeps::record_all(PyObject* node, PyObject* copy, const nb::dict& tab
     }
 }
 
+// Returns whether the name of an operator is in a set.
+bool GraphSweeps::is_among(PyObject* op, nb::handle names) const {
+    const nb::object name = nb::steal(PyObject_GetAttr(op, name_.ptr()));
+    require(name.is_valid());
+    const int found = PySet_Contains(names.ptr(), name.ptr());
+    require(found >= 0);
+    return found == 1;
+}
+
+// Returns whether an operand is the result of an operator whose name is in a set.
+bool GraphSweeps::reads_results_of(PyObject* given, nb::handle names) const {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); ++i) {
+        PyObject* const made = producer(PyTuple_GET_ITEM(given, i));
+        if (made != nullptr && is_among(op_of.get(made), names)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 // Returns whether a node has only constants as operands, or a result whose elements inference knows. Constants
 // themselves are not foldable. constant: the class of their operators.
 bool GraphSweeps::is_foldable(PyObject* node, PyObject* given, nb::handle constant) const {
@@ -345,22 +367,21 @@ bool GraphSweeps::is_foldable(PyObject* node, PyObject* given, nb::handle consta
 
 // Copies the nodes from `start` on that read replaced values, and records the copies. Stops at the first node whose
 // operator is in `at`, or whose operands have other types than before, and returns its position. constant: None, or
-// the class of constants; then the sweep stops at foldable nodes, too.
+// the class of constants; then the sweep stops at foldable nodes, too. after: None, or names of operators; then the
+// sweep stops at nodes that read their results, too.
 Py_ssize_t GraphSweeps::copy_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
-                                   nb::handle counts, nb::handle constant) const {
+                                   nb::handle counts, nb::handle constant, nb::handle after) const {
     const auto count = static_cast<Py_ssize_t>(nodes.size());
     for (Py_ssize_t position = start; position < count; ++position) {
         PyObject* const node = PyTuple_GET_ITEM(nodes.ptr(), position);
         PyObject* const before = inputs(node);
-        const nb::object name = nb::steal(PyObject_GetAttr(op_of.get(node), name_.ptr()));
-        require(name.is_valid());
-        const int stops = PySet_Contains(at.ptr(), name.ptr());
-        require(stops >= 0);
-        if (stops == 1) {
+        if (is_among(op_of.get(node), at)) {
             return position;
         }
         const nb::object given = replaced_inputs(before, table);
-        if (!constant.is_none() && is_foldable(node, given.is_valid() ? given.ptr() : before, constant)) {
+        PyObject* const operands = given.is_valid() ? given.ptr() : before;
+        if ((!constant.is_none() && is_foldable(node, operands, constant)) ||
+            (!after.is_none() && reads_results_of(operands, after))) {
             return position;
         }
         if (!given.is_valid()) {
@@ -447,10 +468,10 @@ GRAPHKIT_BINDINGS(graph_sweeps) {
              nb::sig("def copy_all(self, nodes: tuple[typing.Any, ...], scope: object, "
                      "table: dict[typing.Any, typing.Any]) -> None"))
         .def("copy_until", &GraphSweeps::copy_until, "nodes"_a, "start"_a, "at"_a, "table"_a, "counts"_a.none(),
-             "constant"_a.none() = nb::none(),
+             "constant"_a.none() = nb::none(), "after"_a.none() = nb::none(),
              nb::sig("def copy_until(self, nodes: tuple[typing.Any, ...], start: int, at: typing.AbstractSet[str], "
                      "table: dict[typing.Any, typing.Any], counts: dict[typing.Any, int] | None, "
-                     "constant: type | None = None) -> int"))
+                     "constant: type | None = None, after: typing.AbstractSet[str] | None = None) -> int"))
         .def("merge_until", &GraphSweeps::merge_until, "nodes"_a, "start"_a, "table"_a, "numbers"_a, "seen"_a,
              nb::sig("def merge_until(self, nodes: tuple[typing.Any, ...], start: int, "
                      "table: dict[typing.Any, typing.Any], numbers: dict[typing.Any, int], "
