@@ -13,10 +13,11 @@ import numpy as np
 
 from graphkit.autodiff.control_flow import CONTROL_FLOW
 from graphkit.autodiff.subgraphs import differentiable
+from graphkit.autodiff.templates import Templates
 from graphkit.collector import without_gc
 from graphkit.errors import GraphkitError, MissingGradient, UsageError
 from graphkit.ir import context, dims
-from graphkit.ir.graph import Node, Value, topological
+from graphkit.ir.graph import Node, Value, next_serial, topological
 from graphkit.ir.origin import brief, label
 from graphkit.ir.types import OptionalType, TensorType
 from graphkit.ops import F, Op, operator
@@ -104,9 +105,15 @@ class _Sweep:
     """One backward pass over the nodes between `wrt` and `outputs`. It stops at the values of `boundary`."""
 
     def __init__(
-        self, outputs: Sequence[Value], seeds: Sequence[Value], wrt: Sequence[Value], boundary: Iterable[Value] = ()
+        self,
+        outputs: Sequence[Value],
+        seeds: Sequence[Value],
+        wrt: Sequence[Value],
+        boundary: Iterable[Value] = (),
+        templates: Templates | None = None,
     ):
         self.wrt = tuple(wrt)
+        self.templates = templates or Templates()
         self.pending: dict[Value, list[Value]] = {}
         for value, seed in zip(outputs, seeds, strict=True):
             self.pending.setdefault(value, []).append(seed)
@@ -171,28 +178,47 @@ class _Sweep:
                     )
                 results, extended = control(node, gradients, self.active, _differentiate)
                 self.extended += [] if extended is None else [extended]
-                contributions: Iterable[tuple[Value | None, Value | None]] = zip(node.inputs, results, strict=True)
+                contributions: Iterable[tuple[Value | None, Value | None]]
+                contributions = self._checked(node, zip(node.inputs, results, strict=True))
             elif op.grad is not None:
                 contributions = self._rule(node, gradients)
             else:
-                contributions = self._through_expansion(node, gradients)
+                contributions = self._checked(node, self._through_expansion(node, gradients))
         except MissingGradient as error:
             place = "expansion" if control is None else "subgraph"
             raise MissingGradient(f"{error}\n  inside the {place} of {node.describe()}") from None
         except GraphkitError as error:
             raise type(error)(f"gradient of {node.describe()}: {error}") from error
         for value, contribution in contributions:
+            if contribution is not None and value is not None:
+                self.pending.setdefault(value, []).append(contribution)
+
+    def _checked(
+        self, node: Node, contributions: Iterable[tuple[Value | None, Value | None]]
+    ) -> list[tuple[Value | None, Value | None]]:
+        """Return the contributions to values that need a gradient, each in the form of its value."""
+        found: list[tuple[Value | None, Value | None]] = []
+        for value, contribution in contributions:
             if contribution is not None and value is not None and value in self.active:
                 contribution = _in_form_of(value, contribution)
                 _check_type(node, value, contribution)
-                self.pending.setdefault(value, []).append(contribution)
+                found.append((value, contribution))
+        return found
 
     def _rule(self, node: Node, gradients: Sequence[Value | None]) -> Iterable[tuple[Value | None, Value | None]]:
-        op = operator(node, Op)
-        result = op.grad(node, *gradients)
+        boundary = (*node.inputs, *node.outputs, *gradients)
+        key = self.templates.key(node, gradients, self.active)
+        template = None if key is None else self.templates.find(key)
+        if template is not None:
+            return zip(node.inputs, template.copied(boundary), strict=True)
+        first = next_serial()
+        result = operator(node, Op).grad(node, *gradients)
         if not isinstance(result, (tuple, list)):
             result = (result,) + (None,) * (len(node.inputs) - 1)
-        return list(zip(node.inputs, result, strict=True))
+        if key is not None:
+            needed = [None if v not in self.active else r for v, r in zip(node.inputs, result, strict=True)]
+            self.templates.add(key, boundary, needed, first)
+        return self._checked(node, zip(node.inputs, result, strict=True))
 
     def _through_expansion(
         self, node: Node, gradients: Sequence[Value | None]
@@ -204,7 +230,11 @@ class _Sweep:
         reached = [(y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None]
         wrt = list(dict.fromkeys(v for v in node.inputs if v is not None and v in self.active))
         inner = _Sweep(
-            [y for y, _ in reached], [g for _, g in reached], wrt, boundary=[v for v in node.inputs if v is not None]
+            [y for y, _ in reached],
+            [g for _, g in reached],
+            wrt,
+            boundary=[v for v in node.inputs if v is not None],
+            templates=self.templates,
         )
         return list(zip(wrt, inner.run(), strict=True))
 

@@ -360,6 +360,11 @@ class _Assuming(threading.local):
 _assuming = _Assuming()
 
 
+def is_assuming() -> bool:
+    """Return whether the assumptions of this thread are collected."""
+    return _assuming.pairs is not None
+
+
 @contextlib.contextmanager
 def assumptions() -> Iterator[list[tuple[Dim, Dim]]]:
     """Context that collects the pairs of dimensions that are assumed equal, in this thread.

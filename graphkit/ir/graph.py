@@ -287,7 +287,7 @@ def _same_types(given: Sequence[Value | None], before: Sequence[Value | None]) -
 def accelerate(make_sweeps: Callable[..., NativeSweeps]) -> None:
     """Use the class `GraphSweeps` of the native extension from now on."""
     global _native
-    _native = make_sweeps(Node, Value, _serial, same_type, _NO_ATTRS)
+    _native = make_sweeps(Node, Value, _serial, same_type, _NO_ATTRS, TensorType)
 
 
 def native_sweeps() -> NativeSweeps | None:

@@ -18,8 +18,21 @@ class NativeSweeps(Protocol):
     def copied(self, node: Any, inputs: tuple[Any, ...]) -> Any:
         """Return the node with these operands, or None if their types differ from those of its operands."""
 
+    def copy_all(self, nodes: tuple[Any, ...], scope: Any, table: dict[Any, Any]) -> None:
+        """Copy all nodes, with the operands that `table` maps to others, in the scope `scope`.
+
+        Adds the outputs of the copies to `table`. The new operands must have the types of the old ones.
+        """
+
     def copy_until(
-        self, nodes: tuple[Any, ...], start: int, at: Set[str], table: dict[Any, Any], counts: dict[Any, int] | None
+        self,
+        nodes: tuple[Any, ...],
+        start: int,
+        at: Set[str],
+        table: dict[Any, Any],
+        counts: dict[Any, int] | None,
+        constant: type | None = None,
+        after: Set[str] | None = None,
     ) -> int:
         """Copy the nodes from `start` on that read values of `table`, which maps replaced values to new ones.
 
@@ -27,5 +40,24 @@ class NativeSweeps(Protocol):
 
         Returns:
             The position of the first node that the caller must handle: its operator is in `at`, or its operands have
-            other types than before. If there is none, the number of nodes.
+            other types than before. If `constant`, the class of constants, is given, also a node whose operands are all
+            constants, or whose results have known elements. If `after`, names of operators, is given, also a node that
+            reads a result of one of them. If there is none, the number of nodes.
+        """
+
+    def merge_until(
+        self,
+        nodes: tuple[Any, ...],
+        start: int,
+        table: dict[Any, Any],
+        numbers: dict[Any, int],
+        seen: dict[Any, Any],
+    ) -> int:
+        """Copy nodes as `copy_until` does, and add them to `seen`, which maps keys to nodes. Equal nodes have one key.
+
+        `numbers` stores the numbers of operators between calls for the same sweep.
+
+        Returns:
+            The position of the first node that the caller must handle: its key is in `seen`, its operator is random or
+            has subgraphs, or its operands have other types than before. If there is none, the number of nodes.
         """

@@ -13,6 +13,7 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UsageError, did_you_mean
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.numbering import Numbering
 from graphkit.signatures import check_argument
 
 # Integer tensors with more elements have no known value. Shape arithmetic needs only vectors with one element per axis.
@@ -70,7 +71,10 @@ class DType(enum.Enum):
     @property
     def itemsize(self) -> int:
         """Bytes of one element in memory, as in numpy; types of 2 and 4 bits take one byte."""
-        return self.numpy.itemsize
+        size = _item_sizes.get(self)
+        if size is None:
+            size = _item_sizes[self] = self.numpy.itemsize
+        return size
 
     @property
     def is_float(self) -> bool:
@@ -121,6 +125,9 @@ _LIMITS = {d: (int(i.min), int(i.max)) for d in INTEGERS for i in [np.iinfo(d.va
 _MAX_SIZE = (1 << 63) - 1
 
 _PYTHON_TYPES = {float: DType.FLOAT32, int: DType.INT64, bool: DType.BOOL, str: DType.STRING}
+
+
+_item_sizes: dict[DType, int] = {}
 
 
 @cache
@@ -174,6 +181,9 @@ def _elements(dtype: DType, value: Iterable[Dim]) -> tuple[Dim, ...] | None:
     return elements if all(isinstance(v, DimExpr) or least <= v <= most for v in elements) else None
 
 
+_numbering = Numbering()
+
+
 class TensorType:
     """Type of a tensor: element type, shape (None: unknown rank) and, for small integer tensors, the known elements.
 
@@ -183,7 +193,7 @@ class TensorType:
     not affect equality.
     """
 
-    __slots__ = ("dtype", "shape", "value", "floats")
+    __slots__ = ("dtype", "shape", "value", "floats", "_number")
     dtype: DType
     shape: tuple[Dim, ...] | None
     value: tuple[Dim, ...] | None
@@ -205,6 +215,20 @@ class TensorType:
             raise
         self.value = None if value is None else _elements(self.dtype, value)
         self.floats = None if floats is None else tuple(floats)
+
+    def __reduce__(self) -> Any:
+        return TensorType.of_sizes, (self.dtype, self.shape, self.value, self.floats)
+
+    @property
+    def number(self) -> int:
+        """A number that other types have only if they are equal, including known elements (see `Numbering`)."""
+        try:
+            return self._number
+        except AttributeError:
+            # A text, because 0.0 == -0.0, and because NaNs differ from themselves.
+            floats = None if self.floats is None else repr(self.floats)
+            self._number: int = _numbering.number((self.dtype, self.shape, self.value, floats))
+            return self._number
 
     @property
     def rank(self) -> int | None:

@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, TypeVar
 
 from graphkit.errors import TypeMismatch, UsageError, did_you_mean
 from graphkit.former_names import share_former_names
-from graphkit.ir.dims import Dim
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.names import snake_case
+from graphkit.ir.numbering import Numbering, unique_number
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._fields import COERCE, REQUIRED, WORDS, Field, same_zeros
 from graphkit.text import quantity
 
 DOMAIN = "ai.graphkit"
+
+_numbering = Numbering()
+# The types of the results of nodes, by the numbers of their operator and of the types of their operands.
+_inferred: dict[tuple[int | None, ...], tuple[Type, ...]] = {}
+# When the table has this many entries, it starts again.
+_MOST_INFERRED = 1 << 14
 
 
 class Onnx(NamedTuple):
@@ -120,6 +128,9 @@ class Op:
     - `composed(self, *inputs)`: builds the result from operators that have kernels, if these differ from `expand`'s.
     """
 
+    __slots__ = ("_number",)
+    _number: int
+
     domain: ClassVar[str] = ""
     name: ClassVar[str] = ""
     # Former names, which files and callers may still use.
@@ -148,6 +159,8 @@ class Op:
     _graphs: ClassVar[tuple[str, ...]] = ()
     # The fields that hold floats.
     _floats: ClassVar[tuple[str, ...]] = ()
+    # Whether equal operators have the same number (see `number_of`), and result types are kept by this number.
+    _is_numbered: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
@@ -201,6 +214,9 @@ class Op:
     def __hash__(self) -> int:
         return hash((type(self), *self.__dict__.values()))
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()
+
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__dict__.update({key: self._coerced(key, value) for key, value in state.items()})
 
@@ -228,6 +244,10 @@ class Op:
                 raise self._unknown(key)
             values[key] = self._coerced(key, given)
         return made
+
+    def _content(self) -> Hashable | None:
+        """Return what determines the operator's number (see `number_of`); None if no other operator has this number."""
+        return self
 
     # --- what a family file defines ---------------------------------------------------------------
 
@@ -304,9 +324,28 @@ class Op:
 
     def infer_types(self, inputs: Sequence[Type | None]) -> tuple[Type, ...]:
         """Check the number and dtypes of the inputs, then return the types of the outputs. Raises TypeMismatch."""
+        key = self._inference_key(inputs)
+        known = None if key is None else _inferred.get(key)
+        if known is not None:
+            return known
         self._check_operands(inputs)
         result = self.infer(*inputs)
-        return result if isinstance(result, tuple) else (result,)
+        types = result if isinstance(result, tuple) else (result,)
+        if key is not None and _is_repeatable(inputs, types):
+            if len(_inferred) >= _MOST_INFERRED:
+                _inferred.clear()
+            _inferred[key] = types
+        return types
+
+    def _inference_key(self, inputs: Sequence[Any]) -> tuple[int | None, ...] | None:
+        """Return the key of the result types in `_inferred`; None if they must be inferred."""
+        if not inputs or not self._is_numbered or dims.is_assuming():
+            return None
+        try:
+            return (self._number, *[None if kind is None else kind._number for kind in inputs])
+        except AttributeError:  # some are not numbered yet
+            tensors = all(kind is None or isinstance(kind, TensorType) for kind in inputs)
+            return (number_of(self), *[None if k is None else k.number for k in inputs]) if tensors else None
 
     def _check_operands(self, inputs: Sequence[Type | None]) -> None:
         formals, given = self.formals, len(inputs)
@@ -353,6 +392,32 @@ class Op:
         return table
 
 
+def number_of(op: Op) -> int:
+    """Return a number that other operators have only if they compute and infer the same (see `Numbering`)."""
+    try:
+        return op._number
+    except AttributeError:
+        content = op._content() if op._is_numbered else None
+        number = unique_number() if content is None else _numbering.number(content)
+        object.__setattr__(op, "_number", number)
+        return number
+
+
+def _is_repeatable(inputs: Sequence[Any], results: Sequence[Type]) -> bool:
+    """Return whether results are tensors without dimensions that inference has added.
+
+    Each inference adds new ones, which differ from all others.
+    """
+    known = {symbol for kind in inputs if kind is not None for symbol in _symbols(kind)}
+    return all(isinstance(kind, TensorType) and known.issuperset(_symbols(kind)) for kind in results)
+
+
+def _symbols(kind: TensorType) -> set[str]:
+    """Return the names in the dimensions and known elements of a tensor."""
+    expressions = [d for d in (*(kind.shape or ()), *(kind.value or ())) if isinstance(d, DimExpr)]
+    return {symbol for d in expressions for symbol in d.symbols}
+
+
 OpT = TypeVar("OpT", bound=Op)
 T = TypeVar("T")
 
@@ -390,6 +455,10 @@ def declared(cls: type[OpT]) -> type[OpT]:
     cls.formals = tuple(Formal.parse(text) for text in cls.inputs)
     cls._graphs = tuple(key for key, field in fields.items() if field.kind == "Graph")
     cls._floats = tuple(key for key, field in fields.items() if "float" in field.kind)
+    # The inference of operators that are defined elsewhere may depend on more than types.
+    kinds = {field.kind for field in fields.values()}
+    has_content = cls._content is not Op._content or kinds.isdisjoint(("Graph", "Tensor", "Type"))
+    cls._is_numbered = cls.__module__.startswith("graphkit.") and has_content
     return cls
 
 

@@ -10,6 +10,7 @@ from graphkit.errors import InvalidModel
 from graphkit.executor.devices.extension import import_extension
 from graphkit.ir import graph as graphs
 from graphkit.ir.graph import Graph, Node, Value, native_sweeps, topological
+from graphkit.ir.types import TensorType
 from graphkit.ops import F
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import fuse, rewrite, run_passes
@@ -79,6 +80,25 @@ def test_rewritten_graph_is_equal(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
+def test_nodes_after_given_operators_are_equal(seed: int) -> None:
+    values = random_values(seed)
+    graph = gk.Model({f"y{i}": v for i, v in enumerate(values[-4:])}).graph
+
+    def visited() -> list[object]:
+        found: list[object] = []
+
+        def rule(node: Node, operands: object) -> list[Value] | None:
+            found.append((node.name, node.op.name, str(node)))
+            # A Relu becomes a Neg, whose readers are not visited.
+            return [F.neg(operands[0])] if node.op.name == "Relu" else None  # type: ignore[index]
+
+        rewritten = rewrite(graph, rule, at=["Clip"], after=["Relu", "Split"])
+        return [found, shown(rewritten)]
+
+    assert visited() == in_python(visited)
+
+
+@pytest.mark.parametrize("seed", range(10))
 def test_counted_uses_are_equal(seed: int) -> None:
     values = random_values(seed)
     graph = gk.Model({f"y{i}": v for i, v in enumerate(values[-4:])}).graph
@@ -124,6 +144,6 @@ def test_other_objects_are_rejected() -> None:
     with pytest.raises(error, match="neither a node nor a value"):
         native.reads_only((object(),), set())
     with pytest.raises(AttributeError, match="op"):
-        import_extension().GraphSweeps(object, Value, iter([]), max, {})
+        import_extension().GraphSweeps(object, Value, iter([]), max, {}, TensorType)
     with pytest.raises(error, match="op is not in __slots__"):
-        import_extension().GraphSweeps(type("Other", (), {"op": 1}), Value, iter([]), max, {})
+        import_extension().GraphSweeps(type("Other", (), {"op": 1}), Value, iter([]), max, {}, TensorType)

@@ -6,12 +6,14 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering
+from graphkit.executor.lower.native_kernel import PreparedKernel
 from graphkit.executor.lower.python_step import LaunchedStep
 from graphkit.executor.memory.placement import Placement, has_run_time_size
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.named_tuples import NamedTuple
-from graphkit.ops._op import value_check
+from graphkit.ops import Op
+from graphkit.ops._op import number_of, value_check
 
 # A loop that runs at most this many steps, in all iterations, is short. It may run after the first step that overwrites
 # a state, where neither the time limit nor Ctrl-C ends a run.
@@ -55,7 +57,10 @@ def repeated_checks(placement: Placement, lowerings: Iterable[Lowering | None]) 
     """
     seen: set[tuple[object, ...]] = set()
     found: list[Node] = []
+    accepts = _Accepting()
     for node, lowering in zip(placement.steps, lowerings, strict=True):
+        if accepts.all_values(node):
+            continue
         checked = value_check(node)
         if checked is None or (isinstance(lowering, LaunchedStep) and not lowering.kernel.fault):
             continue
@@ -64,6 +69,24 @@ def repeated_checks(placement: Placement, lowerings: Iterable[Lowering | None]) 
             found.append(node)
         seen.add(key)
     return frozenset(found)
+
+
+class _Accepting:
+    """Finds nodes without a check of operand values. Looks at equal operators once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, bool] = {}
+
+    def all_values(self, node: Node) -> bool:
+        """Return whether `value_check` is known to return None. False for operators that define it themselves."""
+        op = node.op
+        if not isinstance(op, Op) or type(op).value_check is not Op.value_check:
+            return False
+        number = number_of(op)
+        found = self._known.get(number)
+        if found is None:
+            found = self._known[number] = op.value_check(()) is None
+        return found
 
 
 def _check_key(part: object, placement: Placement) -> object:
@@ -85,8 +108,14 @@ def failing_steps(placement: Placement, lowerings: Sequence[Lowering | None]) ->
     lowerings: as in `repeated_checks`.
     """
     repeats = repeated_checks(placement, lowerings)
-    steps = zip(placement.steps, lowerings, strict=True)
-    return frozenset(node for node, lowering in steps if _may_fail(node, lowering, placement, repeats))
+    accepts = _Accepting()
+    return frozenset(
+        node
+        for node, lowering in zip(placement.steps, lowerings, strict=True)
+        # Kernels of the device have operands and results of known sizes.
+        if not (type(lowering) is PreparedKernel and accepts.all_values(node))
+        and _may_fail(node, lowering, placement, repeats)
+    )
 
 
 def _may_fail(

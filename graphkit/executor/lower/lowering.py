@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
 
 from graphkit.executor.devices.kernel import KernelContext, NativeKernel, VersionedArray
 from graphkit.executor.devices.loading import DeviceName
@@ -253,7 +253,6 @@ class Site(NamedTuple):
         unspecialised: The subgraphs that could not be specialised, and why.
         lower: Lowers a subgraph.
         hosted: Outputs of loops that are stacked in host memory.
-        kernels: The kernels of earlier nodes of the graph, which equal nodes share; None: kernels are not shared.
     """
 
     node: Node
@@ -264,7 +263,6 @@ class Site(NamedTuple):
     unspecialised: Unspecialised
     lower: LowerSubgraph
     hosted: Set[Value] = frozenset()
-    kernels: dict[Any, NativeKernel] | None = None
 
     @property
     def static(self) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
 
-from graphkit.executor.devices.kernel import NativeKernel, is_native
+from graphkit.executor.devices.kernel import NativeKernel, VersionedArray, is_native
 from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.lower.lowering import ABSENT, Emission, Location, Lowering, Site
+from graphkit.executor.memory.placement import Placement
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops import Op
+from graphkit.ops._op import number_of
 from graphkit.ops.pointwise import divides_integers
 
 
@@ -31,40 +35,61 @@ class PreparedKernel(Lowering):
         )
 
 
+class SharedKernels:
+    """The lowerings to kernels of the device that equal nodes of a graph share. Kernels have no state.
+
+    Args:
+        placement: The storages of the graph.
+        known: The arrays of parameters and constants, by storage.
+    """
+
+    def __init__(self, placement: Placement, known: Mapping[Value, VersionedArray]):
+        self._placement, self._known = placement, known
+        self._lowerings: dict[Hashable, PreparedKernel] = {}
+
+    def find(self, node: Node) -> PreparedKernel | None:
+        """Return the lowering of an equal node, or None."""
+        return self._lowerings.get(self._key(node))
+
+    def add(self, node: Node, lowering: PreparedKernel) -> None:
+        self._lowerings[self._key(node)] = lowering
+
+    def _key(self, node: Node) -> Hashable:
+        """Return everything that the kernel of a node with tensors of known sizes depends on.
+
+        The key contains arrays by identity, so it is valid while these arrays exist. It says which operands are the
+        same value.
+        """
+        root, known, given = self._placement.root, self._known, node.inputs
+        parts: list[Hashable] = [number_of(node.op) if isinstance(node.op, Op) else node.op]
+        for position, value in enumerate(given):
+            if value is None or not isinstance(value.type, TensorType):
+                parts.append(None)
+                continue
+            storage = root.get(value)
+            array = None if storage is None else known.get(storage)
+            parts += (value.type.number, given.index(value) - position, None if array is None else id(array))
+        for value in node.outputs:
+            kind = value.type
+            parts += (kind.number if isinstance(kind, TensorType) else None, value in self._placement.used)
+        # The error of an integer division by zero names the node.
+        if divides_integers(node):
+            parts.append(node.name or node.describe())
+        return tuple(parts)
+
+
 def native_kernel(site: Site) -> Lowering | None:
     """Return the lowering of a node to a kernel of the device; None if a size is unknown, or if there is no kernel."""
     if not site.static:
         return None
-    key = None if site.kernels is None else _kernel_key(site)
-    if site.kernels is not None and (shared := site.kernels.get(key)) is not None:
-        return PreparedKernel(shared)
     kernel = make_kernel(site.settings.device, site.node, site.context)
     if kernel is None:
         return None
     if is_native(kernel):
-        if site.kernels is not None:
-            site.kernels[key] = kernel
         return PreparedKernel(kernel)
     from graphkit.executor.lower.python_step import PythonKernel
 
     return PythonKernel("native", site.node, kernel)
-
-
-def _kernel_key(site: Site) -> tuple[object, ...]:
-    """Return everything that the kernel of a node with tensors of known sizes depends on. Kernels have no state.
-
-    The key contains arrays by identity, so it is valid while these arrays exist. It says which operands are the same
-    value.
-    """
-    node, context = site.node, site.context
-    kinds: list[Any] = [None if v is None else v.type for v in (*node.inputs, *node.outputs)]
-    types = [None if t is None else (t.dtype, t.shape, t.value, t.floats and repr(t.floats)) for t in kinds]
-    arrays = [(position, id(array)) for position, array in context.constant_inputs.items()]
-    given = node.inputs
-    repeated = () if len(set(given)) == len(given) else tuple([given.index(v) for v in given])
-    # The error of an integer division by zero names the node.
-    label = node.name or node.describe() if divides_integers(node) else ""
-    return node.op, tuple(types), tuple(arrays), context.used_outputs, repeated, label
 
 
 def _padded(locations: Sequence[Location], count: int) -> list[Location]:

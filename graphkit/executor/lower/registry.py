@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from graphkit.errors import BAD_VALUE, GraphkitError
-from graphkit.executor.devices.kernel import KernelContext, NativeKernel, VersionedArray
+from graphkit.executor.devices.kernel import KernelContext, VersionedArray
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering, NotNative, Settings, Site
-from graphkit.executor.lower.native_kernel import native_kernel
+from graphkit.executor.lower.native_kernel import PreparedKernel, SharedKernels, native_kernel
 from graphkit.executor.memory.errors import require_memory_for, require_shapes_for
 from graphkit.executor.memory.placement import Placement, has_fixed_size, has_run_time_size, place_values
 from graphkit.executor.memory.plan_graph import StepMemory, plan_graph
@@ -156,25 +156,31 @@ def lower_graph(
     """
     known = {**fixed, **{node.output: node.op.value for node in graph.nodes if isinstance(node.op, Constant)}}
     placement = place_values(graph, swaps=settings.device != "cpu" and not inner, hosted=hosted)
-    for node in graph.nodes:
-        require_shapes_for(node)
+    require_shapes_for(graph.nodes)
     # Check the memory first: preparing a kernel may take time and memory in proportion to the size of its results.
-    for node in placement.steps:
-        require_memory_for(node, [v for v in node.outputs if v in placement.used])
+    require_memory_for(placement.steps, placement.used)
 
     def lower(subgraph: Graph, arrays: Mapping[int, VersionedArray]) -> LoweredGraph:
         return _lower_subgraph(subgraph, arrays, settings, unspecialised)
 
-    kernels: dict[Any, NativeKernel] | None = {} if settings.device == "cpu" else None
+    shared = SharedKernels(placement, known) if settings.device == "cpu" else None
 
     def lowering(node: Node) -> Lowering:
+        found = None if shared is None else shared.find(node)
+        if found is None:
+            found = chosen(node)
+            if shared is not None and type(found) is PreparedKernel:
+                shared.add(node, found)
+        return found
+
+    def chosen(node: Node) -> Lowering:
         if placement.host_storage(node) is not None:
             from graphkit.executor.lower.arrays.swapped import SwapStep
 
             return SwapStep(node)
         context = kernel_context(node, placement, known, settings)
         is_dynamic = any(placement.place[v] == "dynamic" for v in node.outputs if v in placement.used)
-        return choose(Site(node, settings, context, inner, is_dynamic, unspecialised, lower, hosted, kernels))
+        return choose(Site(node, settings, context, inner, is_dynamic, unspecialised, lower, hosted))
 
     lowerings = [lowering(node) for node in placement.steps]
     failing = _failing_steps(placement, lowerings) if graph.updates else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from graphkit.errors import GraphkitError, OutOfMemory
 from graphkit.ir import limits
@@ -38,21 +38,34 @@ def raise_if_out_of_memory(graph: Graph, what: str, error: Exception) -> None:
     raise larger_than_allowed(graph, OutOfMemory(f"no memory for {what} ({error})")) from error
 
 
-def require_memory_for(node: Node, values: Iterable[Value]) -> None:
-    """Raise OutOfMemory, which names the node, if `values`, results of the node, need more memory than allowed."""
-    kinds = [v.type for v in values]
-    nbytes = sum(t.nbytes for t in kinds if isinstance(t, TensorType) and t.is_static)
-    if nbytes > _SMALL or limits.current().memory is not None:
-        limits.require_memory(nbytes, node.describe())
+def require_memory_for(nodes: Iterable[Node], used: Container[Value]) -> None:
+    """Raise OutOfMemory, which names the node, if the `used` results of a node need more memory than allowed."""
+    limit = _SMALL if limits.current().memory is None else -1
+    sizes: dict[int, int] = {}  # by the number of the type
+    for node in nodes:
+        nbytes = 0
+        for value in node.outputs:
+            kind = value.type
+            if isinstance(kind, TensorType) and value in used:
+                if kind.number not in sizes:
+                    sizes[kind.number] = kind.nbytes if kind.is_static else 0
+                nbytes += sizes[kind.number]
+        if nbytes > limit:
+            limits.require_memory(nbytes, node.describe())
 
 
-def require_shapes_for(node: Node) -> None:
+def require_shapes_for(nodes: Iterable[Node]) -> None:
     """Raise OutOfMemory, which names the node, if an empty result of it has a shape that numpy cannot represent."""
-    for value in node.outputs:
-        kind = value.type
-        # numpy multiplies the sizes of the axes that are not 0, and rejects a product beyond its limits.
-        if isinstance(kind, TensorType) and kind.is_static and kind.nbytes == 0 and _exceeds_numpy(kind.static_shape):
-            raise OutOfMemory(f"{node.describe()}: the shape {list(kind.static_shape)} is too large for an array")
+    seen: set[int] = set()
+    for node in nodes:
+        for value in node.outputs:
+            kind = value.type
+            if not isinstance(kind, TensorType) or kind.number in seen:
+                continue
+            seen.add(kind.number)
+            # numpy multiplies the sizes of the axes that are not 0, and rejects a product beyond its limits.
+            if kind.is_static and kind.nbytes == 0 and _exceeds_numpy(kind.static_shape):
+                raise OutOfMemory(f"{node.describe()}: the shape {list(kind.static_shape)} is too large for an array")
 
 
 def _exceeds_numpy(shape: Sequence[int]) -> bool:

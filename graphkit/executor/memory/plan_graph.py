@@ -181,15 +181,35 @@ class _Planning:
             for node, storages in failure_dependencies(placement, self.donated, may_fail).items():
                 extra.setdefault(node, []).extend(storages)
         self.tasks = [
-            Task(
-                self._buffers([placement.root[v] for v in elements_read(node)]),
-                self._buffers([v for v in node.outputs if v in placement.used]),
-                self._buffers((*storages, *extra.get(node, ()))),
-                self._in_arena(pairs) if inplace else (),
-                aligned(need.scratch_bytes),
-            )
+            self._task(node, storages, extra.get(node, ()), pairs if inplace else (), need)
             for node, storages, pairs, need in zip(placement.steps, dependencies, inplace_pairs, needs, strict=True)
         ]
+
+    def _task(
+        self,
+        node: Node,
+        storages: Sequence[Value],
+        extra: Sequence[Value],
+        pairs: Sequence[tuple[Value, Value]],
+        need: StepMemory,
+    ) -> Task:
+        """Return the task of a step.
+
+        Args:
+            node: The step.
+            storages: What must be written before it, of its operands.
+            extra: What else must be written before it.
+            pairs: The result of `_inplace_pairs`.
+            need: Its memory.
+        """
+        placement = self._placement
+        reads = after = self._buffers(storages)
+        if placement.view_dependencies or getattr(node.op, "shape_only", ()):
+            reads = self._buffers([placement.root[v] for v in elements_read(node)])
+        if extra:
+            after = self._buffers((*storages, *extra))
+        writes = self._buffers([v for v in node.outputs if v in placement.used])
+        return Task(reads, writes, after, self._in_arena(pairs) if pairs else (), aligned(need.scratch_bytes))
 
     def extend_until_copied(
         self, ranges: _LiveRanges, order: Sequence[int], copies: Mapping[int, Sequence[Value]]
@@ -339,10 +359,15 @@ def _inplace_pairs(node: Node, placement: Placement, permitted: Sequence[tuple[i
             continue
         pair = root[operand], output
         if pair not in fits and placement.place[pair[0]] in ("arena", "parameter"):
-            fits[pair] = all(
-                (i, index) in allowed
-                and v.tensor.shape == output.tensor.shape
-                and v.dtype.itemsize == output.dtype.itemsize
-                for i, v in readers[pair[0]]
-            )
+            fits[pair] = True
+            kind = output.type
+            for i, v in readers[pair[0]]:
+                if (i, index) not in allowed or not (v.type is kind or _has_equal_size(v, output)):
+                    fits[pair] = False
+                    break
     return [pair for pair, is_fitting in fits.items() if is_fitting]
+
+
+def _has_equal_size(a: Value, b: Value) -> bool:
+    """Return whether two tensors have the same shape, and elements of the same number of bytes."""
+    return a.tensor.shape == b.tensor.shape and a.dtype.itemsize == b.dtype.itemsize

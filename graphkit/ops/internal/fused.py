@@ -7,7 +7,7 @@ are made after differentiation, and expanded again on export.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,9 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import FLOATS, TensorType, Type, broadcast_shapes
 from graphkit.ops._base import DOMAIN, F, Op, Sample, apply, examples_align, op, registry
 from graphkit.ops._checks import fits
+from graphkit.ops._op import number_of
 from graphkit.ops.internal.region import Region
-from graphkit.ops.pointwise import scalar_like
+from graphkit.ops.pointwise import divides_integers, scalar_like
 
 # Activation -> its operator, and the attributes of that operator as functions of `activation_alpha` and
 # `activation_beta`. Clip has its limits as operands, and is treated apart.
@@ -218,3 +219,28 @@ class Fused(Region):
             if not constant and not getattr(node.op, "pointwise", False):
                 raise TypeMismatch(f"{node.describe()} in a fused region is not pointwise")
         return super().infer(*xs)
+
+    def _content(self) -> Hashable | None:
+        return self.body.cached(_structure)
+
+
+def _structure(body: Graph) -> Hashable | None:
+    """Return everything about a body but its names. None if an error in a run names a node of it."""
+    places = {v: i for i, v in enumerate(body.inputs)}
+    steps: list[Hashable] = [tuple([_type_number(v) for v in body.inputs])]
+    for node in body.nodes:
+        if not isinstance(node.op, Op) or divides_integers(node):
+            return None
+        steps.append(
+            (
+                number_of(node.op),
+                tuple([None if v is None else places[v] for v in node.inputs]),
+                tuple([_type_number(v) for v in node.outputs]),
+            )
+        )
+        places.update((v, len(places)) for v in node.outputs)
+    return (Fused, *steps, tuple([places[v] for v in body.outputs]))
+
+
+def _type_number(value: Value) -> int:
+    return value.tensor.number

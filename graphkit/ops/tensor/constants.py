@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from graphkit.ir.graph import Node, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import FLOATS, TensorType, broadcast_shapes
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
+
+# Larger constants have numbers of their own, because finding equal ones would take long.
+_NUMBERED_BYTES = 64
 
 
 @op
@@ -29,6 +33,9 @@ class Constant(Op):
 
     def infer(self) -> TensorType:
         return self.value.type
+
+    def _content(self) -> Hashable | None:
+        return self if self.value.nbytes <= _NUMBERED_BYTES else None
 
     def reference(self, xp: Any) -> Any:
         return xp.asarray(self.value.array)

@@ -144,22 +144,32 @@ class FixedValues:
 
     def __contains__(self, value: Value) -> bool:
         """Return whether the value is fixed. Visits each node only once, also in several calls."""
+        known = self._known
+        found = known.get(value)
+        if found is not None:
+            return found
         stack = [value]
         while stack:
             current = stack[-1]
             node = current.node
-            if current in self._known:
+            if current in known:
                 stack.pop()
             elif node is None:
-                self._known[current] = current.role in ("parameter", "state")
+                known[current] = current.role in ("parameter", "state")
             else:
-                waiting = [v for v in node.operands if v not in self._known]
-                if waiting:
-                    stack.extend(waiting)
+                fixed = True
+                for operand in node.inputs:
+                    if operand is not None:
+                        fixed = known.get(operand)
+                        if not fixed:
+                            break
+                if fixed is None:
+                    stack.append(operand)
                     continue
-                fixed = all(self._known[v] for v in node.operands) and not is_random(node.op)
-                self._known.update((v, fixed) for v in node.outputs)
-        return self._known[value]
+                fixed = fixed and not is_random(node.op)
+                for result in node.outputs:
+                    known[result] = fixed
+        return known[value]
 
 
 def is_channel_vector(value: Value, channels: int, axis: int, rank: int) -> bool:

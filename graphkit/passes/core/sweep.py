@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from graphkit import config, debug
 from graphkit.collector import without_gc
@@ -17,7 +17,13 @@ from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
 from graphkit.passes.core.declare import CONTROL, Pass, Rewrite, Step
 
+if TYPE_CHECKING:
+    from graphkit.ir.sweeps import NativeSweeps
+
 Rule: TypeAlias = Callable[[Node, Sequence[Value | None]], Sequence[Value] | None]
+# Copies nodes from a position on, and returns the position of the next node that the rule must see. The arguments are
+# the native sweeps, the nodes, the position and the table of replaced values.
+Advance: TypeAlias = Callable[["NativeSweeps", tuple[Node, ...], int, dict[Any, Value]], int]
 
 
 def is_control(node: Node) -> bool:
@@ -31,9 +37,11 @@ def rewrite(
     rule: Rule,
     *,
     at: Collection[str] | None = None,
+    after: Collection[str] = (),
     inputs: Mapping[Value, Value] | None = None,
     extra_inputs: Sequence[Value] = (),
     readers: Readers | None = None,
+    advance: Advance | None = None,
 ) -> Graph:
     """Rewrite a graph in one sweep. `rule(node, operands)` returns one value per output, or None to keep the node.
 
@@ -45,29 +53,34 @@ def rewrite(
         graph: The graph.
         rule: See above.
         at: Names of operators. The rule is called only for nodes with one of them; others are kept. None: all nodes.
+        after: Names of operators. If `at` is given, the rule is also called for nodes that read, in the new graph, a
+            result of one of these.
         inputs: Values that replace graph inputs.
         extra_inputs: Values that are appended to the graph inputs.
         readers: Gets the replaced results, so that it counts the uses in the new graph.
+        advance: Copies nodes that the rule would keep, if native sweeps exist (see `Advance`). Then do not give `at`.
     """
     # The replaced values. Most sweeps replace few.
     table: dict[Any, Value] = dict(inputs or {})
-    if not table and not extra_inputs and at is not None and graph.operators.isdisjoint(at):
+    if not table and not extra_inputs and at is not None and graph.operators.isdisjoint((*at, *after)):
         return graph
     changed, current, nodes, sweeps = table.keys(), table.get, graph.nodes, native_sweeps()
     counts = None if readers is None else readers.counts
-    visited = None if at is None else frozenset(at)
+    visited, read = None if at is None else frozenset(at), frozenset(after) or None
     position = 0
     with context.detached():
         while True:
             if sweeps is not None and visited is not None:
-                position = sweeps.copy_until(nodes, position, visited, table, counts)
+                position = sweeps.copy_until(nodes, position, visited, table, counts, None, read)
+            elif sweeps is not None and advance is not None:
+                position = advance(sweeps, nodes, position, table)
             if position == len(nodes):
                 break
             node = nodes[position]
             position += 1
             given, results = node.inputs, node.outputs
             touched = not changed.isdisjoint(given)
-            if visited is None or node.op.name in visited:
+            if visited is None or node.op.name in visited or (read and _reads(given, read, table)):
                 operands = tuple([current(v, v) for v in given]) if touched else given
                 replacement = rule(node, operands)
                 if replacement is None:
@@ -85,6 +98,12 @@ def rewrite(
     if not table and not extra_inputs:
         return graph
     return _with_replaced(graph, table, extra_inputs)
+
+
+def _reads(given: Sequence[Value | None], names: frozenset[str], table: Mapping[Any, Value]) -> bool:
+    """Return whether an operand is, in the new graph, the result of an operator with one of these names."""
+    producers = [table.get(v, v).node for v in given if v is not None]
+    return any(node is not None and node.op.name in names for node in producers)
 
 
 def _with_replaced(graph: Graph, table: Mapping[Any, Value], extra_inputs: Sequence[Value]) -> Graph:
@@ -209,6 +228,7 @@ def fuse(
     *,
     needs: Collection[str] | None = None,
     at: Collection[str] | None = None,
+    after: Collection[str] = (),
     nested: bool = False,
 ) -> Graph:
     """Apply a local rule in one sweep, also to subgraphs (see `map_bodies`).
@@ -220,10 +240,11 @@ def fuse(
     Some readers do not count: those that read only a value's shape, if this shape becomes a constant when the
     dimensions of the inputs are bound.
 
-    The rule is called only for operators in `at` (default: all). A graph without any operator of `needs`, or of `at`,
-    is returned unchanged. Takes linear time if the rule looks at a bounded number of preceding nodes.
+    The rule is called only for operators in `at` (default: all), and for nodes that read results of operators in
+    `after`. A graph without any operator of `needs`, or of `at` and `after`, is returned unchanged. Takes linear time
+    if the rule looks at a bounded number of preceding nodes.
     """
-    for names in (needs, at):
+    for names in (needs, None if at is None else (*at, *after)):
         if names is not None and graph.operators.isdisjoint(names) and graph.operators.isdisjoint(CONTROL):
             return graph
     counts = use_counts(graph)
@@ -233,12 +254,13 @@ def fuse(
 
     def visit(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         if is_control(node):
-            rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, needs=needs, at=at, nested=True))
+            options: Any = {"needs": needs, "at": at, "after": after, "nested": True}
+            rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, **options))
         else:
             rebuilt = node if operands is node.inputs else node.rebuilt(operands)
         return rule(rebuilt, readers) or rebuilt.outputs
 
-    return rewrite(graph, visit, at=None if at is None else {*at, *CONTROL}, readers=readers)
+    return rewrite(graph, visit, at=None if at is None else {*at, *CONTROL}, after=after, readers=readers)
 
 
 def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]:

@@ -23,10 +23,9 @@ from graphkit.passes.core.match import (
     split_scale,
 )
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
-from graphkit.passes.fuse.epilogue import ABSORBED, Product, absorb, is_single
+from graphkit.passes.fuse.epilogue import Product, absorb, is_single
 
-# Products, and the operators that may be fused into them.
-_OPERATORS = ABSORBED | {"MatMul", "Gemm", "Reshape", "Transpose", "Mul", "Div"}
+_PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
 
 
 @graph_pass(
@@ -40,7 +39,7 @@ _OPERATORS = ABSORBED | {"MatMul", "Gemm", "Reshape", "Transpose", "Mul", "Div"}
         Property.POINTWISE_APART,
     ],
     ensures=[Property.MATMULS_FUSED],
-    at=["MatMul", "Gemm", "FusedMatMul"],
+    at=_PRODUCTS,
 )
 def fuse_matmul(graph: Graph, *, activations: bool = True) -> Graph:
     """Fuse a MatMul or Gemm with its neighbours into FusedMatMul. Takes linear time.
@@ -53,7 +52,7 @@ def fuse_matmul(graph: Graph, *, activations: bool = True) -> Graph:
     activations: Whether activations are fused.
     """
     rule = partial(_rule, activations=activations)
-    return fuse(graph, rule, needs=("MatMul", "Gemm", "FusedMatMul"), at=_OPERATORS)
+    return fuse(graph, rule, at=("MatMul", "Gemm"), after=_PRODUCTS)
 
 
 def _rule(node: Node, readers: Readers, activations: bool) -> Sequence[Value] | None:

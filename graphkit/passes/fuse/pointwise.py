@@ -45,12 +45,13 @@ def fuse_pointwise(graph: Graph, *, nested: bool = False, fusable: Callable[[Nod
     """
     regions = _regions(graph, nested, fusable)
     built: dict[Value, Value] = {}
+    scalars: dict[Value, Constant] = {}
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         built.update(zip(node.operands, _present(operands), strict=True))
         region = regions.get(node)
         if region is not None and region.root is node and len(region.members) > 1:
-            return (_fused(region, built),)
+            return (_fused(region, built, scalars),)
         # Keep the other members, too: nodes that read only their shapes may remain.
         return map_bodies(node, operands, lambda inner: fuse_pointwise(inner, nested=True, fusable=fusable)).outputs
 
@@ -102,22 +103,32 @@ def _fits(node: Node, region: _Region) -> bool:
     return len(region.operands | set(node.operands)) - 1 <= OPERAND_LIMIT
 
 
-def _fused(region: _Region, built: dict[Value, Value]) -> Value:
-    """Return the Fused node of a region. built: the new values, by the old ones."""
+def _fused(region: _Region, built: dict[Value, Value], scalars: dict[Value, Constant]) -> Value:
+    """Return the Fused node of a region.
+
+    Args:
+        region: The region.
+        built: The new values, by the old ones.
+        scalars: The 0-d constants of earlier regions, by the constants that they replace.
+    """
     root = region.root
     try:
-        body, operands = _body(region, built, embed=True)
+        body, operands = _body(region, built, scalars)
         fits = body.outputs[0].type == root.output.type
     except TypeMismatch:  # an operator that broadcasts one operand to the other, which was embedded
         fits = False
     if not fits:
         # Some axes of the result come only from constants, so these must stay operands.
-        body, operands = _body(region, built, embed=False)
+        body, operands = _body(region, built, scalars, embed=False)
     meta: dict[str, Any] = {k: v for node in reversed(region.members) for k, v in node.meta.items()}
-    return Node(Fused(body=body), operands, root.name, meta, output_names=[root.output.name]).output
+    # The operands have the types of the body's inputs.
+    types = [v.type for v in body.outputs]
+    return Node(Fused(body=body), operands, root.name, meta, output_names=[root.output.name], types=types).output
 
 
-def _body(region: _Region, built: dict[Value, Value], embed: bool) -> tuple[Graph, list[Value]]:
+def _body(
+    region: _Region, built: dict[Value, Value], scalars: dict[Value, Constant], embed: bool = True
+) -> tuple[Graph, list[Value]]:
     """Return the region as a graph, and its operands. embed: whether constants of one element become 0-d constants
     inside.
     """
@@ -130,8 +141,9 @@ def _body(region: _Region, built: dict[Value, Value], embed: bool) -> tuple[Grap
                 continue
             array = array_of(value)
             if array is not None and array.size == 1 and (embed or array.ndim == 0):
-                constant = Constant(value=Tensor(array.reshape(())))
-                inner[value] = Node(constant, (), output_names=[value.name]).output
+                if value not in scalars:
+                    scalars[value] = Constant(value=Tensor(array.reshape(())))
+                inner[value] = Node(scalars[value], (), output_names=[value.name]).output
                 continue
             operands.append(built[value])
             inputs.append(Value(built[value].type, value.name))

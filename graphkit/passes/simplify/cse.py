@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphkit.ir.context import GROUP
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops import Op
+from graphkit.ops._op import number_of
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.draws import is_undetermined
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
+
+if TYPE_CHECKING:
+    from graphkit.ir.sweeps import NativeSweeps
 
 # Fact about graphs that the pass returned: a further sweep would change nothing.
 _MERGED = "no two equal nodes"
@@ -31,15 +36,22 @@ def cse(graph: Graph) -> Graph:
     if graph.is_noted(_MERGED):
         return graph
     seen = _Seen()
+    # The numbers of operators whose subgraphs contain no equal nodes.
+    merged_inside: set[int] = set()
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
-        if operands is not node.inputs or node.op.subgraphs():
+        op = node.op
+        if not isinstance(op, Op) or not op.subgraphs() or number_of(op) in merged_inside:
+            node = node.rebuilt(operands)
+        else:
             node = map_subgraphs(node, operands, cse)
+            if node.op is op:
+                merged_inside.add(number_of(op))
         if is_undetermined(node):
             return node.outputs
         return seen.first_equal(node).outputs
 
-    merged = rewrite(graph, rule)
+    merged = rewrite(graph, rule, advance=seen.advance)
     merged.note(_MERGED)
     return merged
 
@@ -51,10 +63,16 @@ class _Seen:
         self._first: dict[tuple[Any, ...], Node] = {}
         # Further nodes with the same key, in other groups than the first one.
         self._further: dict[tuple[Any, ...], list[Node]] = {}
+        # Numbers of the operators that native sweeps have visited. Their nodes have keys with these numbers.
+        self._numbers: dict[Any, int] = {}
+
+    def advance(self, sweeps: NativeSweeps, nodes: tuple[Node, ...], position: int, table: dict[Any, Value]) -> int:
+        """Add nodes that equal no earlier one. See `Advance`."""
+        return sweeps.merge_until(nodes, position, table, self._numbers, self._first)
 
     def first_equal(self, node: Node) -> Node:
         """Return the first visited node that may replace this one; the node itself if there is none."""
-        key = (node.op, node.inputs)
+        key = (self._numbers.get(node.op, node.op), node.inputs)
         first = self._first.setdefault(key, node)
         if first is node or _may_merge(node, first):
             return first

@@ -6,6 +6,7 @@ An If with a constant condition is replaced by the branch that it takes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,8 +21,13 @@ from graphkit.passes.core.draws import is_random
 from graphkit.passes.core.match import array_of, is_op
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
 
+if TYPE_CHECKING:
+    from graphkit.ir.sweeps import NativeSweeps
+
 # Largest size in bytes of a folded result that is larger than its operands. The limit keeps saved files small.
 SIZE_LIMIT = 1 << 20
+
+_BRANCHES = frozenset({"If"})
 
 
 @graph_pass(ensures=[Property.CONSTANTS_FOLDED])
@@ -63,7 +69,10 @@ def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
             for v, a in zip(node.outputs, known, strict=True)
         ]
 
-    return rewrite(graph, rule)
+    def advance(sweeps: NativeSweeps, nodes: tuple[Node, ...], position: int, table: dict[Any, Value]) -> int:
+        return sweeps.copy_until(nodes, position, _BRANCHES, table, None, Constant)
+
+    return rewrite(graph, rule, advance=advance)
 
 
 def map_branches(node: Node, operands: Sequence[Value | None], transform: Rewrite) -> Node:

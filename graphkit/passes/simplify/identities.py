@@ -186,7 +186,7 @@ def _identity_element(node: Node) -> Sequence[Value] | None:
     commutative = node.op.name in ("Mul", "Add")
     x, other = node.operands
     for kept, constant in ((x, other), (other, x)) if commutative else ((x, other),):
-        if _equal_shapes(kept, node.output) and _is_identity(node.op.name, constant):
+        if constant.node is not None and _is_identity(node.op.name, constant) and _equal_shapes(kept, node.output):
             return (kept,)
     return None
 
@@ -198,7 +198,10 @@ def _is_identity(operator_name: str, value: Value) -> bool:
     array = array_of(value)
     if array is None or not 0 < array.size <= _SEARCHED or not (value.dtype.is_float or value.dtype.is_integer):
         return False
-    if operator_name in ("Mul", "Div"):
+    is_factor = operator_name in ("Mul", "Div")
+    if array.size == 1 and array.item() != is_factor:
+        return False
+    if is_factor:
         return bool((array == 1).all())
     if (array != 0).any():
         return False

@@ -35,7 +35,7 @@ def eliminate_transpose(graph: Graph) -> Graph:
     Reshape(Transpose(Reshape(x))) is simplified, too, if the reshapes only flatten and restore the axes before the last
     two, and the transpose exchanges the last two. Takes linear time.
     """
-    return fuse(graph, _rule, needs=("Transpose",))
+    return fuse(graph, _rule, at=(), after=("Transpose",))
 
 
 def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:

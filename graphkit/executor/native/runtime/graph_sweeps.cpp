@@ -56,12 +56,13 @@ nb::object new_object(PyTypeObject* type) {
 class GraphSweeps {
   public:
     GraphSweeps(nb::type_object node, nb::type_object value, nb::object serials, nb::object same_type,
-                nb::object no_attributes)
+                nb::object no_attributes, nb::type_object tensor_type)
         : node_(std::move(node)),
           value_(std::move(value)),
           serials_(std::move(serials)),
           same_type_(std::move(same_type)),
           no_attributes_(std::move(no_attributes)),
+          tensor_type_(std::move(tensor_type)),
           role_(nb::steal(PyUnicode_InternFromString("data"))),
           name_(nb::steal(PyUnicode_InternFromString("name"))),
           op_of(node_, "op"),
@@ -77,13 +78,17 @@ class GraphSweeps {
           value_name(value_, "name"),
           role_of(value_, "role"),
           attributes_of(value_, "attrs"),
-          value_serial(value_, "serial") {}
+          value_serial(value_, "serial"),
+          elements_of(tensor_type_, "value") {}
 
     nb::list topological(const nb::list& values, const nb::set& stop) const;
     bool reads_only(const nb::tuple& nodes, const nb::set& known) const;
     nb::object copied(nb::handle node, const nb::tuple& inputs) const;
+    void copy_all(const nb::tuple& nodes, nb::handle scope, const nb::dict& table) const;
     Py_ssize_t copy_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
-                          nb::handle counts) const;
+                          nb::handle counts, nb::handle constant, nb::handle after) const;
+    Py_ssize_t merge_until(const nb::tuple& nodes, Py_ssize_t start, const nb::dict& table, const nb::dict& numbers,
+                           const nb::dict& seen) const;
 
   private:
     PyObject* checked(PyObject* object, nb::handle type) const {
@@ -113,13 +118,20 @@ class GraphSweeps {
         slot.set(object, serial.ptr());
     }
     bool has_same_types(PyObject* given, PyObject* before) const;
-    nb::object with_inputs(PyObject* node, PyObject* given) const;
+    nb::object replaced_inputs(PyObject* before, const nb::dict& table) const;
+    nb::object with_inputs(PyObject* node, PyObject* given, PyObject* scope) const;
+    void record_all(PyObject* node, PyObject* copy, const nb::dict& table, nb::handle counts) const;
     nb::object output(PyObject* before, PyObject* node) const;
+    bool is_among(PyObject* op, nb::handle names) const;
+    bool reads_results_of(PyObject* given, nb::handle names) const;
+    bool is_foldable(PyObject* node, PyObject* given, nb::handle constant) const;
+    nb::object merge_key(PyObject* node, PyObject* given, const nb::dict& numbers) const;
     void record(PyObject* before, PyObject* after, const nb::dict& table, nb::handle counts) const;
 
-    nb::object node_, value_, serials_, same_type_, no_attributes_, role_, name_;
+    nb::object node_, value_, serials_, same_type_, no_attributes_, tensor_type_, role_, name_;
     Slot op_of, inputs_of, outputs_of, node_name, meta_of, scope_of, node_serial;
     Slot producer_of, index_of, type_of, value_name, role_of, attributes_of, value_serial;
+    Slot elements_of;
 };
 
 // Returns the nodes that `values` depend on, each after its operands; see `topological` in graph.py.
@@ -220,14 +232,39 @@ nb::object GraphSweeps::output(PyObject* before, PyObject* node) const {
     return made;
 }
 
-// Returns the node with other operands of the same types.
-nb::object GraphSweeps::with_inputs(PyObject* node, PyObject* given) const {
+// Returns the operands `before` with those that `table` maps to others replaced; no object if none is.
+nb::object GraphSweeps::replaced_inputs(PyObject* before, const nb::dict& table) const {
+    nb::object given;
+    const Py_ssize_t operands = PyDict_GET_SIZE(table.ptr()) == 0 ? 0 : PyTuple_GET_SIZE(before);
+    for (Py_ssize_t i = 0; i < operands; ++i) {
+        PyObject* const found = PyDict_GetItemWithError(table.ptr(), PyTuple_GET_ITEM(before, i));
+        if (found == nullptr) {
+            require(PyErr_Occurred() == nullptr);
+            continue;
+        }
+        if (!given.is_valid()) {
+            given = nb::steal(PyTuple_New(operands));
+            require(given.is_valid());
+            for (Py_ssize_t j = 0; j < operands; ++j) {
+                PyTuple_SET_ITEM(given.ptr(), j, Py_NewRef(PyTuple_GET_ITEM(before, j)));
+            }
+        }
+        PyObject* const replaced = PyTuple_GET_ITEM(given.ptr(), i);
+        PyTuple_SET_ITEM(given.ptr(), i, Py_NewRef(found));
+        Py_DECREF(replaced);
+    }
+    return given;
+}
+
+// Returns the node with other operands of the same types, in a scope.
+nb::object GraphSweeps::with_inputs(PyObject* node, PyObject* given, PyObject* scope) const {
     nb::object made = new_object(reinterpret_cast<PyTypeObject*>(node_.ptr()));
     PyObject* const copy = made.ptr();
     inputs_of.set(copy, given);
-    for (const Slot* slot : {&op_of, &node_name, &meta_of, &scope_of}) {
+    for (const Slot* slot : {&op_of, &node_name, &meta_of}) {
         slot->set(copy, slot->get(node));
     }
+    scope_of.set(copy, scope);
     set_serial(node_serial, copy);
     PyObject* const results = outputs_of.get(node);
     const Py_ssize_t count = PyTuple_GET_SIZE(results);
@@ -245,7 +282,17 @@ nb::object GraphSweeps::copied(nb::handle node, const nb::tuple& given) const {
     if (!has_same_types(given.ptr(), inputs(node.ptr()))) {
         return nb::none();
     }
-    return with_inputs(node.ptr(), given.ptr());
+    return with_inputs(node.ptr(), given.ptr(), scope_of.get(node.ptr()));
+}
+
+// Copies all nodes with the operands that `table` maps to others, and adds their outputs to `table`.
+void GraphSweeps::copy_all(const nb::tuple& nodes, nb::handle scope, const nb::dict& table) const {
+    for (const nb::handle node : nodes) {
+        PyObject* const before = inputs(node.ptr());
+        const nb::object given = replaced_inputs(before, table);
+        const nb::object copy = with_inputs(node.ptr(), given.is_valid() ? given.ptr() : before, scope.ptr());
+        record_all(node.ptr(), copy.ptr(), table, nb::none());
+    }
 }
 
 // Records that `after` replaces `before`. counts: of their uses, or None.
@@ -264,39 +311,78 @@ void GraphSweeps::record(PyObject* before, PyObject* after, const nb::dict& tabl
     require(PyDict_SetItem(counts.ptr(), after, count.ptr()) == 0);
 }
 
+// Records that the results of `copy` replace those of `node`.
+void GraphSweeps::record_all(PyObject* node, PyObject* copy, const nb::dict& table, nb::handle counts) const {
+    PyObject* const results = outputs_of.get(node);
+    PyObject* const copies = outputs_of.get(copy);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(results); ++i) {
+        record(PyTuple_GET_ITEM(results, i), PyTuple_GET_ITEM(copies, i), table, counts);
+    }
+}
+
+// Returns whether the name of an operator is in a set.
+bool GraphSweeps::is_among(PyObject* op, nb::handle names) const {
+    const nb::object name = nb::steal(PyObject_GetAttr(op, name_.ptr()));
+    require(name.is_valid());
+    const int found = PySet_Contains(names.ptr(), name.ptr());
+    require(found >= 0);
+    return found == 1;
+}
+
+// Returns whether an operand is the result of an operator whose name is in a set.
+bool GraphSweeps::reads_results_of(PyObject* given, nb::handle names) const {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); ++i) {
+        PyObject* const made = producer(PyTuple_GET_ITEM(given, i));
+        if (made != nullptr && is_among(op_of.get(made), names)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Returns whether a node has only constants as operands, or a result whose elements inference knows. Constants
+// themselves are not foldable. constant: the class of their operators.
+bool GraphSweeps::is_foldable(PyObject* node, PyObject* given, nb::handle constant) const {
+    auto* const type = reinterpret_cast<PyTypeObject*>(constant.ptr());
+    if (PyObject_TypeCheck(op_of.get(node), type)) {
+        return false;
+    }
+    PyObject* const results = outputs_of.get(node);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(results); ++i) {
+        PyObject* const kind = type_of.get(checked(PyTuple_GET_ITEM(results, i), value_));
+        if (PyObject_TypeCheck(kind, reinterpret_cast<PyTypeObject*>(tensor_type_.ptr())) &&
+            elements_of.get(kind) != Py_None) {
+            return true;
+        }
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); ++i) {
+        PyObject* const operand = PyTuple_GET_ITEM(given, i);
+        PyObject* const made = producer(operand);
+        if (operand != Py_None && (made == nullptr || !PyObject_TypeCheck(op_of.get(made), type))) {
+            return false;
+        }
+    }
+    return true;
+}
+
 // Copies the nodes from `start` on that read replaced values, and records the copies. Stops at the first node whose
-// operator is in `at`, or whose operands have other types than before, and returns its position.
+// operator is in `at`, or whose operands have other types than before, and returns its position. constant: None, or
+// the class of constants; then the sweep stops at foldable nodes, too. after: None, or names of operators; then the
+// sweep stops at nodes that read their results, too.
 Py_ssize_t GraphSweeps::copy_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
-                                   nb::handle counts) const {
+                                   nb::handle counts, nb::handle constant, nb::handle after) const {
     const auto count = static_cast<Py_ssize_t>(nodes.size());
     for (Py_ssize_t position = start; position < count; ++position) {
         PyObject* const node = PyTuple_GET_ITEM(nodes.ptr(), position);
         PyObject* const before = inputs(node);
-        const nb::object name = nb::steal(PyObject_GetAttr(op_of.get(node), name_.ptr()));
-        require(name.is_valid());
-        const int stops = PySet_Contains(at.ptr(), name.ptr());
-        require(stops >= 0);
-        if (stops == 1) {
+        if (is_among(op_of.get(node), at)) {
             return position;
         }
-        nb::object given;
-        const Py_ssize_t operands = PyDict_GET_SIZE(table.ptr()) == 0 ? 0 : PyTuple_GET_SIZE(before);
-        for (Py_ssize_t i = 0; i < operands; ++i) {
-            PyObject* const found = PyDict_GetItemWithError(table.ptr(), PyTuple_GET_ITEM(before, i));
-            if (found == nullptr) {
-                require(PyErr_Occurred() == nullptr);
-                continue;
-            }
-            if (!given.is_valid()) {
-                given = nb::steal(PyTuple_New(operands));
-                require(given.is_valid());
-                for (Py_ssize_t j = 0; j < operands; ++j) {
-                    PyTuple_SET_ITEM(given.ptr(), j, Py_NewRef(PyTuple_GET_ITEM(before, j)));
-                }
-            }
-            PyObject* const replaced = PyTuple_GET_ITEM(given.ptr(), i);
-            PyTuple_SET_ITEM(given.ptr(), i, Py_NewRef(found));
-            Py_DECREF(replaced);
+        const nb::object given = replaced_inputs(before, table);
+        PyObject* const operands = given.is_valid() ? given.ptr() : before;
+        if ((!constant.is_none() && is_foldable(node, operands, constant)) ||
+            (!after.is_none() && reads_results_of(operands, after))) {
+            return position;
         }
         if (!given.is_valid()) {
             continue;
@@ -304,12 +390,64 @@ Py_ssize_t GraphSweeps::copy_until(const nb::tuple& nodes, Py_ssize_t start, nb:
         if (!has_same_types(given.ptr(), before)) {
             return position;
         }
-        const nb::object copy = with_inputs(node, given.ptr());
-        PyObject* const results = outputs_of.get(node);
-        PyObject* const copies = outputs_of.get(copy.ptr());
-        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(results); ++i) {
-            record(PyTuple_GET_ITEM(results, i), PyTuple_GET_ITEM(copies, i), table, counts);
+        const nb::object copy = with_inputs(node, given.ptr(), scope_of.get(node));
+        record_all(node, copy.ptr(), table, counts);
+    }
+    return count;
+}
+
+// Returns (number of the operator, operands): equal for equal nodes. No object if Python must look at the node, because
+// its operator is random or has subgraphs.
+//
+// numbers: The numbers of operators, by their addresses and by the operators themselves. 0 means that Python must look.
+nb::object GraphSweeps::merge_key(PyObject* node, PyObject* given, const nb::dict& numbers) const {
+    PyObject* const op = op_of.get(node);
+    const nb::object address = nb::steal(PyLong_FromVoidPtr(op));
+    require(address.is_valid());
+    nb::object number = nb::borrow(PyDict_GetItemWithError(numbers.ptr(), address.ptr()));
+    if (!number.is_valid()) {
+        require(PyErr_Occurred() == nullptr);
+        const nb::object operation = nb::borrow(op);
+        const bool is_plain = nb::hasattr(operation, "_graphs") &&
+                              PyObject_Size(nb::object(operation.attr("_graphs")).ptr()) == 0 &&
+                              !nb::cast<bool>(operation.attr("random"));
+        number = nb::int_(is_plain ? PyDict_GET_SIZE(numbers.ptr()) + 1 : 0);
+        if (is_plain) {
+            number = nb::borrow(PyDict_SetDefault(numbers.ptr(), op, number.ptr()));
+            require(number.is_valid());
         }
+        require(PyDict_SetItem(numbers.ptr(), address.ptr(), number.ptr()) == 0);
+    }
+    const bool is_plain = nb::cast<Py_ssize_t>(number) != 0;
+    return is_plain ? nb::object(nb::make_tuple(number, nb::handle(given))) : nb::object();
+}
+
+// Copies the nodes from `start` on that read replaced values, and records the copies. `seen` contains the first node
+// of each key. Stops at the first node that may be equal to an earlier one, that Python must look at (see `merge_key`),
+// or whose operands have other types than before, and returns its position.
+Py_ssize_t GraphSweeps::merge_until(const nb::tuple& nodes, Py_ssize_t start, const nb::dict& table,
+                                    const nb::dict& numbers, const nb::dict& seen) const {
+    const auto count = static_cast<Py_ssize_t>(nodes.size());
+    for (Py_ssize_t position = start; position < count; ++position) {
+        PyObject* node = PyTuple_GET_ITEM(nodes.ptr(), position);
+        PyObject* const before = inputs(node);
+        const nb::object given = replaced_inputs(before, table);
+        const nb::object key = merge_key(node, given.is_valid() ? given.ptr() : before, numbers);
+        if (!key.is_valid()) {
+            return position;
+        }
+        const int known = PyDict_Contains(seen.ptr(), key.ptr());
+        require(known >= 0);
+        if (known == 1 || (given.is_valid() && !has_same_types(given.ptr(), before))) {
+            return position;
+        }
+        if (!given.is_valid()) {
+            require(PyDict_SetItem(seen.ptr(), key.ptr(), node) == 0);
+            continue;
+        }
+        const nb::object copy = with_inputs(node, given.ptr(), scope_of.get(node));
+        record_all(node, copy.ptr(), table, nb::none());
+        require(PyDict_SetItem(seen.ptr(), key.ptr(), copy.ptr()) == 0);
     }
     return count;
 }
@@ -318,17 +456,26 @@ Py_ssize_t GraphSweeps::copy_until(const nb::tuple& nodes, Py_ssize_t start, nb:
 
 GRAPHKIT_BINDINGS(graph_sweeps) {
     nb::class_<GraphSweeps>(m, "GraphSweeps", "Sweeps over graphs; see graphkit.ir.sweeps.")
-        .def(nb::init<nb::type_object, nb::type_object, nb::object, nb::object, nb::object>(), "node"_a, "value"_a,
-             "serials"_a, "same_type"_a, "no_attributes"_a)
+        .def(nb::init<nb::type_object, nb::type_object, nb::object, nb::object, nb::object, nb::type_object>(),
+             "node"_a, "value"_a, "serials"_a, "same_type"_a, "no_attributes"_a, "tensor_type"_a)
         .def("topological", &GraphSweeps::topological, "values"_a, "stop"_a,
              nb::sig("def topological(self, values: list[typing.Any], stop: set[typing.Any]) -> list[typing.Any]"))
         .def("reads_only", &GraphSweeps::reads_only, "nodes"_a, "known"_a,
              nb::sig("def reads_only(self, nodes: tuple[typing.Any, ...], known: set[typing.Any]) -> bool"))
         .def("copied", &GraphSweeps::copied, "node"_a, "inputs"_a,
              nb::sig("def copied(self, node: object, inputs: tuple[typing.Any, ...]) -> typing.Any"))
+        .def("copy_all", &GraphSweeps::copy_all, "nodes"_a, "scope"_a, "table"_a,
+             nb::sig("def copy_all(self, nodes: tuple[typing.Any, ...], scope: object, "
+                     "table: dict[typing.Any, typing.Any]) -> None"))
         .def("copy_until", &GraphSweeps::copy_until, "nodes"_a, "start"_a, "at"_a, "table"_a, "counts"_a.none(),
+             "constant"_a.none() = nb::none(), "after"_a.none() = nb::none(),
              nb::sig("def copy_until(self, nodes: tuple[typing.Any, ...], start: int, at: typing.AbstractSet[str], "
-                     "table: dict[typing.Any, typing.Any], counts: dict[typing.Any, int] | None) -> int"));
+                     "table: dict[typing.Any, typing.Any], counts: dict[typing.Any, int] | None, "
+                     "constant: type | None = None, after: typing.AbstractSet[str] | None = None) -> int"))
+        .def("merge_until", &GraphSweeps::merge_until, "nodes"_a, "start"_a, "table"_a, "numbers"_a, "seen"_a,
+             nb::sig("def merge_until(self, nodes: tuple[typing.Any, ...], start: int, "
+                     "table: dict[typing.Any, typing.Any], numbers: dict[typing.Any, int], "
+                     "seen: dict[typing.Any, typing.Any]) -> int"));
 }
 
 }  // namespace graphkit
