@@ -66,8 +66,10 @@ void push_task(BoundArrayQueue& self, std::string name, nb::handle task, nb::lis
     const std::shared_ptr<ArrayTask> run = nb::cast<const BoundArrayTask&>(task).task;
     self.queue.push(
         std::move(name),
-        [run, externals = std::move(externals), held = keep(arrays), owner = keep(task)] { run->run(externals); },
-        states_of(reads), states_of(writes));
+        [run, externals = std::move(externals), arenas = self.queue.arenas(), held = keep(arrays), owner = keep(task)] {
+            run->run(externals, *arenas);
+        },
+        states_of(reads), states_of(writes), Runner::any);
 }
 
 void push_copy(BoundArrayQueue& self, std::string name, nb::handle source, nb::handle target, nb::handle reads,
@@ -79,14 +81,14 @@ void push_copy(BoundArrayQueue& self, std::string name, nb::handle source, nb::h
     }
     self.queue.push(
         std::move(name), [from, to, source = keep(source), target = keep(target)] { copy_strided(from, to); },
-        states_of(reads), states_of(writes));
+        states_of(reads), states_of(writes), Runner::any);
 }
 
 void push_call(BoundArrayQueue& self, std::string name, nb::callable function, nb::dict raised, nb::handle reads,
                nb::handle writes) {
     orphans().drop();
     self.queue.push(std::move(name), PythonWork{keep(function), keep(raised), self.numbers, false}, states_of(reads),
-                    states_of(writes));
+                    states_of(writes), Runner::worker);
 }
 
 // Like `report`, with the class of the native error.
