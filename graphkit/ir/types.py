@@ -124,6 +124,7 @@ _LIMITS = {d: (int(i.min), int(i.max)) for d in INTEGERS for i in [np.iinfo(d.va
 # length.
 _MAX_SIZE = (1 << 63) - 1
 
+_NAMES = {d.value: d for d in DType}
 _PYTHON_TYPES = {float: DType.FLOAT32, int: DType.INT64, bool: DType.BOOL, str: DType.STRING}
 
 
@@ -149,17 +150,21 @@ def dtype_of(spec: Any) -> DType:
         return spec
     if spec in _PYTHON_TYPES:
         return _PYTHON_TYPES[spec]
-    name = spec if isinstance(spec, str) else None
-    if name is None:
-        try:
-            descriptor = np.dtype(spec)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"unknown dtype {spec!r}: {error}") from None
-        name = "string" if descriptor.kind in "OUST" else descriptor.name
+    if isinstance(spec, str) and spec in _NAMES:
+        return _NAMES[spec]
     try:
-        return DType({"bool_": "bool", "object": "string", "str": "string"}.get(name, name))
-    except ValueError:
-        raise UsageError(f"unknown dtype {name!r}{did_you_mean(name, [d.value for d in DType])}") from None
+        descriptor = np.dtype(spec)
+    except (TypeError, ValueError) as error:
+        if isinstance(spec, str):
+            raise UsageError(f"unknown dtype {spec!r}{did_you_mean(spec, list(_NAMES))}") from None
+        raise UsageError(f"unknown dtype {spec!r}: {error}") from None
+    # Arrays of another byte order are converted, so their dtype is accepted, but no result has that order.
+    if isinstance(spec, str) and not descriptor.isnative:
+        raise UsageError(f"dtype {spec!r} has another byte order than this machine: write {descriptor.name!r}")
+    found = DType.STRING if descriptor.kind in "OUST" else _NAMES.get(descriptor.name)
+    if found is None:
+        raise UsageError(f"graphkit has no dtype {spec!r} ({descriptor}); there are {', '.join(_NAMES)}")
+    return found
 
 
 def _dims(shape: Iterable[Any]) -> tuple[Dim, ...]:

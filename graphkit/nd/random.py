@@ -10,19 +10,17 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import BAD_VALUE, UsageError
+from graphkit.executor.run.random_kernel import DTYPES, random_kernel
 from graphkit.ir.types import DType, dtype_of
 from graphkit.nd.calls import generator, random_state
 from graphkit.nd.creation import Shape, sizes
-from graphkit.nd.hybrid import hybridize
 from graphkit.nd.ndarray import NDArray, own
 from graphkit.nd.operators import call
-from graphkit.nd.runtime import settings
+from graphkit.nd.runtime import queue, settings
 from graphkit.ops import F
 from graphkit.signatures import shown
 
-_HALVES = (DType.FLOAT16.value, DType.BFLOAT16.value)
-# From this number of elements on, a second pass over memory costs more than compiling a program for the bounds.
-_LARGE = 1 << 18
+_NAMES = {"random_uniform": "RandomUniform", "random_normal": "RandomNormal"}
 
 
 def seed(number: int) -> None:
@@ -42,9 +40,7 @@ def uniform(low: float = 0.0, high: float = 1.0, shape: Shape = (1,), dtype: Any
     if not math.isfinite(end - start):
         # Half of the range fits into float64.
         return F.mul(uniform(start / 2, end / 2, shape, kind), np.array(2.0, kind.numpy))  # type: ignore[return-value]
-    if settings.capture is not None or _is_large(shape, kind):
-        return _drawn("random_uniform", shape, kind, low=start, high=end)
-    return _moved("random_uniform", shape, kind, start, end - start)
+    return _drawn("random_uniform", shape, kind, start, end - start, low=start, high=end)
 
 
 def normal(loc: float = 0.0, scale: float = 1.0, shape: Shape = (1,), dtype: Any = "float32") -> NDArray:
@@ -53,9 +49,7 @@ def normal(loc: float = 0.0, scale: float = 1.0, shape: Shape = (1,), dtype: Any
     Raises UsageError if one of these is not a number.
     """
     mean, deviation, kind = _real("normal", "loc", loc), _real("normal", "scale", scale), dtype_of(dtype)
-    if settings.capture is not None or _is_large(shape, kind):
-        return _drawn("random_normal", shape, kind, mean=mean, scale=deviation)
-    return _moved("random_normal", shape, kind, mean, deviation)
+    return _drawn("random_normal", shape, kind, mean, deviation, mean=mean, scale=deviation)
 
 
 def randint(low: int, high: int, shape: Shape = (1,), dtype: Any = "int32") -> NDArray:
@@ -91,29 +85,18 @@ def _real(function: str, name: str, value: Any) -> float:
         raise UsageError(f"{function}: {name} must be a number, not {shown(value)}") from None
 
 
-def _is_large(shape: Shape, kind: DType) -> bool:
-    """Whether drawing and scaling in one pass is worth a program for the bounds. Half types gain nothing."""
-    return kind.value not in _HALVES and math.prod(sizes(shape)) >= _LARGE
+def _drawn(function: str, shape: Shape, kind: DType, first: float, second: float, **attributes: float) -> NDArray:
+    """Draw numbers, or return a value that is drawn in each call of the function that is being traced.
 
-
-def _moved(function: str, shape: Shape, kind: DType, start: float, factor: float) -> NDArray:
-    """Return start + factor * drawn, computed in float64 and rounded once. One program serves all numbers."""
-    if start == 0 and factor == 1:
-        return _drawn(function, shape, kind)
-    numbers = own(np.array(start, np.float64)), own(np.array(factor, np.float64))
-    return _linear(*numbers, function, sizes(shape), kind.value)  # type: ignore[no-any-return]
-
-
-@hybridize
-def _linear(start: Any, factor: Any, function: str, shape: tuple[int, ...], dtype: str) -> Any:
-    # Half types are drawn in float32, and rounded after the scaling.
-    drawn = getattr(F, function)(shape=shape, dtype="float32" if dtype in _HALVES else dtype)
-    return F.cast(F.add(start, F.mul(factor, F.cast(drawn, to=DType.FLOAT64))), to=dtype)
-
-
-def _drawn(function: str, shape: Shape, kind: DType, **attributes: float) -> NDArray:
-    """Draw numbers, or return a value that is drawn in each call of the function that is being traced."""
-    options = {"shape": sizes(shape), "dtype": kind, **attributes}
+    first + second * (standard number) is the same law as that of the attributes of the operator.
+    """
+    given = sizes(shape)
     if settings.capture is not None:
-        return getattr(F, function)(**options)  # type: ignore[no-any-return]
-    return call(function, random_state(), **options)  # type: ignore[no-any-return]
+        return getattr(F, function)(shape=given, dtype=kind, **attributes)  # type: ignore[no-any-return]
+    if kind not in DTYPES:
+        return call(function, random_state(), shape=given, dtype=kind, **attributes)  # type: ignore[no-any-return]
+    name = _NAMES[function]
+    kernel = random_kernel(name, function == "random_normal", first, second, given, kind)
+    state, made = random_state(), own(np.empty(given, kind.numpy))
+    queue().push_kernel(name, kernel, [state._data], made._data, (state._memory.state,), made._memory.state)
+    return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import graphkit as gk
 from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir.dims import symbol
 from graphkit.ir.tensor import Tensor
@@ -31,9 +32,29 @@ def test_dtype_of_python_types() -> None:
     assert [dtype_of(t) for t in (float, int, bool, str)] == [DType.FLOAT32, DType.INT64, DType.BOOL, DType.STRING]
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("f4", "float32"), ("=f4", "float32"), ("double", "float64"), ("e", "float16"), ("i8", "int64"), ("u1", "uint8"),
+     ("?", "bool"), ("O", "string"), (np.dtype("f8"), "float64"), (np.float16, "float16")]
+)  # fmt: skip
+def test_numpys_names_of_dtypes(name: object, expected: str) -> None:
+    assert dtype_of(name).value == expected
+    assert str(gk.input("x", [2], name).tensor.dtype) == expected
+
+
+def test_dtypes_of_another_byte_order() -> None:
+    other = np.dtype("f4").newbyteorder("S")
+    assert dtype_of(other) is DType.FLOAT32  # arrays are converted
+    with pytest.raises(UsageError, match=r"another byte order than this machine: write 'float32'"):
+        dtype_of(other.str)
+
+
 def test_unknown_dtype() -> None:
     with pytest.raises(UsageError, match="did you mean 'float32'"):
         dtype_of("float_32")
+    for name in ("M8[ns]", np.dtype("V4"), "i4,f4"):
+        with pytest.raises(UsageError, match=r"graphkit has no dtype .*; there are float32, float64"):
+            dtype_of(name)
 
 
 def test_known_value_takes_no_part_in_equality() -> None:

@@ -62,10 +62,20 @@ class ArrayQueue:
             nbytes: Bytes of the results.
         """
         self._push_task(name, task, arrays, reads, writes, written)
-        self._bytes += nbytes
-        self._operations += 1
-        if self._bytes > _AHEAD_BYTES or self._operations > _AHEAD_OPERATIONS:
-            self.settle()
+        self._count(nbytes)
+
+    def push_kernel(
+        self,
+        name: str,
+        kernel: _native.Kernel,
+        inputs: list[np.ndarray],
+        output: np.ndarray,
+        reads: Sequence[_native.ArrayState],
+        write: _native.ArrayState,
+    ) -> None:
+        """Run a native kernel, which writes `output`."""
+        self._native.push_kernel(name, kernel, inputs, [output], reads, (write,))
+        self._count(output.nbytes)
 
     def push_copy(
         self,
@@ -77,9 +87,7 @@ class ArrayQueue:
     ) -> None:
         """Copy all elements between arrays of one shape and dtype, which may have any strides."""
         self._native.push_copy(name, source, target, reads, writes)
-        self._operations += 1
-        if self._operations > _AHEAD_OPERATIONS:
-            self.settle()
+        self._count(0)
 
     def push_call(
         self,
@@ -90,6 +98,13 @@ class ArrayQueue:
     ) -> None:
         """Call a Python function."""
         self._native.push_call(name, function, self._raised, reads, writes)
+
+    def _count(self, nbytes: int) -> None:
+        """Count an operation with results of `nbytes` bytes. Wait if too much is pending."""
+        self._bytes += nbytes
+        self._operations += 1
+        if self._bytes > _AHEAD_BYTES or self._operations > _AHEAD_OPERATIONS:
+            self.settle()
 
     def wait(self, state: _native.ArrayState, *, exclusive: bool = False) -> BaseException | None:
         """Wait for earlier operations that write an array and, with `exclusive`, read it. Return the array's error."""

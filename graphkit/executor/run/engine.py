@@ -46,7 +46,10 @@ WORTH_SECONDS = 0.5e-3
 
 
 class Work(NamedTuple):
-    """The record of one operation: engine, worker, and start and end in nanoseconds of the monotonic clock."""
+    """The record of one operation: engine, worker, and start and end in nanoseconds of the monotonic clock.
+
+    The worker is -1 if a thread that waited ran the operation.
+    """
 
     engine: int
     worker: int

@@ -179,7 +179,8 @@ class Profile:
         for run in self._runs:
             events += self._run_events(run, process, origin)
         for row in sorted({(w.engine, w.worker) for w in self._work}):
-            events.append(_named("thread_name", process, _row(*row), f"engine {row[0]}, worker {row[1]}"))
+            kind = f"worker {row[1]}" if row[1] >= 0 else "threads that wait"
+            events.append(_named("thread_name", process, _row(*row), f"engine {row[0]}, {kind}"))
         for w in self._work:
             thread = _row(w.engine, w.worker)
             events.append(_slice(w.operation, "engine", process, thread, w.start - origin, w.end - origin))

@@ -11,36 +11,6 @@ namespace {
 std::atomic<std::uint64_t> queues{0};      // number of queues made so far
 std::atomic<std::uint64_t> operations{0};  // number of operations pushed so far
 
-// The memory of the intermediate results of a thread's current task. It grows to the largest arena that the thread
-// needed.
-class ThreadArena {
-  public:
-    ThreadArena() = default;
-    ThreadArena(const ThreadArena&) = delete;
-    ThreadArena& operator=(const ThreadArena&) = delete;
-    ~ThreadArena() { std::free(memory_); }
-
-    std::byte* at_least(std::size_t bytes) {
-        constexpr std::size_t kAlignment = 4096;
-        if (bytes > bytes_) {
-            std::free(memory_);
-            bytes_ = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-            memory_ = static_cast<std::byte*>(std::aligned_alloc(kAlignment, bytes_));
-            if (memory_ == nullptr) {
-                bytes_ = 0;
-                throw std::bad_alloc();
-            }
-        }
-        return memory_;
-    }
-
-  private:
-    std::byte* memory_ = nullptr;
-    std::size_t bytes_ = 0;
-};
-
-thread_local ThreadArena thread_arena;
-
 // An operation on arrays, which never throws: its failure becomes that of the arrays.
 struct ArrayOperation {
     std::uint64_t sequence;  // number of operations pushed before
@@ -104,6 +74,41 @@ std::shared_ptr<const Failure> UnreportedFailures::take_oldest() {
     return oldest;
 }
 
+TaskArena::~TaskArena() {
+    std::free(memory_);
+}
+
+std::byte* TaskArena::at_least(std::size_t bytes) {
+    constexpr std::size_t kPageBytes = 4096;
+    if (bytes > bytes_) {
+        std::free(memory_);
+        bytes_ = (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+        memory_ = static_cast<std::byte*>(std::aligned_alloc(kPageBytes, bytes_));
+        if (memory_ == nullptr) {
+            bytes_ = 0;
+            throw std::bad_alloc();
+        }
+    }
+    return memory_;
+}
+
+std::unique_ptr<TaskArena> TaskArenas::take() {
+    {
+        const std::lock_guard lock(mutex_);
+        if (!idle_.empty()) {
+            std::unique_ptr<TaskArena> found = std::move(idle_.back());
+            idle_.pop_back();
+            return found;
+        }
+    }
+    return std::make_unique<TaskArena>();
+}
+
+void TaskArenas::put_back(std::unique_ptr<TaskArena> arena) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(arena));
+}
+
 ArrayQueue::ArrayQueue(Engine& engine) : engine_(engine), number_(queues.fetch_add(1)) {}
 
 ArrayStatePtr ArrayQueue::state() {
@@ -119,7 +124,7 @@ const VariablePtr& ArrayQueue::variable_of(ArrayState& state) {
     return state.variable;
 }
 
-void ArrayQueue::push(std::string name, Work work, ArrayStates reads, ArrayStates writes) {
+void ArrayQueue::push(std::string name, Work work, ArrayStates reads, ArrayStates writes, Runner runner) {
     Variables read, written;
     for (const ArrayStatePtr& state : reads) {
         read.push_back(variable_of(*state));
@@ -131,7 +136,7 @@ void ArrayQueue::push(std::string name, Work work, ArrayStates reads, ArrayState
     engine_.push(std::move(label),
                  ArrayOperation{operations.fetch_add(1), std::move(name), std::move(work), std::move(reads),
                                 std::move(writes), unreported_},
-                 read, written);
+                 read, written, 0, runner);
 }
 
 std::shared_ptr<const Failure> ArrayQueue::wait(const ArrayStatePtr& state, const VariablePtr& variable, bool exclusive,
@@ -170,9 +175,11 @@ std::unique_ptr<Instance> ArrayTask::take() {
     return made;
 }
 
-void ArrayTask::run(const std::vector<void*>& externals) {
+void ArrayTask::run(const std::vector<void*>& externals, TaskArenas& arenas) {
     std::unique_ptr<Instance> instance = take();
-    instance->move(thread_arena.at_least(arena_bytes_));
+    // If the run fails, its arena is freed: a failure may be a lack of memory.
+    std::unique_ptr<TaskArena> arena = arena_bytes_ > 0 ? arenas.take() : nullptr;
+    instance->move(arena == nullptr ? nullptr : arena->at_least(arena_bytes_));
     for (std::size_t i = 0; i < externals.size(); ++i) {
         if (externals[i] != nullptr) {
             instance->set_external(static_cast<int>(i), externals[i]);
@@ -180,6 +187,9 @@ void ArrayTask::run(const std::vector<void*>& externals) {
     }
     // A task has no Python steps, and its runs are not interrupted.
     instance->run([](std::size_t) {}, [] {});
+    if (arena != nullptr) {
+        arenas.put_back(std::move(arena));
+    }
     const std::lock_guard lock(mutex_);
     idle_.push_back(std::move(instance));
 }

@@ -49,6 +49,33 @@ class UnreportedFailures {
     std::map<std::uint64_t, std::shared_ptr<const Failure>> failures_;
 };
 
+// Memory for the intermediate results of a task. It grows to the largest size that was needed.
+class TaskArena {
+  public:
+    TaskArena() = default;
+    TaskArena(const TaskArena&) = delete;
+    TaskArena& operator=(const TaskArena&) = delete;
+    ~TaskArena();
+
+    std::byte* at_least(std::size_t bytes);
+
+  private:
+    std::byte* memory_ = nullptr;
+    std::size_t bytes_ = 0;
+};
+
+// The arenas of the tasks of a queue: as many as tasks have run at the same time. A task takes the one that was used
+// last, whose memory may be in the caches.
+class TaskArenas {
+  public:
+    std::unique_ptr<TaskArena> take();
+    void put_back(std::unique_ptr<TaskArena> arena);
+
+  private:
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<TaskArena>> idle_;
+};
+
 // Pushes operations on arrays. The engine must outlive the queue.
 class ArrayQueue {
   public:
@@ -56,13 +83,15 @@ class ArrayQueue {
 
     ArrayStatePtr state();
     // Runs `work` after earlier operations on these arrays, unless one of `reads` has failed.
-    void push(std::string name, Work work, ArrayStates reads, ArrayStates writes);
+    void push(std::string name, Work work, ArrayStates reads, ArrayStates writes, Runner runner);
     // Waits for earlier writes of the array and, if `exclusive`, reads. Returns the failure of the array. The variable
     // is that of the array.
     std::shared_ptr<const Failure> wait(const ArrayStatePtr& state, const VariablePtr& variable, bool exclusive,
                                         const Engine::Poll& poll);
     // Waits for all operations. Returns the oldest failure that no wait has returned yet.
     std::shared_ptr<const Failure> wait_all(const Engine::Poll& poll);
+
+    const std::shared_ptr<TaskArenas>& arenas() const { return arenas_; }
 
     // Returns the variable of an array. Like `push`, it is called by one thread at a time, which holds the GIL.
     const VariablePtr& variable_of(ArrayState& state);
@@ -71,6 +100,8 @@ class ArrayQueue {
     Engine& engine_;
     std::uint64_t number_;
     std::shared_ptr<UnreportedFailures> unreported_ = std::make_shared<UnreportedFailures>();
+    // Operations share it, which may outlive the queue.
+    std::shared_ptr<TaskArenas> arenas_ = std::make_shared<TaskArenas>();
 };
 
 // A program that threads run at the same time. Each takes an instance of its own, and uses its own arena.
@@ -85,7 +116,7 @@ class ArrayTask {
     ArrayTask(const Program& program, std::vector<External> fixed, std::size_t arena_bytes);
 
     // Runs the program on external memory 0, 1, ...; null for memory that it does not use.
-    void run(const std::vector<void*>& externals);
+    void run(const std::vector<void*>& externals, TaskArenas& arenas);
 
   private:
     std::unique_ptr<Instance> take();

@@ -2,6 +2,7 @@
 #include "runtime/array_queue.h"
 #include "runtime/bound_engine.h"
 #include "runtime/bound_program.h"
+#include "runtime/kernel_call.h"
 #include "runtime/not_finite.h"
 #include "runtime/strided.h"
 
@@ -66,8 +67,20 @@ void push_task(BoundArrayQueue& self, std::string name, nb::handle task, nb::lis
     const std::shared_ptr<ArrayTask> run = nb::cast<const BoundArrayTask&>(task).task;
     self.queue.push(
         std::move(name),
-        [run, externals = std::move(externals), held = keep(arrays), owner = keep(task)] { run->run(externals); },
-        states_of(reads), states_of(writes));
+        [run, externals = std::move(externals), arenas = self.queue.arenas(), held = keep(arrays), owner = keep(task)] {
+            run->run(externals, *arenas);
+        },
+        states_of(reads), states_of(writes), Runner::any);
+}
+
+void push_kernel(BoundArrayQueue& self, std::string name, nb::handle kernel, nb::list inputs, nb::list outputs,
+                 nb::handle reads, nb::handle writes) {
+    orphans().drop();
+    self.queue.push(
+        std::move(name),
+        [call = open_call(nb::cast<const Kernel&>(kernel), inputs, outputs), owner = keep(kernel), in = keep(inputs),
+         out = keep(outputs)] { call.run(); },
+        states_of(reads), states_of(writes), Runner::any);
 }
 
 void push_copy(BoundArrayQueue& self, std::string name, nb::handle source, nb::handle target, nb::handle reads,
@@ -79,14 +92,14 @@ void push_copy(BoundArrayQueue& self, std::string name, nb::handle source, nb::h
     }
     self.queue.push(
         std::move(name), [from, to, source = keep(source), target = keep(target)] { copy_strided(from, to); },
-        states_of(reads), states_of(writes));
+        states_of(reads), states_of(writes), Runner::any);
 }
 
 void push_call(BoundArrayQueue& self, std::string name, nb::callable function, nb::dict raised, nb::handle reads,
                nb::handle writes) {
     orphans().drop();
     self.queue.push(std::move(name), PythonWork{keep(function), keep(raised), self.numbers, false}, states_of(reads),
-                    states_of(writes));
+                    states_of(writes), Runner::worker);
 }
 
 // Like `report`, with the class of the native error.
@@ -134,7 +147,7 @@ nb::object wait_all_arrays(BoundArrayQueue& self) {
 
 }  // namespace
 
-GRAPHKIT_BINDINGS(array_queue, "engine", "program") {
+GRAPHKIT_BINDINGS(array_queue, "engine", "program", "kernel_call") {
     nb::class_<BoundArrayState>(m, "ArrayState", "The state of an array's memory: pending operations, and a failure.");
 
     nb::class_<BoundArrayTask>(m, "ArrayTask", "A program without Python steps, which an ArrayQueue runs.")
@@ -152,6 +165,11 @@ GRAPHKIT_BINDINGS(array_queue, "engine", "program") {
                     "collections.abc.Sequence[ArrayState], writes: collections.abc.Sequence[ArrayState], written: int) "
                     "-> None"),
             "Run a task on its inputs and results, the last `written` arrays.")
+        .def("push_kernel", &push_kernel, "name"_a, "kernel"_a, "inputs"_a, "outputs"_a, "reads"_a, "writes"_a,
+             nb::sig("def push_kernel(self, name: str, kernel: Kernel, inputs: list[numpy.ndarray], outputs: "
+                     "list[numpy.ndarray], reads: collections.abc.Sequence[ArrayState], writes: "
+                     "collections.abc.Sequence[ArrayState]) -> None"),
+             "Run a kernel. The caller must not change the lists afterwards.")
         .def("push_copy", &push_copy, "name"_a, "source"_a, "target"_a, "reads"_a, "writes"_a,
              nb::sig("def push_copy(self, name: str, source: numpy.ndarray, target: numpy.ndarray, reads: "
                      "collections.abc.Sequence[ArrayState], writes: collections.abc.Sequence[ArrayState]) -> None"),

@@ -8,8 +8,8 @@
 #include <pthread.h>
 #endif
 
+#include "runtime/engine_state.h"
 #include "runtime/threads.h"
-#include "runtime/variable.h"
 
 namespace graphkit {
 namespace {
@@ -34,90 +34,16 @@ int fork_count() {
 
 std::atomic<std::uint64_t> engines{0};  // number of engines made so far; the next engine's number
 
-// The number of the engine that this worker thread belongs to; kNever for other threads.
+// The number of the engine whose operations this thread runs; kNever for other threads.
 thread_local std::uint64_t current = kNever;
 
 }  // namespace
 
-class Engine::State : public std::enable_shared_from_this<Engine::State> {
-  public:
-    explicit State(int workers) : id_(engines.fetch_add(1)), workers_(workers), forks_(fork_count()) {}
+Engine::State::State(int workers) : id_(engines.fetch_add(1)), workers_(workers), forks_(fork_count()) {}
 
-    void start();
-    void push(EngineOperation&& made, const Variables& reads, const Variables& writes);
-    std::shared_ptr<const Failure> wait(const VariablePtr& variable, bool exclusive, const Poll& poll);
-    std::shared_ptr<const Failure> wait_all(const Poll& poll);
-    void cancel();
-    void stop();
-    bool join(std::chrono::milliseconds patience, const Poll& poll);
-    bool elsewhere() const { return forks_ != fork_count(); }
-
-    std::uint64_t id() const { return id_; }
-    int workers() const { return workers_; }
-    std::size_t pending() const {
-        check_caller();
-        const std::lock_guard lock(mutex_);
-        return operations_.size();
-    }
-    void trace(bool on) {
-        check_caller();
-        const std::lock_guard lock(mutex_);
-        tracing_ = on;
-    }
-    std::vector<Event> take_events() {
-        check_caller();
-        const std::lock_guard lock(mutex_);
-        return std::exchange(events_, {});
-    }
-
-  private:
-    using Lock = std::unique_lock<std::mutex>;
-
-    void work(int worker);
-    std::size_t submit(EngineOperation&& made, const Variables& reads, const Variables& writes);
-    std::size_t finish(EngineOperation& operation, std::shared_ptr<const Failure> failure);
-    void erase(const EngineOperation& operation);
-    std::size_t settle(std::vector<EngineOperation*>& ready);
-    std::shared_ptr<const Failure> obstacle(const EngineOperation& operation) const;
-    void wake(std::size_t count);
-    void check_caller() const;
-    void check_waiter() const;
-    template <typename Done>
-    void wait_until(Lock& lock, const Poll& poll, Done&& done);
-
-    // Whether the variable has a failure that keeps the operation of this sequence number from running.
-    bool failed(const Variable& variable, std::uint64_t sequence) const {
-        const bool forgiven = variable.failed_by < forgiven_before_ && sequence >= forgiven_before_;
-        return variable.failure != nullptr && sequence < variable.usable_from && !forgiven;
-    }
-
-    static bool later(const EngineOperation* a, const EngineOperation* b) {
-        return a->priority != b->priority ? a->priority < b->priority : a->sequence > b->sequence;
-    }
-
-    const std::uint64_t id_;
-    const int workers_;
-    const int forks_;
-    mutable std::mutex mutex_;
-    std::condition_variable work_;  // for workers: an operation is ready, or the engine stops
-    std::condition_variable done_;  // for threads that wait
-
-    std::list<EngineOperation> operations_;  // not done, oldest first
-    std::vector<EngineOperation*> ready_;    // heap: the first element runs next
-    std::uint64_t next_ = 0;
-    std::uint64_t cancelled_before_ = 0;
-    std::uint64_t forgiven_before_ = 0;
-    std::uint64_t awaited_ = kNever;  // a thread waits until all operations with lower numbers are done
-    std::map<std::uint64_t, std::shared_ptr<const Failure>> unreported_;
-
-    int idle_ = 0;
-    // worker threads started: none before the first operation, so that an unused engine costs nothing
-    int started_ = 0;
-    int running_ = 0;  // worker threads that have not ended
-    bool stopping_ = false;
-    bool tracing_ = false;
-    std::vector<Event> events_;
-};
+bool Engine::State::elsewhere() const {
+    return forks_ != fork_count();
+}
 
 // Starts the workers. The caller holds the mutex.
 void Engine::State::start() {
@@ -134,7 +60,7 @@ void Engine::State::work(int worker) {
     Lock lock(mutex_);
     for (;;) {
         ++idle_;
-        work_.wait(lock, [this] { return stopping_ || !ready_.empty(); });
+        rest(lock);
         --idle_;
         if (ready_.empty()) {
             break;
@@ -142,30 +68,84 @@ void Engine::State::work(int worker) {
         std::pop_heap(ready_.begin(), ready_.end(), later);
         EngineOperation& operation = *ready_.back();
         ready_.pop_back();
-        std::shared_ptr<const Failure> failure = obstacle(operation);
-        if (failure == nullptr) {
-            const bool traced = tracing_;
-            lock.unlock();
-            const std::int64_t start = traced ? now() : 0;
-            try {
-                operation.work();
-            } catch (...) {
-                failure = std::make_shared<const Failure>(
-                    Failure{operation.sequence, operation.name, std::current_exception()});
-            }
-            const std::int64_t end = traced ? now() : 0;
-            operation.work = nullptr;
-            lock.lock();
-            if (traced) {
-                events_.push_back({operation.name, worker, start, end});
-            }
-        }
+        start_.release();
         // This worker takes one of the operations that became ready.
-        const std::size_t made_ready = finish(operation, std::move(failure));
+        const std::size_t made_ready = run(lock, operation, worker);
         wake(made_ready > 0 ? made_ready - 1 : 0);
     }
     --running_;
     done_.notify_all();
+}
+
+// Waits until there is an operation for a worker, or the engine stops. One of the idle workers is the watcher.
+void Engine::State::rest(Lock& lock) {
+    while (!stopping_ && (ready_.empty() || start_.held())) {
+        if (!start_.wants_watcher()) {
+            work_.wait(lock);
+            continue;
+        }
+        start_.set_watched(true);
+        const std::cv_status status = work_.wait_for(lock, start_.next_look());
+        start_.set_watched(false);
+        if (status == std::cv_status::timeout) {
+            start_.look();
+        }
+    }
+}
+
+// Runs an operation, unless a failure keeps it from running. Returns how many operations became ready to run.
+std::size_t Engine::State::run(Lock& lock, EngineOperation& operation, int worker) {
+    std::shared_ptr<const Failure> failure = obstacle(operation);
+    if (failure == nullptr) {
+        const bool traced = tracing_;
+        ++busy_;
+        lock.unlock();
+        const std::int64_t start = traced ? now() : 0;
+        try {
+            operation.work();
+        } catch (...) {
+            failure =
+                std::make_shared<const Failure>(Failure{operation.sequence, operation.name, std::current_exception()});
+        }
+        const std::int64_t end = traced ? now() : 0;
+        operation.work = nullptr;
+        lock.lock();
+        --busy_;
+        if (traced) {
+            events_.push_back({operation.name, worker, start, end});
+        }
+    }
+    return finish(operation, std::move(failure));
+}
+
+// Runs a ready operation that needed(operation) accepts on this thread, which waits. Returns whether it ran one.
+template <typename Needed>
+bool Engine::State::help(Lock& lock, Needed&& needed) {
+    // The search is short: if many operations are ready, the workers are about to take them.
+    constexpr std::size_t kMostReady = 16;
+    if (busy_ >= workers_ || ready_.size() > kMostReady) {
+        return false;
+    }
+    const auto found = std::find_if(ready_.begin(), ready_.end(), [&](const EngineOperation* operation) {
+        return operation->runner == Runner::any && needed(*operation);
+    });
+    if (found == ready_.end()) {
+        return false;
+    }
+    EngineOperation& operation = **found;
+    ready_.erase(found);
+    std::make_heap(ready_.begin(), ready_.end(), later);
+    start_.awaited();
+    const std::uint64_t previous = std::exchange(current, id_);
+    ++running_;
+    const std::size_t made_ready = run(lock, operation, -1);
+    --running_;
+    current = previous;
+    wake(made_ready);
+    if (stopping_) {
+        done_.notify_all();
+    }
+    return true;
 }
 
 void Engine::State::check_caller() const {
@@ -181,7 +161,12 @@ void Engine::State::push(EngineOperation&& made, const Variables& reads, const V
         throw NativeError("the engine is closed; operation '" + made.name + "' was not accepted");
     }
     start();
-    wake(submit(std::move(made), reads, writes));
+    const bool may_be_held = made.runner == Runner::any && operations_.empty();
+    const std::size_t made_ready = submit(std::move(made), reads, writes);
+    if (may_be_held && start_.hold()) {
+        return;
+    }
+    wake(made_ready + (start_.release() ? 1 : 0));
 }
 
 // Queues an operation at its variables. Returns how many operations became ready to run.
@@ -296,11 +281,16 @@ void Engine::State::wake(std::size_t count) {
     }
 }
 
-template <typename Done>
-void Engine::State::wait_until(Lock& lock, const Poll& poll, Done&& done) {
+// Waits until done(). Meanwhile, this thread runs operations that needed(operation) accepts.
+template <typename Done, typename Needed>
+void Engine::State::wait_until(Lock& lock, const Poll& poll, Done&& done, Needed&& needed) {
     auto next = Clock::now() + Engine::kPollInterval;
     while (!done()) {
-        if (done_.wait_until(lock, next) == std::cv_status::timeout) {
+        const bool helped = help(lock, needed);
+        if (!helped && start_.release()) {
+            wake(1);
+        }
+        if (helped ? Clock::now() >= next : done_.wait_until(lock, next) == std::cv_status::timeout) {
             lock.unlock();
             poll();
             lock.lock();
@@ -323,10 +313,14 @@ std::shared_ptr<const Failure> Engine::State::wait(const VariablePtr& variable, 
     place.mark = std::make_shared<Mark>();
     const std::shared_ptr<Mark> mark = place.mark;
     const Variables list{variable};
+    const auto uses_variable = [&](const EngineOperation& operation) {
+        const Variables& used = operation.variables;
+        return std::find(used.begin(), used.end(), variable) != used.end();
+    };
     Lock lock(mutex_);
     submit(std::move(place), exclusive ? Variables{} : list, exclusive ? list : Variables{});
     try {
-        wait_until(lock, poll, [&] { return mark->reached; });
+        wait_until(lock, poll, [&] { return mark->reached; }, uses_variable);
     } catch (...) {
         lock.lock();
         mark->abandoned = true;
@@ -342,13 +336,14 @@ std::shared_ptr<const Failure> Engine::State::wait_all(const Poll& poll) {
     check_waiter();
     Lock lock(mutex_);
     const std::uint64_t limit = next_;
-    wait_until(lock, poll, [&] {
+    const auto is_done = [&] {
         if (operations_.empty() || operations_.front().sequence >= limit) {
             return true;
         }
         awaited_ = std::min(awaited_, limit);
         return false;
-    });
+    };
+    wait_until(lock, poll, is_done, [&](const EngineOperation& operation) { return operation.sequence < limit; });
     std::shared_ptr<const Failure> first;
     if (!unreported_.empty() && unreported_.begin()->first < limit) {
         first = unreported_.begin()->second;
@@ -375,7 +370,8 @@ bool Engine::State::join(std::chrono::milliseconds patience, const Poll& poll) {
     const auto deadline = Clock::now() + patience;
     Lock lock(mutex_);
     const int own = current == id_ ? 1 : 0;  // an operation that closes its own engine must not wait for its own worker
-    wait_until(lock, poll, [&] { return running_ <= own || Clock::now() >= deadline; });
+    const auto is_done = [&] { return running_ <= own || Clock::now() >= deadline; };
+    wait_until(lock, poll, is_done, [](const EngineOperation&) { return false; });
     return running_ <= own;
 }
 
@@ -399,11 +395,13 @@ VariablePtr Engine::variable() {
     return std::make_shared<Variable>(state_->id());
 }
 
-void Engine::push(std::string name, Work work, const Variables& reads, const Variables& writes, int priority) {
+void Engine::push(std::string name, Work work, const Variables& reads, const Variables& writes, int priority,
+                  Runner runner) {
     EngineOperation made;
     made.name = std::move(name);
     made.work = std::move(work);
     made.priority = priority;
+    made.runner = runner;
     state_->push(std::move(made), reads, writes);
 }
 

@@ -42,11 +42,15 @@ using VariablePtr = std::shared_ptr<Variable>;
 using Variables = std::vector<VariablePtr>;
 using Work = std::function<void()>;
 
+// Which threads may run an operation. `any`: also a thread that waits for it. Such an operation must not run Python
+// code or wait for anything, because its thread cannot handle signals meanwhile.
+enum class Runner { worker, any };
+
 class Engine {
   public:
     struct Event {
         std::string operation;
-        int worker;
+        int worker;  // -1: a thread that waited
         std::int64_t start;  // nanoseconds of the steady clock
         std::int64_t end;
     };
@@ -68,7 +72,11 @@ class Engine {
     // of another engine, and after close.
     //
     // If one of its variables has failed, the operation does not run, and its own `writes` fail with the same failure.
-    void push(std::string name, Work work, const Variables& reads, const Variables& writes, int priority = 0);
+    //
+    // If a thread waits for an operation of Runner::any that no worker has started, it runs the operation itself,
+    // unless as many operations run as there are workers. An only operation may be held for it: see held_start.h.
+    void push(std::string name, Work work, const Variables& reads, const Variables& writes, int priority = 0,
+              Runner runner = Runner::worker);
 
     // Waits until all operations pushed before have written the variable and, if `exclusive`, have read it. Returns the
     // failure of the last operation that wrote it, if any; after that the variable is usable again. Throws NativeError

@@ -33,6 +33,7 @@ struct EngineOperation {
     std::string name;
     Work work;
     int priority = 0;
+    Runner runner = Runner::worker;
     std::uint64_t sequence = 0;
     Variables variables;
     std::vector<Claim> claims;  // one for each variable; variables hold pointers to them
