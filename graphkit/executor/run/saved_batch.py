@@ -114,7 +114,7 @@ def _batch_symbol(kind: object) -> str | None:
 
 
 def _other_axis(kinds: Mapping[str, Any], batched: frozenset[str], rows: str) -> str | None:
-    """Return which input has the number of rows elsewhere, or is no tensor; None if there is none."""
+    """Return which input has the number of rows elsewhere, or is not a tensor; None if all fit."""
     for name, kind in kinds.items():
         shape = kind.shape if isinstance(kind, TensorType) else None
         if shape is None:

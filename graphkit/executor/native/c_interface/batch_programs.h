@@ -32,7 +32,7 @@ class BatchPrograms {
   public:
     using Programs = std::vector<std::unique_ptr<SavedProgram>>;
 
-    // How a program is used: `number` runs, the last of which has only `last` rows of the batch.
+    // How a program is used: `number` runs. In the last run, only `last` rows are those of the batch.
     struct Runs {
         std::size_t program;
         std::int64_t rows;  // of the program
