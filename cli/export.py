@@ -45,6 +45,12 @@ from graphkit.train.adapter_marks import has_adapters
     help="With a .gkp file: other inputs, such as x:8,64, separated by spaces. The file gets one more program, for "
     "their sizes. Repeatable.",
 )  # fmt: skip
+@option(
+    "--batch", "sizes", group=OUTPUT, metavar="N,...",
+    help="With a .gkp file: numbers of rows, such as 1,8,32. The file gets a program for each of them, and runs "
+    "batches of any size in parts. The rows must be independent. Default: 1,8,32, if no inputs are given and the rows "
+    "of MODEL are independent.",
+)  # fmt: skip
 @partial(opset_option, what="model")
 @option(
     "--for", "purpose", group=OUTPUT, type=click.Choice(["inference"]), default=None,
@@ -85,9 +91,10 @@ from graphkit.train.adapter_marks import has_adapters
 @limit_options
 @json_option
 def command(
-    model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str, also: tuple[str, ...], opset: int | None,
-    purpose: str | None, adapters: tuple[str, ...], merge: bool, precision: str | None, keep_float32: tuple[str, ...],
-    spec: str | None, samples: int, check: bool, external_root: str | None, as_json: bool, **image: Any,
+    model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str, also: tuple[str, ...], sizes: str | None,
+    opset: int | None, purpose: str | None, adapters: tuple[str, ...], merge: bool, precision: str | None,
+    keep_float32: tuple[str, ...], spec: str | None, samples: int, check: bool, external_root: str | None,
+    as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Write MODEL as standard ONNX, and verify the file in ONNX Runtime; or write a compiled program for C.
 
@@ -99,7 +106,8 @@ def command(
     With --precision, a file whose outputs differ is not written.
 
     A .gkp file is a program for the sizes of the given inputs, and for CPUs of the kind of this one. libgraphkit.so
-    runs it from C, without Python; see graphkit build --c-runtime. With --also, it has programs for several sizes.
+    runs it from C, without Python; see graphkit build --c-runtime. With --also, it has programs for several sizes; with
+    --batch, it runs batches of any size.
 
     \b
     graphkit export run/ -o net.onnx
@@ -110,8 +118,9 @@ def command(
     graphkit export run/ audio:1,576 rate=rate.npy -o net.onnx
     graphkit export resnet-symbol.json -o resnet.onnx --shape data:N,3,224,224
     graphkit export run/ image:1,3,224,224 --also image:8,3,224,224 -o net.gkp
+    graphkit export net.onnx -o net.gkp --batch 1,8,32
     """
-    _check_output(output, precision, opset, also)
+    _check_output(output, precision, opset, also, sizes)
     check_options(precision)
     original = net = read_model(model, external_root, best=True)
     if purpose == "inference":
@@ -133,7 +142,8 @@ def command(
     given = [inputs, *(tuple(each.split()) for each in also)] if check or is_program else []
     feeds = [feeds_for(net, each, fill, seed, images_of(image)).arrays for each in given]
     if is_program:
-        return _export_program(written, output, feeds, check, as_json)
+        batch = _batch_sizes(written, output, sizes, is_default=not any(given))
+        return _export_program(written, output, feeds, batch, check, as_json)
     return _export_onnx(net, written, output, feeds[0] if check else None, opset, as_json)
 
 
@@ -155,16 +165,40 @@ def _export_onnx(
     return 0
 
 
-def _export_program(net: Model, output: str, feeds: list[dict[str, Any]], check: bool, as_json: bool) -> int:
+def _batch_sizes(net: Model, output: str, sizes: str | None, *, is_default: bool) -> list[int] | None:
+    """Return the numbers of rows of the programs. None: those of the inputs.
+
+    is_default: No inputs are given, so the model decides.
+    """
+    from graphkit.executor.run.saved_batch import DEFAULT_SIZES, find_batch, has_batch_axis
+
+    if sizes is not None:
+        try:
+            return [int(each) for each in sizes.split(",")]
+        except ValueError:
+            raise UsageError(f"--batch {sizes}: numbers of rows are expected, such as 1,8,32") from None
+    if not is_default or not has_batch_axis(net.graph):
+        return None
+    batched, why = find_batch(net.graph, [{}])
+    if batched:
+        return list(DEFAULT_SIZES)
+    log(f"{output}: only for the sizes of the inputs, not for batches of any size: {why}")
+    return None
+
+
+def _export_program(
+    net: Model, output: str, feeds: list[dict[str, Any]], batch: list[int] | None, check: bool, as_json: bool
+) -> int:
     """Write a .gkp file with a program for the shapes of each entry of `feeds`.
 
+    batch: Numbers of rows; a program for each of them.
     check: Whether the outputs are compared with Python's.
     """
     from graphkit.executor.run.saved_program import save_program
 
     shapes = [{name: array.shape for name, array in each.items() if hasattr(array, "shape")} for each in feeds]
     options = {"graph": net.graph, "params": net.params}
-    facts = save_program(options, Path(output), shapes, feeds if check else [])
+    facts = save_program(options, Path(output), shapes, feeds if check else [], batch)
     log(f"wrote {output}: {quantity(facts.steps, 'step')}, {human(facts.nbytes)}")
     if check:
         log(f"{output}: libgraphkit.so computes the same bits as Python")
@@ -173,11 +207,13 @@ def _export_program(net: Model, output: str, feeds: list[dict[str, Any]], check:
     return 0
 
 
-def _check_output(output: str, precision: str | None, opset: int | None, also: tuple[str, ...]) -> None:
+def _check_output(
+    output: str, precision: str | None, opset: int | None, also: tuple[str, ...], sizes: str | None
+) -> None:
     """Raise UsageError for an output file of an unknown format, and for options that its format lacks."""
     if not output.endswith((".onnx", ".gkp")):
         raise UsageError(f"-o {output}: the name of the output file must end in .onnx or .gkp")
     if output.endswith(".gkp") and (precision is not None or opset is not None):
         raise UsageError(f"-o {output}: --precision and --opset are for .onnx files; first write one of these")
-    if also and not output.endswith(".gkp"):
-        raise UsageError(f"-o {output}: --also is for .gkp files")
+    if (also or sizes is not None) and not output.endswith(".gkp"):
+        raise UsageError(f"-o {output}: {'--also' if also else '--batch'} is for .gkp files")

@@ -140,6 +140,29 @@ GK_API gk_status gk_set_random_state(gk_session* session, uint64_t seed, uint64_
 GK_API gk_status gk_run(gk_session* session, const void* const* inputs, size_t input_count, void* const* outputs,
                         size_t output_count);
 
+/* Batches of any size. If the rows of a batch are independent, the file says so when it is written: then
+ * gk_input_batch_axis returns the axis of an input that has the rows, and -1 for an input that all rows share.
+ * gk_output_batch_axis does the same for outputs. Otherwise, both return -1 for all numbers.
+ *
+ * gk_run_shapes runs inputs of the given shapes: input_dims[i] points to the sizes of input i, as in gk_find_program.
+ * If the file has no program for these shapes, but for other numbers of rows, 0 rows or more are computed in parts, by
+ * the programs of the file. The parts read from slices of your inputs and write to slices of your outputs. If the last
+ * part is smaller than its program, its last row is repeated, in a copy. Memory is passed as to gk_run. If the file has
+ * no programs with these sizes in the other axes, or if inputs have different numbers of rows, the status is
+ * GK_ERROR_ARGUMENT, and the text names the shapes or inputs.
+ *
+ * gk_find_output_dims writes the shape of an output for these inputs: gk_output_rank(session, output) sizes.
+ * gk_find_runs writes how often each program runs: gk_program_count(session) numbers. Programs with more rows run
+ * first. Results have the bits of runs of these programs. */
+GK_API int32_t gk_input_batch_axis(const gk_session* session, size_t input);
+GK_API int32_t gk_output_batch_axis(const gk_session* session, size_t output);
+GK_API gk_status gk_find_output_dims(gk_session* session, const int64_t* const* input_dims, size_t input_count,
+                                     size_t output, int64_t* dims);
+GK_API gk_status gk_find_runs(gk_session* session, const int64_t* const* input_dims, size_t input_count,
+                              uint64_t* runs);
+GK_API gk_status gk_run_shapes(gk_session* session, const void* const* inputs, const int64_t* const* input_dims,
+                               size_t input_count, void* const* outputs, size_t output_count);
+
 #ifdef __cplusplus
 }
 #endif

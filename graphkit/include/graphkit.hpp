@@ -5,7 +5,10 @@
  *     inputs[0].values<float>()[0] = 1.0f;
  *     std::vector<gk::Array> outputs = program.run(inputs);
  *
- * Threads may share a Program, and call all of its const functions at the same time.
+ * Threads may share a Program, and call all of its const functions at the same time. If the rows of a batch are
+ * independent, run_shapes takes batches of any size:
+ *
+ *     std::vector<gk::Array> outputs = program.run_shapes(program.make_inputs(45));
  */
 #ifndef GRAPHKIT_HPP
 #define GRAPHKIT_HPP
@@ -54,6 +57,29 @@ struct Port {
     gk_type type;
     std::vector<std::int64_t> shape;
     std::size_t bytes;
+    std::int32_t batch_axis = -1; /* the axis that has the rows of a batch; -1: none */
+
+    /* Returns the port for another shape of the same rank. */
+    Port with_shape(const std::vector<std::int64_t>& sizes) const {
+        Port found = *this;
+        found.shape = sizes;
+        found.bytes = gk_type_size(type);
+        for (std::int64_t size : sizes) {
+            const auto count = static_cast<std::size_t>(size);
+            if (size < 0 || (count > 0 && found.bytes > SIZE_MAX / count)) {
+                throw std::invalid_argument("'" + name + "' has an impossible shape");
+            }
+            found.bytes *= count;
+        }
+        return found;
+    }
+
+    /* Returns the port for another number of rows; the same one if it has no batch axis. */
+    Port with_rows(std::int64_t rows) const {
+        std::vector<std::int64_t> sizes = shape;
+        if (batch_axis >= 0) sizes[static_cast<std::size_t>(batch_axis)] = rows;
+        return with_shape(sizes);
+    }
 };
 
 /* An array of zeros of the type and shape of a port, row-major. */
@@ -93,22 +119,26 @@ class Program {
         const gk_options options{threads, max_iterations, timeout};
         gk_session* opened = nullptr;
         check(gk_open(path.c_str(), &options, &opened));
-        session_.reset(opened);
-        for (std::size_t i = 0; i < gk_input_count(opened); ++i) {
-            const std::int64_t* dims = gk_input_dims(opened, i);
-            inputs_.push_back({gk_input_name(opened, i), gk_input_type(opened, i),
-                               {dims, dims + gk_input_rank(opened, i)}, gk_input_bytes(opened, i)});
-        }
-        for (std::size_t i = 0; i < gk_output_count(opened); ++i) {
-            const std::int64_t* dims = gk_output_dims(opened, i);
-            outputs_.push_back({gk_output_name(opened, i), gk_output_type(opened, i),
-                                {dims, dims + gk_output_rank(opened, i)}, gk_output_bytes(opened, i)});
-        }
+        *this = Program(std::shared_ptr<gk_session>(opened, gk_close), opened);
+    }
+
+    /* Returns the program of the same file for inputs of these shapes. */
+    Program find(const std::vector<std::vector<std::int64_t>>& shapes) const {
+        gk_session* found = nullptr;
+        const std::vector<const std::int64_t*> dims = dims_of(shapes);
+        check(gk_find_program(session_, dims.data(), dims.size(), &found));
+        return Program(file_, found);
     }
 
     const std::vector<Port>& inputs() const noexcept { return inputs_; }
     const std::vector<Port>& outputs() const noexcept { return outputs_; }
     std::vector<Array> make_inputs() const { return {inputs_.begin(), inputs_.end()}; }
+    /* Inputs for a batch of this size. */
+    std::vector<Array> make_inputs(std::int64_t rows) const {
+        std::vector<Array> made;
+        for (const Port& port : inputs_) made.emplace_back(port.with_rows(rows));
+        return made;
+    }
     std::vector<Array> make_outputs() const { return {outputs_.begin(), outputs_.end()}; }
     std::vector<Array> run(const std::vector<Array>& inputs) const {
         std::vector<Array> outputs = make_outputs();
@@ -124,10 +154,63 @@ class Program {
         for (Array& array : outputs) made.push_back(array.data());
         check_sizes(inputs, inputs_);
         check_sizes(outputs, outputs_);
-        check(gk_run(session_.get(), given.data(), given.size(), made.data(), made.size()));
+        check(gk_run(session_, given.data(), given.size(), made.data(), made.size()));
+    }
+
+    /* Runs inputs with the shapes of their ports: see gk_run_shapes. */
+    std::vector<Array> run_shapes(const std::vector<Array>& inputs) const {
+        std::vector<std::vector<std::int64_t>> shapes;
+        std::vector<const void*> given;
+        for (const Array& array : inputs) {
+            shapes.push_back(array.port().shape);
+            given.push_back(array.data());
+        }
+        const std::vector<const std::int64_t*> dims = dims_of(shapes);
+        std::vector<Array> outputs;
+        std::vector<void*> made;
+        for (std::size_t i = 0; i < outputs_.size(); ++i) {
+            std::vector<std::int64_t> sizes(outputs_[i].shape.size() + 1);  // not empty, so that data() is not null
+            check(gk_find_output_dims(session_, dims.data(), dims.size(), i, sizes.data()));
+            sizes.pop_back();
+            outputs.emplace_back(outputs_[i].with_shape(sizes));
+        }
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+            if (inputs[i].port().type == inputs_[i].type) continue;
+            throw std::invalid_argument("the array of '" + inputs_[i].name + "' has another type");
+        }
+        for (Array& array : outputs) made.push_back(array.data());
+        check(gk_run_shapes(session_, given.data(), dims.data(), given.size(), made.data(), made.size()));
+        return outputs;
     }
 
    private:
+    Program(std::shared_ptr<gk_session> file, gk_session* session) : file_(std::move(file)), session_(session) {
+        for (std::size_t i = 0; i < gk_input_count(session); ++i) {
+            const std::int64_t* dims = gk_input_dims(session, i);
+            inputs_.push_back({gk_input_name(session, i), gk_input_type(session, i),
+                               {dims, dims + gk_input_rank(session, i)}, gk_input_bytes(session, i),
+                               gk_input_batch_axis(session, i)});
+        }
+        for (std::size_t i = 0; i < gk_output_count(session); ++i) {
+            const std::int64_t* dims = gk_output_dims(session, i);
+            outputs_.push_back({gk_output_name(session, i), gk_output_type(session, i),
+                                {dims, dims + gk_output_rank(session, i)}, gk_output_bytes(session, i),
+                                gk_output_batch_axis(session, i)});
+        }
+    }
+
+    /* The library cannot know the lengths of shapes. */
+    std::vector<const std::int64_t*> dims_of(const std::vector<std::vector<std::int64_t>>& shapes) const {
+        std::vector<const std::int64_t*> dims;
+        for (std::size_t i = 0; i < shapes.size(); ++i) {
+            if (i < inputs_.size() && shapes[i].size() != inputs_[i].shape.size()) {
+                throw std::invalid_argument("the shape of '" + inputs_[i].name + "' has another rank");
+            }
+            dims.push_back(shapes[i].data());
+        }
+        return dims;
+    }
+
     /* gk_run compares the numbers of arrays, but cannot know their sizes. */
     static void check_sizes(const std::vector<Array>& arrays, const std::vector<Port>& ports) {
         for (std::size_t i = 0; i < arrays.size() && i < ports.size(); ++i) {
@@ -140,7 +223,8 @@ class Program {
         if (status != GK_OK) throw Error(status, gk_error());
     }
 
-    std::unique_ptr<gk_session, decltype(&gk_close)> session_{nullptr, gk_close};
+    std::shared_ptr<gk_session> file_; /* closes the file with the last of its programs */
+    gk_session* session_ = nullptr;
     std::vector<Port> inputs_, outputs_;
 };
 

@@ -12,6 +12,7 @@ from graphkit.checks.inputs import concrete_shapes, make_feeds
 from graphkit.checks.noise import EPSILON
 from graphkit.errors import GraphkitError
 from graphkit.executor.lower.batch import reads_shapes_alone
+from graphkit.executor.lower.independence import rows_are_independent
 from graphkit.ir.dims import DimExpr, symbol
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, MapType, SequenceType, TensorType, Type, dtype_of
@@ -19,7 +20,6 @@ from graphkit.model import Model
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.bind import bind
 from graphkit.passes.core.sweep import run_passes
-from graphkit.serving.independence import rows_are_independent
 
 # Computes outputs by name from inputs by name.
 Run: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]

@@ -14,6 +14,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.executor.run.c_package import write_c_runtime
+from graphkit.executor.run.c_runtime import CSession
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "c_interface"
 C_FLAGS = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror")
@@ -61,6 +62,17 @@ def recommender(runtime) -> Network:
     rng = np.random.default_rng(0)
     feeds = {"x": rng.standard_normal((7, 3)).astype(np.float32), "ids": rng.integers(0, 5, (7, 2))}
     return _saved(net, runtime.parent / "recommender.gkp", feeds)
+
+
+@pytest.fixture(scope="module")
+def batches(cnn) -> list[Network]:
+    """Batches of several sizes of the network of `cnn`, whose file has a program of two rows."""
+    found = []
+    for rows in (0, 3, 5):
+        x = ((np.arange(rows * 64) % 16) / 8 - 1).astype(np.float32).reshape(rows, 1, 8, 8)
+        with CSession(cnn.path) as session:
+            found.append(Network(cnn.path, {"x": x}, session.run({"x": x})))
+    return found
 
 
 class Tools(NamedTuple):
@@ -149,9 +161,11 @@ def assert_computed(out: str, network: Network) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_example_has_the_bits_of_python(language, tools, cnn, recommender):
+def test_example_has_the_bits_of_python(language, tools, cnn, recommender, batches):
     run = LANGUAGES[language](tools)
     assert_computed(tools.call(*run, cnn.path), cnn)
+    for each in batches:
+        assert_computed(tools.call(*run, "--rows", len(each.feeds["x"]), each.path), each)
     files = []
     for name, array in recommender.feeds.items():
         files.append(tools.folder / f"{name}.bin")
@@ -175,7 +189,7 @@ def test_eight_threads_of_cpp_share_a_program(tools, cnn):
 
 def test_eight_threads_of_rust_share_a_program(tools, cnn):
     command = (needed("cargo"), "test", "--offline", "--quiet", "--manifest-path", "rust/Cargo.toml")
-    assert "2 passed" in tools.call(*command, GRAPHKIT_PROGRAM=str(cnn.path))
+    assert "3 passed" in tools.call(*command, GRAPHKIT_PROGRAM=str(cnn.path))
 
 
 def test_header_for_cpp_checks_types_and_sizes(tools, cnn, recommender):
@@ -195,11 +209,19 @@ def test_header_for_cpp_checks_types_and_sizes(tools, cnn, recommender):
             report([&] {{ program.run({{other.make_inputs()[0]}}); }});
             report([&] {{ program.make_inputs()[0].values<double>(); }});
             report([&] {{ other.make_inputs()[1].values<std::int64_t>(); }});
+            report([&] {{ program.find({{{{2}}}}); }});
+            report([&] {{ program.find({{{{3, 1, 8, 8}}}}); }});
+            report([&] {{ program.find({{{{2, 1, 8, 8}}}}).run(program.make_inputs()); }});
+            report([&] {{ program.run_shapes({{other.make_inputs()[0]}}); }});
+            report([&] {{ other.make_inputs(-1); }});
+            const std::vector<gk::Array> batch = other.run_shapes(other.make_inputs(9));
+            std::cout << batch[0].port().shape[0] << " " << batch[1].size<std::int64_t>() << "\\n";
         }}
     """
     (tools.folder / "errors.cpp").write_text(program)
     tools.call(needed("c++"), *CXX_FLAGS, "errors.cpp", *tools.flags(), "-o", "errors")
     assert tools.call("./errors").splitlines() == [
         "GK_ERROR_FILE", "GK_ERROR_ARGUMENT", "GK_ERROR_ARGUMENT", "the array of 'x' has another size",
-        "'x' has another type", "nothing",
+        "'x' has another type", "nothing", "the shape of 'x' has another rank", "GK_ERROR_ARGUMENT", "nothing",
+        "the shape of 'x' has another rank", "'x' has an impossible shape", "9 9",
     ]  # fmt: skip

@@ -91,3 +91,50 @@ def test_positions_of_a_pool():
 def test_random_values_are_not_independent():
     x = gk.input("x", ["N", 3])
     assert not of(x + gk.random_uniform(shape=[3]))
+
+
+def swapped(x):
+    return gk.transpose(x, perm=(1, 0, 2))
+
+
+def test_rows_along_another_axis():
+    """Recurrent layers and others have the steps of a sequence first."""
+    x, ids = gk.input("x", ["N", "T", 3]), gk.input("ids", ["N", "T"], np.int64)
+    w = gk.constant(np.ones((3, 3), np.float32))
+    table = gk.constant(np.ones((9, 3), np.float32))
+    embedded = gk.gather(table, gk.transpose(ids, perm=(1, 0)), axis=0)
+    assert of(swapped(embedded))
+    y = gk.tanh(swapped(x) @ w + gk.constant(np.ones(3, np.float32)))
+    assert of(swapped(y))
+    assert of(gk.gather(y, gk.constant(np.array(-1)), axis=0))
+    assert of(swapped(y * gk.constant(np.ones((1, 1, 3), np.float32))))
+    assert of(swapped(gk.softmax(y, axis=-1)), gk.arg_max(y, axis=0, keepdims=False))
+    assert of(*gk.top_k(x, gk.constant(np.array([1])), axis=1))
+    repeated = gk.concat(gk.constant(np.array([1])), rows_of(x), gk.constant(np.array([3])), axis=0)
+    assert of(swapped(y + gk.expand(gk.constant(np.ones((1, 1, 3), np.float32)), repeated)))
+    for kind, gates in (gk.rnn, 1), (gk.gru, 3), (gk.lstm, 4):
+        weights = [gk.constant(np.ones((1, gates * 2, n), np.float32)) for n in (3, 2)]
+        outputs = kind(swapped(x), *weights, hidden_size=2)
+        assert of(gk.squeeze(outputs[1], gk.constant(np.array([0]))))
+
+
+def test_rows_along_another_axis_may_be_mixed():
+    x = gk.input("x", ["N", 3, 2])
+    y = swapped(x)
+    for mixed in (
+        gk.gather(y, gk.constant(np.array(0)), axis=1),
+        gk.arg_max(y, axis=1, keepdims=False),
+        gk.softmax(y, axis=1),
+        gk.reduce_sum(y, [1]),
+        swapped(y) + gk.expand(gk.gather(y, gk.constant(np.array(0)), axis=1), gk.constant(np.array([1, 3, 2]))),
+        gk.gather(gk.reshape(y, [-1, 2]), gk.constant(np.array([0]))),
+    ):
+        assert not of(mixed)
+    # The size of the rows is 1 in one request: a Squeeze of all such axes would remove it.
+    assert not of(gk.unsqueeze(gk.squeeze(gk.transpose(gk.input("z", ["N", 3]), perm=(1, 0))), [0]))
+    weights = [gk.constant(np.ones((1, 2, n), np.float32)) for n in (2, 2)]
+    layer = gk.rnn(x, *weights, hidden_size=2)[0]  # the steps are the rows
+    assert not of(gk.squeeze(layer, gk.constant(np.array([1]))))
+    # Row i of one value meets row j of the other.
+    a, b = gk.input("a", ["N", 3]), gk.input("b", ["N", 3])
+    assert not of(gk.unsqueeze(a, [1]) * gk.unsqueeze(gk.transpose(b, perm=(1, 0)), [0]))

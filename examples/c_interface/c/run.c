@@ -1,5 +1,6 @@
-/* Runs a program that graphkit saved: run PROGRAM.gkp [INPUT.bin ...]
+/* Runs a program that graphkit saved: run [--rows N] PROGRAM.gkp [INPUT.bin ...]
  *
+ * With --rows, it runs a batch of N rows, which the programs of the file compute in parts.
  * Each file contains the elements of one input. Without files, inputs are generated. Prints inputs and outputs. */
 #include <graphkit.h>
 #include <inttypes.h>
@@ -80,42 +81,78 @@ static void print_elements(gk_type type, const void* elements, size_t bytes) {
     }
 }
 
+static size_t bytes_of(gk_type type, const int64_t* dims, size_t rank) {
+    size_t bytes = gk_type_size(type);
+    for (size_t i = 0; i < rank; ++i) {
+        bytes *= (size_t)dims[i];
+    }
+    return bytes;
+}
+
+/* A copy of dims, with `rows` along the batch axis. rows < 0: as they are. */
+static int64_t* dims_of_batch(const int64_t* dims, size_t rank, int32_t batch_axis, int64_t rows) {
+    int64_t* copy = allocated(rank * sizeof *copy);
+    memcpy(copy, dims, rank * sizeof *copy);
+    if (rows >= 0 && batch_axis >= 0) {
+        copy[batch_axis] = rows;
+    }
+    return copy;
+}
+
+static void run(gk_session* session, int64_t rows, char** files, size_t file_count) {
+    const size_t input_count = gk_input_count(session), output_count = gk_output_count(session);
+    void** inputs = allocated(input_count * sizeof(void*));
+    int64_t** input_dims = allocated(input_count * sizeof(int64_t*));
+    for (size_t i = 0; i < input_count; ++i) {
+        const gk_type type = gk_input_type(session, i);
+        const size_t rank = gk_input_rank(session, i);
+        input_dims[i] = dims_of_batch(gk_input_dims(session, i), rank, gk_input_batch_axis(session, i), rows);
+        const size_t bytes = bytes_of(type, input_dims[i], rank);
+        describe("input", gk_input_name(session, i), type, input_dims[i], rank);
+        inputs[i] = file_count > 0 ? read_file(files[i], bytes) : generated(type, bytes);
+    }
+    const int64_t* const* const dims = (const int64_t* const*)input_dims;
+    void** outputs = allocated(output_count * sizeof(void*));
+    int64_t** output_dims = allocated(output_count * sizeof(int64_t*));
+    for (size_t i = 0; i < output_count; ++i) {
+        const size_t rank = gk_output_rank(session, i);
+        output_dims[i] = allocated(rank * sizeof(int64_t));
+        check(gk_find_output_dims(session, dims, input_count, i, output_dims[i]));
+        outputs[i] = allocated(bytes_of(gk_output_type(session, i), output_dims[i], rank));
+    }
+    check(gk_run_shapes(session, (const void* const*)inputs, dims, input_count, outputs, output_count));
+    for (size_t i = 0; i < output_count; ++i) {
+        const gk_type type = gk_output_type(session, i);
+        const size_t rank = gk_output_rank(session, i);
+        describe("output", gk_output_name(session, i), type, output_dims[i], rank);
+        print_elements(type, outputs[i], bytes_of(type, output_dims[i], rank));
+        free(outputs[i]);
+        free(output_dims[i]);
+    }
+    for (size_t i = 0; i < input_count; ++i) {
+        free(inputs[i]);
+        free(input_dims[i]);
+    }
+    free(inputs);
+    free(outputs);
+    free(input_dims);
+    free(output_dims);
+}
+
 int main(int argc, char** argv) {
-    if (argc < 2) {
-        fprintf(stderr, "usage: run PROGRAM.gkp [INPUT.bin ...]\n");
+    const int first = argc > 2 && strcmp(argv[1], "--rows") == 0 ? 3 : 1;
+    if (argc <= first) {
+        fprintf(stderr, "usage: run [--rows N] PROGRAM.gkp [INPUT.bin ...]\n");
         return 2;
     }
     gk_session* session;
-    check(gk_open(argv[1], NULL, &session));
-    const size_t input_count = gk_input_count(session), output_count = gk_output_count(session);
-    const size_t file_count = (size_t)argc - 2;
+    check(gk_open(argv[first], NULL, &session));
+    const size_t file_count = (size_t)(argc - first - 1), input_count = gk_input_count(session);
     if (file_count != 0 && file_count != input_count) {
         fprintf(stderr, "the program has %zu inputs, but %zu files were given\n", input_count, file_count);
         return 2;
     }
-    void** inputs = allocated(input_count * sizeof(void*));
-    for (size_t i = 0; i < input_count; ++i) {
-        const gk_type type = gk_input_type(session, i);
-        const size_t bytes = gk_input_bytes(session, i);
-        describe("input", gk_input_name(session, i), type, gk_input_dims(session, i), gk_input_rank(session, i));
-        inputs[i] = file_count > 0 ? read_file(argv[2 + i], bytes) : generated(type, bytes);
-    }
-    void** outputs = allocated(output_count * sizeof(void*));
-    for (size_t i = 0; i < output_count; ++i) {
-        outputs[i] = allocated(gk_output_bytes(session, i));
-    }
-    check(gk_run(session, (const void* const*)inputs, input_count, outputs, output_count));
-    for (size_t i = 0; i < output_count; ++i) {
-        const gk_type type = gk_output_type(session, i);
-        describe("output", gk_output_name(session, i), type, gk_output_dims(session, i), gk_output_rank(session, i));
-        print_elements(type, outputs[i], gk_output_bytes(session, i));
-        free(outputs[i]);
-    }
-    for (size_t i = 0; i < input_count; ++i) {
-        free(inputs[i]);
-    }
-    free(inputs);
-    free(outputs);
+    run(session, first == 3 ? strtoll(argv[2], NULL, 10) : -1, argv + first + 1, file_count);
     gk_close(session);
     return 0;
 }

@@ -1,5 +1,6 @@
-// Runs a program that graphkit saved: run PROGRAM.gkp [INPUT.bin ...]
+// Runs a program that graphkit saved: run [--rows N] PROGRAM.gkp [INPUT.bin ...]
 //
+// With --rows, it runs a batch of N rows, which the programs of the file compute in parts.
 // Each file contains the elements of one input. Without files, inputs are generated. Prints inputs and outputs.
 #include <cstdio>
 #include <exception>
@@ -54,9 +55,10 @@ void print(const gk::Array& array) {
     }
 }
 
-void run(const std::string& path, const std::vector<std::string>& files) {
+// rows: of a batch; negative: the sizes of the first program.
+void run(const std::string& path, const std::vector<std::string>& files, long long rows) {
     const gk::Program program(path);
-    std::vector<gk::Array> inputs = program.make_inputs();
+    std::vector<gk::Array> inputs = rows < 0 ? program.make_inputs() : program.make_inputs(rows);
     if (!files.empty() && files.size() != inputs.size()) {
         throw std::runtime_error("the program has " + std::to_string(inputs.size()) + " inputs, but " +
                                  std::to_string(files.size()) + " files were given");
@@ -65,7 +67,7 @@ void run(const std::string& path, const std::vector<std::string>& files) {
         describe("input", inputs[i].port());
         files.empty() ? generate(inputs[i]) : read_file(files[i], inputs[i]);
     }
-    for (const gk::Array& output : program.run(inputs)) {
+    for (const gk::Array& output : rows < 0 ? program.run(inputs) : program.run_shapes(inputs)) {
         describe("output", output.port());
         switch (output.port().type) {
             case GK_FLOAT32:
@@ -83,13 +85,15 @@ void run(const std::string& path, const std::vector<std::string>& files) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc < 2) {
-        std::cerr << "usage: run PROGRAM.gkp [INPUT.bin ...]\n";
+    const bool has_rows = argc > 2 && std::string(argv[1]) == "--rows";
+    const int first = has_rows ? 3 : 1;
+    if (argc <= first) {
+        std::cerr << "usage: run [--rows N] PROGRAM.gkp [INPUT.bin ...]\n";
         return 2;
     }
     std::cout.precision(std::numeric_limits<float>::max_digits10);
     try {
-        run(argv[1], {argv + 2, argv + argc});
+        run(argv[first], {argv + first + 1, argv + argc}, has_rows ? std::stoll(argv[2]) : -1);
     } catch (const gk::Error& error) {
         std::cerr << gk_status_name(error.status()) << ": " << error.what() << '\n';
         return 1;

@@ -1,5 +1,6 @@
-// Runs a program that graphkit saved: run PROGRAM.gkp [INPUT.bin ...]
+// Runs a program that graphkit saved: run [--rows N] PROGRAM.gkp [INPUT.bin ...]
 //
+// With --rows, it runs a batch of N rows, which the programs of the file compute in parts.
 // Each file contains the elements of one input. Without files, inputs are generated. Prints inputs and outputs.
 package main
 
@@ -9,6 +10,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"example/run/graphkit"
@@ -55,7 +57,8 @@ func print[T any](out *bufio.Writer, elements []T) {
 	}
 }
 
-func run(path string, files []string) error {
+// rows: of a batch; negative: the sizes of the first program.
+func run(path string, files []string, rows int64) error {
 	out := bufio.NewWriter(os.Stdout)
 	defer out.Flush()
 	program, err := graphkit.Open(path, graphkit.Options{})
@@ -66,8 +69,12 @@ func run(path string, files []string) error {
 	if len(files) != 0 && len(files) != len(program.Inputs) {
 		return fmt.Errorf("the program has %d inputs, but %d files were given", len(program.Inputs), len(files))
 	}
-	inputs := make([]any, len(program.Inputs))
+	inputs, shapes := make([]any, len(program.Inputs)), make([][]int64, len(program.Inputs))
 	for i, port := range program.Inputs {
+		if rows >= 0 {
+			port = port.WithRows(rows)
+		}
+		shapes[i] = port.Shape
 		describe(out, "input", port)
 		if len(files) == 0 {
 			inputs[i], err = generated(port)
@@ -78,11 +85,12 @@ func run(path string, files []string) error {
 			return err
 		}
 	}
-	outputs, err := program.Run(inputs...)
+	outputs, made, err := program.RunShapes(inputs, shapes)
 	if err != nil {
 		return err
 	}
 	for i, port := range program.Outputs {
+		port = port.WithShape(made[i])
 		describe(out, "output", port)
 		switch elements := outputs[i].(type) {
 		case []float32:
@@ -97,11 +105,17 @@ func run(path string, files []string) error {
 }
 
 func main() {
-	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: run PROGRAM.gkp [INPUT.bin ...]")
+	arguments, rows := os.Args[1:], int64(-1)
+	var err error
+	if len(arguments) > 1 && arguments[0] == "--rows" {
+		rows, err = strconv.ParseInt(arguments[1], 10, 63)
+		arguments = arguments[2:]
+	}
+	if len(arguments) < 1 || err != nil {
+		fmt.Fprintln(os.Stderr, "usage: run [--rows N] PROGRAM.gkp [INPUT.bin ...]")
 		os.Exit(2)
 	}
-	if err := run(os.Args[1], os.Args[2:]); err != nil {
+	if err := run(arguments[0], arguments[1:], rows); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

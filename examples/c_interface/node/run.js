@@ -1,5 +1,6 @@
-// Runs a program that graphkit saved: node run.js PROGRAM.gkp [INPUT.bin ...]
+// Runs a program that graphkit saved: node run.js [--rows N] PROGRAM.gkp [INPUT.bin ...]
 //
+// With --rows, it runs a batch of N rows, which the programs of the file compute in parts.
 // Each file contains the elements of one input. Without files, inputs are generated. Prints inputs and outputs.
 'use strict';
 
@@ -36,23 +37,38 @@ function describe(kind, {name, type, shape}) {
   console.log(`${kind} ${name} ${type} [${shape.join(', ')}]`);
 }
 
-async function main([path, ...files]) {
-  if (path === undefined) {
-    console.error('usage: node run.js PROGRAM.gkp [INPUT.bin ...]');
+// The port for another number of rows; the same one if it has no batch axis.
+function withRows(port, rows) {
+  if (port.batchAxis < 0) {
+    return port;
+  }
+  const shape = port.shape.map((size, axis) => (axis === port.batchAxis ? rows : size));
+  return {...port, shape, length: shape.reduce((product, size) => product * size, 1)};
+}
+
+async function main(given) {
+  const rows = given.length > 1 && given[0] === '--rows' ? Number(given[1]) : undefined;
+  const [path, ...files] = given.slice(rows === undefined ? 0 : 2);
+  if (path === undefined || (rows !== undefined && !(Number.isInteger(rows) && rows >= 0))) {
+    console.error('usage: node run.js [--rows N] PROGRAM.gkp [INPUT.bin ...]');
     return 2;
   }
   const program = new Program(path);
   if (files.length > 0 && files.length !== program.inputs.length) {
     throw new Error(`the program has ${program.inputs.length} inputs, but ${files.length} files were given`);
   }
-  const inputs = program.inputs.map((port, i) => {
+  const ports = program.inputs.map((port) => (rows === undefined ? port : withRows(port, rows)));
+  const inputs = ports.map((port, i) => {
     describe('input', port);
     return files.length > 0 ? readFile(files[i], port) : generated(port);
   });
-  const outputs = await program.run(inputs);
-  program.outputs.forEach((port, i) => {
-    describe('output', port);
-    console.log(Array.from(outputs[i], String).join('\n'));
+  const shapes = ports.map(({shape}) => shape);
+  const outputs = rows === undefined ? await program.find(shapes).run(inputs) : await program.run(inputs, shapes);
+  program.outputs.forEach(({name, type}, i) => {
+    describe('output', {name, type, shape: outputs[i].shape});
+    if (outputs[i].length > 0) {
+      console.log(Array.from(outputs[i], String).join('\n'));
+    }
   });
   return 0;
 }

@@ -62,6 +62,12 @@ def _library() -> ctypes.CDLL:
         handle, ctypes.POINTER(ctypes.POINTER(ctypes.c_int64)), size, ctypes.POINTER(handle),
     )  # fmt: skip
     word = ctypes.c_uint64
+    shapes = ctypes.POINTER(ctypes.POINTER(ctypes.c_int64))
+    library.gk_find_runs.argtypes = (handle, shapes, size, ctypes.POINTER(word))
+    library.gk_find_output_dims.argtypes = (handle, shapes, size, size, ctypes.POINTER(ctypes.c_int64))
+    library.gk_run_shapes.argtypes = (
+        handle, ctypes.POINTER(handle), shapes, size, ctypes.POINTER(handle), size,
+    )  # fmt: skip
     library.gk_get_random_state.argtypes = (handle, ctypes.POINTER(word), ctypes.POINTER(word))
     library.gk_set_random_state.argtypes = (handle, word, word)
     library.gk_run.argtypes = (handle, ctypes.POINTER(handle), size, ctypes.POINTER(handle), size)
@@ -70,6 +76,8 @@ def _library() -> ctypes.CDLL:
         for suffix, result in results.items():
             function = getattr(library, f"gk_{kind}_{suffix}")
             function.argtypes, function.restype = (handle, size), result
+        axis = getattr(library, f"gk_{kind}_batch_axis")
+        axis.argtypes, axis.restype = (handle, size), ctypes.c_int32
         count = getattr(library, f"gk_{kind}_count")
         count.argtypes, count.restype = (handle,), size
     return library
@@ -93,6 +101,7 @@ class CSession:
         programs: For each program, dtype and shape of its inputs by name, and those of its outputs.
         inputs: The inputs of the first program.
         outputs: The outputs of the first program.
+        batch_axes: The axes of inputs and of outputs that have the rows of a batch; -1: none.
 
     Args:
         path: A .gkp file.
@@ -119,6 +128,10 @@ class CSession:
         self.programs = [(self._ports(handle, "input"), self._ports(handle, "output")) for handle in handles]
         self._place = {handle: i for i, handle in enumerate(handles)}
         self.inputs, self.outputs = self.programs[0]
+        self.batch_axes = tuple(
+            [getattr(self._library, f"gk_{kind}_batch_axis")(self._handle, i) for i in range(len(ports))]
+            for kind, ports in (("input", self.inputs), ("output", self.outputs))
+        )
 
     def _ports(self, handle: int, kind: str) -> _Ports:
         def call(suffix: str, *arguments: int) -> Any:
@@ -131,38 +144,52 @@ class CSession:
         return found
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run the program for the shapes of these arrays, and return all outputs by name.
+        """Run the program for the shapes of these arrays, or a batch of any size; return all outputs by name.
 
-        feeds: Arrays of all inputs, with their dtypes, and shapes for which the file has a program.
+        feeds: Arrays of all inputs, with their dtypes, and shapes for which the file has a program. If rows are
+            independent, the number of rows may be another one.
 
         Raises:
             InputError: The arrays do not match any program.
             RuntimeFailure: The run failed.
         """
-        given = []
+        given, has_batch = [], 0 in self.batch_axes[0]
         for name, (dtype, shape) in self.inputs.items():
             array = np.asarray(feeds.get(name), order="C")
-            fits = array.shape == shape if len(self.programs) == 1 else array.ndim == len(shape)
+            fits = array.ndim == len(shape) if has_batch or len(self.programs) > 1 else array.shape == shape
             if array.dtype != dtype or not fits:
                 raise InputError(f"input {name!r} must be {dtype} {list(shape)}, got {array.dtype} {list(array.shape)}")
             given.append(array)
-        handle = self._program(given)
-        made = {name: np.empty(shape, dtype) for name, (dtype, shape) in self.programs[self._place[handle]][1].items()}
+        dims, handle = _dims([array.shape for array in given]), ctypes.c_void_p()
+        status = self._library.gk_find_program(self._handle, dims, len(given), ctypes.byref(handle))
+        if status and not has_batch:
+            raise InputError(self._library.gk_error().decode(errors="replace"))
+        kinds = self.programs[self._place[handle.value]][1] if handle.value else self._batch_outputs(dims)
+        made = {name: np.empty(shape, dtype) for name, (dtype, shape) in kinds.items()}
         results = list(made.values())
-        _raise_for(self._library.gk_run(handle, _pointers(given), len(given), _pointers(results), len(results)))
+        arrays = (len(given), _pointers(results), len(results))
+        if handle.value:
+            _raise_for(self._library.gk_run(handle, _pointers(given), *arrays))
+        else:
+            _raise_for(self._library.gk_run_shapes(self._handle, _pointers(given), dims, *arrays))
         return made
 
-    def _program(self, given: Sequence[np.ndarray]) -> int:
-        """Return the handle of the program for arrays of these shapes. Raises InputError if there is none."""
-        dims = [(ctypes.c_int64 * max(array.ndim, 1))(*array.shape) for array in given]
-        pointers = (ctypes.POINTER(ctypes.c_int64) * max(len(dims), 1))(
-            *(ctypes.cast(each, ctypes.POINTER(ctypes.c_int64)) for each in dims)
-        )
-        found = ctypes.c_void_p()
-        if self._library.gk_find_program(self._handle, pointers, len(given), ctypes.byref(found)):
-            raise InputError(self._library.gk_error().decode(errors="replace"))
-        assert found.value is not None, "the status says that there is a program"
-        return found.value
+    def _batch_outputs(self, dims: Any) -> _Ports:
+        """Return the outputs for inputs of these shapes. Raises InputError if the file has no program for them."""
+        found = {}
+        for i, (name, (dtype, shape)) in enumerate(self.outputs.items()):
+            sizes = (ctypes.c_int64 * max(len(shape), 1))()
+            if self._library.gk_find_output_dims(self._handle, dims, len(self.inputs), i, sizes):
+                raise InputError(self._library.gk_error().decode(errors="replace"))
+            found[name] = (dtype, tuple(sizes[: len(shape)]))
+        return found
+
+    def find_runs(self, shapes: Mapping[str, Sequence[int]]) -> list[int]:
+        """Return how often each program runs for inputs of these shapes. Raises RuntimeFailure if there is none."""
+        runs = (ctypes.c_uint64 * len(self.programs))()
+        dims = _dims([shapes[name] for name in self.inputs])
+        _raise_for(self._library.gk_find_runs(self._handle, dims, len(self.inputs), runs))
+        return list(runs)
 
     @property
     def rng(self) -> tuple[int, int]:
@@ -188,6 +215,12 @@ class CSession:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _dims(shapes: Sequence[Sequence[int]]) -> Any:
+    pointer = ctypes.POINTER(ctypes.c_int64)
+    each = [(ctypes.c_int64 * max(len(shape), 1))(*shape) for shape in shapes]
+    return (pointer * max(len(each), 1))(*(ctypes.cast(sizes, pointer) for sizes in each))
 
 
 def _pointers(arrays: Sequence[np.ndarray]) -> Any:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from graphkit.distribution import version
 from graphkit.errors import MissingDependency, UnsupportedError, UsageError
 from graphkit.executor.devices.loading import load_device, native_module
@@ -18,6 +20,7 @@ from graphkit.executor.devices.recipes import recorded_recipes
 from graphkit.executor.lower.emit import Emitter
 from graphkit.executor.run.batched_program import BatchedProgram
 from graphkit.executor.run.program import Program
+from graphkit.executor.run.saved_batch import find_shapes, run_in_parts
 from graphkit.executor.run.saved_encoding import number, optional, raw, sequence, text
 from graphkit.executor.run.saved_file import SavedArrays, laid_out, write_file
 from graphkit.executor.run.saved_steps import Numbers, StepList, encoded_steps, refuse_other_steps
@@ -60,20 +63,26 @@ def save_program(
     path: Path,
     shapes: Sequence[Mapping[str, Sequence[int]]],
     checks: Sequence[Mapping[str, Any]] = (),
+    batch: Sequence[int] | None = None,
 ) -> SavedProgramFacts:
     """Compile a graph for the CPU, and write a file with a program for each entry of `shapes`.
+
+    If the rows of a batch are independent, the file says so, and the C library runs batches of any size.
 
     Args:
         executor_options: Arguments of `Executor`: graph, params, threads, ...
         path: The file.
         shapes: Shapes of inputs, by name, for each program. Other inputs have static types.
-        checks: Arrays for all inputs of each program: run it in Python and in the C library, and compare the outputs.
+        checks: Arrays for all inputs of each entry of `shapes`: run its programs in Python and in the C library, and
+            compare the outputs. For other numbers of rows, rows are repeated.
+        batch: Numbers of rows, see `find_shapes`.
 
     Raises:
         CheckFailed: With `checks`: the C library computes other bits. The file is then not written.
         InputError: The shape of an input is not known.
         MissingDependency: The installed package has no native part.
-        UnsupportedError: A part of the graph needs Python, or cannot be saved. The message names nodes and operators.
+        UnsupportedError: A part of the graph needs Python, or cannot be saved; or rows may depend on each other. The
+            message names nodes and operators.
         UsageError: There are no shapes, or two programs would have the same shapes.
         RuntimeFailure: The file cannot be written.
     """
@@ -81,23 +90,55 @@ def save_program(
         raise MissingDependency("saving a program needs graphkit's native part, which this installation lacks")
     if not shapes:
         raise UsageError(f"{path}: no shapes are given, so no program would be saved")
-    contents = _Contents(several=len(shapes) > 1)
-    expected = []
-    for position, each in enumerate(shapes):
+    chosen = find_shapes(executor_options["graph"], shapes, batch)
+    contents = _Contents(several=len(chosen.shapes) > 1, batched=chosen.batched)
+    executors = []
+    for each in chosen.shapes:
         # A second program of one executor could come from its template, and have other kernels.
-        executor = _SavingExecutor(**executor_options)
-        contents.add(executor.program(each), executor)
-        if checks:
-            expected.append(executor.run(checks[position]))
+        executors.append(_SavingExecutor(**executor_options))
+        contents.add(executors[-1].program(each), executors[-1])
     if not checks:
         return _written(contents, path)
-    from graphkit.executor.run.c_runtime import compare_with_python
+    copies = len(chosen.shapes) // len(shapes)
+    tested = [
+        _Tested(executor, _resized(checks[i // copies], each, chosen.batched))
+        for i, (executor, each) in enumerate(zip(executors, chosen.shapes, strict=True))
+    ]
+    return _written(contents, path, lambda written: _compare(written, path, tested, chosen.batched))
 
-    def compare(written: Path) -> None:
-        for fed, outputs in zip(checks, expected, strict=True):
-            compare_with_python(written, path, fed, outputs)
 
-    return _written(contents, path, compare)
+class _Tested(NamedTuple):
+    """A program that is compared with the C library."""
+
+    executor: _SavingExecutor
+    feeds: Mapping[str, Any]
+
+
+def _resized(
+    feeds: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], batched: frozenset[str]
+) -> Mapping[str, Any]:
+    """Return feeds whose batched inputs have as many rows as `shapes` say. Rows are repeated."""
+    return {name: np.resize(x, (shapes[name][0], *x.shape[1:])) if name in batched else x for name, x in feeds.items()}
+
+
+def _compare(written: Path, path: Path, tested: Sequence[_Tested], batched: frozenset[str]) -> None:
+    """Compare programs with the C library, and one batch that it divides. Raises CheckFailed for other bits."""
+    from graphkit.executor.run.c_runtime import CSession, compare_with_python
+
+    expected = [each.executor.run(each.feeds) for each in tested]
+    for each, outputs in zip(tested, expected, strict=True):
+        compare_with_python(written, path, each.feeds, outputs)
+    if not batched:
+        return
+    sizes = [len(each.feeds[min(batched)]) for each in tested]
+    first = tested[0].feeds
+    rows = {name: (sum(sizes) + 1, *np.shape(x)[1:]) for name, x in first.items() if name in batched}
+    feeds = _resized(first, rows, batched)
+    with CSession(written) as session:
+        runs = session.find_runs({name: np.shape(feeds[name]) for name in session.inputs})
+    used = sorted((n, i) for i, n in enumerate(sizes) if runs[i])[::-1]
+    parts = [(n, runs[i], tested[i].executor.run) for n, i in used]
+    compare_with_python(written, path, feeds, run_in_parts(parts, feeds, batched))
 
 
 class _SavingExecutor(Executor):
@@ -220,10 +261,12 @@ class _Contents:
     """Collects what a file contains: programs, and the kernels and arrays that they share.
 
     several: Whether there are several programs.
+    batched: Names of the inputs that have the rows of a batch. Empty if rows may depend on each other.
     """
 
-    def __init__(self, *, several: bool):
+    def __init__(self, *, several: bool, batched: frozenset[str] = frozenset()):
         self.arrays = SavedArrays(by_content=several)
+        self.batched = batched
         self.programs: list[_Listing] = []
         self.recipes: dict[bytes, int] = {}
         self.step_count = 0
@@ -263,6 +306,14 @@ class _Contents:
             + sequence(self._part(each, listed) for listed in each.sections)
             for each in self.programs
         )
+
+    def batch_axes(self) -> bytes | None:
+        """Encode the axis of each input and output that has the rows of a batch; -1: none."""
+        if not self.batched:
+            return None
+        first = self.programs[0]
+        axes = sequence(number(0 if port.name in self.batched else -1) for port in first.inputs)
+        return axes + sequence(number(0) for _ in first.outputs)
 
     def _listed(self, section: _Section) -> _Listed:
         lowered = section.program.lowered
@@ -332,6 +383,7 @@ def _written(contents: _Contents, path: Path, check: Callable[[Path], None] = la
             sequence(number(at) + number(array.nbytes) for at, array in zip(places, arrays, strict=True)),
             sequence(map(raw, contents.recipes)),
             contents.encoded(),
+            optional(contents.batch_axes()),
         )
     )
     nbytes = write_file(path, metadata, data, check)

@@ -8,7 +8,7 @@ import onnx
 from onnx import TensorProto, helper
 
 import graphkit as gk
-from graphkit.errors import RuntimeFailure
+from graphkit.errors import InputError, RuntimeFailure
 from graphkit.executor.run.c_runtime import CSession
 
 
@@ -73,13 +73,32 @@ def trees_model():
     )
 
 
+def nbytes(kinds):
+    return sum(math.prod(shape) * dtype.itemsize for dtype, shape in kinds)
+
+
+def run_on_zeros(session, more_rows=0):
+    """Run inputs of zeros with the shapes of the first program, or with more rows, unless they are very large."""
+    axes = session.batch_axes[0] if more_rows else [-1] * len(session.inputs)
+    kinds = {
+        name: (dtype, shape if axis < 0 else (shape[0] + more_rows, *shape[1:]))
+        for (name, (dtype, shape)), axis in zip(session.inputs.items(), axes, strict=True)
+    }
+    rows = max((shape[0] for (_, shape), axis in zip(kinds.values(), axes, strict=True) if axis == 0), default=0)
+    made = [(dtype, (rows + 1, *shape)) for dtype, shape in session.outputs.values()] * bool(more_rows)
+    if nbytes([*kinds.values(), *session.outputs.values(), *made]) < 1 << 24:
+        session.run({name: np.zeros(shape, dtype) for name, (dtype, shape) in kinds.items()})
+
+
 def outcome(path):
     """The name of the status with which a file is rejected; "" if it is opened, and runs or has very large inputs."""
     try:
         with CSession(path, max_iterations=20, timeout=1) as session:
-            kinds = [*session.inputs.values(), *session.outputs.values()]
-            if sum(math.prod(shape) * dtype.itemsize for dtype, shape in kinds) < 1 << 24:
-                session.run({name: np.zeros(shape, dtype) for name, (dtype, shape) in session.inputs.items()})
+            run_on_zeros(session)
+            if 0 in session.batch_axes[0]:
+                run_on_zeros(session, more_rows=3)
+    except InputError:
+        return ""  # no program has the other axes of the first one, which has no rows
     except RuntimeFailure as error:
         return re.search(r"\((GK_\w+)\)$", str(error))[1]
     return ""

@@ -167,7 +167,7 @@ def test_hostile_files_of_many_kernels_do_not_crash(name, tmp_path):
         "nested": nested_model, "random": random_model,
     }  # fmt: skip
     small = {"lstm_lm": {"vocab": 20}}.get(name, {})
-    if name == "shapes":
+    if name == "shapes":  # the file says that rows are independent
         net = gk.models.build("mlp", inputs=12, hidden=(16,), classes=3)
         net.save(tmp_path / "net.gkp", shapes=[{"x": (rows, 12)} for rows in (1, 2, 9)])
         fuzz(tmp_path / "net.gkp", tmp_path / "hostile.gkp", 150, 2)

@@ -21,6 +21,43 @@ static gk_status ran(gk_session* session, void** inputs, size_t input_count, voi
     *text = status == GK_OK ? NULL : strdup(gk_error());
     return status;
 }
+
+// Returns pointers to the sizes of each input, which follow each other in `sizes`. NULL: no memory.
+static const int64_t** dims_of(gk_session* session, const int64_t* sizes) {
+    const size_t count = gk_input_count(session);
+    const int64_t** dims = malloc((count + 1) * sizeof *dims);
+    for (size_t i = 0; dims != NULL && i < count; ++i) {
+        dims[i] = sizes;
+        sizes += gk_input_rank(session, i);
+    }
+    return dims;
+}
+
+static gk_status found(gk_session* session, const int64_t* sizes, gk_session** program, char** text) {
+    const int64_t** dims = dims_of(session, sizes);
+    const gk_status status = gk_find_program(session, dims, gk_input_count(session), program);
+    *text = status == GK_OK ? NULL : strdup(gk_error());
+    free(dims);
+    return status;
+}
+
+static gk_status found_dims(gk_session* session, const int64_t* sizes, size_t output, int64_t* output_sizes,
+                            char** text) {
+    const int64_t** dims = dims_of(session, sizes);
+    const gk_status status = gk_find_output_dims(session, dims, gk_input_count(session), output, output_sizes);
+    *text = status == GK_OK ? NULL : strdup(gk_error());
+    free(dims);
+    return status;
+}
+
+static gk_status ran_shapes(gk_session* session, void** inputs, const int64_t* sizes, void** outputs, char** text) {
+    const int64_t** dims = dims_of(session, sizes);
+    const gk_status status = gk_run_shapes(session, (const void* const*)inputs, dims, gk_input_count(session), outputs,
+                                           gk_output_count(session));
+    *text = status == GK_OK ? NULL : strdup(gk_error());
+    free(dims);
+    return status;
+}
 */
 import "C"
 
@@ -50,14 +87,50 @@ type Port struct {
 	Type  string // such as "float32"
 	Shape []int64
 	Bytes int
+	// BatchAxis is the axis that has the rows of a batch, if rows are independent; -1: none.
+	BatchAxis int
+
+	kind C.gk_type
+}
+
+// WithShape returns the port for another shape.
+func (p Port) WithShape(shape []int64) Port {
+	p.Bytes = int(C.gk_type_size(p.kind))
+	for _, size := range shape {
+		p.Bytes *= int(size)
+	}
+	p.Shape = shape
+	return p
+}
+
+// WithRows returns the port for another number of rows; the same one if it has no batch axis.
+func (p Port) WithRows(rows int64) Port {
+	shape := append([]int64{}, p.Shape...)
+	if p.BatchAxis >= 0 {
+		shape[p.BatchAxis] = rows
+	}
+	return p.WithShape(shape)
 }
 
 // Program is ready to run. Goroutines may use it at the same time.
 type Program struct {
 	Inputs, Outputs []Port
 
-	mutex   sync.RWMutex // Close waits for runs
+	file    *file
 	session *C.gk_session
+}
+
+// An open file. All of its programs hold it.
+type file struct {
+	mutex   sync.RWMutex  // Close waits for runs
+	session *C.gk_session // nil after Close
+}
+
+func (f *file) close() {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	C.gk_close(f.session)
+	f.session = nil
 }
 
 // Options limits runs. Zero means no limit.
@@ -81,56 +154,137 @@ func Open(path string, options Options) (*Program, error) {
 	if status := C.opened(name, limits, &session, &text); status != C.GK_OK {
 		return nil, failed(status, text)
 	}
-	p := &Program{session: session}
+	opened := &file{session: session}
+	runtime.SetFinalizer(opened, (*file).close)
+	return programOf(opened, session), nil
+}
+
+func programOf(opened *file, session *C.gk_session) *Program {
+	p := &Program{file: opened, session: session}
 	for i := C.size_t(0); i < C.gk_input_count(session); i++ {
 		p.Inputs = append(p.Inputs, port(C.gk_input_name(session, i), C.gk_input_type(session, i),
-			C.gk_input_dims(session, i), C.gk_input_rank(session, i), C.gk_input_bytes(session, i)))
+			C.gk_input_dims(session, i), C.gk_input_rank(session, i), C.gk_input_bytes(session, i),
+			C.gk_input_batch_axis(session, i)))
 	}
 	for i := C.size_t(0); i < C.gk_output_count(session); i++ {
 		p.Outputs = append(p.Outputs, port(C.gk_output_name(session, i), C.gk_output_type(session, i),
-			C.gk_output_dims(session, i), C.gk_output_rank(session, i), C.gk_output_bytes(session, i)))
+			C.gk_output_dims(session, i), C.gk_output_rank(session, i), C.gk_output_bytes(session, i),
+			C.gk_output_batch_axis(session, i)))
 	}
-	runtime.SetFinalizer(p, (*Program).Close)
-	return p, nil
+	return p
 }
 
-// Close waits for the runs of other goroutines, and frees the program.
-func (p *Program) Close() {
-	p.mutex.Lock()
-	defer p.mutex.Unlock()
-	C.gk_close(p.session)
-	p.session = nil
+// Close waits for the runs of other goroutines, and frees all programs of the file.
+func (p *Program) Close() { p.file.close() }
+
+// Find returns the program of the same file for inputs of these shapes.
+func (p *Program) Find(shapes ...[]int64) (*Program, error) {
+	p.file.mutex.RLock()
+	defer p.file.mutex.RUnlock()
+	sizes, err := p.sizes(shapes)
+	if err != nil {
+		return nil, err
+	}
+	var session *C.gk_session
+	var text *C.char
+	if status := C.found(p.session, &sizes[0], &session, &text); status != C.GK_OK {
+		return nil, failed(status, text)
+	}
+	return programOf(p.file, session), nil
+}
+
+// The sizes of all shapes, one after another, and one more so that there is a first one.
+func (p *Program) sizes(shapes [][]int64) ([]C.int64_t, error) {
+	if p.file.session == nil {
+		return nil, ErrClosed
+	}
+	if len(shapes) != len(p.Inputs) {
+		return nil, fmt.Errorf("the program has %d inputs, but %d shapes were given", len(p.Inputs), len(shapes))
+	}
+	sizes := []C.int64_t{}
+	for i, shape := range shapes {
+		if len(shape) != len(p.Inputs[i].Shape) {
+			return nil, fmt.Errorf("the shape of input '%s' has another rank", p.Inputs[i].Name)
+		}
+		for _, size := range shape {
+			sizes = append(sizes, C.int64_t(size))
+		}
+	}
+	return append(sizes, 0), nil
+}
+
+// RunShapes runs inputs of these shapes. If rows are independent, a batch may have any size. It returns the elements of
+// each output, see Run, and its shape.
+func (p *Program) RunShapes(inputs []any, shapes [][]int64) ([]any, [][]int64, error) {
+	p.file.mutex.RLock()
+	defer p.file.mutex.RUnlock()
+	sizes, err := p.sizes(shapes)
+	if err != nil {
+		return nil, nil, err
+	}
+	var text *C.char
+	outputs := make([]Port, len(p.Outputs))
+	made := make([][]int64, len(p.Outputs))
+	for i, port := range p.Outputs {
+		found := make([]C.int64_t, len(port.Shape)+1)
+		if status := C.found_dims(p.session, &sizes[0], C.size_t(i), &found[0], &text); status != C.GK_OK {
+			return nil, nil, failed(status, text)
+		}
+		made[i] = append([]int64{}, unsafe.Slice((*int64)(&found[0]), len(port.Shape))...)
+		outputs[i] = port.WithShape(made[i])
+	}
+	given := make([]Port, len(p.Inputs)) // the library has accepted the shapes, so no size is negative
+	for i, port := range p.Inputs {
+		given[i] = port.WithShape(shapes[i])
+	}
+	results, err := p.run(given, outputs, inputs, func(from, to arrays) error {
+		if status := C.ran_shapes(p.session, from.start, &sizes[0], to.start, &text); status != C.GK_OK {
+			return failed(status, text)
+		}
+		return nil
+	})
+	return results, made, err
 }
 
 // Run runs the program. inputs contains the elements of each input, row-major: []float32, []int64, ... as the types of
 // the ports say. Elements of float16 and bfloat16 are their bits, uint16. Elements of bool are 0 or 1, uint8. The
 // outputs have the same form.
 func (p *Program) Run(inputs ...any) ([]any, error) {
-	p.mutex.RLock()
-	defer p.mutex.RUnlock()
-	if p.session == nil {
+	p.file.mutex.RLock()
+	defer p.file.mutex.RUnlock()
+	if p.file.session == nil {
 		return nil, ErrClosed
 	}
-	if len(inputs) != len(p.Inputs) {
-		return nil, fmt.Errorf("the program has %d inputs, but %d were given", len(p.Inputs), len(inputs))
+	return p.run(p.Inputs, p.Outputs, inputs, func(from, to arrays) error {
+		var text *C.char
+		status := C.ran(p.session, from.start, C.size_t(len(p.Inputs)), to.start, C.size_t(len(p.Outputs)), &text)
+		if status != C.GK_OK {
+			return failed(status, text)
+		}
+		return nil
+	})
+}
+
+// Copies inputs to C memory, calls a function, and copies the outputs. C code must not keep pointers to Go's memory in
+// an array.
+func (p *Program) run(given, made []Port, inputs []any, call func(from, to arrays) error) ([]any, error) {
+	if len(inputs) != len(given) {
+		return nil, fmt.Errorf("the program has %d inputs, but %d were given", len(given), len(inputs))
 	}
-	// C memory: C code must not keep pointers to Go's memory in an array.
-	given, made := allocate(p.Inputs), allocate(p.Outputs)
-	defer given.free()
-	defer made.free()
+	from, to := allocate(given), allocate(made)
+	defer from.free()
+	defer to.free()
 	for i, input := range inputs {
-		if err := write(p.Inputs[i], input, given.bytes(i)); err != nil {
+		if err := write(given[i], input, from.bytes(i)); err != nil {
 			return nil, err
 		}
 	}
-	var text *C.char
-	status := C.ran(p.session, given.start, C.size_t(len(p.Inputs)), made.start, C.size_t(len(p.Outputs)), &text)
-	if status != C.GK_OK {
-		return nil, failed(status, text)
+	if err := call(from, to); err != nil {
+		return nil, err
 	}
-	outputs := make([]any, len(p.Outputs))
-	for i, port := range p.Outputs {
-		outputs[i] = read(port, made.bytes(i))
+	outputs := make([]any, len(made))
+	for i, port := range made {
+		outputs[i] = read(port, to.bytes(i))
 	}
 	return outputs, nil
 }
@@ -140,9 +294,9 @@ func failed(status C.gk_status, text *C.char) error {
 	return &Error{C.GoString(C.gk_status_name(status)), C.GoString(text)}
 }
 
-func port(name *C.char, kind C.gk_type, dims *C.int64_t, rank, bytes C.size_t) Port {
+func port(name *C.char, kind C.gk_type, dims *C.int64_t, rank, bytes C.size_t, axis C.int32_t) Port {
 	shape := append([]int64{}, unsafe.Slice((*int64)(dims), int(rank))...)
-	return Port{C.GoString(name), C.GoString(C.gk_type_name(kind)), shape, int(bytes)}
+	return Port{C.GoString(name), C.GoString(C.gk_type_name(kind)), shape, int(bytes), int(axis), kind}
 }
 
 // Arrays in C memory.

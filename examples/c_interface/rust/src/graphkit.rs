@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_uint, c_void, CStr, CString};
 use std::fmt;
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 mod c {
     use super::{c_char, c_uint, c_void, Options};
@@ -35,6 +36,29 @@ mod c {
         pub fn gk_output_type(session: *const Session, output: usize) -> c_uint;
         pub fn gk_output_rank(session: *const Session, output: usize) -> usize;
         pub fn gk_output_dims(session: *const Session, output: usize) -> *const i64;
+        pub fn gk_input_batch_axis(session: *const Session, input: usize) -> i32;
+        pub fn gk_output_batch_axis(session: *const Session, output: usize) -> i32;
+        pub fn gk_find_program(
+            session: *mut Session,
+            input_dims: *const *const i64,
+            input_count: usize,
+            found: *mut *mut Session,
+        ) -> c_uint;
+        pub fn gk_find_output_dims(
+            session: *mut Session,
+            input_dims: *const *const i64,
+            input_count: usize,
+            output: usize,
+            dims: *mut i64,
+        ) -> c_uint;
+        pub fn gk_run_shapes(
+            session: *mut Session,
+            inputs: *const *const c_void,
+            input_dims: *const *const i64,
+            input_count: usize,
+            outputs: *const *mut c_void,
+            output_count: usize,
+        ) -> c_uint;
         pub fn gk_run(
             session: *mut Session,
             inputs: *const *const c_void,
@@ -191,6 +215,8 @@ pub struct Port {
     pub name: String,
     pub kind: Type,
     pub shape: Vec<i64>,
+    /// The axis that has the rows of a batch, if rows are independent.
+    pub batch_axis: Option<usize>,
 }
 
 impl Port {
@@ -199,28 +225,50 @@ impl Port {
         self.shape.iter().map(|&size| size as usize).product()
     }
 
+    /// The port for another number of rows; the same one if it has no batch axis.
+    pub fn with_rows(&self, rows: i64) -> Port {
+        let mut port = self.clone();
+        if let Some(axis) = self.batch_axis {
+            port.shape[axis] = rows;
+        }
+        port
+    }
+
     /// SAFETY: `name` is a string, and `dims` has `rank` elements.
-    unsafe fn new(name: *const c_char, kind: c_uint, dims: *const i64, rank: usize) -> Result<Port, Error> {
+    unsafe fn new(name: *const c_char, kind: c_uint, dims: *const i64, rank: usize, axis: i32) -> Result<Port, Error> {
         let name = CStr::from_ptr(name).to_string_lossy().into_owned();
         let kind = Type::of(kind).ok_or_else(|| Error::Version(format!("'{name}' has an unknown type: {kind}")))?;
-        Ok(Port { name, kind, shape: std::slice::from_raw_parts(dims, rank).to_vec() })
+        let shape = std::slice::from_raw_parts(dims, rank).to_vec();
+        Ok(Port { name, kind, shape, batch_axis: usize::try_from(axis).ok() })
+    }
+}
+
+/// An open file. All of its programs hold it.
+#[derive(Debug)]
+struct File(NonNull<c::Session>);
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: nothing else can use the sessions of the file any more.
+        unsafe { c::gk_close(self.0.as_ptr()) }
     }
 }
 
 /// A program that is ready to run.
 #[derive(Debug)]
 pub struct Program {
+    file: Arc<File>,
     session: NonNull<c::Session>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
 }
 
-// SAFETY: threads may use one session at the same time, but for gk_close, which `drop` alone calls.
+// SAFETY: threads may use one session at the same time, but for gk_close, which the last program alone calls.
 unsafe impl Send for Program {}
 unsafe impl Sync for Program {}
 
 impl Program {
-    /// Opens a program.
+    /// Opens a file, and returns its first program.
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Program, Error> {
         let path = path.as_ref().as_os_str().as_encoded_bytes();
         let path = CString::new(path).map_err(|_| Error::Argument("the path contains a zero byte".into()))?;
@@ -230,22 +278,51 @@ impl Program {
             c::gk_open_checked(path.as_ptr(), &options, &mut session, c::ABI_VERSION, std::mem::size_of::<Options>())
         };
         let session = NonNull::new(session).ok_or_else(|| Error::of(status))?;
-        let mut program = Program { session, inputs: Vec::new(), outputs: Vec::new() };
+        Program::of(Arc::new(File(session)), session)
+    }
+
+    /// The program of a session, which is one of `file`.
+    fn of(file: Arc<File>, session: NonNull<c::Session>) -> Result<Program, Error> {
+        let mut program = Program { file, session, inputs: Vec::new(), outputs: Vec::new() };
         let session = session.as_ptr();
         // SAFETY: the session is open, and the numbers of inputs and outputs are below their counts.
         unsafe {
             for i in 0..c::gk_input_count(session) {
                 let (dims, rank) = (c::gk_input_dims(session, i), c::gk_input_rank(session, i));
                 let (name, kind) = (c::gk_input_name(session, i), c::gk_input_type(session, i));
-                program.inputs.push(Port::new(name, kind, dims, rank)?);
+                program.inputs.push(Port::new(name, kind, dims, rank, c::gk_input_batch_axis(session, i))?);
             }
             for i in 0..c::gk_output_count(session) {
                 let (dims, rank) = (c::gk_output_dims(session, i), c::gk_output_rank(session, i));
                 let (name, kind) = (c::gk_output_name(session, i), c::gk_output_type(session, i));
-                program.outputs.push(Port::new(name, kind, dims, rank)?);
+                program.outputs.push(Port::new(name, kind, dims, rank, c::gk_output_batch_axis(session, i))?);
             }
         }
         Ok(program)
+    }
+
+    /// The program of the same file for inputs of these shapes.
+    pub fn find(&self, shapes: &[&[i64]]) -> Result<Program, Error> {
+        let dims = self.dims(shapes)?;
+        let mut found = std::ptr::null_mut();
+        // SAFETY: there is a shape for each input, with a size for each of its axes.
+        let status = unsafe { c::gk_find_program(self.session.as_ptr(), dims.as_ptr(), dims.len(), &mut found) };
+        let found = NonNull::new(found).ok_or_else(|| Error::of(status))?;
+        Program::of(self.file.clone(), found)
+    }
+
+    /// Pointers to the sizes of shapes. The library cannot know how many they are.
+    fn dims(&self, shapes: &[&[i64]]) -> Result<Vec<*const i64>, Error> {
+        if shapes.len() != self.inputs.len() {
+            let text = format!("the program has {} inputs, but {} shapes were given", self.inputs.len(), shapes.len());
+            return Err(Error::Argument(text));
+        }
+        for (shape, port) in shapes.iter().zip(&self.inputs) {
+            if shape.len() != port.shape.len() {
+                return Err(Error::Argument(format!("the shape of input '{}' has another rank", port.name)));
+            }
+        }
+        Ok(shapes.iter().map(|shape| shape.as_ptr()).collect())
     }
 
     pub fn inputs(&self) -> &[Port] {
@@ -259,10 +336,7 @@ impl Program {
     /// Runs the program. Inputs and outputs are in the order of `inputs()` and `outputs()`.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, Error> {
         for (tensor, port) in inputs.iter().zip(&self.inputs) {
-            if tensor.kind() != port.kind || tensor.len() != port.len() {
-                let expected = format!("{} elements of {}", port.len(), port.kind.name());
-                return Err(Error::Argument(format!("input '{}' must have {expected}", port.name)));
-            }
+            check(tensor, port)?;
         }
         let mut outputs: Vec<Tensor> = self.outputs.iter().map(|port| Tensor::zeros(port.kind, port.len())).collect();
         let given: Vec<*const c_void> = inputs.iter().map(Tensor::pointer).collect();
@@ -276,11 +350,49 @@ impl Program {
             Err(Error::of(status))
         }
     }
+
+    /// Runs inputs of these shapes. If rows are independent, a batch may have any size. Returns the shape and the
+    /// elements of each output.
+    pub fn run_shapes(&self, inputs: &[Tensor], shapes: &[&[i64]]) -> Result<Vec<(Vec<i64>, Tensor)>, Error> {
+        let dims = self.dims(shapes)?;
+        let mut outputs = Vec::new();
+        for (i, port) in self.outputs.iter().enumerate() {
+            let mut shape = vec![0; port.shape.len()];
+            // SAFETY: there is a shape for each input, and room for a size for each axis of the output.
+            let status = unsafe {
+                c::gk_find_output_dims(self.session.as_ptr(), dims.as_ptr(), dims.len(), i, shape.as_mut_ptr())
+            };
+            if status != 0 {
+                return Err(Error::of(status));
+            }
+            let len = shape.iter().map(|&size| size as usize).product();
+            outputs.push((shape, Tensor::zeros(port.kind, len)));
+        }
+        // The library has accepted the shapes, so no size is negative.
+        for ((tensor, port), shape) in inputs.iter().zip(&self.inputs).zip(shapes) {
+            check(tensor, &Port { shape: shape.to_vec(), ..port.clone() })?;
+        }
+        let given: Vec<*const c_void> = inputs.iter().map(Tensor::pointer).collect();
+        if given.len() != dims.len() {
+            return Err(Error::Argument(format!("{} inputs were given, but {} shapes", given.len(), dims.len())));
+        }
+        let made: Vec<*mut c_void> = outputs.iter_mut().map(|(_, tensor)| tensor.pointer_mut()).collect();
+        let session = self.session.as_ptr();
+        // SAFETY: there are as many arrays as inputs and outputs, and their types and sizes are those of the shapes.
+        let status =
+            unsafe { c::gk_run_shapes(session, given.as_ptr(), dims.as_ptr(), given.len(), made.as_ptr(), made.len()) };
+        if status == 0 {
+            Ok(outputs)
+        } else {
+            Err(Error::of(status))
+        }
+    }
 }
 
-impl Drop for Program {
-    fn drop(&mut self) {
-        // SAFETY: nothing else can use the session any more.
-        unsafe { c::gk_close(self.session.as_ptr()) }
+fn check(tensor: &Tensor, port: &Port) -> Result<(), Error> {
+    if tensor.kind() != port.kind || tensor.len() != port.len() {
+        let expected = format!("{} elements of {}", port.len(), port.kind.name());
+        return Err(Error::Argument(format!("input '{}' must have {expected}", port.name)));
     }
+    Ok(())
 }

@@ -1,5 +1,6 @@
-//! Runs a program that graphkit saved: run PROGRAM.gkp [INPUT.bin ...]
+//! Runs a program that graphkit saved: run [--rows N] PROGRAM.gkp [INPUT.bin ...]
 //!
+//! With --rows, it runs a batch of N rows, which the programs of the file compute in parts.
 //! Each file contains the elements of one input. Without files, inputs are generated. Prints inputs and outputs.
 
 mod graphkit;
@@ -26,20 +27,30 @@ fn generated(port: &Port) -> Result<Tensor, Box<dyn Error>> {
     }
 }
 
-fn run(path: &str, files: &[String]) -> Result<(), Box<dyn Error>> {
+fn run(path: &str, files: &[String], rows: Option<i64>) -> Result<(), Box<dyn Error>> {
     let mut out = BufWriter::new(io::stdout().lock());
     let program = Program::open(path, Options::default())?;
     let count = program.inputs().len();
     if !files.is_empty() && files.len() != count {
         return Err(format!("the program has {count} inputs, but {} files were given", files.len()).into());
     }
+    let ports: Vec<Port> =
+        program.inputs().iter().map(|port| rows.map_or(port.clone(), |rows| port.with_rows(rows))).collect();
     let mut inputs = Vec::new();
-    for (i, port) in program.inputs().iter().enumerate() {
+    for (i, port) in ports.iter().enumerate() {
         writeln!(out, "input {} {} {:?}", port.name, port.kind.name(), port.shape)?;
         inputs.push(if files.is_empty() { generated(port)? } else { read_file(&files[i], port)? });
     }
-    for (port, output) in program.outputs().iter().zip(program.run(&inputs)?) {
-        writeln!(out, "output {} {} {:?}", port.name, port.kind.name(), port.shape)?;
+    let shapes: Vec<&[i64]> = ports.iter().map(|port| port.shape.as_slice()).collect();
+    let outputs: Vec<(Vec<i64>, Tensor)> = if rows.is_some() {
+        program.run_shapes(&inputs, &shapes)?
+    } else {
+        let found = program.find(&shapes)?;
+        let shapes = found.outputs().iter().map(|port| port.shape.clone());
+        shapes.zip(found.run(&inputs)?).collect()
+    };
+    for (port, (shape, output)) in program.outputs().iter().zip(outputs) {
+        writeln!(out, "output {} {} {:?}", port.name, port.kind.name(), shape)?;
         match output {
             Tensor::Float32(values) => values.iter().try_for_each(|value| writeln!(out, "{value}"))?,
             Tensor::Int64(values) => values.iter().try_for_each(|value| writeln!(out, "{value}"))?,
@@ -51,12 +62,17 @@ fn run(path: &str, files: &[String]) -> Result<(), Box<dyn Error>> {
 }
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut rows = None;
+    if arguments.len() > 1 && arguments[0] == "--rows" {
+        rows = arguments[1].parse().ok().filter(|&rows| rows >= 0);
+        arguments.drain(..if rows.is_some() { 2 } else { arguments.len() });
+    }
     let [path, files @ ..] = arguments.as_slice() else {
-        eprintln!("usage: run PROGRAM.gkp [INPUT.bin ...]");
+        eprintln!("usage: run [--rows N] PROGRAM.gkp [INPUT.bin ...]");
         return ExitCode::from(2);
     };
-    match run(path, files) {
+    match run(path, files, rows) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -81,6 +97,23 @@ mod tests {
                 scope.spawn(|| (0..100).for_each(|_| assert_eq!(program.run(&inputs).unwrap(), expected)));
             }
         });
+    }
+
+    #[test]
+    fn programs_are_found_by_their_shapes() {
+        let path = std::env::var("GRAPHKIT_PROGRAM").expect("set GRAPHKIT_PROGRAM to a program");
+        let program = Program::open(path, Options::default()).unwrap();
+        let shapes: Vec<&[i64]> = program.inputs().iter().map(|port| port.shape.as_slice()).collect();
+        let found = program.find(&shapes).unwrap();
+        assert_eq!(found.inputs(), program.inputs());
+        let inputs: Vec<Tensor> = program.inputs().iter().map(|port| generated(port).unwrap()).collect();
+        let expected = program.run(&inputs).unwrap();
+        let outputs = program.run_shapes(&inputs, &shapes).unwrap();
+        assert_eq!(outputs.into_iter().map(|(_, tensor)| tensor).collect::<Vec<_>>(), expected);
+        assert!(matches!(program.run_shapes(&[], &shapes), Err(graphkit::Error::Argument(_))));
+        assert!(matches!(program.find(&[&[7]]), Err(graphkit::Error::Argument(_))));
+        drop(program);
+        assert_eq!(found.run(&inputs).unwrap(), expected);
     }
 
     #[test]

@@ -1,9 +1,11 @@
 // The functions of graphkit.h.
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
 #include <exception>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -116,27 +118,103 @@ void check_arrays(const Ports& ports, const void* const* arrays, const char* wha
     }
 }
 
-// Returns the session of the program for inputs of these shapes. The dims of a scalar may be null.
+// The dims of a scalar may be null.
+void check_dims(const Ports& inputs, const int64_t* const* input_dims) {
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        if (input_dims[i] == nullptr && !inputs[i].shape.empty()) {
+            throw std::invalid_argument("the dims of input '" + inputs[i].name + "' are NULL");
+        }
+    }
+}
+
+// Says which shapes the programs have, and which ones are given.
+std::string no_program(const OpenFile& opened, const int64_t* const* input_dims) {
+    std::string known, given;
+    for (const gk_session& session : opened.sessions) {
+        known += known.empty() ? "" : "; ";
+        const Ports& inputs = session.program.inputs();
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+            known += (i > 0 ? ", " : "") + inputs[i].name + " " + graphkit::to_string(inputs[i].shape);
+        }
+    }
+    const Ports& inputs = opened.sessions[0].program.inputs();
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        const graphkit::Dims shape(input_dims[i], input_dims[i] + inputs[i].shape.size());
+        given += (i > 0 ? ", " : "") + inputs[i].name + " " + graphkit::to_string(shape);
+    }
+    return "the file has no program for these shapes, but for: " + known + "; given: " + given;
+}
+
+// Returns the session of the program for inputs of these shapes.
 gk_session& program_for(OpenFile& opened, const int64_t* const* input_dims) {
-    std::string known;
     for (gk_session& session : opened.sessions) {
         const Ports& inputs = session.program.inputs();
         bool fits = true;
-        std::string shapes;
         for (std::size_t i = 0; i < inputs.size(); ++i) {
-            const auto& [name, type, shape, bytes] = inputs[i];
-            if (input_dims[i] == nullptr && !shape.empty()) {
-                throw std::invalid_argument("the dims of input '" + name + "' are NULL");
-            }
-            fits = fits && std::equal(shape.begin(), shape.end(), input_dims[i]);
-            shapes += (i > 0 ? ", " : "") + name + " " + graphkit::to_string(shape);
+            fits = fits && std::equal(inputs[i].shape.begin(), inputs[i].shape.end(), input_dims[i]);
         }
         if (fits) {
             return session;
         }
-        known += (known.empty() ? "" : "; ") + shapes;
     }
-    throw std::invalid_argument("the file has no program for these shapes, but for: " + known);
+    throw std::invalid_argument(no_program(opened, input_dims));
+}
+
+// Inputs and outputs of a run: their shapes, the program that computes them, or how a batch is divided.
+struct ShapedRun {
+    gk_session* program = nullptr;
+    graphkit::BatchPrograms::Plan plan;  // if there is no program
+    Ports inputs;
+    Ports outputs;
+};
+
+constexpr std::int64_t kMostRows = std::int64_t{1} << 31;
+
+Ports with_rows(const Ports& ports, const std::vector<std::int64_t>& axes, std::int64_t rows) {
+    Ports found = ports;
+    for (std::size_t i = 0; i < ports.size(); ++i) {
+        if (axes[i] < 0) {
+            continue;
+        }
+        found[i].shape[static_cast<std::size_t>(axes[i])] = rows;
+        try {
+            found[i].bytes = graphkit::checked_bytes(found[i].shape, found[i].type);
+        } catch (const graphkit::NativeError&) {
+            throw std::invalid_argument("'" + ports[i].name + "' would be too large for " + std::to_string(rows) +
+                                        " rows");
+        }
+    }
+    return found;
+}
+
+ShapedRun shaped_run(OpenFile& opened, const int64_t* const* input_dims) {
+    ShapedRun found;
+    check_dims(opened.sessions[0].program.inputs(), input_dims);
+    const graphkit::BatchPrograms* const batch = opened.file.batch();
+    auto plan = batch == nullptr ? std::nullopt : batch->plan(input_dims);
+    if (!plan) {
+        found.program = &program_for(opened, input_dims);
+        found.inputs = found.program->program.inputs();
+        found.outputs = found.program->program.outputs();
+        return found;
+    }
+    if (plan->rows > kMostRows) {
+        throw std::invalid_argument("the inputs have " + std::to_string(plan->rows) + " rows, more than 2^31");
+    }
+    found.plan = std::move(*plan);
+    const graphkit::SavedProgram& alike = opened.sessions[found.plan.alike].program;
+    found.inputs = with_rows(alike.inputs(), batch->axes().inputs, found.plan.rows);
+    found.outputs = with_rows(alike.outputs(), batch->axes().outputs, found.plan.rows);
+    return found;
+}
+
+std::int32_t batch_axis(const gk_session* session, std::size_t number, bool is_input) {
+    const graphkit::BatchPrograms* const batch = session == nullptr ? nullptr : session->opened.file.batch();
+    if (batch == nullptr) {
+        return -1;
+    }
+    const auto& axes = is_input ? batch->axes().inputs : batch->axes().outputs;
+    return number < axes.size() ? static_cast<std::int32_t>(axes[number]) : -1;
 }
 
 graphkit::RunLimits limits_of(const gk_options& options) {
@@ -256,6 +334,7 @@ GK_API gk_status gk_find_program(gk_session* session, const int64_t* const* inpu
     return guarded([&] {
         try {
             check_count(session->program.inputs(), input_count, input_dims, "inputs");
+            check_dims(session->program.inputs(), input_dims);
             *found = &program_for(session->opened, input_dims);
         } catch (const std::invalid_argument& error) {
             return failed(GK_ERROR_ARGUMENT, (std::string("gk_find_program: ") + error.what()).c_str());
@@ -329,6 +408,85 @@ GK_API gk_status gk_run(gk_session* session, const void* const* inputs, size_t i
             return failed(GK_ERROR_ARGUMENT, (std::string("gk_run: ") + error.what()).c_str());
         }
         session->program.run(inputs, outputs, limits_of(session->opened.options));
+        return GK_OK;
+    });
+}
+
+GK_API int32_t gk_input_batch_axis(const gk_session* session, size_t input) {
+    return batch_axis(session, input, true);
+}
+
+GK_API int32_t gk_output_batch_axis(const gk_session* session, size_t output) {
+    return batch_axis(session, output, false);
+}
+
+GK_API gk_status gk_find_output_dims(gk_session* session, const int64_t* const* input_dims, size_t input_count,
+                                     size_t output, int64_t* dims) {
+    if (session == nullptr || port(outputs_of(session), output) == nullptr ||
+        (dims == nullptr && gk_output_rank(session, output) > 0)) {
+        return failed(GK_ERROR_ARGUMENT,
+                      "gk_find_output_dims: session and dims must not be NULL, and the output must exist");
+    }
+    return guarded([&] {
+        try {
+            check_count(session->program.inputs(), input_count, input_dims, "inputs");
+            const ShapedRun found = shaped_run(session->opened, input_dims);
+            const graphkit::Dims& shape = found.outputs[output].shape;
+            std::copy(shape.begin(), shape.end(), dims);
+        } catch (const std::invalid_argument& error) {
+            return failed(GK_ERROR_ARGUMENT, (std::string("gk_find_output_dims: ") + error.what()).c_str());
+        }
+        return GK_OK;
+    });
+}
+
+GK_API gk_status gk_find_runs(gk_session* session, const int64_t* const* input_dims, size_t input_count,
+                              uint64_t* runs) {
+    if (session == nullptr || runs == nullptr) {
+        return failed(GK_ERROR_ARGUMENT, "gk_find_runs: session and runs must not be NULL");
+    }
+    return guarded([&] {
+        try {
+            check_count(session->program.inputs(), input_count, input_dims, "inputs");
+            const ShapedRun found = shaped_run(session->opened, input_dims);
+            const std::vector<gk_session>& sessions = session->opened.sessions;
+            std::fill_n(runs, sessions.size(), 0);
+            if (found.program != nullptr) {
+                runs[found.program - sessions.data()] = 1;
+            }
+            for (const auto& each : found.plan.runs) {
+                runs[each.program] = static_cast<std::uint64_t>(each.number);
+            }
+        } catch (const std::invalid_argument& error) {
+            return failed(GK_ERROR_ARGUMENT, (std::string("gk_find_runs: ") + error.what()).c_str());
+        }
+        return GK_OK;
+    });
+}
+
+GK_API gk_status gk_run_shapes(gk_session* session, const void* const* inputs, const int64_t* const* input_dims,
+                               size_t input_count, void* const* outputs, size_t output_count) {
+    if (session == nullptr) {
+        return failed(GK_ERROR_ARGUMENT, "gk_run_shapes: session is NULL");
+    }
+    return guarded([&] {
+        ShapedRun found;
+        try {
+            check_count(session->program.inputs(), input_count, inputs, "inputs");
+            check_count(session->program.inputs(), input_count, input_dims, "inputs");
+            check_count(session->program.outputs(), output_count, outputs, "outputs");
+            found = shaped_run(session->opened, input_dims);
+            check_arrays(found.inputs, inputs, "input", false);
+            check_arrays(found.outputs, outputs, "output", true);
+        } catch (const std::invalid_argument& error) {
+            return failed(GK_ERROR_ARGUMENT, (std::string("gk_run_shapes: ") + error.what()).c_str());
+        }
+        const graphkit::RunLimits limits = limits_of(session->opened.options);
+        if (found.program != nullptr) {
+            found.program->program.run(inputs, outputs, limits);
+        } else {
+            session->opened.file.batch()->run(found.plan, inputs, outputs, limits);
+        }
         return GK_OK;
     });
 }

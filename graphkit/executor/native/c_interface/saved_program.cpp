@@ -131,6 +131,7 @@ struct SavedFile::Layout {
     std::vector<Constant> constants;
     std::vector<std::string> recipes;
     std::vector<ProgramTuple> programs;
+    std::optional<BatchAxes> batch;
 
     static Layout read(RecipeReader& from, const std::string& path) {
         const auto version = RecipeCodec<std::string>::read(from);
@@ -145,7 +146,11 @@ struct SavedFile::Layout {
         layout.constants = RecipeCodec<std::vector<Constant>>::read(from);
         layout.recipes = RecipeCodec<std::vector<std::string>>::read(from);
         layout.programs = RecipeCodec<std::vector<ProgramTuple>>::read(from);
+        layout.batch = RecipeCodec<std::optional<BatchAxes>>::read(from);
         from.end();
+        if (layout.batch && layout.seed) {
+            throw BadFile("the rows of a batch draw random numbers");
+        }
         if (layout.threads < 1 || layout.threads > kMostThreads) {
             throw BadFile("the number of threads is out of range");
         }
@@ -329,6 +334,9 @@ void SavedFile::read_programs(const Layout& layout, int threads) {
             !are_alike(programs_.back()->outputs(), programs_[0]->outputs())) {
             throw BadFile("the programs have different inputs or outputs");
         }
+    }
+    if (layout.batch) {
+        batch_.emplace(*layout.batch, programs_);
     }
 }
 

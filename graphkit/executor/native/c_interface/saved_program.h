@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "c_interface/batch_programs.h"
 #include "c_interface/mapped_file.h"
 #include "c_interface/program_part.h"
 #include "runtime/kernel.h"
@@ -31,7 +33,7 @@ struct OtherProcessor : NativeError {
     using NativeError::NativeError;
 };
 
-constexpr std::uint32_t kProgramFormat = 2;
+constexpr std::uint32_t kProgramFormat = 3;
 
 // A checksum that continues `seed`, the checksum of what comes before. That of a file is computed from pieces of
 // kChecksumPiece bytes after the header.
@@ -106,6 +108,8 @@ class SavedFile {
     ~SavedFile();
 
     const std::vector<std::unique_ptr<SavedProgram>>& programs() const { return programs_; }
+    // Null if the file does not say that rows are independent.
+    const BatchPrograms* batch() const { return batch_ ? &*batch_ : nullptr; }
     RandomState& random() { return random_; }
     const RandomState& random() const { return random_; }
 
@@ -120,6 +124,7 @@ class SavedFile {
     std::vector<std::pair<const char*, std::size_t>> constants_;
     Kernels kernels_;
     std::vector<std::unique_ptr<SavedProgram>> programs_;
+    std::optional<BatchPrograms> batch_;
 };
 
 }  // namespace graphkit
