@@ -8,14 +8,20 @@ from typing import Any
 from graphkit.executor.devices.kernel import NativeKernel, is_native
 from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.lower.lowering import ABSENT, Emission, Location, Lowering, Site
+from graphkit.ir.graph import Node
+from graphkit.ops._base import Op
 from graphkit.ops.pointwise import divides_integers
+from graphkit.passes.core.sweep import read_positions
 
 
 class PreparedKernel(Lowering):
     """A kernel of the native extension, prepared for exactly these shapes."""
 
-    def __init__(self, kernel: NativeKernel):
+    def __init__(self, kernel: NativeKernel, node: Node):
         self.kernel = kernel
+        # The memory of an operand of which only the shape is read may already contain another value.
+        if isinstance(node.op, Op) and node.op.shape_only:
+            self.unread = set(kernel.optional_inputs).difference(read_positions(node))
         self.scratch_bytes = int(kernel.scratch_bytes)
         self.inplace = kernel.inplace
         self.packing = kernel
@@ -37,14 +43,14 @@ def native_kernel(site: Site) -> Lowering | None:
         return None
     key = None if site.kernels is None else _kernel_key(site)
     if site.kernels is not None and (shared := site.kernels.get(key)) is not None:
-        return PreparedKernel(shared)
+        return PreparedKernel(shared, site.node)
     kernel = make_kernel(site.settings.device, site.node, site.context)
     if kernel is None:
         return None
     if is_native(kernel):
         if site.kernels is not None:
             site.kernels[key] = kernel
-        return PreparedKernel(kernel)
+        return PreparedKernel(kernel, site.node)
     from graphkit.executor.lower.python_step import PythonKernel
 
     return PythonKernel("native", site.node, kernel)
