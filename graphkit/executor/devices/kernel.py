@@ -53,6 +53,11 @@ class NativeKernel(Kernel, Protocol):
     def output_count(self) -> int: ...
 
     @property
+    def optional_inputs(self) -> Sequence[int]:
+        """Positions of the inputs that may be left out."""
+        ...
+
+    @property
     def inplace(self) -> Sequence[tuple[int, int]]:
         """Positions (input, output) that may be the same memory."""
         ...

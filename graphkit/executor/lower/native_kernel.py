@@ -13,13 +13,17 @@ from graphkit.ir.types import TensorType
 from graphkit.ops import Op
 from graphkit.ops._op import number_of
 from graphkit.ops.pointwise import divides_integers
+from graphkit.passes.core.sweep import read_positions
 
 
 class PreparedKernel(Lowering):
     """A kernel of the native extension, prepared for exactly these shapes."""
 
-    def __init__(self, kernel: NativeKernel):
+    def __init__(self, kernel: NativeKernel, node: Node):
         self.kernel = kernel
+        # The memory of an operand of which only the shape is read may already contain another value.
+        if isinstance(node.op, Op) and node.op.shape_only:
+            self.unread = set(kernel.optional_inputs).difference(read_positions(node))
         self.scratch_bytes = int(kernel.scratch_bytes)
         self.inplace = kernel.inplace
         self.packing = kernel
@@ -86,7 +90,7 @@ def native_kernel(site: Site) -> Lowering | None:
     if kernel is None:
         return None
     if is_native(kernel):
-        return PreparedKernel(kernel)
+        return PreparedKernel(kernel, site.node)
     from graphkit.executor.lower.python_step import PythonKernel
 
     return PythonKernel("native", site.node, kernel)

@@ -135,6 +135,18 @@ GRAPHKIT_BINDINGS(kernel_call) {
         .def_prop_ro("packed_inputs", &Kernel::packed_inputs, "The positions of the inputs that must be given packed.")
         .def("packed_bytes", &Kernel::packed_bytes, "input"_a)
         .def("packed_layout", &Kernel::packed_layout, "input"_a)
+        .def_prop_ro(
+            "optional_inputs",
+            [](const Kernel& kernel) {
+                std::vector<int> found;
+                for (std::size_t i = 0; i < kernel.inputs().size(); ++i) {
+                    if (kernel.inputs()[i].optional) {
+                        found.push_back(static_cast<int>(i));
+                    }
+                }
+                return found;
+            },
+            "The positions of the inputs that may be left out.")
         .def_prop_ro("input_count", [](const Kernel& kernel) { return kernel.inputs().size(); })
         .def_prop_ro("output_count", [](const Kernel& kernel) { return kernel.outputs().size(); })
         .def_prop_ro(

@@ -6,6 +6,9 @@ namespace graphkit {
 namespace {
 
 constexpr const char* kFromFactory = "from factory";
+constexpr std::int64_t kMostElements = std::int64_t{1} << 46;
+// Most threads of a kernel. Working memory may be a multiple of it.
+constexpr int kMostThreads = 1024;
 
 // How a kind of kernel or factory is made; one of the two functions is null.
 struct Kind {
@@ -40,6 +43,25 @@ const Kind& kind_of(RecipeReader& from) {
         throw BadRecipe("there is no kernel named '" + name + "'");
     }
     return found->second;
+}
+
+// Throws BadRecipe if a factory cannot get these shapes.
+void require_shapes(const Shapes& shapes) {
+    for (const auto& shape : shapes) {
+        if (shape) {
+            require_shape(*shape);
+        }
+    }
+}
+
+std::unique_ptr<Kernel> with_checked_threads(std::unique_ptr<Kernel> made) {
+    if (made == nullptr) {
+        throw BadRecipe("there is no kernel for these shapes");
+    }
+    if (made->threads() < 1 || made->threads() > kMostThreads) {
+        throw BadRecipe(made->describe() + ": the number of threads is out of range");
+    }
+    return made;
 }
 
 thread_local bool recording = false;
@@ -77,6 +99,26 @@ std::string_view RecipeReader::take(std::size_t bytes) {
     return taken;
 }
 
+void require_shape(const Dims& shape) {
+    std::int64_t elements = 1;
+    for (const std::int64_t size : shape) {
+        if (size < 0) {
+            throw BadRecipe("the shape " + to_string(shape) + " has a negative size");
+        }
+        if (__builtin_mul_overflow(elements, size == 0 ? 1 : size, &elements) || elements > kMostElements) {
+            throw BadRecipe("the shape " + to_string(shape) + " is too large");
+        }
+    }
+}
+
+std::vector<std::string> recipe_names() {
+    std::vector<std::string> names;
+    for (const auto& [name, kind] : kinds().by_name) {
+        names.push_back(name);
+    }
+    return names;
+}
+
 void add_recipe_kind(const char* name, const void* kind, MakeFromRecipe<Kernel> make) {
     add(name, {kind, make, nullptr});
 }
@@ -102,21 +144,19 @@ std::unique_ptr<Kernel> make_kernel(std::string_view recipe) {
         if (kind.kernel == nullptr) {
             throw BadRecipe("the recipe names a factory instead of a kernel");
         }
-        return kind.kernel(kind.kind, from);
+        return with_checked_threads(kind.kernel(kind.kind, from));
     }
     RecipeReader inner(ahead.text());
     const auto inputs = RecipeCodec<Shapes>::read(ahead);
     const auto outputs = RecipeCodec<Shapes>::read(ahead);
     ahead.end();
+    require_shapes(inputs);
+    require_shapes(outputs);
     const Kind& kind = kind_of(inner);
     if (kind.factory == nullptr) {
         throw BadRecipe("the recipe names a kernel instead of a factory");
     }
-    std::unique_ptr<Kernel> made = kind.factory(kind.kind, inner)->make(inputs, outputs);
-    if (made == nullptr) {
-        throw BadRecipe("the factory makes no kernel for these shapes");
-    }
-    return made;
+    return with_checked_threads(kind.factory(kind.kind, inner)->make(inputs, outputs));
 }
 
 }  // namespace graphkit

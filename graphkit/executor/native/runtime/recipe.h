@@ -9,7 +9,15 @@
 // While recipes are recorded (see RecordRecipes), a kernel that Python makes gets its recipe: the name, and the
 // arguments. make_kernel reads a recipe.
 //
+// If the arguments are those of a constructor, write
+//
+//     static const RecipeConstructor<Softmax, const Dims&, std::int64_t> softmax_recipe("Softmax");
+//
 // RecipeFunction does the same for a function that makes kernels.
+//
+// A file may contain any arguments. So constructors check them: a kernel that was made stays inside of the operands that
+// it declares, and of its working memory. make_kernel checks the shapes that it gives to factories, and RecipeConstructor
+// its arguments of type Dims, which must be shapes. Others call require_shape.
 //
 // An argument is a number, a string, bytes, or an optional, vector, pair, tuple, variant or map of arguments. A struct
 // whose fields are arguments needs a specialisation of RecipeFields.
@@ -261,9 +269,16 @@ struct RecipeCodec<std::map<Key, T>> {
 template <typename Made>
 using MakeFromRecipe = std::unique_ptr<Made> (*)(const void* kind, RecipeReader& arguments);
 
+// Throws BadRecipe if a size is negative, or if there are more than 2^46 elements. A size of 0 counts as 1, so that the
+// product of any of the sizes does not overflow.
+void require_shape(const Dims& shape);
+
 // Adds a kind. If a name is used twice, make_kernel says so.
 void add_recipe_kind(const char* name, const void* kind, MakeFromRecipe<Kernel> make);
 void add_recipe_kind(const char* name, const void* kind, MakeFromRecipe<KernelFactory> make);
+
+// Returns the names of all kinds.
+std::vector<std::string> recipe_names();
 
 // Returns the kernel of a recipe. Throws BadRecipe, or the errors of the kernel's constructor.
 std::unique_ptr<Kernel> make_kernel(std::string_view recipe);
@@ -335,6 +350,25 @@ class RecipeKind {
 
     const char* name_;
     void (*build_)(T* self, Arguments... arguments);
+};
+
+// A kind that is made by a constructor with these arguments. Those of type Dims are shapes.
+template <typename T, typename... Arguments>
+class RecipeConstructor : public RecipeKind<T, Arguments...> {
+  public:
+    explicit RecipeConstructor(const char* name) : RecipeKind<T, Arguments...>(name, &build) {}
+
+  private:
+    static void build(T* self, Arguments... arguments) {
+        (check(arguments), ...);
+        new (self) T(std::forward<Arguments>(arguments)...);
+    }
+    template <typename Argument>
+    static void check(const Argument& argument) {
+        if constexpr (std::is_same_v<Argument, Dims>) {
+            require_shape(argument);
+        }
+    }
 };
 
 // A function that makes kernels, which may be of different classes.

@@ -7,6 +7,7 @@
 #include "kernels/conv/window_products.h"
 #include "onednn/product.h"
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 namespace {
@@ -281,29 +282,52 @@ void ConvolutionBackwardWeights::as_convolution(const Dims& x, const Dims& dy, c
     }
 }
 
+namespace {
+
+GradientOptions options_of(bool pack_weights, bool channels_last, bool deterministic, const std::string& dtype) {
+    const ElementType type = element_type(dtype);
+    if (type != ElementType::f32 && type != ElementType::bf16) {
+        throw Unsupported("gradients of convolutions of " + dtype);
+    }
+    return {pack_weights, channels_last, type, deterministic};
+}
+
+void require_operands(const Dims& x, const Dims& w, const Dims& y) {
+    for (const Dims* shape : {&x, &w, &y}) {
+        require_shape(*shape);
+    }
+}
+
+const RecipeKind backward_data_recipe(
+    "ConvolutionBackwardData",
+    +[](ConvolutionBackwardData* self, Dims dy, Dims w, Dims dx, const Window& window, bool pack_weights,
+        bool channels_last, bool deterministic, const std::string& dtype, int threads) {
+        require_operands(dx, w, dy);
+        const GradientOptions options = options_of(pack_weights, channels_last, deterministic, dtype);
+        new (self) ConvolutionBackwardData(std::move(dy), std::move(w), std::move(dx), window, options, threads);
+    });
+
+const RecipeKind backward_weights_recipe(
+    "ConvolutionBackwardWeights",
+    +[](ConvolutionBackwardWeights* self, Dims x, Dims dy, Dims dw, const Window& window, bool bias,
+        bool channels_last, bool deterministic, const std::string& dtype, int threads) {
+        require_operands(x, dw, dy);
+        const GradientOptions options = options_of(false, channels_last, deterministic, dtype);
+        new (self) ConvolutionBackwardWeights(std::move(x), std::move(dy), std::move(dw), window, bias, options,
+                                              threads);
+    });
+
+}  // namespace
+
 GRAPHKIT_BINDINGS(conv_grad, "conv") {
     nb::class_<ConvolutionBackwardData, Kernel>(m, "ConvolutionBackwardData")
-        .def(
-            "__init__",
-            [](ConvolutionBackwardData* self, Dims dy, Dims w, Dims dx, const Window& window, bool pack_weights,
-               bool channels_last, bool deterministic, const std::string& dtype, int threads) {
-                const GradientOptions options{pack_weights, channels_last, element_type(dtype), deterministic};
-                new (self)
-                    ConvolutionBackwardData(std::move(dy), std::move(w), std::move(dx), window, options, threads);
-            },
-            "dy"_a, "w"_a, "dx"_a, "window"_a, nb::kw_only(), "pack_weights"_a = false, "channels_last"_a = false,
-            "deterministic"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());
+        .def("__init__", backward_data_recipe.init(), "dy"_a, "w"_a, "dx"_a, "window"_a, nb::kw_only(),
+             "pack_weights"_a = false, "channels_last"_a = false, "deterministic"_a = false, "dtype"_a = "float32",
+             "threads"_a = 0, NoGil());
     nb::class_<ConvolutionBackwardWeights, Kernel>(m, "ConvolutionBackwardWeights")
-        .def(
-            "__init__",
-            [](ConvolutionBackwardWeights* self, Dims x, Dims dy, Dims dw, const Window& window, bool bias,
-               bool channels_last, bool deterministic, const std::string& dtype, int threads) {
-                const GradientOptions options{false, channels_last, element_type(dtype), deterministic};
-                new (self) ConvolutionBackwardWeights(std::move(x), std::move(dy), std::move(dw), window, bias, options,
-                                                      threads);
-            },
-            "x"_a, "dy"_a, "dw"_a, "window"_a, nb::kw_only(), "bias"_a = false, "channels_last"_a = false,
-            "deterministic"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());
+        .def("__init__", backward_weights_recipe.init(), "x"_a, "dy"_a, "dw"_a, "window"_a, nb::kw_only(),
+             "bias"_a = false, "channels_last"_a = false, "deterministic"_a = false, "dtype"_a = "float32",
+             "threads"_a = 0, NoGil());
 }
 
 }  // namespace graphkit

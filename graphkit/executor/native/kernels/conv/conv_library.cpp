@@ -1,6 +1,7 @@
 #include "kernels/conv/conv_library.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace graphkit {
 namespace {
@@ -54,6 +55,10 @@ void check_shapes(const Kernel& kernel, const Dims& wide, const Dims& w, const D
         }
         if (window.pads_begin[i] < 0 || window.pads_end[i] < 0) {
             throw Unsupported(kernel.describe() + ": negative pads");
+        }
+        if (std::max({window.strides[i], window.dilations[i], window.pads_begin[i], window.pads_end[i], wide[i + 2],
+                      w[i + 2], narrow[i + 2]}) > std::numeric_limits<std::int32_t>::max()) {
+            throw Unsupported(kernel.describe() + ": axes or windows of 2^31 positions and more");
         }
         const std::int64_t span = (w[i + 2] - 1) * window.dilations[i] + 1;
         const std::int64_t room = wide[i + 2] + window.pads_begin[i] + window.pads_end[i] - span;

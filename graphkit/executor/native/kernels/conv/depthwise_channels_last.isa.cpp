@@ -294,14 +294,15 @@ Dims channels_behind(const Dims& dims) {
 
 PoolGeometry Depthwise::prepare(const Dims& x, const Dims& y, const PoolWindow& window, bool transposed) {
     PoolGeometry geometry = pool_geometry(*this, x, y, window);
-    plan_ = DepthwisePlan(geometry, transposed);
     batch_ = x[0];
     channels_ = x[1];
-    taps_ = geometry.kernel[0] * geometry.kernel[1] * geometry.kernel[2];
     x_ = channels_behind(x);
     y_ = channels_behind(y);
     w_ = {channels_, 1};
     w_.insert(w_.end(), window.kernel.begin(), window.kernel.end());
+    require_shape(w_);
+    taps_ = geometry.kernel[0] * geometry.kernel[1] * geometry.kernel[2];
+    plan_ = DepthwisePlan(geometry, transposed);
     return geometry;
 }
 
@@ -457,6 +458,11 @@ static const RecipeKind depthwise_convolution_recipe(
         new (self) DepthwiseConvolution(x, y, window, last, pack_weights, threads);
     });
 
+static const RecipeConstructor<DepthwiseBackwardData, Dims, Dims, const PoolWindow&, int>
+    depthwise_backward_data_recipe("DepthwiseBackwardData");
+static const RecipeConstructor<DepthwiseBackwardWeights, Dims, Dims, const PoolWindow&, int>
+    depthwise_backward_weights_recipe("DepthwiseBackwardWeights");
+
 GRAPHKIT_BINDINGS(depthwise_channels_last, "pool", "epilogue") {
     nb::class_<DepthwiseConvolution, Kernel>(m, "DepthwiseConvolution")
         .def("__init__", depthwise_convolution_recipe.init(), "x"_a, "y"_a, "window"_a, "threads"_a = 0, nb::kw_only(),
@@ -464,9 +470,9 @@ GRAPHKIT_BINDINGS(depthwise_channels_last, "pool", "epilogue") {
         .def_static("slides", &CopiedDepthwise::suits_window, "y"_a, "window"_a,
                     "Whether this is faster than the library, because it computes large windows from copies.");
     nb::class_<DepthwiseBackwardData, Kernel>(m, "DepthwiseBackwardData")
-        .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "dy"_a, "dx"_a, "window"_a, "threads"_a = 0);
+        .def("__init__", depthwise_backward_data_recipe.init(), "dy"_a, "dx"_a, "window"_a, "threads"_a = 0);
     nb::class_<DepthwiseBackwardWeights, Kernel>(m, "DepthwiseBackwardWeights")
-        .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "x"_a, "dy"_a, "window"_a, "threads"_a = 0);
+        .def("__init__", depthwise_backward_weights_recipe.init(), "x"_a, "dy"_a, "window"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -19,6 +19,9 @@ constexpr std::int64_t kLeastSegments = 4;
 // With at least this many adjacent channels, copying the elements of windows one by one pays off.
 constexpr std::int64_t kChannelsTogether = 4;
 
+// Most floats of a line of windows.
+constexpr double kMostLineFloats = 0x1p40;
+
 std::int64_t divide_up(std::int64_t a, std::int64_t b) {
     return (a + b - 1) / b;
 }
@@ -63,6 +66,10 @@ WindowProducts::WindowProducts(const Dims& x, const Dims& dy, const Dims& dw, co
                                         ? kMostPositions
                                         : std::clamp<std::int64_t>(kCopiedFloats / columns(), 8, kMostPositions));
     segments_ = divide_up(result_[2], segment_);
+    const auto apart = static_cast<double>(dilations_[2] == 1 ? strides_[2] : kernel_[2]);
+    if (apart * static_cast<double>(segment_) * static_cast<double>(together_) > kMostLineFloats) {
+        throw Unsupported("the windows of a convolution are too far apart");
+    }
     const std::int64_t all = images_ * result_[0] * result_[1] * segments_;
     const auto filters =
         cut(filters_, std::clamp<std::int64_t>(kUnits / (groups_ * lines_), 1, divide_up(filters_, kLeastFilters)));

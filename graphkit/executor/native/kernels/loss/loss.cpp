@@ -490,19 +490,22 @@ static const RecipeKind class_loss_recipe(
         new (self) ClassLoss(scores, type, label_type, weights, reduction, ignore_index, softmax, threads);
     });
 
+static const RecipeConstructor<SoftmaxCrossEntropyGrad, const Dims&, const std::string&, const std::string&, bool,
+                               const std::string&, std::optional<std::int64_t>, int>
+    softmax_cross_entropy_grad_recipe("SoftmaxCrossEntropyGrad");
+static const RecipeConstructor<SoftmaxCrossEntropyWithGrad, const Dims&, const std::string&, const std::string&, bool,
+                               const std::string&, std::optional<std::int64_t>, int>
+    softmax_cross_entropy_with_grad_recipe("SoftmaxCrossEntropyWithGrad");
+
 GRAPHKIT_BINDINGS(loss) {
     nb::class_<ClassLoss, Kernel>(m, "ClassLoss")
         .def("__init__", class_loss_recipe.init(), "scores"_a, "type"_a, "label_type"_a, "weights"_a, "reduction"_a,
              "ignore_index"_a.none(), "softmax"_a, "threads"_a = 0);
     nb::class_<SoftmaxCrossEntropyGrad, Kernel>(m, "SoftmaxCrossEntropyGrad")
-        .def(nb::init<const Dims&, const std::string&, const std::string&, bool, const std::string&,
-                      std::optional<std::int64_t>, int>(),
-             "scores"_a, "type"_a, "label_type"_a, "weights"_a, "reduction"_a, "ignore_index"_a.none(),
+        .def("__init__", softmax_cross_entropy_grad_recipe.init(), "scores"_a, "type"_a, "label_type"_a, "weights"_a, "reduction"_a, "ignore_index"_a.none(),
              "threads"_a = 0);
     nb::class_<SoftmaxCrossEntropyWithGrad, Kernel>(m, "SoftmaxCrossEntropyWithGrad")
-        .def(nb::init<const Dims&, const std::string&, const std::string&, bool, const std::string&,
-                      std::optional<std::int64_t>, int>(),
-             "scores"_a, "type"_a, "label_type"_a, "weights"_a, "reduction"_a, "ignore_index"_a.none(),
+        .def("__init__", softmax_cross_entropy_with_grad_recipe.init(), "scores"_a, "type"_a, "label_type"_a, "weights"_a, "reduction"_a, "ignore_index"_a.none(),
              "threads"_a = 0);
 }
 

@@ -7,6 +7,7 @@
 #include "primitives/float_type.h"
 #include "primitives/reduction_table.h"
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -179,9 +180,12 @@ void GroupNormGrad::run(const void* const* inputs, void* const* outputs, std::by
     with_float_type(type_, [&]<typename T>() { run_as<T>(inputs, outputs, scratch); });
 }
 
+static const RecipeConstructor<GroupNormGrad, const Dims&, std::int64_t, const std::string&, double, int>
+    group_norm_grad_recipe("GroupNormGrad");
+
 GRAPHKIT_BINDINGS(group_norm_grad) {
     nb::class_<GroupNormGrad, Kernel>(m, "GroupNormGrad")
-        .def(nb::init<const Dims&, std::int64_t, const std::string&, double, int>(), "x"_a, "groups"_a, "type"_a,
+        .def("__init__", group_norm_grad_recipe.init(), "x"_a, "groups"_a, "type"_a,
              "epsilon"_a, "threads"_a = 0);
 }
 

@@ -6,6 +6,7 @@
 #include "kernels/norm/channel_statistics.h"
 #include "kernels/norm/norm.h"
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 namespace {
@@ -315,14 +316,18 @@ void BatchNormGrad::run(const void* const* inputs, void* const* outputs, std::by
     with_float_type(type_, [&]<typename T>() { run_as<T>(inputs, outputs, scratch); });
 }
 
+static const RecipeConstructor<LayerNormGrad, const Dims&, std::int64_t, const Dims&, const std::string&, double, bool,
+                               const std::string&, int>
+    layer_norm_grad_recipe("LayerNormGrad");
+static const RecipeConstructor<BatchNormGrad, const Dims&, const std::string&, const std::string&, double, int>
+    batch_norm_grad_recipe("BatchNormGrad");
+
 GRAPHKIT_BINDINGS(norm_grad) {
     nb::class_<LayerNormGrad, Kernel>(m, "LayerNormGrad")
-        .def(nb::init<const Dims&, std::int64_t, const Dims&, const std::string&, double, bool, const std::string&,
-                      int>(),
-             "x"_a, "axis"_a, "scale"_a, "type"_a, "epsilon"_a, "about_mean"_a = true, "statistics"_a = "float32",
+        .def("__init__", layer_norm_grad_recipe.init(), "x"_a, "axis"_a, "scale"_a, "type"_a, "epsilon"_a, "about_mean"_a = true, "statistics"_a = "float32",
              "threads"_a = 0);
     nb::class_<BatchNormGrad, Kernel>(m, "BatchNormGrad")
-        .def(nb::init<const Dims&, const std::string&, const std::string&, double, int>(), "x"_a, "type"_a,
+        .def("__init__", batch_norm_grad_recipe.init(), "x"_a, "type"_a,
              "scale_type"_a, "epsilon"_a, "threads"_a = 0);
 }
 

@@ -7,6 +7,7 @@
 
 #include "kernels/pool/vector_pool.h"
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -150,9 +151,9 @@ PoolGeometry pool_geometry(const Kernel& kernel, const Dims& x, const Dims& y, c
         if (g.kernel[axis] < 1 || stride < 1 || g.dilation[axis] < 1 || begin < 0 || end < 0) {
             fail("kernel, strides and dilations must be positive, pads at least 0");
         }
-        if (std::max({g.kernel[axis], stride, g.dilation[axis], begin, end}) >
+        if (std::max({g.kernel[axis], stride, g.dilation[axis], begin, end, x[i + 2], y[i + 2]}) >
             std::numeric_limits<std::int32_t>::max()) {
-            throw Unsupported(kernel.describe() + ": windows of 2^31 positions and more");
+            throw Unsupported(kernel.describe() + ": axes or windows of 2^31 positions and more");
         }
         g.windows[axis].reserve(static_cast<std::size_t>(empty ? 0 : y[i + 2]));
         // If the result is empty there are no windows, even if one of its axes has positions.
@@ -412,6 +413,10 @@ void AveragePoolGrad::run(const void* const* inputs, void* const* outputs, std::
     });
 }
 
+static const RecipeConstructor<MaxPoolGrad, Dims, Dims, int> max_pool_grad_recipe("MaxPoolGrad");
+static const RecipeConstructor<AveragePoolGrad, Dims, Dims, const PoolWindow&, bool, int> average_pool_grad_recipe(
+    "AveragePoolGrad");
+
 GRAPHKIT_BINDINGS(pool) {
     nb::class_<PoolWindow>(m, "PoolWindow")
         .def(nb::init<Dims, Dims, Dims, Dims, Dims>(), "kernel"_a, "strides"_a, "dilations"_a, "pads_begin"_a,
@@ -419,7 +424,8 @@ GRAPHKIT_BINDINGS(pool) {
     nb::class_<MaxPool, Kernel>(m, "MaxPool")
         .def(nb::init<Dims, Dims, const PoolWindow&, bool, bool, int>(), "x"_a, "y"_a, "window"_a,
              "column_major"_a = false, "with_indices"_a = false, "threads"_a = 0);
-    nb::class_<MaxPoolGrad, Kernel>(m, "MaxPoolGrad").def(nb::init<Dims, Dims, int>(), "dy"_a, "dx"_a, "threads"_a = 0);
+    nb::class_<MaxPoolGrad, Kernel>(m, "MaxPoolGrad")
+        .def("__init__", max_pool_grad_recipe.init(), "dy"_a, "dx"_a, "threads"_a = 0);
     nb::class_<AveragePool, Kernel>(m, "AveragePool")
         .def(nb::init<Dims, Dims, const PoolWindow&, bool, int>(), "x"_a, "y"_a, "window"_a, "include_pad"_a = false,
              "threads"_a = 0);
@@ -427,7 +433,7 @@ GRAPHKIT_BINDINGS(pool) {
         .def(nb::init<Dims, Dims, const PoolWindow&, std::int64_t, int>(), "x"_a, "y"_a, "window"_a, "p"_a = 2,
              "threads"_a = 0);
     nb::class_<AveragePoolGrad, Kernel>(m, "AveragePoolGrad")
-        .def(nb::init<Dims, Dims, const PoolWindow&, bool, int>(), "dy"_a, "dx"_a, "window"_a, "include_pad"_a = false,
+        .def("__init__", average_pool_grad_recipe.init(), "dy"_a, "dx"_a, "window"_a, "include_pad"_a = false,
              "threads"_a = 0);
 }
 

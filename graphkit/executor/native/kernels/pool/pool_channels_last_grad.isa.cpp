@@ -138,6 +138,7 @@ GRAPHKIT_ISA_DEFINE(PoolGradientFunctions, pool_gradient_functions) = {pool_maxi
 #ifdef GRAPHKIT_ONCE
 #include "kernels/pool/pool.h"
 #include "runtime/bindings.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -382,13 +383,20 @@ void ChannelsLastAveragePoolGrad::run(const void* const* inputs, void* const* ou
     });
 }
 
+static const RecipeConstructor<ChannelsLastMaxPoolIndices, Dims, Dims, const PoolWindow&, int>
+    channels_last_max_pool_indices_recipe("ChannelsLastMaxPoolIndices");
+static const RecipeConstructor<ChannelsLastMaxPoolGrad, Dims, Dims, const PoolWindow&, int>
+    channels_last_max_pool_grad_recipe("ChannelsLastMaxPoolGrad");
+static const RecipeConstructor<ChannelsLastAveragePoolGrad, Dims, Dims, const PoolWindow&, bool, int>
+    channels_last_average_pool_grad_recipe("ChannelsLastAveragePoolGrad");
+
 GRAPHKIT_BINDINGS(pool_channels_last_grad, "pool") {
     nb::class_<ChannelsLastMaxPoolIndices, Kernel>(m, "ChannelsLastMaxPoolIndices")
-        .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "x"_a, "y"_a, "window"_a, "threads"_a = 0);
+        .def("__init__", channels_last_max_pool_indices_recipe.init(), "x"_a, "y"_a, "window"_a, "threads"_a = 0);
     nb::class_<ChannelsLastMaxPoolGrad, Kernel>(m, "ChannelsLastMaxPoolGrad")
-        .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "dy"_a, "dx"_a, "window"_a, "threads"_a = 0);
+        .def("__init__", channels_last_max_pool_grad_recipe.init(), "dy"_a, "dx"_a, "window"_a, "threads"_a = 0);
     nb::class_<ChannelsLastAveragePoolGrad, Kernel>(m, "ChannelsLastAveragePoolGrad")
-        .def(nb::init<Dims, Dims, const PoolWindow&, bool, int>(), "dy"_a, "dx"_a, "window"_a, "include_pad"_a = false,
+        .def("__init__", channels_last_average_pool_grad_recipe.init(), "dy"_a, "dx"_a, "window"_a, "include_pad"_a = false,
              "threads"_a = 0);
 }
 

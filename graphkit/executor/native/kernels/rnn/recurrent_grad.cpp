@@ -9,6 +9,7 @@
 #include "runtime/isa.h"
 #include "runtime/kernel.h"
 #include "runtime/kernel_factory.h"
+#include "runtime/recipe.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -82,6 +83,9 @@ class RecurrentGrad final : public Kernel {
 
 constexpr std::int64_t kLine = static_cast<std::int64_t>(kAlignment / sizeof(float));
 
+// The most rows of a hidden unit in an operand.
+constexpr std::int64_t kMostColumns = 4;
+
 bool is_gru(CellKind kind) {
     return kind == CellKind::gru_linear || kind == CellKind::gru_gates;
 }
@@ -132,6 +136,8 @@ RecurrentGrad::RecurrentGrad(const std::string& kind, std::int64_t steps, std::i
         throw NativeError(name() + " of " + std::to_string(steps) + " steps, " + std::to_string(batch) +
                           " sequences and " + std::to_string(hidden) + " hidden units");
     }
+    require_shape({2, kMostColumns, steps, batch, hidden});
+    require_shape({2, kMostColumns, hidden, hidden});
     const std::int64_t directions = layer_.directions;
     const std::int64_t single_blocks = (hidden + table_.lanes - 1) / table_.lanes;
     const auto matrix = static_cast<double>(directions * layer_.gates * hidden * hidden);
@@ -478,38 +484,40 @@ class RecurrentGradFactory final : public KernelFactory {
 
 }  // namespace
 
+static const RecipeKind recurrent_grad_recipe(
+    "RecurrentGrad",
+    +[](RecurrentGrad* self, const std::string& kind, std::int64_t steps, std::int64_t batch, std::int64_t hidden,
+        std::string direction, GateFunctions activations, std::optional<float> clip, bool linear_before_reset,
+        bool input_forget, bool batch_first, bool reads_gates, bool reads_other, int threads) {
+        new (self) RecurrentGrad(kind, steps, batch, hidden,
+                                 options_of(std::move(direction), std::move(activations), clip, linear_before_reset,
+                                            input_forget, batch_first),
+                                 reads_gates, reads_other, threads);
+    });
+
+static const RecipeKind recurrent_grad_factory_recipe(
+    "RecurrentGradFactory",
+    +[](RecurrentGradFactory* self, std::string kind, std::size_t gates, std::size_t r, std::string direction,
+        GateFunctions activations, std::optional<float> clip, bool linear_before_reset, bool input_forget,
+        bool batch_first, bool reads_gates, bool reads_other, int threads) {
+        new (self) RecurrentGradFactory(std::move(kind), gates, r,
+                                        options_of(std::move(direction), std::move(activations), clip,
+                                                   linear_before_reset, input_forget, batch_first),
+                                        reads_gates, reads_other, threads);
+    });
+
 GRAPHKIT_BINDINGS(recurrent_grad, "sized_kernels") {
     nb::class_<RecurrentGrad, Kernel>(m, "RecurrentGrad")
-        .def(
-            "__init__",
-            [](RecurrentGrad* self, const std::string& kind, std::int64_t steps, std::int64_t batch,
-               std::int64_t hidden, std::string direction, GateFunctions activations, std::optional<float> clip,
-               bool linear_before_reset, bool input_forget, bool batch_first, bool reads_gates, bool reads_other,
-               int threads) {
-                new (self) RecurrentGrad(kind, steps, batch, hidden,
-                                         options_of(std::move(direction), std::move(activations), clip,
-                                                    linear_before_reset, input_forget, batch_first),
-                                         reads_gates, reads_other, threads);
-            },
-            "kind"_a, "steps"_a, "batch"_a, "hidden"_a, nb::kw_only(), "direction"_a = "forward",
-            "activations"_a = GateFunctions{}, "clip"_a.none() = nb::none(), "linear_before_reset"_a = false,
-            "input_forget"_a = false, "batch_first"_a = false, "reads_gates"_a = true, "reads_other"_a = true,
-            "threads"_a = 0);
+        .def("__init__", recurrent_grad_recipe.init(), "kind"_a, "steps"_a, "batch"_a, "hidden"_a, nb::kw_only(),
+             "direction"_a = "forward", "activations"_a = GateFunctions{}, "clip"_a.none() = nb::none(),
+             "linear_before_reset"_a = false, "input_forget"_a = false, "batch_first"_a = false,
+             "reads_gates"_a = true, "reads_other"_a = true, "threads"_a = 0);
     nb::class_<RecurrentGradFactory, KernelFactory>(m, "RecurrentGradFactory",
                                                     "Makes the kernels of a layer's gradient for all sizes.")
-        .def(
-            "__init__",
-            [](RecurrentGradFactory* self, std::string kind, std::size_t gates, std::size_t r, std::string direction,
-               GateFunctions activations, std::optional<float> clip, bool linear_before_reset, bool input_forget,
-               bool batch_first, bool reads_gates, bool reads_other, int threads) {
-                new (self) RecurrentGradFactory(std::move(kind), gates, r,
-                                                options_of(std::move(direction), std::move(activations), clip,
-                                                           linear_before_reset, input_forget, batch_first),
-                                                reads_gates, reads_other, threads);
-            },
-            "kind"_a, nb::kw_only(), "gates"_a, "r"_a, "direction"_a, "activations"_a, "clip"_a.none(),
-            "linear_before_reset"_a, "input_forget"_a, "batch_first"_a, "reads_gates"_a, "reads_other"_a, "threads"_a,
-            "gates, r: positions of these operands.");
+        .def("__init__", recurrent_grad_factory_recipe.init(), "kind"_a, nb::kw_only(), "gates"_a, "r"_a,
+             "direction"_a, "activations"_a, "clip"_a.none(), "linear_before_reset"_a, "input_forget"_a,
+             "batch_first"_a, "reads_gates"_a, "reads_other"_a, "threads"_a,
+             "gates, r: positions of these operands.");
 }
 
 }  // namespace graphkit

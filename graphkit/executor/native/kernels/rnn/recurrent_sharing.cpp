@@ -37,7 +37,8 @@ RecurrenceSharing share_recurrence(const RecurrenceWork& work, int threads) {
     RecurrenceSharing sharing;
     double best = nanoseconds(1, 1);
     sharing.nanoseconds = best;
-    for (std::int64_t parts = 2; parts <= threads; ++parts) {
+    const std::int64_t most_parts = std::min<std::int64_t>(threads, std::max(work.batch, work.groups));
+    for (std::int64_t parts = 2; parts <= most_parts; ++parts) {
         const auto share = [&](std::int64_t total) { return number((total + parts - 1) / parts) / number(total); };
         if (parts <= work.batch && kTeamNanoseconds + nanoseconds(share(work.batch), 1) < best) {
             best = kTeamNanoseconds + nanoseconds(share(work.batch), 1);

@@ -9,6 +9,7 @@
 #include "primitives/indices.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 // time; `rest` updates the remaining rows, and is null if there are none. Both must outlive this kernel. Operands of
 // the update are scalars, or have the table's shape. If an index is outside of the table, run throws NativeError before
 // anything is written.
-class TableUpdate final : public Kernel {
+class TableUpdate : public Kernel {
   public:
     TableUpdate(const Pointwise& tile, const Pointwise* rest, std::int64_t size, Dims indices, ElementType index_type,
                 int threads);
@@ -53,6 +54,39 @@ class TableUpdate final : public Kernel {
 };
 
 constexpr std::size_t kMaxArrays = 16;
+constexpr const char* kRecipeName = "TableUpdate";
+
+// The kernels of a table's tiles.
+struct Tiles {
+    std::unique_ptr<Kernel> tile;
+    std::unique_ptr<Kernel> rest;
+};
+
+// A TableUpdate that owns its kernels.
+class OwningTableUpdate final : private Tiles, public TableUpdate {
+  public:
+    OwningTableUpdate(Tiles tiles, std::int64_t size, Dims indices, ElementType index_type, int threads)
+        : Tiles(std::move(tiles)),
+          TableUpdate(dynamic_cast<const Pointwise&>(*tile), dynamic_cast<const Pointwise*>(rest.get()), size,
+                      std::move(indices), index_type, threads) {}
+};
+
+// Throws NativeError if `rest` does not compute the same as `tile` for this number of rows.
+void require_alike(const Kernel& tile, const Kernel& rest, std::int64_t rows) {
+    const auto is_alike = [&](const TensorSpec& a, const TensorSpec& b) {
+        Dims shape = a.shape;
+        if (!shape.empty()) {
+            shape[0] = rows;
+        }
+        return shape == b.shape && a.type == b.type && a.optional == b.optional;
+    };
+    const auto are_alike = [&](const std::vector<TensorSpec>& a, const std::vector<TensorSpec>& b) {
+        return std::equal(a.begin(), a.end(), b.begin(), b.end(), is_alike);
+    };
+    if (!are_alike(tile.inputs(), rest.inputs()) || !are_alike(tile.outputs(), rest.outputs())) {
+        throw NativeError(rest.describe() + " is not the rest of " + tile.describe());
+    }
+}
 
 std::int64_t tiles_of(std::int64_t size, std::int64_t tile_rows) {
     return (size + tile_rows - 1) / tile_rows;
@@ -77,10 +111,19 @@ TableUpdate::TableUpdate(const Pointwise& tile, const Pointwise* rest, std::int6
     }
     Dims table = shape;
     table[0] = size;
+    if (threads < 1 || tile.inputs().empty() || tile.inputs()[0].shape != shape ||
+        tile.inputs()[0].type != ElementType::f32) {
+        throw NativeError(tile.describe() + " with " + std::to_string(threads) + " threads updates no table");
+    }
+    if (rest != nullptr) {
+        require_alike(tile, *rest, size % shape[0]);
+    }
+    require_shape(table);
     tile_rows_ = shape[0];
     width_ = count(shape) / tile_rows_;
     Dims rows = indices;
     rows.insert(rows.end(), shape.begin() + 1, shape.end());
+    require_shape(rows);
     inputs_ = {{"rows", std::move(rows)}, {"indices", std::move(indices), index_type}};
     for (std::size_t i = 1; i < tile.inputs().size(); ++i) {
         TensorSpec spec = tile.inputs()[i];
@@ -201,6 +244,27 @@ void TableUpdate::run(const void* const* inputs, void* const* outputs, std::byte
                  });
 }
 
+namespace {
+
+std::unique_ptr<Kernel> make_tile(const RawBytes& recipe) {
+    // Recipes of other kinds could contain recipes, to any depth.
+    if (RecipeReader(recipe.data).text() != "Pointwise") {
+        throw BadRecipe("the tiles of a table are not updated by a pointwise kernel");
+    }
+    return make_kernel(recipe.data);
+}
+
+const RecipeFunction table_update_recipe(
+    kRecipeName,
+    +[](RawBytes tile, std::optional<RawBytes> rest, std::int64_t size, Dims indices, const std::string& index_dtype,
+        int threads) -> std::unique_ptr<Kernel> {
+        Tiles tiles{make_tile(tile), rest ? make_tile(*rest) : nullptr};
+        return std::make_unique<OwningTableUpdate>(std::move(tiles), size, std::move(indices),
+                                                   element_type(index_dtype), threads);
+    });
+
+}  // namespace
+
 GRAPHKIT_BINDINGS(table_update, "pointwise") {
     nb::class_<TableUpdate, Kernel>(
         m, "TableUpdate",
@@ -210,7 +274,12 @@ GRAPHKIT_BINDINGS(table_update, "pointwise") {
             "__init__",
             [](TableUpdate* self, const Pointwise& tile, const Pointwise* rest, std::int64_t size, Dims indices,
                const std::string& index_dtype, int threads) {
-                new (self) TableUpdate(tile, rest, size, std::move(indices), element_type(index_dtype), threads);
+                new (self) TableUpdate(tile, rest, size, indices, element_type(index_dtype), threads);
+                const auto recipe = [](const Pointwise& kernel) { return RawBytes{*kernel.recipe()}; };
+                if (records_recipes() && tile.recipe() != nullptr && (rest == nullptr || rest->recipe() != nullptr)) {
+                    const auto last = rest == nullptr ? std::nullopt : std::optional(recipe(*rest));
+                    self->set_recipe(recipe_of(kRecipeName, recipe(tile), last, size, indices, index_dtype, threads));
+                }
             },
             "tile"_a, "rest"_a.none(), nb::kw_only(), "size"_a, "indices"_a, "index_dtype"_a, "threads"_a,
             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
