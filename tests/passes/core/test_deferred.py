@@ -84,7 +84,7 @@ def changed() -> dict[str, set[frozenset[str]]]:
     found: dict[str, set[frozenset[str]]] = {}
     orders = pipelines()
     for graph in graphs():
-        # The pipelines begin with the same passes. What a pass makes of a graph, and the text of a graph, are kept.
+        # Pipelines begin with the same passes, so the result of a pass and the text of a graph are computed once.
         made: dict[tuple[Pass[...], Graph], Graph] = {}
         text = cache(str)
         for passes in orders:
