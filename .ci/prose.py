@@ -233,17 +233,23 @@ def _last_name(function: ast.expr) -> str:
     return getattr(function, "attr", None) or getattr(function, "id", "")
 
 
-def shown() -> Iterator[Text]:
-    """Yield all texts for users."""
+def shown_in() -> Iterator[tuple[Path, Iterator[Text]]]:
+    """Yield files and the texts for users in each. A file may come twice: for its docstrings and its messages."""
     for page in git_files("*.md"):
-        yield from paragraphs(page)
+        yield page, paragraphs(page)
     names: dict[Path, set[str | None]] = {path: set() for path in git_files("graphkit/ops/*.py", "models/*.py")}
     for path, name in documented():
         names.setdefault(path, set()).add(name)
     for path, listed in names.items():
-        yield from docstrings(path, listed)
+        yield path, docstrings(path, listed)
     for path in git_files("graphkit/*.py", "cli/*.py", "models/*.py"):
-        yield from messages(path)
+        yield path, messages(path)
+
+
+def shown() -> Iterator[Text]:
+    """Yield all texts for users."""
+    for _, texts in shown_in():
+        yield from texts
 
 
 def internal() -> Iterator[Text]:

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import cases
 from lanes import LaneReport
+from signal_handlers import handlers_unchanged
 from trimming import pytest_runtest_teardown
 
 __all__ = ["pytest_runtest_teardown"]
@@ -58,6 +59,12 @@ def _no_threads_of_arrays() -> Iterator[None]:
     runtime = sys.modules.get("graphkit.nd.runtime")
     if runtime is not None:
         runtime.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _handlers_of_signals_stay(request: pytest.FixtureRequest) -> Iterator[None]:
+    with handlers_unchanged(request.node.nodeid):
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

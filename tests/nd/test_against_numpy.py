@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
+from hypothesis.internal.conjecture import providers
 
 import graphkit as gk
 from graphkit.errors import GraphkitError
@@ -30,6 +31,17 @@ SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5]
 TOLERANCE = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-6, "float64": 1e-13}
 
 FEW = pytest.mark.parametrize("examples", [3, pytest.param(60, marks=pytest.mark.full)])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_constants_of_sources() -> Iterator[None]:
+    """Let hypothesis draw no constants of local sources, because it would parse every loaded module of graphkit.
+
+    That takes seconds in each process, and these tests only draw shapes, choices and seeds.
+    """
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(providers, "_get_local_constants", providers.Constants)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -58,7 +58,8 @@ def _graphs() -> Iterator[Graph]:
         for case in islice(all_cases(cls), 1):
             operands = [None if kind is None else Value(kind) for kind in case.types]
             yield Graph([v for v in operands if v is not None], Node(case.op, operands).outputs)
-    for name, options in (("lenet", {}), ("resnet", {"image": (3, 32, 32)}), ("lstm_lm", {"hidden": 8})):
+    small = {"layers": 18, "image": (3, 32, 32)}
+    for name, options in (("lenet", {}), ("resnet", small), ("lstm_lm", {"hidden": 8})):
         net = gk.models.build(name, **options)
         yield from (net.graph, gk.grad(net).graph)
     yield from deciding_graphs()
@@ -81,14 +82,20 @@ def pipelines() -> list[Sequence[Pass[...]]]:
 def changed() -> dict[str, set[frozenset[str]]]:
     """For each pass, the sets of operators of the graphs that it changes if it is applied to every graph."""
     found: dict[str, set[frozenset[str]]] = {}
+    orders = pipelines()
     for graph in graphs():
-        for passes in pipelines():
+        # Pipelines begin with the same passes, so the result of a pass and the text of a graph are computed once.
+        made: dict[tuple[Pass[...], Graph], Graph] = {}
+        text = cache(str)
+        for passes in orders:
             before = graph
             for step in passes:
-                after = step._apply(before)
-                if step.name in LIMITED and after is not before and str(after) != str(before):
-                    found.setdefault(step.name, set()).add(frozenset(operators(before)))
-                before = after
+                if (step, before) not in made:
+                    made[step, before] = step._apply(before)
+                    after = made[step, before]
+                    if step.name in LIMITED and after is not before and text(after) != text(before):
+                        found.setdefault(step.name, set()).add(frozenset(operators(before)))
+                before = made[step, before]
     return found
 
 
