@@ -217,8 +217,8 @@ class GpuGroups:
     def sums(self, device: str, staged: str = "") -> tuple[GpuCollectives | None, str]:
         """Return (collectives between GPUs, ""), or (None, reason why arrays are copied through host memory).
 
-        Every rank must call it. If one rank cannot take part, no rank does. Rank 0 then warns, unless every rank with a
-        GPU has chosen this by a setting. If no rank has a GPU, the reason is `staged`.
+        Every rank must call it. If one rank cannot take part, no rank does. Rank 0 then warns, unless a setting rules
+        out NCCL on every rank that has a GPU. If no rank has a GPU, the reason is `staged`.
 
         Args:
             device: Device of this rank's program.

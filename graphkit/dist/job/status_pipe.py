@@ -243,7 +243,7 @@ def report(word: str, rank: int) -> None:
     BEGUN, STARTED, ENDED and FAILED are about this process, EXCLUDED is about another one.
     """
     if _pipe is not None:
-        # The command has ended, which the thread notices, or the pipe is full.
+        # Either the pipe is full, or the command has ended and `_end_with_command` ends this process.
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(_pipe, f"{word}\t{rank}\t{os.getpid()}\t{socket.gethostname()}\n".encode())
 

@@ -51,10 +51,10 @@ def native_kernel(site: Site) -> Lowering | None:
 
 
 def _kernel_key(site: Site) -> tuple[object, ...]:
-    """Return everything that the kernel of a node with tensors of known sizes depends on. Kernels have no state.
+    """Return a key for the kernel of a node whose sizes are all known. Nodes with equal keys can share a kernel.
 
-    The key contains arrays by identity, so it is valid while these arrays exist. It says which operands are the same
-    value.
+    The key contains everything that the kernel depends on. Kernels have no state. The key contains arrays by identity,
+    so it is valid while these arrays exist. It says which operands are the same value.
     """
     node, context = site.node, site.context
     kinds: list[Any] = [None if v is None else v.type for v in (*node.inputs, *node.outputs)]
