@@ -66,7 +66,7 @@ class Trainer(BaseTrainer):
     `groups` divides a model that is too large for one process: each process stores only the parameters of its own
     groups. Every process gets the whole batch. The batch is divided into `micro_batches` parts, which pass through the
     processes as a pipeline (see docs/processes.md). The processes form a pipeline if the dependencies between them
-    have no cycle. If they have one, or if the nodes of a branch or loop belong to several ranks, the ranks exchange
+    have no cycle. If there is a cycle, or if the nodes of a branch or loop belong to several ranks, the ranks exchange
     values during a step, and `micro_batches` must be 1.
 
     Args:

@@ -2,7 +2,8 @@
 
 The ranks exchange reports about their GPUs, and use NCCL only if it works for every rank. Before each run of a program,
 the CPUs of the ranks compare which collectives they will launch. If a rank is missing, or will launch other
-collectives, this raises an error. Then the GPUs wait for each other, while the CPUs check for lost ranks.
+collectives, the comparison raises an error. During the run, the GPUs wait for each other, while the CPUs check for lost
+ranks.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ def report(word: str, rank: int) -> None:
 
 
 def _end_with_command(pipe: int, path: str) -> NoReturn:
-    """Wait until the command closes the pipe; then end this process. Its launcher ends the other ranks."""
+    """Wait until the command closes the pipe; then end this process. The MPI launcher then ends the other ranks."""
     events = select.poll()
     events.register(pipe, 0)  # no event but POLLERR, which says that the pipe has no reader
     events.poll()
