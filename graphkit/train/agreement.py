@@ -28,7 +28,7 @@ from graphkit.train.selection import TrainedParameter
 
 # The learning rate, three counts and a checksum.
 _NUMBERS = struct.Struct("<d4q")
-# Number of labels that are compared, so that masks of many images take no time.
+# Number of labels in the checksum. If labels are masks, with one label per pixel, a checksum of all would take long.
 _COMPARED_LABELS = 1 << 20
 
 
@@ -83,7 +83,9 @@ class Counts(Protocol):
 
 
 def data_facts(train: Dataset | IterableDataset) -> dict[str, int | None]:
-    """Return facts about training data that are equal on all ranks: the number of samples, a checksum of first labels.
+    """Return facts about training data that must be equal on all ranks.
+
+    These are the number of samples, and a checksum of the labels of the first samples.
 
     Inputs and float targets are left out, because ranks on different processors may have rounded them differently.
     """

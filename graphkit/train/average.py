@@ -114,7 +114,8 @@ class Averages:
                     self._params.commit(name, average)
                     self._owner.slots.commit(key, weight)
                     continue
-                # A float16 or bfloat16 parameter gets the rounded average, so the average itself is stored.
+                # A float16 or bfloat16 parameter gets the rounded average. `_unrounded` keeps the exact one until the
+                # next swap.
                 self._params.commit(name, average.astype(weight.dtype))
                 unrounded = self._unrounded.pop(key, None)
                 if self.are_swapped:

@@ -220,8 +220,8 @@ class BaseTrainer:
             )
         self._averages.check_not_swapped("sample_weight=")
         if self.kvstore is not None:
-            # If only some ranks have weights, the other ranks make another collective call here. The error then names
-            # "sample_weight=".
+            # If only some ranks have weights, the other ranks make another collective call instead of this one. The
+            # error about different calls then names "sample_weight=".
             self.kvstore.transport.compare("sample_weight=", {"updates": self.updates})
         old, exchange, rng = self._stepper, self._exchange, self.executor.rng
         spec = self._describe_step(*self._settings, sample_weights=True)

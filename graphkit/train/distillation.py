@@ -55,7 +55,7 @@ class DistillationLoss(Loss):
         return Term(F.add(*parts), hard.weight)
 
     def _teacher_logits(self, graph: Graph) -> Value:
-        """Return the logits of the teacher for the data inputs of a graph. Its parameters become constants."""
+        """Return the logits of the teacher, with constant parameters, for the data inputs of a graph."""
         assert self.teacher is not None
         teacher = self.teacher
         given = {graph.name_of(v): v for v in graph.inputs if v.role == "data"}

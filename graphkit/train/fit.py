@@ -80,8 +80,9 @@ class Fit:
         skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"
         self._replaced = ReplacedSamples() if skips else None
         self._background = BackgroundWork(0)
-        # With several processes and a folder, it ends all processes together after a SIGTERM. It is created before the
-        # ranks wait for each other, so that no rank reads a message of an earlier `fit`.
+        # Ends all processes together after a SIGTERM; None in a single process, without a folder, or if the processes
+        # cannot end together. Create it before the ranks wait for each other, so that no rank reads a message of an
+        # earlier `fit`.
         self._termination = None if self.folder is None else termination_of(self.trainer.kvstore)
         self._compare_ranks()
         self.log = JsonLog(self.folder if self.trainer._writes else None)

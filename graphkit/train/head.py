@@ -227,7 +227,7 @@ def _leaves(value: Value) -> Iterator[Value]:
 def _with_outputs(
     model: Model, outputs: dict[str, Value], fresh: dict[str, Value], meta: dict[str, str], seed: int | None
 ) -> Model:
-    """Return the model with other outputs, and the inputs that these need. Parameters that it keeps are shared."""
+    """Return a model with these outputs, and with only the inputs that they need. It shares the parameters it keeps."""
     needed = {v for n in topological(outputs.values()) for v in n.operands if v.node is None}
     needed |= {v for v in outputs.values() if v.node is None}
     graph = model.graph

@@ -45,7 +45,8 @@ class LBFGS:
     Args:
         net: The model.
         loss: A name, a loss with options, a function, or a dict of losses by output, as for gk.Trainer.
-        lr: Factor on the step length, above 0; the first length that the line search tries.
+        lr: Step length, above 0. With a line search, it is the first length that the search tries. In the first
+            iteration, this length is multiplied by min(1, 1 / sum(|gradient|)).
         max_iter: Largest number of iterations of a step.
         max_eval: Number of evaluations after which a step begins no further iteration (default: 1.25 * max_iter). The
             line search of the last iteration may exceed it.

@@ -45,7 +45,7 @@ class History:
     def store_pair(self, change: np.ndarray, move: np.ndarray) -> None:
         """Store a pair if the curvature along the move is positive.
 
-        change: of the gradient, a vector. move: of the parameters.
+        change: The change of the gradient, a vector. move: The change of the parameters, a vector.
         """
         curvature = float(change @ move)
         if _LEAST_CURVATURE < curvature < math.inf:

@@ -27,7 +27,9 @@ class Mixing:
     def mixed(
         self, inputs: Mapping[str, Any], targets: Mapping[str, Any], size: int | None, key: Sequence[int]
     ) -> dict[str, Any]:
-        """Return the feeds of a program with a mixed loss: the inputs, both targets, and the share of the first.
+        """Return the feeds of a program with a mixed loss.
+
+        They are the mixed inputs, the targets of the first and the second samples, and the share of the first samples.
 
         size: number of samples of the batch; None: the length of its first input. Arrays whose first axis has another
         size are not mixed. key: seed of the random numbers.

@@ -183,7 +183,7 @@ def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> N
         if own_residuals is not None:
             exchange.restore_residuals(own_residuals)
         # Only rank 0 has restored the accumulated gradients. Workers with servers do not add up their gradients, so the
-        # weight of all other workers is 0.
+        # weight is 0 on all workers except rank 0.
         has_none = trainer.kvstore is not None and trainer.kvstore.is_remote and trainer._place[0] > 0
         weight = 0.0 if has_none else float(saved.settings.get("waiting_weight", 0.0))
         stepper.accumulated, stepper.accumulated_weight = accumulated, weight

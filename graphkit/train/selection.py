@@ -23,7 +23,7 @@ MASK = "mask"
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Which elements of a parameter are trained: True. The others are always 0.
+    """Marks the elements of a parameter that are trained, with True. The other elements are always 0.
 
     Attributes:
         array: The initial mask, bool, in the shape of the parameter.

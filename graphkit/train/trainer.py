@@ -66,7 +66,7 @@ class Trainer(BaseTrainer):
     `groups` divides a model that is too large for one process: each process stores only the parameters of its own
     groups. Every process gets the whole batch. The batch is divided into `micro_batches` parts, which pass through the
     processes as a pipeline (see docs/processes.md). The processes form a pipeline if the dependencies between them
-    have no cycle. If they have one, or if the nodes of a branch or loop belong to several ranks, the ranks exchange
+    have no cycle. If there is a cycle, or if the nodes of a branch or loop belong to several ranks, the ranks exchange
     values during a step, and `micro_batches` must be 1.
 
     Args:
@@ -491,10 +491,11 @@ class Trainer(BaseTrainer):
     ) -> ExportedStep:
         """Write the training step as an ONNX file of standard operators, with which other runtimes train.
 
-        States, such as parameters and optimizer states, are inputs and outputs of the file. Beside `step.onnx`,
-        `step_init.onnx` computes their first values, and `step_roles.json` describes all inputs and outputs (see
-        docs/training_step.md). The file computes in the types of the model. `precision`, `device` and `backends` have
-        no effect. If a step is not finite, all its states, including the random state, keep their values, as in `step`.
+        States, such as parameters and optimizer states, are inputs and outputs of the file. For `step.onnx`, `to_onnx`
+        also writes `step_init.onnx`, which computes the first values of the states, and `step_roles.json`, which
+        describes all inputs and outputs (see docs/training_step.md). The file computes in the types of the model.
+        `precision`, `device` and `backends` have no effect. If a step is not finite, all its states, including the
+        random state, keep their values, as in `step`.
 
         Args:
             path: The file, which must end in `.onnx`.

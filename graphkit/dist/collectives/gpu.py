@@ -2,7 +2,8 @@
 
 The ranks exchange reports about their GPUs, and use NCCL only if it works for every rank. Before each run of a program,
 the CPUs of the ranks compare which collectives they will launch. If a rank is missing, or will launch other
-collectives, this raises an error. Then the GPUs wait for each other, while the CPUs check for lost ranks.
+collectives, the comparison raises an error. During the run, the GPUs wait for each other, while the CPUs check for lost
+ranks.
 """
 
 from __future__ import annotations
@@ -217,8 +218,8 @@ class GpuGroups:
     def sums(self, device: str, staged: str = "") -> tuple[GpuCollectives | None, str]:
         """Return (collectives between GPUs, ""), or (None, reason why arrays are copied through host memory).
 
-        Every rank must call it. If one rank cannot take part, no rank does. Rank 0 then warns, unless every rank with a
-        GPU has chosen this by a setting. If no rank has a GPU, the reason is `staged`.
+        Every rank must call it. If one rank cannot take part, no rank does. Rank 0 then warns, unless a setting rules
+        out NCCL on every rank that has a GPU. If no rank has a GPU, the reason is `staged`.
 
         Args:
             device: Device of this rank's program.

@@ -43,8 +43,8 @@ def check_summed(key: Key, dtype: np.dtype[Any]) -> None:
 class Collectives:
     """Starts collectives between the ranks of a communicator. All ranks must make the same calls.
 
-    Calls that return at once (`start_...`, `post_sum`) may have different orders on different ranks if their keys
-    differ.
+    Ranks may make calls that return at once (`start_...`, `post_sum`) in different orders, except calls with the same
+    key.
 
     The methods `start_...` return a pending operation. The arrays must not change until its `wait` returns.
 

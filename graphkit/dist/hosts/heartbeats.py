@@ -136,8 +136,8 @@ class HeartbeatMonitor:
         self._waits_since: float | None = None
         self._for_progress = False  # whether a process without progress counts as lost
         self._outer: list[tuple[bool, float | None, int]] = []
-        # Contexts of a wait for other processes. In both, a process without heartbeats counts as lost. In the first,
-        # a process without progress does, too.
+        # Contexts in which this process waits for others. A process without heartbeats then counts as lost. In
+        # `for_progress`, a process without progress counts as lost, too.
         self.for_progress = _Wait(self, for_progress=True)
         self.for_heartbeats = _Wait(self, for_progress=False)
         self._ended = threading.Event()
@@ -264,7 +264,7 @@ class HeartbeatMonitor:
                 heard = float(self._board.heard[index])
                 if latest - heard > self.timeout:
                     found.append(_silent_host(host, slots, now - heard))
-                else:  # their state after that time is unknown
+                else:  # measured at `heard`, because the later state of these ranks is unknown
                     found += [self._loss_of(rank, slots[rank], host, heard) for rank in host.ranks]
         return "; ".join(reason for reason in found if reason is not None) or self._all_wait(slots, now)
 
@@ -326,7 +326,8 @@ class HeartbeatMonitor:
     def _run(self) -> None:
         while not self._ended.wait(self._interval):
             if self._relay is not None:
-                self._relay.read()  # before the heartbeat: `lost` compares both
+                # Read the heartbeats of other hosts before this process writes its own: `lost` compares their times.
+                self._relay.read()
             # A process that waits is not the one that is stalled, so its heartbeats report progress.
             self._write(progress=self.is_working or self._waits_since is not None)
             if self._relay is not None:

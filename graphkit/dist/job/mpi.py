@@ -150,7 +150,8 @@ class MpiCommunicator:
                 self._job, here, mpi.IN_PLACE, self._complete_collective, ranks_per_host
             )
             self.local: int = here.rank
-            # A process that yields a core on a busy machine gets it back some milliseconds later.
+            # On a busy machine, a process that yields its core gets it back only some milliseconds later. So a process
+            # that does not share its cores first waits without yielding.
             self._spin_seconds = _SPIN if place(here.allgather(Allowed.here()), here.rank) else 0.0
             self._comm, self.mail = self._job, None
             if servers:

@@ -243,13 +243,13 @@ def report(word: str, rank: int) -> None:
     BEGUN, STARTED, ENDED and FAILED are about this process, EXCLUDED is about another one.
     """
     if _pipe is not None:
-        # The command has ended, which the thread notices, or the pipe is full.
+        # Either the pipe is full, or the command has ended and `_end_with_command` ends this process.
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(_pipe, f"{word}\t{rank}\t{os.getpid()}\t{socket.gethostname()}\n".encode())
 
 
 def _end_with_command(pipe: int, path: str) -> NoReturn:
-    """Wait until the command closes the pipe; then end this process. Its launcher ends the other ranks."""
+    """Wait until the command closes the pipe; then end this process. The MPI launcher then ends the other ranks."""
     events = select.poll()
     events.register(pipe, 0)  # no event but POLLERR, which says that the pipe has no reader
     events.poll()

@@ -85,8 +85,8 @@ def _fork_child() -> int:
         os._exit(os.waitstatus_to_exitcode(status))
     if os.read(reads, 1):
         os._exit(0)
-    # The others cannot continue without the child. So this process ends by the child's signal, and the launcher then
-    # ends the job.
+    # The other processes cannot continue without the child. So this process ends by the signal that has ended the
+    # child, and the launcher then ends the job.
     ended_by = os.WTERMSIG(status)
     if ended_by != signal.SIGKILL:
         signal.signal(ended_by, signal.SIG_DFL)

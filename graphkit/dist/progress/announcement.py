@@ -36,8 +36,8 @@ class Announcement(NamedTuple):
     """The report of a rank in a progress step.
 
     steps: how many steps the rank has begun. text: the operation that it waits for, or else a pending one. number:
-    serial number of this operation, from 1, in the order of posting. digest: digest of the first pending
-    operation of each name. pending: number of these operations. waits: which threads wait (see `Waits`).
+    serial number of this operation, from 1, in the order of posting. digest: one digest of all heads; the head of a
+    name is the first pending operation of that name. pending: number of heads. waits: which threads wait (see `Waits`).
     """
 
     steps: int
@@ -74,7 +74,8 @@ def disagreement(found: Sequence[Announcement]) -> str:
     for rank, announced in enumerate(found):
         groups.setdefault(str(announced), []).append(rank)
     sides = [f"rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}: {what}" for what, r in groups.items()]
-    if len(sides) == 1:  # texts are truncated, and omit the types of several arrays
+    # Different calls may have the same text: a text is truncated, and omits the types if there are several arrays.
+    if len(sides) == 1:
         sides.append("with different arrays")
     return (
         f"the processes make different calls: {'; '.join(sides)}. All must take the same steps and make the same calls"

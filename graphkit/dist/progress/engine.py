@@ -110,8 +110,8 @@ class ProgressEngine:
             arrays: Arrays whose types the ranks compare.
             action: The function to run. If there is only one rank, it runs at once.
             priority: Operations with a higher priority run first.
-            later: True if no thread will wait for the result soon: unless `overlap` is "funnelled", a thread of the
-                engine runs the operation. False: the caller that waits for the result runs it.
+            later: True if no thread will wait for the result soon. A thread of the engine then runs the operation,
+                unless `overlap` is "funnelled". False: the caller that waits for the result runs it.
             operation: Name of the algorithm, such as "compressed". Ranks compare both it and the array types.
 
         Raises:

@@ -56,7 +56,7 @@ class ServerClient:
         self.lock = threading.RLock()
         self._connection = connection
         self._sharding = Sharding(connection.servers)
-        # For each server, the numbers whose keys it knows.
+        # For each server, the numbers that it can translate into keys, because a message has contained both.
         self._introduced: list[set[int]] = [set() for _ in range(connection.servers)]
 
     @property

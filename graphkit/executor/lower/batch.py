@@ -28,7 +28,7 @@ _SIZED = ("Reshape", "Resize")
 
 
 class Batch:
-    """A graph whose inputs at the positions `inputs`, and all outputs, have the examples along their first axis."""
+    """A graph whose examples are along the first axis of all outputs, and of the inputs at the positions `inputs`."""
 
     def __init__(self, graph: Graph, symbol: str, examples: Collection[Value]):
         self.symbol = symbol

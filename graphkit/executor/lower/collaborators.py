@@ -53,8 +53,8 @@ class DeviceSums(Protocol):
             nbytes: Total bytes of the collectives.
             can_record: Whether this process can replay a recording of the run, or make one.
             recording: The number of the recording that this process has; 0 if it has none.
-            structure: A checksum, from 1 to 2**20 - 1. Processes have the same one if they record the same collectives
-                together.
+            structure: A checksum of the collectives in each recording of this process, from 1 to 2**20 - 1.
+                If the checksums of the processes differ, the run is not recorded.
         """
         ...
 

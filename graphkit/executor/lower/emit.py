@@ -54,7 +54,10 @@ class Emitter:
         return location[0] in self._buffer_numbers
 
     def fixed(self, array: VersionedArray, kernel: NativeKernel | None = None, position: int = -1) -> Location:
-        """Return the location of a parameter or constant. If a kernel is given, it packs the array for `position`."""
+        """Return the location of a parameter or constant.
+
+        If a kernel is given, it packs the array as its operand at this position.
+        """
         layout = "" if kernel is None else kernel.packed_layout(position)
         key = (id(array), layout)
         if key not in self._known:

@@ -25,8 +25,8 @@ class CarriedState(NamedTuple):
         before: Input of the body.
         output: Position of its last value among the node's outputs.
         after: Output of the body.
-        buffers: If the size of the state is known only in a run: None. If the body also stacks the state: its index in
-            `LoopLayout.stacked`. Else the offsets of two buffers, which the iterations write in turn.
+        buffers: None if the size of the state is known only in a run. Otherwise, if the body also stacks the state, its
+            index in `LoopLayout.stacked`. Otherwise the offsets of two buffers, which the iterations write in turn.
     """
 
     operand: int
@@ -128,7 +128,10 @@ class LoopLayout:
         return set(captured) - self.body.inputs_read
 
     def bounds(self, inputs: Sequence[T], absent: T) -> tuple[T, T]:
-        """Return the limit and the first condition of a Loop from `inputs`; `absent` for each one that is missing."""
+        """Return the iteration limit and the initial condition of a Loop, from `inputs`.
+
+        `absent` replaces each one that is missing. A Scan has neither.
+        """
         limit, condition = (*inputs, absent, absent)[:2]
         return (limit, condition) if self.is_loop else (absent, absent)
 
@@ -193,8 +196,8 @@ def layout_of(site: Site) -> LoopLayout:
     """Return the layout of a Loop or a Scan over slices along the first axis.
 
     Raises NotNative for other axes, for values that are not tensors of numbers, and if the body cannot be specialised
-    or lowered. Also raises it if the size of a state is known in only one of two places, the body and after the loop;
-    or if the size of a stacked output is known, but the size of its slices is not.
+    or lowered. Also raises it if the size of a state is known in the body but not after the loop, or the other way
+    round; or if the size of a stacked output is known, but the size of its slices is not.
     """
     node, block = site.node, Block()
     if not all(has_fixed_size(v) or has_run_time_size(v) for v in (*node.operands, *node.outputs)):

@@ -46,12 +46,12 @@ def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
 
 
 def _is_alone(row: Value, layout: LoopLayout) -> bool:
-    """Return whether a slice is stacked to one output and scanned from none."""
+    """Return whether a slice of `layout` occurs only once: it is stacked to one output, and is not a scanned slice."""
     return [*(s.row for s in layout.scanned), *(s.row for s in layout.stacked)].count(row) == 1
 
 
 def _scanned(node: Node, lowering: Lowering) -> frozenset[Value]:
-    """Return the values that a step only reads in slices."""
+    """Return the values that a step reads in slices and never as a whole."""
     if not isinstance(lowering, Loop) or lowering.layout.known_trips is None:
         return frozenset()
     rows = {scan.operand for scan in lowering.layout.scanned}

@@ -100,7 +100,8 @@ class _Step:
         if prepare is not None and known is not None and symbolic_inference:
             self.make = prepare(node, known)
         self.native: _native.KernelFactory | None = getattr(self.make, "native", None)
-        # Positions of the sizes of operands and results, or of the elements that `make` reads.
+        # For each operand and result, the positions of its sizes in the table. If `make` reads the elements of an
+        # operand, the positions of these elements instead.
         read = getattr(self.make, "reads_elements", ())
         self.inputs = [
             None if v is None else types[v].shape if i not in read else types[v].elements
@@ -195,9 +196,9 @@ class Template:
     def at(self, shapes: Mapping[str, tuple[int, ...]]) -> SizedCode:
         """Return the program for inputs of these shapes, by name.
 
-        Raises InputError if the shapes contradict each other, and NotNative if they need another program: if there is
-        no kernel, or if inference or the kernel rejects the sizes. If the sizes are wrong, a program compiled for these
-        sizes raises the error for the user.
+        Raises InputError if the shapes contradict each other. Raises NotNative if there is no kernel, or if inference
+        or the kernel rejects the sizes. The caller then compiles a program for these sizes only. If the sizes are
+        wrong, that compilation raises the error that the user gets.
         """
         given = [shapes.get(name) for name in self._inputs]
         try:

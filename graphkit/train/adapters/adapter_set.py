@@ -36,8 +36,8 @@ class AdapterSet:
     The matrices A and B are inputs of the compiled program. Thus, to use another adapter needs no compilation, and all
     adapters share the weights of the model. Runs with different adapters may run concurrently in several threads.
 
-    All adapters have the same shapes. Zeros fill up adapters of smaller rank, and the matrices of layers that an
-    adapter does not change. So every run costs as much as a run with the largest rank.
+    All adapters have the same shapes. Adapters of smaller rank are padded with zeros. For a layer that an adapter does
+    not change, the matrix B is zero. So every run costs as much as a run with the largest rank.
 
     Args:
         model: The model without adapters. Its weights may be quantised.
@@ -124,8 +124,8 @@ class AdapterSet:
             weights: A factor for each folder (default: 1).
 
         Raises:
-            UsageError: As for `gk.AdapterSet`; or the adapter has a larger rank than the set, or layers or parameters
-                that the set lacks.
+            UsageError: As for `gk.AdapterSet`; or the rank of the adapter is larger than that of the set; or the set
+                lacks a layer or parameter of the adapter.
             InvalidModel: A file is damaged, or a tensor has another shape or type than the layer needs.
         """
         self._arrays[name] = self._padded(self._read(folder, weights))

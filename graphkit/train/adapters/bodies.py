@@ -39,7 +39,7 @@ class Scope:
         return value if value is not None and value in self._fixed else None
 
     def is_sliced(self, value: Value) -> bool:
-        """Return whether a value depends only on fixed values, but each iteration of a Scan takes another slice."""
+        """Return whether a value is computed from slices of fixed values, which differ between iterations of a Scan."""
         return value in self._slices
 
     def _follow(self) -> None:

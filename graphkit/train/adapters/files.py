@@ -130,7 +130,7 @@ def load_adapter(
 
     Raises:
         UsageError: There are no such files; the model has adapters already, or lacks a layer of the files; or the
-            adapters cannot be added, because one is a DoRA adapter or two folders contain the same other parameter.
+            adapters cannot be added, for example because one is a DoRA adapter, or two folders replace one parameter.
         InvalidModel: A file is damaged, or a tensor has another shape or type than the layer needs.
     """
     return loaded(model, folder, weights, "gk.load_adapter")

@@ -179,7 +179,7 @@ def _is_parameter(value: Value) -> bool:
 
 
 def _unfrozen(value: Value) -> dict[str, object]:
-    """Return the attributes of a parameter before `gk.lora`."""
+    """Return the attributes that a parameter had before `gk.lora` froze it."""
     frozen = value.attrs.get(FROZEN_BY) == LORA
     return {k: x for k, x in value.attrs.items() if not frozen or k not in ("trainable", FROZEN_BY)}
 

@@ -43,7 +43,7 @@ class Division:
     def is_pipeline(self, graph: Graph) -> bool:
         """Return whether the ranks form a pipeline, that is, the dependencies between them have no cycle.
 
-        Raises UsageError if there is a cycle but several micro-batches, which need a pipeline.
+        Raises UsageError if there is a cycle and a batch is divided into micro-batches, because these need a pipeline.
         """
         try:
             self.stages(graph)

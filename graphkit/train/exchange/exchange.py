@@ -127,7 +127,10 @@ class Exchange(Protocol):
         """
 
     def update(self, total: float, rate: float) -> None:
-        """Update by the accumulated gradients, whose batches have the weight `total`, and reset their sums."""
+        """Update by the accumulated gradients, and set the accumulators to 0.
+
+        total: sum of the weights of the accumulated batches. rate: learning rate of the update.
+        """
 
     def after_step(self, updates: int) -> None:
         """Called after each step with an update. updates: number of updates so far."""
@@ -176,7 +179,10 @@ class Exchange(Protocol):
         """
 
     def gathered(self) -> AbstractContextManager[Gathered | None]:
-        """Context in which rank 0 has all parameters and gets all states; other ranks get None. Collective."""
+        """Context in which rank 0 stores all parameters. Collective.
+
+        On rank 0, it yields all states. On other ranks, it yields None.
+        """
 
     @property
     def compressing(self) -> Sequence[int]:

@@ -146,7 +146,10 @@ class Pipeline(DividedModel):
                 self._params.release(name, self._owner_clause(name))
 
     def _sum_gradients(self) -> None:
-        """Add up the gradients of parameters that several stages read, on their owners, in the order of the stages."""
+        """Add up the gradients of each parameter that several stages read, in the order of the stages.
+
+        The rank that stores the parameter gets the sum.
+        """
         messages = self._kvstore.transport.messages
         for name, stages in self._gradient_stages.items():
             key, owner = f"{name}/{steps.GRADIENT_SUM}", self.owners[name]
@@ -163,8 +166,8 @@ class Pipeline(DividedModel):
     def _update(self, losses: Sequence[np.ndarray], weights: Sequence[float], rate: float) -> np.ndarray:
         """Update by the accumulated gradients, and return the mean loss.
 
-        If the loss is not finite on one rank, all ranks raise NotFinite, and none updates. With the rule "skip", the
-        same happens for gradients. With "ignore", all ranks update.
+        If a loss is not finite, all ranks raise NotFinite, and none updates. With the rule "skip", they do so also if a
+        gradient is not finite. With "ignore", all ranks update.
         """
         how, total = self._rule.on_nonfinite, np.float32(sum(weights))
         squares, finite = 0.0, 0.0

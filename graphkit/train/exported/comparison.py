@@ -192,7 +192,10 @@ def _limits(
 def _differences(
     subject: Subject, roles: Mapping[str, Sequence[str]], before: Mapping[str, Any], ours: _Taken, theirs: _Taken
 ) -> dict[str, float]:
-    """Return how much two steps from the states `before` differ, by role, without metrics."""
+    """Return how much the results `theirs` of a step differ from the results `ours`, by role.
+
+    before: the states before the step. Metrics are not compared.
+    """
     found = {LOSS: abs(float(theirs.loss) - float(ours.loss)) / max(abs(float(ours.loss)), 1e-6)}
     for name in subject.outputs:
         role = OUTPUT if name in subject.description["outputs"] else "batch_weight"

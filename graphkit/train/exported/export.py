@@ -217,7 +217,8 @@ def _first_states(trainer: BaseTrainer, spec: StepSpec, graph: Graph) -> dict[st
         name = graph.name_of(value)
         found[name] = np.array(stepper.store[name] if name in stepper.store else own[name])
     for t in spec.trained:
-        # With a master weight of 0, an update starts from the parameter. A copy of the parameter has the same effect.
+        # If the master weight is 0, the update starts from the parameter. Write the parameter as the master weight: the
+        # update then starts from the same value.
         master = f"{t.name}/{optimizer_states.MASTER}"
         if master in found and not found[master].any():
             found[master] = np.asarray(found[t.name], np.float32)
@@ -256,7 +257,10 @@ def _with_unique_outputs(graph: Graph) -> tuple[Graph, dict[str, str]]:
 
 
 def _init_graph(states: Mapping[str, np.ndarray]) -> tuple[Graph, dict[str, np.ndarray]]:
-    """Return a graph that outputs its parameters, the first values of the states; and their arrays by name."""
+    """Return a graph that outputs its parameters, which are the first values of the states.
+
+    Also return the arrays of these parameters, by name.
+    """
     free = Names(states)
     inputs = {
         name: Value(TensorType(dtype_of(array.dtype), array.shape), free.take(f"{name}/first"), role="parameter")

@@ -93,7 +93,10 @@ def _input(graph: Graph, name: str) -> Value | None:
 
 
 def _replaced(graph: Graph, table: Mapping[Value, Value], read: Iterable[Value] = ()) -> Graph:
-    """Replace inputs by the values in `table`. These values are then in the list of inputs, even if nodes compute them.
+    """Replace inputs of a graph by the values in `table`.
+
+    The list of inputs of the result contains the new values. If nodes compute a new value, the caller must remove it
+    from the list.
 
     read: graph inputs that the new values read.
     """

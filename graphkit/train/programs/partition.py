@@ -131,7 +131,7 @@ def _order(graph: Graph, groups: Mapping[str, int]) -> list[int]:
         mask = 0
         for value in node.operands:
             mask |= dependencies[value.node] if value.node is not None else 0
-        # Nodes without operands create no dependency: each rank that reads the value of one computes the value itself.
+        # A node without operands creates no dependency: each rank that reads its value computes the value itself.
         if node.operands and (group := _group_of(node, groups)) is not None:
             rank = groups[group]
             for other in _bits(mask & ~(1 << rank)):

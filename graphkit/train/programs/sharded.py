@@ -151,7 +151,7 @@ def all_gather(
 
 
 def square_norm(gradients: Sequence[Value], before: Sequence[Value]) -> tuple[Value, Value, Value]:
-    """All-reduce the squared norm of the gradients, and whether they are finite, over the slices of all ranks.
+    """Compute the squared norm of the gradients, and whether they are finite, over all ranks, with one all-reduce.
 
     Args:
         gradients: The gradients of the slices of this rank.

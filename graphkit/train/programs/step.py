@@ -150,9 +150,9 @@ def dense_of(gradients: Sequence[Value | Rows]) -> list[Value]:
 
 
 def guard_of(loss: Value | None, gradients: Sequence[Value | Rows], rule: UpdateRule) -> Value | None:
-    """Return the guard of a step. It is finite if the loss is finite, and the gradients too if the rule checks them.
+    """Return the guard of a step: a value that is finite if the loss is finite.
 
-    None if the rule checks nothing. See `finite.guarded`.
+    If the rule checks gradients, these must be finite, too. None if the rule checks nothing. See `finite.guarded`.
     """
     if not rule.checks_gradients:
         return loss if rule.on_nonfinite == "raise" else None

@@ -25,7 +25,7 @@ class InstanceContext:
 
     Args:
         faults: An array of uint32 words on the device: one fault word for each `Faulty` kernel, in the order of
-            `faulty`. One more word ends all loops.
+            `faulty`. The host sets one more word, the last one, to end all loops.
         iteration_limit: The largest number of iterations that any loop in a recording may take, an int64 on the device.
         without_collectives: Whether recordings contain no collective with other processes.
     """

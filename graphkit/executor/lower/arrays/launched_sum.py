@@ -98,7 +98,7 @@ class SumQueue:
     def taking_part(self) -> Iterator[None]:
         """Enclose a run. If it fails while other processes take part in its collectives, they are notified.
 
-        NotFinite is not reported: all processes find it.
+        NotFinite is not reported, because every process detects it on its own.
         """
         self._begun, self._launched = False, 0
         self._ready, self._events = {}, {}
@@ -148,7 +148,7 @@ class SumQueue:
         """
         known = [key for key in keys if key in self._events]
         if known:
-            # The collectives are in order: the event of the last one is behind all of them.
+            # Collectives run in order, so the event of the last one is recorded after all of them.
             self._streams.wait_for(self._events[max(known, key=self._place.__getitem__)])
         for key in known:
             del self._events[key]
@@ -246,7 +246,7 @@ class LaunchedStart:
 
     def __init__(self, device: Device, queue: SumQueue, node: Node, launch: Callable[[Sequence[Any]], None]):
         self._device, self._queue, self._node, self._launch = device, queue, node, launch
-        # Memory for results that are not used here: other processes need the sums.
+        # Memory for results that this program does not use. Other processes need the sums, so it still computes them.
         self._own: dict[int, Any] = {}
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:

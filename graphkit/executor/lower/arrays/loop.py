@@ -66,7 +66,7 @@ def with_copied_slices(layout: LoopLayout, hosted: Set[Value]) -> LoopLayout:
     copied: dict[Value, tuple[int, int]] = {}
     for row in (*(s.row for s in layout.scanned), *(s.row for s in layout.stacked)):
         if (row in from_host | to_host or row.tensor.nbytes % UNIT) and row not in copied:
-            # Two buffers: a state may be in one of them while the next one is written to the other.
+            # Two buffers: one may contain a state while the body writes the next value of the state to the other.
             copied[row] = block.take(row.tensor.nbytes), block.take(row.tensor.nbytes)
     return replace(layout, copied=copied, hosted=from_host | to_host, scratch_bytes=block.size)
 
