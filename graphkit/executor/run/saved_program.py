@@ -18,16 +18,24 @@ from graphkit.errors import MissingDependency, UnsupportedError, UsageError
 from graphkit.executor.devices.loading import load_device, native_module
 from graphkit.executor.devices.recipes import recorded_recipes
 from graphkit.executor.lower.emit import Emitter
+from graphkit.executor.lower.lowering import NotNative
+from graphkit.executor.lower.template import Template
+from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.batched_program import BatchedProgram
+from graphkit.executor.run.device_builder import DeviceBuilder
+from graphkit.executor.run.executable import Executable
 from graphkit.executor.run.program import Program
 from graphkit.executor.run.saved_batch import find_shapes, run_in_parts
 from graphkit.executor.run.saved_encoding import number, optional, raw, sequence, text
 from graphkit.executor.run.saved_file import SavedArrays, laid_out, write_file
 from graphkit.executor.run.saved_steps import Numbers, StepList, encoded_steps, refuse_other_steps
+from graphkit.executor.run.saved_template import SizedProgramFile
+from graphkit.executor.run.selection import Selection
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.named_tuples import NamedTuple
+from graphkit.passes.core.bind import match_shapes
 
 _RANDOM_STATE_BYTES = 16
 # An error names at most this many states.
@@ -64,6 +72,7 @@ def save_program(
     shapes: Sequence[Mapping[str, Sequence[int]]],
     checks: Sequence[Mapping[str, Any]] = (),
     batch: Sequence[int] | None = None,
+    any_size: bool = False,
 ) -> SavedProgramFacts:
     """Compile a graph for the CPU, and write a file with a program for each entry of `shapes`.
 
@@ -76,6 +85,7 @@ def save_program(
         checks: Arrays for all inputs of each entry of `shapes`: run its programs in Python and in the C library, and
             compare the outputs. For other numbers of rows, rows are repeated.
         batch: Numbers of rows, see `find_shapes`.
+        any_size: Also save a program for any sizes of symbolic axes, and the weights as they are.
 
     Raises:
         CheckFailed: With `checks`: the C library computes other bits. The file is then not written.
@@ -97,6 +107,8 @@ def save_program(
         # A second program of one executor could come from its template, and have other kernels.
         executors.append(_SavingExecutor(**executor_options))
         contents.add(executors[-1].program(each), executors[-1])
+    if any_size:
+        contents.add_template(executors[0], chosen.shapes[0])
     if not checks:
         return _written(contents, path)
     copies = len(chosen.shapes) // len(shapes)
@@ -161,6 +173,17 @@ class _SavingExecutor(Executor):
             self.specialise(shapes)
         assert isinstance(self._latest, (Program, BatchedProgram)), "no program is made from a template"
         return self._latest
+
+    def _specialise(self, selection: Selection, key: Key) -> Executable:
+        self._key = key
+        return super()._specialise(selection, key)
+
+    def template(self) -> Template:
+        """Return the template of the graph, after `program`. Raises NotNative, which says why, if there is none."""
+        builder = self._programs.builder
+        assert isinstance(builder, DeviceBuilder), "programs are saved for one device"
+        with recorded_recipes():
+            return builder.template(self._key, self._select(None))
 
 
 class _Port(NamedTuple):
@@ -270,6 +293,7 @@ class _Contents:
         self.programs: list[_Listing] = []
         self.recipes: dict[bytes, int] = {}
         self.step_count = 0
+        self.template: SizedProgramFile | None = None
         self.seed = 0
         self.threads = 1
 
@@ -292,6 +316,22 @@ class _Contents:
             _require_alike("output", outputs, other.outputs)
         listed_sections = [self._listed(section) for section in sections]
         self.programs.append(_Listing(inputs, outputs, _generators(program), listed_sections))
+
+    def add_template(self, executor: _SavingExecutor, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Add the program for any sizes, after that for `shapes`. Raises UnsupportedError if it needs Python."""
+        try:
+            if self.draws:
+                raise NotNative("it draws random numbers")
+            template = executor.template()
+            by_name = dict(zip(executor.input_names, template.graph.inputs, strict=True))
+            inputs = [by_name[port.name] for port in self.programs[0].inputs]
+            kinds = [(port.name, v.tensor, port.kind) for port, v in zip(self.programs[0].inputs, inputs, strict=True)]
+            sizes = {name: size for name, size in match_shapes(kinds).items() if isinstance(size, int)}
+            self.template = SizedProgramFile(template, inputs, sizes, self.arrays)
+        except NotNative as error:
+            raise UnsupportedError(
+                f"the graph cannot run inputs of any size in C: {error}. Give shapes for programs of certain sizes"
+            ) from error
 
     @property
     def draws(self) -> bool:
@@ -384,6 +424,7 @@ def _written(contents: _Contents, path: Path, check: Callable[[Path], None] = la
             sequence(map(raw, contents.recipes)),
             contents.encoded(),
             optional(contents.batch_axes()),
+            optional(contents.template.encoded() if contents.template is not None else None),
         )
     )
     nbytes = write_file(path, metadata, data, check)

@@ -2,6 +2,8 @@
 
 #include <functional>
 
+#include "runtime/make_factory.h"
+
 namespace graphkit {
 namespace {
 
@@ -94,6 +96,15 @@ std::string recipe_from_factory(const std::string& factory, const Shapes& inputs
     return writer.take();
 }
 
+std::unique_ptr<KernelFactory> make_factory(std::string_view recipe) {
+    RecipeReader from(recipe);
+    const Kind& kind = kind_of(from);
+    if (kind.factory == nullptr) {
+        throw BadRecipe("the recipe names a kernel instead of a factory");
+    }
+    return kind.factory(kind.kind, from);
+}
+
 std::unique_ptr<Kernel> make_kernel(std::string_view recipe) {
     RecipeReader from(recipe);
     RecipeReader ahead = from;
@@ -104,15 +115,11 @@ std::unique_ptr<Kernel> make_kernel(std::string_view recipe) {
         }
         return kind.kernel(kind.kind, from);
     }
-    RecipeReader inner(ahead.text());
+    const std::string_view factory = ahead.text();
     const auto inputs = RecipeCodec<Shapes>::read(ahead);
     const auto outputs = RecipeCodec<Shapes>::read(ahead);
     ahead.end();
-    const Kind& kind = kind_of(inner);
-    if (kind.factory == nullptr) {
-        throw BadRecipe("the recipe names a kernel instead of a factory");
-    }
-    std::unique_ptr<Kernel> made = kind.factory(kind.kind, inner)->make(inputs, outputs);
+    std::unique_ptr<Kernel> made = make_factory(factory)->make(inputs, outputs);
     if (made == nullptr) {
         throw BadRecipe("the factory makes no kernel for these shapes");
     }
