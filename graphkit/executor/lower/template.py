@@ -7,7 +7,7 @@ and the kernels do; `Template.at` computes them. If the sizes in a node's types 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -338,7 +338,7 @@ class Template:
         )  # fmt: skip
         writer, builder = _Writer(self.graph, self.placement, self._known, plan), StepRecorder()
         for index in plan.order:
-            writer.step(builder, index, self.placement.steps[index], made[index])
+            writer.step(cast(Any, builder), index, self.placement.steps[index], cast(Any, made[index]))
         number = {step: i for i, step in enumerate(self._distinct_steps)}
         place = {index: i for i, index in enumerate(plan.order)}
         values = {request: self._bytes[value] for value, request in plan.request_of.items()}
@@ -349,7 +349,7 @@ class Template:
             lambda value: self._types[value].shape,
             self._equal,
             sorted({p for t in self._types.values() for p in t.shape}),
-            [RecordedFactory(s.native.recipe, s.inputs, s.outputs) for s in self._distinct_steps],
+            [RecordedFactory(cast(Any, s.native).recipe, s.inputs, s.outputs) for s in self._distinct_steps],
             [(r.first, r.last, values[i]) for i, r in enumerate(plan.requests)],
             [
                 RecordedStep(name, number[self._nodes[index]], inputs, outputs, scratch)

@@ -116,7 +116,7 @@ def save_program(
         _Tested(executor, _resized(checks[i // copies], each, chosen.batched))
         for i, (executor, each) in enumerate(zip(executors, chosen.shapes, strict=True))
     ]
-    return _written(contents, path, lambda written: _compare(written, path, tested, chosen.batched))
+    return _written(contents, path, lambda written: _compare(written, path, tested, contents))
 
 
 class _Tested(NamedTuple):
@@ -133,24 +133,37 @@ def _resized(
     return {name: np.resize(x, (shapes[name][0], *x.shape[1:])) if name in batched else x for name, x in feeds.items()}
 
 
-def _compare(written: Path, path: Path, tested: Sequence[_Tested], batched: frozenset[str]) -> None:
-    """Compare programs with the C library, and one batch that it divides. Raises CheckFailed for other bits."""
-    from graphkit.executor.run.c_runtime import CSession, compare_with_python
+def _compare(written: Path, path: Path, tested: Sequence[_Tested], contents: _Contents) -> None:
+    """Compare programs with the C library, a batch that it divides, and the program for any sizes.
+
+    Raises CheckFailed for other bits.
+    """
+    from graphkit.executor.run.c_runtime import compare_with_python
 
     expected = [each.executor.run(each.feeds) for each in tested]
     for each, outputs in zip(tested, expected, strict=True):
         compare_with_python(written, path, each.feeds, outputs)
-    if not batched:
-        return
-    sizes = [len(each.feeds[min(batched)]) for each in tested]
-    first = tested[0].feeds
-    rows = {name: (sum(sizes) + 1, *np.shape(x)[1:]) for name, x in first.items() if name in batched}
-    feeds = _resized(first, rows, batched)
+    if contents.batched:
+        sizes = [len(each.feeds[min(contents.batched)]) for each in tested]
+        first = tested[0].feeds
+        rows = {name: (sum(sizes) + 1, *np.shape(first[name])[1:]) for name in contents.batched}
+        feeds = _resized(first, rows, contents.batched)
+        runs = _runs(written, feeds)
+        used = sorted((n, i) for i, n in enumerate(sizes) if runs[i])[::-1]
+        parts = [(n, runs[i], tested[i].executor.run) for n, i in used]
+        compare_with_python(written, path, feeds, run_in_parts(parts, feeds, contents.batched))
+    if contents.template is not None:
+        feeds = contents.template.larger(tested[0].feeds)
+        if not any(_runs(written, feeds)):
+            compare_with_python(written, path, feeds, tested[0].executor.run(feeds))
+
+
+def _runs(written: Path, feeds: Mapping[str, Any]) -> list[int]:
+    """Return how often each program of a file runs for these feeds."""
+    from graphkit.executor.run.c_runtime import CSession
+
     with CSession(written) as session:
-        runs = session.find_runs({name: np.shape(feeds[name]) for name in session.inputs})
-    used = sorted((n, i) for i, n in enumerate(sizes) if runs[i])[::-1]
-    parts = [(n, runs[i], tested[i].executor.run) for n, i in used]
-    compare_with_python(written, path, feeds, run_in_parts(parts, feeds, batched))
+        return session.find_runs({name: np.shape(feeds[name]) for name in session.inputs})
 
 
 class _SavingExecutor(Executor):
@@ -324,8 +337,9 @@ class _Contents:
                 raise NotNative("it draws random numbers")
             template = executor.template()
             by_name = dict(zip(executor.input_names, template.graph.inputs, strict=True))
-            inputs = [by_name[port.name] for port in self.programs[0].inputs]
-            kinds = [(port.name, v.tensor, port.kind) for port, v in zip(self.programs[0].inputs, inputs, strict=True)]
+            ports = self.programs[0].inputs
+            inputs = {port.name: by_name[port.name] for port in ports}
+            kinds = [(port.name, inputs[port.name].tensor, port.kind) for port in ports]
             sizes = {name: size for name, size in match_shapes(kinds).items() if isinstance(size, int)}
             self.template = SizedProgramFile(template, inputs, sizes, self.arrays)
         except NotNative as error:

@@ -6,12 +6,15 @@ executor/native/c_interface/sized_template.cpp reads them, and makes the kernels
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from graphkit.executor.lower.lowering import ABSENT, ARENA, Location, NotNative
 from graphkit.executor.lower.template import Template
 from graphkit.executor.run.saved_encoding import number, optional, raw, sequence, text
 from graphkit.executor.run.saved_file import SavedArrays
-from graphkit.ir.dims import DimExpr
+from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Value
 from graphkit.passes.core.bind import plain_name
 
@@ -28,15 +31,16 @@ class SizedProgramFile:
 
     Args:
         template: The template.
-        inputs: The inputs of the file.
+        inputs: The inputs of the file, by name.
         sizes: The symbols of the template for the first program: the order of steps is chosen for them.
         arrays: Arrays of the file. Constants are added, as they are: the reader packs them.
 
     Raises NotNative, which says why, if the native engine cannot make the programs.
     """
 
-    def __init__(self, template: Template, inputs: Sequence[Value], sizes: Mapping[str, int], arrays: SavedArrays):
-        self._template, self._inputs = template, inputs
+    def __init__(self, template: Template, inputs: Mapping[str, Value], sizes: Mapping[str, int], arrays: SavedArrays):
+        self._template, self._named, self._inputs = template, inputs, list(inputs.values())
+        self._larger: dict[str, Dim] = {name: size + 1 for name, size in sizes.items()}
         self._recorded = template.recorded(sizes)
         for _, dtype in self._recorded.values.values():
             if dtype not in _SHAPE_TYPES:
@@ -51,6 +55,11 @@ class SizedProgramFile:
                 if isinstance(dim, DimExpr) and plain_name(dim) == symbol:
                     return i, axis
         raise NotNative(f"no axis of an input has the size {symbol!r}")
+
+    def larger(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return feeds for which each symbol is larger by one than for the first program. Elements are repeated."""
+        kinds = {name: value.tensor.substitute(self._larger) for name, value in self._named.items()}
+        return {name: np.resize(feeds[name], kind.static_shape) for name, kind in kinds.items()}
 
     def encoded(self) -> bytes:
         """Encode the template."""

@@ -112,6 +112,7 @@ struct SizedTemplate::Packed {
 struct SizedTemplate::Bound {
     Kernels kernels;
     std::vector<std::string> values;
+    std::vector<std::shared_ptr<const Packed>> packed;
     Constants constants;
     std::unique_ptr<SavedProgram> program;
 };
@@ -247,6 +248,7 @@ std::shared_ptr<SavedProgram> SizedTemplate::at(const Dims& sizes) {
         recent_.emplace_front(sizes, bound(sizes));
         if (recent_.size() > kKept) {
             recent_.pop_back();
+            std::erase_if(packed_, [](const auto& entry) { return entry.second.expired(); });
         }
     }
     const std::shared_ptr<Bound>& kept = recent_.front().second;
@@ -358,15 +360,17 @@ Location SizedTemplate::constant_of(const SizedSavedStep& step, std::size_t inpu
         std::find(packed_inputs.begin(), packed_inputs.end(), position) == packed_inputs.end()) {
         return at;
     }
-    const Packed& copy = packed(saved_.constants[static_cast<std::size_t>(constant)], kernel, position);
-    bound.constants.emplace_back(copy.memory.get(), copy.bytes);
+    bound.packed.push_back(packed(saved_.constants[static_cast<std::size_t>(constant)], kernel, position));
+    bound.constants.emplace_back(bound.packed.back()->memory.get(), bound.packed.back()->bytes);
     return {static_cast<int>(first + static_cast<std::int64_t>(bound.constants.size()) - 1), 0};
 }
 
-const SizedTemplate::Packed& SizedTemplate::packed(std::uint64_t constant, const Kernel& kernel, int input) {
-    auto& copy = packed_[{constant, kernel.packed_layout(input)}];
-    if (copy != nullptr && copy->bytes == kernel.packed_bytes(input)) {
-        return *copy;
+std::shared_ptr<const SizedTemplate::Packed> SizedTemplate::packed(std::uint64_t constant, const Kernel& kernel,
+                                                                   int input) {
+    auto& known = packed_[{constant, kernel.packed_layout(input)}];
+    if (auto copy = known.lock()) {
+        require(copy->bytes == kernel.packed_bytes(input), "packed constants of one layout with different sizes");
+        return copy;
     }
     const auto position = static_cast<std::size_t>(input);
     if (position >= kernel.inputs().size()) {
@@ -377,11 +381,10 @@ const SizedTemplate::Packed& SizedTemplate::packed(std::uint64_t constant, const
     if (checked_bytes(spec.shape, spec.type) > bytes) {
         throw NativeError("'" + spec.name + "' is larger than its constant");
     }
-    require(copy == nullptr, "packed constants of one layout with different sizes");  // other programs read `copy`
-    auto made = std::make_unique<Packed>(kernel.packed_bytes(input));
+    auto made = std::make_shared<Packed>(kernel.packed_bytes(input));
     kernel.pack(input, data, made->memory.get());
-    copy = std::move(made);
-    return *copy;
+    known = made;
+    return made;
 }
 
 }  // namespace graphkit

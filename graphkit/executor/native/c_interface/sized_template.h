@@ -132,7 +132,7 @@ class SizedTemplate {
     std::vector<std::int64_t> request_bytes(const Dims& sizes, const Kernels& kernels) const;
     SavedStep step_of(std::size_t number, const ArenaLayout& layout, Bound& bound);
     Location constant_of(const SizedSavedStep& step, std::size_t input, const Kernel& kernel, Bound& bound);
-    const Packed& packed(std::uint64_t constant, const Kernel& kernel, int input);
+    std::shared_ptr<const Packed> packed(std::uint64_t constant, const Kernel& kernel, int input);
 
     SavedTemplate saved_;
     SavedPorts inputs_, outputs_;
@@ -143,7 +143,8 @@ class SizedTemplate {
     std::vector<std::unique_ptr<KernelFactory>> factories_;
     std::mutex mutex_;
     std::list<std::pair<Dims, std::shared_ptr<Bound>>> recent_;  // most recently used first
-    std::map<std::pair<std::uint64_t, std::string>, std::unique_ptr<Packed>> packed_;  // by constant and layout
+    // By constant and layout. The programs that read them own them.
+    std::map<std::pair<std::uint64_t, std::string>, std::weak_ptr<const Packed>> packed_;
 };
 
 }  // namespace graphkit
