@@ -23,7 +23,8 @@ extern "C" {
 #define GK_API
 #endif
 
-/* The version of this interface. gk_open compares it with the library's. */
+/* The version of this interface. gk_open compares it with the library's. New functions do not change it: programs that
+ * were compiled with an older graphkit.h of the same version still run. */
 #define GK_ABI_VERSION 1
 
 typedef enum gk_status {
