@@ -51,6 +51,11 @@ from graphkit.train.adapter_marks import has_adapters
     "batches of any size in parts. The rows must be independent. Default: 1,8,32, if no inputs are given and the rows "
     "of MODEL are independent.",
 )  # fmt: skip
+@option(
+    "--any-size", group=OUTPUT, is_flag=True,
+    help="With a .gkp file: also write a program for any sizes of symbolic axes, such as the length of texts. Not all "
+    "operators allow it. The file then has the weights twice.",
+)  # fmt: skip
 @partial(opset_option, what="model")
 @option(
     "--for", "purpose", group=OUTPUT, type=click.Choice(["inference"]), default=None,
@@ -92,9 +97,9 @@ from graphkit.train.adapter_marks import has_adapters
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str, also: tuple[str, ...], sizes: str | None,
-    opset: int | None, purpose: str | None, adapters: tuple[str, ...], merge: bool, precision: str | None,
-    keep_float32: tuple[str, ...], spec: str | None, samples: int, check: bool, external_root: str | None,
-    as_json: bool, **image: Any,
+    any_size: bool, opset: int | None, purpose: str | None, adapters: tuple[str, ...], merge: bool,
+    precision: str | None, keep_float32: tuple[str, ...], spec: str | None, samples: int, check: bool,
+    external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Write MODEL as standard ONNX, and verify the file in ONNX Runtime; or write a compiled program for C.
 
@@ -107,7 +112,7 @@ def command(
 
     A .gkp file is a program for the sizes of the given inputs, and for CPUs of the kind of this one. libgraphkit.so
     runs it from C, without Python; see graphkit build --c-runtime. With --also, it has programs for several sizes; with
-    --batch, it runs batches of any size.
+    --batch, it runs batches of any size; with --any-size, inputs of any size.
 
     \b
     graphkit export run/ -o net.onnx
@@ -120,7 +125,7 @@ def command(
     graphkit export run/ image:1,3,224,224 --also image:8,3,224,224 -o net.gkp
     graphkit export net.onnx -o net.gkp --batch 1,8,32
     """
-    _check_output(output, precision, opset, also, sizes)
+    _check_output(output, precision, opset, {"--also": also, "--batch": sizes, "--any-size": any_size})
     check_options(precision)
     original = net = read_model(model, external_root, best=True)
     if purpose == "inference":
@@ -143,7 +148,8 @@ def command(
     feeds = [feeds_for(net, each, fill, seed, images_of(image)).arrays for each in given]
     if is_program:
         batch = _batch_sizes(written, output, sizes, is_default=not any(given))
-        return _export_program(written, output, feeds, batch, check, as_json)
+        save = {"batch": batch, "any_size": any_size}
+        return _export_program(written, output, feeds, save, check, as_json)
     return _export_onnx(net, written, output, feeds[0] if check else None, opset, as_json)
 
 
@@ -187,18 +193,18 @@ def _batch_sizes(net: Model, output: str, sizes: str | None, *, is_default: bool
 
 
 def _export_program(
-    net: Model, output: str, feeds: list[dict[str, Any]], batch: list[int] | None, check: bool, as_json: bool
+    net: Model, output: str, feeds: list[dict[str, Any]], save: dict[str, Any], check: bool, as_json: bool
 ) -> int:
     """Write a .gkp file with a program for the shapes of each entry of `feeds`.
 
-    batch: Numbers of rows; a program for each of them.
+    save: The arguments `batch` and `any_size` of save_program.
     check: Whether the outputs are compared with Python's.
     """
     from graphkit.executor.run.saved_program import save_program
 
     shapes = [{name: array.shape for name, array in each.items() if hasattr(array, "shape")} for each in feeds]
     options = {"graph": net.graph, "params": net.params}
-    facts = save_program(options, Path(output), shapes, feeds if check else [], batch)
+    facts = save_program(options, Path(output), shapes, feeds if check else [], **save)
     log(f"wrote {output}: {quantity(facts.steps, 'step')}, {human(facts.nbytes)}")
     if check:
         log(f"{output}: libgraphkit.so computes the same bits as Python")
@@ -207,13 +213,15 @@ def _export_program(
     return 0
 
 
-def _check_output(
-    output: str, precision: str | None, opset: int | None, also: tuple[str, ...], sizes: str | None
-) -> None:
-    """Raise UsageError for an output file of an unknown format, and for options that its format lacks."""
+def _check_output(output: str, precision: str | None, opset: int | None, programs: dict[str, Any]) -> None:
+    """Raise UsageError for an output file of an unknown format, and for options that its format lacks.
+
+    programs: The options of .gkp files, by name.
+    """
     if not output.endswith((".onnx", ".gkp")):
         raise UsageError(f"-o {output}: the name of the output file must end in .onnx or .gkp")
     if output.endswith(".gkp") and (precision is not None or opset is not None):
         raise UsageError(f"-o {output}: --precision and --opset are for .onnx files; first write one of these")
-    if (also or sizes is not None) and not output.endswith(".gkp"):
-        raise UsageError(f"-o {output}: {'--also' if also else '--batch'} is for .gkp files")
+    given = [name for name, value in programs.items() if value]
+    if given and not output.endswith(".gkp"):
+        raise UsageError(f"-o {output}: {given[0]} is for .gkp files")

@@ -467,8 +467,8 @@ class Model:
             options: For `.onnx`: opset, as_inputs and with_updates, see `to_onnx`; and `external`: whether larger
                 weights are in a data file beside it (default: only if the weights take more than 1 GiB). For `.gkp`:
                 shapes (of inputs, by name; or a list of such shapes, for a program each); batch, numbers of rows, such
-                as (1, 8, 32): a program for each of them, with which the C library runs batches of any size; threads,
-                deterministic and seed, see `compile`.
+                as (1, 8, 32): a program for each of them, with which the C library runs batches of any size;
+                any_size=True, a program for all sizes of symbolic axes; threads, deterministic and seed, see `compile`.
 
         Raises:
             UsageError: The suffix is not one of these, or `external` is False and the file is above 2 GiB.
@@ -491,13 +491,13 @@ class Model:
             case ".gkp":
                 from graphkit.executor.run.saved_program import save_program
 
-                known = ("shapes", "batch", "threads", "deterministic", "seed")
+                known = ("shapes", "batch", "any_size", "threads", "deterministic", "seed")
                 if wrong := next((name for name in options if name not in known), None):
                     raise UsageError(f"{path}: a .gkp file has no option {wrong!r}; its options are {', '.join(known)}")
-                batch = options.pop("batch", None)
+                batch, any_size = options.pop("batch", None), options.pop("any_size", False)
                 shapes = {} if (given := options.pop("shapes", None)) is None else given
                 every = [shapes] if isinstance(shapes, Mapping) else list(shapes)
-                save_program({"graph": self.graph, "params": self.params, **options}, path, every, batch=batch)
+                save_program({"graph": self.graph, "params": self.params, **options}, path, every, (), batch, any_size)
             case suffix:
                 raise UsageError(f"cannot save {path}: unknown suffix {suffix!r}; use .json, .onnx or .gkp")
 

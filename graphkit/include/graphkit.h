@@ -23,7 +23,8 @@ extern "C" {
 #define GK_API
 #endif
 
-/* The version of this interface. gk_open compares it with the library's. */
+/* The version of this interface. gk_open compares it with the library's. New functions do not change it: programs that
+ * were compiled with an older graphkit.h of the same version still run. */
 #define GK_ABI_VERSION 1
 
 typedef enum gk_status {
@@ -151,9 +152,12 @@ GK_API gk_status gk_run(gk_session* session, const void* const* inputs, size_t i
  * no programs with these sizes in the other axes, or if inputs have different numbers of rows, the status is
  * GK_ERROR_ARGUMENT, and the text names the shapes or inputs.
  *
+ * If the file was written with a program for any sizes, gk_run_shapes also accepts other sizes of the symbolic axes. It
+ * then makes the kernels for these sizes, and keeps those of the latest few.
+ *
  * gk_find_output_dims writes the shape of an output for these inputs: gk_output_rank(session, output) sizes.
- * gk_find_runs writes how often each program runs: gk_program_count(session) numbers. Programs with more rows run
- * first. Results have the bits of runs of these programs. */
+ * gk_find_runs writes how often each program runs: gk_program_count(session) numbers, which are all 0 if the program for
+ * any sizes runs. Programs with more rows run first. Results have the bits of runs of these programs. */
 GK_API int32_t gk_input_batch_axis(const gk_session* session, size_t input);
 GK_API int32_t gk_output_batch_axis(const gk_session* session, size_t output);
 GK_API gk_status gk_find_output_dims(gk_session* session, const int64_t* const* input_dims, size_t input_count,

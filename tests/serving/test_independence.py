@@ -135,6 +135,8 @@ def test_rows_along_another_axis_may_be_mixed():
     weights = [gk.constant(np.ones((1, 2, n), np.float32)) for n in (2, 2)]
     layer = gk.rnn(x, *weights, hidden_size=2)[0]  # the steps are the rows
     assert not of(gk.squeeze(layer, gk.constant(np.array([1]))))
+    own = gk.input("own", ["N"], np.int64)
+    assert not of(gk.gather(own, own))
     # Row i of one value meets row j of the other.
     a, b = gk.input("a", ["N", 3]), gk.input("b", ["N", 3])
     assert not of(gk.unsqueeze(a, [1]) * gk.unsqueeze(gk.transpose(b, perm=(1, 0)), [0]))

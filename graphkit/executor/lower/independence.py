@@ -97,6 +97,9 @@ class _Proof:
             return self._recurrent_axes(node)
         axes = {value: 0 for value in node.operands if value in self.examples}
         axes |= {value: self.inner[value] for value in node.operands if value in self.inner}
+        is_pointwise = isinstance(node.op, Op) and node.op.pointwise
+        if len(set(node.operands)) < len(node.operands) and not is_pointwise:
+            return None  # one value in two roles, such as a table that is its own index
         first, kind = node.operands[0], _shape(node.outputs[0].type) or ()
         if is_op(node, "Transpose", "Unsqueeze") or (is_op(node, "Squeeze") and len(node.operands) > 1):
             # They keep the order of elements along each axis, so the type shows where the rows are. A Squeeze of all
@@ -104,7 +107,7 @@ class _Proof:
             return [kind.index(self._rows)] if axes.keys() == {first} and self._rows in kind else None
         if is_op(node, *_ALONG_AN_AXIS):
             return self._along(node, axes)
-        if isinstance(node.op, Op) and node.op.pointwise:
+        if is_pointwise:
             return self._aligned(node, axes)
         if is_op(node, "MatMul"):
             shapes = [_shape(value.type) or () for value in node.operands]

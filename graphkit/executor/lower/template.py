@@ -8,7 +8,7 @@ kernel is reused.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -17,6 +17,13 @@ from graphkit.executor.devices.kernel import Kernel, KernelContext, NativeKernel
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.devices.registry import SizedFactory, make_kernel, rule_of
 from graphkit.executor.lower.lowering import ABSENT, ARENA, Location, NotNative, Settings
+from graphkit.executor.lower.recorded_template import (
+    RecordedFactory,
+    RecordedStep,
+    RecordedTemplate,
+    StepRecorder,
+    UnplannedKernel,
+)
 from graphkit.executor.lower.registry import kernel_context
 from graphkit.executor.memory.packing import PackedOperand, SharedOperands
 from graphkit.executor.memory.placement import Placement, place_values
@@ -161,6 +168,7 @@ class Template:
             if self._bytes[view] != self._bytes[root]:
                 self._equal.append((self._bytes[view], self._bytes[root]))
         self._plans: dict[Hashable, MemoryPlan] = {}
+        self._nodes = nodes
         self._result_types = [r.value.dtype.numpy for r in self.placement.results]
         self._programs = self._native_programs(nodes)
 
@@ -321,6 +329,51 @@ class Template:
             [(external, self._elements(value), str(value.dtype)) for external, value in writer.shape_values.items()],
             SharedOperands(writer.fixed),
         )
+
+    def recorded(self, symbols: Mapping[str, int]) -> RecordedTemplate:
+        """Return the template as plain data. Raises NotNative, which names a node whose kernels need Python.
+
+        symbols: Sizes for which the order of the steps is chosen.
+        """
+        sizes = self._table.values(symbols)
+        made = [self._unplanned(step, sizes) for step in self._nodes]
+        steps = [StepMemory(each.scratch_bytes, each.inplace, may_fail=False) for each in made]
+        plan = plan_graph(
+            self.graph, self.placement, steps, inplace=False, share=self.settings.share,
+            nbytes=lambda v: sizes[self._bytes[v]],
+        )  # fmt: skip
+        writer, builder = _Writer(self.graph, self.placement, self._known, plan), StepRecorder()
+        for index in plan.order:
+            writer.step(cast(Any, builder), index, self.placement.steps[index], cast(Any, made[index]))
+        number = {step: i for i, step in enumerate(self._distinct_steps)}
+        place = {index: i for i, index in enumerate(plan.order)}
+        values = {request: self._bytes[value] for value, request in plan.request_of.items()}
+        values |= {request: -1 - place[index] for index, request in plan.scratch_of.items()}
+        return RecordedTemplate(
+            self._table.symbols,
+            self._table.instructions(),
+            lambda value: self._types[value].shape,
+            self._equal,
+            sorted({p for t in self._types.values() for p in t.shape}),
+            [RecordedFactory(cast(Any, s.native).recipe, s.inputs, s.outputs) for s in self._distinct_steps],
+            [(r.first, r.last, values[i]) for i, r in enumerate(plan.requests)],
+            [
+                RecordedStep(name, number[self._nodes[index]], inputs, outputs, scratch)
+                for index, (name, inputs, outputs, scratch) in zip(plan.order, builder.steps, strict=True)
+            ],
+            {operand.external: operand.array.array for operand in writer.fixed},
+            {e: (self._elements(value), str(value.dtype)) for e, value in writer.shape_values.items()},
+        )
+
+    def _unplanned(self, step: _Step, sizes: Sequence[int]) -> UnplannedKernel:
+        """Return a kernel of a step as if it had all needs. Raises NotNative if a kernel needs Python."""
+        name = f"{step.node.op.name} {self.graph.node_name(step.node)!r}"
+        if step.native is None or step.native.recipe is None:
+            raise NotNative(f"the kernels of {name} are made by Python for each size")
+        kernel = step.native(_shapes(step.inputs, sizes), _shapes(step.outputs, sizes))
+        if kernel is None:
+            raise NotNative(f"the kernels of {name} are made by Python for some sizes")
+        return UnplannedKernel(kernel)
 
     def _plan(self, made: Sequence[_native.NodeKernel], sizes: Sequence[int]) -> MemoryPlan:
         """Return the memory plan. It depends only on which kernels need working memory, and on their in-place pairs."""

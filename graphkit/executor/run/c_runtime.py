@@ -144,27 +144,27 @@ class CSession:
         return found
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run the program for the shapes of these arrays, or a batch of any size; return all outputs by name.
+        """Run the program for the shapes of these arrays, or other shapes if the file allows it.
+
+        Returns all outputs by name.
 
         feeds: Arrays of all inputs, with their dtypes, and shapes for which the file has a program. If rows are
-            independent, the number of rows may be another one.
+            independent, the number of rows may be another one. If the file has a program for any sizes, so may other
+            symbolic axes.
 
         Raises:
             InputError: The arrays do not match any program.
             RuntimeFailure: The run failed.
         """
-        given, has_batch = [], 0 in self.batch_axes[0]
+        given = []
         for name, (dtype, shape) in self.inputs.items():
             array = np.asarray(feeds.get(name), order="C")
-            fits = array.ndim == len(shape) if has_batch or len(self.programs) > 1 else array.shape == shape
-            if array.dtype != dtype or not fits:
+            if array.dtype != dtype or array.ndim != len(shape):
                 raise InputError(f"input {name!r} must be {dtype} {list(shape)}, got {array.dtype} {list(array.shape)}")
             given.append(array)
         dims, handle = _dims([array.shape for array in given]), ctypes.c_void_p()
-        status = self._library.gk_find_program(self._handle, dims, len(given), ctypes.byref(handle))
-        if status and not has_batch:
-            raise InputError(self._library.gk_error().decode(errors="replace"))
-        kinds = self.programs[self._place[handle.value]][1] if handle.value else self._batch_outputs(dims)
+        self._library.gk_find_program(self._handle, dims, len(given), ctypes.byref(handle))
+        kinds = self.programs[self._place[handle.value]][1] if handle.value else self._output_kinds(dims)
         made = {name: np.empty(shape, dtype) for name, (dtype, shape) in kinds.items()}
         results = list(made.values())
         arrays = (len(given), _pointers(results), len(results))
@@ -174,7 +174,7 @@ class CSession:
             _raise_for(self._library.gk_run_shapes(self._handle, _pointers(given), dims, *arrays))
         return made
 
-    def _batch_outputs(self, dims: Any) -> _Ports:
+    def _output_kinds(self, dims: Any) -> _Ports:
         """Return the outputs for inputs of these shapes. Raises InputError if the file has no program for them."""
         found = {}
         for i, (name, (dtype, shape)) in enumerate(self.outputs.items()):

@@ -29,6 +29,7 @@ from graphkit.passes.pipeline import BOUND, arrays_bound
 # Imported when a program needs them.
 if TYPE_CHECKING:
     from graphkit.executor.lower.batch import Batch
+    from graphkit.executor.lower.template import Template
     from graphkit.executor.run.executable import DeviceProgram, Executable
     from graphkit.executor.run.sized_program import SizedBuilder
     from graphkit.passes.control.specialise import Unspecialised
@@ -120,18 +121,24 @@ def make_sized_builder(
 
     A program from a template may round differently from a compiled one. So deterministic executors use no templates.
     """
-    has_defaults = settings.optimize and settings.inplace and settings.share and not settings.deterministic
-    if not (settings.native and has_defaults):
-        return None
-    from graphkit.executor.lower.template import Template
     from graphkit.executor.run.sized_program import SizedBuilder
 
-    settings = settings._replace(sizes_vary=True)
     try:
-        template = Template(graph, {graph.inputs[position]: array for position, array in fixed.items()}, settings)
+        template = make_template(graph, fixed, settings)
     except NotNative:
         return None
     return SizedBuilder(template, fixed, pools)
+
+
+def make_template(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Settings) -> Template:
+    """Return the template of a graph. Raises NotNative, which says why, if there is none."""
+    has_defaults = settings.optimize and settings.inplace and settings.share and not settings.deterministic
+    if not (settings.native and has_defaults):
+        raise NotNative("options of the executor, such as deterministic, need a program for each size")
+    from graphkit.executor.lower.template import Template
+
+    settings = settings._replace(sizes_vary=True)
+    return Template(graph, {graph.inputs[position]: array for position, array in fixed.items()}, settings)
 
 
 def refuse_fallbacks(program: Executable) -> None:

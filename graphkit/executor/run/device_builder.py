@@ -11,13 +11,14 @@ from graphkit.executor.devices.loading import find_device
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.base_program import Group, Key
-from graphkit.executor.run.compile import compile_graph, find_batch, make_sized_builder
+from graphkit.executor.run.compile import compile_graph, find_batch, make_sized_builder, make_template
 from graphkit.executor.run.program_cache import ProgramCache
 from graphkit.executor.run.selection import Selection
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.device import Device
     from graphkit.executor.lower.batch import Batch
+    from graphkit.executor.lower.template import Template
     from graphkit.executor.run.batched_program import BatchParts
     from graphkit.executor.run.executable import DeviceProgram
     from graphkit.executor.run.program_log import ProgramLog
@@ -74,6 +75,10 @@ class DeviceBuilder:
             self._sized[group] = make_sized_builder(selection.graph, fixed, self._settings, self._pools)
         builder = self._sized[group]
         return None if builder is None else builder.build(selection.shapes(key))
+
+    def template(self, key: Key, selection: Selection) -> Template:
+        """Return a new template of the graph. Raises NotNative, which says why, if there is none."""
+        return make_template(selection.graph, selection.fixed_inputs(key), self._settings)
 
     def _batched(self, key: Key, selection: Selection, cache: ProgramCache[DeviceProgram]) -> DeviceProgram | None:
         """Return the program of a large batch with independent examples, or None if the batch is not divided."""

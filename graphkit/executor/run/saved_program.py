@@ -18,16 +18,24 @@ from graphkit.errors import MissingDependency, UnsupportedError, UsageError
 from graphkit.executor.devices.loading import load_device, native_module
 from graphkit.executor.devices.recipes import recorded_recipes
 from graphkit.executor.lower.emit import Emitter
+from graphkit.executor.lower.lowering import NotNative
+from graphkit.executor.lower.template import Template
+from graphkit.executor.run.base_program import Key
 from graphkit.executor.run.batched_program import BatchedProgram
+from graphkit.executor.run.device_builder import DeviceBuilder
+from graphkit.executor.run.executable import Executable
 from graphkit.executor.run.program import Program
 from graphkit.executor.run.saved_batch import find_shapes, run_in_parts
 from graphkit.executor.run.saved_encoding import number, optional, raw, sequence, text
 from graphkit.executor.run.saved_file import SavedArrays, laid_out, write_file
 from graphkit.executor.run.saved_steps import Numbers, StepList, encoded_steps, refuse_other_steps
+from graphkit.executor.run.saved_template import SizedProgramFile
+from graphkit.executor.run.selection import Selection
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.named_tuples import NamedTuple
+from graphkit.passes.core.bind import match_shapes
 
 _RANDOM_STATE_BYTES = 16
 # An error names at most this many states.
@@ -64,6 +72,7 @@ def save_program(
     shapes: Sequence[Mapping[str, Sequence[int]]],
     checks: Sequence[Mapping[str, Any]] = (),
     batch: Sequence[int] | None = None,
+    any_size: bool = False,
 ) -> SavedProgramFacts:
     """Compile a graph for the CPU, and write a file with a program for each entry of `shapes`.
 
@@ -76,6 +85,7 @@ def save_program(
         checks: Arrays for all inputs of each entry of `shapes`: run its programs in Python and in the C library, and
             compare the outputs. For other numbers of rows, rows are repeated.
         batch: Numbers of rows, see `find_shapes`.
+        any_size: Also save a program for any sizes of symbolic axes, and the weights as they are.
 
     Raises:
         CheckFailed: With `checks`: the C library computes other bits. The file is then not written.
@@ -97,6 +107,8 @@ def save_program(
         # A second program of one executor could come from its template, and have other kernels.
         executors.append(_SavingExecutor(**executor_options))
         contents.add(executors[-1].program(each), executors[-1])
+    if any_size:
+        contents.add_template(executors[0], chosen.shapes[0])
     if not checks:
         return _written(contents, path)
     copies = len(chosen.shapes) // len(shapes)
@@ -104,7 +116,7 @@ def save_program(
         _Tested(executor, _resized(checks[i // copies], each, chosen.batched))
         for i, (executor, each) in enumerate(zip(executors, chosen.shapes, strict=True))
     ]
-    return _written(contents, path, lambda written: _compare(written, path, tested, chosen.batched))
+    return _written(contents, path, lambda written: _compare(written, path, tested, contents))
 
 
 class _Tested(NamedTuple):
@@ -121,24 +133,37 @@ def _resized(
     return {name: np.resize(x, (shapes[name][0], *x.shape[1:])) if name in batched else x for name, x in feeds.items()}
 
 
-def _compare(written: Path, path: Path, tested: Sequence[_Tested], batched: frozenset[str]) -> None:
-    """Compare programs with the C library, and one batch that it divides. Raises CheckFailed for other bits."""
-    from graphkit.executor.run.c_runtime import CSession, compare_with_python
+def _compare(written: Path, path: Path, tested: Sequence[_Tested], contents: _Contents) -> None:
+    """Compare programs with the C library, a batch that it divides, and the program for any sizes.
+
+    Raises CheckFailed for other bits.
+    """
+    from graphkit.executor.run.c_runtime import compare_with_python
 
     expected = [each.executor.run(each.feeds) for each in tested]
     for each, outputs in zip(tested, expected, strict=True):
         compare_with_python(written, path, each.feeds, outputs)
-    if not batched:
-        return
-    sizes = [len(each.feeds[min(batched)]) for each in tested]
-    first = tested[0].feeds
-    rows = {name: (sum(sizes) + 1, *np.shape(x)[1:]) for name, x in first.items() if name in batched}
-    feeds = _resized(first, rows, batched)
+    if contents.batched:
+        sizes = [len(each.feeds[min(contents.batched)]) for each in tested]
+        first = tested[0].feeds
+        rows = {name: (sum(sizes) + 1, *np.shape(first[name])[1:]) for name in contents.batched}
+        feeds = _resized(first, rows, contents.batched)
+        runs = _runs(written, feeds)
+        used = sorted((n, i) for i, n in enumerate(sizes) if runs[i])[::-1]
+        parts = [(n, runs[i], tested[i].executor.run) for n, i in used]
+        compare_with_python(written, path, feeds, run_in_parts(parts, feeds, contents.batched))
+    if contents.template is not None:
+        feeds = contents.template.larger(tested[0].feeds)
+        if not any(_runs(written, feeds)):
+            compare_with_python(written, path, feeds, tested[0].executor.run(feeds))
+
+
+def _runs(written: Path, feeds: Mapping[str, Any]) -> list[int]:
+    """Return how often each program of a file runs for these feeds."""
+    from graphkit.executor.run.c_runtime import CSession
+
     with CSession(written) as session:
-        runs = session.find_runs({name: np.shape(feeds[name]) for name in session.inputs})
-    used = sorted((n, i) for i, n in enumerate(sizes) if runs[i])[::-1]
-    parts = [(n, runs[i], tested[i].executor.run) for n, i in used]
-    compare_with_python(written, path, feeds, run_in_parts(parts, feeds, batched))
+        return session.find_runs({name: np.shape(feeds[name]) for name in session.inputs})
 
 
 class _SavingExecutor(Executor):
@@ -161,6 +186,17 @@ class _SavingExecutor(Executor):
             self.specialise(shapes)
         assert isinstance(self._latest, (Program, BatchedProgram)), "no program is made from a template"
         return self._latest
+
+    def _specialise(self, selection: Selection, key: Key) -> Executable:
+        self._key = key
+        return super()._specialise(selection, key)
+
+    def template(self) -> Template:
+        """Return the template of the graph, after `program`. Raises NotNative, which says why, if there is none."""
+        builder = self._programs.builder
+        assert isinstance(builder, DeviceBuilder), "programs are saved for one device"
+        with recorded_recipes():
+            return builder.template(self._key, self._select(None))
 
 
 class _Port(NamedTuple):
@@ -270,6 +306,7 @@ class _Contents:
         self.programs: list[_Listing] = []
         self.recipes: dict[bytes, int] = {}
         self.step_count = 0
+        self.template: SizedProgramFile | None = None
         self.seed = 0
         self.threads = 1
 
@@ -292,6 +329,23 @@ class _Contents:
             _require_alike("output", outputs, other.outputs)
         listed_sections = [self._listed(section) for section in sections]
         self.programs.append(_Listing(inputs, outputs, _generators(program), listed_sections))
+
+    def add_template(self, executor: _SavingExecutor, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Add the program for any sizes, after that for `shapes`. Raises UnsupportedError if it needs Python."""
+        try:
+            if self.draws:
+                raise NotNative("it draws random numbers")
+            template = executor.template()
+            by_name = dict(zip(executor.input_names, template.graph.inputs, strict=True))
+            ports = self.programs[0].inputs
+            inputs = {port.name: by_name[port.name] for port in ports}
+            kinds = [(port.name, inputs[port.name].tensor, port.kind) for port in ports]
+            sizes = {name: size for name, size in match_shapes(kinds).items() if isinstance(size, int)}
+            self.template = SizedProgramFile(template, inputs, sizes, self.arrays)
+        except NotNative as error:
+            raise UnsupportedError(
+                f"the graph cannot run inputs of any size in C: {error}. Give shapes for programs of certain sizes"
+            ) from error
 
     @property
     def draws(self) -> bool:
@@ -384,6 +438,7 @@ def _written(contents: _Contents, path: Path, check: Callable[[Path], None] = la
             sequence(map(raw, contents.recipes)),
             contents.encoded(),
             optional(contents.batch_axes()),
+            optional(contents.template.encoded() if contents.template is not None else None),
         )
     )
     nbytes = write_file(path, metadata, data, check)

@@ -1,5 +1,6 @@
 """Models that several files of tests save, comparisons of their outputs, and the outcome of opening a file."""
 
+import contextlib
 import math
 import re
 
@@ -73,20 +74,19 @@ def trees_model():
     )
 
 
-def nbytes(kinds):
-    return sum(math.prod(shape) * dtype.itemsize for dtype, shape in kinds)
+def run_on_zeros(session, more=()):
+    """Run inputs of zeros with the shapes of the first program, unless they are very large.
 
-
-def run_on_zeros(session, more_rows=0):
-    """Run inputs of zeros with the shapes of the first program, or with more rows, unless they are very large."""
-    axes = session.batch_axes[0] if more_rows else [-1] * len(session.inputs)
-    kinds = {
-        name: (dtype, shape if axis < 0 else (shape[0] + more_rows, *shape[1:]))
-        for (name, (dtype, shape)), axis in zip(session.inputs.items(), axes, strict=True)
-    }
-    rows = max((shape[0] for (_, shape), axis in zip(kinds.values(), axes, strict=True) if axis == 0), default=0)
-    made = [(dtype, (rows + 1, *shape)) for dtype, shape in session.outputs.values()] * bool(more_rows)
-    if nbytes([*kinds.values(), *session.outputs.values(), *made]) < 1 << 24:
+    more: Added to the sizes of the first axes.
+    """
+    kinds = {}
+    for name, (dtype, shape) in session.inputs.items():
+        added = [*more, *(0 for _ in shape)][: len(shape)]
+        kinds[name] = (dtype, tuple(size + a for size, a in zip(shape, added, strict=True)))
+    if (
+        sum(math.prod(shape) * dtype.itemsize for dtype, shape in [*kinds.values(), *session.outputs.values()])
+        < 1 << 24
+    ):
         session.run({name: np.zeros(shape, dtype) for name, (dtype, shape) in kinds.items()})
 
 
@@ -95,10 +95,11 @@ def outcome(path):
     try:
         with CSession(path, max_iterations=20, timeout=1) as session:
             run_on_zeros(session)
-            if 0 in session.batch_axes[0]:
-                run_on_zeros(session, more_rows=3)
-    except InputError:
-        return ""  # no program has the other axes of the first one, which has no rows
+            for more in ((3,), (0, 2), (1, 1)):
+                with contextlib.suppress(InputError):  # for most files, only the shapes of its programs
+                    run_on_zeros(session, more)
+    except MemoryError:  # outputs of a damaged size
+        return ""
     except RuntimeFailure as error:
         return re.search(r"\((GK_\w+)\)$", str(error))[1]
     return ""

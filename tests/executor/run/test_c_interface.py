@@ -360,7 +360,7 @@ def test_a_program_with_other_bits_is_not_written(mlp, tmp_path, monkeypatch, ca
 
 
 def test_options_of_other_formats_are_refused(mlp, tmp_path):
-    with pytest.raises(UsageError, match="has no option 'opset'; its options are shapes, batch, threads"):
+    with pytest.raises(UsageError, match="has no option 'opset'; its options are shapes, batch, any_size"):
         mlp.save(tmp_path / "net.gkp", opset=17)
 
 

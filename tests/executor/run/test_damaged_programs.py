@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from saved_batches import recurrent
 from saved_loops import nested_model, random_model, scan_model, while_model
 from saved_programs import branch_model, outcome, trees_model
 
@@ -133,8 +134,10 @@ def hostile(data, count, seed):
 
 
 FUZZ = """
+import resource
 import sys
 from pathlib import Path
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))  # sizes may be damaged
 sys.path.insert(0, {folder!r})
 from saved_programs import outcome
 from test_damaged_programs import hostile
@@ -160,13 +163,19 @@ def test_hostile_files_do_not_crash(mlp_file, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["lenet", "lstm_lm", "branch", "trees", "scan", "while", "nested", "random", "shapes"])
+@pytest.mark.parametrize(
+    "name", ["lenet", "lstm_lm", "branch", "trees", "scan", "while", "nested", "random", "shapes", "sizes"]
+)
 def test_hostile_files_of_many_kernels_do_not_crash(name, tmp_path):
     made = {
         "branch": lambda: branch_model("Neg", "Sin"), "trees": trees_model, "scan": scan_model, "while": while_model,
         "nested": nested_model, "random": random_model,
     }  # fmt: skip
     small = {"lstm_lm": {"vocab": 20}}.get(name, {})
+    if name == "sizes":
+        recurrent("GRU").save(tmp_path / "net.gkp", shapes={"x": (2, 3, 4), "h0": (2, 5)}, any_size=True)
+        fuzz(tmp_path / "net.gkp", tmp_path / "hostile.gkp", 300, 3)
+        return
     if name == "shapes":  # the file says that rows are independent
         net = gk.models.build("mlp", inputs=12, hidden=(16,), classes=3)
         net.save(tmp_path / "net.gkp", shapes=[{"x": (rows, 12)} for rows in (1, 2, 9)])

@@ -180,7 +180,7 @@ def test_rows_that_depend_on_each_other_have_programs_of_certain_sizes(tmp_path)
     net.save(tmp_path / "net.gkp", shapes={"x": (4, 3)})
     with CSession(tmp_path / "net.gkp") as session:
         assert session.batch_axes == ([-1], [-1])
-        with pytest.raises(InputError, match=r"\[4, 3\], got float32 \[5, 3\]"):
+        with pytest.raises(InputError, match=r"but for: x \[4, 3\]; given: x \[5, 3\]"):
             session.run({"x": np.zeros((5, 3), np.float32)})
     with pytest.raises(UnsupportedError, match="ReduceMean 'centre'"):
         net.save(tmp_path / "other.gkp")
@@ -223,7 +223,7 @@ def test_programs_that_do_not_fit_a_batch_are_found(tmp_path, monkeypatch):
         "'y' has another number of rows": gk.transpose(x, perm=(1, 0)),
         "'y' has no batch axis 0": gk.reduce_sum(x, keepdims=False),
         "'y' has rows of different sizes": gk.mat_mul(x, gk.transpose(x, perm=(1, 0))),
-        "draw random numbers": gk.dropout(x, 0.5, training_mode=True)[0],
+        "draws random numbers": gk.dropout(x, 0.5, training_mode=True)[0],
     }
     for text, y in cases.items():
         gk.Model({"y": y}).save(tmp_path / "net.gkp", shapes=[{"x": (2, 4)}, {"x": (3, 4)}])

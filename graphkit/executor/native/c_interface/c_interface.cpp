@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <new>
 #include <optional>
 #include <stdexcept>
@@ -145,15 +146,24 @@ std::string no_program(const OpenFile& opened, const int64_t* const* input_dims)
     return "the file has no program for these shapes, but for: " + known + "; given: " + given;
 }
 
+bool fits(const Ports& inputs, const int64_t* const* input_dims) {
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+        if (!std::equal(inputs[i].shape.begin(), inputs[i].shape.end(), input_dims[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool has_program(const OpenFile& opened, const int64_t* const* input_dims) {
+    return std::any_of(opened.sessions.begin(), opened.sessions.end(),
+                       [&](const gk_session& session) { return fits(session.program.inputs(), input_dims); });
+}
+
 // Returns the session of the program for inputs of these shapes.
 gk_session& program_for(OpenFile& opened, const int64_t* const* input_dims) {
     for (gk_session& session : opened.sessions) {
-        const Ports& inputs = session.program.inputs();
-        bool fits = true;
-        for (std::size_t i = 0; i < inputs.size(); ++i) {
-            fits = fits && std::equal(inputs[i].shape.begin(), inputs[i].shape.end(), input_dims[i]);
-        }
-        if (fits) {
+        if (fits(session.program.inputs(), input_dims)) {
             return session;
         }
     }
@@ -164,6 +174,7 @@ gk_session& program_for(OpenFile& opened, const int64_t* const* input_dims) {
 struct ShapedRun {
     gk_session* program = nullptr;
     graphkit::BatchPrograms::Plan plan;  // if there is no program
+    std::optional<graphkit::Dims> sizes;  // if the program for any sizes is used
     Ports inputs;
     Ports outputs;
 };
@@ -192,6 +203,12 @@ ShapedRun shaped_run(OpenFile& opened, const int64_t* const* input_dims) {
     check_dims(opened.sessions[0].program.inputs(), input_dims);
     const graphkit::BatchPrograms* const batch = opened.file.batch();
     auto plan = batch == nullptr ? std::nullopt : batch->plan(input_dims);
+    if (!plan && opened.file.sized() != nullptr && !has_program(opened, input_dims)) {
+        found.sizes = opened.file.sized()->sizes(input_dims);
+        found.inputs = opened.file.sized()->inputs(*found.sizes);
+        found.outputs = opened.file.sized()->outputs(*found.sizes);
+        return found;
+    }
     if (!plan) {
         found.program = &program_for(opened, input_dims);
         found.inputs = found.program->program.inputs();
@@ -471,6 +488,7 @@ GK_API gk_status gk_run_shapes(gk_session* session, const void* const* inputs, c
     }
     return guarded([&] {
         ShapedRun found;
+        std::shared_ptr<graphkit::SavedProgram> sized;
         try {
             check_count(session->program.inputs(), input_count, inputs, "inputs");
             check_count(session->program.inputs(), input_count, input_dims, "inputs");
@@ -478,12 +496,17 @@ GK_API gk_status gk_run_shapes(gk_session* session, const void* const* inputs, c
             found = shaped_run(session->opened, input_dims);
             check_arrays(found.inputs, inputs, "input", false);
             check_arrays(found.outputs, outputs, "output", true);
+            if (found.sizes) {
+                sized = session->opened.file.sized()->at(*found.sizes);
+            }
         } catch (const std::invalid_argument& error) {
             return failed(GK_ERROR_ARGUMENT, (std::string("gk_run_shapes: ") + error.what()).c_str());
         }
         const graphkit::RunLimits limits = limits_of(session->opened.options);
         if (found.program != nullptr) {
             found.program->program.run(inputs, outputs, limits);
+        } else if (sized != nullptr) {
+            sized->run(inputs, outputs, limits);
         } else {
             session->opened.file.batch()->run(found.plan, inputs, outputs, limits);
         }

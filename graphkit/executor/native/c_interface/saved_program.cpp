@@ -132,6 +132,7 @@ struct SavedFile::Layout {
     std::vector<std::string> recipes;
     std::vector<ProgramTuple> programs;
     std::optional<BatchAxes> batch;
+    std::optional<SavedTemplate> sized;
 
     static Layout read(RecipeReader& from, const std::string& path) {
         const auto version = RecipeCodec<std::string>::read(from);
@@ -147,9 +148,10 @@ struct SavedFile::Layout {
         layout.recipes = RecipeCodec<std::vector<std::string>>::read(from);
         layout.programs = RecipeCodec<std::vector<ProgramTuple>>::read(from);
         layout.batch = RecipeCodec<std::optional<BatchAxes>>::read(from);
+        layout.sized = RecipeCodec<std::optional<SavedTemplate>>::read(from);
         from.end();
-        if (layout.batch && layout.seed) {
-            throw BadFile("the rows of a batch draw random numbers");
+        if ((layout.batch || layout.sized) && layout.seed) {
+            throw BadFile("a program for a batch or for any sizes draws random numbers");
         }
         if (layout.threads < 1 || layout.threads > kMostThreads) {
             throw BadFile("the number of threads is out of range");
@@ -337,6 +339,9 @@ void SavedFile::read_programs(const Layout& layout, int threads) {
     }
     if (layout.batch) {
         batch_.emplace(*layout.batch, programs_);
+    }
+    if (layout.sized) {
+        sized_.emplace(*layout.sized, programs_[0]->inputs(), programs_[0]->outputs(), constants_, most);
     }
 }
 

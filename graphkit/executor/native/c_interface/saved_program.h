@@ -14,6 +14,7 @@
 #include "c_interface/batch_programs.h"
 #include "c_interface/mapped_file.h"
 #include "c_interface/program_part.h"
+#include "c_interface/sized_template.h"
 #include "runtime/kernel.h"
 
 namespace graphkit {
@@ -110,6 +111,8 @@ class SavedFile {
     const std::vector<std::unique_ptr<SavedProgram>>& programs() const { return programs_; }
     // Null if the file does not say that rows are independent.
     const BatchPrograms* batch() const { return batch_ ? &*batch_ : nullptr; }
+    // Null if the file has no program for any sizes.
+    SizedTemplate* sized() { return sized_ ? &*sized_ : nullptr; }
     RandomState& random() { return random_; }
     const RandomState& random() const { return random_; }
 
@@ -125,6 +128,7 @@ class SavedFile {
     Kernels kernels_;
     std::vector<std::unique_ptr<SavedProgram>> programs_;
     std::optional<BatchPrograms> batch_;
+    std::optional<SizedTemplate> sized_;
 };
 
 }  // namespace graphkit

@@ -2,6 +2,8 @@
 
 #include <functional>
 
+#include "runtime/make_factory.h"
+
 namespace graphkit {
 namespace {
 
@@ -136,6 +138,15 @@ std::string recipe_from_factory(const std::string& factory, const Shapes& inputs
     return writer.take();
 }
 
+std::unique_ptr<KernelFactory> make_factory(std::string_view recipe) {
+    RecipeReader from(recipe);
+    const Kind& kind = kind_of(from);
+    if (kind.factory == nullptr) {
+        throw BadRecipe("the recipe names a kernel instead of a factory");
+    }
+    return kind.factory(kind.kind, from);
+}
+
 std::unique_ptr<Kernel> make_kernel(std::string_view recipe) {
     RecipeReader from(recipe);
     RecipeReader ahead = from;
@@ -146,17 +157,13 @@ std::unique_ptr<Kernel> make_kernel(std::string_view recipe) {
         }
         return with_checked_threads(kind.kernel(kind.kind, from));
     }
-    RecipeReader inner(ahead.text());
+    const std::string_view factory = ahead.text();
     const auto inputs = RecipeCodec<Shapes>::read(ahead);
     const auto outputs = RecipeCodec<Shapes>::read(ahead);
     ahead.end();
     require_shapes(inputs);
     require_shapes(outputs);
-    const Kind& kind = kind_of(inner);
-    if (kind.factory == nullptr) {
-        throw BadRecipe("the recipe names a kernel instead of a factory");
-    }
-    return with_checked_threads(kind.factory(kind.kind, inner)->make(inputs, outputs));
+    return with_checked_threads(make_factory(factory)->make(inputs, outputs));
 }
 
 }  // namespace graphkit

@@ -135,7 +135,14 @@ GRAPHKIT_BINDINGS(sized_kernels) {
             "inputs"_a, "outputs"_a, nb::rv_policy::take_ownership,
             nb::sig("def __call__(self, inputs: collections.abc.Sequence[tuple[int, ...] | None], outputs: "
                     "collections.abc.Sequence[tuple[int, ...] | None]) -> Kernel | None"),
-            "Return the kernel for these shapes; None if there is none.");
+            "Return the kernel for these shapes; None if there is none.")
+        .def_prop_ro(
+            "recipe",
+            [](const KernelFactory& self) -> std::optional<nb::bytes> {
+                const std::string* const recipe = self.recipe();
+                return recipe == nullptr ? std::nullopt : std::optional(nb::bytes(recipe->data(), recipe->size()));
+            },
+            "How the factory was made, for saved programs; None if it was not recorded.");
 }
 
 }  // namespace graphkit

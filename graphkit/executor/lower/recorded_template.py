@@ -1,0 +1,82 @@
+"""Templates as plain data, which saved programs contain. `Template.recorded` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.executor.lower.lowering import Location
+from graphkit.ir.graph import Value
+from graphkit.ir.sizes import SizeInstructions
+from graphkit.named_tuples import NamedTuple
+
+
+class RecordedFactory(NamedTuple):
+    """How kernels are made: a recipe, and the shapes of operands and results as positions in the table of sizes."""
+
+    recipe: bytes
+    inputs: Sequence[Sequence[int] | None]
+    outputs: Sequence[Sequence[int] | None]
+
+
+class RecordedStep(NamedTuple):
+    """A step whose kernels a factory makes. In the arena, the offset of a location is the number of a request."""
+
+    name: str
+    factory: int
+    inputs: Sequence[Location]
+    outputs: Sequence[Location]
+    scratch: Location
+
+
+class RecordedTemplate(NamedTuple):
+    """A template as plain data, for saved programs. It fits kernels of all kinds: no step works in place.
+
+    Attributes:
+        symbols: The names of sizes.
+        instructions: They compute the table of sizes.
+        shape_of: Returns the shape of a value, as positions in the table.
+        equal: Positions of sizes that must be equal.
+        nonnegative: Positions of sizes that must not be negative.
+        factories: Make the kernels of the steps.
+        requests: Blocks of the arena: (first step, last step, size). The size is a position in the table; for the
+            working memory of step i, it is -1 - i.
+        steps: In the order of a run.
+        constants: Arrays that steps read, by external memory.
+        values: Tensors whose elements are sizes, by external memory: positions in the table, and the dtype.
+    """
+
+    symbols: Sequence[str]
+    instructions: SizeInstructions
+    shape_of: Callable[[Value], Sequence[int]]
+    equal: Sequence[tuple[int, int]]
+    nonnegative: Sequence[int]
+    factories: Sequence[RecordedFactory]
+    requests: Sequence[tuple[int, int, int]]
+    steps: Sequence[RecordedStep]
+    constants: Mapping[int, np.ndarray]
+    values: Mapping[int, tuple[Sequence[int], str]]
+
+
+class UnplannedKernel(NamedTuple):
+    """A kernel whose program fits other kernels, too: it has working memory, and reads constants as they are."""
+
+    kernel: Any
+    scratch_bytes: int = 1
+    inplace: Sequence[tuple[int, int]] = ()
+    packed: Sequence[int] = ()
+    layouts: Sequence[str] = ()
+
+
+class StepRecorder:
+    """Keeps the steps of a program that is written."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, Sequence[Location], Sequence[Location], Location]] = []
+
+    def kernel(
+        self, name: str, kernel: Any, inputs: Sequence[Location], outputs: Sequence[Location], scratch: Location
+    ) -> None:
+        self.steps.append((name, inputs, outputs, scratch))

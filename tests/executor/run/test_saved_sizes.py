@@ -1,0 +1,159 @@
+"""Saved files (.gkp) with a program for any sizes of symbolic axes."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from saved_batches import perceptron, recommender, recurrent
+from saved_programs import assert_same_bits, random_feeds
+
+import graphkit as gk
+from graphkit import cli
+from graphkit.errors import InputError, RuntimeFailure, UnsupportedError
+from graphkit.executor.lower.template import Template
+from graphkit.executor.run.c_runtime import CSession
+from graphkit.executor.run.sized_program import SizedProgram
+
+
+def sums():
+    """The rows of a batch are mixed, and a kernel reads a tensor of sizes."""
+    x = gk.input("x", ["N", "T", 4])
+    mean = gk.reduce_mean(x, [0, 1], keepdims=True)
+    sizes = gk.reduce_sum(gk.cast(gk.shape(x), to="float32"), keepdims=False)
+    return gk.Model({"y": (x - mean) @ gk.constant(np.ones((4, 3), np.float32)) * sizes})
+
+
+NETWORKS = {
+    "bert": lambda: gk.models.build("bert", vocab=99, width=16, heads=2, layers=1),
+    "transformer": lambda: gk.models.build("transformer_lm", vocab=30, width=16, heads=2, layers=1),
+    "lstm": recurrent,
+    "lstm_lm": lambda: gk.models.build("lstm_lm", vocab=20),
+    "sums": sums,
+}
+
+
+def shapes_at(net, rows, steps):
+    sizes = {"N": rows, "T": steps}
+    return {
+        name: tuple(size if isinstance(size, int) else sizes[str(size)] for size in kind.shape)
+        for name, kind in net.input_types.items()
+    }
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_inputs_of_any_size_have_the_bits_of_python(name, threads, tmp_path):
+    net = NETWORKS[name]()
+    first = shapes_at(net, 2, 3)
+    net.save(tmp_path / "net.gkp", shapes=first, any_size=True, threads=threads)
+    executor = net.compile(threads=threads)
+    executor.run(random_feeds(net, first))
+    with CSession(tmp_path / "net.gkp") as session:
+        for rows, steps in ((2, 3), (1, 1), (3, 7), (2, 40), (5, 4), (3, 7)):
+            feeds = random_feeds(net, shapes_at(net, rows, steps))
+            expected = executor.run(feeds)
+            assert (rows, steps) == (2, 3) or isinstance(executor._latest, SizedProgram)
+            assert_same_bits(session.run(feeds), expected)
+        assert session.find_runs(shapes_at(net, 3, 7)) == [0]
+        assert session.find_runs(first) == [1]
+
+
+def test_threads_run_many_sizes_at_the_same_time(tmp_path):
+    net = recurrent("GRU")
+    net.save(tmp_path / "net.gkp", shapes=shapes_at(net, 1, 2), any_size=True, threads=1)
+    feeds = [random_feeds(net, shapes_at(net, 1, steps)) for steps in range(1, 41)]
+    with CSession(tmp_path / "net.gkp") as session, ThreadPoolExecutor(4) as pool:
+        alone = [session.run(each) for each in feeds]
+        for found, expected in zip(pool.map(session.run, feeds * 3), alone * 3, strict=True):
+            assert_same_bits(found, expected)
+
+
+def test_wrong_sizes_are_named(tmp_path):
+    net = recurrent("GRU")
+    net.save(tmp_path / "net.gkp", shapes=shapes_at(net, 1, 2), any_size=True)
+    with CSession(tmp_path / "net.gkp") as session:
+        with pytest.raises(InputError, match=r"input 'x' must be \[1, 5, 4\] to fit the other inputs"):
+            session.run(random_feeds(net, {"x": (1, 5, 3), "h0": (1, 5)}))
+        with pytest.raises(InputError, match=r"input 'h0' must be \[3, 5\]"):
+            session.run(random_feeds(net, {"x": (3, 7, 4), "h0": (2, 5)}))
+        with pytest.raises(RuntimeFailure, match=r"'x' has a negative size.*GK_ERROR_ARGUMENT"):
+            session.find_runs({"x": (1, -7, 4), "h0": (1, 5)})
+        with pytest.raises(RuntimeFailure, match="GK_ERROR_ARGUMENT"):
+            session.find_runs({"x": (1, 1 << 60, 4), "h0": (1, 5)})
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes", "text"),
+    [
+        (
+            lambda: gk.models.build("lenet", image=(1, 8, 8)),
+            {"x": (1, 1, 8, 8)},
+            r"kernels of \w+ '\w+' are made by Py",
+        ),
+        (recommender, {"x": (1, 3), "ids": (1, 2)}, r"kernels of \w+ '\w+' are made by Python"),
+        (lambda: gk.Model({"y": gk.relu(gk.input("x", [2, 3]))}), {}, "the inputs have fixed sizes"),
+        (lambda: gk.Model({"y": gk.dropout(gk.input("x", ["N"]), 0.5, training_mode=True)[0]}), {"x": (2,)}, "random"),
+    ],
+)
+def test_networks_that_need_python_for_sizes_are_refused(make, shapes, text, tmp_path):
+    with pytest.raises(UnsupportedError, match=f"cannot run inputs of any size in C: .*{text}.*Give shapes"):
+        make().save(tmp_path / "net.gkp", shapes=shapes, any_size=True)
+    with pytest.raises(UnsupportedError, match="deterministic"):
+        perceptron().save(tmp_path / "net.gkp", shapes={"x": (1, 12)}, any_size=True, deterministic=True)
+
+
+def changed(monkeypatch, **fields):
+    recorded = Template.recorded
+
+    def other(template, symbols):
+        found = recorded(template, symbols)
+        return found._replace(**{name: change(getattr(found, name)) for name, change in fields.items()})
+
+    monkeypatch.setattr(Template, "recorded", other)
+
+
+HUGE = 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"nonnegative": lambda places: [HUGE]}, "a condition on an unknown size"),
+        ({"equal": lambda pairs: [(0, HUGE)]}, "a condition on an unknown size"),
+        ({"requests": lambda all: [(5, 2, 0), *all[1:]]}, "a block of an unknown size"),
+        ({"requests": lambda all: [(0, 2, HUGE), *all[1:]]}, "a block of an unknown size"),
+        ({"requests": lambda all: [(0, 2, -HUGE), *all[1:]]}, "a block of an unknown size"),
+        ({"requests": lambda all: []}, "memory or a kernel that does not exist"),
+        ({"factories": lambda all: []}, "memory or a kernel that does not exist"),
+        ({"factories": lambda all: [each._replace(inputs=[[HUGE]]) for each in all]}, "a kernel of an unknown size"),
+        ({"factories": lambda all: [each._replace(recipe=b"") for each in all]}, "recipe ends early"),
+    ],
+)
+def test_damaged_templates_are_found(fields, text, tmp_path, monkeypatch):
+    changed(monkeypatch, **fields)
+    net = recurrent("GRU")
+    net.save(tmp_path / "net.gkp", shapes=shapes_at(net, 1, 2), any_size=True)
+    with pytest.raises(RuntimeFailure, match=f"{text}.*GK_ERROR_FORMAT"):
+        CSession(tmp_path / "net.gkp")
+
+
+def test_steps_of_damaged_templates_stay_inside_of_their_memory(tmp_path, monkeypatch):
+    """All blocks of the arena have the size of the first one."""
+    changed(monkeypatch, requests=lambda all: [(first, last, -1) for first, last, _ in all])
+    net = gk.models.build("bert", vocab=99, width=16, heads=2, layers=1)
+    net.save(tmp_path / "net.gkp", shapes=shapes_at(net, 1, 2), any_size=True)
+    text = r"(outside of its memory|overlap).*GK_ERROR_RUN"
+    with CSession(tmp_path / "net.gkp") as session, pytest.raises(RuntimeFailure, match=text):
+        session.run(random_feeds(net, shapes_at(net, 2, 9)))
+
+
+def test_command_exports_a_program_for_any_size(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    net = recurrent("GRU")
+    net.save("net.json")
+    assert cli.invoke(["export", "net.json", "x:1,3,4", "-o", "net.gkp", "--any-size"]) == 0
+    with CSession("net.gkp") as session:
+        feeds = random_feeds(net, shapes_at(net, 4, 9))
+        np.testing.assert_allclose(session.run(feeds)["end"], net.run(feeds)["end"], rtol=1e-5, atol=1e-6)
+    assert cli.invoke(["export", "net.json", "x:1,3,4", "-o", "net.onnx", "--any-size"]) == 2
+    assert "--any-size is for .gkp files" in capsys.readouterr().err
