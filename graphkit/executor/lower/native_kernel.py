@@ -21,7 +21,7 @@ class PreparedKernel(Lowering):
 
     def __init__(self, kernel: NativeKernel, node: Node):
         self.kernel = kernel
-        # The memory of an operand of which only the shape is read may already contain another value.
+        # Only the shape of these operands is read. Their memory may already contain another value.
         if isinstance(node.op, Op) and node.op.shape_only:
             self.unread = set(kernel.optional_inputs).difference(read_positions(node))
         self.scratch_bytes = int(kernel.scratch_bytes)

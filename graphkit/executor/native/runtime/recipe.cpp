@@ -1,5 +1,6 @@
 #include "runtime/recipe.h"
 
+#include <algorithm>
 #include <functional>
 
 #include "runtime/make_factory.h"
@@ -9,6 +10,8 @@ namespace {
 
 constexpr const char* kFromFactory = "from factory";
 constexpr std::int64_t kMostElements = std::int64_t{1} << 46;
+// The same for an array without elements. Loops over its other sizes may compute nothing for a long time.
+constexpr std::int64_t kMostEmpty = std::int64_t{1} << 31;
 // Most threads of a kernel. Working memory may be a multiple of it.
 constexpr int kMostThreads = 1024;
 
@@ -103,11 +106,13 @@ std::string_view RecipeReader::take(std::size_t bytes) {
 
 void require_shape(const Dims& shape) {
     std::int64_t elements = 1;
+    const bool is_empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
+    const std::int64_t most = is_empty ? kMostEmpty : kMostElements;
     for (const std::int64_t size : shape) {
         if (size < 0) {
             throw BadRecipe("the shape " + to_string(shape) + " has a negative size");
         }
-        if (__builtin_mul_overflow(elements, size == 0 ? 1 : size, &elements) || elements > kMostElements) {
+        if (__builtin_mul_overflow(elements, size == 0 ? 1 : size, &elements) || elements > most) {
             throw BadRecipe("the shape " + to_string(shape) + " is too large");
         }
     }

@@ -309,12 +309,12 @@ const RecipeKind backward_data_recipe(
 
 const RecipeKind backward_weights_recipe(
     "ConvolutionBackwardWeights",
-    +[](ConvolutionBackwardWeights* self, Dims x, Dims dy, Dims dw, const Window& window, bool bias,
-        bool channels_last, bool deterministic, const std::string& dtype, int threads) {
+    +[](ConvolutionBackwardWeights* self, Dims x, Dims dy, Dims dw, const Window& window, bool bias, bool channels_last,
+        bool deterministic, const std::string& dtype, int threads) {
         require_operands(x, dw, dy);
         const GradientOptions options = options_of(false, channels_last, deterministic, dtype);
-        new (self) ConvolutionBackwardWeights(std::move(x), std::move(dy), std::move(dw), window, bias, options,
-                                              threads);
+        new (self)
+            ConvolutionBackwardWeights(std::move(x), std::move(dy), std::move(dw), window, bias, options, threads);
     });
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 namespace {
@@ -56,8 +57,14 @@ void LastEqual::run(const void* const* inputs, void* const* outputs, std::byte* 
 
 }  // namespace
 
+static const RecipeKind last_equal_recipe(
+    "LastEqual", +[](LastEqual* self, std::int64_t indices) {
+        require_shape({indices});
+        new (self) LastEqual(indices);
+    });
+
 GRAPHKIT_BINDINGS(last_equal) {
-    nb::class_<LastEqual, Kernel>(m, "LastEqual").def(nb::init<std::int64_t>(), "count"_a);
+    nb::class_<LastEqual, Kernel>(m, "LastEqual").def("__init__", last_equal_recipe.init(), "count"_a);
 }
 
 }  // namespace graphkit

@@ -502,11 +502,11 @@ GRAPHKIT_BINDINGS(loss) {
         .def("__init__", class_loss_recipe.init(), "scores"_a, "type"_a, "label_type"_a, "weights"_a, "reduction"_a,
              "ignore_index"_a.none(), "softmax"_a, "threads"_a = 0);
     nb::class_<SoftmaxCrossEntropyGrad, Kernel>(m, "SoftmaxCrossEntropyGrad")
-        .def("__init__", softmax_cross_entropy_grad_recipe.init(), "scores"_a, "type"_a, "label_type"_a, "weights"_a, "reduction"_a, "ignore_index"_a.none(),
-             "threads"_a = 0);
+        .def("__init__", softmax_cross_entropy_grad_recipe.init(), "scores"_a, "type"_a, "label_type"_a, "weights"_a,
+             "reduction"_a, "ignore_index"_a.none(), "threads"_a = 0);
     nb::class_<SoftmaxCrossEntropyWithGrad, Kernel>(m, "SoftmaxCrossEntropyWithGrad")
-        .def("__init__", softmax_cross_entropy_with_grad_recipe.init(), "scores"_a, "type"_a, "label_type"_a, "weights"_a, "reduction"_a, "ignore_index"_a.none(),
-             "threads"_a = 0);
+        .def("__init__", softmax_cross_entropy_with_grad_recipe.init(), "scores"_a, "type"_a, "label_type"_a,
+             "weights"_a, "reduction"_a, "ignore_index"_a.none(), "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -278,9 +278,9 @@ void ChannelsLastBatchNormGrad::run(const void* const* inputs, void* const* outp
 static const RecipeConstructor<ChannelsLastBatchNorm, Dims, double, double, float, float, bool, int>
     channels_last_batch_norm_recipe("ChannelsLastBatchNorm");
 static const RecipeKind channels_last_batch_norm_grad_recipe(
-    "ChannelsLastBatchNormGrad", +[](ChannelsLastBatchNormGrad* self, Dims x,
-                                     std::optional<std::pair<float, float>> passed, bool from_y, bool addend,
-                                     int threads) {
+    "ChannelsLastBatchNormGrad",
+    +[](ChannelsLastBatchNormGrad* self, Dims x, std::optional<std::pair<float, float>> passed, bool from_y,
+        bool addend, int threads) {
         require_shape(x);
         const NormMask mask = passed ? NormMask{true, passed->first, passed->second} : NormMask{};
         new (self) ChannelsLastBatchNormGrad(std::move(x), mask, from_y, addend, threads);
@@ -291,8 +291,8 @@ GRAPHKIT_BINDINGS(batch_norm_channels_last) {
         .def("__init__", channels_last_batch_norm_recipe.init(), "x"_a, "epsilon"_a, "momentum"_a, nb::kw_only(),
              "low"_a, "high"_a, "residual"_a = false, "threads"_a = 0);
     nb::class_<ChannelsLastBatchNormGrad, Kernel>(m, "ChannelsLastBatchNormGrad")
-        .def("__init__", channels_last_batch_norm_grad_recipe.init(), "x"_a, nb::kw_only(), "passed"_a.none() = nb::none(), "from_y"_a = false, "addend"_a = false,
-            "threads"_a = 0);
+        .def("__init__", channels_last_batch_norm_grad_recipe.init(), "x"_a, nb::kw_only(),
+             "passed"_a.none() = nb::none(), "from_y"_a = false, "addend"_a = false, "threads"_a = 0);
 }
 
 }  // namespace graphkit

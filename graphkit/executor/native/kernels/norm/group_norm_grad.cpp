@@ -185,8 +185,7 @@ static const RecipeConstructor<GroupNormGrad, const Dims&, std::int64_t, const s
 
 GRAPHKIT_BINDINGS(group_norm_grad) {
     nb::class_<GroupNormGrad, Kernel>(m, "GroupNormGrad")
-        .def("__init__", group_norm_grad_recipe.init(), "x"_a, "groups"_a, "type"_a,
-             "epsilon"_a, "threads"_a = 0);
+        .def("__init__", group_norm_grad_recipe.init(), "x"_a, "groups"_a, "type"_a, "epsilon"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -324,11 +324,10 @@ static const RecipeConstructor<BatchNormGrad, const Dims&, const std::string&, c
 
 GRAPHKIT_BINDINGS(norm_grad) {
     nb::class_<LayerNormGrad, Kernel>(m, "LayerNormGrad")
-        .def("__init__", layer_norm_grad_recipe.init(), "x"_a, "axis"_a, "scale"_a, "type"_a, "epsilon"_a, "about_mean"_a = true, "statistics"_a = "float32",
-             "threads"_a = 0);
+        .def("__init__", layer_norm_grad_recipe.init(), "x"_a, "axis"_a, "scale"_a, "type"_a, "epsilon"_a,
+             "about_mean"_a = true, "statistics"_a = "float32", "threads"_a = 0);
     nb::class_<BatchNormGrad, Kernel>(m, "BatchNormGrad")
-        .def("__init__", batch_norm_grad_recipe.init(), "x"_a, "type"_a,
-             "scale_type"_a, "epsilon"_a, "threads"_a = 0);
+        .def("__init__", batch_norm_grad_recipe.init(), "x"_a, "type"_a, "scale_type"_a, "epsilon"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

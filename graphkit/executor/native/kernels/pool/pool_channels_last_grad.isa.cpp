@@ -396,8 +396,8 @@ GRAPHKIT_BINDINGS(pool_channels_last_grad, "pool") {
     nb::class_<ChannelsLastMaxPoolGrad, Kernel>(m, "ChannelsLastMaxPoolGrad")
         .def("__init__", channels_last_max_pool_grad_recipe.init(), "dy"_a, "dx"_a, "window"_a, "threads"_a = 0);
     nb::class_<ChannelsLastAveragePoolGrad, Kernel>(m, "ChannelsLastAveragePoolGrad")
-        .def("__init__", channels_last_average_pool_grad_recipe.init(), "dy"_a, "dx"_a, "window"_a, "include_pad"_a = false,
-             "threads"_a = 0);
+        .def("__init__", channels_last_average_pool_grad_recipe.init(), "dy"_a, "dx"_a, "window"_a,
+             "include_pad"_a = false, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -510,14 +510,13 @@ GRAPHKIT_BINDINGS(recurrent_grad, "sized_kernels") {
     nb::class_<RecurrentGrad, Kernel>(m, "RecurrentGrad")
         .def("__init__", recurrent_grad_recipe.init(), "kind"_a, "steps"_a, "batch"_a, "hidden"_a, nb::kw_only(),
              "direction"_a = "forward", "activations"_a = GateFunctions{}, "clip"_a.none() = nb::none(),
-             "linear_before_reset"_a = false, "input_forget"_a = false, "batch_first"_a = false,
-             "reads_gates"_a = true, "reads_other"_a = true, "threads"_a = 0);
+             "linear_before_reset"_a = false, "input_forget"_a = false, "batch_first"_a = false, "reads_gates"_a = true,
+             "reads_other"_a = true, "threads"_a = 0);
     nb::class_<RecurrentGradFactory, KernelFactory>(m, "RecurrentGradFactory",
                                                     "Makes the kernels of a layer's gradient for all sizes.")
-        .def("__init__", recurrent_grad_factory_recipe.init(), "kind"_a, nb::kw_only(), "gates"_a, "r"_a,
-             "direction"_a, "activations"_a, "clip"_a.none(), "linear_before_reset"_a, "input_forget"_a,
-             "batch_first"_a, "reads_gates"_a, "reads_other"_a, "threads"_a,
-             "gates, r: positions of these operands.");
+        .def("__init__", recurrent_grad_factory_recipe.init(), "kind"_a, nb::kw_only(), "gates"_a, "r"_a, "direction"_a,
+             "activations"_a, "clip"_a.none(), "linear_before_reset"_a, "input_forget"_a, "batch_first"_a,
+             "reads_gates"_a, "reads_other"_a, "threads"_a, "gates, r: positions of these operands.");
 }
 
 }  // namespace graphkit
