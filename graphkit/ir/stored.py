@@ -6,8 +6,10 @@ other weights if it is overwritten. Each read checks afterwards that the file is
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
+import mmap
 import os
 import resource
 import stat
@@ -19,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.errors import FileChanged, RuntimeFailure
-from graphkit.ir.pages import HUGE, pages
 from graphkit.text import human, short_repr
 
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 # Arrays of fewer bytes are read when their file is opened. Larger ones stay in the file until they are used.
 LARGE = 1 << 16
+
+# Blocks of at least this many bytes use huge pages. In smaller ones, rounding up would waste memory. As in numpy.
+_HUGE = 1 << 22
+
+# Smallest block of `Scratch`, less than _HUGE: most arrays then fit into the first one.
+_SCRATCH = 1 << 21
 
 # Bytes of a block of `StoredFile.blocks`.
 _BLOCK = 1 << 22
@@ -94,7 +101,7 @@ class StoredFile:
 
     def read(self, offset: int, size: int) -> np.ndarray:
         """Return bytes (uint8, read-only) in new memory. Raises FileChanged, RuntimeFailure, MemoryError."""
-        made = pages(size).data if size >= LARGE else memoryview(bytearray(size))
+        made = memoryview(_pages(size) if size >= LARGE else bytearray(size))
         self.read_into(made, offset)
         return np.frombuffer(made.toreadonly(), np.uint8)
 
@@ -161,15 +168,25 @@ class StoredFile:
             yield "closed"
 
 
+def _pages(size: int) -> mmap.mmap:
+    """Return memory that goes back to the system as soon as it is freed. Freed blocks of the heap may not."""
+    try:
+        made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes: {error.strerror}") from error
+    if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without large pages
+            made.madvise(mmap.MADV_HUGEPAGE)
+    return made
+
+
 class Scratch:
     """Memory for arrays that are read from files one after another. So the system provides its pages only once.
 
     `take` returns memory that is valid until `clear` is called.
     """
 
-    def __init__(self, expected: int = 0) -> None:
-        """expected: About how many bytes will be read. If they are many, the memory uses huge pages."""
-        self._least = 2 * HUGE if expected >= HUGE else HUGE - 1
+    def __init__(self) -> None:
         self._blocks: list[memoryview] = []
         self._taken = 0
 
@@ -179,7 +196,7 @@ class Scratch:
             self._blocks.append(memoryview(b""))
         if len(self._blocks[self._taken]) < size:
             # The system provides only the pages that are used.
-            self._blocks[self._taken] = pages(max(size, self._least)).data
+            self._blocks[self._taken] = memoryview(_pages(max(size, _SCRATCH)))
         self._taken += 1
         return self._blocks[self._taken - 1][:size]
 

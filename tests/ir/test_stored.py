@@ -20,7 +20,6 @@ import pytest
 
 from graphkit.errors import FileChanged
 from graphkit.ir import stored as ir_stored
-from graphkit.ir.pages import pages
 from graphkit.ir.stored import LARGE, Scratch, StoredArray, StoredFile
 
 DATA = np.random.default_rng(0).standard_normal((700, 50)).astype(np.float32)
@@ -101,7 +100,7 @@ def test_it_is_read_once_while_somebody_holds_it_or_a_view(path: Path) -> None:
 
 def test_borrowed_arrays_share_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    monkeypatch.setattr(ir_stored, "pages", lambda size: (made.append(size), pages(size))[1])
+    monkeypatch.setattr(ir_stored, "_pages", lambda size: (made.append(size), bytearray(size))[1])
     scratch = Scratch()
     for _ in range(3):
         scratch.clear()

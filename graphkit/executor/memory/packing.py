@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from graphkit.executor.devices.kernel import NativeKernel, VersionedArray
 from graphkit.executor.memory.planner import ALIGNMENT
-from graphkit.ir.pages import HUGE, pages
 from graphkit.ir.stored import Scratch
 from graphkit.named_tuples import NamedTuple
 
@@ -66,29 +65,17 @@ class PackedArrays:
         self._stamp = stamp
         self._copies: dict[tuple[int, str], _PackedCopy] = {}
 
-    def get(self, operands: Sequence[PackedOperand]) -> list[np.ndarray]:
+    def get(self, operands: Iterable[PackedOperand]) -> list[np.ndarray]:
         """Return the arrays that programs read for these operands."""
         found = []
+        scratch = Scratch()
         with self._lock:
             stamp = self._stamp()
-            packing: _Packing | None = None
             for _, source, kernel, position, layout in operands:
                 if kernel is None:
                     found.append(self._current(source, "", stamp, _unchanged))
-                    continue
-                if packing is None:
-                    packing = _Packing(self._stale_bytes(operands))
-                found.append(self._current(source, layout, stamp, partial(packing.packed, kernel, position)))
-        return found
-
-    def _stale_bytes(self, operands: Sequence[PackedOperand]) -> int:
-        """Return the bytes of the packed copies that `get` will make, with their alignment."""
-        found = 0
-        for _, source, kernel, position, layout in operands:
-            if kernel is not None:
-                cached = self._copies.get((id(source), layout))
-                if cached is None or cached.version != source.version or cached.reference() is None:
-                    found += kernel.packed_bytes(position) + _PAGE
+                else:
+                    found.append(self._current(source, layout, stamp, partial(_packed, kernel, position, scratch)))
         return found
 
     def get_shared(self, operands: SharedOperands) -> HeldArrays:
@@ -123,32 +110,11 @@ class PackedArrays:
         return packed
 
 
-class _Packing:
-    """Packs operands, many of them into one block of memory, so that they use huge pages.
-
-    The block is released when none of the copies in it is left. size: An upper bound of the bytes of all copies.
-    """
-
-    def __init__(self, size: int):
-        self._scratch = Scratch(size)
-        self._free: np.ndarray | None = pages(size) if size >= HUGE else None
-
-    def packed(self, kernel: NativeKernel, position: int, source: VersionedArray) -> np.ndarray:
-        """Return a packed copy."""
-        copy = self._memory(kernel.packed_bytes(position))
-        self._scratch.clear()
-        kernel.pack(position, source.borrowed(self._scratch), copy)
-        return copy
-
-    def _memory(self, size: int) -> np.ndarray:
-        if self._free is None:
-            return aligned_bytes(size)
-        start = -self._free.__array_interface__["data"][0] % _alignment(size)
-        end = start + max(size, 1)
-        if end > len(self._free):  # a version changed meanwhile
-            return aligned_bytes(size)
-        made, self._free = self._free[start:end], self._free[end:]
-        return made
+def _packed(kernel: NativeKernel, position: int, scratch: Scratch, source: VersionedArray) -> np.ndarray:
+    packed = aligned_bytes(kernel.packed_bytes(position))
+    scratch.clear()
+    kernel.pack(position, source.borrowed(scratch), packed)
+    return packed
 
 
 def _unchanged(source: VersionedArray) -> np.ndarray:
@@ -163,16 +129,12 @@ class _PackedCopy(NamedTuple):
     reference: weakref.ref[Any]
 
 
-def _alignment(size: int) -> int:
-    return _PAGE if size >= _LARGE else ALIGNMENT
-
-
 def aligned_bytes(size: int) -> np.ndarray:
     """Return `size` bytes (at least 1) of uninitialised memory, aligned to ALIGNMENT, or to a page if it is large."""
     # Processors take a load for one of a recent store if the last 12 bits of the addresses are equal. Large arrays of
     # callers begin 16 bytes behind a page. If a result began less than 256 bytes later, each load would wait for a
     # store.
-    alignment = _alignment(size)
+    alignment = _PAGE if size >= _LARGE else ALIGNMENT
     raw = np.empty(size + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
     return raw[start : start + max(size, 1)]

@@ -131,38 +131,3 @@ def test_deterministic_results_do_not_depend_on_threads():
         kernel = make_kernel("cpu", node, KernelContext(threads=threads, deterministic=True))
         results.add(run_kernel(kernel, node, arrays)[0].tobytes())
     assert len(results) == 1
-
-
-class _Copying:
-    """A kernel that packs an operand by copying it."""
-
-    def packed_bytes(self, position):
-        return MEGABYTE * 3 // 2 if position else 100
-
-    def pack(self, position, array, packed):
-        packed[: array.nbytes] = array.view(np.uint8)
-
-
-MEGABYTE = 1 << 20
-
-
-def _address(array):
-    return array.__array_interface__["data"][0]
-
-
-def test_packed_copies_share_a_block_of_memory():
-    held = [Held(np.full(25, i, np.float32)) for i in range(4)]
-    packed = PackedArrays(lambda: sum(h.version for h in held))
-    operands = [PackedOperand(i, h, _Copying(), i % 2, f"layout {i % 2}") for i, h in enumerate(held)]
-    copies = packed.get(operands)
-    assert [len(copy) for copy in copies] == [100, MEGABYTE * 3 // 2] * 2
-    assert [_address(copy) % 4096 for copy in copies[1::2]] == [0, 0]
-    assert [_address(copy) % 64 for copy in copies[::2]] == [0, 0]
-    assert _address(copies[3]) - _address(copies[0]) < 4 * MEGABYTE
-    for i, copy in enumerate(copies):
-        np.testing.assert_array_equal(copy[:100].view(np.float32), i)
-    held[1].array, held[1].version = np.full(25, 7, np.float32), 1
-    renewed = packed.get(operands)
-    assert [new is old for new, old in zip(renewed, copies, strict=True)] == [True, False, True, True]
-    np.testing.assert_array_equal(renewed[1][:100].view(np.float32), 7)
-    np.testing.assert_array_equal(copies[1][:100].view(np.float32), 1)
