@@ -80,6 +80,9 @@ _FORMER = {
 }
 
 
+# The most entries of `Op._accepted`.
+_MOST_ACCEPTED = 64
+
 # Operands that are lists of integers. One integer is accepted as a list of one element.
 INTEGER_LISTS = frozenset({"axes", "ends", "shape", "starts", "steps"})
 
@@ -148,9 +151,12 @@ class Op:
     _graphs: ClassVar[tuple[str, ...]] = ()
     # The fields that hold floats.
     _floats: ClassVar[tuple[str, ...]] = ()
+    # Types of operands that `_check_operands` accepted: a dtype for a tensor, else a class.
+    _accepted: ClassVar[set[tuple[Any, ...]]]
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
+        cls._accepted = set()
         share_former_names(cls, _FORMER)
 
     def __init__(self, **attrs: Any):
@@ -304,7 +310,13 @@ class Op:
 
     def infer_types(self, inputs: Sequence[Type | None]) -> tuple[Type, ...]:
         """Check the number and dtypes of the inputs, then return the types of the outputs. Raises TypeMismatch."""
-        self._check_operands(inputs)
+        # The check depends on the dtypes alone. Most nodes have those of an earlier node.
+        key = tuple([t.dtype if isinstance(t, TensorType) else type(t) for t in inputs])
+        accepted = self._accepted
+        if key not in accepted:
+            self._check_operands(inputs)
+            if len(accepted) < _MOST_ACCEPTED:
+                accepted.add(key)
         result = self.infer(*inputs)
         return result if isinstance(result, tuple) else (result,)
 
