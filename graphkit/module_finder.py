@@ -80,6 +80,14 @@ def _low_bytes(number: float) -> bytes:
 
 
 def install() -> None:
-    """Use the finder, unless Python keeps bytecode elsewhere, or under other names."""
-    if sys.pycache_prefix is None and not sys.flags.optimize and Finder not in sys.meta_path:
-        sys.meta_path.insert(0, Finder)
+    """Use the finder, unless Python keeps bytecode elsewhere, or under other names.
+
+    It comes before Python's finders and that of an editable installation, but behind finders of other packages, which
+    may watch or change imports.
+    """
+    if sys.pycache_prefix is not None or sys.flags.optimize or Finder in sys.meta_path:
+        return
+    usual = "_frozen_importlib", "_editable_skbc_graphkit"
+    modules = [getattr(finder, "__module__", "") for finder in sys.meta_path]
+    place = next((i for i, module in enumerate(modules) if module.startswith(usual)), len(modules))
+    sys.meta_path.insert(place, Finder)

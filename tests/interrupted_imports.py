@@ -12,10 +12,11 @@ import pkgutil
 import sys
 from importlib.machinery import SourceFileLoader
 
+import graphkit  # installs its finder
 
 def interrupt(module, share=1.0):
     """Import a module. After this share of its statements, Ctrl-C is pressed."""
-    get_code = SourceFileLoader.get_code
+    get_code, finders = SourceFileLoader.get_code, list(sys.meta_path)
 
     def interrupted_code(self, name):
         if name != module:
@@ -26,6 +27,8 @@ def interrupt(module, share=1.0):
 
     assert module not in sys.modules, f"{module} is imported already"
     SourceFileLoader.get_code = interrupted_code
+    # graphkit's own finder reads bytecode without `get_code`.
+    sys.meta_path[:] = [finder for finder in finders if finder.__module__ != "graphkit.module_finder"]
     try:
         importlib.import_module(module)
     except KeyboardInterrupt:
@@ -33,7 +36,7 @@ def interrupt(module, share=1.0):
     else:
         raise AssertionError(f"the import of {module} was not interrupted")
     finally:
-        SourceFileLoader.get_code = get_code
+        SourceFileLoader.get_code, sys.meta_path[:] = get_code, finders
     assert module not in sys.modules
 
 

@@ -96,9 +96,22 @@ def test_later_callers_of_the_loader_get_the_present_source(tmp_path):
 
 @pytest.mark.parametrize("option", ["", "-O", "-Xpycache_prefix={}"])
 def test_finder_is_used_where_bytecode_has_its_usual_place(tmp_path, option):
-    code = "import sys, graphkit; from graphkit.module_finder import Finder; print(sys.meta_path.index(Finder))"
-    code = f"try:\n    {code}\nexcept ValueError:\n    print('none')"
+    code = """if True:
+        import sys
+
+        class Watching:
+            def find_spec(name, path=None, target=None):
+                return None
+
+        sys.meta_path.insert(0, Watching)
+        import graphkit
+        from graphkit.module_finder import Finder
+
+        found = sys.meta_path
+        python = next(i for i, finder in enumerate(found) if finder.__module__.startswith("_frozen"))
+        print(found.index(Watching) < found.index(Finder) < python if Finder in found else "none")
+    """
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONPYCACHEPREFIX"}
     command = [sys.executable, *([option.format(tmp_path)] if option else []), "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=300)
-    assert done.stdout.strip() == ("none" if option else "0")
+    assert done.stdout.strip() == ("none" if option else "True")

@@ -11,7 +11,6 @@ import errno
 import math
 import mmap
 import os
-import resource
 import stat
 import time
 import weakref
@@ -96,8 +95,8 @@ class StoredFile:
     @property
     def may_stay_open(self) -> bool:
         """Whether the file may stay open: its descriptor is in the lower half of those that the process may have."""
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return limit == resource.RLIM_INFINITY or self._descriptor < limit // 2
+        limit = os.sysconf("SC_OPEN_MAX")  # -1: no limit
+        return limit < 0 or self._descriptor < limit // 2
 
     def read(self, offset: int, size: int) -> np.ndarray:
         """Return bytes (uint8, read-only) in new memory. Raises FileChanged, RuntimeFailure, MemoryError."""

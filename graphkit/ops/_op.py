@@ -88,6 +88,9 @@ _FORMER = {
 }
 
 
+# The most entries of `Op._accepted`.
+_MOST_ACCEPTED = 64
+
 # Operands that are lists of integers. One integer is accepted as a list of one element.
 INTEGER_LISTS = frozenset({"axes", "ends", "shape", "starts", "steps"})
 
@@ -161,9 +164,12 @@ class Op:
     _floats: ClassVar[tuple[str, ...]] = ()
     # Whether equal operators have the same number (see `number_of`), and result types are kept by this number.
     _is_numbered: ClassVar[bool] = False
+    # Types of operands that `_check_operands` accepted: a dtype for a tensor, else a class.
+    _accepted: ClassVar[set[tuple[Any, ...]]]
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
+        cls._accepted = set()
         share_former_names(cls, _FORMER)
 
     def __init__(self, **attrs: Any):
@@ -328,7 +334,13 @@ class Op:
         known = None if key is None else _inferred.get(key)
         if known is not None:
             return known
-        self._check_operands(inputs)
+        # The check depends on the dtypes alone. Most nodes have those of an earlier node.
+        kinds = tuple([t.dtype if isinstance(t, TensorType) else type(t) for t in inputs])
+        accepted = self._accepted
+        if kinds not in accepted:
+            self._check_operands(inputs)
+            if len(accepted) < _MOST_ACCEPTED:
+                accepted.add(kinds)
         result = self.infer(*inputs)
         types = result if isinstance(result, tuple) else (result,)
         if key is not None and _is_repeatable(inputs, types):

@@ -19,7 +19,8 @@ TOLERANCES = {DType.FLOAT16: 1e-2, DType.BFLOAT16: 6e-2, DType.FLOAT64: 1e-6, DT
 
 # Modules whose operators the default lane runs, each with one sample.
 CHOSEN = {
-    "linalg.matmul", "math.arithmetic", "math.logic", "math.reduce", "nn.conv", "nn.norm", "nn.pool", "tensor.concat",
+    "linalg.matmul", "math.arithmetic", "math.logic", "math.reduce", "nn.conv", "nn.global_pool", "nn.lp_pool",
+    "nn.norm", "nn.pool", "tensor.concat",
     "tensor.gather", "tensor.scatter", "tensor.slicing",
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from graphkit.executor.devices.operands import constants, operand, repeating, ro
 from graphkit.ir.graph import Node
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import operator
-from graphkit.ops.tensor.layout import DepthToSpace, SpaceToDepth, Transpose
+from graphkit.ops.tensor.layout import Transpose
 from graphkit.ops.tensor.slicing import slice_index
 
 
@@ -69,6 +69,8 @@ def _ordered(split: Sequence[int], order: Sequence[int]) -> View:
 
 
 def _depth_to_space(node: Node) -> View:
+    from graphkit.ops.tensor.rearrangement import DepthToSpace
+
     op = operator(node, DepthToSpace)
     (n, c, h, w), b = shape(node.inputs[0]), op.blocksize
     if op.mode == "DCR":
@@ -77,6 +79,8 @@ def _depth_to_space(node: Node) -> View:
 
 
 def _space_to_depth(node: Node) -> View:
+    from graphkit.ops.tensor.rearrangement import SpaceToDepth
+
     op = operator(node, SpaceToDepth)
     (n, c, h, w), b = shape(node.inputs[0]), op.blocksize
     order = (0, 3, 5, 1, 2, 4) if op.mode == "DCR" else (0, 1, 3, 5, 2, 4)

@@ -13,7 +13,7 @@ from graphkit.onnx_io.downgrade import ALWAYS, Site, Spelling, constant_array, r
 from graphkit.ops import F, constant, operator
 from graphkit.ops.math.reduce import Reduction
 from graphkit.ops.tensor.concat import Split
-from graphkit.ops.tensor.layout import SpaceToDepth
+from graphkit.ops.tensor.rearrangement import SpaceToDepth
 from graphkit.ops.tensor.shape import Shape
 
 _REDUCTIONS = (

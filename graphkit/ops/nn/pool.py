@@ -1,10 +1,10 @@
-"""Pooling: maximum, average and Lp norm over sliding windows or over all spatial axes, and their adjoints."""
+"""Pooling: maximum and average over sliding windows, and their adjoints."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from graphkit.ops.nn.sliding_window import (
     taps,
     transposed_convolution,
 )
-from graphkit.ops.pointwise import scalar_like
 
 
 class Pooling(Sliding):
@@ -370,127 +369,3 @@ def _spread(op: Pooling, share: Any, x: Any) -> Any:
 
 def _pooled_shape(shape: tuple[int, ...], attrs: dict[str, Any]) -> tuple[int, ...]:
     return AveragePool(**attrs).infer(TensorType("float32", shape)).static_shape
-
-
-@op
-class LpPool(Pooling):
-    """(sum |x| ** p) ** (1 / p) of each window; padding adds nothing.
-
-    x: [N, C, *spatial] -> [N, C, *positions]. The other attributes are those of MaxPool.
-    """
-
-    p: int = 2
-    per_example = ("x",)
-    inputs = ("x",)
-    onnx = Onnx("LpPool", since=22)
-    samples = (*_pool_samples(), *_pool_samples(p=3)[:2])
-
-    def infer(self, x: TensorType) -> TensorType:
-        return TensorType(x.dtype, self.pooled(x))
-
-    def reference(self, xp: Any, x: Any) -> Any:
-        return self._sum(xp, xp.abs(x) ** self.p) ** (1.0 / self.p)
-
-    def grad(self, node: Node, dy: Any) -> Any:
-        operands: Any = node.inputs
-        (x,) = operands
-        if x.shape is None:
-            raise UnsupportedError(f"{node.describe()}: the gradient needs an operand of known rank")
-        return _lp_gradient(self.p, x, node.output, dy, lambda share: _spread(self, share, x))
-
-
-def _lp_gradient(p: int, x: Any, y: Any, dy: Any, spread: Any) -> Any:
-    """dy * y ** (1 - p), spread over the windows, times |x| ** (p - 1) * sign(x); 0 where a window is all 0."""
-    if p == 1:
-        return F.mul(spread(dy), F.sign(x))
-    zero = F.equal(y, scalar_like(0.0, y))
-    safe = F.where(zero, scalar_like(1.0, y), y)
-    share = F.where(zero, scalar_like(0.0, y), F.mul(dy, F.pow(safe, scalar_like(1.0 - p, y))))
-    slope = x if p == 2 else F.mul(F.sign(x), F.pow(F.abs(x), scalar_like(p - 1.0, x)))
-    return F.mul(spread(share), slope)
-
-
-class _Global(Op):
-    """Base of reductions of x [N, C, *spatial] over all spatial axes, which stay with size 1."""
-
-    per_example = ("x",)
-    symbolic_inference = True
-    inputs = ("x",)
-    types = {"x": FLOATS}
-    samples: ClassVar[tuple[Sample, ...]] = (
-        Sample((2, 3, 4, 5)),
-        Sample((2, 3, 4)),
-        Sample((1, 2, 2, 3, 2)),
-        Sample((0, 2, 3, 3)),
-    )
-
-    def infer(self, x: TensorType) -> TensorType:
-        if x.shape is None:
-            return TensorType(x.dtype)
-        if len(x.shape) < 3:
-            raise TypeMismatch(f"{x} has no spatial axis")
-        return TensorType(x.dtype, (*x.shape[:2], *(1 for _ in x.shape[2:])))
-
-
-@op
-class GlobalAveragePool(_Global):
-    """Mean over all spatial axes: x: [N, C, *spatial] -> [N, C, 1, ..., 1]."""
-
-    onnx = Onnx("GlobalAveragePool", since=22)
-
-    def reference(self, xp: Any, x: Any) -> Any:
-        return xp.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True)
-
-    def grad(self, node: Node, dy: Any) -> Any:
-        operands: Any = node.inputs
-        (x,) = operands
-        sizes = spatial_sizes(x)
-        if isinstance(sizes, np.ndarray):
-            share = F.mul(dy, scalar_like(1.0 / max(float(np.prod(sizes)), 1.0), dy))
-        else:
-            share = F.div(dy, F.cast(F.reduce_prod(sizes, keepdims=False), to=dy.dtype))
-        return F.expand(share, F.shape(x))
-
-
-@op
-class GlobalMaxPool(_Global):
-    """Maximum over all spatial axes: x: [N, C, *spatial] -> [N, C, 1, ..., 1].
-
-    If elements tie, they share the gradient equally.
-    """
-
-    onnx = Onnx("GlobalMaxPool", since=22)
-
-    def reference(self, xp: Any, x: Any) -> Any:
-        return xp.max(x, axis=tuple(range(2, x.ndim)), keepdims=True)
-
-    def grad(self, node: Node, dy: Any) -> Any:
-        operands: Any = node.inputs
-        (x,) = operands
-        if x.rank is None:
-            raise UnsupportedError(f"{node.describe()}: the gradient needs an operand of known rank")
-        hits = F.cast(F.equal(x, node.output), to=x.dtype)
-        ties = F.reduce_sum(hits, np.arange(2, x.rank), keepdims=True)
-        return F.mul(hits, F.div(dy, ties))
-
-
-@op
-class GlobalLpPool(_Global):
-    """(sum |x| ** p) ** (1 / p) over all spatial axes: x: [N, C, *spatial] -> [N, C, 1, ..., 1]."""
-
-    p: int = 2
-    onnx = Onnx("GlobalLpPool", since=22)
-    # Neither onnx's evaluator nor ONNX Runtime implements this version.
-    samples = (
-        Sample((2, 3, 4, 5), onnx=False),
-        Sample((2, 3, 4), p=1, onnx=False),
-        Sample((1, 2, 3, 3), p=3, onnx=False),
-    )
-
-    def reference(self, xp: Any, x: Any) -> Any:
-        return xp.sum(xp.abs(x) ** self.p, axis=tuple(range(2, x.ndim)), keepdims=True) ** (1.0 / self.p)
-
-    def grad(self, node: Node, dy: Any) -> Any:
-        operands: Any = node.inputs
-        (x,) = operands
-        return _lp_gradient(self.p, x, node.output, dy, lambda share: share)

@@ -310,18 +310,27 @@ def groups_of(graph: Graph) -> dict[str, None]:
     return dict.fromkeys(group for node in all_nodes(graph) if (group := node.meta.get(context.GROUP)) is not None)
 
 
-def fused_node(op: Op, operands: Sequence[Value | None], parts: Sequence[Node]) -> Value:
+def fused_node(op: Op, operands: Sequence[Value | None], parts: Sequence[Node], *, keeps_type: bool = False) -> Value:
     """Return the output of a new node that replaces `parts`. The last of them computes the result.
 
     The new node has the name of the first part that has a name. The output keeps its name. The metadata of all parts is
     merged.
+
+    keeps_type: Whether the output has the type of the last part's output. If that is static, it is not inferred again.
     """
     inputs = list(operands)
     while inputs and inputs[-1] is None:
         inputs.pop()
     name = next((part.name for part in parts if part.name), "")
     meta = {k: v for part in parts for k, v in part.meta.items()}
-    return Node(op, inputs, name, meta, output_names=[parts[-1].outputs[0].name]).output
+    result = parts[-1].outputs[0]
+    types = [result.type] if keeps_type and _is_plain(result.type) else None
+    return Node(op, inputs, name, meta, output_names=[result.name], types=types).output
+
+
+def _is_plain(kind: Type) -> bool:
+    """Return whether a type consists of an element type and known sizes."""
+    return isinstance(kind, TensorType) and kind.is_static and kind.value is None and kind.floats is None
 
 
 def run_passes(graph: Graph, passes: Sequence[Step]) -> Graph:

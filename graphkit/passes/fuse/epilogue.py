@@ -56,7 +56,7 @@ class Product(NamedTuple, Generic[Fused]):
         """
         a, b, old_bias, old_residual = self.operands
         operands = (a, b, old_bias if bias is None else bias, old_residual if residual is None else residual)
-        return fused_node(self.op.replace(**changes), operands, (self.node, last))
+        return fused_node(self.op.replace(**changes), operands, (self.node, last), keeps_type=True)
 
 
 # Returns the product that computes a value, in fused form; None if no fused operator can express it.

@@ -213,7 +213,7 @@ def _product(value: Value, readers: Readers, fixed: FixedValues) -> _Product | N
         if op.name == "MatMul" and new_bias is not None:
             y = Node(op, (first(node), new_weights), node.name, node.meta).output
             return fused_node(Add(), (y, new_bias), (root,))
-        return fused_node(op, (first(node), new_weights, new_bias), (node, root))
+        return fused_node(op, (first(node), new_weights, new_bias), (node, root), keeps_type=True)
 
     return _Product(channels, axis, weights, place, bias, rebuild)
 

@@ -29,8 +29,8 @@ from graphkit.ops._base import operator
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.math.random import RandomOp
+from graphkit.ops.nn.lp_pool import GlobalLpPool
 from graphkit.ops.nn.norm import LayerNormalization
-from graphkit.ops.nn.pool import GlobalLpPool
 
 ACCELERATED = [cls for cls in registry if rule_of("cpu", cls).has_kernels]
 

@@ -14,7 +14,8 @@ from graphkit.ops.internal.channels_last_gradient import (
     ChannelsLastMaxPoolGrad,
     ChannelsLastMaxPoolIndices,
 )
-from graphkit.ops.nn.pool import AveragePool, AveragePoolGrad, LpPool, MaxPool, MaxPoolGrad
+from graphkit.ops.nn.lp_pool import LpPool
+from graphkit.ops.nn.pool import AveragePool, AveragePoolGrad, MaxPool, MaxPoolGrad
 from graphkit.ops.nn.unpool import MaxUnpool
 from graphkit.ops.xp import numpy_xp
 

@@ -27,7 +27,8 @@ from graphkit.ops.internal.channels_last_gradient import (
     ChannelsLastMaxPoolGrad,
     ChannelsLastMaxPoolIndices,
 )
-from graphkit.ops.nn.pool import AveragePool, AveragePoolGrad, LpPool, MaxPool, MaxPoolGrad
+from graphkit.ops.nn.lp_pool import LpPool
+from graphkit.ops.nn.pool import AveragePool, AveragePoolGrad, MaxPool, MaxPoolGrad
 
 
 def kernel_of(node: Node, **context: Any) -> CardKernel:

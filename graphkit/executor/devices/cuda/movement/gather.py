@@ -17,7 +17,7 @@ from graphkit.executor.devices.operands import around, shape
 from graphkit.ir.graph import Node
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.gather import Gather, GatherElements, GatherND
-from graphkit.ops.tensor.layout import ReverseSequence
+from graphkit.ops.tensor.rearrangement import ReverseSequence
 
 
 @launched("Gather")

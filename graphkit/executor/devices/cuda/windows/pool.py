@@ -22,7 +22,8 @@ from graphkit.executor.devices.operands import row_major, shape
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
-from graphkit.ops.nn.pool import AveragePooling, LpPool, MaxPool, MaxPoolGrad, Pooling
+from graphkit.ops.nn.lp_pool import LpPool
+from graphkit.ops.nn.pool import AveragePooling, MaxPool, MaxPoolGrad, Pooling
 
 
 def _windows(op: Pooling, x: Value | None, y: Value | None, *, last: bool = False) -> Windows | None:
