@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 from graphkit.executor.devices.kernel import NativeKernel, VersionedArray, is_native
 from graphkit.executor.devices.registry import make_kernel
@@ -61,7 +62,8 @@ class SharedKernels:
         same value.
         """
         root, known, given = self._placement.root, self._known, node.inputs
-        parts: list[Hashable] = [number_of(node.op) if isinstance(node.op, Op) else node.op]
+        operator: Any = node.op
+        parts: list[Hashable] = [number_of(operator) if isinstance(operator, Op) else operator]
         for position, value in enumerate(given):
             if value is None or not isinstance(value.type, TensorType):
                 parts.append(None)

@@ -156,14 +156,14 @@ class FixedValues:
             elif node is None:
                 known[current] = current.role in ("parameter", "state")
             else:
-                fixed = True
-                for operand in node.inputs:
-                    if operand is not None:
-                        fixed = known.get(operand)
-                        if not fixed:
-                            break
-                if fixed is None:
-                    stack.append(operand)
+                fixed, unknown = True, None
+                for operand in node.operands:
+                    state = known.get(operand)
+                    if not state:
+                        fixed, unknown = False, operand if state is None else None
+                        break
+                if unknown is not None:
+                    stack.append(unknown)
                     continue
                 fixed = fixed and not is_random(node.op)
                 for result in node.outputs:
