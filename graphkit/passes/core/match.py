@@ -156,16 +156,11 @@ class FixedValues:
             elif node is None:
                 known[current] = current.role in ("parameter", "state")
             else:
-                fixed, unknown = True, None
-                for operand in node.operands:
-                    state = known.get(operand)
-                    if not state:
-                        fixed, unknown = False, operand if state is None else None
-                        break
-                if unknown is not None:
-                    stack.append(unknown)
+                states = [known.get(v) for v in node.operands]
+                if None in states and False not in states:
+                    stack.extend(v for v in node.operands if v not in known)
                     continue
-                fixed = fixed and not is_random(node.op)
+                fixed = False not in states and not is_random(node.op)
                 for result in node.outputs:
                     known[result] = fixed
         return known[value]
