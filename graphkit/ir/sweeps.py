@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import Any, Protocol
 
 
@@ -52,10 +52,12 @@ class NativeSweeps(Protocol):
         table: dict[Any, Any],
         numbers: dict[Any, int],
         seen: dict[Any, Any],
+        number_of: Callable[..., int],
     ) -> int:
         """Copy nodes as `copy_until` does, and add them to `seen`, which maps keys to nodes. Equal nodes have one key.
 
-        `numbers` stores the numbers of operators between calls for the same sweep.
+        `numbers` stores the numbers of operators between calls for the same sweep. `number_of` returns positive numbers
+        that only equal operators share.
 
         Returns:
             The position of the first node that the caller must handle: its key is in `seen`, its operator is random or

@@ -113,7 +113,7 @@ def failing_steps(placement: Placement, lowerings: Sequence[Lowering | None]) ->
         node
         for node, lowering in zip(placement.steps, lowerings, strict=True)
         # Kernels of the device have operands and results of known sizes.
-        if not (type(lowering) is PreparedKernel and accepts.all_values(node))
+        if not (isinstance(lowering, PreparedKernel) and accepts.all_values(node))
         and _may_fail(node, lowering, placement, repeats)
     )
 

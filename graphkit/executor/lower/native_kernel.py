@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 from graphkit.executor.devices.kernel import NativeKernel, VersionedArray, is_native
 from graphkit.executor.devices.registry import make_kernel
@@ -64,15 +65,18 @@ class SharedKernels:
         The key contains arrays by identity, so it is valid while these arrays exist. It says which operands are the
         same value.
         """
-        root, known, given = self._placement.root, self._known, node.inputs
-        parts: list[Hashable] = [number_of(node.op) if isinstance(node.op, Op) else node.op]
-        for position, value in enumerate(given):
+        root, known = self._placement.root, self._known
+        places: dict[Value, int] = {}
+        operator: Any = node.op
+        parts: list[Hashable] = [number_of(operator) if isinstance(operator, Op) else operator]
+        for position, value in enumerate(node.inputs):
             if value is None or not isinstance(value.type, TensorType):
                 parts.append(None)
                 continue
             storage = root.get(value)
             array = None if storage is None else known.get(storage)
-            parts += (value.type.number, given.index(value) - position, None if array is None else id(array))
+            same = places.setdefault(value, position)
+            parts += (value.type.number, same, None if array is None else id(array))
         for value in node.outputs:
             kind = value.type
             parts += (kind.number if isinstance(kind, TensorType) else None, value in self._placement.used)

@@ -166,11 +166,12 @@ def lower_graph(
     shared = SharedKernels(placement, known) if settings.device == "cpu" else None
 
     def lowering(node: Node) -> Lowering:
-        found = None if shared is None else shared.find(node)
-        if found is None:
-            found = chosen(node)
-            if shared is not None and type(found) is PreparedKernel:
-                shared.add(node, found)
+        earlier = None if shared is None else shared.find(node)
+        if earlier is not None:
+            return earlier
+        found = chosen(node)
+        if shared is not None and isinstance(found, PreparedKernel):
+            shared.add(node, found)
         return found
 
     def chosen(node: Node) -> Lowering:

@@ -204,7 +204,8 @@ class _Planning:
         """
         placement = self._placement
         reads = after = self._buffers(storages)
-        if placement.view_dependencies or getattr(node.op, "shape_only", ()):
+        shape_only: Sequence[str] = getattr(node.op, "shape_only", ())
+        if placement.view_dependencies or shape_only:
             reads = self._buffers([placement.root[v] for v in elements_read(node)])
         if extra:
             after = self._buffers((*storages, *extra))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Sequence
 
+from graphkit.executor.devices.loading import native_module
 from graphkit.named_tuples import NamedTuple
 
 ALIGNMENT = 64
@@ -191,6 +192,12 @@ def _sweep(blocks: Sequence[_Block], backwards: bool = False) -> int:
 
     Sets `offset` of each block, and returns the size of the arena. backwards: from the last step to the first.
     """
+    native = native_module()
+    if native is not None:
+        offsets, end = native.best_fit([(b.size, b.first, b.last) for b in blocks], backwards)
+        for block, offset in zip(blocks, offsets, strict=True):
+            block.offset = offset
+        return int(end)
     keyed = [(-b.last, -b.first, b) if backwards else (b.first, b.last, b) for b in blocks if b.size]
     starts = sorted(keyed, key=lambda item: (item[0], -item[2].size))
     ends = sorted(keyed, key=lambda item: item[1])

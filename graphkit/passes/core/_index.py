@@ -53,7 +53,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     ),
     "fuse_activation": (
         "fuse.activation",
-        ("Clip", "Div", "Max", "Min", "Mul"),
+        ("Clip", "HardSigmoid", "Max", "Min", "Sigmoid", "Softplus"),
         ("CONSTANTS_FOLDED", "POINTWISE_APART"),
         ("ACTIVATIONS_FUSED",),
         (),

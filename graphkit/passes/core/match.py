@@ -157,16 +157,11 @@ class FixedValues:
             elif node is None:
                 known[current] = current.role in ("parameter", "state")
             else:
-                fixed = True
-                for operand in node.inputs:
-                    if operand is not None:
-                        fixed = known.get(operand)
-                        if not fixed:
-                            break
-                if fixed is None:
-                    stack.append(operand)
+                states = [known.get(v) for v in node.operands]
+                if None in states and False not in states:
+                    stack.extend(v for v in node.operands if v not in known)
                     continue
-                fixed = fixed and not is_random(node.op)
+                fixed = False not in states and not is_random(node.op)
                 for result in node.outputs:
                     known[result] = fixed
         return known[value]

@@ -61,10 +61,14 @@ _FORMULAS: tuple[tuple[Pattern, Callable[[Match, Node], Value | None]], ...] = (
 )
 
 
+# Each formula contains one of these operators.
+_PARTS = ("Clip", "HardSigmoid", "Sigmoid", "Softplus")
+
+
 @graph_pass(
     requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART],
     ensures=[Property.ACTIVATIONS_FUSED],
-    at=["Mul", "Div", "Max", "Min", "Clip"],
+    at=[*_PARTS, "Max", "Min"],
 )
 def fuse_activation(graph: Graph, bounds: bool = True) -> Graph:
     """Replace the formulas of activations by operators. Takes linear time.
@@ -78,7 +82,8 @@ def fuse_activation(graph: Graph, bounds: bool = True) -> Graph:
             return made
         return (_bound(node, readers) or _relu(node)) if bounds else None
 
-    return fuse(graph, rule, at=("Mul", "Div", *(("Max", "Min", "Clip") if bounds else ())))
+    bounded = ("Max", "Min", "Clip") if bounds else ()
+    return fuse(graph, rule, needs=(*_PARTS, *bounded), at=("Mul", "Div", *bounded))
 
 
 def _formula(node: Node, readers: Readers) -> Sequence[Value] | None:

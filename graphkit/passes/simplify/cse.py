@@ -68,7 +68,7 @@ class _Seen:
 
     def advance(self, sweeps: NativeSweeps, nodes: tuple[Node, ...], position: int, table: dict[Any, Value]) -> int:
         """Add nodes that equal no earlier one. See `Advance`."""
-        return sweeps.merge_until(nodes, position, table, self._numbers, self._first)
+        return sweeps.merge_until(nodes, position, table, self._numbers, self._first, number_of)
 
     def first_equal(self, node: Node) -> Node:
         """Return the first visited node that may replace this one; the node itself if there is none."""

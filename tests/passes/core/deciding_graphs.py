@@ -256,6 +256,8 @@ _OF_ONE: dict[str, Callable[[Value], Any]] = {
     ),
     "scaled rms norm": lambda x: F.mul(F.rms_normalization(x, constant(np.ones(4, np.float32)), axis=-1), weights(4)),
     "swish": lambda x: F.mul(x, F.sigmoid(x)),
+    "hard swish": lambda x: F.mul(x, F.hard_sigmoid(x, alpha=1 / 6, beta=0.5)),
+    "mish": lambda x: F.mul(x, F.tanh(F.softplus(x))),
     "upper bound": lambda x: F.min(x, np.float32(2.0)),
     "lower bound": lambda x: F.max(x, np.float32(-2.0)),
     "clip at 0": lambda x: F.clip(x, np.float32(0.0)),

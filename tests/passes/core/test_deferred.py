@@ -40,11 +40,6 @@ CONDITIONAL = {
     "known_ranks": _reads_unknown_rank,
     "expand_composites": _is_composite,
 }
-# Operators that no graph needs alone, and why.
-NEVER_ALONE = {
-    # The formulas that end with a Div contain a Clip.
-    "fuse_activation": {"Div"},
-}
 
 
 @cache
@@ -111,7 +106,7 @@ def test_each_listed_operator_decides_about_a_graph(name: str) -> None:
     alone = {
         operator for operator in LIMITED[name] for present in changed()[name] if present & LIMITED[name] == {operator}
     }
-    assert LIMITED[name] - alone == NEVER_ALONE.get(name, set())
+    assert LIMITED[name] == alone
 
 
 def test_conditional_passes_change_no_graph_without_such_nodes() -> None:

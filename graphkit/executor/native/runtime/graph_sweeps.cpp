@@ -88,7 +88,7 @@ class GraphSweeps {
     Py_ssize_t copy_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
                           nb::handle counts, nb::handle constant, nb::handle after) const;
     Py_ssize_t merge_until(const nb::tuple& nodes, Py_ssize_t start, const nb::dict& table, const nb::dict& numbers,
-                           const nb::dict& seen) const;
+                           const nb::dict& seen, const nb::callable& number_of) const;
 
   private:
     PyObject* checked(PyObject* object, nb::handle type) const {
@@ -125,7 +125,8 @@ class GraphSweeps {
     bool is_among(PyObject* op, nb::handle names) const;
     bool reads_results_of(PyObject* given, nb::handle names) const;
     bool is_foldable(PyObject* node, PyObject* given, nb::handle constant) const;
-    nb::object merge_key(PyObject* node, PyObject* given, const nb::dict& numbers) const;
+    nb::object merge_key(PyObject* node, PyObject* given, const nb::dict& numbers, const nb::callable& number_of) const;
+    nb::object merge_number(PyObject* op, const nb::dict& numbers, const nb::callable& number_of) const;
     void record(PyObject* before, PyObject* after, const nb::dict& table, nb::handle counts) const;
 
     nb::object node_, value_, serials_, same_type_, no_attributes_, tensor_type_, role_, name_;
@@ -396,26 +397,41 @@ Py_ssize_t GraphSweeps::copy_until(const nb::tuple& nodes, Py_ssize_t start, nb:
     return count;
 }
 
-// Returns (number of the operator, operands): equal for equal nodes. No object if Python must look at the node, because
-// its operator is random or has subgraphs.
+// Returns the number of an operator in this sweep; 0 if Python must look at its nodes, because it is random or has
+// subgraphs. Equal operators have equal numbers.
+nb::object GraphSweeps::merge_number(PyObject* op, const nb::dict& numbers, const nb::callable& number_of) const {
+    const nb::object operation = nb::borrow(op);
+    const bool is_plain = nb::hasattr(operation, "_graphs") &&
+                          PyObject_Size(nb::object(operation.attr("_graphs")).ptr()) == 0 &&
+                          !nb::cast<bool>(operation.attr("random"));
+    if (!is_plain) {
+        return nb::int_(0);
+    }
+    // Operators with the same number are equal, and comparing numbers is faster. Others may be equal, too.
+    const nb::int_ content(-nb::cast<Py_ssize_t>(number_of(operation)));
+    nb::object number = nb::borrow(PyDict_GetItemWithError(numbers.ptr(), content.ptr()));
+    if (!number.is_valid()) {
+        require(PyErr_Occurred() == nullptr);
+        number = nb::int_(PyDict_GET_SIZE(numbers.ptr()) + 1);
+        number = nb::borrow(PyDict_SetDefault(numbers.ptr(), op, number.ptr()));
+        require(number.is_valid());
+        require(PyDict_SetItem(numbers.ptr(), content.ptr(), number.ptr()) == 0);
+    }
+    return number;
+}
+
+// Returns (number of the operator, operands): equal for equal nodes. No object if Python must look at the node.
 //
-// numbers: The numbers of operators, by their addresses and by the operators themselves. 0 means that Python must look.
-nb::object GraphSweeps::merge_key(PyObject* node, PyObject* given, const nb::dict& numbers) const {
+// numbers: The numbers of operators: by their addresses, by the negative of `number_of`, and by the operators.
+nb::object GraphSweeps::merge_key(PyObject* node, PyObject* given, const nb::dict& numbers,
+                                  const nb::callable& number_of) const {
     PyObject* const op = op_of.get(node);
     const nb::object address = nb::steal(PyLong_FromVoidPtr(op));
     require(address.is_valid());
     nb::object number = nb::borrow(PyDict_GetItemWithError(numbers.ptr(), address.ptr()));
     if (!number.is_valid()) {
         require(PyErr_Occurred() == nullptr);
-        const nb::object operation = nb::borrow(op);
-        const bool is_plain = nb::hasattr(operation, "_graphs") &&
-                              PyObject_Size(nb::object(operation.attr("_graphs")).ptr()) == 0 &&
-                              !nb::cast<bool>(operation.attr("random"));
-        number = nb::int_(is_plain ? PyDict_GET_SIZE(numbers.ptr()) + 1 : 0);
-        if (is_plain) {
-            number = nb::borrow(PyDict_SetDefault(numbers.ptr(), op, number.ptr()));
-            require(number.is_valid());
-        }
+        number = merge_number(op, numbers, number_of);
         require(PyDict_SetItem(numbers.ptr(), address.ptr(), number.ptr()) == 0);
     }
     const bool is_plain = nb::cast<Py_ssize_t>(number) != 0;
@@ -426,13 +442,14 @@ nb::object GraphSweeps::merge_key(PyObject* node, PyObject* given, const nb::dic
 // of each key. Stops at the first node that may be equal to an earlier one, that Python must look at (see `merge_key`),
 // or whose operands have other types than before, and returns its position.
 Py_ssize_t GraphSweeps::merge_until(const nb::tuple& nodes, Py_ssize_t start, const nb::dict& table,
-                                    const nb::dict& numbers, const nb::dict& seen) const {
+                                    const nb::dict& numbers, const nb::dict& seen,
+                                    const nb::callable& number_of) const {
     const auto count = static_cast<Py_ssize_t>(nodes.size());
     for (Py_ssize_t position = start; position < count; ++position) {
         PyObject* node = PyTuple_GET_ITEM(nodes.ptr(), position);
         PyObject* const before = inputs(node);
         const nb::object given = replaced_inputs(before, table);
-        const nb::object key = merge_key(node, given.is_valid() ? given.ptr() : before, numbers);
+        const nb::object key = merge_key(node, given.is_valid() ? given.ptr() : before, numbers, number_of);
         if (!key.is_valid()) {
             return position;
         }
@@ -473,9 +490,10 @@ GRAPHKIT_BINDINGS(graph_sweeps) {
                      "table: dict[typing.Any, typing.Any], counts: dict[typing.Any, int] | None, "
                      "constant: type | None = None, after: typing.AbstractSet[str] | None = None) -> int"))
         .def("merge_until", &GraphSweeps::merge_until, "nodes"_a, "start"_a, "table"_a, "numbers"_a, "seen"_a,
+             "number_of"_a,
              nb::sig("def merge_until(self, nodes: tuple[typing.Any, ...], start: int, "
                      "table: dict[typing.Any, typing.Any], numbers: dict[typing.Any, int], "
-                     "seen: dict[typing.Any, typing.Any]) -> int"));
+                     "seen: dict[typing.Any, typing.Any], number_of: typing.Callable[..., int]) -> int"));
 }
 
 }  // namespace graphkit
