@@ -441,6 +441,7 @@ struct TableBuilder {
         at<T>(Opcode::softplus) = &unary<functions::Softplus, T>;
         at<T>(Opcode::gelu_tanh) = &unary<functions::GeluTanh, T>;
         at<T>(Opcode::mish) = &unary<functions::Mish, T>;
+        at<T>(Opcode::softsign) = &unary<functions::Softsign, T>;
         at<T>(Opcode::threshold) = &binary<functions::Threshold, T>;
         at<T>(Opcode::unit_line) = &ternary<functions::UnitLine, T>;
         at<T>(Opcode::hard_swish_grad) = &binary<functions::HardSwishGrad, T>;
