@@ -154,6 +154,23 @@ def test_single_terms_need_no_memory_for_products():
     assert Example((1, 3, 4, 5), 6, (3, 2), attributes).kernel_of(pack_weights=True, threads=2).scratch_bytes > 0
 
 
+def test_packed_taps_of_single_terms_have_their_own_layout():
+    padding = [dict(), dict(output_padding=(1, 1))]
+    examples = [Example((1, 3, 4, 5), 6, (2, 2), dict(strides=(2, 2)) | more) for more in padding]
+    single, added_up = [e.kernel_of(pack_weights=True).packed_layout(1) for e in examples]
+    assert single != added_up
+
+
+def test_sizes_with_single_terms_and_without():
+    """With one column, the axes are exchanged, and then the taps are packed in another order."""
+    e = Example((1, 5, 4, 3), 40, (2, 1), dict(strides=(2, 1)))
+    net = gk.Model({"y": gk.conv_transpose(gk.input("x", ["N", 5, "H", "W"]), e.w, strides=[2, 1])}).compile()
+    for width in (3, 1, 3, 7, 1):
+        again = Example((2, 5, 4, width), 40, (2, 1), dict(strides=(2, 1)), seed=width)
+        again.w = e.w
+        np.testing.assert_allclose(net.run({"x": again.x})["y"], again.product(), rtol=1e-5, atol=1e-5)
+
+
 def test_nothing_beside_a_result_of_single_terms_is_written(isa):
     e = Example((1, 3, 3, 5), 9, (2, 2), dict(strides=(2, 2)))
     expected = last(e.product())

@@ -240,7 +240,7 @@ std::size_t TransposedConvolution::packed_bytes(int input) const {
 
 std::string TransposedConvolution::packed_layout(int input) const {
     require_packed(input);
-    return implementation() + " " + to_string(inputs_[1].shape);
+    return implementation() + (direct_ ? " direct " : " ") + to_string(inputs_[1].shape);
 }
 
 void TransposedConvolution::pack(int input, const void* plain, void* packed) const {
