@@ -1,6 +1,8 @@
 // Softmax and its logarithm along rows and columns. For *.isa.cpp only.
 #pragma once
 
+#include <algorithm>
+
 #include "primitives/reduction_loops.h"
 
 namespace graphkit {
@@ -10,6 +12,9 @@ namespace {
 constexpr int kShortVectors = 8;
 // Bytes of a row for which the first-level cache has room three times: for the row, its result and the next row.
 constexpr std::int64_t kCachedRow = 12 << 10;
+// Results of columns are prefetched this number of rows before they are written. Loads wait for stores that wait for
+// memory, if the last 12 bits of the addresses are equal.
+constexpr std::int64_t kRowsAhead = 16;
 
 inline float log_of(float x) {
     return __builtin_logf(x);
@@ -180,6 +185,16 @@ inline const ReductionFunctions<T>& own_reduction(Reduction reduction) {
     }
 }
 
+// Prefetches a part of a row of y that is written soon, for columns: each row may be in another page.
+template <typename T>
+inline void prefetch_columns(T* y, std::int64_t width) {
+    constexpr std::int64_t kLine = 64 / static_cast<std::int64_t>(sizeof(T));
+    for (std::int64_t c = 0; c < width; c += kLine) {
+        __builtin_prefetch(y + c, 1);
+    }
+    __builtin_prefetch(y + width - 1, 1);
+}
+
 template <bool Log, typename T>
 void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, std::int64_t width) {
     T largest[kReductionTile];
@@ -192,12 +207,14 @@ void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, s
         }
         for (std::int64_t r = 0; r < rows; ++r) {
             const T* from = x + r * stride;
+            prefetch_columns(y + std::min(r + kRowsAhead, rows - 1) * stride, width);
             map_row(y + r * stride, width,
                     [&](auto&& read) { return (read(from, T{0}) - read(largest, T{0})) - read(sums, T{0}); });
         }
     } else {
         for (std::int64_t r = 0; r < rows; ++r) {
             const T* from = x + r * stride;
+            prefetch_columns(y + std::min(r + kRowsAhead, rows - 1) * stride, width);
             map_row(y + r * stride, width,
                     [&](auto&& read) { return exp_of_negative<T>(read(from, T{0}) - read(largest, T{0})); });
         }
