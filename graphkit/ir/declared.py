@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from graphkit.errors import DeclarationWarning
 from graphkit.ir import dims
-from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType
 
@@ -69,8 +69,7 @@ class Declarations:
             return
         declared = self._claims[name]
         claimed = [dims.substitute(d, bindings) for d in declared] if bindings else declared
-        pair = (_in_order(claimed), _in_order(shape)) if any_order else (claimed, shape)
-        if len(claimed) == len(shape) and not any(map(_exclude, *pair)):
+        if len(claimed) == len(shape) and not (_exclude_in_any_order if any_order else _exclude)(claimed, shape):
             return
         del self._claims[name]
         self._dropped.add(name)
@@ -82,14 +81,15 @@ class Declarations:
         )
 
 
-def _exclude(a: Dim, b: Dim) -> bool:
-    return not isinstance(a, DimExpr) and not isinstance(b, DimExpr) and a != b
+def _exclude(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two shapes of the same rank have different sizes at a position."""
+    return any(m != n for m, n in zip(a, b, strict=True) if dims.is_static(m) and dims.is_static(n))
 
 
-def _in_order(shape: Sequence[Dim]) -> Sequence[Dim]:
-    """Return the sizes, sorted. If one is unknown, so is its position: then return sizes that may equal all others."""
-    known = [d for d in shape if dims.is_static(d)]
-    return sorted(known) if len(known) == len(shape) else [dims.fresh() for _ in shape]
+def _exclude_in_any_order(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two shapes have different sizes. An unknown size has an unknown position, and so may equal any other."""
+    known, others = [d for d in a if dims.is_static(d)], [d for d in b if dims.is_static(d)]
+    return len(known) == len(a) and len(others) == len(b) and sorted(known) != sorted(others)
 
 
 def _text(shape: Sequence[Dim]) -> str:

@@ -46,6 +46,7 @@ def _same_opcode(opcode: str) -> Rule:
 for _name, _opcode in {
     **{n: n.lower() for n in ("Add", "Sub", "Mul", "Div", "Abs", "Neg", "Sign", "Floor", "Ceil")},
     **{n: n.lower() for n in ("Round", "Sqrt", "Exp", "Log", "Tanh", "Sigmoid", "Erf", "Softplus", "Mish")},
+    "Softsign": "softsign",
     **{n: n.lower() for n in ("Sin", "Cos", "Tan", "Asin", "Acos", "Atan")},
     **{n: n.lower() for n in ("Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "PRelu")},
     "And": "bit_and",
@@ -227,11 +228,6 @@ def _selu(code: Instructions, op: Selu, x: Term) -> Term:
 def _celu(code: Instructions, op: Celu, x: Term) -> Term | None:
     # With a negative alpha, the argument of the exponential is positive and not bounded, but expm1 takes at most 64.
     return _exponential(code, x, op.alpha, op.alpha) if op.alpha > 0 else None
-
-
-@_rule("Softsign")
-def _softsign(code: Instructions, op: Op, x: Term) -> Term:
-    return code.emit("div", x, code.emit("add", code.emit("abs", x), 1.0))
 
 
 @_rule("HardSigmoid")

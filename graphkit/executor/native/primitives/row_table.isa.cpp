@@ -63,8 +63,12 @@ void layer_norm(const T* x, const T* scale, const T* bias, T epsilon, T* y, std:
 
 template <typename T>
 void rms_norm(const T* x, const T* scale, T epsilon, T* y, std::int64_t size, T* inverse) {
+    const bool fits = size * static_cast<std::int64_t>(sizeof(T)) <= kCachedRow;
     const T squares = sum_row<T>(0, size, [&](auto&& read) {
         const Vector<T> v = read(x, T{0});
+        if (fits) {
+            read.prefetch(y);
+        }
         return v * v;
     });
     *inverse = T{1} / root(squares / static_cast<T>(size) + epsilon);

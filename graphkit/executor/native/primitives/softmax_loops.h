@@ -1,6 +1,8 @@
 // Softmax and its logarithm along rows and columns. For *.isa.cpp only.
 #pragma once
 
+#include <algorithm>
+
 #include "primitives/reduction_loops.h"
 
 namespace graphkit {
@@ -8,6 +10,11 @@ namespace {
 
 // Rows of at most this many vectors stay in registers.
 constexpr int kShortVectors = 8;
+// Bytes of a row for which the first-level cache has room three times: for the row, its result and the next row.
+constexpr std::int64_t kCachedRow = 12 << 10;
+// Results of columns are prefetched this number of rows before they are written. Loads wait for stores that wait for
+// memory, if the last 12 bits of the addresses are equal.
+constexpr std::int64_t kRowsAhead = 16;
 
 inline float log_of(float x) {
     return __builtin_logf(x);
@@ -38,33 +45,44 @@ inline T largest_of_row(const T* x, std::int64_t size) {
     return across<LargestNumber<T>, T>(max_of<T>(max_of<T>(largest[0], largest[1]), max_of<T>(largest[2], largest[3])));
 }
 
-// y = exp(x - about), where about is not less than x; returns the sum.
-template <typename T>
-T exp_row(const T* x, T about, T* y, std::int64_t size) {
+// Returns the sum of exp(x - about), where about is not less than x. With Stores, y becomes these exponentials;
+// without, y is prefetched, because it is written next. The row `ahead` elements after x is prefetched as well.
+template <bool Stores, typename T>
+T exp_row(const T* x, T about, T* y, std::int64_t size, std::int64_t ahead) {
     if (size > kRowBlock) {
         const std::int64_t half = (size / 2 + kRowBlock - 1) / kRowBlock * kRowBlock;
-        const T first = exp_row(x, about, y, half);  // first half first, in the order of memory
-        return first + exp_row(x + half, about, y + half, size - half);
+        const T first = exp_row<Stores>(x, about, y, half, ahead);  // first half first, in the order of memory
+        return first + exp_row<Stores>(x + half, about, y + half, size - half, ahead);
     }
     constexpr std::int64_t lanes = kLanes<T>;
+    const auto keep = [&](std::int64_t at, Vector<T> raised) {
+        __builtin_prefetch(x + at + ahead);
+        if constexpr (Stores) {
+            store(y + at, raised);
+        } else {
+            __builtin_prefetch(y + at, 1);
+        }
+    };
     Vector<T> sums[4] = {};
     std::int64_t at = 0;
     for (; at + 4 * lanes <= size; at += 4 * lanes) {
 #pragma GCC unroll 4
         for (int way = 0; way < 4; ++way) {
             const Vector<T> raised = exp_of_negative<T>(load(x + at + way * lanes) - about);
-            store(y + at + way * lanes, raised);
+            keep(at + way * lanes, raised);
             sums[way] += raised;
         }
     }
     for (; at + lanes <= size; at += lanes) {
         const Vector<T> raised = exp_of_negative<T>(load(x + at) - about);
-        store(y + at, raised);
+        keep(at, raised);
         sums[0] += raised;
     }
     if (at < size) {
         const Vector<T> raised = exp_of_negative<T>(load_part(x + at, size - at, Limit<T>::kLowest) - about);
-        store_part(y + at, raised, size - at);
+        if constexpr (Stores) {
+            store_part(y + at, raised, size - at);
+        }
         sums[1] += raised;
     }
     return across<Add, T>((sums[0] + sums[1]) + (sums[2] + sums[3]));
@@ -128,16 +146,21 @@ void softmax_rows(const T* x, T* y, std::int64_t rows, std::int64_t size) {
             softmax_rows<Log, T, Count + 1>(x, y, rows, size);
         }
     } else {
+        const bool fits = size * static_cast<std::int64_t>(sizeof(T)) <= kCachedRow;
+        // The largest number of the next row is found while the sum and the logarithm of this row are pending.
+        T largest = rows > 0 ? largest_of_row(x, size) : T{0};
         for (std::int64_t row = 0; row < rows; ++row, x += size, y += size) {
-            const T largest = largest_of_row(x, size);
+            const bool more = row + 1 < rows;
+            const T sum = exp_row<!Log>(x, largest, y, size, more && fits ? size : 0);
+            const T next = more ? largest_of_row(x + size, size) : T{0};
             if constexpr (Log) {
-                const T log_sum = log_of(sum_row<T>(
-                    0, size, [&](auto&& read) { return exp_of_negative<T>(read(x, Limit<T>::kLowest) - largest); }));
+                const T log_sum = log_of(sum);
                 map_row(y, size, [&](auto&& read) { return (read(x, T{0}) - largest) - log_sum; });
             } else {
-                const T factor = T{1} / exp_row(x, largest, y, size);
+                const T factor = T{1} / sum;
                 map_row(y, size, [&](auto&& read) { return read(y, T{0}) * factor; });
             }
+            largest = next;
         }
     }
 }
@@ -145,7 +168,7 @@ void softmax_rows(const T* x, T* y, std::int64_t rows, std::int64_t size) {
 template <typename T>
 void scaled_softmax(const T* x, T factor, T* y, std::int64_t size, T* largest, T* log_sum) {
     *largest = largest_of_row(x, size);
-    const T sum = exp_row(x, *largest, y, size);
+    const T sum = exp_row<true>(x, *largest, y, size, 0);
     *log_sum = log_of(sum);
     const T scale = factor / sum;
     map_row(y, size, [&](auto&& read) { return read(y, T{0}) * scale; });
@@ -162,6 +185,16 @@ inline const ReductionFunctions<T>& own_reduction(Reduction reduction) {
     }
 }
 
+// Prefetches a part of a row of y that is written soon, for columns: each row may be in another page.
+template <typename T>
+inline void prefetch_columns(T* y, std::int64_t width) {
+    constexpr std::int64_t kLine = 64 / static_cast<std::int64_t>(sizeof(T));
+    for (std::int64_t c = 0; c < width; c += kLine) {
+        __builtin_prefetch(y + c, 1);
+    }
+    __builtin_prefetch(y + width - 1, 1);
+}
+
 template <bool Log, typename T>
 void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, std::int64_t width) {
     T largest[kReductionTile];
@@ -174,12 +207,14 @@ void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, s
         }
         for (std::int64_t r = 0; r < rows; ++r) {
             const T* from = x + r * stride;
+            prefetch_columns(y + std::min(r + kRowsAhead, rows - 1) * stride, width);
             map_row(y + r * stride, width,
                     [&](auto&& read) { return (read(from, T{0}) - read(largest, T{0})) - read(sums, T{0}); });
         }
     } else {
         for (std::int64_t r = 0; r < rows; ++r) {
             const T* from = x + r * stride;
+            prefetch_columns(y + std::min(r + kRowsAhead, rows - 1) * stride, width);
             map_row(y + r * stride, width,
                     [&](auto&& read) { return exp_of_negative<T>(read(from, T{0}) - read(largest, T{0})); });
         }

@@ -10,6 +10,25 @@ namespace {
 // of the number of elements.
 constexpr std::int64_t kRowBlock = 4096;
 
+// Reads whole vectors at one position of some rows.
+template <typename T>
+struct WholeVector {
+    std::int64_t at;
+
+    Vector<T> operator()(const T* row, T) const { return load(row + at); }
+    // Prefetches the vector of a row that is written soon.
+    void prefetch(T* row) const { __builtin_prefetch(row + at, 1); }
+};
+
+// Like WholeVector, at the end of the rows, which are `count` elements away.
+template <typename T>
+struct PartOfVector {
+    std::int64_t at, count;
+
+    Vector<T> operator()(const T* row, T fill) const { return load_part(row + at, count, fill); }
+    void prefetch(T*) const {}
+};
+
 // y[i] = map(read), where read(p, fill) returns the vector at p + i. Lanes beyond the end of the row contain `fill`.
 template <typename T, typename Map>
 inline void map_row(T* y, std::int64_t size, Map&& map) {
@@ -45,14 +64,14 @@ inline T sum_row(std::int64_t begin, std::int64_t size, Map&& map) {
     for (; at + 4 * lanes <= end; at += 4 * lanes) {
 #pragma GCC unroll 4
         for (int way = 0; way < 4; ++way) {
-            sums[way] += map([&](const T* from, T) { return load(from + at + way * lanes); });
+            sums[way] += map(WholeVector<T>{at + way * lanes});
         }
     }
     for (; at + lanes <= end; at += lanes) {
-        sums[0] += map([&](const T* from, T) { return load(from + at); });
+        sums[0] += map(WholeVector<T>{at});
     }
     if (at < end) {
-        sums[1] += map([&](const T* from, T fill) { return load_part(from + at, end - at, fill); });
+        sums[1] += map(PartOfVector<T>{at, end - at});
     }
     return across<Add, T>((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }

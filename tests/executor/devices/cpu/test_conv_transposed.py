@@ -64,6 +64,11 @@ EXAMPLES = [
     Example((2, 9, 7, 6), 3, (4, 4), dict(strides=(2, 2), pads=(1, 0, 2, 1))),
     Example((1, 33, 8, 9), 16, (3, 3), dict(strides=(2, 2), pads=(1, 1, 1, 1), output_padding=(1, 1))),
     Example((2, 12, 5, 4), 64, (2, 2), dict(strides=(2, 2))),
+    # One term for each position, in whole vectors and parts of them; lines longer than a tile.
+    Example((2, 131, 3, 29), 50, (2, 2), dict(strides=(2, 2))),
+    Example((1, 5, 4, 61), 25, (3, 2), dict(strides=(3, 2))),
+    Example((1, 6, 2, 3), 24, (1, 2), dict(strides=(1, 2))),
+    Example((3, 2, 2, 5), 1, (2, 3), dict(strides=(2, 3))),
     Example((1, 4, 6, 5), 20, (3, 2), dict(strides=(1, 3), dilations=(2, 1), pads=(0, 1, 1, 0))),
     Example((1, 5, 6, 7), 5, (5, 3), dict(strides=(3, 2), dilations=(1, 2), pads=(3, 2, 2, 1))),
     Example((1, 2, 3, 3), 2, (1, 1), dict(strides=(2, 3), output_padding=(1, 2))),
@@ -132,6 +137,7 @@ def test_every_geometry(isa):
     [
         Example((2, 19, 60, 50), 3, (5, 5), dict(strides=(2, 2), pads=(2, 2, 2, 2))),
         Example((1, 40, 900), 40, (8,), dict(strides=(4,), pads=(2, 2))),
+        Example((2, 40, 31, 29), 19, (2, 2), dict(strides=(2, 2))),
     ],
     ids=str,
 )
@@ -142,10 +148,44 @@ def test_threads_do_not_change_bits(isa, e):
         np.testing.assert_array_equal(other, results[0])
 
 
+def test_single_terms_need_no_memory_for_products():
+    attributes = dict(strides=(2, 2))
+    assert Example((1, 3, 4, 5), 6, (2, 2), attributes).kernel_of(pack_weights=True, threads=2).scratch_bytes == 0
+    assert Example((1, 3, 4, 5), 6, (3, 2), attributes).kernel_of(pack_weights=True, threads=2).scratch_bytes > 0
+
+
+def test_packed_taps_of_single_terms_have_their_own_layout():
+    padding = [dict(), dict(output_padding=(1, 1))]
+    examples = [Example((1, 3, 4, 5), 6, (2, 2), dict(strides=(2, 2)) | more) for more in padding]
+    single, added_up = [e.kernel_of(pack_weights=True).packed_layout(1) for e in examples]
+    assert single != added_up
+
+
+def test_sizes_with_single_terms_and_without():
+    """With one column, the axes are exchanged, and then the taps are packed in another order."""
+    e = Example((1, 5, 4, 3), 40, (2, 1), dict(strides=(2, 1)))
+    net = gk.Model({"y": gk.conv_transpose(gk.input("x", ["N", 5, "H", "W"]), e.w, strides=[2, 1])}).compile()
+    for width in (3, 1, 3, 7, 1):
+        again = Example((2, 5, 4, width), 40, (2, 1), dict(strides=(2, 1)), seed=width)
+        again.w = e.w
+        np.testing.assert_allclose(net.run({"x": again.x})["y"], again.product(), rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_beside_a_result_of_single_terms_is_written(isa):
+    e = Example((1, 3, 3, 5), 9, (2, 2), dict(strides=(2, 2)))
+    expected = last(e.product())
+    around = np.full(expected.size + 128, 7, np.float32)
+    y = around[64:-64].reshape(expected.shape)
+    e.kernel_of(threads=1)([last(e.x), e.w, None], [y])
+    check(y, expected, np.abs(expected).max())
+    assert (around[:64] == 7).all()
+    assert (around[-64:] == 7).all()
+
+
 @in_one_item()
 @pytest.mark.parametrize("array", ["x", "w"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("e", [EXAMPLES[0], EXAMPLES[1], EXAMPLES[7], EXAMPLES[10], EXAMPLES[14]], ids=str)
+@pytest.mark.parametrize("e", [EXAMPLES[0], EXAMPLES[1], EXAMPLES[7], EXAMPLES[9], EXAMPLES[10], EXAMPLES[14]], ids=str)
 def test_what_is_not_finite_stays_where_it_goes(isa, e, array, value):
     """An element that is not finite reaches the positions of its taps, and no other."""
     e = Example(e.x_shape, e.filters, e.kernel, e.attributes)

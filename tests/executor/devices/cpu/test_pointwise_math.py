@@ -64,6 +64,10 @@ def softplus(x):
     return np.logaddexp(x, 0)
 
 
+def softsign(x):
+    return x / (1 + np.abs(x))
+
+
 def mish(x):
     e = np.exp(np.minimum(x, 100))
     return x * (e * (e + 2) / (e * (e + 2) + 2))
@@ -84,6 +88,9 @@ FLOAT_BOUNDS = [
     ("cos", np.cos, (-3e7, 3e7), 1),
     ("softplus", softplus, (-80, 80), 4),
     ("mish", mish, (-80, 80), 6),
+    ("softsign", softsign, (-50, 50), 1.5),
+    ("softsign", softsign, (-1e-38, 1e-38), 1.5),
+    ("softsign", softsign, (-3.4e38, 3.4e38), 1.5),
     ("gelu", gelu, (-4, 40), 8),
     ("gelu", gelu, (-12, -4), 12),
     ("gelu_tanh", gelu_tanh, (-1, 40), 4),
@@ -248,6 +255,7 @@ def test_double_erf():
         ("cos", (1, 1, np.nan, np.nan, np.nan)),
         ("sqrt", (0, -0.0, np.inf, np.nan, np.nan)),
         ("softplus", (math.log(2), math.log(2), np.inf, 0, np.nan)),
+        ("softsign", (0, -0.0, np.nan, np.nan, np.nan)),
         ("floor", (0, -0.0, np.inf, -np.inf, np.nan)),
         ("ceil", (0, -0.0, np.inf, -np.inf, np.nan)),
         ("round", (0, -0.0, np.inf, -np.inf, np.nan)),

@@ -250,6 +250,10 @@ GK_INLINE T gk_mish(T a) {
     return a * gk_tanh(gk_softplus(a));
 }
 template <typename T>
+GK_INLINE T gk_softsign(T a) {
+    return a / (gk_abs(a) + (T)1);
+}
+template <typename T>
 GK_INLINE T gk_gelu(T a) {
     return (T)0.5 * a * gk_erfc(a * (T)-0.70710678118654752440);
 }

@@ -39,7 +39,7 @@ _OF_INTEGERS = {"shift_left", "shift_right"}
 _DIVIDING = {"div", "mod", "fmod", "pow"}
 _OF_FLOATS = {
     "floor", "ceil", "round", "sqrt", "exp", "expm1", "log", "tanh", "sigmoid", "erf", "gelu", "gelu_tanh", "softplus",
-    "mish", "swish", "hard_swish_grad", "threshold", "unit_line",
+    "mish", "softsign", "swish", "hard_swish_grad", "threshold", "unit_line",
     "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
 }  # fmt: skip
 

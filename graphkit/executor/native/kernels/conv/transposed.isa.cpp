@@ -7,20 +7,44 @@ namespace {
 
 constexpr std::int64_t kChain = 128;
 
+// Computes the last products, which do not fill vectors.
+template <int Vectors>
+void multiply_rest(std::int64_t count, const float* x, std::int64_t channels, const float* taps, std::int64_t rest,
+                   float* products, std::int64_t step) {
+    constexpr std::int64_t kPadded = Vectors * kWide;
+    float part[kPartTiles * kPadded];
+    multiply<Vectors>(count, x, channels, taps, channels, kChain, part);
+    for (std::int64_t r = 0; r < count; ++r) {
+        for (int v = 0; v < Vectors - 1; ++v) {
+            store(products + r * step + v * kWide, load<float>(part + r * kPadded + v * kWide));
+        }
+        const std::int64_t last = (Vectors - 1) * kWide;
+        store_part<float>(products + r * step + last, load<float>(part + r * kPadded + last), rest - last);
+    }
+}
+
 void multiply_taps(const TransposedProduct& p) {
     const std::int64_t blocks = p.floats / kBlock;
+    const std::int64_t rest = p.floats % kBlock;
+    const float* last = p.taps + blocks * p.channels * kBlock;
     // The elements stay in the first-level cache while they are multiplied by one block after the other.
-    for (std::int64_t first = 0; first < p.count; first += kPartTiles) {
-        const std::int64_t some = std::min(kPartTiles, p.count - first);
+    const std::int64_t parts = (p.count + kPartTiles - 1) / kPartTiles;
+    for (std::int64_t part = 0; part < parts; ++part) {
+        const std::int64_t first = p.count * part / parts;
+        const std::int64_t some = p.count * (part + 1) / parts - first;
         const float* x = p.x + first * p.channels;
         float* products = p.products + first * p.floats;
         for (std::int64_t block = 0; block < blocks; ++block) {
             multiply(some, x, p.channels, p.taps + block * p.channels * kBlock, p.channels, kChain,
                      products + block * kBlock, false, p.floats);
         }
-        if (blocks * kBlock < p.floats) {
-            multiply<1>(some, x, p.channels, p.taps + blocks * p.channels * kBlock, p.channels, kChain,
-                        products + blocks * kBlock, false, p.floats);
+        float* there = products + blocks * kBlock;
+        if (rest == kWide) {
+            multiply<1>(some, x, p.channels, last, p.channels, kChain, there, false, p.floats);
+        } else if (rest > kWide) {
+            multiply_rest<2>(some, x, p.channels, last, rest, there, p.floats);
+        } else if (rest > 0) {
+            multiply_rest<1>(some, x, p.channels, last, rest, there, p.floats);
         }
     }
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/conv/transposed_axis.h"
 #include "kernels/conv/transposed_table.h"
 #include "kernels/conv/window.h"
 #include "runtime/bindings.h"
@@ -22,66 +23,6 @@ constexpr std::int64_t kUnitsPerThread = 4;
 constexpr std::int64_t kLinesPerBorder = 4;
 constexpr double kProductNanoseconds = 0.02;
 constexpr double kSumNanoseconds = 0.1;
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) {
-    return (a + b - 1) / b;
-}
-
-// A spatial axis. Tap k of element i is added to position i * stride + k * dilation - begin.
-struct Axis {
-    std::int64_t size = 1, positions = 1, taps = 1, stride = 1, dilation = 1, begin = 0;
-
-    std::int64_t reach() const { return (taps - 1) * dilation; }
-    // Largest number of elements that contribute to a position.
-    std::int64_t span() const { return reach() / stride + 1; }
-    // The elements that contribute to a position are `first` to `last`, both included.
-    std::int64_t first(std::int64_t position) const {
-        return std::max<std::int64_t>(0, divide_up(std::max<std::int64_t>(0, position + begin - reach()), stride));
-    }
-    std::int64_t last(std::int64_t position) const { return std::min(size - 1, (position + begin) / stride); }
-
-    // Returns how many positions are complete when the elements before `there` are known.
-    std::int64_t complete(std::int64_t there) const { return there < size ? there * stride - begin : positions; }
-
-    // Calls body(element, tap) for the terms of a position, in increasing order of taps.
-    template <typename Body>
-    void for_each_term(std::int64_t position, Body&& body) const {
-        if (dilation == 1) {
-            std::int64_t element = (position + begin) / stride;
-            for (std::int64_t tap = (position + begin) % stride; tap < taps && element >= 0; tap += stride, --element) {
-                if (element < size) {
-                    body(element, tap);
-                }
-            }
-            return;
-        }
-        for (std::int64_t tap = 0; tap < taps; ++tap) {
-            const std::int64_t at = position + begin - tap * dilation;
-            if (at >= 0 && at % stride == 0 && at / stride < size) {
-                body(at / stride, tap);
-            }
-        }
-    }
-};
-
-// Treats `stride` adjacent positions along the last axis as filters of one position: in memory they are adjacent, like
-// filters, and fill lanes that few filters leave empty. Position o reads tap t * stride + r of element (o + begin) /
-// stride - t, where r = (o + begin) % stride. Since the number of taps is a multiple of the stride, the layout [taps,
-// filters] does not change.
-struct Folded {
-    std::int64_t together = 1;  // number of positions that are folded into one
-    std::int64_t left_out = 0;  // positions before the first
-
-    Folded() = default;
-    explicit Folded(Axis& axis) : together(axis.stride), left_out(axis.begin % axis.stride) {
-        axis.positions = divide_up(axis.positions + left_out, together);
-        axis.begin /= together;
-        axis.taps /= together;
-        axis.stride = 1;
-    }
-    // Missing taps would add terms 0 * x, which are NaN if x is not finite.
-    static bool covers(const Axis& axis) { return axis.dilation == 1 && axis.taps % axis.stride == 0; }
-};
 
 // y = conv_transpose(x, w) + bias. Shapes are given as [N, C, spatial]; in memory, arrays are [N, spatial, C]. w is [C,
 // M, kernel] in memory, too. Constant weights may come packed.
@@ -102,7 +43,8 @@ class TransposedConvolution final : public Kernel {
     std::string implementation() const override { return "transposed:" + isa_; }
 
   private:
-    // A group of filters that are computed together: one block, or fewer in the last group.
+    // A group of filters that are computed together: one block, or fewer in the last group. If `direct_`, a group has
+    // all filters of a tap of the outer axis, and `filters` counts them for each tap of the inner axis.
     struct Group {
         std::int64_t first, filters;
         std::int64_t floats;  // of their taps, a multiple of half a block
@@ -133,7 +75,7 @@ class TransposedConvolution final : public Kernel {
     Columns columns(const Group& group) const;
     void fold();
     std::int64_t taps() const { return outer_.taps * inner_.taps; }
-    std::int64_t groups() const { return divide_up(filters_, table_.block); }
+    std::int64_t groups() const { return direct_ ? outer_.taps : divide_up(filters_, table_.block); }
     std::int64_t units() const { return images_ * line_parts_ * groups(); }
     std::size_t workers() const { return static_cast<std::size_t>(std::min<std::int64_t>(threads(), units())); }
     std::size_t weight_bytes() const;
@@ -142,6 +84,8 @@ class TransposedConvolution final : public Kernel {
         return folded_.together == 1 ? 0 : aligned(static_cast<std::size_t>(filters_) * sizeof(float));
     }
     void arrange(const float* w, float* to) const;
+    std::vector<std::int64_t> order_of_taps(std::int64_t number) const;
+    void run_direct(const float* x, const float* taps, const float* bias, float* y) const;
     void multiply(const float* image, const Group& group, const float* taps, std::int64_t begin, std::int64_t end,
                   float* kept) const;
     void compute(const Unit& unit, const float* taps, float* kept, Terms& terms) const;
@@ -155,6 +99,7 @@ class TransposedConvolution final : public Kernel {
     std::int64_t images_, channels_;
     std::int64_t filters_;  // filters of a folded position
     Axis outer_, inner_;
+    bool direct_ = false;  // products are written to the result, since no position has several terms
     bool single_ = false;  // one spatial axis, treated as the outer one: each position is a line with one column
     std::int64_t line_floats_ = 0;  // floats of a line of the result; if `single_`, of all positions
     Folded folded_;
@@ -217,9 +162,15 @@ TransposedConvolution::TransposedConvolution(const Dims& x, const Dims& w, const
     single_ = is_unit(inner_);
     inputs_.push_back({"bias", {filters_}, ElementType::f32, !bias});
     line_floats_ = (single_ ? outer_ : inner_).positions * filters_;
-    fold();
+    direct_ = !single_ && has_single_terms(outer_) && has_single_terms(inner_);
+    if (!direct_) {
+        fold();
+    }
     for (TensorSpec* spec : {&inputs_[0], &outputs_[0]}) {
         std::rotate(spec->shape.begin() + 1, spec->shape.begin() + 2, spec->shape.end());
+    }
+    if (direct_) {
+        return;
     }
     whole_ = columns(group(0));
     if (group(groups() - 1).filters != group(0).filters) {
@@ -246,6 +197,10 @@ void TransposedConvolution::fold() {
 }
 
 TransposedConvolution::Group TransposedConvolution::group(std::int64_t number) const {
+    if (direct_) {
+        const std::int64_t filters = inner_.taps * filters_;
+        return {number * filters, filters, divide_up(2 * filters, table_.block) * (table_.block / 2)};
+    }
     const std::int64_t first = number * table_.block;
     const std::int64_t filters = std::min(table_.block, filters_ - first);
     return {first, filters, divide_up(2 * taps() * filters, table_.block) * (table_.block / 2)};
@@ -274,7 +229,8 @@ std::size_t TransposedConvolution::kept_bytes() const {
 
 // The weights, then the bias of a position, then products for each thread.
 std::size_t TransposedConvolution::scratch_bytes() const {
-    return (packed_ ? 0 : weight_bytes()) + bias_bytes() + workers() * kept_bytes();
+    const std::size_t kept = direct_ ? 0 : bias_bytes() + workers() * kept_bytes();
+    return (packed_ ? 0 : weight_bytes()) + kept;
 }
 
 std::size_t TransposedConvolution::packed_bytes(int input) const {
@@ -284,7 +240,7 @@ std::size_t TransposedConvolution::packed_bytes(int input) const {
 
 std::string TransposedConvolution::packed_layout(int input) const {
     require_packed(input);
-    return implementation() + " " + to_string(inputs_[1].shape);
+    return implementation() + (direct_ ? " direct " : " ") + to_string(inputs_[1].shape);
 }
 
 void TransposedConvolution::pack(int input, const void* plain, void* packed) const {
@@ -292,20 +248,30 @@ void TransposedConvolution::pack(int input, const void* plain, void* packed) con
     arrange(static_cast<const float*>(plain), static_cast<float*>(packed));
 }
 
+// For each float of a group's taps, its position in [M, taps]; -1 if there is none.
+std::vector<std::int64_t> TransposedConvolution::order_of_taps(std::int64_t number) const {
+    const std::int64_t taps = outer_.taps * inner_.taps * folded_.together;
+    const Group g = group(number);
+    std::vector<std::int64_t> from;
+    const std::int64_t first_tap = direct_ ? number * inner_.taps : 0;
+    const std::int64_t last_tap = direct_ ? first_tap + inner_.taps : taps;
+    const std::int64_t first = direct_ ? 0 : g.first;
+    const std::int64_t filters = direct_ ? filters_ : g.filters / folded_.together;
+    for (std::int64_t tap = first_tap; tap < last_tap; ++tap) {
+        for (std::int64_t filter = first; filter < first + filters; ++filter) {
+            from.push_back(filter * taps + tap);
+        }
+    }
+    from.resize(static_cast<std::size_t>(g.floats), -1);
+    return from;
+}
+
 // Arranges w [C, M, taps]: for each group, blocks [C, block] of [taps, filters]. The last block is half as wide if the
 // rest fits.
 void TransposedConvolution::arrange(const float* w, float* to) const {
-    const std::int64_t taps = outer_.taps * inner_.taps * folded_.together;
-    std::vector<std::int64_t> from;  // for each element of [taps, filters], its position in [M, taps]
     for (std::int64_t number = 0; number < groups(); ++number) {
         const Group g = group(number);
-        from.clear();
-        for (std::int64_t tap = 0; tap < taps; ++tap) {
-            for (std::int64_t filter = 0; filter < g.filters / folded_.together; ++filter) {
-                from.push_back((g.first + filter) * taps + tap);
-            }
-        }
-        from.resize(static_cast<std::size_t>(g.floats), -1);
+        const std::vector<std::int64_t> from = order_of_taps(number);
         for (std::int64_t begin = 0; begin < g.floats; begin += table_.block) {
             const std::int64_t wide = std::min(table_.block, g.floats - begin);
             const std::int64_t* place = from.data() + begin;
@@ -414,6 +380,26 @@ void TransposedConvolution::add_up_columns(const Unit& unit, std::int64_t begin,
     table_.add_up(line);
 }
 
+// Each line of x gives as many lines of the result as the outer axis has taps.
+void TransposedConvolution::run_direct(const float* x, const float* taps, const float* bias, float* y) const {
+    const Group here = group(0);
+    const double products = static_cast<double>(inner_.size * channels_) * static_cast<double>(here.filters);
+    const double cost = kProductNanoseconds * products + kSumNanoseconds * static_cast<double>(line_floats_);
+    parallel_for(threads(), images_ * outer_.size * outer_.taps, cost, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t line = begin; line < end; ++line) {
+            float* to = y + line * line_floats_;
+            table_.multiply({x + line / outer_.taps * inner_.size * channels_, inner_.size, channels_,
+                             taps + line % outer_.taps * here.floats * channels_, here.filters, to});
+            for (std::int64_t position = 0; position < inner_.positions && bias != nullptr; ++position) {
+                float* const filters = to + position * filters_;
+                for (std::int64_t filter = 0; filter < filters_; ++filter) {
+                    filters[filter] += bias[filter];
+                }
+            }
+        }
+    });
+}
+
 void TransposedConvolution::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     const auto* taps = static_cast<const float*>(inputs[1]);
     if (!packed_) {
@@ -422,6 +408,9 @@ void TransposedConvolution::run(const void* const* inputs, void* const* outputs,
         scratch += weight_bytes();
     }
     const auto* bias = static_cast<const float*>(inputs[2]);
+    if (direct_) {
+        return run_direct(static_cast<const float*>(inputs[0]), taps, bias, static_cast<float*>(outputs[0]));
+    }
     if (bias != nullptr && folded_.together > 1) {
         const std::int64_t filters = filters_ / folded_.together;
         auto* repeated = reinterpret_cast<float*>(scratch);

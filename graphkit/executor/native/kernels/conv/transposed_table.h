@@ -8,13 +8,13 @@
 namespace graphkit {
 
 // products [count, floats] = elements of x, [count, channels], times the taps of some filters. The taps are in blocks,
-// [channels, block]; if half a block is left, the last one is [channels, block / 2].
+// [channels, block]; if at most half a block is left, the last one is [channels, block / 2].
 struct TransposedProduct {
     const float* x;
     std::int64_t count, channels;
-    const float* taps;
+    const float* taps;  // for `floats`, rounded up to half a block
     std::int64_t floats;
-    float* products;
+    float* products;  // nothing is written beyond them
 };
 
 // A line of the result. Each column is the bias plus the sum of the products at rows[r] + offset, for all rows and the

@@ -51,9 +51,9 @@ std::int64_t columns_of(const AroundAxis& around, int threads) {
     const std::int64_t passes = std::max<std::int64_t>((around.inner + kColumns - 1) / kColumns, 1);
     const std::int64_t share = (around.inner + passes - 1) / passes;
     std::int64_t columns = (share + kFewestColumns - 1) / kFewestColumns * kFewestColumns;
-    while (threads > 1 && columns > kFewestColumns &&
-           around.outer * (around.inner / columns) < 2 * std::int64_t{threads}) {
-        columns /= 2;
+    const auto parts = [&] { return around.outer * ((around.inner + columns - 1) / columns); };
+    while (threads > 1 && columns > kFewestColumns && parts() < threads) {
+        columns = (columns / 2 + kFewestColumns - 1) / kFewestColumns * kFewestColumns;
     }
     return columns;
 }

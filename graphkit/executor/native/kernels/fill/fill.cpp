@@ -1,6 +1,7 @@
 // Tensors that are computed from a few numbers: constants, ranges, one-hot rows, identity matrices.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <type_traits>
@@ -136,10 +137,23 @@ void Range::run(const void* const* inputs, void* const* outputs, std::byte*) con
             const auto start = static_cast<std::uint64_t>(*static_cast<const T*>(inputs[0]));
             const auto delta = static_cast<std::uint64_t>(*static_cast<const T*>(inputs[2]));
             auto* y = static_cast<T*>(outputs[0]);
-            parallel_for(threads(), outputs_[0].shape[0], 0.5, [&](std::int64_t begin, std::int64_t end) {
-                for (std::int64_t i = begin; i < end; ++i) {
-                    y[i] = static_cast<T>(start + static_cast<std::uint64_t>(i) * delta);
+            using Bits = std::make_unsigned_t<T>;
+            constexpr std::int64_t kLanes = 8;
+            parallel_for(threads(), outputs_[0].shape[0], 0.2, [&](std::int64_t begin, std::int64_t end) {
+                // Sums modulo 2^n are exact, and so vectors of sums replace products.
+                Bits values[kLanes];
+                for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+                    values[lane] = static_cast<Bits>(start + static_cast<std::uint64_t>(begin + lane) * delta);
                 }
+                const auto step = static_cast<Bits>(kLanes * delta);
+                std::int64_t i = begin;
+                for (; i + kLanes <= end; i += kLanes) {
+                    std::memcpy(y + i, values, sizeof values);
+                    for (Bits& value : values) {
+                        value = static_cast<Bits>(value + step);
+                    }
+                }
+                std::memcpy(y + i, values, static_cast<std::size_t>(end - i) * sizeof(T));
             });
         }
     });
@@ -367,10 +381,18 @@ void SizedRange::run_floats(const std::vector<Operand>& inputs, RunMemory& memor
     }
     const std::int64_t whole = length > 0 ? static_cast<std::int64_t>(length) : 0;
     auto* const y = static_cast<T*>(memory.result(0, {whole}));
-    parallel_for(threads(), y == nullptr ? 0 : whole, 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) {
+    // The loop with 32-bit positions is vectorised. Copies, since stores might change what a reference refers to.
+    const auto fill = [start, delta, y](auto i, auto end) {
+        for (; i < end; ++i) {
             y[i] = from_number<T>(start + static_cast<Wide>(i) * delta);
         }
+    };
+    parallel_for(threads(), y == nullptr ? 0 : whole, 0.5, [&](std::int64_t begin, std::int64_t end) {
+        const std::int64_t narrow = std::clamp<std::int64_t>(std::numeric_limits<std::int32_t>::max(), begin, end);
+        if (begin < narrow) {
+            fill(static_cast<std::int32_t>(begin), static_cast<std::int32_t>(narrow));
+        }
+        fill(narrow, end);
     });
 }
 

@@ -150,15 +150,38 @@ inline void store_truth(std::byte* y, Vector<SignedOf<T>> holds) {
     store_lanes(y, low_bytes<SignedOf<T>>(holds) & std::int8_t{1});
 }
 
+// y[i] = the truth of compute(i), with all bits set if true, for the first element i of each vector of T.
+template <typename T, int Operands, typename Compute>
+inline void store_truths(std::byte* y, const BlockOperand* x, std::int64_t count, Compute&& compute) {
+    std::int64_t i = 0;
+    while (count - i > kPiece<T>) {
+        prefetch_page(y + i);
+        for (int operand = 0; operand < Operands; ++operand) {
+            if (x[operand].mask != 0) {
+                prefetch_page(data<T>(x[operand]) + i);
+            }
+        }
+        for (const std::int64_t end = i + kPiece<T>; i < end; i += 2 * kLanes<T>) {
+            const auto first = compute(i);
+            const auto second = compute(i + kLanes<T>);
+            store_truth<T>(y + i, first);
+            store_truth<T>(y + i + kLanes<T>, second);
+        }
+    }
+    for (; i < count; i += kLanes<T>) {
+        store_truth<T>(y + i, compute(i));
+    }
+}
+
 template <typename F, typename T>
 void compare(std::byte* y, const BlockOperand* x, std::int64_t count) {
     const T* a = data<T>(x[0]);
     const T* b = data<T>(x[1]);
     const std::int64_t mask_a = x[0].mask;
     const std::int64_t mask_b = x[1].mask;
-    for (std::int64_t i = 0; i < count; i += kLanes<T>) {
-        store_truth<T>(y + i, F::template apply<T>(load(a + (i & mask_a)), load(b + (i & mask_b))));
-    }
+    store_truths<T, 2>(y, x, count, [&](std::int64_t i) {
+        return F::template apply<T>(load(a + (i & mask_a)), load(b + (i & mask_b)));
+    });
 }
 
 // T: an unsigned integer with the size of the elements.
@@ -237,9 +260,8 @@ void cast(std::byte* y, const BlockOperand* x, std::int64_t count) {
 template <typename From>
 void cast_to_bool(std::byte* y, const BlockOperand* x, std::int64_t count) {
     const From* a = data<From>(x[0]);
-    for (std::int64_t i = 0; i < count; i += kLanes<From>) {
-        store_truth<From>(y + i, load(a + (i & x[0].mask)) != From{0});
-    }
+    const std::int64_t mask = x[0].mask;
+    store_truths<From, 1>(y, x, count, [&](std::int64_t i) { return load(a + (i & mask)) != From{0}; });
 }
 
 // A single value is stored as one vector of copies: no more than that may be read.
@@ -441,6 +463,7 @@ struct TableBuilder {
         at<T>(Opcode::softplus) = &unary<functions::Softplus, T>;
         at<T>(Opcode::gelu_tanh) = &unary<functions::GeluTanh, T>;
         at<T>(Opcode::mish) = &unary<functions::Mish, T>;
+        at<T>(Opcode::softsign) = &unary<functions::Softsign, T>;
         at<T>(Opcode::threshold) = &binary<functions::Threshold, T>;
         at<T>(Opcode::unit_line) = &ternary<functions::UnitLine, T>;
         at<T>(Opcode::hard_swish_grad) = &binary<functions::HardSwishGrad, T>;

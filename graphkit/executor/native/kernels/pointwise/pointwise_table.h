@@ -31,7 +31,7 @@ namespace graphkit {
     X(floor, 1, 0.03) X(ceil, 1, 0.03) X(round, 1, 0.03) /* to even */                                      \
     X(sqrt, 1, 0.15) X(exp, 1, 0.15) X(expm1, 1, 0.2) /* of x <= 64 */ X(log, 1, 0.2)                       \
     X(tanh, 1, 0.25) X(sigmoid, 1, 0.25) X(erf, 1, 0.3) X(gelu, 1, 0.35) X(gelu_tanh, 1, 0.3)               \
-    X(softplus, 1, 0.5) X(mish, 1, 0.3)                                                                     \
+    X(softplus, 1, 0.5) X(mish, 1, 0.3) X(softsign, 1, 0.12)                                                \
     X(swish, 2, 0.25)    /* a sigmoid(a b) */                                                               \
     X(hard_swish_grad, 2, 0.06) /* 0 where b < -3, a where b > 3, else a (b / 3 + 1/2) */                   \
     X(prelu, 2, 0.04)    /* a where a >= 0, else a b */                                                     \

@@ -305,7 +305,7 @@ void IntegerProduct::block(const Run& run, std::int64_t item, std::byte* own) co
         }
     }
     if (gathers_ && !g.windows) {
-        gather(pointers, rows, own);
+        gather(run, pointers, rows, own);
     }
     const std::int64_t begin = g.y_begin.empty() ? part * g.columns : g.y_begin[static_cast<std::size_t>(part)];
     const ElementType type = outputs_[0].type;
@@ -332,13 +332,18 @@ void IntegerProduct::block(const Run& run, std::int64_t item, std::byte* own) co
     (dot_ ? functions_.dot_product : functions_.product)(block);
 }
 
-// Gathers rows with the terms of all taps, padded to whole groups of four.
-void IntegerProduct::gather(const std::uint8_t** rows, std::int64_t count, std::byte* own) const {
+// Gathers rows, padded to whole groups of four. If sums of bytes are not needed, a row is read in place, with the first
+// bytes of the next row: their weights are zero.
+void IntegerProduct::gather(const Run& run, const std::uint8_t** rows, std::int64_t count, std::byte* own) const {
     const std::int64_t length = quads_ * kTerms;
     const auto pointers = aligned(static_cast<std::size_t>(geometry_.taps * kBlockRows) * sizeof(void*));
     auto* gathered = reinterpret_cast<std::uint8_t*>(own + pointers);
     auto** made = reinterpret_cast<const std::uint8_t**>(gathered_pointers(own));
     for (std::int64_t r = 0; r < count; ++r) {
+        if (run.numbers.zeros == nullptr && length <= run.x_end - rows[r]) {
+            made[r] = rows[r];
+            continue;
+        }
         std::uint8_t* to = gathered + r * length;
         made[r] = to;
         std::memcpy(to, rows[r], static_cast<std::size_t>(geometry_.terms));

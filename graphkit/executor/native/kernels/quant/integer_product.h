@@ -70,7 +70,7 @@ class IntegerProduct : public Kernel {
     std::int64_t panel_bytes() const { return walk_taps_ * quads_ * functions_.lanes * kTerms; }
     void pack_columns(const std::int8_t* w, std::byte* packed, std::int64_t group, std::int64_t panel) const;
     void block(const Run& run, std::int64_t item, std::byte* own) const;
-    void gather(const std::uint8_t** rows, std::int64_t count, std::byte* own) const;
+    void gather(const Run& run, const std::uint8_t** rows, std::int64_t count, std::byte* own) const;
     void line_rows(const Run& run, std::int64_t first, std::int64_t count, std::byte* own) const;
     std::uint8_t* gather_line(const Run& run, const std::uint8_t* line, std::int64_t wide, std::uint8_t* to) const;
     void gather_windows(const Run& run, std::int64_t group, std::int64_t first, std::int64_t count,

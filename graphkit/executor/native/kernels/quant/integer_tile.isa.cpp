@@ -52,9 +52,11 @@ inline __attribute__((always_inline)) void finish(const IntegerBlock& block, con
     }
 }
 
-// Computes a tile of Rows x Vectors from row `first` and column `at` on. With Zeros, the sums of each row's bytes are
-// computed as well.
-template <typename Products, int Rows, int Vectors, bool Zeros, IntegerResult Result>
+// How a tile uses the bytes of x: as they are; with flipped bits; or with flipped bits, and their sums are subtracted.
+enum class Bytes : std::uint8_t { plain, flipped, summed };
+
+// Computes a tile of Rows x Vectors from row `first` and column `at` on.
+template <typename Products, int Rows, int Vectors, Bytes Use, IntegerResult Result>
 void tile(const IntegerBlock& block, std::int64_t first, std::int64_t at) {
     // A copy, since the compiler must assume that stored bytes may change `block`.
     const IntegerBlock mine = block;
@@ -87,8 +89,10 @@ void tile(const IntegerBlock& block, std::int64_t first, std::int64_t at) {
             }
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r) {
-                const auto x = Products::left(four_bytes(rows[r] + quad * kTerms) ^ flip);
-                if constexpr (Zeros) {
+                const Sums four = four_bytes(rows[r] + quad * kTerms);
+                // Flipping would need the execution units that multiply.
+                const auto x = Products::left(Use == Bytes::plain ? four : four ^ flip);
+                if constexpr (Use == Bytes::summed) {
                     Products::add(bytes[r], x, ones);
                 }
 #pragma GCC unroll 8
@@ -99,7 +103,7 @@ void tile(const IntegerBlock& block, std::int64_t first, std::int64_t at) {
             weights += kSums * kTerms;
         }
     }
-    if constexpr (Zeros) {
+    if constexpr (Use == Bytes::summed) {
         for (int v = 0; v < Vectors; ++v) {
             const Sums zeros = load(block.zeros + at + v * kSums);
             for (int r = 0; r < Rows; ++r) {
@@ -113,61 +117,61 @@ void tile(const IntegerBlock& block, std::int64_t first, std::int64_t at) {
     }
 }
 
-template <typename Products, int Vectors, bool Zeros, IntegerResult Result>
+template <typename Products, int Vectors, Bytes Use, IntegerResult Result>
 void rows_of(const IntegerBlock& block, std::int64_t at, int most) {
     std::int64_t row = 0;
     const std::int64_t rows = block.row_count;
     if (most == 6) {
         for (; row + 6 <= rows; row += 6) {
-            tile<Products, 6, Vectors, Zeros, Result>(block, row, at);
+            tile<Products, 6, Vectors, Use, Result>(block, row, at);
         }
     }
     for (; row + 4 <= rows; row += 4) {
-        tile<Products, 4, Vectors, Zeros, Result>(block, row, at);
+        tile<Products, 4, Vectors, Use, Result>(block, row, at);
     }
     for (; row + 2 <= rows; row += 2) {
-        tile<Products, 2, Vectors, Zeros, Result>(block, row, at);
+        tile<Products, 2, Vectors, Use, Result>(block, row, at);
     }
     if (row < rows) {
-        tile<Products, 1, Vectors, Zeros, Result>(block, row, at);
+        tile<Products, 1, Vectors, Use, Result>(block, row, at);
+    }
+}
+
+template <typename Products, int Vectors, int Rows, Bytes Use, IntegerResult Result>
+void columns_of(const IntegerBlock& block) {
+    const std::int64_t vectors = (block.columns + kSums - 1) / kSums;
+    std::int64_t at = 0;
+    if constexpr (Vectors == 4) {
+        for (; at + 4 <= vectors; at += 4) {
+            rows_of<Products, 4, Use, Result>(block, at * kSums, Rows);
+        }
+    }
+    for (; at + 2 <= vectors; at += 2) {
+        rows_of<Products, 2, Use, Result>(block, at * kSums, Rows);
+    }
+    if (at < vectors) {
+        rows_of<Products, 1, Use, Result>(block, at * kSums, Rows);
     }
 }
 
 template <typename Products, int Vectors, int Rows, IntegerResult Result>
-void columns_of(const IntegerBlock& block) {
-    const std::int64_t vectors = (block.columns + kSums - 1) / kSums;
-    std::int64_t at = 0;
-    if (block.zeros != nullptr) {
-        for (; at + 2 <= vectors; at += 2) {
-            rows_of<Products, 2, true, Result>(block, at * kSums, Rows);
-        }
-        if (at < vectors) {
-            rows_of<Products, 1, true, Result>(block, at * kSums, Rows);
-        }
-        return;
+void product_of(const IntegerBlock& block) {
+    if (block.zeros != nullptr) {  // the sums of bytes need registers
+        return columns_of<Products, 2, Rows, Bytes::summed, Result>(block);
     }
-    if constexpr (Vectors == 4) {
-        for (; at + 4 <= vectors; at += 4) {
-            rows_of<Products, 4, false, Result>(block, at * kSums, Rows);
-        }
-    }
-    for (; at + 2 <= vectors; at += 2) {
-        rows_of<Products, 2, false, Result>(block, at * kSums, Rows);
-    }
-    if (at < vectors) {
-        rows_of<Products, 1, false, Result>(block, at * kSums, Rows);
-    }
+    block.flip == 0 ? columns_of<Products, Vectors, Rows, Bytes::plain, Result>(block)
+                    : columns_of<Products, Vectors, Rows, Bytes::flipped, Result>(block);
 }
 
 template <typename Products, int Vectors, int Rows>
 void product(const IntegerBlock& block) {
     switch (block.result) {
         case IntegerResult::sums:
-            return columns_of<Products, Vectors, Rows, IntegerResult::sums>(block);
+            return product_of<Products, Vectors, Rows, IntegerResult::sums>(block);
         case IntegerResult::bytes:
-            return columns_of<Products, Vectors, Rows, IntegerResult::bytes>(block);
+            return product_of<Products, Vectors, Rows, IntegerResult::bytes>(block);
         case IntegerResult::reals:
-            return columns_of<Products, Vectors, Rows, IntegerResult::reals>(block);
+            return product_of<Products, Vectors, Rows, IntegerResult::reals>(block);
     }
 }
 

@@ -16,6 +16,9 @@ namespace {
 constexpr std::int64_t kChunkRows = 128;
 // Depth of the part of a panel that stays in the cache while rows are processed.
 constexpr std::int64_t kDepth = 512;
+// With at most this number of sequences, the sums of this number of blocks are computed before their states.
+constexpr std::int64_t kFewSequences = 2;
+constexpr std::int64_t kBlocksTogether = 16;
 constexpr std::int64_t kLine = static_cast<std::int64_t>(kAlignment / sizeof(float));
 
 enum Input : std::size_t { kX, kW, kR, kB, kLengths, kInitialH, kInitialC, kPeepholes };
@@ -311,66 +314,88 @@ void Recurrent::project(const Run& run, const Part& part, std::int64_t first) co
     }
 }
 
-// Computes step `number` of the recurrence or, for a GRU, one half of it.
-void Recurrent::step(const Run& run, const Part& part, std::int64_t number, CellKind kind) const {
+// The part of step `number` that computes one block of units; for a GRU, of one half of the step.
+CellBlock Recurrent::block_of(const Run& run, const Part& part, std::int64_t number, CellKind kind,
+                              std::int64_t item) const {
     const std::int64_t lanes = table_.lanes;
     const bool second = kind == CellKind::gru_output;
     const std::int64_t vectors = kind == CellKind::gru_gates ? 2 : second ? 1 : gates_;
     const auto* panels = packed_[1] ? run.in(kR) : run.at(panels_at_[1]);
-    for (std::int64_t i = part.item_begin; i < part.item_end; ++i) {
-        // Alternate the direction, so that a step finds in the cache the panels that the previous step used last.
-        const std::int64_t item = number % 2 == 0 ? i : part.item_begin + part.item_end - 1 - i;
-        const std::int64_t direction = item / blocks_;
-        const std::int64_t column = item % blocks_ * lanes;
-        const std::int64_t time = layer_.reversed[direction] ? steps_ - 1 - number : number;
-        const std::int64_t state = direction * batch_ * padded_;
-        const float* h = run.at(h_at_[number % 2]) + state;
-        const float* reset = run.at(reset_at_) + state;
-        const std::int64_t y_sequence = batch_first_ ? steps_ * directions_ * hidden_ : hidden_;
-        const std::int64_t y_first =
-            (batch_first_ ? time * directions_ + direction : (time * directions_ + direction) * batch_) * hidden_;
-        float* y = run.out(0);
-        const std::int64_t saved = (direction * steps_ + time) * batch_;
-        // Returns the place of this step in output `position`, a saved array; null if it is not used.
-        const auto saving = [&](std::size_t position, std::int64_t columns) -> float* {
-            float* to = saved_gates_ == 0 ? nullptr : run.out(position);
-            return to == nullptr ? nullptr : to + saved * columns + column;
-        };
-        const std::size_t states = has_cell_ ? 2 : 1;
-        CellBlock block{
-            .kind = kind,
-            .input_forget = input_forget_,
-            .split = batch_ * vectors < 8 ? kMaxSplit : 1,
-            .functions = {layer_.functions[direction][0], layer_.functions[direction][1],
-                          layer_.functions[direction][2]},
-            .clip = clip_,
-            .begin = part.batch_begin,
-            .end = part.batch_end,
-            .depth = hidden_,
-            .panel = panels + item * panel_size(kR) + (second ? 2 * hidden_ * lanes : 0),
-            .left = second ? reset : h,
-            .projected = run.at(projected_at_) + (item * chunk_ + number % chunk_) * batch_ * gates_ * lanes,
-            .projected_step = gates_ * lanes,
-            .bias = run.at(recurrent_bias_at_) + item * lanes,
-            .peepholes =
-                has_cell_ && run.in(kPeepholes) != nullptr ? run.at(peepholes_at_) + item * 3 * lanes : nullptr,
-            .state_step = padded_,
-            .h = h + column,
-            .h_next = run.at(h_at_[(number + 1) % 2]) + state + column,
-            .c = run.at(c_at_) + state + column,
-            .reset = run.at(reset_at_) + state + column,
-            .y = y == nullptr ? nullptr : y + y_first + column,
-            .y_step = y_sequence,
-            .saved_gates = saving(1 + states, saved_gates_ * hidden_),
-            .saved_gates_step = saved_gates_ * hidden_,
-            .saved_h = saving(2 + states, hidden_),
-            .saved_c = has_cell_ ? saving(3 + states, hidden_) : nullptr,
-            .saved_step = hidden_,
-            .units = std::min(lanes, hidden_ - column),
-            .lengths = static_cast<const std::int32_t*>(run.inputs[kLengths]),
-            .time = time,
-        };
-        table_.step(block);
+    const std::int64_t direction = item / blocks_;
+    const std::int64_t column = item % blocks_ * lanes;
+    const std::int64_t time = layer_.reversed[direction] ? steps_ - 1 - number : number;
+    const std::int64_t state = direction * batch_ * padded_;
+    const float* h = run.at(h_at_[number % 2]) + state;
+    const float* reset = run.at(reset_at_) + state;
+    const std::int64_t y_sequence = batch_first_ ? steps_ * directions_ * hidden_ : hidden_;
+    const std::int64_t y_first =
+        (batch_first_ ? time * directions_ + direction : (time * directions_ + direction) * batch_) * hidden_;
+    float* y = run.out(0);
+    const std::int64_t saved = (direction * steps_ + time) * batch_;
+    // Returns the place of this step in output `position`, a saved array; null if it is not used.
+    const auto saving = [&](std::size_t position, std::int64_t columns) -> float* {
+        float* to = saved_gates_ == 0 ? nullptr : run.out(position);
+        return to == nullptr ? nullptr : to + saved * columns + column;
+    };
+    const std::size_t states = has_cell_ ? 2 : 1;
+    return {
+        .kind = kind,
+        .part = CellPart::whole,
+        .input_forget = input_forget_,
+        .split = batch_ * vectors < 8 ? kMaxSplit : 1,
+        .functions = {layer_.functions[direction][0], layer_.functions[direction][1], layer_.functions[direction][2]},
+        .clip = clip_,
+        .begin = part.batch_begin,
+        .end = part.batch_end,
+        .depth = hidden_,
+        .panel = panels + item * panel_size(kR) + (second ? 2 * hidden_ * lanes : 0),
+        .left = second ? reset : h,
+        .projected = run.at(projected_at_) + (item * chunk_ + number % chunk_) * batch_ * gates_ * lanes,
+        .projected_step = gates_ * lanes,
+        .bias = run.at(recurrent_bias_at_) + item * lanes,
+        .peepholes = has_cell_ && run.in(kPeepholes) != nullptr ? run.at(peepholes_at_) + item * 3 * lanes : nullptr,
+        .state_step = padded_,
+        .h = h + column,
+        .h_next = run.at(h_at_[(number + 1) % 2]) + state + column,
+        .c = run.at(c_at_) + state + column,
+        .reset = run.at(reset_at_) + state + column,
+        .y = y == nullptr ? nullptr : y + y_first + column,
+        .y_step = y_sequence,
+        .saved_gates = saving(1 + states, saved_gates_ * hidden_),
+        .saved_gates_step = saved_gates_ * hidden_,
+        .saved_h = saving(2 + states, hidden_),
+        .saved_c = has_cell_ ? saving(3 + states, hidden_) : nullptr,
+        .saved_step = hidden_,
+        .units = std::min(lanes, hidden_ - column),
+        .lengths = static_cast<const std::int32_t*>(run.inputs[kLengths]),
+        .time = time,
+    };
+}
+
+// Computes step `number` of the recurrence or, for a GRU, one half of it.
+void Recurrent::step(const Run& run, const Part& part, std::int64_t number, CellKind kind) const {
+    // Alternate the direction, so that a step finds in the cache the panels that the previous step used last.
+    const auto item = [&](std::int64_t i) { return number % 2 == 0 ? i : part.item_begin + part.item_end - 1 - i; };
+    const bool parts =
+        (kind == CellKind::lstm || kind == CellKind::rnn) && part.batch_end - part.batch_begin <= kFewSequences;
+    if (!parts) {
+        for (std::int64_t i = part.item_begin; i < part.item_end; ++i) {
+            table_.step(block_of(run, part, number, kind, item(i)));
+        }
+        return;
+    }
+    CellBlock blocks[kBlocksTogether];
+    for (std::int64_t begin = part.item_begin; begin < part.item_end; begin += kBlocksTogether) {
+        const std::int64_t count = std::min(kBlocksTogether, part.item_end - begin);
+        for (std::int64_t i = 0; i < count; ++i) {
+            blocks[i] = block_of(run, part, number, kind, item(begin + i));
+            blocks[i].part = CellPart::sums;
+            table_.step(blocks[i]);
+        }
+        for (std::int64_t i = 0; i < count; ++i) {
+            blocks[i].part = CellPart::states;
+            table_.step(blocks[i]);
+        }
     }
 }
 

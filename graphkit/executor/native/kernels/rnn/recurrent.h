@@ -48,6 +48,7 @@ class Recurrent final : public Kernel {
     Part part_of(std::int64_t chunk) const;
     void prepare(const Run& run, std::int64_t chunk) const;
     void project(const Run& run, const Part& part, std::int64_t first) const;
+    CellBlock block_of(const Run& run, const Part& part, std::int64_t number, CellKind kind, std::int64_t item) const;
     void step(const Run& run, const Part& part, std::int64_t number, CellKind kind) const;
     void write_states(const Run& run, const Part& part) const;
     void run_sequences(const Run& run, const Part& part) const;

@@ -159,6 +159,14 @@ inline void save(const CellBlock& b, std::int64_t r, const Floats (&gates)[produ
     }
 }
 
+// Computes the state of sequence r from its gates. Not inlined: compilers may round a sum of two products in two ways,
+// and all calls must give the same bits.
+template <CellKind Kind>
+[[gnu::noinline]] void update_state(const CellBlock& b, std::int64_t r, const Floats (&gates)[products(Kind)]) {
+    save<Kind>(b, r, gates);
+    finish(b, r, cell<Kind>(b, r, b.projected + r * b.projected_step, gates));
+}
+
 template <CellKind Kind, int Split>
 void step_rows(const CellBlock& b) {
     constexpr int V = products(Kind);
@@ -174,20 +182,63 @@ void step_rows(const CellBlock& b) {
         multiply<V, Rows, Split>(left, b.depth, b.panel, gates);
         for (int i = 0; i < Rows; ++i) {
             const std::int64_t r = first + i;
-            save<Kind>(b, r, gates[i]);
             if constexpr (Kind == CellKind::gru_gates) {
+                save<Kind>(b, r, gates[i]);
                 const std::int64_t at = r * b.state_step;
                 store(b.c + at, apply(b.functions[0], clipped(gates[i][0], b.clip)));
                 store(b.reset + at, apply(b.functions[0], clipped(gates[i][1], b.clip)) * load(b.h + at));
             } else {
-                finish(b, r, cell<Kind>(b, r, b.projected + r * b.projected_step, gates[i]));
+                update_state<Kind>(b, r, gates[i]);
+            }
+        }
+    });
+}
+
+// Adds the products with h to `projected`.
+template <CellKind Kind, int Split>
+void add_sums(const CellBlock& b) {
+    constexpr int V = products(Kind);
+    for_tiles(b.begin, b.end, [&]<int Rows>(std::int64_t first) {
+        const float* left[Rows];
+        Row<V> gates[Rows];
+        for (int r = 0; r < Rows; ++r) {
+            left[r] = b.left + (first + r) * b.state_step;
+            for (int v = 0; v < V; ++v) {
+                gates[r][v] = load(b.projected + (first + r) * b.projected_step + v * kUnits);
+            }
+        }
+        multiply<V, Rows, Split>(left, b.depth, b.panel, gates);
+        for (int r = 0; r < Rows; ++r) {
+            for (int v = 0; v < V; ++v) {
+                store(b.projected + (first + r) * b.projected_step + v * kUnits, gates[r][v]);
             }
         }
     });
 }
 
 template <CellKind Kind>
+void update_states(const CellBlock& b) {
+    constexpr int V = products(Kind);
+    for (std::int64_t r = b.begin; r < b.end; ++r) {
+        const float* projected = b.projected + r * b.projected_step;
+        Row<V> gates;
+        for (int v = 0; v < V; ++v) {
+            gates[v] = load(projected + v * kUnits);
+        }
+        update_state<Kind>(b, r, gates);
+    }
+}
+
+template <CellKind Kind>
 void step_split(const CellBlock& b) {
+    if constexpr (Kind == CellKind::lstm || Kind == CellKind::rnn) {
+        if (b.part == CellPart::sums) {
+            return b.split == 1 ? add_sums<Kind, 1>(b) : add_sums<Kind, kMaxSplit>(b);
+        }
+        if (b.part == CellPart::states) {
+            return update_states<Kind>(b);
+        }
+    }
     b.split == 1 ? step_rows<Kind, 1>(b) : step_rows<Kind, kMaxSplit>(b);
 }
 

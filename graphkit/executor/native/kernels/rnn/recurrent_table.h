@@ -61,10 +61,20 @@ struct ProjectionBlock {
     int split;
 };
 
+// The part of a step that a call computes. An LSTM or RNN can compute the sums of several blocks, and then their
+// states: if there are few sequences, the long chain of activations of one block would delay the products of the next
+// block.
+enum class CellPart : std::uint8_t {
+    whole,
+    sums,    // stored in `projected`
+    states,  // from the sums in `projected`
+};
+
 // One step of one block of units, for the sequences [begin, end). Pointers are those of sequence 0; steps are those
 // between sequences.
 struct CellBlock {
     CellKind kind;
+    CellPart part;
     bool input_forget;
     int split;
     GateActivation functions[3];
@@ -74,7 +84,7 @@ struct CellBlock {
     std::int64_t depth;           // number of hidden units
     const float* panel;
     const float* left;            // h of all units (gru_output: reset h)
-    const float* projected;       // this block's part of the input's product
+    float* projected;             // this block's part of the input's product
     std::int64_t projected_step;
     const float* bias;            // GRU: the recurrent bias of the last gate [lanes]
     const float* peepholes;       // LSTM: [3][lanes] of i, o, f, or null

@@ -13,9 +13,11 @@ constexpr int kTileRows = kVectorBytes == 64 ? 6 : 3;
 template <int V>
 using Row = Floats[V];
 
-// sums[r] += left[r] @ panel; the sum over the depth is split into `Split` interleaved sums.
+// sums[r] += left[r] @ panel; the sum over the depth is split into `Split` interleaved sums. Inlined everywhere,
+// because the sums of a function that is called are in memory.
 template <int V, int Rows, int Split>
-inline void multiply(const float* const (&left)[Rows], std::int64_t depth, const float* panel, Row<V> (&sums)[Rows]) {
+[[gnu::always_inline]] inline void multiply(const float* const (&left)[Rows], std::int64_t depth, const float* panel,
+                                            Row<V> (&sums)[Rows]) {
     Row<V> parts[Split][Rows];
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {

@@ -10,6 +10,10 @@
 namespace graphkit {
 namespace {
 
+constexpr std::int64_t kLine = 64;
+// Bytes of the next run of slices that are prefetched while a run is copied.
+constexpr std::int64_t kPrefetched = 256;
+
 // x of any shape, condition [n] -> the selected slices of x; without an axis, the selected elements of the flattened x.
 // Any element type. The condition may be shorter than the axis. It may be longer if it is false there.
 class Compress final : public DataDependentKernel {
@@ -21,6 +25,35 @@ class Compress final : public DataDependentKernel {
   private:
     std::optional<std::int64_t> axis_;
 };
+
+template <typename T>
+void copy_elements(const std::byte* from, const std::int64_t* places, std::int64_t count, std::byte* to) {
+    for (std::int64_t i = 0; i < count; ++i) {
+        store_element(to + i * static_cast<std::int64_t>(sizeof(T)),
+                      load_element<T>(from + places[i] * static_cast<std::int64_t>(sizeof(T))));
+    }
+}
+
+// Copies the slices at `places`, which increase, to adjacent memory. Adjacent slices are copied together.
+void copy_slices(const std::byte* from, const std::int64_t* places, std::int64_t count, std::int64_t slice,
+                 std::byte* to) {
+    for (std::int64_t i = 0; i < count;) {
+        std::int64_t next = i + 1;
+        while (next < count && places[next] == places[next - 1] + 1) {
+            ++next;
+        }
+        const std::int64_t bytes = (next - i) * slice;
+        if (next < count) {  // the processor's own prefetchers do not know where the next run begins
+            const std::byte* const there = from + places[next] * slice;
+            for (std::int64_t line = 0; line < std::min(slice, kPrefetched); line += kLine) {
+                __builtin_prefetch(there + line);
+            }
+        }
+        copy_bytes(to, from + places[i] * slice, static_cast<std::size_t>(bytes));
+        to += bytes;
+        i = next;
+    }
+}
 
 }  // namespace
 
@@ -55,22 +88,18 @@ void Compress::run(const std::vector<Operand>& inputs, RunMemory& memory) const 
     const auto* const from = static_cast<const std::byte*>(x.data);
     const double cost = 1 + 2 * static_cast<double>(slice) / kBytesPerNanosecond;
     parallel_for(threads(), around.outer * found, cost, [&](std::int64_t begin, std::int64_t end) {
-        const auto each = [&](auto&& copy) {
-            for (std::int64_t row = begin; row < end;) {
-                const std::byte* const source = from + row / found * around.size * slice;
-                const std::int64_t last = std::min(end, (row / found + 1) * found);
-                for (std::int64_t i = row % found; row < last; ++row, ++i) {
-                    copy(y + row * slice, source + places[i] * slice);
-                }
+        for (std::int64_t row = begin; row < end;) {
+            const std::byte* const source = from + row / found * around.size * slice;
+            const std::int64_t first = row % found;
+            const std::int64_t count = std::min(end - row, found - first);
+            if (around.inner == 1) {
+                with_element(static_cast<std::size_t>(item), [&](auto element) {
+                    copy_elements<decltype(element)>(source, places + first, count, y + row * slice);
+                });
+            } else {
+                copy_slices(source, places + first, count, slice, y + row * slice);
             }
-        };
-        if (around.inner == 1) {
-            with_element(static_cast<std::size_t>(item), [&](auto element) {
-                using T = decltype(element);
-                each([](std::byte* to, const std::byte* at) { store_element(to, load_element<T>(at)); });
-            });
-        } else {
-            each([slice](std::byte* to, const std::byte* at) { copy_bytes(to, at, static_cast<std::size_t>(slice)); });
+            row += count;
         }
     });
 }
