@@ -218,14 +218,15 @@ def _key_of_one_call(y: NDArray) -> Any:
     inputs = origin.node.inputs
     if deferred is None or inputs is None:
         return None
-    arrays = []
+    seen = set()
+    key = [call.number, origin.index]
     for used in inputs:
-        if used.origin is not None:
+        x = used.array
+        if used.origin is not None or id(x) in seen:
             return None
-        arrays.append(used.array)
-    if len(set(map(id, arrays))) < len(arrays):
-        return None
-    return (call.number, origin.index, *[bool(x._grad_req) for x in arrays])
+        seen.add(id(x))
+        key.append(x._grad_req != "")
+    return tuple(key)
 
 
 def _backward_of_one_call(found: _Gradients, node: TapeNode) -> Backward | None:

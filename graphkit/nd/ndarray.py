@@ -210,7 +210,8 @@ class NDArray(Value):
 
     def wait_to_read(self) -> None:
         """Wait until the elements are computed. Raises the error of the operation that failed to compute them."""
-        error = queue().wait(self._memory.readable())
+        memory = self._memory
+        error = queue().wait(memory.state if memory.maker is None else memory.readable())
         if error is not None:
             raise fresh(error)
 
@@ -239,7 +240,8 @@ class NDArray(Value):
         if self._data.size != 1:
             raise UsageError(f"asscalar of {self.describe()}: the array must have one element")
         found = self._elements().item()
-        return float(found) if self.tensor.dtype is DType.BFLOAT16 else found
+        # Most numbers are floats, and reading the dtype takes longer than reading the element.
+        return float(found) if type(found) is not float and self.tensor.dtype is DType.BFLOAT16 else found
 
     def item(self, *place: Any) -> Any:
         """Wait, and return one element as a Python number: the only one, that at a position, or at an index."""

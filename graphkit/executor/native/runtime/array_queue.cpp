@@ -151,6 +151,10 @@ std::shared_ptr<const Failure> ArrayQueue::wait(const ArrayStatePtr& state, cons
     return failure;
 }
 
+bool ArrayQueue::is_readable(const ArrayState& state, const VariablePtr& variable) const {
+    return engine_.is_readable(variable) && state.failure() == nullptr;
+}
+
 std::shared_ptr<const Failure> ArrayQueue::wait_all(const Engine::Poll& poll) {
     const std::shared_ptr<const Failure> failure = engine_.wait_all(poll);
     return failure == nullptr ? unreported_->take_oldest() : failure;

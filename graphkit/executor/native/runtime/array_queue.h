@@ -88,6 +88,8 @@ class ArrayQueue {
     // is that of the array.
     std::shared_ptr<const Failure> wait(const ArrayStatePtr& state, const VariablePtr& variable, bool exclusive,
                                         const Engine::Poll& poll);
+    // Whether wait(state, variable, false) would return null at once.
+    bool is_readable(const ArrayState& state, const VariablePtr& variable) const;
     // Waits for all operations. Returns the oldest failure that no wait has returned yet.
     std::shared_ptr<const Failure> wait_all(const Engine::Poll& poll);
 

@@ -129,6 +129,10 @@ nb::object wait_array(BoundArrayQueue& self, const BoundArrayState& state, bool 
     std::shared_ptr<const Failure> failure;
     const ArrayStatePtr held = state.state;
     const VariablePtr variable = self.queue.variable_of(*held);
+    if (!exclusive && self.queue.is_readable(*held, variable)) {
+        orphans().drop();
+        return nb::none();
+    }
     {
         const WithoutGil no_gil;
         failure = self.queue.wait(held, variable, exclusive, poll_signals);

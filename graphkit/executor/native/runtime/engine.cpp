@@ -332,6 +332,14 @@ std::shared_ptr<const Failure> Engine::State::wait(const VariablePtr& variable, 
     return mark->failure;
 }
 
+bool Engine::State::is_readable(const Variable& variable) const {
+    if (elsewhere() || current == id_) {
+        return false;
+    }
+    const std::lock_guard lock(mutex_);
+    return variable.failure == nullptr && variable.is_readable();
+}
+
 std::shared_ptr<const Failure> Engine::State::wait_all(const Poll& poll) {
     check_waiter();
     Lock lock(mutex_);
@@ -407,6 +415,10 @@ void Engine::push(std::string name, Work work, const Variables& reads, const Var
 
 std::shared_ptr<const Failure> Engine::wait(const VariablePtr& variable, bool exclusive, const Poll& poll) {
     return state_->wait(variable, exclusive, poll);
+}
+
+bool Engine::is_readable(const VariablePtr& variable) const {
+    return state_->is_readable(*variable);
 }
 
 std::shared_ptr<const Failure> Engine::wait_all(const Poll& poll) {

@@ -83,6 +83,9 @@ class Engine {
     // in a worker of this engine.
     std::shared_ptr<const Failure> wait(const VariablePtr& variable, bool exclusive, const Poll& poll);
 
+    // Whether wait(variable, false) would return null at once. It may return false in other cases, too.
+    bool is_readable(const VariablePtr& variable) const;
+
     // Waits for all operations pushed before. Returns the oldest failure that no wait has returned yet; after that all
     // variables are usable again.
     std::shared_ptr<const Failure> wait_all(const Poll& poll);

@@ -22,6 +22,7 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
     void start();
     void push(EngineOperation&& made, const Variables& reads, const Variables& writes);
     std::shared_ptr<const Failure> wait(const VariablePtr& variable, bool exclusive, const Poll& poll);
+    bool is_readable(const Variable& variable) const;
     std::shared_ptr<const Failure> wait_all(const Poll& poll);
     void cancel();
     void stop();

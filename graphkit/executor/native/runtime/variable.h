@@ -55,6 +55,9 @@ class Variable {
     // `ready`.
     void leave(bool write, std::vector<EngineOperation*>& ready);
 
+    // Whether no operation writes it or will do so.
+    bool is_readable() const { return !writing_ && first_ == nullptr; }
+
     const std::uint64_t engine;
     std::uint64_t named_by = kNever;  // sequence number of the last operation pushed with it
     std::shared_ptr<const Failure> failure;  // of the last operation that wrote it
