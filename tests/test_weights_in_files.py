@@ -252,11 +252,11 @@ print(loaded, resident("RssAnon") - before, resident("VmHWM") - resident("VmRSS"
 @pytest.mark.parametrize("storage", [full("inside"), "external", full("json")])
 def test_what_is_packed_is_not_resident_besides(tmp_path: Path, storage: str) -> None:
     weights = 6 * 2048 * 2048 * 4
+    drawn = rng.standard_normal((2048, 2048), np.float32)
     for name, layers, width in (("small", 1, 16), ("large", 6, 2048)):
         nodes, tensors = [], []
         for i in range(layers):
-            shape = (2048, width)
-            tensors.append(numpy_helper.from_array(rng.standard_normal(shape, np.float32), f"w{i}"))
+            tensors.append(numpy_helper.from_array(drawn[:, :width] + np.float32(i), f"w{i}"))
             nodes.append(helper.make_node("MatMul", [f"h{i}", f"w{i}"], [f"h{i + 1}"]))
         inputs = [helper.make_tensor_value_info("h0", TensorProto.FLOAT, ["N", 2048])]
         outputs = [helper.make_tensor_value_info(f"h{layers}", TensorProto.FLOAT, None)]

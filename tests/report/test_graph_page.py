@@ -296,8 +296,8 @@ def test_large_graphs_are_divided_into_groups(name, monkeypatch):
 
 
 def test_work_grows_linearly(steps, monkeypatch):
-    monkeypatch.setattr("graphkit.report.graph_views.MOST_NODES", 200)
-    small, large = (chain(n) for n in (500, 2000))
+    monkeypatch.setattr("graphkit.report.graph_views.MOST_NODES", 100)
+    small, large = (chain(n) for n in (250, 1000))
     few, many = (steps(lambda net=net: graph_page(net)) for net in (small, large))
     assert many < 4.6 * few
     assert MOST_NODES == 5_000

@@ -12,7 +12,7 @@ from combinations import in_one_item
 from compiled_graph import Native, body, draw, value
 
 import graphkit as gk
-from graphkit.checks.samples import Case, all_cases
+from graphkit.checks.samples import Case, _is_literal, dtypes_of, make_case, samples_of
 from graphkit.errors import OutOfMemory, RuntimeFailure, TypeMismatch, UnsupportedError
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.registry import make_kernel
@@ -46,17 +46,19 @@ def is_interpreted(case: Case) -> bool:
 
 def with_constants(cls: type[Op]) -> Iterator[Case]:
     """One case for each sample that has integers or float32 as constants."""
-    found = set()
-    for case in all_cases(cls):
-        arrays = [a for a in case.arrays if a is not None]
-        constants = [a for a, fixed in zip(case.arrays, case.is_constant, strict=True) if fixed and a is not None]
-        name = case.name.rpartition("-")[0]
-        if not constants or name in found or any(not isinstance(a, np.ndarray) or a.dtype == object for a in arrays):
-            continue
-        plain = all(a.dtype.kind in "iub" or a.dtype == np.float32 for a in constants)
-        if plain and case.has_tensors_only:  # it makes a graph
-            found.add(name)
-            yield case
+    for number, sample in enumerate(samples_of(cls)):
+        if any(map(_is_literal, sample.inputs)):
+            cases = (make_case(cls, number, dtype) for dtype in dtypes_of(cls, sample))
+            yield from islice(filter(has_plain_constants, cases), 1)
+
+
+def has_plain_constants(case: Case) -> bool:
+    """Whether the case makes a graph with constants, all of integers or float32."""
+    arrays = [a for a in case.arrays if a is not None]
+    constants = [a for a, fixed in zip(case.arrays, case.is_constant, strict=True) if fixed and a is not None]
+    if not constants or any(not isinstance(a, np.ndarray) or a.dtype == object for a in arrays):
+        return False
+    return all(a.dtype.kind in "iub" or a.dtype == np.float32 for a in constants) and case.has_tensors_only
 
 
 def natively(case: Case, *, fed: bool) -> list[np.ndarray] | None:

@@ -38,31 +38,41 @@ class Example:
         self.geometry = Conv(**self.attributes).geometry(self.x.shape, self.w.shape)
         g = self.geometry
         self.window = native.Window(g.strides, g.dilations, g.begin, g.end)
+        # The operands of the last call of `product`, and its result.
+        self._multiplied: tuple[bytes, bytes] | None = None
+        self._product = np.empty(0)
 
     def __str__(self) -> str:
         return str((self.x_shape, self.filters, self.kernel, self.attributes))
 
     def product(self) -> np.ndarray:
-        """The result in float64, [N, M, *spatial]."""
-        return Conv(**self.attributes).reference(numpy_xp, self.x.astype(np.float64), self.w.astype(np.float64))
+        """The result in float64, [N, M, *spatial]. It is computed again only if x or w has changed."""
+        operands = self.x.tobytes(), self.w.tobytes()
+        if operands != self._multiplied:
+            x, w = self.x.astype(np.float64), self.w.astype(np.float64)
+            self._multiplied, self._product = operands, Conv(**self.attributes).reference(numpy_xp, x, w)
+        return self._product.copy()
 
     def inside_sum(self) -> np.ndarray:
         """The product in float64, channels last, without terms of padding."""
         x, w = last(self.x).astype(np.float64), self.w.astype(np.float64)
         y = last(Conv(**self.attributes).reference(numpy_xp, np.zeros(self.x.shape), np.zeros(w.shape)))
         for tap in itertools.product(*map(range, self.kernel)):
-            for place in itertools.product(*map(range, y.shape[1:-1])):
-                at = [
-                    p * stride + t * dilation - begin
-                    for p, t, stride, dilation, begin in zip(
-                        place, tap, self.geometry.strides, self.geometry.dilations, self.geometry.begin, strict=True
-                    )
-                ]
-                if all(0 <= a < size for a, size in zip(at, x.shape[1:-1], strict=True)):
-                    with np.errstate(invalid="ignore"):
-                        terms = x[(slice(None), *at, None)] * w[(None, slice(None), slice(None), *tap)]
-                        y[(slice(None), *place)] += terms.sum(-1)
+            places, taken = zip(*map(self._inside, range(len(tap)), tap, y.shape[1:-1]), strict=True)
+            with np.errstate(invalid="ignore"):
+                terms = x[(slice(None), *np.ix_(*taken), None)] * w[(slice(None), slice(None), *tap)]
+                y[(slice(None), *np.ix_(*places))] += terms.sum(-1)
         return y
+
+    def _inside(self, axis: int, tap: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the places of the result along a spatial axis where a tap reads no padding, and where it reads x.
+
+        size: the result's size along the axis.
+        """
+        g = self.geometry
+        taken = np.arange(size) * g.strides[axis] + tap * g.dilations[axis] - g.begin[axis]
+        inside = (taken >= 0) & (taken < self.x_shape[2 + axis])
+        return np.flatnonzero(inside), taken[inside]
 
 
 def run(kernel: Any, shape: tuple[int, ...], x: np.ndarray, w: np.ndarray, *others: np.ndarray | None) -> np.ndarray:
