@@ -1,4 +1,4 @@
-"""Damaged recipes of kernels: make the kernels, and run those that can be made between pages that nobody may access.
+"""Damaged recipes of kernels: make the kernels, and run those that can be made between pages that no code may access.
 
 Run as a program by test_damaged_recipes.py: a process that reads or writes elsewhere ends.
 """
@@ -77,7 +77,7 @@ def damaged(recipe, rng):
 
 
 class Guarded:
-    """Memory between two pages that nobody may access."""
+    """Memory between two pages that no code may access."""
 
     def __init__(self):
         self._memory = mmap.mmap(-1, MOST_BYTES + 2 * PAGE)

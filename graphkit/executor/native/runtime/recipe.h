@@ -15,9 +15,9 @@
 //
 // RecipeFunction does the same for a function that makes kernels.
 //
-// A file may contain any arguments. So constructors check them: a kernel that was made stays inside of the operands that
-// it declares, and of its working memory. make_kernel checks the shapes that it gives to factories, and RecipeConstructor
-// its arguments of type Dims, which must be shapes. Others call require_shape.
+// A file may contain any arguments. So constructors check them: a kernel that was made stays inside of the operands
+// that it declares, and of its working memory. make_kernel checks the shapes that it gives to factories, and
+// RecipeConstructor its arguments of type Dims, which must be shapes. Others call require_shape.
 //
 // An argument is a number, a string, bytes, or an optional, vector, pair, tuple, variant or map of arguments. A struct
 // whose fields are arguments needs a specialisation of RecipeFields.

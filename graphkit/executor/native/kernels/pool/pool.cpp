@@ -151,13 +151,14 @@ PoolGeometry pool_geometry(const Kernel& kernel, const Dims& x, const Dims& y, c
         if (g.kernel[axis] < 1 || stride < 1 || g.dilation[axis] < 1 || begin < 0 || end < 0) {
             fail("kernel, strides and dilations must be positive, pads at least 0");
         }
-        if (std::max({g.kernel[axis], stride, g.dilation[axis], begin, end, x[i + 2], y[i + 2]}) >
+        const std::int64_t windows = empty ? 0 : y[i + 2];
+        if (std::max({g.kernel[axis], stride, g.dilation[axis], begin, end, x[i + 2], windows}) >
             std::numeric_limits<std::int32_t>::max()) {
             throw Unsupported(kernel.describe() + ": axes or windows of 2^31 positions and more");
         }
-        g.windows[axis].reserve(static_cast<std::size_t>(empty ? 0 : y[i + 2]));
+        g.windows[axis].reserve(static_cast<std::size_t>(windows));
         // If the result is empty there are no windows, even if one of its axes has positions.
-        for (std::int64_t position = 0; position < (empty ? 0 : y[i + 2]); ++position) {
+        for (std::int64_t position = 0; position < windows; ++position) {
             g.windows[axis].push_back(
                 span_of(position, stride, g.kernel[axis], g.dilation[axis], g.input[axis], begin, end));
         }
