@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Bytes of a bucket without a measurement, and bounds of the size that a measurement may choose.
 FIXED_BUCKET, _LEAST_BUCKET, _LARGEST_BUCKET = 4 << 20, 256 << 10, 64 << 20
-# The chosen bucket takes about this many latencies to send. Each all-reduce is timed this many times.
+# The time to send the chosen bucket is about _LATENCIES times the latency. Each all-reduce is timed _TRIALS times.
 _LATENCIES, _TRIALS = 20, 5
 
 
@@ -95,8 +95,8 @@ class Transport(Collectives):
     def meet(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
         """Wait for all pending operations and for all ranks.
 
-        Compare their fingerprints, and count the ranks that leave. Every rank must call
-        it with arrays of the same types. Raises the first error of a pending operation, and RanksDiffer if the
+        The call also compares the fingerprints of the ranks, and counts the ranks that leave. Every rank must call it
+        with arrays of the same types. Raises the first error of a pending operation, and RanksDiffer if the
         fingerprints differ.
         """
         self.communicator.flush()

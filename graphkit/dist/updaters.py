@@ -10,8 +10,8 @@ import numpy as np
 from graphkit.dist.arguments import Key, callable_of, described
 from graphkit.errors import UsageError
 
-# A function of a key, the sum of the pushed values (a RowSparse if RowSparse were pushed), and the stored value, which
-# it changes in place.
+# A function of a key, the sum of the pushed values, and the stored value, which it changes in place. The sum is a
+# RowSparse if the pushed values are.
 Updater: TypeAlias = Callable[[Key, Any, np.ndarray], Any]
 
 

@@ -57,7 +57,7 @@ States = dict[str, dict[str, Any]]
 
 
 class Loop(Protocol):
-    """The running call of `fit`, as the trainer needs it."""
+    """The attributes and methods of a running `fit` that the trainer uses."""
 
     @property
     def folder(self) -> Path | None:
@@ -513,7 +513,7 @@ class BaseTrainer:
                 self._inputs.check_names(part)
                 self._inputs.check_shapes(part)
                 self._targets.check_classes(part, self.net.name)
-            if type(part) is Dataset:  # subclasses may make targets with each batch
+            if type(part) is Dataset:  # subclasses may create the targets of a batch only when it is loaded
                 self._targets.check_given(part)
 
     def _prepared(self, batch: Batch) -> Batch:

@@ -346,14 +346,15 @@ class GradualPruning(Callback):
 
     The Trainer must have masks for the parameters that are pruned. At the beginning, these may be True everywhere.
     After update u, the share of zeros is sparsity * (1 - (1 - t)^3), where t = (u - start) / (end - start) (Zhu and
-    Gupta 2017). Pruned weights stay pruned, also if the first masks have more zeros than this share.
+    Gupta 2017). Pruned weights stay pruned, even if the first masks have more zeros than this share.
 
     Args:
         sparsity: Share of zeros after update `end`, above 0 and below 1.
         end: Number of the update after which the sparsity is reached. Afterwards, masks do not change.
         start: Number of the update after which pruning begins.
         every: Number of updates between two changes of the masks.
-        scope: "global": `sparsity` is the share of all masked parameters together. "layer": of each parameter.
+        scope: "global": `sparsity` is the share of zeros in all masked parameters together. "layer": it is the share in
+            each masked parameter.
     """
 
     def __init__(self, sparsity: float, end: int, *, start: int = 0, every: int = 100, scope: str = "global"):

@@ -93,8 +93,8 @@ class CustomTrainer:
         its message names the node.
 
         Args:
-            feeds: Arrays by input name. Learning rates may be left out: they then follow the schedules of the
-                optimizers, at the number of steps of this trainer.
+            feeds: Arrays by input name. If a learning rate is left out, the schedule of its optimizer gives
+                the rate, for the number of steps so far.
         """
         # The count is read, possibly from a device, only if a rate depends on it.
         done = self.steps if self._has_schedules else 0

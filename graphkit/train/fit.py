@@ -505,7 +505,8 @@ class Fit:
     def _save_interrupted(self, interrupt: KeyboardInterrupt) -> None:
         """Write a checkpoint after an interrupt, and add a note about it.
 
-        Several ranks write none, because they may have been interrupted at different batches.
+        If there are several ranks, they write no checkpoint, because they may have been interrupted at different
+        batches.
         """
         trainer = self.trainer
         if trainer._averages.are_swapped:  # interrupted after the validation, before the parameters were restored

@@ -93,7 +93,7 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
 def _lost_batch(label: str, output: Value, batch: Dim) -> str:
     """Return the error for an output without the batch dimension. It names the node whose result loses the dimension.
 
-    This is the node nearest to the output, among those before it, that reads a value with the dimension.
+    The search begins at the output. It ends at the nearest node that reads a value with the dimension.
     """
     error = f"output {label!r}, {output.tensor}, does not depend on the batch size {batch}"
     pending, seen = deque([output]), {output}

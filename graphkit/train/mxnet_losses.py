@@ -206,7 +206,8 @@ def _softmax(attributes: Attributes, x: Value, label: Value) -> Value:
     if not isinstance(classes, int):
         raise UsageError(f"SoftmaxOutput needs a fixed number of classes, not {x.tensor}")
     if label.rank == rank:
-        # MXNet's gradient is p - label, whatever the sum of the labels is, and ignores all attributes but grad_scale.
+        # MXNet's gradient is p - label, even if the sum of the labels is not 1. It is multiplied by
+        # grad_scale. The attributes for normalization, smoothing and ignored labels have no effect here.
         each = F.reduce_log_sum_exp(x, np.array([axis], np.int64), keepdims=False)
         return _scaled(attributes, F.sub(_sum(each), _sum(F.mul(x, F.cast(label, to=x.dtype)))))
     rows = F.transpose(x, perm=[0, *range(2, rank), 1]) if multi and rank > 2 else x
@@ -235,8 +236,8 @@ def _softmax(attributes: Attributes, x: Value, label: Value) -> Value:
 def _divisors(attributes: Attributes, x: Value, target: Value, multi: bool) -> list[Value]:
     """Return the numbers that MXNet divides the gradient by.
 
-    With multi_output, one is the number of positions of a sample. With normalization="batch", one is the number of
-    samples (with multi_output), or the number of labels (without).
+    With multi_output, they include the number of positions of a sample. With normalization="batch", they include the
+    number of samples (with multi_output), or the number of labels (without multi_output).
     """
     found = []
     sizes = F.shape(x)

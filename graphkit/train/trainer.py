@@ -298,17 +298,17 @@ class Trainer(BaseTrainer):
             callbacks: One callback or several. Checkpoints contain their states.
             log_every: Number of updates between lines of the log within an epoch. With 0, only epochs are logged.
             validation_split: Instead of `valid`: the share of the training data that is held out for validation,
-                between 0 and 1. The seed of the trainer chooses the samples, as `Dataset.split` does: a share of each
-                class, if targets are one class number per sample. All processes, and a resumed run, choose the same
-                samples.
+                between 0 and 1. `Dataset.split` chooses the samples, with the seed of the trainer. If targets are
+                one class number per sample, it holds out this share of each class. All processes, and a resumed run,
+                hold out the same samples.
             sample_weight: Weights of the samples of `train`, not negative: an array [N], or the name of the array or
                 target of the data that contains them. The loss of a batch is then sum(w * l) / sum(w), where l is the
                 loss of each sample, as with class weights (Keras divides by the number of samples instead). Means over
                 accumulated batches, processes and epochs are weighted by sum(w). Metrics do not use the weights. If
                 `sample_weight` is a name, the validation data must have weights of this name, too.
             fast_dev_run: Try the run: train on this number of batches (True: 1), validate on as many, and end. The
-                number of epochs is 1. Callbacks are called, and parameters change. Files are written only if `folder`
-                or a callback says so.
+                number of epochs is 1. Callbacks are called, and parameters change. Files are written only to
+                `folder`, if it is given, and by callbacks.
 
         Returns:
             One record for each epoch that ended in this call: a dict with `loss`, the metrics by name, the same for

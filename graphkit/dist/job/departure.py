@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from graphkit.dist.communicator import Communicator
     from graphkit.dist.job.mpi import MpiCommunicator
 
-# The numbers that a process passes to `depart`: it cannot stop together with the others; it can; or its vote. A vote
-# for n steps is _VOTE + n.
+# The numbers that a process passes to `depart`. _NOTHING: it cannot stop together with the others. _READY: it can.
+# _VOTE + n: it votes to stop after n steps.
 _NOTHING, _READY, _VOTE = 0, 1, 2
 # Seconds between two looks at the votes.
 _PAUSE = 0.01

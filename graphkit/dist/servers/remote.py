@@ -209,7 +209,7 @@ class RemoteStore(KVStore):
         clock: dict[str, Any] = {"clock": max(0, self.transport.steps - 1)}  # the current step is not finished
         with self._client.lock:
             if self._bound is not None:
-                # Other workers may wait for this one on servers that get no request.
+                # Servers that get no request need the clock, too. Without it, they would delay faster workers.
                 for server in set(range(self._client.servers)) - set(messages):
                     self._client.send(server, [], {"call": "clock", "asks": False, **clock}, ())
                 clock["bound"] = self._bound * self.steps_per_push

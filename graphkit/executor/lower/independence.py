@@ -11,7 +11,8 @@ from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
 from graphkit.passes.core.match import is_op
 
-# The operands of a recurrent layer that have the rows, and their axis with layout=0. With layout=1, it is 0.
+# The operands of a recurrent layer that have the rows, each with the axis of the rows if layout=0. If layout=1, this
+# axis is 0.
 _RECURRENT = {"x": 1, "sequence_lens": 0, "initial_h": 1, "initial_c": 1}
 
 # Operators that compute along the axis of their attribute `axis`, each position of the other axes by itself.
@@ -30,8 +31,8 @@ def why_rows_mix(graph: Graph, rows: str) -> str | None:
     """Return which node or output may mix rows. None: `rows_are_independent`.
 
     Args:
-        graph: Data inputs whose first dimension is `rows` have the rows. Other inputs must not mention it. Passes must
-            have removed what only training needs.
+        graph: The graph. A data input has the rows if its first dimension is `rows`. The types of other inputs must
+            not contain this dimension. Passes must have removed nodes that only training needs.
         rows: The name of that dimension.
     """
     proof = _Proof(graph, rows)
@@ -87,8 +88,9 @@ class _Proof:
         return True
 
     def _axes(self, node: Node) -> list[int] | None:
-        """Return the axis of the rows in each used result of a node whose operands or results have it elsewhere.
+        """Return the axis of the rows in each used result of a node.
 
+        The method is for nodes with operands or results that may have the rows along another axis than the first.
         None if the node may mix rows, or is not known here.
         """
         if not self.counts.isdisjoint(node.operands) or any(_shape(value.type) is None for value in node.operands):
@@ -102,8 +104,8 @@ class _Proof:
             return None  # one value in two roles, such as a table that is its own index
         first, kind = node.operands[0], _shape(node.outputs[0].type) or ()
         if is_op(node, "Transpose", "Unsqueeze") or (is_op(node, "Squeeze") and len(node.operands) > 1):
-            # They keep the order of elements along each axis, so the type shows where the rows are. A Squeeze of all
-            # axes of size 1 would remove that of a single row.
+            # These operators keep the order of elements along each axis, so the type of the result shows which axis has
+            # the rows. A Squeeze without axes is left out: if there is one row, it also removes the axis of the rows.
             return [kind.index(self._rows)] if axes.keys() == {first} and self._rows in kind else None
         if is_op(node, *_ALONG_AN_AXIS):
             return self._along(node, axes)

@@ -21,9 +21,9 @@ class Scope:
     """
 
     def __init__(self, graph: Graph, path: str, captures: Mapping[Value, Value] | None, slices: set[Value]):
-        """captures: For a body: the inputs that capture fixed values, with these values in the outermost graph.
+        """captures: For each input of a body that captures a fixed value: this value in the outermost graph.
 
-        slices: Inputs of a body that are slices of fixed values.
+        None if `graph` is the outermost graph. slices: Inputs of a body that are slices of fixed values.
         """
         self.graph, self.path = graph, path
         self._fixed = FixedValues(graph) if captures is None else None

@@ -31,8 +31,8 @@ def save_adapter(model: Model, path: str | Path) -> None:
     peft. Each file is replaced as a whole. The files also contain the parameters that are trained besides the adapters
     (`train=` of `gk.lora`).
 
-    An `.onnx_adapter` file is for ONNX Runtime. It replaces the defaults of the inputs that
-    `model.save(file, as_inputs=gk.adapter_parameters(model))` writes.
+    An `.onnx_adapter` file is for ONNX Runtime. Its arrays replace the default values of inputs of a model file that
+    `model.save(file, as_inputs=gk.adapter_parameters(model))` has written.
 
     Args:
         model: A model with adapters, from `gk.lora`, `gk.load_adapter` or `trainer.net`.

@@ -23,7 +23,7 @@ from graphkit.train.adapters.layers import Layer, leaves_of, select_layers
 from graphkit.train.adapters.settings import Lora
 from graphkit.train.selection import matching
 
-# `evaluated` computes arrays of at most this many bytes at a time, or one larger array.
+# `evaluated` computes arrays in groups of at most this many bytes. It computes a larger array alone.
 _BATCH = 1 << 28
 
 
@@ -52,7 +52,7 @@ def lora(
 
     Args:
         model: Any model.
-        rank: The rank of the change, see `gk.settings.Lora`.
+        rank: The number of rows of A and of columns of B, see `gk.settings.Lora`.
         alpha: The scaling is alpha / rank.
         layers: Names of layers or glob patterns (default: all MatMul, Gemm and Conv with weights).
         dropout: Probability that the adapter's input is set to 0 in training.

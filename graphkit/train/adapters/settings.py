@@ -25,7 +25,7 @@ class Lora:
     Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021.
 
     Args:
-        rank: The rank of the change.
+        rank: The number of rows of A and of columns of B.
         alpha: The scaling is alpha / rank.
         layers: Names of layers or glob patterns: the layers that get adapters (default: all MatMul, Gemm and Conv with
             weights). You can also give the name of a layer's node, or of its weight.

@@ -56,7 +56,7 @@ class DividedModel:
     counts_every_step = False
     divides_model = True
     compressing: Sequence[int] = ()
-    # Ranks always wait for each other, so waiting and transfers are not measured.
+    # Not measured: ranks of a divided model wait for each other, and transfer values, in every step.
     waited_seconds = 0.0
     timed_collectives: Sequence[TimedCollective] = ()
 
@@ -104,7 +104,7 @@ class DividedModel:
         return self.owners.get(name.rpartition("/")[0], None if name == steps.STEP else 0)
 
     def _owner_clause(self, name: str) -> str:
-        """Return who stores a released array, for the error that reading it raises."""
+        """Return a clause that names the rank of a released array, for the error if the array is read."""
         rank = self._rank_of(name)
         assert rank is not None, "only arrays of other ranks are released"
         return f"rank {rank}, which computes with it"

@@ -83,7 +83,7 @@ class StepReport:
         }  # fmt: skip
 
     def raise_if_failed(self) -> None:
-        """Raise CheckFailed if the runtimes differ. The message gives the roles that do."""
+        """Raise CheckFailed if the runtimes differ. The message lists the roles above their limits."""
         if not self.passed:
             raise CheckFailed(
                 "the exported step differs from graphkit's in ONNX Runtime: "

@@ -40,5 +40,5 @@ def unpair(vector: Value) -> tuple[Value, Value]:
 
 
 def as_sequence(outputs: Value | Sequence[Value]) -> Sequence[Value]:
-    """Return the outputs of an operator call as a sequence, also if there is only one."""
+    """Return the outputs of an operator call as a sequence, even if there is only one."""
     return [outputs] if isinstance(outputs, Value) else outputs

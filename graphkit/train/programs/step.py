@@ -82,7 +82,7 @@ def clip_by_global_norm(gradients: Sequence[Value], max_norm: float) -> list[Val
 
 def _clipped(gradients: Sequence[Value], norm: Value, max_norm: float) -> list[Value]:
     limit = scalar_like(max_norm, norm)
-    # max(norm, limit) keeps the quotient at 1 for small gradients, and free of 0 / 0.
+    # With max(norm, limit), the factor is 1 for small gradients, even if the norm is 0.
     scale = F.div(limit, F.max(norm, limit))
     return [F.mul(g, cast_like(scale, g)) for g in gradients]
 
@@ -399,7 +399,7 @@ def split_idle_step(graph: Graph, accumulate: Graph, rule: UpdateRule, always: b
         graph: The training graph.
         accumulate: The first program of its `split_step`.
         rule: How gradients become updates.
-        always: Return a program also if it would only all-reduce the loss. If False, return None in this case.
+        always: Return a program even if it would only all-reduce the loss. If False, return None in this case.
     """
     idle = idle_statistics(graph, accumulate)
     if idle.last is None and not always:

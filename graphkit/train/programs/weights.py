@@ -24,7 +24,7 @@ TOTAL_WEIGHT = "total_weight"
 
 
 class Term(NamedTuple):
-    """The loss of a batch: its mean, and the weight, a float32 scalar that the sum was divided by.
+    """The loss of a batch: the mean, which is a sum divided by a weight, and this weight as a float32 scalar.
 
     If `weight` is None, the weight is the number of samples.
     """

@@ -63,7 +63,7 @@ class SubgraphStep(Lowering):
 
     @property
     def host_reason(self) -> str:
-        """Why no recording can contain this node. The host must then read values in each run to choose the steps.
+        """Why no recording can contain this node. If there is a reason, the host reads values to choose the steps.
 
         Empty if a recording can contain the node, or if its steps do not depend on values.
         """

@@ -131,7 +131,7 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         yield from (self._copied.step(*pair) for pair in memory.finals(trip))
 
     def _check_limits(self, trip: int) -> None:
-        """Raise LimitReached, which names the loop, if another iteration may not begin."""
+        """Raise LimitReached, which names the loop, if no further iteration is allowed."""
         try:
             limits.check_iterations(trip)
             limits.check_time()
