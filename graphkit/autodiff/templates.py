@@ -1,7 +1,7 @@
 """Copy the gradient of an equal node instead of calling its gradient rule again.
 
-Layers of a network repeat, so many nodes have equal operators on operands of equal types. The nodes that a gradient
-rule makes for the first of them are a template: for the others, they are copied with other operands.
+Layers of a network repeat: many nodes have equal operators on operands of equal types. The nodes that a gradient rule
+makes for the first of them are a template. For the others, they are copied with other operands.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from graphkit.executor.devices.kernel import NativeKernel, VersionedArray, is_native
@@ -52,12 +52,16 @@ class SharedKernels:
         self._placement, self._known = placement, known
         self._lowerings: dict[Hashable, PreparedKernel] = {}
 
-    def find(self, node: Node) -> PreparedKernel | None:
-        """Return the lowering of an equal node, or None."""
-        return self._lowerings.get(self._key(node))
-
-    def add(self, node: Node, lowering: PreparedKernel) -> None:
-        self._lowerings[self._key(node)] = lowering
+    def lowering(self, node: Node, choose: Callable[[Node], Lowering]) -> Lowering:
+        """Return the lowering of an equal node, or else what `choose` returns for this one."""
+        key = self._key(node)
+        earlier = self._lowerings.get(key)
+        if earlier is not None:
+            return earlier
+        found = choose(node)
+        if isinstance(found, PreparedKernel):
+            self._lowerings[key] = found
+        return found
 
     def _key(self, node: Node) -> Hashable:
         """Return everything that the kernel of a node with tensors of known sizes depends on.

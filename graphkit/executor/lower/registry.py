@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from graphkit.errors import BAD_VALUE, GraphkitError
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering, NotNative, Settings, Site
-from graphkit.executor.lower.native_kernel import PreparedKernel, SharedKernels, native_kernel
+from graphkit.executor.lower.native_kernel import SharedKernels, native_kernel
 from graphkit.executor.memory.errors import require_memory_for, require_shapes_for
 from graphkit.executor.memory.placement import Placement, has_fixed_size, has_run_time_size, place_values
 from graphkit.executor.memory.plan_graph import StepMemory, plan_graph
@@ -165,15 +165,6 @@ def lower_graph(
 
     shared = SharedKernels(placement, known) if settings.device == "cpu" else None
 
-    def lowering(node: Node) -> Lowering:
-        earlier = None if shared is None else shared.find(node)
-        if earlier is not None:
-            return earlier
-        found = chosen(node)
-        if shared is not None and isinstance(found, PreparedKernel):
-            shared.add(node, found)
-        return found
-
     def chosen(node: Node) -> Lowering:
         if placement.host_storage(node) is not None:
             from graphkit.executor.lower.arrays.swapped import SwapStep
@@ -183,7 +174,7 @@ def lower_graph(
         is_dynamic = any(placement.place[v] == "dynamic" for v in node.outputs if v in placement.used)
         return choose(Site(node, settings, context, inner, is_dynamic, unspecialised, lower, hosted))
 
-    lowerings = [lowering(node) for node in placement.steps]
+    lowerings = [chosen(node) if shared is None else shared.lowering(node, chosen) for node in placement.steps]
     failing = _failing_steps(placement, lowerings) if graph.updates else ()
     steps = zip(placement.steps, lowerings, strict=True)
     needs = [StepMemory(found.scratch_bytes, found.inplace, node in failing) for node, found in steps]

@@ -60,19 +60,17 @@ def rewrite(
         readers: Gets the replaced results, so that it counts the uses in the new graph.
         advance: Copies nodes that the rule would keep, if native sweeps exist (see `Advance`). Then do not give `at`.
     """
-    # The replaced values. Most sweeps replace few.
     table: dict[Any, Value] = dict(inputs or {})
     if not table and not extra_inputs and at is not None and graph.operators.isdisjoint((*at, *after)):
         return graph
-    changed, current, nodes, sweeps = table.keys(), table.get, graph.nodes, native_sweeps()
-    counts = None if readers is None else readers.counts
+    changed, current, nodes, position = table.keys(), table.get, graph.nodes, 0
     visited, read = None if at is None else frozenset(at), frozenset(after) or None
-    position = 0
+    sweeps = native_sweeps()
+    if sweeps is not None and visited is not None:
+        advance = _copying(visited, read, readers)
     with context.detached():
         while True:
-            if sweeps is not None and visited is not None:
-                position = sweeps.copy_until(nodes, position, visited, table, counts, None, read)
-            elif sweeps is not None and advance is not None:
+            if sweeps is not None and advance is not None:
                 position = advance(sweeps, nodes, position, table)
             if position == len(nodes):
                 break
@@ -90,14 +88,27 @@ def rewrite(
             else:
                 continue
             if replacement is not results:
-                for old, new in zip(results, replacement, strict=True):
-                    if new is not old:
-                        table[old] = new
-                        if readers is not None:
-                            readers.replace(old, new)
+                _record(results, replacement, table, readers)
     if not table and not extra_inputs:
         return graph
     return _with_replaced(graph, table, extra_inputs)
+
+
+def _copying(visited: frozenset[str], read: frozenset[str] | None, readers: Readers | None) -> Advance:
+    """Return the function that copies nodes up to those that `rewrite` calls the rule for."""
+    counts = None if readers is None else readers.counts
+    return lambda sweeps, nodes, position, table: sweeps.copy_until(nodes, position, visited, table, counts, None, read)
+
+
+def _record(
+    results: Sequence[Value], replacement: Sequence[Value], table: dict[Any, Value], readers: Readers | None
+) -> None:
+    """Record which values replace the results of a node."""
+    for old, new in zip(results, replacement, strict=True):
+        if new is not old:
+            table[old] = new
+            if readers is not None:
+                readers.replace(old, new)
 
 
 def _reads(given: Sequence[Value | None], names: frozenset[str], table: Mapping[Any, Value]) -> bool:
