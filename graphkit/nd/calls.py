@@ -13,6 +13,7 @@ from graphkit.executor.run.array_program import ArrayProgram
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import INTEGERS, DType, TensorType, dtype_of
+from graphkit.nd import elements
 from graphkit.nd.ndarray import NDArray, Signature, contiguous, own, signature
 from graphkit.nd.runtime import Memory, locks, queue, settings
 from graphkit.ops import Op, constant
@@ -57,14 +58,15 @@ class Call:
         inputs, reads = _readable(operands)
         if self.single:
             (kind,) = self.outputs or ()
-            data = np.empty(kind.shape, kind.dtype)
+            shape, dtype = kind.shape, kind.dtype
+            data = np.empty(shape, dtype) if kind.nbytes < elements.LARGE else elements.empty(shape, dtype)
             memory = Memory()
             inputs.append(data)
             queue().push_task(self.name, self.task, inputs, reads, (memory.state,), 1, kind.nbytes)  # type: ignore[arg-type]
             return [NDArray(data, memory, kind)]
         if self.outputs is None:
             return self._run_now(operands, inputs)
-        made = [NDArray(np.empty(s.shape, s.dtype), Memory(), s) for s in self.outputs]
+        made = [NDArray(elements.empty(s.shape, s.dtype), Memory(), s) for s in self.outputs]
         self.push(inputs, reads, made)
         return made
 

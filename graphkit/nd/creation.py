@@ -11,6 +11,7 @@ import numpy as np
 from graphkit.errors import BAD_VALUE, InputError, OutOfMemory, UsageError, lacks_memory
 from graphkit.ir.arrays import array_of
 from graphkit.ir.types import dtype_of
+from graphkit.nd import elements
 from graphkit.nd.ndarray import NDArray, own
 from graphkit.signatures import shown
 
@@ -36,12 +37,12 @@ def array(data: Any, dtype: Any = None) -> NDArray:
             found = found.astype(dtype_of(dtype).numpy)
     elif found.dtype == np.float64 and not is_array:
         found = found.astype(np.float32)
-    return own(np.array(found, order="C", dtype=found.dtype.newbyteorder("=")))
+    return own(elements.copied(found))
 
 
 def zeros(shape: Shape, dtype: Any = "float32") -> NDArray:
     """Return an array of zeros."""
-    return _filled("zeros", np.zeros, sizes(shape), dtype_of(dtype).numpy)
+    return _filled("zeros", elements.zeros, sizes(shape), dtype_of(dtype).numpy)
 
 
 def ones(shape: Shape, dtype: Any = "float32") -> NDArray:
@@ -56,7 +57,7 @@ def full(shape: Shape, fill_value: Any, dtype: Any = "float32") -> NDArray:
 
 def empty(shape: Shape, dtype: Any = "float32") -> NDArray:
     """Return an array with arbitrary elements."""
-    return _filled("empty", np.empty, sizes(shape), dtype_of(dtype).numpy)
+    return _filled("empty", elements.empty, sizes(shape), dtype_of(dtype).numpy)
 
 
 def zeros_like(x: NDArray, dtype: Any = None) -> NDArray:

@@ -8,14 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from graphkit.autodiff.reverse_mode import gradient
 from graphkit.errors import MissingGradient, UsageError
 from graphkit.frontend import tree
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType
+from graphkit.nd import elements
 from graphkit.nd.calls import Call, compiled, exact, next_number, random_state, remember
 from graphkit.nd.ndarray import NDArray, Signature, signature
 from graphkit.nd.runtime import Memory, settings
@@ -193,7 +192,7 @@ class _Trace:
         if settings.recording:
             tracked = tuple([x._origin is not None or x._grad_req != "" for x in operands])
         if True in tracked and self.outputs is not None:
-            made = [NDArray(np.empty(k.shape, k.dtype), Memory(), k) for k in self.outputs]
+            made = [NDArray(elements.empty(k.shape, k.dtype), Memory(), k) for k in self.outputs]
             for x in operands:
                 if x._memory.maker is not None:
                     x._memory.readable()

@@ -12,7 +12,7 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import dtype_of
-from graphkit.nd import autograd
+from graphkit.nd import autograd, elements
 from graphkit.nd.hints import of_attribute
 from graphkit.nd.indexing import getitem, iterate, setitem
 from graphkit.nd.ndarray import NDArray, copied, own, view
@@ -234,7 +234,7 @@ def attach_grad(self: NDArray, grad_req: str = "write") -> None:
         raise UsageError(f"attach_grad of {self.describe()}: only floating-point arrays have gradients")
     self._origin = None
     self._grad_req = "" if grad_req == "null" else grad_req
-    self.grad = None if grad_req == "null" else own(np.zeros(self.shape, self.dtype))
+    self.grad = None if grad_req == "null" else own(elements.zeros(self.shape, self.dtype))
 
 
 def backward(self: NDArray, head_grads: NDArray | None = None, retain_graph: bool = False) -> None:

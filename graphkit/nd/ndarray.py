@@ -12,6 +12,7 @@ import numpy as np
 from graphkit.errors import UsageError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType, dtype_of
+from graphkit.nd import elements
 from graphkit.nd.runtime import Memory, fresh, locks, queue, settings
 from graphkit.text import short_repr
 
@@ -343,7 +344,7 @@ def contiguous(x: NDArray) -> NDArray:
 
 def copied(x: NDArray) -> NDArray:
     """Return a copy of an array, which a background thread makes."""
-    made = own(np.empty(x.shape, x.dtype))
+    made = own(elements.empty(x.shape, x.dtype))
     queue().push_copy("copy", x._data, made._data, (x._memory.readable(),), (made._memory.state,))
     return made
 

@@ -12,6 +12,7 @@ import numpy as np
 from graphkit.errors import BAD_VALUE, UsageError
 from graphkit.executor.run.random_kernel import DTYPES, random_kernel
 from graphkit.ir.types import DType, dtype_of
+from graphkit.nd import elements
 from graphkit.nd.calls import generator, random_state
 from graphkit.nd.creation import Shape, sizes
 from graphkit.nd.ndarray import NDArray, own
@@ -97,6 +98,6 @@ def _drawn(function: str, shape: Shape, kind: DType, first: float, second: float
         return call(function, random_state(), shape=given, dtype=kind, **attributes)  # type: ignore[no-any-return]
     name = _NAMES[function]
     kernel = random_kernel(name, function == "random_normal", first, second, given, kind)
-    state, made = random_state(), own(np.empty(given, kind.numpy))
+    state, made = random_state(), own(elements.empty(given, kind.numpy))
     queue().push_kernel(name, kernel, [state._data], made._data, (state._memory.state,), made._memory.state)
     return made

@@ -11,6 +11,7 @@ import numpy as np
 
 from graphkit.errors import UsageError
 from graphkit.ir.graph import Graph
+from graphkit.nd import elements
 from graphkit.nd.calls import Call
 from graphkit.nd.ndarray import NDArray
 from graphkit.nd.runtime import Memory, deferred, locks
@@ -107,7 +108,7 @@ class Deferred:
             call = self._program()
             kinds = call.outputs
             assert kinds is not None, "hybridized functions have results of known shapes"
-            rest = [NDArray(np.empty(k.shape, k.dtype), Memory(), k) for k in kinds[len(results) :]]
+            rest = [NDArray(elements.empty(k.shape, k.dtype), Memory(), k) for k in kinds[len(results) :]]
             made = [*results, *rest]
             call.run_into(operands, made)
             self.finish(call, made)

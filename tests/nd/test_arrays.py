@@ -342,3 +342,14 @@ def test_tables_of_types_and_operators_are_bounded(monkeypatch: pytest.MonkeyPat
         operators._operator_of("random_uniform", shape=(1,), high=float(i))
     assert len(operators._operators) <= 4096
     assert operators._operator_of("leaky_relu", alpha=0.0) is not operators._operator_of("leaky_relu", alpha=-0.0)
+
+
+def test_large_arrays_begin_at_a_page() -> None:
+    x = nd.zeros((128, 128))
+    x.attach_grad()
+    with nd.record():
+        y = nd.hybridize(gk.tanh)(x)
+    made = [x, x.grad, y, x + 1.0, x.copy(), nd.array(np.ones((128, 128))), nd.random.normal(shape=(128, 128))]
+    assert [a._data.ctypes.data % 4096 for a in made if a is not None] == [0] * 7
+    assert (x.asnumpy() == 0).all()
+    assert (made[5].asnumpy() == 1).all()
