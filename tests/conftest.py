@@ -18,6 +18,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+# numpy's matrix library reads this when numpy is imported. Its threads wait in loops, which takes the cores from other
+# workers, and most matrices of tests are small.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import ml_dtypes  # noqa: F401 - then numpy knows bfloat16 and the 8-bit floats by name
 import numpy as np
 import pytest
