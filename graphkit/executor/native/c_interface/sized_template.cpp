@@ -8,6 +8,7 @@
 
 #include "c_interface/saved_program.h"
 #include "runtime/make_factory.h"
+#include "runtime/recipe.h"
 
 namespace graphkit {
 namespace {
@@ -261,10 +262,12 @@ std::shared_ptr<SizedTemplate::Bound> SizedTemplate::bound(const Dims& sizes) {
         const SavedFactory& factory = saved_.factories[step.factory];
         std::unique_ptr<Kernel> kernel;
         try {
-            kernel =
-                factories_[step.factory]->make(shapes_at(factory.inputs, sizes), shapes_at(factory.outputs, sizes));
+            kernel = make_checked_kernel(*factories_[step.factory], shapes_at(factory.inputs, sizes),
+                                         shapes_at(factory.outputs, sizes));
         } catch (const Unsupported&) {
             kernel = nullptr;
+        } catch (const BadRecipe& error) {
+            throw std::invalid_argument("step '" + step.name + "': " + error.what());
         }
         if (kernel == nullptr) {
             throw std::invalid_argument("step '" + step.name +

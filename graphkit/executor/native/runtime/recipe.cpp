@@ -59,14 +59,10 @@ void require_shapes(const Shapes& shapes) {
     }
 }
 
-std::unique_ptr<Kernel> with_checked_threads(std::unique_ptr<Kernel> made) {
-    if (made == nullptr) {
-        throw BadRecipe("there is no kernel for these shapes");
+void require_threads(const Kernel& kernel) {
+    if (kernel.threads() < 1 || kernel.threads() > kMostThreads) {
+        throw BadRecipe(kernel.describe() + ": the number of threads is out of range");
     }
-    if (made->threads() < 1 || made->threads() > kMostThreads) {
-        throw BadRecipe(made->describe() + ": the number of threads is out of range");
-    }
-    return made;
 }
 
 thread_local bool recording = false;
@@ -152,23 +148,38 @@ std::unique_ptr<KernelFactory> make_factory(std::string_view recipe) {
     return kind.factory(kind.kind, from);
 }
 
+std::unique_ptr<Kernel> make_checked_kernel(const KernelFactory& factory, const Shapes& inputs, const Shapes& outputs) {
+    require_shapes(inputs);
+    require_shapes(outputs);
+    std::unique_ptr<Kernel> made = factory.make(inputs, outputs);
+    if (made != nullptr) {
+        require_threads(*made);
+    }
+    return made;
+}
+
 std::unique_ptr<Kernel> make_kernel(std::string_view recipe) {
     RecipeReader from(recipe);
     RecipeReader ahead = from;
-    if (ahead.text() != kFromFactory) {
+    std::unique_ptr<Kernel> made;
+    if (ahead.text() == kFromFactory) {
+        const std::string_view factory = ahead.text();
+        const auto inputs = RecipeCodec<Shapes>::read(ahead);
+        const auto outputs = RecipeCodec<Shapes>::read(ahead);
+        ahead.end();
+        made = make_checked_kernel(*make_factory(factory), inputs, outputs);
+    } else {
         const Kind& kind = kind_of(from);
         if (kind.kernel == nullptr) {
             throw BadRecipe("the recipe names a factory instead of a kernel");
         }
-        return with_checked_threads(kind.kernel(kind.kind, from));
+        made = kind.kernel(kind.kind, from);
     }
-    const std::string_view factory = ahead.text();
-    const auto inputs = RecipeCodec<Shapes>::read(ahead);
-    const auto outputs = RecipeCodec<Shapes>::read(ahead);
-    ahead.end();
-    require_shapes(inputs);
-    require_shapes(outputs);
-    return with_checked_threads(make_factory(factory)->make(inputs, outputs));
+    if (made == nullptr) {
+        throw BadRecipe("there is no kernel for these shapes");
+    }
+    require_threads(*made);
+    return made;
 }
 
 }  // namespace graphkit
