@@ -97,6 +97,15 @@ def test_it_is_read_once_while_somebody_holds_it_or_a_view(path: Path) -> None:
     np.testing.assert_array_equal(found.array, DATA)
 
 
+def test_bytes_of_a_file(path: Path) -> None:
+    file = StoredFile(path)
+    assert file.read_bytes(1, 5) == path.read_bytes()[1:6]
+    path.write_bytes(b"x" * file.size)
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(FileChanged, match="overwritten"):
+        file.read_bytes(1, 5)
+
+
 def test_borrowed_arrays_share_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     monkeypatch.setattr(ir_stored, "_pages", lambda size: (made.append(size), bytearray(size))[1])

@@ -11,13 +11,14 @@ from cases import each_case
 
 import graphkit as gk
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
-from graphkit.errors import GraphkitError
+from graphkit.errors import GraphkitError, TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import INTEGERS, DType, MapType, OptionalType, SequenceType, TensorType, Type, dtype_of
 from graphkit.ops import F, Op, registry
 from graphkit.ops.evaluate import evaluate
+from graphkit.ops.linalg.matmul import Gemm
 
 # The size of their results depends on values, whatever is known about shapes.
 DATA_DEPENDENT = frozenset(
@@ -168,3 +169,19 @@ def test_infer_without_ranks(cls: type[Op]) -> None:
 def test_what_no_attribute_and_no_shape_can_be(call, message):
     with pytest.raises(GraphkitError, match=message):
         call()
+
+
+def test_dtypes_of_operands_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    check = Gemm._check_operands
+    monkeypatch.setattr(Gemm, "_accepted", set())
+    monkeypatch.setattr(Gemm, "_check_operands", lambda self, types: (checked.append(types), check(self, types))[1])
+    single, double = (TensorType(dtype, (2, 2)) for dtype in ("float32", "float64"))
+    for _ in range(3):
+        assert Gemm().infer_types([single, single]) == (single,)
+    assert len(checked) == 1
+    for _ in range(2):
+        with pytest.raises(TypeMismatch, match="the same element type"):
+            Gemm().infer_types([single, double])
+    with pytest.raises(TypeMismatch, match="is missing"):
+        Gemm().infer_types([single, None])

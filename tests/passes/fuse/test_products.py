@@ -13,6 +13,7 @@ from combinations import in_one_item
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
+from graphkit.ops.internal.fused_conv import FusedConv
 from graphkit.passes.fuse.conv import fuse_conv
 from graphkit.passes.fuse.fold_batch_norm import fold_batch_norm
 from graphkit.passes.fuse.matmul import fuse_matmul
@@ -314,3 +315,11 @@ def test_factors_of_channels_and_of_everything(apply: Any) -> None:
     heads = F.transpose(F.reshape(F.add(F.mat_mul(x, w), b), ints(-1, 2, 4)), perm=(1, 0, 2))
     apply([x, w, b, one], F.mul(heads, one), fold_batch_norm, N=2, keep=kept)
     assert kept[1].nodes[-1].op.name == "Transpose"
+
+
+def test_types_of_fused_convolutions_are_not_inferred_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = data(2, 3, 8, 8), parameter(4, 3, 3, 3)
+    graph = Graph([x, w], [F.relu(F.conv(x, w))])
+    monkeypatch.setattr(FusedConv, "infer", None)
+    (fused,) = fuse_conv(graph).nodes
+    assert (fused.op.name, fused.output.type) == ("FusedConv", graph.outputs[0].type)
