@@ -170,10 +170,15 @@ class Job(NamedTuple):
     def store(self) -> KVStore:
         """Return the store of this process."""
         from graphkit.dist import kvstore
-        from graphkit.dist.job.start import check_alone
+        from graphkit.dist.job.start import check_alone, launched_processes, launcher_rank
 
         if self.kvstore in ("local", "device"):
             check_alone()
+            if (launched := launched_processes()) > 1 and launcher_rank() in (None, 0):
+                log(
+                    f"the launcher has started {launched} processes, and with --kvstore {self.kvstore} each of them "
+                    "trains alone; to train one model with all of them, add --kvstore dist_sync"
+                )
         size = None if self.bucket_mb is None else max(1, int(self.bucket_mb * 1e6))
         store = kvstore.create(
             self.kvstore, timeout=self.rank_timeout, overlap=self.overlap, bucket_bytes=size, servers=self.servers,

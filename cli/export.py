@@ -206,6 +206,8 @@ def _export_program(
     options = {"graph": net.graph, "params": net.params}
     facts = save_program(options, Path(output), shapes, feeds if check else [], **save)
     log(f"wrote {output}: {quantity(facts.steps, 'step')}, {human(facts.nbytes)}")
+    if facts.inputs:
+        log(f"{output}: runs inputs of the shapes {'; '.join(facts.sizes)}")
     if check:
         log(f"{output}: libgraphkit.so computes the same bits as Python")
     if as_json:

@@ -25,7 +25,7 @@ _MOST, _LONGEST = 5, 120
 _DIGEST = 32
 
 
-def compare(communicator: Communicator, what: str, facts: Mapping[str, Any]) -> None:
+def compare(communicator: Communicator, what: str, facts: Mapping[str, Any], advice: str = "") -> None:
     """Raise RanksDiffer on all ranks unless `facts` are equal on all of them. Collective: every rank calls it.
 
     If the settings are equal, each rank sends only a digest of 32 bytes.
@@ -34,6 +34,7 @@ def compare(communicator: Communicator, what: str, facts: Mapping[str, Any]) -> 
         communicator: Connects the ranks.
         what: Name of the call, for the comparison and for errors, such as "set_optimizer".
         facts: Settings by name. Values are equal if `shown` returns the same text for them.
+        advice: A sentence that the error adds.
     """
     if communicator.size == 1:
         return
@@ -46,7 +47,8 @@ def compare(communicator: Communicator, what: str, facts: Mapping[str, Any]) -> 
     size = np.array([data.nbytes], np.int64)
     sizes = communicator.perform(f"{what}: sizes", [size], partial(communicator.allgather, size)).reshape(-1).tolist()
     parts = communicator.perform(f"{what}: details", (), partial(communicator.allgather_parts, data, sizes))
-    raise RanksDiffer(_message(what, [unpack(part)[0] for part in parts]))
+    said = _message(what, [unpack(part)[0] for part in parts])
+    raise RanksDiffer(f"{said}. {advice}" if advice else said)
 
 
 def _message(what: str, facts: Sequence[Mapping[str, str]]) -> str:

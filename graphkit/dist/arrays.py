@@ -14,7 +14,7 @@ _SMALL = 64 << 10
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
     """Return the elements of an array in C order as bytes: its own memory if it is contiguous, otherwise a copy."""
-    return array.reshape(-1).view(np.uint8)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:

@@ -105,12 +105,12 @@ class Transport(Collectives):
         self.fingerprint.check(sums[:2], self.size)
         self.fingerprint.leaving_ranks = int(sums[2])
 
-    def compare(self, what: str, facts: Mapping[str, Any]) -> None:
+    def compare(self, what: str, facts: Mapping[str, Any], advice: str = "") -> None:
         """Raise RanksDiffer on all ranks unless `facts`, settings by name, are equal on all of them.
 
-        Every rank must call it. what: name of the call in errors.
+        Every rank must call it. what: name of the call in errors. advice: a sentence that errors add.
         """
-        compare(self.communicator, what, facts)
+        compare(self.communicator, what, facts, advice)
 
     # --- what this rank does ----------------------------------------------------------------------
 

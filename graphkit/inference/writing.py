@@ -51,7 +51,7 @@ def check_target(path: str | Path) -> Path:
     """Return the path of a file for predictions. Raises UsageError if its suffix is unknown."""
     path = Path(path)
     if path.suffix not in SUFFIXES:
-        raise UsageError(f"{path}: the name of the file must end in {', '.join(SUFFIXES)}")
+        raise UsageError(f"{path}: the name of the file must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
     return path
 
 

@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Protocol
 
+import numpy as np
+
 from graphkit.data import Dataset, IterableDataset
 from graphkit.dist.agreement import LIMIT, checksum
 from graphkit.dist.kvstore import KVStore
@@ -93,7 +95,8 @@ def data_facts(train: Dataset | IterableDataset) -> dict[str, int | None]:
     facts = {"samples": length_of(train), "checksum of labels": None}
     if labels is not None:
         compared = _COMPARED_LABELS // max(math.prod(labels.shape[1:]), 1)
-        facts["checksum of labels"] = checksum(labels[: max(compared, 1)])
+        # Ranks may have the same labels in different integer types.
+        facts["checksum of labels"] = checksum(labels[: max(compared, 1)].astype(np.int64, copy=False))
     return facts
 
 

@@ -100,7 +100,8 @@ class Fit:
                 "fast_dev_run": self.batches, "validation_split": position.validation_split, "epoch": position.epoch,
                 "batch": position.batch,
             }  # fmt: skip
-            trainer.kvstore.transport.compare("fit", facts)
+            advice = "Every rank must pass the whole training data: fit itself selects the samples of each rank"
+            trainer.kvstore.transport.compare("fit", facts, advice)
 
     def run(self) -> list[dict[str, float]]:
         """Train until the run is complete. Return the records of the epochs that end in this call.

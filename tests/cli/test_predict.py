@@ -160,7 +160,7 @@ def test_wrong_command_lines(call, net, photos, tmp_path):
     gk.Model({"y": gk.reduce_sum(gk.input("x", [3, 8]))}).save("scalar.json")
     np.save("x.npy", np.zeros((2, 3, 8, 8), np.float32))
     for words, code, message in (
-        ("net.onnx photos -o o.txt", 2, "must end in .csv, .jsonl, .npz"),
+        ("net.onnx photos -o o.txt", 2, "must end in .csv, .jsonl or .npz"),
         ("net.onnx photos -o missing/o.csv", 5, "missing/o.csv cannot be written"),
         ("net.onnx missing -o o.csv", 2, "missing: no such file or folder"),
         ("net.onnx folder -o o.csv", 2, "contains an image"),

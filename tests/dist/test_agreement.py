@@ -150,6 +150,34 @@ def test_each_rank_passes_the_whole_data_set(on_ranks, first, second, message):
 
     for said in on_ranks(work):
         assert re.search(message, said)
+        assert "must pass the whole training data" in said
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda labels: labels.astype(np.uint8),
+        lambda labels: labels.astype(">i4"),
+        lambda labels: np.stack([labels, labels], axis=1)[:, 0],
+        lambda labels: labels[::-1].copy()[::-1],
+    ],
+    ids=["uint8", "big-endian", "column", "reversed"],
+)
+def test_ranks_may_have_equal_labels_in_different_forms(on_ranks, given):
+    def work(store):
+        labels = np.arange(8) % 3
+        data = np.ones((8, 3), np.float32), on_second(store, given, np.asarray)(labels)
+        trainer = trainer_of(store, net=model(classes=3), loss="softmax_cross_entropy")
+        return trainer.fit(data, batch_size=4, epochs=1)[0]["loss"]
+
+    first, second = on_ranks(work)
+    assert first == second
+
+
+def test_labels_of_one_process_may_be_a_column_of_a_table():
+    data = np.ones((8, 3), np.float32), np.zeros((8, 2), np.int64)[:, 0]
+    trainer = trainer_of(gk.kvstore.create("local"), loss="softmax_cross_entropy")
+    assert np.isfinite(trainer.fit(data, batch_size=4, epochs=1)[0]["loss"])
 
 
 def test_fit_needs_one_seed_for_the_order_of_the_data(on_ranks):

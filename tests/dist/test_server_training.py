@@ -317,3 +317,10 @@ def test_losses_are_not_scaled(type):
     (store,), _ = workers(1, type=type)
     with pytest.raises(UsageError, match=r"precision='f16' .* cannot be used with parameter servers"):
         new_trainer(store, precision="f16")
+
+
+def test_servers_store_the_parameters_of_one_trainer():
+    ((store,), _) = workers(1)
+    new_trainer(store).fit((IDS, TARGETS), batch_size=28, progress=False)
+    with pytest.raises(UsageError, match=r"'[a-z_]+', from another Trainer .* train a second model in another job"):
+        new_trainer(store).fit((IDS, TARGETS), batch_size=28, progress=False)

@@ -18,6 +18,7 @@ from jobs import finish, start
 
 import graphkit as gk
 from graphkit import config
+from graphkit.cli._processes import Job
 from graphkit.dist.job import mpi
 from graphkit.dist.job import start as start_module
 from graphkit.dist.job.start import check_alone, check_launcher, check_tasks, checked_timeout, deadline
@@ -93,6 +94,14 @@ def test_processes_of_pytorchs_launchers_are_told_how_to_start(launched):
         check_alone()
     with pytest.raises(UsageError, match="each of the 3 processes of torchrun would start --processes 2"):
         check_tasks(2)
+
+
+@pytest.mark.parametrize(("rank", "told"), [("0", True), ("1", False)])
+def test_rank_0_says_that_processes_of_mpiexec_train_alone(launched, capsys, rank, told):
+    launched(PMI_SIZE="2", PMI_RANK=rank)
+    options = dict.fromkeys(Job._fields) | {"processes": 1, "kvstore": "local", "overlap": "chained"}
+    assert Job.of(options).store().num_workers == 1
+    assert ("has started 2 processes, and with --kvstore local each of them trains" in capsys.readouterr().err) == told
 
 
 @pytest.mark.parametrize("changed", [{"WORLD_SIZE": "1"}, {"WORLD_SIZE": "many"}, {"RANK": ""}])

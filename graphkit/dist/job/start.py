@@ -80,6 +80,11 @@ def check_tasks(processes: int) -> None:
         )
 
 
+def launched_processes() -> int:
+    """Return how many processes a launcher of MPI, or srun, has started; 1 if none has started this process."""
+    return max(_first_number(_SIZES) or 1, 1)
+
+
 def launcher_rank() -> int | None:
     """Return this process's rank, which some launchers set before MPI starts; None for other launchers."""
     return _first_number(_RANKS)

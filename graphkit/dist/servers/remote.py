@@ -92,10 +92,14 @@ class RemoteStore(KVStore):
 
     # --- values -----------------------------------------------------------------------------------
 
+    def is_initialised(self, key: Key) -> bool:
+        """Return whether the servers store a value of this key."""
+        return key in self._client.specs
+
     def init(self, key: Key | Sequence[Key], value: Any) -> None:
         pairs = [(k, array_of(k, v)) for k, v in pairs_of(key, value, "init")]
         for k, v in pairs:
-            if k in self._client.specs:
+            if self.is_initialised(k):
                 raise UsageError(f"key {k!r} is already initialised")
             _check_storable(k, v.dtype)
         for k, v in pairs:

@@ -71,6 +71,24 @@ def find_shapes(graph: Graph, shapes: Sequence[Shapes], sizes: Sequence[int] | N
     return SavedShapes([_with_rows(kinds, batched, each, rows) for each in shapes for rows in sizes], batched)
 
 
+def describe_sizes(graph: Graph, saved: SavedShapes, any_size: bool) -> tuple[str, ...]:
+    """Return the shapes of the inputs that a file runs, as texts such as `x [N, 64]`. A name is a size that is free.
+
+    any_size: Whether the file has a program for any sizes of symbolic axes.
+    """
+    kinds = {name: kind for name, kind in _kinds(graph).items() if isinstance(kind, TensorType)}
+    found = []
+    for each in saved.shapes:
+        sizes = {name: each.get(name, kind.shape) for name, kind in kinds.items()}
+        for name, kind in kinds.items():
+            if any_size and kind.shape is not None:
+                sizes[name] = kind.shape
+            elif name in saved.batched and kind.shape is not None:
+                sizes[name] = (kind.shape[0], *(sizes[name] or ())[1:])
+        found.append(", ".join(f"{name} [{', '.join(map(str, size or ()))}]" for name, size in sizes.items()))
+    return tuple(dict.fromkeys(found))
+
+
 def has_batch_axis(graph: Graph) -> bool:
     """Return whether the first axis of an input is symbolic."""
     return any(map(_batch_symbol, _kinds(graph).values()))

@@ -25,7 +25,7 @@ from graphkit.executor.run.batched_program import BatchedProgram
 from graphkit.executor.run.device_builder import DeviceBuilder
 from graphkit.executor.run.executable import Executable
 from graphkit.executor.run.program import Program
-from graphkit.executor.run.saved_batch import find_shapes, run_in_parts
+from graphkit.executor.run.saved_batch import describe_sizes, find_shapes, run_in_parts
 from graphkit.executor.run.saved_encoding import number, optional, raw, sequence, text
 from graphkit.executor.run.saved_file import SavedArrays, laid_out, write_file
 from graphkit.executor.run.saved_steps import Numbers, StepList, encoded_steps, refuse_other_steps
@@ -58,12 +58,14 @@ class SavedProgramFacts(NamedTuple):
         outputs: Names of the outputs.
         steps: Number of steps.
         nbytes: Bytes of the file.
+        sizes: Shapes of the inputs that the file runs, see `describe_sizes`.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     steps: int
     nbytes: int
+    sizes: tuple[str, ...]
 
 
 def save_program(
@@ -102,6 +104,7 @@ def save_program(
         raise UsageError(f"{path}: no shapes are given, so no program would be saved")
     chosen = find_shapes(executor_options["graph"], shapes, batch)
     contents = _Contents(several=len(chosen.shapes) > 1, batched=chosen.batched)
+    contents.sizes = describe_sizes(executor_options["graph"], chosen, any_size)
     executors = []
     for each in chosen.shapes:
         # A second program of one executor could come from its template, and have other kernels.
@@ -303,6 +306,7 @@ class _Contents:
     def __init__(self, *, several: bool, batched: frozenset[str] = frozenset()):
         self.arrays = SavedArrays(by_content=several)
         self.batched = batched
+        self.sizes: tuple[str, ...] = ()
         self.programs: list[_Listing] = []
         self.recipes: dict[bytes, int] = {}
         self.step_count = 0
@@ -444,7 +448,7 @@ def _written(contents: _Contents, path: Path, check: Callable[[Path], None] = la
     nbytes = write_file(path, metadata, data, check)
     first = contents.programs[0]
     inputs, outputs = (tuple(port.name for port in ports) for ports in (first.inputs, first.outputs))
-    return SavedProgramFacts(inputs, outputs, contents.step_count, nbytes)
+    return SavedProgramFacts(inputs, outputs, contents.step_count, nbytes, contents.sizes)
 
 
 def _sizes(kind: TensorType) -> bytes:

@@ -64,6 +64,13 @@ class WorkerExchange(LocalExchange):
     def publish(self) -> None:
         values = {name: self.spec.params[name] for name in self.trained}
         if not self._published:
+            taken = next(filter(self._remote.is_initialised, values), None)
+            if taken is not None:
+                raise UsageError(
+                    f"the servers of this KVStore already have a value for the parameter {taken!r}, from another "
+                    "Trainer or from your call of init. Servers store the parameters of one Trainer: train a second "
+                    "model in another job"
+                )
             self._remote.init(list(values), list(values.values()))
             self._published = True
         else:

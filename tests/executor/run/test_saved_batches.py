@@ -236,7 +236,9 @@ def test_command_exports_batches_of_any_size(tmp_path, monkeypatch, capsys):
     perceptron().save("net.json")
     for arguments, rows in ([], [1, 8, 32]), (["--batch", "2,16"], [2, 16]), (["x:3,12", "--batch", "4"], [4]):
         assert cli.invoke(["export", "net.json", "-o", "net.gkp", *arguments]) == 0
-        assert "same bits" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "same bits" in said
+        assert "runs inputs of the shapes x [N, 12]\n" in said
         with CSession("net.gkp") as session:
             assert [inputs["x"][1][0] for inputs, _ in session.programs] == rows
             assert session.run({"x": np.zeros((5, 12), np.float32)})["logits"].shape == (5, 3)

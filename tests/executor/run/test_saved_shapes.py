@@ -70,7 +70,9 @@ def test_command_exports_programs_for_several_shapes(mlp, tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     mlp.save("net.json")
     assert cli.invoke(["export", "net.json", "x:4,12", "--also", "x:1,12", "--also", "x:9,12", "-o", "net.gkp"]) == 0
-    assert "same bits" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "same bits" in said
+    assert "runs inputs of the shapes x [N, 12]\n" in said
     with CSession("net.gkp") as session:
         assert [inputs["x"][1] for inputs, _ in session.programs] == [(4, 12), (1, 12), (9, 12)]
     assert cli.invoke(["export", "net.json", "x:4,12", "--also", "x:1,12", "-o", "net.onnx"]) == 2

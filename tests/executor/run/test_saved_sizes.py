@@ -152,6 +152,7 @@ def test_command_exports_a_program_for_any_size(tmp_path, monkeypatch, capsys):
     net = recurrent("GRU")
     net.save("net.json")
     assert cli.invoke(["export", "net.json", "x:1,3,4", "-o", "net.gkp", "--any-size"]) == 0
+    assert "runs inputs of the shapes x [N, T, 4], h0 [N, 5]\n" in capsys.readouterr().err
     with CSession("net.gkp") as session:
         feeds = random_feeds(net, shapes_at(net, 4, 9))
         np.testing.assert_allclose(session.run(feeds)["end"], net.run(feeds)["end"], rtol=1e-5, atol=1e-6)
