@@ -109,7 +109,7 @@ class Dataset:
         return [*self.arrays.items(), *([] if self.targets is None else [("targets", self.targets)])]
 
     @property
-    def labels(self) -> np.ndarray | None:
+    def integer_targets(self) -> np.ndarray | None:
         """Integer targets; None if targets are not integers."""
         found = self.targets
         if isinstance(found, dict) and self.weight_name in found and len(found) == 2:
@@ -149,7 +149,7 @@ class Dataset:
         """Number of classes of integer targets; None for other targets."""
         if self.classes is not None:
             return len(self.classes)
-        labels = self.labels
+        labels = self.integer_targets
         return None if labels is None else int(labels.max()) + 1
 
     def __len__(self) -> int:
@@ -240,7 +240,7 @@ class Dataset:
         Raises:
             UsageError: `test_fraction` is not between 0 and 1, or `by` is "name" and the samples have no names.
         """
-        labels = self.labels if stratify else None
+        labels = self.integer_targets if stratify else None
         labels = labels if labels is None or labels.ndim == 1 else None
         names = self.sample_names()
         if by not in (None, *SPLITS_BY):

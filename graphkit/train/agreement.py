@@ -91,7 +91,7 @@ def data_facts(train: Dataset | IterableDataset) -> dict[str, int | None]:
 
     Inputs and float targets are left out, because ranks on different processors may have rounded them differently.
     """
-    labels = train.labels if isinstance(train, Dataset) else None
+    labels = train.integer_targets if isinstance(train, Dataset) else None
     facts = {"samples": length_of(train), "checksum of labels": None}
     if labels is not None:
         compared = _COMPARED_LABELS // max(math.prod(labels.shape[1:]), 1)
