@@ -64,7 +64,9 @@ def test_number_of_threads_is_limited():
 
 
 def test_shapes_of_factories_are_checked():
-    recipe = text("from factory") + raw(b"") + sequence([optional(sequence([number(-1)]))]) + sequence([])
+    with recorded_recipes():
+        factory = native.PointwiseFactory("Neg", ["float32"], [], [("neg", [0], "")], [(1, "float32")], "", 1).recipe
+    recipe = text("from factory") + raw(factory) + sequence([optional(sequence([number(-1)]))]) + sequence([])
     with pytest.raises(native.Error, match="negative size"):
         native.make_kernel(recipe)
 
