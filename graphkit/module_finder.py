@@ -7,6 +7,7 @@ finders look for all others: modules that were edited or never compiled, and ext
 
 from __future__ import annotations
 
+import _imp
 import marshal
 import os
 import sys
@@ -31,7 +32,12 @@ class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType | None:
         bytecode, self._bytecode = self._bytecode, None
         # The bytecode serves the import. Later callers get what the files contain then.
-        return super().get_code(fullname) if bytecode is None else marshal.loads(bytecode)
+        if bytecode is None:
+            return super().get_code(fullname)
+        code: CodeType = marshal.loads(bytecode)
+        # The file may have been moved or copied with its bytecode, which contains the former path.
+        _imp._fix_co_filename(code, self.path)  # type: ignore[attr-defined]
+        return code
 
 
 class Finder:

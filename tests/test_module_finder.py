@@ -52,6 +52,13 @@ def test_compiled_package_is_found(tmp_path):
     assert module.__package__ == NAME
 
 
+def test_code_of_a_moved_package_has_its_present_path(tmp_path):
+    compiled(tmp_path / "former" / "imaginary.py", "def f():\n    return lambda: 7\n")
+    (tmp_path / "former").rename(tmp_path / "present")
+    module = executed(found(tmp_path / "present"))
+    assert {module.f.__code__.co_filename, module.f().__code__.co_filename} == {module.__file__}
+
+
 @pytest.mark.parametrize("change", ["size", "time", "magic number", "no bytecode", "cut off", "no source"])
 def test_invalid_bytecode_is_left_to_python(tmp_path, change):
     source = tmp_path / "imaginary.py"

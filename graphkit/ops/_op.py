@@ -90,6 +90,8 @@ _FORMER = {
 
 # The most entries of `Op._accepted`.
 _MOST_ACCEPTED = 64
+# Operators with a longer list or text have numbers of their own, because the numbering keeps what it has numbered.
+_LONGEST_NUMBERED = 256
 
 # Operands that are lists of integers. One integer is accepted as a list of one element.
 INTEGER_LISTS = frozenset({"axes", "ends", "shape", "starts", "steps"})
@@ -253,7 +255,9 @@ class Op:
 
     def _content(self) -> Hashable | None:
         """Return what determines the operator's number (see `number_of`); None if no other operator has this number."""
-        return self
+        values = self.__dict__.values()
+        is_long = any(isinstance(value, (tuple, str)) and len(value) > _LONGEST_NUMBERED for value in values)
+        return None if is_long else self
 
     # --- what a family file defines ---------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ import graphkit as gk
 from graphkit.ir import dims
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
-from graphkit.ops import F
+from graphkit.ops import F, Op
 from graphkit.ops._op import declared, number_of
 from graphkit.ops.internal.fused import Fused
 from graphkit.ops.linalg.matmul import MatMul
 from graphkit.ops.math.arithmetic import Neg
+from graphkit.ops.ml.linear import LinearRegressor
 from graphkit.ops.tensor.layout import Transpose
 
 
@@ -36,6 +38,18 @@ def test_copies_are_numbered_again(copied) -> None:
     assert (kind.number, number_of(op)) == (copied(kind).number, number_of(copied(op)))
     assert copied(op) == op
     assert b"_number" not in pickle.dumps([kind, op])
+
+
+def test_operators_with_long_lists_are_not_kept() -> None:
+    def made(count: int) -> Op:
+        return LinearRegressor(coefficients=[0.375] * count)
+
+    long = made(10_000)
+    assert number_of(long) != number_of(made(10_000))
+    assert number_of(made(10)) == number_of(made(10))
+    kept = weakref.ref(long)
+    del long
+    assert kept() is None
 
 
 def body(name: str, factor: float = 2.0, build=F.mul, kind: str = "float32") -> Fused:
