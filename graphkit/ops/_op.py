@@ -172,6 +172,7 @@ class Op:
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
         cls._accepted = set()
+        cls._is_numbered = False  # until the decorator finds what a subclass defines
         share_former_names(cls, _FORMER)
 
     def __init__(self, **attrs: Any):

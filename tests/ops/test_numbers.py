@@ -3,6 +3,7 @@
 import copy
 import pickle
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,10 +93,11 @@ def test_assumptions_are_collected_again() -> None:
         assert found
 
 
-def test_operators_from_elsewhere_are_inferred_each_time() -> None:
+@pytest.mark.parametrize("decorator", [declared, lambda cls: cls], ids=["declared", "without decorator"])
+def test_operators_from_elsewhere_are_inferred_each_time(decorator: Any) -> None:
     calls = []
 
-    @declared
+    @decorator
     class Other(Neg):
         def infer(self, x: TensorType) -> TensorType:
             calls.append(x)
