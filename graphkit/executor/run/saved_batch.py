@@ -5,6 +5,7 @@ executor/native/c_interface/batch_programs.cpp runs such a batch in parts.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -24,6 +25,8 @@ from graphkit.passes.core.sweep import run_passes
 DEFAULT_SIZES = (1, 8, 32)
 # Stands for the number of rows during type inference. It contains spaces, so no file can use it.
 _ROWS = "rows of a batch"
+# Each symbolic first axis needs a proof of its own. Graphs may have any number of them.
+_MOST_TRIED = 4
 
 # Shapes of inputs, by name.
 Shapes: TypeAlias = Mapping[str, Sequence[int]]
@@ -97,13 +100,26 @@ def has_batch_axis(graph: Graph) -> bool:
 def find_batch(graph: Graph, shapes: Sequence[Shapes]) -> tuple[frozenset[str], str]:
     """Return the names of the inputs that have the rows of a batch; none, and why, if rows may depend on each other.
 
+    If inputs have different symbolic first axes, the rows are the first of these axes with a proof. The reason is that
+    of the first axis.
+
     shapes: Shapes of inputs, by name, for each program. The proof uses the sizes of all axes but the rows.
     """
     kinds = _kinds(graph)
-    rows = next(filter(None, map(_batch_symbol, kinds.values())), None)
-    if rows is None:
-        return frozenset(), "no input has a symbolic first axis"
-    batched = frozenset(name for name, kind in kinds.items() if _batch_symbol(kind) == rows)
+    reasons = []
+    for rows in itertools.islice(dict.fromkeys(filter(None, map(_batch_symbol, kinds.values()))), _MOST_TRIED):
+        batched = frozenset(name for name, kind in kinds.items() if _batch_symbol(kind) == rows)
+        why = _why_dependent(graph, shapes, kinds, batched, rows)
+        if why is None:
+            return batched, ""
+        reasons.append(why)
+    return frozenset(), reasons[0] if reasons else "no input has a symbolic first axis"
+
+
+def _why_dependent(
+    graph: Graph, shapes: Sequence[Shapes], kinds: Mapping[str, Type], batched: frozenset[str], rows: str
+) -> str | None:
+    """Return why the rows of these inputs may depend on each other; None if they are independent. See `find_batch`."""
     why = _other_axis(kinds, batched, rows)
     for each in shapes if why is None else ():
         try:
@@ -114,7 +130,7 @@ def find_batch(graph: Graph, shapes: Sequence[Shapes]) -> tuple[frozenset[str], 
             why = why_rows_mix(run_passes(bound, CLEANUP), _ROWS)
         if why is not None:
             break
-    return (batched, "") if why is None else (frozenset(), why)
+    return why
 
 
 def _kinds(graph: Graph) -> dict[str, Type]:

@@ -105,6 +105,17 @@ def test_programs_with_other_axes_are_not_mixed(tmp_path):
             session.run(random_feeds(net, {"x": (9, 5, 4), "h0": (9, 5)}))
 
 
+def test_inputs_that_all_rows_share_may_come_first(tmp_path):
+    keys, q = gk.input("keys", ["M", 4]), gk.input("q", ["N", 4])
+    weights = gk.softmax(gk.mat_mul(q, gk.transpose(keys, perm=(1, 0))), axis=-1)
+    net = gk.Model({"y": gk.mat_mul(weights, keys)})
+    assert list(net.input_types) == ["keys", "q"]
+    net.save(tmp_path / "net.gkp", shapes={"keys": (3, 4)}, batch=(1, 4))
+    with CSession(tmp_path / "net.gkp") as session:
+        feeds = random_feeds(net, {"keys": (3, 4), "q": (7, 4)})
+        np.testing.assert_allclose(session.run(feeds)["y"], net.run(feeds)["y"], rtol=1e-5, atol=1e-6)
+
+
 def test_wrong_shapes_of_a_batch_are_named(tmp_path):
     net = save("recommender", tmp_path / "net.gkp")
     with CSession(tmp_path / "net.gkp") as session:

@@ -68,6 +68,15 @@ def test_threads_run_many_sizes_at_the_same_time(tmp_path):
             assert_same_bits(found, expected)
 
 
+def test_shapes_that_break_a_condition_are_named(tmp_path):
+    x, y = gk.input("x", ["N", 4]), gk.input("y", ["M", 4])
+    first = gk.gather(y, gk.constant(np.array(0)), axis=0)  # y needs a row
+    gk.Model({"z": x + first}).save(tmp_path / "net.gkp", shapes={"x": (2, 4), "y": (3, 4)}, any_size=True)
+    with CSession(tmp_path / "net.gkp") as session, pytest.raises(InputError) as caught:
+        session.run({"x": np.ones((5, 4), np.float32), "y": np.ones((0, 4), np.float32)})
+    assert "must be equal are 0 and 1; given: x [5, 4], y [0, 4]" in str(caught.value)
+
+
 def test_wrong_sizes_are_named(tmp_path):
     net = recurrent("GRU")
     net.save(tmp_path / "net.gkp", shapes=shapes_at(net, 1, 2), any_size=True)

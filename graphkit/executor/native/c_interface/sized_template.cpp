@@ -84,6 +84,16 @@ std::string shape_value(const SavedShapeValue& value, const Dims& sizes) {
     return bytes;
 }
 
+// Says that inputs of these shapes do not fit, and why.
+std::invalid_argument misfit(const SavedPorts& ports, ShapeList inputs, const std::string& why) {
+    std::string given;
+    for (std::size_t i = 0; i < ports.size(); ++i) {
+        const Dims shape(inputs[i], inputs[i] + ports[i].shape.size());
+        given += (i > 0 ? ", " : "") + ports[i].name + " " + to_string(shape);
+    }
+    return std::invalid_argument("the network cannot compute inputs of these shapes: " + why + "; given: " + given);
+}
+
 void require(bool condition, const char* what) {
     if (!condition) {
         throw NativeError(std::string("the program for any sizes has ") + what);
@@ -209,7 +219,7 @@ Dims SizedTemplate::sizes(ShapeList inputs) const {
     try {
         sizes = table_.values(symbols);
     } catch (const NativeError& error) {
-        throw std::invalid_argument(error.what());
+        throw misfit(inputs_, inputs, error.what());
     }
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
         const Dims expected = dims_at(saved_.inputs[i], sizes);
@@ -220,13 +230,14 @@ Dims SizedTemplate::sizes(ShapeList inputs) const {
     }
     for (const auto& [a, b] : saved_.equal) {
         if (sizes[a] != sizes[b]) {
-            throw std::invalid_argument("sizes that must be equal differ: " + std::to_string(sizes[a]) + " and " +
-                                        std::to_string(sizes[b]));
+            throw misfit(
+                inputs_, inputs,
+                "sizes that must be equal are " + std::to_string(sizes[a]) + " and " + std::to_string(sizes[b]));
         }
     }
     for (const std::uint64_t place : saved_.nonnegative) {
         if (sizes[place] < 0) {
-            throw std::invalid_argument("a size would be negative");
+            throw misfit(inputs_, inputs, "a size would be negative");
         }
     }
     return sizes;

@@ -253,6 +253,13 @@ def test_convolutions_with_windows_beyond_int64(group: int) -> None:
         np.testing.assert_array_equal(y, sums if group == 4 else sums.sum(1, keepdims=True).repeat(4, 1))
 
 
+def test_convolutions_with_huge_windows_have_no_kernel() -> None:
+    """A saved program may describe any window. The kernel stores a position for each of its elements."""
+    operands = [("x", [1, 1, 1 << 21], "uint8"), ("w", [1, 1, 1 << 21], "uint8")]
+    with pytest.raises(native.Unsupported, match="windows of 2097152 elements"):
+        native.integer_convolution(operands, [1, 1, 1], "int32", [1], [1], [0], 1, threads=1)
+
+
 @in_one_item()
 @pytest.mark.parametrize(
     ("x", "w"), [((2, 4), (4, 0)), ((2, 0), (0, 3)), ((0, 4), (4, 3)), ((2, 4), (0, 4, 3)), ((0, 2, 4), (0, 4, 3))]

@@ -147,9 +147,13 @@ struct WindowDims {
     std::int64_t groups;
 };
 
-// Sets strides and dilations that have no effect to 1. Throws Unsupported if the position of a tap may exceed int64.
+// Sets strides and dilations that have no effect to 1. Throws Unsupported if the position of a tap may exceed int64, or
+// if the tables of positions would be large: a file may describe any window.
 void bound_windows(IntegerGeometry& g) {
-    constexpr std::int64_t kMost = std::int64_t{1} << 31;
+    constexpr std::int64_t kMost = std::int64_t{1} << 31, kMostTaps = std::int64_t{1} << 20;
+    if (g.taps > kMostTaps) {
+        throw Unsupported("an integer convolution with windows of " + std::to_string(g.taps) + " elements");
+    }
     for (int axis = 0; axis < 3; ++axis) {
         g.stride[axis] = g.output[axis] > 1 ? g.stride[axis] : 1;
         g.dilation[axis] = g.kernel[axis] > 1 ? g.dilation[axis] : 1;
