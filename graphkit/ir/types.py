@@ -14,7 +14,7 @@ from graphkit.errors import TypeMismatch, UsageError, did_you_mean
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.numbering import Numbering
-from graphkit.signatures import check_argument
+from graphkit.signatures import check_argument, shown
 
 # Integer tensors with more elements have no known value. Shape arithmetic needs only vectors with one element per axis.
 MAX_KNOWN_ELEMENTS = 64
@@ -144,8 +144,15 @@ def _numpy_dtype(dtype: DType) -> np.dtype:
     return found
 
 
-@cache
 def dtype_of(spec: Any) -> DType:
+    try:
+        return _dtype_of(spec)
+    except TypeError:  # the cache cannot look for a list, a dict or an array
+        raise UsageError(f"unknown dtype {shown(spec)}") from None
+
+
+@cache
+def _dtype_of(spec: Any) -> DType:
     if isinstance(spec, DType):
         return spec
     if spec in _PYTHON_TYPES:

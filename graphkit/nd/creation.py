@@ -10,7 +10,7 @@ import numpy as np
 
 from graphkit.errors import BAD_VALUE, InputError, OutOfMemory, UsageError, lacks_memory
 from graphkit.ir.arrays import array_of
-from graphkit.ir.types import dtype_of
+from graphkit.ir.types import DType, dtype_of
 from graphkit.nd import elements
 from graphkit.nd.ndarray import NDArray, own
 from graphkit.signatures import shown
@@ -42,22 +42,22 @@ def array(data: Any, dtype: Any = None) -> NDArray:
 
 def zeros(shape: Shape, dtype: Any = "float32") -> NDArray:
     """Return an array of zeros."""
-    return _filled("zeros", elements.zeros, sizes(shape), dtype_of(dtype).numpy)
+    return _filled("zeros", elements.zeros, sizes(shape), dtype_or_float32(dtype).numpy)
 
 
 def ones(shape: Shape, dtype: Any = "float32") -> NDArray:
     """Return an array of ones."""
-    return _filled("ones", np.ones, sizes(shape), dtype_of(dtype).numpy)
+    return _filled("ones", np.ones, sizes(shape), dtype_or_float32(dtype).numpy)
 
 
 def full(shape: Shape, fill_value: Any, dtype: Any = "float32") -> NDArray:
     """Return an array whose elements all are `fill_value`. Raises UsageError if `dtype` cannot store the value."""
-    return _filled(f"full: value {shown(fill_value)}", np.full, sizes(shape), fill_value, dtype_of(dtype).numpy)
+    return _filled(f"full: value {shown(fill_value)}", np.full, sizes(shape), fill_value, dtype_or_float32(dtype).numpy)
 
 
 def empty(shape: Shape, dtype: Any = "float32") -> NDArray:
     """Return an array with arbitrary elements."""
-    return _filled("empty", elements.empty, sizes(shape), dtype_of(dtype).numpy)
+    return _filled("empty", elements.empty, sizes(shape), dtype_or_float32(dtype).numpy)
 
 
 def zeros_like(x: NDArray, dtype: Any = None) -> NDArray:
@@ -88,7 +88,7 @@ def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any 
     """
     first, last = (0, start) if stop is None else (start, stop)
     where = f"arange: start, stop and step are {shown(first)}, {shown(last)} and {shown(step)}"
-    kind = dtype_of(dtype).numpy
+    kind = dtype_or_float32(dtype).numpy
     return _filled(where, lambda: np.arange(first, last, step).astype(kind))
 
 
@@ -98,13 +98,13 @@ def linspace(start: float, stop: float, num: int = 50, endpoint: bool = True, dt
     Raises UsageError if an argument is not a number.
     """
     where = f"linspace: start, stop and num are {shown(start)}, {shown(stop)} and {shown(num)}"
-    return _filled(where, lambda: np.linspace(start, stop, num, endpoint).astype(dtype_of(dtype).numpy))
+    return _filled(where, lambda: np.linspace(start, stop, num, endpoint).astype(dtype_or_float32(dtype).numpy))
 
 
 def eye(rows: int, columns: int | None = None, k: int = 0, dtype: Any = "float32") -> NDArray:
     """Return a matrix with ones on a diagonal. k: which one: 0 is the main one, a positive number one above it."""
     height, width = sizes((rows, rows if columns is None else columns), "eye: rows and columns")
-    return _filled(f"eye: k is {shown(k)}", np.eye, height, width, k, dtype_of(dtype).numpy)
+    return _filled(f"eye: k is {shown(k)}", np.eye, height, width, k, dtype_or_float32(dtype).numpy)
 
 
 def from_numpy(data: np.ndarray) -> NDArray:
@@ -142,6 +142,11 @@ def sizes(shape: Any, what: str = "a shape") -> tuple[int, ...]:
     if any(size < 0 for size in found):
         raise UsageError(f"{what} must be integers of at least 0, not {shown(shape)}")
     return found
+
+
+def dtype_or_float32(dtype: Any) -> DType:
+    """Return the element type of a new array: float32 if `dtype` is None, as in MXNet."""
+    return DType.FLOAT32 if dtype is None else dtype_of(dtype)
 
 
 def _like(function: str, x: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype]:

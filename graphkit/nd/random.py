@@ -14,7 +14,7 @@ from graphkit.executor.run.random_kernel import DTYPES, random_kernel
 from graphkit.ir.types import DType, dtype_of
 from graphkit.nd import elements
 from graphkit.nd.calls import generator, random_state
-from graphkit.nd.creation import Shape, sizes
+from graphkit.nd.creation import Shape, dtype_or_float32, sizes
 from graphkit.nd.ndarray import NDArray, own
 from graphkit.nd.operators import call
 from graphkit.nd.runtime import queue, settings
@@ -34,7 +34,7 @@ def uniform(low: float = 0.0, high: float = 1.0, shape: Shape = (1,), dtype: Any
 
     Rounding to `dtype` may give `high` itself.
     """
-    start, end, kind = _real("uniform", "low", low), _real("uniform", "high", high), dtype_of(dtype)
+    start, end, kind = _real("uniform", "low", low), _real("uniform", "high", high), dtype_or_float32(dtype)
     for name, bound in (("low", start), ("high", end)):
         if not math.isfinite(bound):
             raise UsageError(f"uniform: {name} must be finite, not {bound}")
@@ -49,7 +49,7 @@ def normal(loc: float = 0.0, scale: float = 1.0, shape: Shape = (1,), dtype: Any
 
     Raises UsageError if one of these is not a number.
     """
-    mean, deviation, kind = _real("normal", "loc", loc), _real("normal", "scale", scale), dtype_of(dtype)
+    mean, deviation, kind = _real("normal", "loc", loc), _real("normal", "scale", scale), dtype_or_float32(dtype)
     return _drawn("random_normal", shape, kind, mean, deviation, mean=mean, scale=deviation)
 
 
@@ -58,7 +58,8 @@ def randint(low: int, high: int, shape: Shape = (1,), dtype: Any = "int32") -> N
 
     Raises UsageError if a bound is not an integer, or if `dtype` is not an integer type that can store the range.
     """
-    first, end, kind = _integer("randint", "low", low), _integer("randint", "high", high), dtype_of(dtype)
+    first, end = _integer("randint", "low", low), _integer("randint", "high", high)
+    kind = DType.INT32 if dtype is None else dtype_of(dtype)
     if not 0 < end - first <= 1 << 24:
         raise UsageError(f"randint: high - low must be from 1 to 2^24, not {end - first}")
     if not kind.is_integer:

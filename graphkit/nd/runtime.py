@@ -125,6 +125,8 @@ class ThreadSettings(threading.local):
 settings = ThreadSettings()
 _queue: ArrayQueue | None = None
 _lock = threading.Lock()
+# How often a fork waits again because other threads have pushed operations.
+_FORK_TRIES = 100
 
 
 def queue() -> ArrayQueue:
@@ -176,23 +178,32 @@ def _before_fork() -> None:
 
     Those may hold locks of other modules, which would stay locked in the child.
     """
-    try:
-        if _queue is not None:
-            _queue.settle()
-    except GraphkitError:  # an operation that forks cannot wait for itself, nor for a thread that waits for it
-        return
-    locks.deferring.acquire()
-    locks.compiling.acquire()
-    locks.listing.acquire()
+    for tries_left in reversed(range(_FORK_TRIES)):
+        try:
+            if _queue is not None:
+                _queue.settle()
+        except GraphkitError:  # an operation that forks cannot wait for itself, nor for a thread that waits for it
+            return
+        locks.deferring.acquire()
+        locks.compiling.acquire()
+        locks.listing.acquire()
+        # Other threads may have pushed operations meanwhile. As long as this thread holds the GIL, they cannot.
+        if tries_left == 0 or _queue is None or not _queue.engine.pending:
+            break
+        _release_all()
     locks.forking = threading.get_ident()
+
+
+def _release_all() -> None:
+    locks.listing.release()
+    locks.compiling.release()
+    locks.deferring.release()
 
 
 def _after_fork_in_parent() -> None:
     if locks.forking == threading.get_ident():
         locks.forking = None
-        locks.listing.release()
-        locks.compiling.release()
-        locks.deferring.release()
+        _release_all()
 
 
 def _after_fork() -> None:

@@ -197,6 +197,8 @@ class Op:
             return COERCE[kind](given)
         except (TypeError, ValueError) as error:
             raise UsageError(f"{cls.name}: attribute {key}={given!r} must be {WORDS[kind]}: {error}") from None
+        except UsageError as error:
+            raise UsageError(f"{cls.name}: attribute {key}: {error}") from None
 
     @classmethod
     def _unknown(cls, key: str) -> UsageError:

@@ -55,6 +55,9 @@ def test_unknown_dtype() -> None:
     for name in ("M8[ns]", np.dtype("V4"), "i4,f4"):
         with pytest.raises(UsageError, match=r"graphkit has no dtype .*; there are float32, float64"):
             dtype_of(name)
+    for value in (["f4"], {}, np.ones(2)):
+        with pytest.raises(UsageError, match="unknown dtype"):
+            dtype_of(value)
 
 
 def test_known_value_takes_no_part_in_equality() -> None:

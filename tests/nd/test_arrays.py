@@ -75,6 +75,14 @@ def test_functions_that_make_arrays() -> None:
         np.testing.assert_array_equal(found.asnumpy(), expected, err_msg=name)
 
 
+def test_no_dtype_is_the_default_dtype() -> None:
+    draw = nd.random
+    made = [nd.zeros(2, None), nd.ones(2, None), nd.full(2, 1, None), nd.empty(2, None), nd.eye(2, dtype=None)]
+    made += [nd.arange(2, dtype=None), nd.linspace(0, 1, dtype=None), draw.uniform(dtype=None), draw.normal(dtype=None)]
+    assert {x.dtype for x in made} == {np.dtype("float32")}
+    assert draw.randint(0, 2, dtype=None).dtype == np.int32
+
+
 def test_random_numbers_depend_on_the_seed() -> None:
     nd.random.seed(7)
     first = [nd.random.uniform(-1, 1, (50, 2)).asnumpy(), nd.random.normal(2, 0.1, 100).asnumpy()]

@@ -131,6 +131,26 @@ def test_loops_without_waits_do_not_fill_memory() -> None:
     assert x.asnumpy()[0] == 1 + 3 * array_queue._AHEAD_OPERATIONS
 
 
+def test_a_fork_waits_for_operations_that_are_pushed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, written, may_end = nd.runtime.queue(), nd.ones(1), threading.Event()
+    settle, calls = queue.settle, []
+
+    def settle_while_a_thread_pushes() -> None:
+        if calls:
+            may_end.set()
+        settle()
+        if not calls:
+            queue.push_call("late", lambda: may_end.wait(60), [], [written._memory.state])
+        calls.append(None)
+
+    monkeypatch.setattr(queue, "settle", settle_while_a_thread_pushes)
+    nd.runtime._before_fork()
+    pending = queue.engine.pending
+    nd.runtime._after_fork_in_parent()
+    may_end.set()
+    assert pending == 0
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_child_of_a_fork_uses_earlier_arrays() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from graphkit.executor.run import array_queue
 from graphkit.executor.run import engine as engines
 from graphkit.executor.run.array_queue import ArrayQueue
 from graphkit.executor.run.engine import Engine, Work
@@ -108,6 +109,30 @@ def test_at_most_as_many_operations_run_as_there_are_workers(copies: Copies, wor
     held, copied = sorted(works, key=lambda work: work.start)
     assert held.operation == "hold"
     assert copied.start >= held.end
+
+
+@pytest.mark.parametrize("limit", ["_AHEAD_OPERATIONS", "_AHEAD_BYTES"])
+def test_waits_for_computed_arrays_do_not_lift_the_limits(
+    limit: str, copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, computed, settled = threading.Event(), copies.queue.state(), []
+    copies.queue.push_call("hold", lambda: may_end.wait(60), [], [copies.written])
+    monkeypatch.setattr(array_queue, limit, 20)
+    monkeypatch.setattr(copies.queue, "settle", lambda: settled.append(copies.engine.pending))
+    for _ in range(21):
+        copies.push()
+        copies.queue._count(1)  # the bytes of another operation
+        assert copies.queue.wait(computed) is None
+    may_end.set()
+    assert settled
+    assert settled[0] <= 22
+
+
+def test_operations_that_are_done_do_not_count(copies: Copies, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_queue, "_AHEAD_OPERATIONS", 20)
+    monkeypatch.setattr(copies.queue, "settle", lambda: pytest.fail("the push waited"))
+    for _ in range(50):
+        copies.push_and_wait()
 
 
 def test_a_closed_engine_cancels_an_operation_that_is_held(copies: Copies) -> None:

@@ -17,9 +17,10 @@ from graphkit.executor.run.engine import Engine
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
 
-# Bytes of results that may be pushed before a push waits, so that a loop that never waits cannot fill the memory.
+# Bytes of results that may be pushed before a push waits for all operations. A loop cannot fill the memory then, even
+# if it never waits, or waits only for arrays that are computed.
 _AHEAD_BYTES = 1 << 30
-# The same for the number of operations.
+# Number of operations that may be pending before a push waits for them.
 _AHEAD_OPERATIONS = 4096
 
 
@@ -100,15 +101,19 @@ class ArrayQueue:
         self._native.push_call(name, function, self._raised, reads, writes)
 
     def _count(self, nbytes: int) -> None:
-        """Count an operation with results of `nbytes` bytes. Wait if too much is pending."""
+        """Count an operation with results of `nbytes` bytes. Wait if too much may be pending."""
         self._bytes += nbytes
         self._operations += 1
-        if self._bytes > _AHEAD_BYTES or self._operations > _AHEAD_OPERATIONS:
+        if self._operations > _AHEAD_OPERATIONS:
+            # The next operations are counted up to the limit again, so twice as many would be pending otherwise.
+            self._operations = self.engine.pending
+            if self._operations > _AHEAD_OPERATIONS // 2:
+                self.settle()
+        if self._bytes > _AHEAD_BYTES:
             self.settle()
 
     def wait(self, state: _native.ArrayState, *, exclusive: bool = False) -> BaseException | None:
         """Wait for earlier operations that write an array and, with `exclusive`, read it. Return the array's error."""
-        self._bytes = self._operations = 0
         failure = self._native.wait(state, exclusive)
         return None if failure is None else self.engine.error_of(failure)
 
