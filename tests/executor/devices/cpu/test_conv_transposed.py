@@ -68,7 +68,7 @@ EXAMPLES = [
     Example((2, 131, 3, 29), 50, (2, 2), dict(strides=(2, 2))),
     Example((1, 5, 4, 61), 25, (3, 2), dict(strides=(3, 2))),
     Example((1, 6, 2, 3), 24, (1, 2), dict(strides=(1, 2))),
-    Example((3, 2, 2, 5), 1, (2, 3), dict(strides=(2, 3))),
+    Example((3, 2, 2, 5), 13, (2, 3), dict(strides=(2, 3))),
     Example((1, 4, 6, 5), 20, (3, 2), dict(strides=(1, 3), dilations=(2, 1), pads=(0, 1, 1, 0))),
     Example((1, 5, 6, 7), 5, (5, 3), dict(strides=(3, 2), dilations=(1, 2), pads=(3, 2, 2, 1))),
     Example((1, 2, 3, 3), 2, (1, 1), dict(strides=(2, 3), output_padding=(1, 2))),
@@ -150,13 +150,22 @@ def test_threads_do_not_change_bits(isa, e):
 
 def test_single_terms_need_no_memory_for_products():
     attributes = dict(strides=(2, 2))
-    assert Example((1, 3, 4, 5), 6, (2, 2), attributes).kernel_of(pack_weights=True, threads=2).scratch_bytes == 0
-    assert Example((1, 3, 4, 5), 6, (3, 2), attributes).kernel_of(pack_weights=True, threads=2).scratch_bytes > 0
+    assert Example((1, 3, 4, 5), 8, (2, 2), attributes).kernel_of(pack_weights=True, threads=2).scratch_bytes == 0
+    assert Example((1, 3, 4, 5), 8, (3, 2), attributes).kernel_of(pack_weights=True, threads=2).scratch_bytes > 0
+
+
+def test_few_filters_share_vectors_with_all_taps(isa):
+    """Products of one line of taps would leave most lanes empty: the general method multiplies less."""
+    e = Example((2, 7, 5, 9), 1, (2, 2), dict(strides=(2, 2)))
+    assert e.kernel_of(pack_weights=True, threads=2).scratch_bytes > 0
+    y = np.full(last(e.product()).shape, np.nan, np.float32)
+    e.kernel_of(threads=2)([last(e.x), e.w, None], [y])
+    check(y, last(e.product()), np.abs(e.product()).max())
 
 
 def test_packed_taps_of_single_terms_have_their_own_layout():
     padding = [dict(), dict(output_padding=(1, 1))]
-    examples = [Example((1, 3, 4, 5), 6, (2, 2), dict(strides=(2, 2)) | more) for more in padding]
+    examples = [Example((1, 3, 4, 5), 8, (2, 2), dict(strides=(2, 2)) | more) for more in padding]
     single, added_up = [e.kernel_of(pack_weights=True).packed_layout(1) for e in examples]
     assert single != added_up
 
@@ -172,7 +181,7 @@ def test_sizes_with_single_terms_and_without():
 
 
 def test_nothing_beside_a_result_of_single_terms_is_written(isa):
-    e = Example((1, 3, 3, 5), 9, (2, 2), dict(strides=(2, 2)))
+    e = Example((1, 3, 3, 5), 25, (2, 2), dict(strides=(2, 2)))
     expected = last(e.product())
     around = np.full(expected.size + 128, 7, np.float32)
     y = around[64:-64].reshape(expected.shape)

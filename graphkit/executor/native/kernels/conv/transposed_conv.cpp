@@ -73,6 +73,7 @@ class TransposedConvolution final : public Kernel {
 
     Group group(std::int64_t number) const;
     Columns columns(const Group& group) const;
+    bool fills_vectors() const;
     void fold();
     std::int64_t taps() const { return outer_.taps * inner_.taps; }
     std::int64_t groups() const { return direct_ ? outer_.taps : divide_up(filters_, table_.block); }
@@ -162,7 +163,7 @@ TransposedConvolution::TransposedConvolution(const Dims& x, const Dims& w, const
     single_ = is_unit(inner_);
     inputs_.push_back({"bias", {filters_}, ElementType::f32, !bias});
     line_floats_ = (single_ ? outer_ : inner_).positions * filters_;
-    direct_ = !single_ && has_single_terms(outer_) && has_single_terms(inner_);
+    direct_ = !single_ && has_single_terms(outer_) && has_single_terms(inner_) && fills_vectors();
     if (!direct_) {
         fold();
     }
@@ -186,6 +187,13 @@ TransposedConvolution::TransposedConvolution(const Dims& x, const Dims& w, const
         const std::int64_t wanted = divide_up(kUnitsPerThread * this->threads(), images_ * groups());
         line_parts_ = std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(most, 1));
     }
+}
+
+// Whether the products of one tap of the outer axis fill vectors about as well as those of all taps. A few filters
+// would leave most lanes empty.
+bool TransposedConvolution::fills_vectors() const {
+    const auto padded = [&](std::int64_t floats) { return divide_up(2 * floats, table_.block); };
+    return 4 * outer_.taps * padded(inner_.taps * filters_) <= 5 * padded(taps() * filters_);
 }
 
 void TransposedConvolution::fold() {
