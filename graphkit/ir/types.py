@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -151,7 +151,7 @@ def dtype_of(spec: Any) -> DType:
         raise UsageError(f"unknown dtype {shown(spec)}") from None
 
 
-@cache
+@lru_cache(maxsize=256)  # bounded, because a dtype may be given as an array
 def _dtype_of(spec: Any) -> DType:
     if isinstance(spec, DType):
         return spec
