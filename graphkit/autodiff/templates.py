@@ -10,9 +10,8 @@ from collections.abc import Container, Hashable, Sequence
 from typing import Any
 
 from graphkit.ir import context
-from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Node, Value, native_sweeps, topological
-from graphkit.ir.types import TensorType, Type
+from graphkit.ir.types import TensorType
 from graphkit.ops import Op
 from graphkit.ops._op import number_of
 from graphkit.ops.tensor.constants import Constant
@@ -100,19 +99,11 @@ class Templates:
         outer = [v for v in boundary if v is not None]
         nodes = sorted(topological(results, stop=outer), key=lambda node: node.serial)
         made = {v for node in nodes for v in node.outputs}.union(outer)
-        known = {symbol for v in outer for symbol in _symbols(v.type)}
+        known = {symbol for v in outer for symbol in v.tensor.symbols}
         if all(
             node.serial > first
             and all(v is None or v in made for v in node.inputs)
-            and all(isinstance(v.type, TensorType) and known.issuperset(_symbols(v.type)) for v in node.outputs)
+            and all(isinstance(v.type, TensorType) and known.issuperset(v.type.symbols) for v in node.outputs)
             for node in nodes
         ) and all(v is None or v in made for v in results):
             self._known[key] = Template(boundary, nodes, results)
-
-
-def _symbols(kind: Type) -> set[str]:
-    """Return the names in the dimensions and known elements of a tensor."""
-    if not isinstance(kind, TensorType):
-        return set()
-    expressions = [d for d in (*(kind.shape or ()), *(kind.value or ())) if isinstance(d, DimExpr)]
-    return {symbol for d in expressions for symbol in d.symbols}

@@ -243,6 +243,12 @@ class TensorType:
             return self._number
 
     @property
+    def symbols(self) -> set[str]:
+        """The names in the dimensions and in the known elements."""
+        expressions = [d for d in (*(self.shape or ()), *(self.value or ())) if isinstance(d, DimExpr)]
+        return {name for expression in expressions for name in expression.symbols}
+
+    @property
     def rank(self) -> int | None:
         return None if self.shape is None else len(self.shape)
 

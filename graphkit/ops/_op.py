@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from graphkit.errors import TypeMismatch, UsageError, did_you_mean
 from graphkit.former_names import share_former_names
 from graphkit.ir import dims
-from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.names import snake_case
 from graphkit.ir.numbering import Numbering, unique_number
@@ -427,14 +427,8 @@ def _is_repeatable(inputs: Sequence[Any], results: Sequence[Type]) -> bool:
 
     Each inference adds new ones, which differ from all others.
     """
-    known = {symbol for kind in inputs if kind is not None for symbol in _symbols(kind)}
-    return all(isinstance(kind, TensorType) and known.issuperset(_symbols(kind)) for kind in results)
-
-
-def _symbols(kind: TensorType) -> set[str]:
-    """Return the names in the dimensions and known elements of a tensor."""
-    expressions = [d for d in (*(kind.shape or ()), *(kind.value or ())) if isinstance(d, DimExpr)]
-    return {symbol for d in expressions for symbol in d.symbols}
+    known = {symbol for kind in inputs if kind is not None for symbol in kind.symbols}
+    return all(isinstance(kind, TensorType) and known.issuperset(kind.symbols) for kind in results)
 
 
 OpT = TypeVar("OpT", bound=Op)
