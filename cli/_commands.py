@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import click
 
 from graphkit.cli import _interrupts
-from graphkit.cli._meta import ARGUMENTS
+from graphkit.cli._meta import ARGUMENTS, MXNET_PARAMETERS
 from graphkit.cli._output import log
 from graphkit.cli._streams import OutputLost, told
 from graphkit.errors import GraphkitWarning, RuntimeFailure, did_you_mean
@@ -43,6 +43,9 @@ COMMANDS = {
     "doctor": "Report versions, devices and settings of this installation.",
 }
 
+# Commands that take several models: for them, a parameter file of MXNet is a model of its own.
+_SEVERAL_MODELS = frozenset({"diff", "serve"})
+
 
 class _Commands(click.Group):
     """Imports a command when it is called, and suggests the closest name for one that does not exist."""
@@ -71,11 +74,26 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             raise click.UsageError(f"there is no command {args[0]!r}{did_you_mean(args[0], COMMANDS)}", ctx)
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if name not in _SEVERAL_MODELS:
+            rest, ctx.meta[MXNET_PARAMETERS] = _without_parameter_files(rest)
+        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _without_parameter_files(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Remove each `.params` argument that follows a symbol of MXNet. Return the others, and these files by symbol."""
+    kept: list[str] = []
+    files: dict[str, str] = {}
+    for argument in args:
+        if argument.endswith(".params") and kept and kept[-1].endswith(".json") and "--" not in kept:
+            files[kept[-1]] = argument
+        else:
+            kept.append(argument)
+    return kept, files
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:

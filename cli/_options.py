@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from graphkit import config, models
 from graphkit.cli._groups import COMPARISON, DATA, IMAGES, INPUTS, LIMITS, NETWORK, OUTPUT, PRECISION, REPORTING, option
+from graphkit.cli._meta import MXNET_PARAMETERS
 from graphkit.cli._output import log
 from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.errors import UsageError, did_you_mean
@@ -396,7 +397,9 @@ def _read(source: str, external_root: str | None, best: bool) -> Model:
         epoch = found.meta.get("best_epoch", "unknown")
         log(f"{source}: using the best model, of epoch {epoch}. The last one is {path / MODEL}")
         return found
-    return load(path, external_root=external_root, shapes=shapes)
+    context = click.get_current_context(silent=True)
+    files: Mapping[str, str] = {} if context is None else context.meta.get(MXNET_PARAMETERS, {})
+    return load(path, params=files.get(source), external_root=external_root, shapes=shapes)
 
 
 def with_files_beside(model: Model, source: str) -> Model:

@@ -104,7 +104,7 @@ def command(
     """Write MODEL as standard ONNX, and verify the file in ONNX Runtime; or write a compiled program for C.
 
     MODEL is a .json or .onnx file, a run folder, or a file of MXNet: net-symbol.json, which is read with the newest
-    net-0010.params of its folder, or the .params file of an epoch.
+    net-0010.params of its folder, or the .params file of an epoch. A .params file after a symbol has its parameters.
 
     The command compares the outputs of the model and the file for the given inputs. Inputs that you do not give are
     generated (--fill). Exit code 1 if the outputs differ. Merged adapters are compared with the model before merging.

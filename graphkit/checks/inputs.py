@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,12 +29,16 @@ from graphkit.passes.core.bind import bind, match_shapes
 
 FILLS = ("random", "ones", "zeros", "arange")
 
-# Sizes that are tried for unknown dimensions, in this order.
-_SIZES = (2, 1, 3, 4, 8, 16, 32, 64, 128, 224, 256, 320, 416, 512, 640)
+# Sizes that are tried for unknown dimensions, in this order: powers of two, then the sizes of images of known networks.
+_SIZES = (
+    2, 1, 3, 4, 8, 16, 32, 64, 128, 224, 256, 320, 416, 512, 640,
+    28, 24, 48, 96, 112, 160, 192, 299, 300, 331, 384, 480, 608, 800,
+)  # fmt: skip
 _BATCHES = (2, 1)
 # Upper limit (exclusive) of random integers that do not index an axis of known size.
 _INTEGER_BOUND = 10
-_UNKNOWN_RANK = 1
+# Shapes that are tried for inputs of unknown rank, in this order.
+_UNKNOWN_SHAPES = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1))
 # Number of elements of a generated sequence.
 _ELEMENTS = 2
 # Upper limit of the bytes per element that generating an array takes.
@@ -164,18 +169,25 @@ def _choose_sizes(
                 for symbol in sorted(dim.symbols) if isinstance(dim, DimExpr) else ():
                     if symbol not in bindings:
                         open_dims[symbol] = open_dims.get(symbol, False) or axis == 0
+    unranked = [name for name, declared in tensors.items() if name not in known and declared.shape is None]
     failure: GraphkitError | None = None
-    for guess in _candidates(open_dims):
+    for guess, shape in itertools.product(_candidates(open_dims), _UNKNOWN_SHAPES if unranked else ((),)):
         try:
             shapes = {
-                n: known[n].static_shape if n in known else _static(t, bindings | guess) for n, t in tensors.items()
+                n: known[n].static_shape if n in known else _static(t, bindings | guess, shape)
+                for n, t in tensors.items()
             }
-            if open_dims and not _accepts(graph, shapes):
+            if (open_dims or unranked) and not _accepts(graph, shapes):
                 continue
         except GraphkitError as error:
             failure = failure or error
             continue
         return shapes, _labelled(tensors, guess)
+    if unranked:
+        raise InputError(
+            f"the model does not say the shape of {', '.join(map(repr, unranked))}; give it, such as {unranked[0]}:1,10"
+            + (f" ({failure})" if failure else "")
+        )
     raise InputError(
         f"no sizes found for {', '.join(open_dims)} that the model accepts; give shapes, such as NAME:1,3,224,224"
         + (f" ({failure})" if failure else "")
@@ -199,14 +211,20 @@ def _candidates(open_dims: Mapping[str, bool]) -> Iterator[dict[str, int]]:
                 yield {s: batch if s in batches or s in more else size for s in open_dims}
 
 
-def _static(declared: TensorType, bindings: Mapping[str, Any]) -> tuple[int, ...]:
+def _static(
+    declared: TensorType, bindings: Mapping[str, Any], unknown: tuple[int, ...] = _UNKNOWN_SHAPES[0]
+) -> tuple[int, ...]:
+    """A static shape. `unknown`: the shape of a tensor of unknown rank."""
     if declared.shape is None:
-        return (_UNKNOWN_RANK,)
+        return unknown
     return tuple(evaluate(d, bindings) for d in declared.shape)
 
 
 def _accepts(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Whether shape inference accepts these sizes, without empty results, negative sizes or windows that do not fit."""
+    """Whether shape inference accepts these sizes, without empty results, negative sizes or windows that do not fit.
+
+    Reflections that are longer than their axis do not fit either: ONNX Runtime rejects them.
+    """
     declared = {name: TensorType(graph.find(name, inputs_first=True).dtype, shape) for name, shape in shapes.items()}
     bound = bind(graph, declared)
     dims = (
@@ -216,8 +234,19 @@ def _accepts(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> bool:
         return False
     if any(0 in (node.outputs[0].tensor.shape or ()) for node in bound.nodes if node.op.name in _WINDOWS):
         return False
+    if any(node.op.name == "Pad" and node.op.mode == "reflect" and _exceeds_axes(node) for node in bound.nodes):
+        return False
     results = (d for v in bound.outputs if isinstance(v.type, TensorType) for d in v.type.shape or ())
     return all(isinstance(d, DimExpr) or d > 0 for d in results)
+
+
+def _exceeds_axes(pad: Node) -> bool:
+    """Whether a Pad with reflection adds more to an axis than its elements, without those at the edges, twice."""
+    before, after = pad.inputs[0].tensor.shape, pad.outputs[0].tensor.shape
+    return any(
+        not isinstance(size, DimExpr) and not isinstance(padded, DimExpr) and padded - size > 2 * (size - 1)
+        for size, padded in zip(before or (), after or (), strict=False)
+    )
 
 
 def _labelled(tensors: Mapping[str, TensorType], guess: Mapping[str, int]) -> dict[str, int]:

@@ -30,6 +30,26 @@ def test_guesses_satisfy_shape_inference() -> None:
     assert feeds.guesses == {"N": n, "H": h, "W": w}
 
 
+def test_guessed_axes_hold_their_reflections() -> None:
+    """ONNX Runtime rejects a reflection of an axis of one element."""
+    x = gk.input("x", ["N", 1, "H", "W"])
+    halved, _ = gk.max_pool(x, kernel_shape=[2, 2], strides=[2, 2])
+    net = gk.Model(gk.pad(halved, [0, 0, 1, 1, 0, 0, 1, 1], mode="reflect"))
+    assert make_feeds(net).arrays["x"].shape == (2, 1, 4, 4)
+
+
+def test_rank_of_an_unknown_shape_is_guessed() -> None:
+    net = gk.Model(gk.softmax(gk.input("x", None), axis=2))
+    assert make_feeds(net).arrays["x"].shape == (1, 1, 1)
+
+
+def test_input_without_shape_is_named_if_no_guess_fits() -> None:
+    x = gk.input("x", None)
+    net = gk.Model(list(gk.split(x, axis=1, num_outputs=5)))
+    with pytest.raises(InputError, match="does not say the shape of 'x'; give it, such as x:1,10"):
+        make_feeds(net)
+
+
 def test_given_arrays_and_shapes_bind_names() -> None:
     x, y = gk.input("x", ["N", 3]), gk.input("y", ["N", "M"])
     net = gk.Model(gk.concat(x, y, axis=1))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -26,6 +29,62 @@ def test_a_symbol_is_inspected_and_its_parameters_are_verified(call, tmp_path):
         code, out, err = call("verify", model)
         assert code == 0, out + err
         assert "PASSED" in out
+
+
+def _scaled(folder, factor):
+    """A symbol, and parameters in a file of another name. The model multiplies three numbers by `factor`."""
+    nodes = [node("null", "data"), node("null", "w"), node("FullyConnected", "fc", [(0, 0), (1, 0)])]
+    nodes[2]["attrs"] = {"num_hidden": "3", "no_bias": "True"}
+    path = write_model(folder, symbol(nodes, [(2, 0)]), {"arg:w": factor * np.eye(3, dtype=np.float32)}, epoch=1)
+    (folder / "net-0001.params").rename(folder / "tuned.params")
+    return path, folder / "tuned.params"
+
+
+@pytest.mark.parametrize("command", ["run", "predict", "export"])
+def test_commands_take_symbol_and_parameter_file(call, tmp_path, command):
+    path, params = _scaled(tmp_path, 5)
+    np.savez("data.npz", data=np.ones((1, 3), np.float32))
+    inputs = {
+        "run": ("data.npz", "-o", "out.npz"),
+        "predict": ("data.npz", "-o", "out.npz"),
+        "export": ("-o", "n.onnx"),
+    }
+    code, out, err = call(command, path, params, *inputs[command])
+    assert code == 0, out + err
+    if command == "export":
+        assert (gk.load("n.onnx").run({"data": np.ones((1, 3), np.float32)})["fc_output"] == 5).all()
+    else:
+        assert any((array == 5).all() for array in np.load("out.npz").values())
+
+
+def test_a_parameter_file_needs_a_symbol_of_mxnet(call, tmp_path):
+    _, params = _scaled(tmp_path, 2)
+    gk.load(tmp_path / "net-symbol.json", params=params).save("own.json")
+    code, _, err = call("inspect", "own.json", params)
+    assert code in (2, 4)
+    assert "own.json" in err
+
+
+def test_diff_takes_a_parameter_file_as_a_model(call, tmp_path):
+    path, _ = _scaled(tmp_path, 2)
+    for epoch in (1, 2):
+        write_model(
+            tmp_path, json.loads(Path(path).read_text()), {"arg:w": epoch * np.eye(3, dtype=np.float32)}, epoch=epoch
+        )
+    code, out, err = call("diff", path, tmp_path / "net-0001.params")
+    assert code == 1, out + err
+    assert "1 differing weight" in out
+
+
+def test_sizes_of_a_dense_layer_behind_convolutions_are_found(call, tmp_path):
+    """The dense layer has 32 inputs, so only images of 28 x 28 fit."""
+    nodes = [node("null", "data"), node("null", "k"), node("null", "w")]
+    nodes.append(node("Convolution", "c", [(0, 0), (1, 0)], attrs={"num_filter": "2", "kernel": "(25, 25)"}))
+    nodes[3]["attrs"]["no_bias"] = "True"
+    nodes.append(node("FullyConnected", "fc", [(3, 0), (2, 0)], attrs={"num_hidden": "3", "no_bias": "True"}))
+    arrays = {"arg:k": np.ones((2, 1, 25, 25), np.float32), "arg:w": np.ones((3, 32), np.float32)}
+    code, out, err = call("verify", write_model(tmp_path, symbol(nodes, [(4, 0)]), arrays))
+    assert code == 0, out + err
 
 
 def test_export_asks_for_a_shape_and_takes_it(call, tmp_path):
