@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.dist.arguments import Key, Outs, checked_integer, is_array, keys_of, pairs_of
+from graphkit.dist.arrays import is_half
 from graphkit.dist.collectives.row_sparse import RowSparse
 from graphkit.dist.store import KVStore, check_pushed
 from graphkit.dist.transport import Transport
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from graphkit.dist.nd_values import Memory, NDArray
 
 
-class LocalStore(KVStore):
+class LocalKVStore(KVStore):
     """The store of one process.
 
     If pushed values, or arrays to pull to, are arrays of `gk.nd`, the call returns at once, and the dependency engine
@@ -98,9 +99,11 @@ class LocalStore(KVStore):
         given = _listed(value)
         if not _are_summed(given):
             return self._local_sum(key, value, known=True)
+        check_pushed(key, given, self._stored(key))
+        if len(given) == 1:
+            return given[0]
         from graphkit.dist import nd_values
 
-        check_pushed(key, given, self._stored(key))
         return nd_values.total(given)
 
     def _array(self, key: Key) -> NDArray:
@@ -161,7 +164,7 @@ class LocalStore(KVStore):
         return super()._stateful()
 
 
-_stores: weakref.WeakSet[LocalStore] = weakref.WeakSet()
+_stores: weakref.WeakSet[LocalKVStore] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
@@ -180,8 +183,11 @@ def _listed(value: Any) -> Sequence[Any]:
 
 def _are_summed(values: Sequence[Any]) -> bool:
     """Whether the values of a key are arrays of `gk.nd` that the engine can sum."""
-    if not values or not all(map(is_array, values)):
-        return False
-    from graphkit.dist import nd_values
+    if len(values) == 1:
+        return is_array(values[0])
+    return bool(values) and all(map(is_array, values)) and _can_add(values[0].dtype)
 
-    return len(values) == 1 or nd_values.can_add(values[0].dtype)
+
+def _can_add(dtype: np.dtype[Any]) -> bool:
+    """Whether the engine adds arrays of this dtype."""
+    return dtype.kind in "iuf" or is_half(dtype)

@@ -15,25 +15,16 @@ from graphkit.nd.operators import call, check_writable
 from graphkit.nd.runtime import Memory, queue
 
 __all__ = [
-    "Memory", "NDArray", "can_add", "copied", "copy_to", "own", "pause", "replace", "settle", "total", "update_later",
+    "Memory", "NDArray", "copied", "copy_to", "own", "pause", "replace", "settle", "total", "update_later",
 ]  # fmt: skip
 
 
-def can_add(dtype: np.dtype[Any]) -> bool:
-    """Whether the engine adds arrays of this dtype."""
-    return dtype.kind in "iuf" or is_half(dtype)
-
-
 def total(values: Sequence[NDArray]) -> NDArray:
-    """Return the sum of arrays of one type, added one after the other. If there is only one, return it.
+    """Return the sum of at least two arrays of one type, added one after the other.
 
     float16 and bfloat16 are added in float32, and rounded once. The sum has no gradient.
     """
-    first = values[0]
-    if len(values) == 1:
-        return first
-    kind = first.tensor.dtype
-    half = is_half(first.dtype)
+    kind, half = values[0].tensor.dtype, is_half(values[0].dtype)
     with pause():
         parts = [call("cast", v, to=DType.FLOAT32) if half else v for v in values]
         found: NDArray = call("add", parts[0], parts[1])

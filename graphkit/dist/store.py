@@ -109,6 +109,7 @@ class KVStore:
         With several processes, `push` returns at once, and you may overwrite the arrays that you passed. A thread
         performs the all-reduces, higher priority first; with `overlap="funnelled"`, `pull` or `wait` performs them.
         `pull` waits for the pushes to its key. If a push fails, `pull` or `wait` raises its error.
+        A local store returns at once if all values are arrays of gk.nd. Otherwise, it returns after the update.
 
         If the value is a RowSparse, only its rows are sent, and all processes must push a RowSparse to that key.
         Without an updater, all other rows of the stored value become 0.
@@ -126,6 +127,8 @@ class KVStore:
 
     def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
         """Return a copy of the stored value, or a list for a list of keys. Waits for earlier pushes to the key.
+
+        If a local store writes the value to arrays of gk.nd, `pull` returns at once.
 
         Args:
             key: One key, or a list of keys.
@@ -256,8 +259,9 @@ class KVStore:
     def set_updater(self, updater: Updater) -> None:
         """Let `updater(key, sum, stored)` change the stored values from now on. Collective: every process calls it.
 
-        Earlier pushes complete first. Raises RanksDiffer if the processes pass different functions, compared by module
-        and name.
+        In a local store, `sum` and `stored` are arrays of gk.nd if the pushed values are, and otherwise numpy's arrays.
+        Earlier pushes use the earlier updater. Raises RanksDiffer if the processes pass different functions, compared
+        by module and name.
         """
         self._set_updater("set_updater", updater, checked_updater(updater))
 
