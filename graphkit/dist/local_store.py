@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkit.dist.arguments import Key, Outs, checked_integer, is_array, keys_of, pairs_of
+from graphkit.dist.arguments import Key, Outs, checked_integer, is_array, is_one, keys_of, pairs_of
 from graphkit.dist.arrays import is_half
+from graphkit.dist.collectives.operations import check_summed
 from graphkit.dist.collectives.row_sparse import RowSparse
 from graphkit.dist.store import KVStore, check_pushed
 from graphkit.dist.transport import Transport
@@ -77,6 +78,26 @@ class LocalKVStore(KVStore):
                 nd_values.copy_to(found, array)
         return outs.given
 
+    def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
+        keys, outs = ([key], [out]) if is_one(key) else (key, out)
+        if not isinstance(outs, (list, tuple)) or len(keys) != len(outs):
+            return super().pull(key, out)
+        # The usual call needs no other checks, which take longer than to push a copy.
+        if not all(map(self._has_type_of, keys, outs)):
+            return super().pull(key, out)
+        from graphkit.dist import nd_values
+
+        for k, array in zip(keys, outs, strict=True):
+            nd_values.copy_to(self._array(k), array)
+        return out
+
+    def _has_type_of(self, key: Any, array: Any) -> bool:
+        """Whether the value of a key is used as an array of `gk.nd`, and `array` is one of the same dtype and shape."""
+        if type(key) is not str and type(key) is not int:
+            return False
+        held = self._arrays.get(key)
+        return held is not None and getattr(array, "_signature", None) is held._signature
+
     def _write_pulled(self, keys: Sequence[Key], outs: Outs) -> Any:
         if not outs.are_arrays:
             return super()._write_pulled(keys, outs)
@@ -96,6 +117,9 @@ class LocalKVStore(KVStore):
 
     def _sum(self, key: Key, value: Any) -> Any:
         """Return the sum of the values of a key: an array of `gk.nd` if all of them are."""
+        if self._has_type_of(key, value):
+            check_summed(key, value.dtype)
+            return value
         given = _listed(value)
         if not _are_summed(given):
             return self._local_sum(key, value, known=True)
