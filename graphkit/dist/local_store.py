@@ -137,8 +137,9 @@ class LocalKVStore(KVStore):
             from graphkit.dist import nd_values
 
             with self._lock:
-                found = self._arrays.get(key) or nd_values.own(self._stored(key))
-                self._arrays[key] = found
+                found = self._arrays.get(key)  # another thread may have made it
+                if found is None:
+                    found = self._arrays[key] = nd_values.own(self._stored(key))
         return found
 
     def _apply_array(self, key: Key, pushed: NDArray) -> None:

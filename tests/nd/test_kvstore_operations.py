@@ -220,14 +220,14 @@ def test_sums_have_the_bits_of_a_store_of_numpy_arrays(dtype: str, count: int, s
 
 def test_an_optimizer_has_the_bits_and_states_of_numpy_arrays(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    start = {"a": rng.standard_normal((3, 2)).astype(np.float32), "b": np.ones(2)}
+    start = {"a": rng.standard_normal((3, 2)).astype(np.float32), "b": np.ones(2), "c": np.float32(3)}
     kv, plain = store_of(**{k: nd.array(v, v.dtype) for k, v in start.items()}), store_of(**start)
     for store in (kv, plain):
         store.set_optimizer(gk.optim.Adam(0.1))
     for _ in range(3):
-        given = [rng.standard_normal(v.shape).astype(v.dtype) for v in start.values()]
+        given = [np.array(rng.standard_normal(v.shape), v.dtype) for v in start.values()]
         plain.push(list(start), given)
-        kv.push(list(start), [nd.array(g, g.dtype) for g in given])
+        kv.push(list(start), [nd.array(g.T, g.dtype).T for g in given])
     for name, store in (("nd", kv), ("np", plain)):
         store.save_optimizer_states(tmp_path / name)
     assert (tmp_path / "nd").read_bytes() == (tmp_path / "np").read_bytes()
@@ -258,6 +258,21 @@ def test_several_threads_push_to_one_key() -> None:
     for thread in threads:
         thread.join(60)
     assert kv.pull("w").tolist() == [200] * 3
+
+
+def test_a_thread_finds_the_array_that_another_one_made_meanwhile() -> None:
+    kv, into = store_of(w=nd.ones(3)), nd.zeros(3)
+
+    class Lock:
+        def __enter__(self) -> None:
+            kv._lock = before
+            kv.push("w", nd.full((3,), 2.0))
+
+        def __exit__(self, *_error: object) -> None:
+            return
+
+    before, kv._lock = kv._lock, Lock()
+    assert kv.pull("w", into).asnumpy().tolist() == [2] * 3
 
 
 def test_pushes_are_not_recorded() -> None:
