@@ -3,11 +3,15 @@
     python bench/arrays.py                      # lenet (batch 32) and resnet18 (batch 4), one thread
     python bench/arrays.py --rounds 5 --only lenet
     python bench/arrays.py --threads 2
+    python bench/arrays.py --loop               # with a KVStore, in the loop of the MXNet paper
 
 Every engine computes the mean cross-entropy of one batch and its gradients with respect to all weights and biases, in
 training mode. The arrays are float32. The engines run by turns in one process. The times are processor times of the
 process, with all its threads. A ratio is the median over rounds of an engine's time over that of the symbolic program
 in the same round. PyTorch is left out if it is not installed. The result is printed as Markdown.
+
+With `--loop`, a step also pulls all weights from a local KVStore, and pushes all gradients to it. An updater changes
+the stored weights. The symbolic program uses numpy arrays, and the hybridized network uses arrays of gk.nd.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ SHAPES = {"lenet": (32, 1, 28, 28), "resnet18": (4, 3, 224, 224)}
 # Name and options in networks.py.
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {"lenet": ("lenet", {}), "resnet18": ("resnet", {"layers": 18})}
 ENGINES = ("symbolic program", "gk.nd, hybridized", "gk.nd, eager", "PyTorch, eager")
+# Learning rate of the loop with a KVStore: so small that the loss stays the same in all steps.
+RATE = 1e-6
 
 
 def main() -> None:
@@ -38,21 +44,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.5, help="shortest time of one engine in a round")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--loop", action="store_true", help="with a KVStore: pull, forward and backward pass, push")
     options = parser.parse_args()
     os.environ["GRAPHKIT_NUM_THREADS"] = str(options.threads)
-    print(f"| network | {' | '.join(f'{name}, ms' for name in ENGINES)} | {' | '.join(ENGINES[1:])} |")
-    print(f"| --- |{' ---: |' * (2 * len(ENGINES) - 1)}")
+    names = ENGINES[:2] if options.loop else ENGINES
+    print(f"| network | {' | '.join(f'{name}, ms' for name in names)} | {' | '.join(names[1:])} |")
+    print(f"| --- |{' ---: |' * (2 * len(names) - 1)}")
     for name in options.only.split(","):
-        calls = engines(name, options.threads)
+        calls = loops(load_task(name), options.threads) if options.loop else engines(name, options.threads)
         times = by_turns(calls, options.rounds, options.seconds)
         base = times[ENGINES[0]]
-        cells = [f"{1e3 * np.median(times[e]):.2f}" if e in times else "" for e in ENGINES]
+        cells = [f"{1e3 * np.median(times[e]):.2f}" if e in times else "" for e in names]
         ratios = [
             f"{np.median(times[e] / base):.3f} ({(times[e] / base).min():.2f} to {(times[e] / base).max():.2f})"
-            if e in times else "" for e in ENGINES[1:]
+            if e in times else "" for e in names[1:]
         ]  # fmt: skip
         print(f"| {name}, {'x'.join(map(str, SHAPES[name]))} | {' | '.join(cells + ratios)} |")
-    cost_of_add()
+    if not options.loop:
+        cost_of_add()
     print(f"\nThreads: {options.threads}. {versions()}.")
 
 
@@ -127,8 +136,75 @@ def engines(name: str, threads: int) -> dict[str, Callable[[], Any]]:
     return calls
 
 
+def loops(task: Task, threads: int) -> dict[str, Callable[[], Any]]:
+    """Return by engine a step of the loop with a KVStore. A step returns the loss."""
+    calls = {ENGINES[0]: symbolic_loop(task, threads), ENGINES[1]: array_loop(task)}
+    expected = calls[ENGINES[0]]()
+    np.testing.assert_allclose(calls[ENGINES[1]](), expected, rtol=1e-3)
+    return calls
+
+
+def symbolic_loop(task: Task, threads: int) -> Callable[[], Any]:
+    """Return a step with the run of one graph, and numpy arrays in the store."""
+    executor, feeds = symbolic_program(task, threads)
+    names = [f"i{task.graph.inputs.index(v)}" for v in task.trained]
+    for name in names:
+        feeds[name] = feeds[name].copy()
+    weights = [feeds[name] for name in names]
+    store = store_of(names, weights)
+
+    def step() -> float:
+        store.pull(names, weights)
+        loss, *gradients = executor.run(feeds).values()
+        store.push(names, gradients)
+        return float(loss)
+
+    return step
+
+
+def array_loop(task: Task) -> Callable[[], Any]:
+    """Return a step with a hybridized function, and arrays of gk.nd in the store."""
+    import graphkit as gk
+
+    held, network = array_network(task)
+    hybrid = gk.nd.hybridize(network)
+    names = [f"i{task.graph.inputs.index(v)}" for v in task.trained]
+    weights = [held[task.graph.inputs.index(v)] for v in task.trained]
+    store = store_of(names, weights)
+
+    def step() -> float:
+        store.pull(names, weights)
+        with gk.nd.record():
+            loss = hybrid(*held)
+        loss.backward()
+        store.push(names, [w.grad for w in weights])
+        gk.nd.waitall()
+        return float(loss)
+
+    return step
+
+
+def store_of(keys: list[str], weights: list[Any]) -> Any:
+    """Return a local store with these weights and an updater."""
+    import graphkit as gk
+
+    def descend(_key: str, gradient: Any, weight: Any) -> None:
+        weight -= RATE * gradient
+
+    store = gk.kvstore.create("local")
+    store.init(keys, weights)
+    store.set_updater(descend)
+    return store
+
+
 def symbolic_step(task: Task, threads: int) -> Callable[[], Any]:
     """Return the run of one graph, with the weights as inputs."""
+    executor, feeds = symbolic_program(task, threads)
+    return lambda: float(next(iter(executor.run(feeds).values())))
+
+
+def symbolic_program(task: Task, threads: int) -> tuple[Any, dict[str, np.ndarray]]:
+    """Return an executor of loss and gradients, and its inputs by name."""
     import graphkit as gk
     from graphkit.executor.run.params import ParamStore
     from graphkit.executor.run.session import Executor
@@ -139,12 +215,11 @@ def symbolic_step(task: Task, threads: int) -> Callable[[], Any]:
     (result,) = inline(task.graph, list(inputs.values()))
     gradients = gk.gradient([result], [inputs[v] for v in task.trained])
     executor = Executor(Graph(list(inputs.values()), [result, *gradients]), ParamStore({}), threads=threads)
-    feeds = {f"i{i}": a for i, a in enumerate(task.inputs)}
-    return lambda: float(next(iter(executor.run(feeds).values())))
+    return executor, {f"i{i}": a for i, a in enumerate(task.inputs)}
 
 
-def array_steps(task: Task) -> dict[str, Callable[[], Any]]:
-    """Return the steps of gk.nd: hybridized, and operator by operator."""
+def array_network(task: Task) -> tuple[list[Any], Callable[..., Any]]:
+    """Return the inputs as arrays, and a function that applies the operators of the graph to them."""
     import graphkit as gk
     from graphkit.ops import apply
 
@@ -165,6 +240,15 @@ def array_steps(task: Task) -> dict[str, Callable[[], Any]]:
             results = apply(node.op, *[None if v is None else table[v] for v in node.inputs])
             table.update(zip(node.outputs, results if isinstance(results, tuple) else (results,), strict=True))
         return table[graph.outputs[0]]
+
+    return held, network
+
+
+def array_steps(task: Task) -> dict[str, Callable[[], Any]]:
+    """Return the steps of gk.nd: hybridized, and operator by operator."""
+    import graphkit as gk
+
+    held, network = array_network(task)
 
     def step(function: Callable[..., Any]) -> float:
         with gk.nd.record():

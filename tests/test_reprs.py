@@ -340,7 +340,7 @@ def test_repr_says_what_matters() -> None:
     assert "Adam, loss softmax_cross_entropy" in _check(trainer, "Trainer")
     store = kvstore.create("local")
     store.init("w", np.zeros(512, np.float32))
-    assert repr(store) == "<KVStore 'local': rank 0 of 1, 1 key, 2.0 KiB>"
+    assert repr(store) == "<LocalKVStore 'local': rank 0 of 1, 1 key, 2.0 KiB>"
     assert "arena" in repr(executor.plan)
 
 

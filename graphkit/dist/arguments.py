@@ -20,6 +20,8 @@ from graphkit.text import quantity
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
+    from graphkit.nd.ndarray import NDArray
+
 Key: TypeAlias = int | str
 
 # Largest number of characters of a value in an error message.
@@ -124,6 +126,15 @@ class Outs:
         arrays = self._by_key[place][1]
         return arrays[0] if len(arrays) == 1 and isinstance(arrays[0], np.ndarray) else None
 
+    def of(self, place: int) -> Sequence[Any]:
+        """Return the arrays of the key at position `place`."""
+        return self._by_key[place][1]
+
+    @property
+    def are_arrays(self) -> bool:
+        """Whether there are arrays to write to, all of them of gk.nd."""
+        return self.given is not None and all(is_array(array) for _, arrays in self._by_key for array in arrays)
+
     def write(self, place: int, value: np.ndarray) -> None:
         """Write the value to the arrays of the key at position `place`."""
         for array in self._by_key[place][1]:
@@ -156,6 +167,15 @@ class DeferredArray(Protocol):
     def dtype(self) -> np.dtype[Any]: ...
     def wait_to_write(self) -> None: ...
     def __setitem__(self, key: Any, value: Any) -> None: ...
+
+
+def is_array(value: Any) -> TypeIs[NDArray]:
+    """Whether this is an array of gk.nd."""
+    if not hasattr(value, "wait_to_write"):  # gk.nd is only imported for its own arrays
+        return False
+    from graphkit.nd.ndarray import NDArray
+
+    return type(value) is NDArray
 
 
 def _arrays_of(key: Key, out: Any) -> Sequence[np.ndarray | DeferredArray]:

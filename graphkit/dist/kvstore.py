@@ -15,6 +15,7 @@ from graphkit.dist.arguments import checked_integer
 from graphkit.dist.collectives.row_sparse import RowSparse
 from graphkit.dist.communicator import LocalCommunicator
 from graphkit.dist.job.start import checked_timeout
+from graphkit.dist.local_store import LocalKVStore
 from graphkit.dist.progress.engine import OVERLAPS
 from graphkit.dist.store import KVStore
 from graphkit.dist.transport import Transport
@@ -104,7 +105,7 @@ def create(
     _check_options(type, servers, replicate, staleness, period, strength)
     many = config.SERVERS.get() if servers is None else servers
     if type == "local":
-        return KVStore(type, Transport(LocalCommunicator()))
+        return LocalKVStore(type, Transport(LocalCommunicator()))
     from graphkit.dist.job.joining import join
 
     remote = type in REMOTE

@@ -109,19 +109,26 @@ class KVStore:
         With several processes, `push` returns at once, and you may overwrite the arrays that you passed. A thread
         performs the all-reduces, higher priority first; with `overlap="funnelled"`, `pull` or `wait` performs them.
         `pull` waits for the pushes to its key. If a push fails, `pull` or `wait` raises its error.
+        A local store returns at once if all values are arrays of gk.nd. Otherwise, it returns after the update.
 
         If the value is a RowSparse, only its rows are sent, and all processes must push a RowSparse to that key.
         Without an updater, all other rows of the stored value become 0.
         """
         priority = checked_integer("push: priority", priority)
         for k, v in self._local_sums(key, value, "push", known=True):
-            waiting = self._pushed.setdefault(k, [])
-            waiting[:] = [p for p in waiting if not p.done or (p.error is not None and not p.reported)]
-            pending = self.transport.post_sum(k, v, then=partial(self._apply_sum, k), priority=priority, later=True)
-            waiting.append(pending)
+            self._post_sum(k, v, priority)
+
+    def _post_sum(self, key: Key, value: np.ndarray | RowSparse, priority: int) -> None:
+        """Start to sum a value over all processes, and to update the store with the sum."""
+        waiting = self._pushed.setdefault(key, [])
+        waiting[:] = [p for p in waiting if not p.done or (p.error is not None and not p.reported)]
+        pending = self.transport.post_sum(key, value, then=partial(self._apply_sum, key), priority=priority, later=True)
+        waiting.append(pending)
 
     def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
         """Return a copy of the stored value, or a list for a list of keys. Waits for earlier pushes to the key.
+
+        If a local store writes the value to arrays of gk.nd, `pull` returns at once.
 
         Args:
             key: One key, or a list of keys.
@@ -133,10 +140,13 @@ class KVStore:
             InputError: An array has another shape than the value, has a dtype that cannot represent it, or is
                 read-only.
         """
-        keys, outs = self._to_write(key, out)
+        return self._write_pulled(*self._to_write(key, out))
+
+    def _write_pulled(self, keys: Sequence[Key], outs: Outs) -> Any:
+        """Return the result of a pull whose arguments were checked."""
         self.wait(keys)
         found = [self._stored(k) for k in keys]
-        if out is None:
+        if outs.given is None:
             return outs.result([stored.copy() for stored in found])
         for place, stored in enumerate(found):
             outs.write(place, stored)
@@ -249,8 +259,9 @@ class KVStore:
     def set_updater(self, updater: Updater) -> None:
         """Let `updater(key, sum, stored)` change the stored values from now on. Collective: every process calls it.
 
-        Earlier pushes complete first. Raises RanksDiffer if the processes pass different functions, compared by module
-        and name.
+        In a local store, `sum` and `stored` are arrays of gk.nd if the pushed values are, and otherwise numpy's arrays.
+        Earlier pushes use the earlier updater. Raises RanksDiffer if the processes pass different functions, compared
+        by module and name.
         """
         self._set_updater("set_updater", updater, checked_updater(updater))
 
@@ -371,13 +382,7 @@ class KVStore:
         values = [array_of(key, v) for v in given]
         if not values:
             raise UsageError(f"key {key!r}: an empty list of values has no sum")
-        expected = self._stored(key) if known else values[0]
-        for v in values:
-            if v.shape != expected.shape or v.dtype != expected.dtype:
-                raise InputError(
-                    f"key {key!r} is {expected.dtype}{list(expected.shape)}; pushed {v.dtype}{list(v.shape)}"
-                )
-        check_summed(key, expected.dtype)
+        check_pushed(key, values, self._stored(key) if known else values[0])
         return values[0] if len(values) == 1 else sum_in_order(values)
 
     def _broadcast(self, call: str, pairs: Sequence[tuple[Key, np.ndarray]], root: int) -> list[np.ndarray]:
@@ -399,3 +404,11 @@ class KVStore:
             yield f"updater {type(self._updater).__name__}"
         if self.transport.compresses:
             yield "compressed"
+
+
+def check_pushed(key: Key, values: Sequence[Any], expected: Any) -> None:
+    """Raise InputError unless the values of a key have the dtype and shape of `expected`, and can be summed."""
+    for v in values:
+        if v.shape != expected.shape or v.dtype != expected.dtype:
+            raise InputError(f"key {key!r} is {expected.dtype}{list(expected.shape)}; pushed {v.dtype}{list(v.shape)}")
+    check_summed(key, expected.dtype)

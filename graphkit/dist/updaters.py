@@ -11,8 +11,8 @@ from graphkit.dist.arguments import Key, callable_of, described
 from graphkit.errors import UsageError
 
 # A function of a key, the sum of the pushed values, and the stored value, which it changes in place. The sum is a
-# RowSparse if the pushed values are.
-Updater: TypeAlias = Callable[[Key, Any, np.ndarray], Any]
+# RowSparse if the pushed values are. In a local store, both are arrays of gk.nd if the pushed values are.
+Updater: TypeAlias = Callable[[Key, Any, Any], Any]
 
 
 @runtime_checkable
@@ -28,6 +28,14 @@ class HasUpdater(Protocol):
     """An object that `KVStore.set_optimizer` accepts, such as a gk.optim.Optimizer."""
 
     def updater(self) -> Updater: ...
+
+
+def runs_in_background(updater: Updater) -> bool:
+    """Whether an updater takes numpy's arrays, and a thread of the engine may call it after `push` has returned.
+
+    A store makes one such call at a time.
+    """
+    return getattr(updater, "runs_in_background", False) is True
 
 
 def checked_updater(updater: Any) -> Updater:

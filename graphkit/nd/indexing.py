@@ -267,7 +267,7 @@ def _source(value: Any, like: NDArray) -> NDArray:
         raise UsageError(f"{value} cannot be assigned to elements of an array: it has no elements before a run")
     try:
         with np.errstate(over="ignore"):
-            found = np.array(value).astype(like.dtype, order="C")
+            found = np.array(value).astype(like.dtype, order="C", copy=False)
     except BAD_VALUE as error:
         raise UsageError(f"assignment to {like.describe()}: {error}") from None
     return own(found)

@@ -65,6 +65,9 @@ class OptimizerUpdater:
         ema: If given, each key has a moving average of its value. It starts at the value before the first update.
     """
 
+    # A thread of the engine applies pushed arrays of gk.nd (see `graphkit.dist.updaters.runs_in_background`).
+    runs_in_background = True
+
     def __init__(
         self,
         optimizer: Optimizer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -23,6 +24,11 @@ from graphkit.ir.types import NUMERIC, DType
 _SUMMED = frozenset(dtype.value for dtype in NUMERIC | {DType.COMPLEX64, DType.COMPLEX128})
 
 
+@functools.lru_cache(maxsize=64)  # the name of a dtype takes numpy microseconds
+def _is_summed(dtype: np.dtype[Any]) -> bool:
+    return dtype.name in _SUMMED
+
+
 def check_summed(key: Key, dtype: np.dtype[Any]) -> None:
     """Raise InputError unless arrays of this dtype can be summed.
 
@@ -33,7 +39,7 @@ def check_summed(key: Key, dtype: np.dtype[Any]) -> None:
         key: The key, or the name of a gradient, for the message.
         dtype: The dtype of the array.
     """
-    if dtype.name not in _SUMMED:
+    if not _is_summed(dtype):
         raise InputError(
             f"key {key!r} is {dtype}: a store cannot sum {dtype}; push integers, "
             "float16, bfloat16, float32, float64 or complex numbers (`broadcast` and `gather` take every dtype)"

@@ -1,0 +1,218 @@
+"""The store of one process. Values that are arrays of `gk.nd` are pushed and pulled by the dependency engine."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphkit.dist.arguments import Key, Outs, checked_integer, is_array, is_one, keys_of, pairs_of
+from graphkit.dist.arrays import is_half
+from graphkit.dist.collectives.operations import check_summed
+from graphkit.dist.collectives.row_sparse import RowSparse
+from graphkit.dist.store import KVStore, check_pushed
+from graphkit.dist.transport import Transport
+from graphkit.dist.updaters import StatefulUpdater, Updater, runs_in_background, updater_facts
+
+if TYPE_CHECKING:
+    from graphkit.dist.nd_values import Memory, NDArray
+
+
+class LocalKVStore(KVStore):
+    """The store of one process.
+
+    If pushed values, or arrays to pull to, are arrays of `gk.nd`, the call returns at once, and the dependency engine
+    does the work. It orders this work with all other operations on these arrays. An updater then gets two such arrays:
+    the sum, which may be the pushed array itself and must not be changed, and the stored array. If the computation of a
+    pushed array fails, the stored value is invalid: pulled arrays get the error, and `wait` raises it, until a push
+    replaces the whole value.
+
+    All other values are pushed and pulled before the call returns.
+    """
+
+    def __init__(self, type: str, transport: Transport):
+        super().__init__(type, transport)
+        # By key, the stored value as an array of `gk.nd`, if it was used as one. It shares the memory of `_values`, so
+        # numpy may only use that memory after a wait.
+        self._arrays: dict[Key, NDArray] = {}
+        # Held while a value changes whose key is in `_arrays`.
+        self._lock = threading.RLock()
+        # Orders the updates on threads of the engine. None: there was no such update.
+        self._order: Memory | None = None
+        _stores.add(self)
+
+    def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
+        priority = checked_integer("push: priority", priority)
+        sums = [(k, self._sum(k, v)) for k, v in pairs_of(key, value, "push")]
+        for k, v in sums:
+            if isinstance(v, (np.ndarray, RowSparse)):
+                self._post_sum(k, v, priority)
+            else:
+                self._apply_array(k, v)
+
+    def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> Any:
+        if self._updater is None and out is not None:
+            outs = Outs(key, out)
+            given = [_listed(v) for _, v in pairs_of(key, value, "pushpull")]
+            if outs.are_arrays and all(map(_are_summed, given)):
+                checked_integer("pushpull: priority", priority)
+                return self._sums_written(keys_of(key), given, outs)
+        return super().pushpull(key, value, out, priority)
+
+    def _sums_written(self, keys: Sequence[Key], values: Sequence[Sequence[NDArray]], outs: Outs) -> Any:
+        """Write the sum of the values of each key to its arrays. Nothing is stored."""
+        from graphkit.dist import nd_values
+
+        for place, (k, given) in enumerate(zip(keys, values, strict=True)):
+            check_pushed(k, given, given[0])
+            outs.check(place, given[0].dtype, given[0].shape)
+        # One sum may be written over a value of another key.
+        sums = [nd_values.total(given) if len(given) > 1 else nd_values.copied(given[0]) for given in values]
+        for place, found in enumerate(sums):
+            for array in outs.of(place):
+                nd_values.copy_to(found, array)
+        return outs.given
+
+    def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
+        keys, outs = ([key], [out]) if is_one(key) else (key, out)
+        if not isinstance(outs, (list, tuple)) or len(keys) != len(outs):
+            return super().pull(key, out)
+        # The usual call needs no other checks, which take longer than to push a copy.
+        if not all(map(self._has_type_of, keys, outs)):
+            return super().pull(key, out)
+        from graphkit.dist import nd_values
+
+        for k, array in zip(keys, outs, strict=True):
+            nd_values.copy_to(self._array(k), array)
+        return out
+
+    def _has_type_of(self, key: Any, array: Any) -> bool:
+        """Whether the value of a key is used as an array of `gk.nd`, and `array` is one of the same dtype and shape."""
+        if type(key) is not str and type(key) is not int:
+            return False
+        held = self._arrays.get(key)
+        return held is not None and getattr(array, "_signature", None) is held._signature
+
+    def _write_pulled(self, keys: Sequence[Key], outs: Outs) -> Any:
+        if not outs.are_arrays:
+            return super()._write_pulled(keys, outs)
+        from graphkit.dist import nd_values
+
+        for place, k in enumerate(keys):
+            stored = self._array(k)
+            for array in outs.of(place):
+                nd_values.copy_to(stored, array)
+        return outs.given
+
+    def wait(self, key: Key | Sequence[Key] | None = None) -> None:
+        super().wait(key)
+        for k in list(self._arrays) if key is None else keys_of(key):
+            if (stored := self._arrays.get(k)) is not None:
+                stored.wait_to_read()
+
+    def _sum(self, key: Key, value: Any) -> Any:
+        """Return the sum of the values of a key: an array of `gk.nd` if all of them are."""
+        if self._has_type_of(key, value):
+            check_summed(key, value.dtype)
+            return value
+        given = _listed(value)
+        if not _are_summed(given):
+            return self._local_sum(key, value, known=True)
+        check_pushed(key, given, self._stored(key))
+        if len(given) == 1:
+            return given[0]
+        from graphkit.dist import nd_values
+
+        return nd_values.total(given)
+
+    def _array(self, key: Key) -> NDArray:
+        """Return the stored value as an array of `gk.nd`."""
+        found = self._arrays.get(key)
+        if found is None:
+            from graphkit.dist import nd_values
+
+            with self._lock:
+                found = self._arrays.get(key)  # another thread may have made it
+                if found is None:
+                    found = self._arrays[key] = nd_values.own(self._stored(key))
+        return found
+
+    def _apply_array(self, key: Key, pushed: NDArray) -> None:
+        """Store a sum, or pass it to the updater."""
+        from graphkit.dist import nd_values
+
+        with self._lock:
+            stored, updater = self._array(key), self._updater
+            if updater is None:
+                nd_values.replace(stored, pushed)
+            elif runs_in_background(updater):
+                if self._order is None:
+                    self._order = nd_values.Memory()
+                nd_values.update_later(f"update of key {key!r}", partial(updater, key), pushed, stored, self._order)
+            else:
+                with nd_values.pause():
+                    updater(key, pushed, stored)
+
+    def _apply_sum(self, key: Key, summed: np.ndarray | RowSparse) -> None:
+        if self._updater is None:
+            super()._apply_sum(key, summed)
+            self._arrays.pop(key, None)  # the value is in other memory now
+        elif (held := self._arrays.get(key)) is None:
+            super()._apply_sum(key, summed)
+        else:
+            with self._lock:
+                held._memory.written()
+                held.wait_to_write()
+                super()._apply_sum(key, summed)
+
+    def _settle(self) -> None:
+        """Wait for the updates on threads of the engine."""
+        if self._order is not None:
+            from graphkit.dist import nd_values
+
+            nd_values.settle(self._order)
+
+    def _set_updater(self, call: str, given: Any, updater: Updater) -> None:
+        # Earlier pushes of arrays of `gk.nd` keep the updater that they began with, so there is no need to wait for
+        # them, and a value that is invalid can get an updater that replaces it.
+        with self._lock:
+            self.transport.compare(call, updater_facts(given))
+            self._updater = updater
+
+    def _stateful(self) -> StatefulUpdater:
+        self._settle()
+        return super()._stateful()
+
+
+_stores: weakref.WeakSet[LocalKVStore] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Give stores new locks in the child of a fork: a thread that it does not have may hold the old ones."""
+    for store in _stores:
+        store._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _are_summed(values: Sequence[Any]) -> bool:
+    """Whether the values of a key are arrays of `gk.nd` that the engine can sum."""
+    if len(values) == 1:
+        return is_array(values[0])
+    return bool(values) and all(map(is_array, values)) and _can_add(values[0].dtype)
+
+
+def _can_add(dtype: np.dtype[Any]) -> bool:
+    """Whether the engine adds arrays of this dtype."""
+    return dtype.kind in "iuf" or is_half(dtype)
