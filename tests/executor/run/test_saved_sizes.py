@@ -1,6 +1,7 @@
 """Saved files (.gkp) with a program for any sizes of symbolic axes."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -70,11 +71,51 @@ def test_threads_run_many_sizes_at_the_same_time(tmp_path):
 
 def test_shapes_that_break_a_condition_are_named(tmp_path):
     x, y = gk.input("x", ["N", 4]), gk.input("y", ["M", 4])
-    first = gk.gather(y, gk.constant(np.array(0)), axis=0)  # y needs a row
+    first = gk.gather(y, gk.constant(np.array(0)), axis=0, name="row")  # y needs a row
     gk.Model({"z": x + first}).save(tmp_path / "net.gkp", shapes={"x": (2, 4), "y": (3, 4)}, any_size=True)
     with CSession(tmp_path / "net.gkp") as session, pytest.raises(InputError) as caught:
         session.run({"x": np.ones((5, 4), np.float32), "y": np.ones((0, 4), np.float32)})
-    assert "must be equal are 0 and 1; given: x [5, 4], y [0, 4]" in str(caught.value)
+    assert "node 'row': sizes that must be equal are 0 and 1; given: x [5, 4], y [0, 4]" in str(caught.value)
+
+
+def test_errors_of_sizes_name_their_node(tmp_path):
+    net = gk.Model({"z": gk.add(gk.input("x", ["N", 4]), gk.input("y", ["M", 4]), name="sum")})
+    net.save(tmp_path / "net.gkp", shapes={"x": (3, 4), "y": (1, 4)}, any_size=True)
+    with CSession(tmp_path / "net.gkp") as session, pytest.raises(RuntimeFailure) as caught:
+        session.find_runs({"x": (3, 4), "y": (2, 4)})
+    assert "node 'sum': dimensions 2 and 3 do not broadcast; given: x [3, 4], y [2, 4]" in str(caught.value)
+
+
+def test_errors_of_negative_sizes_name_their_node(tmp_path, monkeypatch):
+    """No operator has a negative size: the file gets a condition on the term x - 3 of max(x - 3, 0)."""
+
+    def with_term(recorded):
+        known = recorded.instructions
+        term = [operation for operation, _, _ in known.steps].index("add")
+        condition = (len(known.results), "tail")
+        return recorded._replace(
+            instructions=SimpleNamespace(steps=known.steps, results=[*known.results, term]),
+            nonnegative=[*recorded.nonnegative, condition],
+        )
+
+    recorded = Template.recorded
+    monkeypatch.setattr(Template, "recorded", lambda *arguments: with_term(recorded(*arguments)))
+    x = gk.input("x", ["N"])
+    gk.Model({"y": gk.relu(x[3:])}).save(tmp_path / "net.gkp", shapes={"x": (5,)}, any_size=True)
+    with CSession(tmp_path / "net.gkp") as session, pytest.raises(RuntimeFailure) as caught:
+        session.find_runs({"x": (1,)})
+    assert "node 'tail': a size would be -2; given: x [1]" in str(caught.value)
+
+
+def test_output_dims_of_sizes_that_a_run_refuses_are_refused(tmp_path):
+    """The input has 2^30 bytes. The table of distances would have 2^58 bytes."""
+    x = gk.input("x", ["N"])
+    distances = gk.reduce_sum(gk.abs(gk.unsqueeze(x, [0]) - gk.unsqueeze(x, [1])), [1], keepdims=False)
+    gk.Model({"y": distances}).save(tmp_path / "net.gkp", shapes={"x": (3,)}, any_size=True)
+    with CSession(tmp_path / "net.gkp") as session:
+        assert session.find_runs({"x": (5,)}) == [0]
+        with pytest.raises(RuntimeFailure, match=r"too large.*GK_ERROR_ARGUMENT"):
+            session.find_runs({"x": (1 << 28,)})
 
 
 def test_wrong_sizes_are_named(tmp_path):
@@ -127,8 +168,8 @@ HUGE = 1 << 40
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"nonnegative": lambda places: [HUGE]}, "a condition on an unknown size"),
-        ({"equal": lambda pairs: [(0, HUGE)]}, "a condition on an unknown size"),
+        ({"nonnegative": lambda places: [(HUGE, "")]}, "a condition on an unknown size"),
+        ({"equal": lambda pairs: [(0, HUGE, "")]}, "a condition on an unknown size"),
         ({"requests": lambda all: [(5, 2, 0), *all[1:]]}, "a block of an unknown size"),
         ({"requests": lambda all: [(0, 2, HUGE), *all[1:]]}, "a block of an unknown size"),
         ({"requests": lambda all: [(0, 2, -HUGE), *all[1:]]}, "a block of an unknown size"),

@@ -7,28 +7,6 @@
 
 namespace graphkit {
 
-Dims sizes_at(const Places& places, const Dims& sizes) {
-    Dims found;
-    found.reserve(places.size());
-    for (const std::size_t place : places) {
-        found.push_back(sizes.at(place));
-    }
-    return found;
-}
-
-namespace {
-
-Shapes shapes_at(const ShapePlaces& all, const Dims& sizes) {
-    Shapes shapes;
-    shapes.reserve(all.size());
-    for (const auto& places : all) {
-        shapes.push_back(places ? std::optional(sizes_at(*places, sizes)) : std::nullopt);
-    }
-    return shapes;
-}
-
-}  // namespace
-
 const Dims& present(const Shapes& shapes, std::size_t position) {
     if (position >= shapes.size() || !shapes[position]) {
         throw NativeError("operand " + std::to_string(position) + " is absent");

@@ -12,15 +12,9 @@
 #include <vector>
 
 #include "runtime/bindings.h"
-#include "runtime/kernel_factory.h"
+#include "runtime/size_binding.h"
 
 namespace graphkit {
-
-// For each dimension of a shape, its position in the list of sizes.
-using Places = std::vector<std::size_t>;
-using ShapePlaces = std::vector<std::optional<Places>>;
-
-Dims sizes_at(const Places& places, const Dims& sizes);
 
 struct DimsHash {
     using is_transparent = void;
