@@ -212,6 +212,8 @@ Kernels SizedTemplate::kernels_at(const Dims& sizes) const {
             kernel = nullptr;
         } catch (const BadRecipe& error) {
             throw std::invalid_argument("step '" + step.name + "': " + error.what());
+        } catch (const std::logic_error& error) {  // of a damaged recipe, such as an axis that does not exist
+            throw std::invalid_argument("step '" + step.name + "': " + error.what());
         }
         if (kernel == nullptr) {
             throw std::invalid_argument("step '" + step.name +

@@ -79,10 +79,10 @@ class SizedStep {
                 const auto* found = nb::cast<const Kernel*>(object);
                 kernel = sized(nullptr, std::move(object), *found, table);
             }
-            // Meanwhile, another thread may have done the same.
-            if (by_sizes_.find(key) != by_sizes_.end()) {
-                return kernel;
-            }
+        }
+        // Meanwhile, another thread may have done the same.
+        if (by_sizes_.find(key) != by_sizes_.end()) {
+            return kernel;
         }
         keep(std::move(key), kernel, kept);
         return kernel;
