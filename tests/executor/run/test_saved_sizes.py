@@ -61,6 +61,29 @@ def test_images_of_any_size_have_the_bits_of_python(name, tmp_path):
             assert_same_bits(session.run(feeds), expected)
 
 
+def products():
+    """Products by the library, by graphkit's own code, by a matrix that is computed, and in float64."""
+    x = gk.input("x", ["N", "T", 256])
+    w = np.random.default_rng(0).standard_normal((256, 256), dtype=np.float32)
+    kinds = {"matrix": w, "dots": w[:, :1], "wide": w[:, :3].astype(np.float64)}
+    made = {name: gk.cast(x, to=str(b.dtype)) @ gk.constant(b) for name, b in kinds.items()}
+    return gk.Model({**made, "scores": x[:, :4] @ gk.transpose(x, perm=(0, 2, 1))})
+
+
+def test_products_of_any_size_have_the_bits_of_python(tmp_path):
+    """With 4,200 rows, Python takes the library's kernel, with 300 rows its own."""
+    net = products()
+    net.save(tmp_path / "net.gkp", shapes={"x": (1, 2, 256)}, any_size=True, threads=1)
+    executor = net.compile(threads=1)
+    executor.run(random_feeds(net, {"x": (1, 2, 256)}))
+    with CSession(tmp_path / "net.gkp") as session:
+        for shape in ((1, 300, 256), (1, 4200, 256), (3, 1, 256)):
+            feeds = random_feeds(net, {"x": shape})
+            expected = executor.run(feeds)
+            assert isinstance(executor._latest, SizedProgram)
+            assert_same_bits(session.run(feeds), expected)
+
+
 def test_lenet_runs_any_batch(tmp_path):
     net = gk.models.build("lenet", image=(1, 8, 8))
     net.save(tmp_path / "net.gkp", shapes={"x": (2, 1, 8, 8)}, any_size=True, threads=1)
