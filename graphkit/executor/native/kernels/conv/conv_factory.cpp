@@ -25,21 +25,22 @@ namespace {
 constexpr std::int64_t kWidest = 1 << 14;
 constexpr std::int64_t kMostStep = std::int64_t{1} << 46;  // of strides and dilations
 
-// Moves the channels from the last axis to axis 1.
-Dims channels_first(const Dims& shape) {
-    Dims found = shape;
-    std::rotate(found.begin() + 1, found.end() - 1, found.end());
-    return found;
-}
-
 // A convolution with its channels at axis 1: x [N, C, spatial], w [M, C / groups, kernel], y [N, M, spatial]. If it is
 // transposed, w is [C, M / groups, kernel].
 struct Problem {
     Dims x, w, y;
-    Window window;
+    const Window* given;           // it outlives this object
+    std::optional<Window> changed; // instead of `given`
+
+    const Window& window() const { return changed ? *changed : *given; }
+    Window& change() {
+        if (!changed) {
+            changed = *given;
+        }
+        return *changed;
+    }
 
     std::array<Dims*, 3> shapes() { return {&x, &w, &y}; }
-    std::array<Dims*, 4> sides() { return {&window.strides, &window.dilations, &window.pads_begin, &window.pads_end}; }
 
     // Orders the spatial axes.
     void reorder(const std::vector<std::size_t>& order) {
@@ -49,7 +50,8 @@ struct Problem {
                 (*shape)[2 + i] = old[2 + order[i]];
             }
         }
-        for (Dims* const side : sides()) {
+        Window& window = change();
+        for (Dims* const side : {&window.strides, &window.dilations, &window.pads_begin, &window.pads_end}) {
             const Dims old = *side;
             for (std::size_t i = 0; i < order.size(); ++i) {
                 (*side)[i] = old[order[i]];
@@ -63,6 +65,7 @@ struct Problem {
         for (Dims* const shape : shapes()) {
             shape->insert(shape->begin() + 2 + at, 1);
         }
+        Window& window = change();
         for (Dims* const ones : {&window.strides, &window.dilations}) {
             ones->insert(ones->begin() + at, 1);
         }
@@ -74,6 +77,9 @@ struct Problem {
     // Moves axes of size 1 before the other spatial axes. This moves no elements in memory. It makes the last axis,
     // along which kernels compute, as long as possible.
     void put_units_first() {
+        if (std::find(x.begin() + 2, x.end(), 1) == x.end()) {
+            return;
+        }
         std::vector<std::size_t> order(x.size() - 2);
         std::iota(order.begin(), order.end(), 0);
         std::stable_partition(order.begin(), order.end(), [&](std::size_t axis) {
@@ -95,18 +101,18 @@ struct Problem {
     }
 
     // Whether each channel has one filter.
-    bool is_depthwise() const { return window.groups == x[1] && x[1] == w[0]; }
+    bool is_depthwise() const { return window().groups == x[1] && x[1] == w[0]; }
 
     // The window of the kernel with one filter for each channel; no value if a pad is negative.
     std::optional<PoolWindow> depthwise_window() const {
         const auto fits = [](const Dims& pads) {
             return std::all_of(pads.begin(), pads.end(), [](std::int64_t pad) { return pad >= 0; });
         };
-        if (!is_depthwise() || !fits(window.pads_begin) || !fits(window.pads_end)) {
+        const auto& [strides, dilations, begin, end, groups] = window();
+        if (!is_depthwise() || !fits(begin) || !fits(end)) {
             return std::nullopt;
         }
-        return PoolWindow{Dims(w.begin() + 2, w.end()), window.strides, window.dilations, window.pads_begin,
-                          window.pads_end};
+        return PoolWindow{Dims(w.begin() + 2, w.end()), strides, dilations, begin, end};
     }
 };
 
@@ -143,7 +149,7 @@ void require_strides(const Window& window) {
 
 // Sets the padding with which there are ceil(size / stride) windows.
 void pad_same(Problem& problem, bool upper) {
-    Window& window = problem.window;
+    Window& window = problem.change();
     for (std::size_t i = 0; i < window.strides.size(); ++i) {
         const std::int64_t size = problem.x[2 + i];
         const std::int64_t stride = window.strides[i];
@@ -180,7 +186,8 @@ class ConvolutionFactory final : public KernelFactory {
         if (!normalised(*problem)) {
             return nullptr;
         }
-        const auto& [x, w, y, window] = *problem;
+        const Dims &x = problem->x, &w = problem->w, &y = problem->y;
+        const Window& window = problem->window();
         const bool ours = traits_.channels_last && traits_.type == ElementType::f32;
         if (ours) {
             return traits_.transposed ? transposed(*problem) : tiled(*problem);
@@ -201,7 +208,8 @@ class ConvolutionFactory final : public KernelFactory {
         if (!problem || !normalised(*problem)) {
             return nullptr;
         }
-        const auto& [x, w, y, window] = *problem;
+        const Dims &x = problem->x, &w = problem->w, &y = problem->y;
+        const Window& window = problem->window();
         LibraryConvolution options{traits_.epilogue, traits_.pack_weights, traits_.type, traits_.channels_last,
                                    traits_.deterministic};
         if (traits_.transposed) {
@@ -216,14 +224,17 @@ class ConvolutionFactory final : public KernelFactory {
   private:
     // Returns the convolution of these shapes; no value if their ranks do not fit the window.
     std::optional<Problem> given(const Shapes& inputs, const Shapes& outputs) const {
-        Problem problem{present(inputs, 0), present(inputs, 1), present(outputs, 0), traits_.window};
+        const Dims& x = present(inputs, 0);
+        const Dims& w = present(inputs, 1);
+        const Dims& y = present(outputs, 0);
         const std::size_t rank = traits_.window.strides.size() + 2;
-        if (rank < 3 || problem.x.size() != rank || problem.w.size() != rank || problem.y.size() != rank) {
+        if (rank < 3 || x.size() != rank || w.size() != rank || y.size() != rank) {
             return std::nullopt;
         }
+        Problem problem{x, w, y, &traits_.window, std::nullopt};
         if (traits_.channels_last) {
-            problem.x = channels_first(problem.x);
-            problem.y = channels_first(problem.y);
+            std::rotate(problem.x.begin() + 1, problem.x.end() - 1, problem.x.end());
+            std::rotate(problem.y.begin() + 1, problem.y.end() - 1, problem.y.end());
         }
         if (traits_.auto_pad != AutoPad::none) {
             pad_same(problem, traits_.auto_pad == AutoPad::same_upper);
@@ -233,14 +244,16 @@ class ConvolutionFactory final : public KernelFactory {
 
     // Changes the convolution to an equal one that kernels compute faster. Returns whether kernels support it.
     bool normalised(Problem& problem) const {
-        Window& window = problem.window;
         // In a transposed convolution, `end` is negative if the last rows of the output are in no window. If these are
         // fewer than a stride, the number of windows is the same without them, because it is rounded down.
-        for (std::size_t i = 0; i < window.strides.size(); ++i) {
-            if (window.pads_end[i] <= -window.strides[i]) {
+        for (std::size_t i = 0; i < problem.window().strides.size(); ++i) {
+            const std::int64_t end = problem.window().pads_end[i];
+            if (end <= -problem.window().strides[i]) {
                 return false;
             }
-            window.pads_end[i] = std::max<std::int64_t>(window.pads_end[i], 0);
+            if (end < 0) {
+                problem.change().pads_end[i] = 0;
+            }
         }
         if (problem.x.size() == 3 && problem.is_depthwise() && !traits_.transposed) {
             problem.insert_axis(0);  // the library has fast code for two axes, but not for one
@@ -270,7 +283,8 @@ class ConvolutionFactory final : public KernelFactory {
     }
 
     std::unique_ptr<Kernel> tiled(const Problem& problem) const {
-        const auto& [x, w, y, window] = problem;
+        const Dims &x = problem.x, &w = problem.w, &y = problem.y;
+        const Window& window = problem.window();
         if (suits_narrow(x, w, y, window)) {
             return narrow_convolution(x, w, y, window, traits_.epilogue, traits_.pack_weights, traits_.threads);
         }
@@ -284,7 +298,8 @@ class ConvolutionFactory final : public KernelFactory {
 
     // If all strides are 1, the library's kernel is faster, except for the cases of `scatters`.
     std::unique_ptr<Kernel> transposed(const Problem& problem) const {
-        const auto& [x, w, y, window] = problem;
+        const Dims &x = problem.x, &w = problem.w, &y = problem.y;
+        const Window& window = problem.window();
         const auto& strides = window.strides;
         const bool prefers = traits_.vary || traits_.scatters || *std::max_element(strides.begin(), strides.end()) > 1;
         if (!prefers || !covers_transposed(x, w, y, window)) {
