@@ -97,6 +97,7 @@ class _Forward:
         packs, vary = 1 in context.constant_inputs, context.sizes_vary
         activates = isinstance(node.op, Epilogue) and bool(node.op.activation)
         self._options: dict[str, Any] = dict(
+            kernel=w[2:] if all(map(is_static, w[2:])) else (),
             transposed=transposed,
             channels_last=last,
             standard=native.StandardConvolution.library,

@@ -102,18 +102,6 @@ struct Problem {
 
     // Whether each channel has one filter.
     bool is_depthwise() const { return window().groups == x[1] && x[1] == w[0]; }
-
-    // The window of the kernel with one filter for each channel; no value if a pad is negative.
-    std::optional<PoolWindow> depthwise_window() const {
-        const auto fits = [](const Dims& pads) {
-            return std::all_of(pads.begin(), pads.end(), [](std::int64_t pad) { return pad >= 0; });
-        };
-        const auto& [strides, dilations, begin, end, groups] = window();
-        if (!is_depthwise() || !fits(begin) || !fits(end)) {
-            return std::nullopt;
-        }
-        return PoolWindow{Dims(w.begin() + 2, w.end()), strides, dilations, begin, end};
-    }
 };
 
 // How the padding of a window follows from sizes.
@@ -123,7 +111,17 @@ enum class AutoPad { none, same_upper, same_lower };
 // filter for each channel.
 enum class Standard { library, shallow, planes };
 
+// The window of the kernel with one filter for each channel; no value if a pad is negative.
+std::optional<PoolWindow> depthwise_window(const Dims& kernel, const Window& window) {
+    const auto fits = [](const Dims& pads) {
+        return std::all_of(pads.begin(), pads.end(), [](std::int64_t pad) { return pad >= 0; });
+    };
+    const auto& [strides, dilations, begin, end, groups] = window;
+    return fits(begin) && fits(end) ? std::optional(PoolWindow{kernel, strides, dilations, begin, end}) : std::nullopt;
+}
+
 struct ConvolutionTraits {
+    Dims kernel;  // of the weights, if it does not depend on sizes
     Window window;  // an end is negative if the last rows of a transposed result are in no window
     AutoPad auto_pad = AutoPad::none;  // else the pads of the window are ignored
     bool transposed = false;
@@ -172,6 +170,9 @@ class ConvolutionFactory final : public KernelFactory {
         require_strides(traits_.window);
         if (traits_.type != ElementType::f32 && traits_.type != ElementType::bf16) {
             throw NativeError("convolutions are not computed in this type");
+        }
+        if (traits_.auto_pad == AutoPad::none && traits_.kernel.size() == traits_.window.strides.size()) {
+            depthwise_ = depthwise_window(traits_.kernel, traits_.window);
         }
     }
 
@@ -274,8 +275,14 @@ class ConvolutionFactory final : public KernelFactory {
     std::unique_ptr<Kernel> depthwise(const Problem& problem) const {
         const bool covered = traits_.channels_last && traits_.type == ElementType::f32 && !traits_.transposed &&
                              traits_.epilogue.residual == 0;
-        const auto window = covered ? problem.depthwise_window() : std::nullopt;
-        if (!window || !(traits_.prefers_depthwise || CopiedDepthwise::suits_window(problem.y, *window))) {
+        if (!covered || !problem.is_depthwise()) {
+            return nullptr;
+        }
+        const Dims& w = problem.w;
+        const bool known = depthwise_ && std::equal(w.begin() + 2, w.end(), traits_.kernel.begin());
+        const auto own = known ? std::nullopt : depthwise_window(Dims(w.begin() + 2, w.end()), problem.window());
+        const PoolWindow* const window = known ? &*depthwise_ : own ? &*own : nullptr;
+        if (window == nullptr || !(traits_.prefers_depthwise || CopiedDepthwise::suits_window(problem.y, *window))) {
             return nullptr;
         }
         return depthwise_convolution(problem.x, problem.y, *window, traits_.epilogue, traits_.pack_weights,
@@ -309,6 +316,7 @@ class ConvolutionFactory final : public KernelFactory {
     }
 
     ConvolutionTraits traits_;
+    std::optional<PoolWindow> depthwise_;  // if it does not depend on sizes
 };
 
 }  // namespace
@@ -325,12 +333,12 @@ struct RecipeLast<Standard> {
 
 static const RecipeKind convolution_factory_recipe(
     "ConvolutionFactory",
-    +[](ConvolutionFactory* self, Window window, AutoPad auto_pad, bool transposed, bool channels_last,
+    +[](ConvolutionFactory* self, Dims kernel, Window window, AutoPad auto_pad, bool transposed, bool channels_last,
         Standard standard, bool prefers_depthwise, bool scatters, bool bias, Epilogue last, bool pack_weights,
         bool vary, const std::string& dtype, bool deterministic, int threads) {
         last.bias = bias;
-        new (self) ConvolutionFactory({std::move(window), auto_pad, transposed, channels_last, standard,
-                                       prefers_depthwise, scatters, std::move(last), pack_weights, vary,
+        new (self) ConvolutionFactory({std::move(kernel), std::move(window), auto_pad, transposed, channels_last,
+                                       standard, prefers_depthwise, scatters, std::move(last), pack_weights, vary,
                                        element_type(dtype), deterministic, threads});
     });
 
@@ -345,9 +353,9 @@ GRAPHKIT_BINDINGS(conv_factory, "conv", "pool", "epilogue", "sized_kernels") {
         .value("planes", Standard::planes);
     nb::class_<ConvolutionFactory, KernelFactory>(
         m, "ConvolutionFactory", "Chooses the kernel of a convolution for each size: graphkit's own, or the library's.")
-        .def("__init__", convolution_factory_recipe.init(), nb::kw_only(), "window"_a, "auto_pad"_a, "transposed"_a,
-             "channels_last"_a, "standard"_a, "prefers_depthwise"_a, "scatters"_a, "bias"_a, "epilogue"_a,
-             "pack_weights"_a, "vary"_a, "dtype"_a, "deterministic"_a, "threads"_a);
+        .def("__init__", convolution_factory_recipe.init(), nb::kw_only(), "kernel"_a, "window"_a, "auto_pad"_a,
+             "transposed"_a, "channels_last"_a, "standard"_a, "prefers_depthwise"_a, "scatters"_a, "bias"_a,
+             "epilogue"_a, "pack_weights"_a, "vary"_a, "dtype"_a, "deterministic"_a, "threads"_a);
 }
 
 }  // namespace graphkit
