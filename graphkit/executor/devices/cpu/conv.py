@@ -72,9 +72,6 @@ def _with_units_first(
     return x, w, y, order
 
 
-_AUTO_PADS = {"SAME_UPPER": native.AutoPad.same_upper, "SAME_LOWER": native.AutoPad.same_lower}
-
-
 class _Forward:
     """Makes the kernels of a convolution, or of a transposed one, for given sizes. It is a SizedFactory.
 
@@ -90,7 +87,7 @@ class _Forward:
         x, w, y = (v.tensor.known_shape for v in (*node.operands[:2], node.output))
         if last:
             x, y = channels_first(x), channels_first(y)
-        self._auto_pad = _AUTO_PADS.get(self._op.checked_auto_pad(), native.AutoPad.none)
+        self._auto_pad = _auto_pad(self._op)
         geometry = self._op.geometry(x, w)
         # If the weights are packed, or an activation is fused, oneDNN's depthwise kernel is as fast. But making it
         # takes longer.
@@ -139,6 +136,12 @@ class _Forward:
             x = present(inputs[0])
             factory = self._factory(self._op.geometry(channels_first(x) if self._last else x, present(inputs[1])))
         return None if factory is None else factory(inputs, outputs)
+
+
+def _auto_pad(op: Convolution) -> native.AutoPad:
+    """Return how the padding of a convolution follows from sizes."""
+    kinds = {"SAME_UPPER": native.AutoPad.same_upper, "SAME_LOWER": native.AutoPad.same_lower}
+    return kinds.get(op.checked_auto_pad(), native.AutoPad.none)
 
 
 def channels_first(shape: tuple[D, ...]) -> tuple[D, ...]:
