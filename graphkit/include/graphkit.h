@@ -153,7 +153,8 @@ GK_API gk_status gk_run(gk_session* session, const void* const* inputs, size_t i
  * GK_ERROR_ARGUMENT, and the text names the shapes or inputs.
  *
  * If the file was written with a program for any sizes, gk_run_shapes also accepts other sizes of the symbolic axes. It
- * then makes the kernels for these sizes, and keeps those of the latest few.
+ * then makes the kernels for these sizes, and keeps those of the latest few. gk_find_output_dims and gk_find_runs make
+ * them, too: they refuse the same sizes as gk_run_shapes.
  *
  * gk_find_output_dims writes the shape of an output for these inputs: gk_output_rank(session, output) sizes.
  * gk_find_runs writes how often each program runs: gk_program_count(session) numbers, which are all 0 if the program for

@@ -38,8 +38,9 @@ class RecordedTemplate(NamedTuple):
         symbols: The names of sizes.
         instructions: They compute the table of sizes.
         shape_of: Returns the shape of a value, as positions in the table.
-        equal: Positions of sizes that must be equal.
-        nonnegative: Positions of sizes that must not be negative.
+        equal: Positions of sizes that must be equal, and the name of the node that requires it.
+        nonnegative: Positions of sizes that must not be negative, in the order of the graph, and the name of the first
+            node whose results have them; empty for inputs.
         factories: Make the kernels of the steps.
         requests: Blocks of the arena: (first step, last step, size). The size is a position in the table; for the
             working memory of step i, it is -1 - i.
@@ -51,8 +52,8 @@ class RecordedTemplate(NamedTuple):
     symbols: Sequence[str]
     instructions: SizeInstructions
     shape_of: Callable[[Value], Sequence[int]]
-    equal: Sequence[tuple[int, int]]
-    nonnegative: Sequence[int]
+    equal: Sequence[tuple[int, int, str]]
+    nonnegative: Sequence[tuple[int, str]]
     factories: Sequence[RecordedFactory]
     requests: Sequence[tuple[int, int, int]]
     steps: Sequence[RecordedStep]

@@ -157,8 +157,8 @@ class Template:
             self._types[value] = _Typed(value.tensor, self._table)
             self._bytes[value] = self._table.add(value.tensor.size * value.dtype.itemsize)
         # Pairs of positions in the table of sizes that must be equal, because symbolic inference assumes it, or because
-        # they are the bytes of a view and of its root.
-        self._equal: list[tuple[int, int]] = []
+        # they are the bytes of a view and of its root. The text is the name of the node that requires it.
+        self._equal: list[tuple[int, int, str]] = []
         computed = set(self.placement.steps)
         alike: dict[Hashable, _Step] = {}
         nodes = [self._step(node, node in computed, alike) for node in graph.nodes if not isinstance(node.op, Constant)]
@@ -166,7 +166,7 @@ class Template:
         self._distinct_steps = list(dict.fromkeys(nodes))
         for view, root in self.placement.root.items():
             if self._bytes[view] != self._bytes[root]:
-                self._equal.append((self._bytes[view], self._bytes[root]))
+                self._equal.append((self._bytes[view], self._bytes[root], self._node_name(view)))
         self._plans: dict[Hashable, MemoryPlan] = {}
         self._nodes = nodes
         self._result_types = [r.value.dtype.numpy for r in self.placement.results]
@@ -196,7 +196,7 @@ class Template:
             steps=[(step.native, step.mentioned, step.inputs, step.outputs) for step in self._distinct_steps],
             nodes=[number[step] for step in nodes],
             equal=self._equal,
-            nonnegative=sorted({p for t in self._types.values() for p in t.shape}),
+            nonnegative=self._nonnegative(),
             results=[(self._types[r.value].shape, self._bytes[r.value]) for r in self.placement.results],
         )
         return made
@@ -267,12 +267,26 @@ class Template:
             return False
         if any(not _names(d) <= self.placement.symbols for pair in assumed for d in pair):
             return False
-        self._equal += [(self._table.add(a), self._table.add(b)) for a, b in assumed]
+        name = self.graph.node_name(node)
+        self._equal += [(self._table.add(a), self._table.add(b), name) for a, b in assumed]
         return True
 
     def _mentioned(self, node: Node) -> tuple[int, ...]:
         found = {s for v in (*node.operands, *node.outputs) for d in _sizes_of(v) for s in _names(d)}
         return tuple(position for name, position in self._symbols.items() if name in found)
+
+    def _nonnegative(self) -> list[tuple[int, str]]:
+        """Return the positions of all sizes of axes, each with the name of the first node whose results have it."""
+        found: dict[int, str] = {}
+        for value in self.graph.values:
+            for position in self._types[value].shape:
+                if position not in found:
+                    found[position] = self._node_name(value)
+        return list(found.items())
+
+    def _node_name(self, value: Value) -> str:
+        """Return the name of the node that computes a value; an empty text for inputs."""
+        return "" if value.node is None else self.graph.node_name(value.node)
 
     # --- one node ---------------------------------------------------------------------------------------
 
@@ -354,7 +368,7 @@ class Template:
             self._table.instructions(),
             lambda value: self._types[value].shape,
             self._equal,
-            sorted({p for t in self._types.values() for p in t.shape}),
+            self._nonnegative(),
             [RecordedFactory(cast(Any, s.native).recipe, s.inputs, s.outputs) for s in self._distinct_steps],
             [(r.first, r.last, values[i]) for i, r in enumerate(plan.requests)],
             [

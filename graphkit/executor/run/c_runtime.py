@@ -37,6 +37,9 @@ def library_path() -> Path:
     return path
 
 
+_ERROR_ARGUMENT = 1  # GK_ERROR_ARGUMENT of graphkit.h
+
+
 class _Options(ctypes.Structure):
     _fields_ = (
         ("threads", ctypes.c_int32), ("max_iterations", ctypes.c_int64), ("timeout", ctypes.c_double),
@@ -179,8 +182,10 @@ class CSession:
         found = {}
         for i, (name, (dtype, shape)) in enumerate(self.outputs.items()):
             sizes = (ctypes.c_int64 * max(len(shape), 1))()
-            if self._library.gk_find_output_dims(self._handle, dims, len(self.inputs), i, sizes):
+            status = self._library.gk_find_output_dims(self._handle, dims, len(self.inputs), i, sizes)
+            if status == _ERROR_ARGUMENT:
                 raise InputError(self._library.gk_error().decode(errors="replace"))
+            _raise_for(status)
             found[name] = (dtype, tuple(sizes[: len(shape)]))
         return found
 

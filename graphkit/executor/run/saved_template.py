@@ -22,8 +22,9 @@ from graphkit.passes.core.bind import plain_name
 _OPERATIONS = (
     "constant", "symbol", "add", "multiply", "floordiv", "ceildiv", "mod", "min", "max", "broadcast",
 )  # fmt: skip
+
 # Element types of values that are computed from sizes.
-_SHAPE_TYPES = ("int32", "int64")
+_SHAPE_TYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
 
 
 class SizedProgramFile:
@@ -77,8 +78,8 @@ class SizedProgramFile:
                 sequence(number(i) + number(axis) for i, axis in self._sources),
                 sequence(_places(recorded.shape_of(value)) for value in self._inputs),
                 sequence(_places(recorded.shape_of(value)) for value in results),
-                sequence(number(a) + number(b) for a, b in recorded.equal),
-                _places(recorded.nonnegative),
+                sequence(number(a) + number(b) + text(node) for a, b, node in recorded.equal),
+                sequence(number(place) + text(node) for place, node in recorded.nonnegative),
                 sequence(
                     raw(each.recipe) + _shapes(each.inputs) + _shapes(each.outputs) for each in recorded.factories
                 ),

@@ -149,6 +149,7 @@ class ChannelsLastConvTranspose(ChannelsLastConvolution):
     per_example = ("x",)
     inputs = ("x", "w", "b?")
     types = {"x": FLOATS, "w": "x", "b": "x"}
+    symbolic_inference = True
     samples = (
         Sample((2, 4, 5, 3), (3, 2, 3, 3), strides=(2, 2)),
         Sample((1, 3, 4, 4), (4, 3, 2, 2), (6,), group=2, pads=(1, 0, 0, 1)),

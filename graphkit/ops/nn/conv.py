@@ -433,6 +433,7 @@ class ConvTranspose(Convolution):
     per_example = ("x",)
     inputs = ("x", "w", "b?")
     types = {"x": FLOATS, "w": "x", "b": "x"}
+    symbolic_inference = True
     onnx = Onnx("ConvTranspose", since=22)
     samples = (
         Sample((2, 3, 4, 4), (3, 2, 3, 3)),

@@ -177,6 +177,7 @@ class Flatten(Op):
     types = {"x": ANY}
     views = ((0, 0),)
     onnx = Onnx("Flatten", since=25)
+    symbolic_inference = True
     samples = (
         *(Sample((2, 3, 4), axis=axis) for axis in (0, 1, 3, -1, -3)),
         Sample((5,)),

@@ -95,7 +95,7 @@ def outcome(path):
     try:
         with CSession(path, max_iterations=20, timeout=1) as session:
             run_on_zeros(session)
-            for more in ((3,), (0, 2), (1, 1)):
+            for more in ((3,), (0, 2), (1, 1), (0, 0, 8, 5)):
                 with contextlib.suppress(InputError):  # for most files, only the shapes of its programs
                     run_on_zeros(session, more)
     except MemoryError:  # outputs of a damaged size

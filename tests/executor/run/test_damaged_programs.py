@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from saved_batches import recurrent
+from saved_images import residual
 from saved_loops import nested_model, random_model, scan_model, while_model
 from saved_programs import branch_model, outcome, trees_model
 
@@ -164,7 +165,7 @@ def test_hostile_files_do_not_crash(mlp_file, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "name", ["lenet", "lstm_lm", "branch", "trees", "scan", "while", "nested", "random", "shapes", "sizes"]
+    "name", ["lenet", "lstm_lm", "branch", "trees", "scan", "while", "nested", "random", "shapes", "sizes", "images"]
 )
 def test_hostile_files_of_many_kernels_do_not_crash(name, tmp_path):
     made = {
@@ -175,6 +176,10 @@ def test_hostile_files_of_many_kernels_do_not_crash(name, tmp_path):
     if name == "sizes":
         recurrent("GRU").save(tmp_path / "net.gkp", shapes={"x": (2, 3, 4), "h0": (2, 5)}, any_size=True)
         fuzz(tmp_path / "net.gkp", tmp_path / "hostile.gkp", 300, 3)
+        return
+    if name == "images":
+        residual().save(tmp_path / "net.gkp", shapes={"x": (1, 3, 16, 16)}, any_size=True)
+        fuzz(tmp_path / "net.gkp", tmp_path / "hostile.gkp", 300, 4)
         return
     if name == "shapes":  # the file says that rows are independent
         net = gk.models.build("mlp", inputs=12, hidden=(16,), classes=3)

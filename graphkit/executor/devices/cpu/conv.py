@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -21,11 +20,10 @@ from graphkit.executor.devices.registry import Preparation, Shapes, SizedFactory
 from graphkit.ir.dims import Dim, is_static
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
-from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.channels_last import ChannelsLast, ChannelsLastConvolution
 from graphkit.ops.internal.fused import Epilogue
-from graphkit.ops.nn.conv import Convolution, Geometry
+from graphkit.ops.nn.conv import Convolution, ConvTranspose, Geometry
 from graphkit.passes.layout.few_channels import has_few_channels, slides_over_planes
 
 # A dimension: an int or a Dim.
@@ -59,22 +57,6 @@ def depthwise_window(geometry: Geometry, kernel: tuple[int, ...]) -> native.Pool
     return native.PoolWindow(kernel, geometry.strides, geometry.dilations, geometry.begin, geometry.end)
 
 
-class _Windows(NamedTuple):
-    """The windows of a convolution for given weights.
-
-    Attributes:
-        weights: The shape of the weights.
-        geometry: The geometry.
-        window: The window of the geometry; None if it is not supported.
-        depthwise: The window for graphkit's kernel with one filter for each channel; None if that kernel is not used.
-    """
-
-    weights: tuple[int, ...]
-    geometry: Geometry
-    window: native.Window | None
-    depthwise: native.PoolWindow | None
-
-
 def _with_units_first(
     x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -90,152 +72,76 @@ def _with_units_first(
     return x, w, y, order
 
 
-def _with_row_axis(
-    x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], geometry: Geometry
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], native.Window | None]:
-    """Return the shapes and the window of a convolution along one axis, as a convolution of images of one row.
-
-    oneDNN has fast code for two axes if every channel has one filter, but not for one axis.
-
-    x, w, y: as for `_with_units_first`.
-    """
-    x, w, y = ((*shape[:2], 1, shape[2]) for shape in (x, w, y))
-    begin, end = (0, *geometry.begin), (0, *geometry.end)
-    return x, w, y, window_of(Geometry((1, *geometry.strides), (1, *geometry.dilations), begin, end, geometry.group))
-
-
-def _with_columns_as_rows(
-    x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], geometry: Geometry, order: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], native.Window]:
-    """Return the shapes and the window of a convolution of a single row, as a convolution of a single column.
-
-    x, w, y: as for `_with_units_first`. order: the order of the geometry's spatial axes in these shapes.
-    """
-    if len(order) == 1:
-        x, w, y = ((*shape, 1) for shape in (x, w, y))
-        pad = (geometry.begin[0], 0), (geometry.end[0], 0)
-        geometry = Geometry((geometry.strides[0], 1), (geometry.dilations[0], 1), *pad, geometry.group)
-        order = (0, 1)
-    else:
-        x, w, y = ((*shape[:2], shape[-1], *shape[2:-1]) for shape in (x, w, y))
-        order = (order[-1], *order[:-1])
-    window = window_of(geometry, order)
-    assert window is not None, "the same axes"
-    return x, w, y, window
-
-
-# If an image or a kernel has more columns than this, oneDNN takes seconds to prepare a transposed convolution.
-_WIDEST = 1 << 14
-
-
 class _Forward:
-    """Makes the kernels of a convolution, or of a transposed one, for given sizes. It is a SizedFactory."""
+    """Makes the kernels of a convolution, or of a transposed one, for given sizes. It is a SizedFactory.
+
+    The native factory chooses a kernel for each size. `native` is this factory. It is None if the padding follows from
+    a given shape of the result: a new factory is then made for each size.
+    """
 
     def __init__(self, transposed: bool, node: Node, context: KernelContext, dtype: str, last: bool):
-        self._transposed = transposed
         op = operator(node, Convolution)
         # For a transposed convolution, only the standard operator computes the right geometry.
         self._op: Convolution = op.standard() if isinstance(op, ChannelsLast) and transposed else op
-        self._last = last
-        self._vary = context.sizes_vary
-        self._threads = context.threads
-        self._packs = 1 in context.constant_inputs
-        self._epilogue = epilogue(node, residual=3)
+        self._transposed, self._last = transposed, last
+        x, w, y = (v.tensor.known_shape for v in (*node.operands[:2], node.output))
+        if last:
+            x, y = channels_first(x), channels_first(y)
+        self._auto_pad = _auto_pad(self._op)
+        geometry = self._op.geometry(x, w)
+        # If the weights are packed, or an activation is fused, oneDNN's depthwise kernel is as fast. But making it
+        # takes longer.
+        packs, vary = 1 in context.constant_inputs, context.sizes_vary
+        activates = isinstance(node.op, Epilogue) and bool(node.op.activation)
         self._options: dict[str, Any] = dict(
-            bias=operand(node, 2) is not None, epilogue=self._epilogue, pack_weights=self._packs
+            kernel=w[2:] if all(map(is_static, w[2:])) else (),
+            transposed=transposed,
+            channels_last=last,
+            standard=native.StandardConvolution.library,
+            prefers_depthwise=vary or (len(node.operands) == 2 and not activates and not packs),
+            scatters=transposed and _scatters(x, w, y),
+            bias=operand(node, 2) is not None,
+            epilogue=epilogue(node, residual=3),
+            pack_weights=packs,
+            vary=vary,
+            dtype=dtype,
+            **library_options(context),
         )
-        self._library = dict(channels_last=last, dtype=dtype, **library_options(context))
-        ours = last and dtype == "float32"
-        self._tiles = ours and not transposed
-        self._transposes = ours and transposed
-        self._keeps_order = not last and not transposed and dtype == "float32"
-        self._may_slide = self._tiles and operand(node, 3) is None
-        self._depthwise = self._may_slide and self._prefers_depthwise_kernel(node)
-        # If False, padding depends on the sizes of the data, or on a given shape of the result.
-        self._has_fixed_padding = not transposed and not self._op.checked_auto_pad().startswith("SAME")
-        self._found: _Windows | None = None
-        self.native = self._native_factory(node)
+        if not last and not transposed and dtype == "float32":
+            self._options["standard"] = _standard_kernel(w, y, geometry)
+        self.native = None if self._pads_vary() else self._factory(geometry)
 
-    def _native_factory(self, node: Node) -> native.ChannelsLastConvFactory | None:
-        """Return the factory that makes graphkit's own kernels without Python; None if the windows depend on sizes."""
-        x, weights = (v.tensor for v in node.operands[:2])
-        if not self._tiles or not self._has_fixed_padding or x.rank != 4 or not weights.is_static:
+    def _pads_vary(self) -> bool:
+        """Return whether Python computes the padding for each size: that of a transposed convolution may."""
+        if not isinstance(self._op, ConvTranspose):
+            return False
+        return self._op.output_shape is not None or self._auto_pad != native.AutoPad.none
+
+    def _factory(self, geometry: Geometry) -> native.ConvolutionFactory | None:
+        """Return the native factory for a geometry; None if oneDNN has no such number of axes."""
+        if not 1 <= len(geometry.strides) <= 3:
             return None
-        if not is_static(x.known_shape[-1]):
-            return None
-        windows = self._windows(channels_first(x.known_shape), weights.static_shape)
-        if windows.window is None:
-            return None
-        return native.ChannelsLastConvFactory(
-            window=windows.window,
-            depthwise=windows.depthwise,
-            prefers_depthwise=self._depthwise,
-            vary=self._vary,
-            threads=self._threads,
+        automatic = self._auto_pad != native.AutoPad.none and not self._transposed
+        zeros = (0,) * len(geometry.strides)
+        begin, end = (zeros, zeros) if automatic else (geometry.begin, geometry.end)
+        return native.ConvolutionFactory(
+            window=native.Window(geometry.strides, geometry.dilations, begin, end, geometry.group),
+            auto_pad=self._auto_pad if automatic else native.AutoPad.none,
             **self._options,
         )
 
-    def _prefers_depthwise_kernel(self, node: Node) -> bool:
-        """Return whether graphkit's kernel is used for all sizes if there is one filter for each channel.
-
-        If the weights are packed, or an activation is fused, oneDNN's kernel is as fast. But making it takes longer.
-        """
-        activates = isinstance(node.op, Epilogue) and bool(node.op.activation)
-        return self._vary or (len(node.operands) == 2 and not activates and not self._packs)
-
     def __call__(self, inputs: Shapes, outputs: Shapes) -> Kernel | None:
-        if self.native is not None and (made := self.native(inputs, outputs)) is not None:
-            return made
-        return self._of_shapes(present(inputs[0]), present(inputs[1]), present(outputs[0]))
+        factory = self.native
+        if factory is None and self._pads_vary():
+            x = present(inputs[0])
+            factory = self._factory(self._op.geometry(channels_first(x) if self._last else x, present(inputs[1])))
+        return None if factory is None else factory(inputs, outputs)
 
-    def _of_shapes(self, x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...]) -> Kernel | None:
-        if self._last:
-            x, y = channels_first(x), channels_first(y)
-        windows = self._windows(x, w)
-        depthwise = windows.depthwise
-        if depthwise is not None and (self._depthwise or native.DepthwiseConvolution.slides(y, depthwise)):
-            return native.DepthwiseConvolution(x, y, depthwise, self._threads, **self._options)
-        window, order = windows.window, tuple(range(len(x) - 2))
-        if len(x) == 3 and x[1] == w[0] == windows.geometry.group and not self._transposed:
-            x, w, y, window = _with_row_axis(x, w, y, windows.geometry)
-        elif 1 in x[2:]:
-            x, w, y, order = _with_units_first(x, w, y)
-            window = window_of(windows.geometry, order)
-        if window is None:
-            return None
-        if self._transposed and max(x[-1], w[-1]) > _WIDEST:
-            # oneDNN's preparation takes time for each column, but not for rows.
-            if max(x[2:-1], default=1) > 1:
-                return None
-            x, w, y, window = _with_columns_as_rows(x, w, y, windows.geometry, order)
-        if self._keeps_order and (kind := _standard_kernel(w, y, windows.geometry)) is not None:
-            return kind(x, w, y, window, threads=self._threads, **self._options)
-        if self._tiles:
-            if native.NarrowConvolution.suits(x, w, y, window):
-                return native.NarrowConvolution(x, w, y, window, threads=self._threads, **self._options)
-            method = native.TiledConvolution.method(x, w, y, window, constant=self._packs, vary=self._vary)
-            if method is not None:
-                return native.TiledConvolution(x, w, y, window, method, threads=self._threads, **self._options)
-        # If all strides are 1, oneDNN's kernel is faster, except for the cases of `scatters`.
-        transposes = self._transposes and (self._vary or max(windows.geometry.strides) > 1 or _scatters(x, w, y))
-        if transposes and native.TransposedConvolution.covers(x, w, y, window):
-            options = dict(bias=self._options["bias"], pack_weights=self._packs)
-            return native.TransposedConvolution(x, w, y, window, **options, threads=self._threads)
-        if self._transposed:
-            return native.Deconvolution(x, w, y, window, **self._options, **self._library)
-        options = dict(self._options)
-        if self._library["dtype"] == "float32":
-            options["epilogue"] = self._epilogue.for_results(math.prod(y))
-        return native.Convolution(x, w, y, window, **options, **self._library)
 
-    def _windows(self, x: tuple[Dim, ...], w: tuple[int, ...]) -> _Windows:
-        """Return the windows for these sizes. If padding is fixed, they depend only on the weights, and are reused."""
-        if self._found is None or not self._has_fixed_padding or self._found.weights != w:
-            geometry = self._op.geometry(x, w)
-            is_depthwise = self._may_slide and self._op.group == x[1] == w[0]
-            depthwise = depthwise_window(geometry, w[2:]) if is_depthwise else None
-            self._found = _Windows(w, geometry, window_of(geometry), depthwise)
-        return self._found
+def _auto_pad(op: Convolution) -> native.AutoPad:
+    """Return how the padding of a convolution follows from sizes."""
+    kinds = {"SAME_UPPER": native.AutoPad.same_upper, "SAME_LOWER": native.AutoPad.same_lower}
+    return kinds.get(op.checked_auto_pad(), native.AutoPad.none)
 
 
 def channels_first(shape: tuple[D, ...]) -> tuple[D, ...]:
@@ -357,17 +263,20 @@ def _grad_weight(node: Node, context: KernelContext, last: bool) -> Kernel | Non
     )
 
 
-def _standard_kernel(
-    w: tuple[int, ...], y: tuple[int, ...], geometry: Geometry
-) -> type[native.ShallowConvolution] | type[native.DepthwisePlanes] | None:
-    """Return graphkit's own kernel of a convolution in the standard order; None if oneDNN's is used."""
+def _standard_kernel(w: tuple[Dim, ...], y: tuple[Dim, ...], geometry: Geometry) -> native.StandardConvolution:
+    """Return which kernel computes a float32 convolution in the standard order. Sizes that matter must be known.
+
+    w, y: shapes of weights and result.
+    """
     if has_few_channels(w, y, geometry.group):
-        return native.ShallowConvolution
-    return native.DepthwisePlanes if slides_over_planes(w, y, geometry) else None
+        return native.StandardConvolution.shallow
+    if all(map(is_static, w)) and slides_over_planes(w, y, geometry):
+        return native.StandardConvolution.planes
+    return native.StandardConvolution.library
 
 
-def _scatters(*shapes: Sequence[int]) -> bool:
+def _scatters(*shapes: Sequence[Any]) -> bool:
     """Call `scatters`, which is imported only for transposed convolutions."""
     from graphkit.passes.layout.unstride_transposed import scatters
 
-    return scatters(*shapes)
+    return all(map(is_static, shapes[1])) and scatters(*shapes)

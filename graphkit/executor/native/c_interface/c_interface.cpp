@@ -173,8 +173,8 @@ gk_session& program_for(OpenFile& opened, const int64_t* const* input_dims) {
 // Inputs and outputs of a run: their shapes, the program that computes them, or how a batch is divided.
 struct ShapedRun {
     gk_session* program = nullptr;
-    graphkit::BatchPrograms::Plan plan;  // if there is no program
-    std::optional<graphkit::Dims> sizes;  // if the program for any sizes is used
+    std::shared_ptr<graphkit::SavedProgram> sized;  // if the program for any sizes is used
+    graphkit::BatchPrograms::Plan plan;             // if there is no program
     Ports inputs;
     Ports outputs;
 };
@@ -204,9 +204,9 @@ ShapedRun shaped_run(OpenFile& opened, const int64_t* const* input_dims) {
     const graphkit::BatchPrograms* const batch = opened.file.batch();
     auto plan = batch == nullptr ? std::nullopt : batch->plan(input_dims);
     if (!plan && opened.file.sized() != nullptr && !has_program(opened, input_dims)) {
-        found.sizes = opened.file.sized()->sizes(input_dims);
-        found.inputs = opened.file.sized()->inputs(*found.sizes);
-        found.outputs = opened.file.sized()->outputs(*found.sizes);
+        found.sized = opened.file.sized()->at(input_dims);
+        found.inputs = found.sized->inputs();
+        found.outputs = found.sized->outputs();
         return found;
     }
     if (!plan) {
@@ -488,7 +488,6 @@ GK_API gk_status gk_run_shapes(gk_session* session, const void* const* inputs, c
     }
     return guarded([&] {
         ShapedRun found;
-        std::shared_ptr<graphkit::SavedProgram> sized;
         try {
             check_count(session->program.inputs(), input_count, inputs, "inputs");
             check_count(session->program.inputs(), input_count, input_dims, "inputs");
@@ -496,17 +495,14 @@ GK_API gk_status gk_run_shapes(gk_session* session, const void* const* inputs, c
             found = shaped_run(session->opened, input_dims);
             check_arrays(found.inputs, inputs, "input", false);
             check_arrays(found.outputs, outputs, "output", true);
-            if (found.sizes) {
-                sized = session->opened.file.sized()->at(*found.sizes);
-            }
         } catch (const std::invalid_argument& error) {
             return failed(GK_ERROR_ARGUMENT, (std::string("gk_run_shapes: ") + error.what()).c_str());
         }
         const graphkit::RunLimits limits = limits_of(session->opened.options);
         if (found.program != nullptr) {
             found.program->program.run(inputs, outputs, limits);
-        } else if (sized != nullptr) {
-            sized->run(inputs, outputs, limits);
+        } else if (found.sized != nullptr) {
+            found.sized->run(inputs, outputs, limits);
         } else {
             session->opened.file.batch()->run(found.plan, inputs, outputs, limits);
         }

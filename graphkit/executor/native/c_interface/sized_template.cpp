@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
 #include <new>
 #include <stdexcept>
 
@@ -16,7 +15,7 @@ namespace {
 // Programs that are kept for sizes that occur again.
 constexpr std::size_t kKept = 16;
 
-SizeTable table_of(const SavedTemplate& saved) {
+SizeBinding binding_of(const SavedTemplate& saved) {
     std::vector<SizeTable::Instruction> instructions;
     for (const auto& [operation, a, b] : saved.instructions) {
         if (operation > static_cast<std::uint64_t>(SizeTable::Operation::broadcast)) {
@@ -24,30 +23,14 @@ SizeTable table_of(const SavedTemplate& saved) {
         }
         instructions.push_back({static_cast<SizeTable::Operation>(operation), a, b});
     }
-    return {saved.symbols, std::move(instructions), {saved.table.begin(), saved.table.end()}};
+    SizeTable table(saved.symbols, std::move(instructions), saved.table);
+    return SizeBinding({std::move(table), saved.sources, saved.inputs, saved.equal, saved.nonnegative});
 }
 
-Dims dims_at(const SizePlaces& places, const Dims& sizes) {
-    Dims found;
-    found.reserve(places.size());
-    for (const std::uint64_t place : places) {
-        found.push_back(sizes[place]);
-    }
-    return found;
-}
-
-Shapes shapes_at(const std::vector<std::optional<SizePlaces>>& all, const Dims& sizes) {
-    Shapes shapes;
-    for (const auto& places : all) {
-        shapes.push_back(places ? std::optional(dims_at(*places, sizes)) : std::nullopt);
-    }
-    return shapes;
-}
-
-SavedPorts ports_at(const SavedPorts& ports, const std::vector<SizePlaces>& shapes, const Dims& sizes) {
+SavedPorts ports_at(const SavedPorts& ports, const std::vector<Places>& shapes, const Dims& sizes) {
     SavedPorts found = ports;
     for (std::size_t i = 0; i < ports.size(); ++i) {
-        found[i].shape = dims_at(shapes[i], sizes);
+        found[i].shape = sizes_at(shapes[i], sizes);
         try {
             found[i].bytes = checked_bytes(found[i].shape, found[i].type);
         } catch (const NativeError&) {
@@ -57,41 +40,14 @@ SavedPorts ports_at(const SavedPorts& ports, const std::vector<SizePlaces>& shap
     return found;
 }
 
-template <typename T>
-void append(std::string& bytes, std::int64_t element) {
-    const auto value = static_cast<T>(element);
-    if (static_cast<std::int64_t>(value) != element) {
-        throw std::invalid_argument("an element that is computed from sizes does not fit its type");
-    }
-    bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-std::string shape_value(const SavedShapeValue& value, const Dims& sizes) {
-    const ElementType type = element_type(value.type);
-    std::string bytes;
-    for (const std::int64_t element : dims_at(value.elements, sizes)) {
-        switch (type) {
-            case ElementType::i32:
-                append<std::int32_t>(bytes, element);
-                break;
-            case ElementType::i64:
-                append<std::int64_t>(bytes, element);
-                break;
-            default:
-                throw NativeError(std::string("elements that are computed from sizes are not ") + name_of(type));
-        }
-    }
-    return bytes;
-}
-
-// Says that inputs of these shapes do not fit, and why.
-std::invalid_argument misfit(const SavedPorts& ports, ShapeList inputs, const std::string& why) {
+// The shapes of the inputs, for an error.
+std::string described(const SavedPorts& ports, ShapeList inputs) {
     std::string given;
     for (std::size_t i = 0; i < ports.size(); ++i) {
         const Dims shape(inputs[i], inputs[i] + ports[i].shape.size());
         given += (i > 0 ? ", " : "") + ports[i].name + " " + to_string(shape);
     }
-    return std::invalid_argument("the network cannot compute inputs of these shapes: " + why + "; given: " + given);
+    return given;
 }
 
 void require(bool condition, const char* what) {
@@ -122,7 +78,7 @@ struct SizedTemplate::Packed {
 // A program for certain sizes, and what it reads.
 struct SizedTemplate::Bound {
     Kernels kernels;
-    std::vector<std::string> values;
+    std::vector<std::vector<std::int64_t>> values;
     std::vector<std::shared_ptr<const Packed>> packed;
     Constants constants;
     std::unique_ptr<SavedProgram> program;
@@ -135,11 +91,12 @@ SizedTemplate::SizedTemplate(SavedTemplate saved, const SavedPorts& inputs, cons
       outputs_(outputs),
       constants_(constants),
       threads_(threads),
-      table_(table_of(saved_)) {
+      binding_(binding_of(saved_)) {
     check();
     std::vector<MemoryRequest> requests;
     for (const SavedRequest& request : saved_.requests) {
         requests.push_back({request.first, request.last, {}});
+        blocks_.push_back(request.size);
     }
     requests_.emplace(std::move(requests));
     for (const SavedFactory& factory : saved_.factories) {
@@ -150,9 +107,9 @@ SizedTemplate::SizedTemplate(SavedTemplate saved, const SavedPorts& inputs, cons
 SizedTemplate::~SizedTemplate() = default;
 
 void SizedTemplate::check() const {
-    const std::size_t count = table_.size();
-    const auto known = [&](std::uint64_t place) { return place < count; };
-    const auto all_known = [&](const SizePlaces& places) { return std::all_of(places.begin(), places.end(), known); };
+    const std::size_t count = binding_.table().size();
+    const auto known = [&](std::size_t place) { return place < count; };
+    const auto all_known = [&](const Places& places) { return std::all_of(places.begin(), places.end(), known); };
     require(saved_.inputs.size() == inputs_.size() && saved_.outputs.size() == outputs_.size(),
             "another number of inputs or outputs");
     for (const auto* side : {&saved_.inputs, &saved_.outputs}) {
@@ -161,14 +118,7 @@ void SizedTemplate::check() const {
             require(all_known((*side)[i]) && (*side)[i].size() == ports[i].shape.size(), "a port of another rank");
         }
     }
-    require(saved_.sources.size() == saved_.symbols, "a size without an axis");
-    for (const auto& [input, axis] : saved_.sources) {
-        require(input < inputs_.size() && axis < inputs_[input].shape.size(), "a size of an axis that does not exist");
-    }
-    for (const auto& [a, b] : saved_.equal) {
-        require(known(a) && known(b), "a condition on an unknown size");
-    }
-    require(all_known(saved_.nonnegative), "a condition on an unknown size");
+    require(binding_.has_sources(), "a size without an axis");
     for (const SavedFactory& factory : saved_.factories) {
         for (const auto* shapes : {&factory.inputs, &factory.outputs}) {
             for (const auto& places : *shapes) {
@@ -208,70 +158,53 @@ void SizedTemplate::check_locations() const {
 }
 
 Dims SizedTemplate::sizes(ShapeList inputs) const {
-    Dims symbols;
-    for (const auto& [input, axis] : saved_.sources) {
-        symbols.push_back(inputs[input][axis]);
-        if (symbols.back() < 0) {
-            throw std::invalid_argument("input '" + inputs_[input].name + "' has a negative size");
-        }
-    }
-    Dims sizes;
-    try {
-        sizes = table_.values(symbols);
-    } catch (const NativeError& error) {
-        throw misfit(inputs_, inputs, error.what());
-    }
+    Shapes shapes;
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
-        const Dims expected = dims_at(saved_.inputs[i], sizes);
-        if (!std::equal(expected.begin(), expected.end(), inputs[i])) {
-            throw std::invalid_argument("input '" + inputs_[i].name + "' must be " + to_string(expected) +
-                                        " to fit the other inputs");
+        shapes.emplace_back(Dims(inputs[i], inputs[i] + inputs_[i].shape.size()));
+        if (std::any_of(shapes[i]->begin(), shapes[i]->end(), [](std::int64_t size) { return size < 0; })) {
+            throw std::invalid_argument("input '" + inputs_[i].name + "' has a negative size");
         }
     }
-    for (const auto& [a, b] : saved_.equal) {
-        if (sizes[a] != sizes[b]) {
-            throw misfit(
-                inputs_, inputs,
-                "sizes that must be equal are " + std::to_string(sizes[a]) + " and " + std::to_string(sizes[b]));
-        }
+    const Dims sizes = binding_.sizes(binding_.symbols_of(shapes).value());
+    if (const auto other = binding_.misfit(shapes, sizes)) {
+        throw std::invalid_argument("input '" + inputs_[*other].name + "' must be " +
+                                    to_string(sizes_at(saved_.inputs[*other], sizes)) + " to fit the other inputs");
     }
-    for (const std::uint64_t place : saved_.nonnegative) {
-        if (sizes[place] < 0) {
-            throw misfit(inputs_, inputs, "a size would be negative");
-        }
-    }
+    binding_.require_conditions(sizes);
     return sizes;
 }
 
-SavedPorts SizedTemplate::inputs(const Dims& sizes) const {
-    return ports_at(inputs_, saved_.inputs, sizes);
-}
-
-SavedPorts SizedTemplate::outputs(const Dims& sizes) const {
-    return ports_at(outputs_, saved_.outputs, sizes);
-}
-
-std::shared_ptr<SavedProgram> SizedTemplate::at(const Dims& sizes) {
-    const std::lock_guard lock(mutex_);
-    const auto found = std::find_if(recent_.begin(), recent_.end(), [&](const auto& e) { return e.first == sizes; });
-    if (found != recent_.end()) {
-        recent_.splice(recent_.begin(), recent_, found);
-    } else {
-        recent_.emplace_front(sizes, bound(sizes));
-        if (recent_.size() > kKept) {
-            recent_.pop_back();
-            std::erase_if(packed_, [](const auto& entry) { return entry.second.expired(); });
+std::shared_ptr<SavedProgram> SizedTemplate::at(ShapeList inputs) {
+    try {
+        const Dims all = sizes(inputs);
+        const std::lock_guard lock(mutex_);
+        const auto found = std::find_if(recent_.begin(), recent_.end(), [&](const auto& e) { return e.first == all; });
+        if (found != recent_.end()) {
+            recent_.splice(recent_.begin(), recent_, found);
+        } else {
+            recent_.emplace_front(all, bound(all));
+            if (recent_.size() > kKept) {
+                recent_.pop_back();
+                std::erase_if(packed_, [](const auto& entry) { return entry.second.expired(); });
+            }
         }
+        const std::shared_ptr<Bound>& kept = recent_.front().second;
+        return {kept, kept->program.get()};
+    } catch (const BadSizes& error) {
+        throw std::invalid_argument(std::string("the network cannot compute inputs of these shapes: ") + error.what() +
+                                    "; given: " + described(inputs_, inputs));
     }
-    const std::shared_ptr<Bound>& kept = recent_.front().second;
-    return {kept, kept->program.get()};
 }
 
-std::shared_ptr<SizedTemplate::Bound> SizedTemplate::bound(const Dims& sizes) {
-    auto made = std::make_shared<Bound>();
+// Returns the kernel of each factory that a step uses.
+Kernels SizedTemplate::kernels_at(const Dims& sizes) const {
+    Kernels kernels(saved_.factories.size());
     for (const SizedSavedStep& step : saved_.steps) {
+        std::unique_ptr<Kernel>& kernel = kernels[step.factory];
+        if (kernel != nullptr) {
+            continue;
+        }
         const SavedFactory& factory = saved_.factories[step.factory];
-        std::unique_ptr<Kernel> kernel;
         try {
             kernel = make_checked_kernel(*factories_[step.factory], shapes_at(factory.inputs, sizes),
                                          shapes_at(factory.outputs, sizes));
@@ -279,66 +212,62 @@ std::shared_ptr<SizedTemplate::Bound> SizedTemplate::bound(const Dims& sizes) {
             kernel = nullptr;
         } catch (const BadRecipe& error) {
             throw std::invalid_argument("step '" + step.name + "': " + error.what());
+        } catch (const std::logic_error& error) {  // of a damaged recipe, such as an axis that does not exist
+            throw std::invalid_argument("step '" + step.name + "': " + error.what());
         }
         if (kernel == nullptr) {
             throw std::invalid_argument("step '" + step.name +
                                         "' has no kernel for these sizes: save a program for them");
         }
-        made->kernels.push_back(std::move(kernel));
     }
-    SavedMemory memory;
+    return kernels;
+}
+
+std::shared_ptr<SizedTemplate::Bound> SizedTemplate::bound(const Dims& sizes) {
+    auto made = std::make_shared<Bound>();
+    made->kernels = kernels_at(sizes);
+    SavedPorts inputs = ports_at(inputs_, saved_.inputs, sizes);
+    SavedPorts outputs = ports_at(outputs_, saved_.outputs, sizes);
     SavedPart part;
-    for (const SavedPort& port : inputs(sizes)) {
-        memory.inputs.push_back(port.bytes);
-    }
-    for (const SavedPort& port : outputs(sizes)) {
-        memory.outputs.push_back(port.bytes);
-    }
-    for (const auto* side : {&memory.inputs, &memory.outputs}) {
-        for (const std::size_t bytes : *side) {
-            part.slices.push_back({0, 0, bytes});
+    for (const auto* side : {&inputs, &outputs}) {
+        for (const SavedPort& port : *side) {
+            part.slices.push_back({0, 0, port.bytes});
         }
     }
-    const ArenaLayout layout = requests_->lay_out(request_bytes(sizes, made->kernels));
+    const ArenaLayout layout = layout_at(sizes, made->kernels);
     part.arena_bytes = static_cast<std::uint64_t>(layout.arena_bytes);
     for (const std::uint64_t constant : saved_.constants) {
         made->constants.push_back(constants_[constant]);
     }
-    for (const SavedShapeValue& value : saved_.values) {
-        made->values.push_back(shape_value(value, sizes));
+    for (const auto& [elements, type] : saved_.values) {
+        const SizeElements value{elements, element_type(type)};
+        made->values.push_back(value.at(sizes));
+        made->constants.emplace_back(reinterpret_cast<const char*>(made->values.back().data()), value.bytes());
     }
-    for (const std::string& value : made->values) {
-        made->constants.emplace_back(value.data(), value.size());
-    }
-    for (std::size_t i = 0; i < saved_.steps.size(); ++i) {
-        part.steps.push_back(step_of(i, layout, *made));
+    for (const SizedSavedStep& step : saved_.steps) {
+        part.steps.push_back(step_of(step, layout, *made));
     }
     const SharedParts shared{made->constants, made->kernels, nullptr, threads_};
-    made->program = std::make_unique<SavedProgram>(inputs(sizes), outputs(sizes), std::vector{std::move(part)}, shared);
+    made->program =
+        std::make_unique<SavedProgram>(std::move(inputs), std::move(outputs), std::vector{std::move(part)}, shared);
     return made;
 }
 
-std::vector<std::int64_t> SizedTemplate::request_bytes(const Dims& sizes, const Kernels& kernels) const {
-    std::vector<std::int64_t> bytes;
+ArenaLayout SizedTemplate::layout_at(const Dims& sizes, const Kernels& kernels) const {
+    const std::vector<std::int64_t> bytes = block_bytes(
+        blocks_, sizes, [&](std::size_t step) { return kernels[saved_.steps[step].factory]->scratch_bytes(); });
     std::uint64_t total = 0;
-    for (const SavedRequest& request : saved_.requests) {
-        std::uint64_t size = 0;
-        if (request.size >= 0) {
-            size = static_cast<std::uint64_t>(sizes[static_cast<std::size_t>(request.size)]);
-        } else {
-            size = kernels[static_cast<std::size_t>(-(request.size + 1))]->scratch_bytes();
-        }
+    for (const std::int64_t block : bytes) {
+        const auto size = static_cast<std::uint64_t>(block);
         if (size > kMostBytes || (total += size) > kMostBytes) {
             throw std::invalid_argument("the program would need too much memory for these sizes");
         }
-        bytes.push_back(static_cast<std::int64_t>(size));
     }
-    return bytes;
+    return requests_->lay_out(bytes);
 }
 
-SavedStep SizedTemplate::step_of(std::size_t number, const ArenaLayout& layout, Bound& bound) {
-    const SizedSavedStep& given = saved_.steps[number];
-    const Kernel& kernel = *bound.kernels[number];
+SavedStep SizedTemplate::step_of(const SizedSavedStep& given, const ArenaLayout& layout, Bound& bound) {
+    const Kernel& kernel = *bound.kernels[given.factory];
     const auto placed = [&](const Location& at) {
         return at.external == Location::kArena
                    ? Location{Location::kArena, layout.offsets[static_cast<std::size_t>(at.offset)]}
@@ -346,7 +275,7 @@ SavedStep SizedTemplate::step_of(std::size_t number, const ArenaLayout& layout, 
     };
     SavedStep step;
     step.name = given.name;
-    step.kernel = number;
+    step.kernel = given.factory;
     // A kernel may read fewer operands than its node has, such as a Split without the sizes of its parts.
     for (std::size_t i = 0; i < kernel.inputs().size(); ++i) {
         step.inputs.push_back(i < given.inputs.size() ? placed(constant_of(given, i, kernel, bound)) : Location{});

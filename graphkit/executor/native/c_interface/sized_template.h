@@ -16,7 +16,7 @@
 #include "runtime/arena_layout.h"
 #include "runtime/kernel_factory.h"
 #include "runtime/recipe.h"
-#include "runtime/size_table.h"
+#include "runtime/size_binding.h"
 
 namespace graphkit {
 
@@ -24,14 +24,11 @@ struct SavedPort;
 class SavedProgram;
 using SavedPorts = std::vector<SavedPort>;
 
-// For each dimension of a shape, its position in the list of sizes.
-using SizePlaces = std::vector<std::uint64_t>;
-
 // Makes the kernels of nodes with equal operators and types.
 struct SavedFactory {
     std::string recipe;
-    std::vector<std::optional<SizePlaces>> inputs;
-    std::vector<std::optional<SizePlaces>> outputs;
+    ShapePlaces inputs;
+    ShapePlaces outputs;
 };
 
 // A block of the arena, in use from step `first` to step `last`. size: the position of its bytes in the list of sizes;
@@ -54,7 +51,7 @@ struct SizedSavedStep {
 
 // A constant whose elements are sizes.
 struct SavedShapeValue {
-    SizePlaces elements;
+    Places elements;
     std::string type;
 };
 
@@ -63,15 +60,25 @@ struct SavedTemplate {
     std::vector<std::tuple<std::uint64_t, std::int64_t, std::int64_t>> instructions;  // of a SizeTable
     std::vector<std::uint64_t> table;
     std::vector<std::pair<std::uint64_t, std::uint64_t>> sources;  // of each symbol: an input, and its axis
-    std::vector<SizePlaces> inputs;
-    std::vector<SizePlaces> outputs;
-    std::vector<std::pair<std::uint64_t, std::uint64_t>> equal;
-    SizePlaces nonnegative;
+    std::vector<Places> inputs;
+    std::vector<Places> outputs;
+    std::vector<EqualSizes> equal;
+    std::vector<NonnegativeSize> nonnegative;
     std::vector<SavedFactory> factories;
     std::vector<SavedRequest> requests;
     std::vector<SizedSavedStep> steps;
     std::vector<std::uint64_t> constants;  // their numbers in the file; they are not packed
     std::vector<SavedShapeValue> values;
+};
+
+template <>
+struct RecipeFields<EqualSizes> {
+    static auto of(EqualSizes& e) { return std::tie(e.a, e.b, e.node); }
+};
+
+template <>
+struct RecipeFields<NonnegativeSize> {
+    static auto of(NonnegativeSize& n) { return std::tie(n.place, n.node); }
 };
 
 template <>
@@ -113,14 +120,9 @@ class SizedTemplate {
                   int threads);
     ~SizedTemplate();
 
-    // Returns all sizes for inputs of these shapes. Throws std::invalid_argument if the shapes do not fit.
-    Dims sizes(ShapeList inputs) const;
-    SavedPorts inputs(const Dims& sizes) const;
-    SavedPorts outputs(const Dims& sizes) const;
-
-    // Returns the program for these sizes. The latest ones are kept. Throws std::invalid_argument if a step has no
-    // kernel for them.
-    std::shared_ptr<SavedProgram> at(const Dims& sizes);
+    // Returns the program for inputs of these shapes. The latest ones are kept. Throws std::invalid_argument if the
+    // shapes do not fit, or if a step has no kernel for them.
+    std::shared_ptr<SavedProgram> at(ShapeList inputs);
 
   private:
     struct Bound;
@@ -128,9 +130,11 @@ class SizedTemplate {
 
     void check() const;
     void check_locations() const;
+    Dims sizes(ShapeList inputs) const;
     std::shared_ptr<Bound> bound(const Dims& sizes);
-    std::vector<std::int64_t> request_bytes(const Dims& sizes, const Kernels& kernels) const;
-    SavedStep step_of(std::size_t number, const ArenaLayout& layout, Bound& bound);
+    Kernels kernels_at(const Dims& sizes) const;
+    ArenaLayout layout_at(const Dims& sizes, const Kernels& kernels) const;
+    SavedStep step_of(const SizedSavedStep& given, const ArenaLayout& layout, Bound& bound);
     Location constant_of(const SizedSavedStep& step, std::size_t input, const Kernel& kernel, Bound& bound);
     std::shared_ptr<const Packed> packed(std::uint64_t constant, const Kernel& kernel, int input);
 
@@ -138,7 +142,8 @@ class SizedTemplate {
     SavedPorts inputs_, outputs_;
     const Constants& constants_;
     int threads_;
-    SizeTable table_;
+    SizeBinding binding_;
+    std::vector<std::int64_t> blocks_;  // the size of each request
     std::optional<MemoryRequests> requests_;
     std::vector<std::unique_ptr<KernelFactory>> factories_;
     std::mutex mutex_;

@@ -26,6 +26,12 @@ class KernelFactory {
     // kernels do.
     virtual std::unique_ptr<Kernel> make(const Shapes& inputs, const Shapes& outputs) const = 0;
 
+    // The same for kernels that take milliseconds to make. Called if `make` returns null; without the GIL, if Python
+    // waits for it.
+    virtual std::unique_ptr<Kernel> make_slowly(const Shapes& /*inputs*/, const Shapes& /*outputs*/) const {
+        return nullptr;
+    }
+
     // How the factory was made, see recipe.h; null if that is not known.
     const std::string* recipe() const { return recipe_.get(); }
     void set_recipe(std::string recipe) { recipe_ = std::make_unique<const std::string>(std::move(recipe)); }

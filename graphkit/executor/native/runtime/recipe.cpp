@@ -152,6 +152,9 @@ std::unique_ptr<Kernel> make_checked_kernel(const KernelFactory& factory, const 
     require_shapes(inputs);
     require_shapes(outputs);
     std::unique_ptr<Kernel> made = factory.make(inputs, outputs);
+    if (made == nullptr) {
+        made = factory.make_slowly(inputs, outputs);
+    }
     if (made != nullptr) {
         require_threads(*made);
     }

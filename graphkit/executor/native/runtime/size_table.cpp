@@ -110,7 +110,11 @@ Dims SizeTable::values(const Dims& symbols) const {
         } else if (operation == Operation::symbol) {
             found[i] = symbols[static_cast<std::size_t>(a)];
         } else {
-            found[i] = apply(operation, found[static_cast<std::size_t>(a)], found[static_cast<std::size_t>(b)]);
+            try {
+                found[i] = apply(operation, found[static_cast<std::size_t>(a)], found[static_cast<std::size_t>(b)]);
+            } catch (const NativeError& error) {
+                throw BadInstruction(error.what(), i);
+            }
         }
     }
     Dims values;
@@ -119,6 +123,19 @@ Dims SizeTable::values(const Dims& symbols) const {
         values.push_back(found[result]);
     }
     return values;
+}
+
+bool SizeTable::depends(std::size_t entry, std::size_t instruction) const {
+    std::vector<bool> reached(instructions_.size());
+    reached[results_[entry]] = true;
+    for (std::size_t i = results_[entry]; i > instruction; --i) {
+        const auto [operation, a, b] = instructions_[i];
+        if (reached[i] && operation != Operation::constant && operation != Operation::symbol) {
+            reached[static_cast<std::size_t>(a)] = true;
+            reached[static_cast<std::size_t>(b)] = true;
+        }
+    }
+    return reached[instruction];
 }
 
 GRAPHKIT_BINDINGS(size_table) {

@@ -7,28 +7,6 @@
 
 namespace graphkit {
 
-Dims sizes_at(const Places& places, const Dims& sizes) {
-    Dims found;
-    found.reserve(places.size());
-    for (const std::size_t place : places) {
-        found.push_back(sizes.at(place));
-    }
-    return found;
-}
-
-namespace {
-
-Shapes shapes_at(const ShapePlaces& all, const Dims& sizes) {
-    Shapes shapes;
-    shapes.reserve(all.size());
-    for (const auto& places : all) {
-        shapes.push_back(places ? std::optional(sizes_at(*places, sizes)) : std::nullopt);
-    }
-    return shapes;
-}
-
-}  // namespace
-
 const Dims& present(const Shapes& shapes, std::size_t position) {
     if (position >= shapes.size() || !shapes[position]) {
         throw NativeError("operand " + std::to_string(position) + " is absent");
@@ -86,7 +64,13 @@ SizedKernelPtr SizedStep::made(const Dims& sizes, NeedsTable& table) {
         return nullptr;
     }
     try {
-        std::unique_ptr<const Kernel> kernel = made_by_->make(shapes_at(inputs_, sizes), shapes_at(outputs_, sizes));
+        const Shapes inputs = shapes_at(inputs_, sizes);
+        const Shapes outputs = shapes_at(outputs_, sizes);
+        std::unique_ptr<const Kernel> kernel = made_by_->make(inputs, outputs);
+        if (kernel == nullptr) {
+            const WithoutGil released;
+            kernel = made_by_->make_slowly(inputs, outputs);
+        }
         if (kernel == nullptr) {
             return nullptr;
         }
@@ -127,6 +111,10 @@ GRAPHKIT_BINDINGS(sized_kernels) {
             "__call__",
             [](const KernelFactory& self, const Shapes& inputs, const Shapes& outputs) {
                 std::unique_ptr<Kernel> made = self.make(inputs, outputs);
+                if (made == nullptr) {
+                    const WithoutGil released;
+                    made = self.make_slowly(inputs, outputs);
+                }
                 if (made != nullptr && records_recipes() && self.recipe() != nullptr) {
                     made->set_recipe(recipe_from_factory(*self.recipe(), inputs, outputs));
                 }

@@ -12,15 +12,9 @@
 #include <vector>
 
 #include "runtime/bindings.h"
-#include "runtime/kernel_factory.h"
+#include "runtime/size_binding.h"
 
 namespace graphkit {
-
-// For each dimension of a shape, its position in the list of sizes.
-using Places = std::vector<std::size_t>;
-using ShapePlaces = std::vector<std::optional<Places>>;
-
-Dims sizes_at(const Places& places, const Dims& sizes);
 
 struct DimsHash {
     using is_transparent = void;
@@ -85,10 +79,10 @@ class SizedStep {
                 const auto* found = nb::cast<const Kernel*>(object);
                 kernel = sized(nullptr, std::move(object), *found, table);
             }
-            // Meanwhile, another thread may have done the same.
-            if (by_sizes_.find(key) != by_sizes_.end()) {
-                return kernel;
-            }
+        }
+        // Meanwhile, another thread may have done the same.
+        if (by_sizes_.find(key) != by_sizes_.end()) {
+            return kernel;
         }
         keep(std::move(key), kernel, kept);
         return kernel;

@@ -24,60 +24,6 @@ struct NumbersHash {
     }
 };
 
-// External memory with elements that are computed from sizes.
-struct ShapeValue {
-    int external;
-    Places elements;
-    ElementType type;
-
-    template <typename T>
-    void write(const Dims& sizes, std::byte* to) const {
-        for (const std::size_t place : elements) {
-            const auto element = static_cast<T>(sizes[place]);
-            if (static_cast<std::int64_t>(element) != sizes[place]) {
-                throw NativeError("an element that is computed from sizes does not fit its type");
-            }
-            std::memcpy(to, &element, sizeof(T));
-            to += sizeof(T);
-        }
-    }
-
-    std::vector<std::int64_t> at(const Dims& sizes) const {
-        std::vector<std::int64_t> words(elements.size() + 1);
-        auto* const to = reinterpret_cast<std::byte*>(words.data());
-        switch (type) {
-            case ElementType::i8:
-                write<std::int8_t>(sizes, to);
-                break;
-            case ElementType::i16:
-                write<std::int16_t>(sizes, to);
-                break;
-            case ElementType::i32:
-                write<std::int32_t>(sizes, to);
-                break;
-            case ElementType::i64:
-                write<std::int64_t>(sizes, to);
-                break;
-            case ElementType::u8:
-            case ElementType::boolean:
-                write<std::uint8_t>(sizes, to);
-                break;
-            case ElementType::u16:
-                write<std::uint16_t>(sizes, to);
-                break;
-            case ElementType::u32:
-                write<std::uint32_t>(sizes, to);
-                break;
-            case ElementType::u64:
-                write<std::uint64_t>(sizes, to);
-                break;
-            default:
-                throw Unsupported(std::string("elements that are computed from sizes are not ") + name_of(type));
-        }
-        return words;
-    }
-};
-
 // The steps and the memory requests of programs whose kernels have certain needs.
 struct Structure {
     nb::object program;  // it is resized
@@ -85,7 +31,7 @@ struct Structure {
     nb::object requests;
     // The size of each request: a position in the list of sizes. For the working memory of node i, it is -1 - i.
     std::vector<std::int64_t> request_sizes;
-    std::vector<ShapeValue> shape_values;
+    std::vector<std::pair<int, SizeElements>> shape_values;  // by external memory
     nb::object operands;  // its meaning is known to Python only
 };
 
@@ -106,36 +52,34 @@ struct NodeKernel {
 class SizedPrograms {
   public:
     using StepPlaces = std::tuple<nb::object, Places, ShapePlaces, ShapePlaces>;
-    using GivenShapes = std::vector<std::optional<Dims>>;
+    using Equal = std::tuple<std::size_t, std::size_t, std::string>;
+    using Nonnegative = std::pair<std::size_t, std::string>;
 
     SizedPrograms(std::size_t kept, SizeTable table, std::vector<std::pair<std::size_t, std::size_t>> sources,
                   std::vector<Places> inputs, const std::vector<StepPlaces>& steps, std::vector<std::size_t> nodes,
-                  std::vector<std::pair<std::size_t, std::size_t>> equal, Places nonnegative,
+                  const std::vector<Equal>& equal, const std::vector<Nonnegative>& nonnegative,
                   std::vector<std::pair<Places, std::size_t>> results)
         : kept_(kept),
-          table_(std::move(table)),
-          sources_(std::move(sources)),
-          inputs_(std::move(inputs)),
+          binding_({std::move(table), std::move(sources), std::move(inputs), structs_of<EqualSizes>(equal),
+                    structs_of<NonnegativeSize>(nonnegative)}),
           nodes_(std::move(nodes)),
-          equal_(std::move(equal)),
-          nonnegative_(std::move(nonnegative)),
           results_(std::move(results)) {
         for (const auto& [factory, mentioned, operands, outputs] : steps) {
             steps_.emplace_back(factory, mentioned, operands, outputs);
         }
     }
 
-    nb::object at(const GivenShapes& shapes, std::optional<Dims> symbols, const nb::callable& make,
+    nb::object at(const Shapes& shapes, std::optional<Dims> symbols, const nb::callable& make,
                   const nb::callable& structured) {
         const bool are_given = symbols.has_value();
-        if (!are_given && !(symbols = symbols_of(shapes))) {
+        if (!are_given && !(symbols = binding_.symbols_of(shapes))) {
             return nb::none();
         }
-        const Dims sizes = table_.values(*symbols);
-        if (!are_given && !fit(shapes, sizes)) {
+        const Dims sizes = binding_.sizes(*symbols);
+        if (!are_given && binding_.misfit(shapes, sizes)) {
             return nb::none();
         }
-        require_conditions(sizes);
+        binding_.require_conditions(sizes);
         const std::vector<SizedKernelPtr> kernels = kernels_at(sizes, make);
         return nb::object(program(structure_of(kernels, sizes, structured), kernels, sizes));
     }
@@ -149,41 +93,13 @@ class SizedPrograms {
     }
 
   private:
-    // Returns the symbols' values in these shapes, or no value if a shape lacks them.
-    std::optional<Dims> symbols_of(const GivenShapes& shapes) const {
-        if (sources_.size() != table_.symbols() || shapes.size() != inputs_.size()) {
-            return std::nullopt;
+    template <typename Struct, typename Tuple>
+    static std::vector<Struct> structs_of(const std::vector<Tuple>& given) {
+        std::vector<Struct> made;
+        for (const Tuple& fields : given) {
+            std::apply([&](const auto&... field) { made.push_back({field...}); }, fields);
         }
-        Dims symbols;
-        for (const auto& [input, axis] : sources_) {
-            if (!shapes[input] || axis >= shapes[input]->size()) {
-                return std::nullopt;
-            }
-            symbols.push_back((*shapes[input])[axis]);
-        }
-        return symbols;
-    }
-
-    bool fit(const GivenShapes& shapes, const Dims& sizes) const {
-        for (std::size_t i = 0; i < inputs_.size(); ++i) {
-            if (shapes[i] && *shapes[i] != sizes_at(inputs_[i], sizes)) {
-                return false;
-            }
-        }
-        return true;
-    }
-
-    void require_conditions(const Dims& sizes) const {
-        for (const auto& [a, b] : equal_) {
-            if (sizes.at(a) != sizes.at(b)) {
-                throw NativeError("sizes that must be equal differ");
-            }
-        }
-        for (const std::size_t place : nonnegative_) {
-            if (sizes.at(place) < 0) {
-                throw NativeError("a size is negative");
-            }
-        }
+        return made;
     }
 
     // Returns the kernels of those nodes that have one.
@@ -225,20 +141,15 @@ class SizedPrograms {
         nb::cast<BoundProgram*>(program)->complete();
         Structure made{program, order, requests, request_sizes, {}, operands};
         for (const auto& [external, elements, type] : values) {
-            made.shape_values.push_back({external, elements, element_type(type)});
+            made.shape_values.push_back({external, {elements, element_type(type)}});
         }
         return structures_.insert_or_assign(std::move(needs), std::move(made)).first->second;
     }
 
     // Returns (program, operands, bytes of its arena, (shape, bytes) of each result).
     nb::tuple program(const Structure& structure, const std::vector<SizedKernelPtr>& kernels, const Dims& sizes) const {
-        std::vector<std::int64_t> bytes;
-        bytes.reserve(structure.request_sizes.size());
-        for (const std::int64_t at : structure.request_sizes) {
-            bytes.push_back(at >= 0
-                                ? sizes.at(static_cast<std::size_t>(at))
-                                : static_cast<std::int64_t>(kernels[static_cast<std::size_t>(-1 - at)]->scratch_bytes));
-        }
+        const std::vector<std::int64_t> bytes =
+            block_bytes(structure.request_sizes, sizes, [&](std::size_t node) { return kernels[node]->scratch_bytes; });
         ArenaLayout layout = nb::cast<const MemoryRequests*>(structure.requests)->lay_out(bytes);
         std::vector<const Kernel*> ordered;
         ordered.reserve(structure.order.size());
@@ -249,8 +160,8 @@ class SizedPrograms {
             std::make_unique<BoundProgram>(*nb::cast<const BoundProgram*>(structure.program), std::move(ordered),
                                            std::move(layout.offsets), static_cast<std::size_t>(layout.arena_bytes));
         made->sized_kernels = kernels;
-        for (const ShapeValue& value : structure.shape_values) {
-            made->shape_values.emplace_back(value.external, value.at(sizes));
+        for (const auto& [external, elements] : structure.shape_values) {
+            made->shape_values.emplace_back(external, elements.at(sizes));
         }
         nb::list results;
         for (const auto& [places, at] : results_) {
@@ -261,13 +172,9 @@ class SizedPrograms {
     }
 
     std::size_t kept_;
-    SizeTable table_;
-    std::vector<std::pair<std::size_t, std::size_t>> sources_;
-    std::vector<Places> inputs_;
+    SizeBinding binding_;
     std::vector<SizedStep> steps_;
     std::vector<std::size_t> nodes_;
-    std::vector<std::pair<std::size_t, std::size_t>> equal_;
-    Places nonnegative_;
     std::vector<std::pair<Places, std::size_t>> results_;
     NeedsTable needs_;
     std::unordered_map<Numbers, Structure, NumbersHash> structures_;
@@ -292,7 +199,7 @@ GRAPHKIT_BINDINGS(sized_programs, "sized_kernels", "size_table", "arena_layout",
                               "The programs of a graph for given sizes. The most recently used kernels are cached.")
         .def(nb::init<std::size_t, SizeTable, std::vector<std::pair<std::size_t, std::size_t>>, std::vector<Places>,
                       const std::vector<SizedPrograms::StepPlaces>&, std::vector<std::size_t>,
-                      std::vector<std::pair<std::size_t, std::size_t>>, Places,
+                      const std::vector<SizedPrograms::Equal>&, const std::vector<SizedPrograms::Nonnegative>&,
                       std::vector<std::pair<Places, std::size_t>>>(),
              nb::kw_only(), "kept"_a, "table"_a, "sources"_a, "inputs"_a, "steps"_a, "nodes"_a, "equal"_a,
              "nonnegative"_a, "results"_a,
@@ -301,8 +208,8 @@ GRAPHKIT_BINDINGS(sized_programs, "sized_kernels", "size_table", "arena_layout",
                      "collections.abc.Sequence[tuple[KernelFactory | None, collections.abc.Sequence[int], "
                      "collections.abc.Sequence[collections.abc.Sequence[int] | None], "
                      "collections.abc.Sequence[collections.abc.Sequence[int]]]], nodes: "
-                     "collections.abc.Sequence[int], equal: collections.abc.Sequence[tuple[int, int]], nonnegative: "
-                     "collections.abc.Sequence[int], results: "
+                     "collections.abc.Sequence[int], equal: collections.abc.Sequence[tuple[int, int, str]], "
+                     "nonnegative: collections.abc.Sequence[tuple[int, str]], results: "
                      "collections.abc.Sequence[tuple[collections.abc.Sequence[int], int]]) -> None"),
              "Shapes are lists of positions in `table`.\n\n"
              "kept: number of kernels that are kept for each step.\n"
@@ -312,8 +219,9 @@ GRAPHKIT_BINDINGS(sized_programs, "sized_kernels", "size_table", "arena_layout",
              "steps: (factory or None, positions of the sizes on which its kernels depend, shapes of the operands, "
              "shapes of the results).\n"
              "nodes: the step of each node.\n"
-             "equal: positions of sizes that must be equal.\n"
-             "nonnegative: positions of sizes that must not be negative.\n"
+             "equal: positions of sizes that must be equal, and the name of the node that requires it.\n"
+             "nonnegative: positions of sizes that must not be negative, in the order of the graph, and the name of "
+             "the first node whose results have them; empty for inputs.\n"
              "results: the shape, and the position of the bytes, of each result.")
         .def("at", &SizedPrograms::at, "shapes"_a, "symbols"_a.none(), "make"_a, "structured"_a,
              nb::sig("def at(self, shapes: collections.abc.Sequence[tuple[int, ...] | None], symbols: "

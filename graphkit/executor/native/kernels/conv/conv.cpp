@@ -14,13 +14,8 @@ using dnnl::algorithm;
 using dnnl::memory;
 using dnnl::prop_kind;
 
-struct ConvolutionOptions {
-    Epilogue epilogue;
-    bool pack_weights = false;  // w is constant: it comes packed in oneDNN's layout
-    ElementType type = ElementType::f32;  // of all operands and the result: f32 or bf16
-    bool channels_last = false;  // x, y and residual are [N, spatial, C] in memory
-    bool deterministic = false;  // equal bits for any number of threads
-    bool any_numbers = false;    // NaN and infinities of x must affect only results whose windows contain them
+struct ConvolutionOptions : LibraryConvolution {
+    bool any_numbers = false;  // NaN and infinities of x must affect only results whose windows contain them
 };
 
 // y = epilogue(conv(x, w) + bias). x [N, C, spatial], w [M, C/groups, kernel], bias [M], y and residual [N, M,
@@ -295,16 +290,23 @@ void Deconvolution::prepare(const Dims& x, const Dims& w, const Dims& y, const W
 namespace {
 
 template <typename Kind>
+WatchedProduct::Make maker(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                           const LibraryConvolution& given, int threads) {
+    return [=](const Epilogue& end, bool again) {
+        ConvolutionOptions options{given, again};
+        options.epilogue = end;
+        options.pack_weights = given.pack_weights && !again;
+        return std::make_unique<Kind>(x, w, y, window, options, threads);
+    };
+}
+
+template <typename Kind>
 void build_convolution(Watched<Kind>* self, const Dims& x, const Dims& w, const Dims& y, const Window& window,
                        bool bias, Epilogue last, bool pack_weights, bool channels_last, bool deterministic,
                        const std::string& dtype, int threads) {
-    const ElementType type = element_type(dtype);
     last.bias = bias;
-    const auto make = [=](const Epilogue& end, bool again) {
-        const ConvolutionOptions options{end, pack_weights && !again, type, channels_last, deterministic, again};
-        return std::make_unique<Kind>(x, w, y, window, options, threads);
-    };
-    new (self) Watched<Kind>(make, last);
+    const LibraryConvolution options{last, pack_weights, element_type(dtype), channels_last, deterministic};
+    new (self) Watched<Kind>(maker<Kind>(x, w, y, window, options, threads), last);
 }
 
 const RecipeKind convolution_recipe("Convolution", &build_convolution<Convolution>);
@@ -319,6 +321,18 @@ void bind_convolution(nb::module_& m, const char* name, const Recipe& recipe) {
 }
 
 }  // namespace
+
+std::unique_ptr<Kernel> library_convolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                                            const LibraryConvolution& options, int threads) {
+    return std::make_unique<Watched<Convolution>>(maker<Convolution>(x, w, y, window, options, threads),
+                                                  options.epilogue);
+}
+
+std::unique_ptr<Kernel> library_deconvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                                              const LibraryConvolution& options, int threads) {
+    return std::make_unique<Watched<Deconvolution>>(maker<Deconvolution>(x, w, y, window, options, threads),
+                                                    options.epilogue);
+}
 
 GRAPHKIT_BINDINGS(conv, "epilogue") {
     nb::class_<Window>(m, "Window")

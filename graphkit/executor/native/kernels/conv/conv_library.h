@@ -59,4 +59,19 @@ Piece piece_of(const Range& images, std::size_t from, std::size_t to);
 dnnl::convolution_forward::primitive_desc forward_hint(const Dims& x, const Dims& w, const Dims& y,
                                                        const Window& window, bool last, ElementType type);
 
+struct LibraryConvolution {
+    Epilogue epilogue;
+    bool pack_weights = false;            // w is constant: it comes packed in the library's layout
+    ElementType type = ElementType::f32;  // of all operands and the result: f32 or bf16
+    bool channels_last = false;           // x, y and residual are [N, spatial, C] in memory
+    bool deterministic = false;           // equal bits for any number of threads
+};
+
+// Convolutions by the library. Shapes are given as [N, C, spatial] for any layout in memory. w of a transposed
+// convolution is [C, M / groups, kernel].
+std::unique_ptr<Kernel> library_convolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                                            const LibraryConvolution& options, int threads);
+std::unique_ptr<Kernel> library_deconvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                                              const LibraryConvolution& options, int threads);
+
 }  // namespace graphkit

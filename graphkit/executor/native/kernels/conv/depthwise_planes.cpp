@@ -186,6 +186,11 @@ void DepthwisePlanes::compute_parts(const Operands& given, std::int64_t begin, s
     }
 }
 
+std::unique_ptr<Kernel> depthwise_planes(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                                         const Epilogue& epilogue, bool pack_weights, int threads) {
+    return std::make_unique<DepthwisePlanes>(x, w, y, window, epilogue, pack_weights, threads);
+}
+
 static const RecipeKind depthwise_planes_recipe(
     "DepthwisePlanes", +[](DepthwisePlanes* self, const Dims& x, const Dims& w, const Dims& y, const Window& window,
                            bool bias, Epilogue last, bool pack_weights, int threads) {

@@ -1,6 +1,8 @@
 // Base of convolutions with one group over one or two spatial dimensions, which are all treated as two-dimensional.
 #pragma once
 
+#include <memory>
+
 #include "kernels/conv/following.h"
 #include "kernels/conv/window.h"
 #include "runtime/kernel.h"
@@ -72,5 +74,11 @@ class PlaneConvolution : public Kernel {
     bool packed_;
     Following following_;
 };
+
+// Kernels for few channels, and for one filter for each channel. All arrays have the standard order of axes.
+std::unique_ptr<Kernel> shallow_convolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                                            const Epilogue& epilogue, bool pack_weights, int threads);
+std::unique_ptr<Kernel> depthwise_planes(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                                         const Epilogue& epilogue, bool pack_weights, int threads);
 
 }  // namespace graphkit

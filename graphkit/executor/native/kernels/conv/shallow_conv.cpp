@@ -347,6 +347,11 @@ void ShallowConvolution::compute_parts(const Operands& given, std::int64_t begin
     }
 }
 
+std::unique_ptr<Kernel> shallow_convolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                                            const Epilogue& epilogue, bool pack_weights, int threads) {
+    return std::make_unique<ShallowConvolution>(x, w, y, window, epilogue, pack_weights, threads);
+}
+
 static const RecipeKind shallow_convolution_recipe(
     "ShallowConvolution", +[](ShallowConvolution* self, const Dims& x, const Dims& w, const Dims& y,
                               const Window& window, bool bias, Epilogue last, bool pack_weights, int threads) {

@@ -2,6 +2,8 @@
 // group. Each element of x is multiplied by all taps of some filters; the result sums these products, which stay in the
 // second-level cache. Nothing is prepared for certain sizes, and padding adds no terms. Results do not depend on the
 // number of threads.
+#include "kernels/conv/transposed_conv.h"
+
 #include <algorithm>
 #include <vector>
 
@@ -450,6 +452,15 @@ void TransposedConvolution::run(const void* const* inputs, void* const* outputs,
             compute(unit, taps + unit.group * group(0).floats * channels_, kept, terms);
         }
     });
+}
+
+bool covers_transposed(const Dims& x, const Dims& w, const Dims& y, const Window& window) {
+    return TransposedConvolution::covers(x, w, y, window);
+}
+
+std::unique_ptr<Kernel> transposed_convolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                                               bool bias, bool pack_weights, int threads) {
+    return std::make_unique<TransposedConvolution>(x, w, y, window, bias, pack_weights, threads);
 }
 
 static const RecipeKind transposed_convolution_recipe(

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "kernels/matmul/blocked_product.h"
+#include "kernels/matmul/products.h"
 #include "runtime/bindings.h"
 #include "runtime/recipe.h"
 #include "runtime/threads.h"
@@ -306,6 +307,12 @@ void BlockedMatMul::run(const void* const* inputs, void* const* outputs, std::by
 }
 
 }  // namespace
+
+std::unique_ptr<Kernel> blocked_product(const Dims& a, const Dims& b, const ProductOptions& options, int threads) {
+    const auto& [transpose_a, transpose_b, bias, alpha, beta, type, epilogue, pack_b, deterministic] = options;
+    return std::make_unique<BlockedMatMul>(a, b, BlockedOptions{transpose_a, transpose_b, bias, alpha, beta, type},
+                                           threads);
+}
 
 static const RecipeKind blocked_mat_mul_recipe(
     "BlockedMatMul",

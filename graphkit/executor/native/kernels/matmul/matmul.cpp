@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/matmul/products.h"
 #include "onednn/post_ops.h"
 #include "onednn/product.h"
 #include "onednn/watched_product.h"
@@ -10,24 +11,12 @@
 namespace graphkit {
 namespace {
 
-struct MatMulOptions {
-    bool transpose_a = false;  // swap the last two dimensions of an operand; no effect on vectors
-    bool transpose_b = false;
-    std::optional<Dims> bias;  // shape of a third input, added after scaling; broadcasts to the result
-    float alpha = 1;           // result = alpha * a b + beta * bias, then the epilogue's activation and residual
-    float beta = 1;
-    ElementType type = ElementType::f32;  // of all operands and the result: f32 or bf16
-    Epilogue epilogue;         // its residual is the last input, of the result's shape
-    bool pack_b = false;  // b is constant: it comes packed in oneDNN's layout, if all pieces use the same one
-    bool deterministic = false;  // equal bits for any number of threads
-};
-
 // y = a b over the last two dimensions, broadcast over the others. A vector a is a row, a vector b a column; the
 // dimension that this adds is dropped from y. Throws NativeError if the shapes do not match, Unsupported for a bias
 // that varies over batch dimensions.
 class MatMul final : public LibraryKernel {
   public:
-    MatMul(Dims a, Dims b, const MatMulOptions& options, int threads);
+    MatMul(Dims a, Dims b, const ProductOptions& options, int threads);
 
     std::vector<std::pair<int, int>> inplace() const override { return residual_inplace(); }
     std::size_t scratch_bytes() const override;
@@ -36,9 +25,9 @@ class MatMul final : public LibraryKernel {
   private:
     // Adds the bias as an input. Returns whether the library adds it to the product. If not, y is first filled with the
     // broadcast bias.
-    bool take_bias(const MatMulOptions& options, const Matrices& y, bool has_columns, const std::string& shapes);
+    bool take_bias(const ProductOptions& options, const Matrices& y, bool has_columns, const std::string& shapes);
     // Prepares the product. The library applies the epilogue if `fused`; else a separate pass does.
-    void as_product(const Matrices& a, const Matrices& b, const Matrices& y, const MatMulOptions& options,
+    void as_product(const Matrices& a, const Matrices& b, const Matrices& y, const ProductOptions& options,
                     const Epilogue& epilogue, bool fused);
     void spread_bias(const float* bias, const float* residual, float* y) const;
 
@@ -96,7 +85,7 @@ void simplify(Matrices& a, Matrices& b, Matrices& y) {
 
 }  // namespace
 
-MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int threads)
+MatMul::MatMul(Dims a_shape, Dims b_shape, const ProductOptions& options, int threads)
     : LibraryKernel("MatMul", threads, options.deterministic) {
     const std::string shapes = "MatMul of a " + to_string(a_shape) + (options.transpose_a ? " (transposed)" : "") +
                                " and b " + to_string(b_shape) + (options.transpose_b ? " (transposed)" : "");
@@ -158,10 +147,10 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
 
     guarded(*this, [&] {
         Epilogue epilogue = options.epilogue;
-        epilogue.alpha = options.alpha;
+        epilogue.alpha = static_cast<float>(options.alpha);
         epilogue.bias = library_bias;
         if (prefill_) {
-            epilogue.residual = options.beta;
+            epilogue.residual = static_cast<float>(options.beta);
         }
         const bool may_fuse = epilogue.applied == Applied::fused || epilogue.empty();
         if (!may_fuse || !attempt([&] { as_product(a, b, y, options, epilogue, true); })) {
@@ -170,7 +159,7 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
     });
 }
 
-bool MatMul::take_bias(const MatMulOptions& options, const Matrices& y, bool has_columns, const std::string& shapes) {
+bool MatMul::take_bias(const ProductOptions& options, const Matrices& y, bool has_columns, const std::string& shapes) {
     const Dims& bias = *options.bias;
     const Dims y_shape = outputs_[0].shape;
     inputs_.push_back({"bias", bias, options.type});
@@ -193,7 +182,7 @@ bool MatMul::take_bias(const MatMulOptions& options, const Matrices& y, bool has
     return library;
 }
 
-void MatMul::as_product(const Matrices& a, const Matrices& b, const Matrices& y, const MatMulOptions& options,
+void MatMul::as_product(const Matrices& a, const Matrices& b, const Matrices& y, const ProductOptions& options,
                         const Epilogue& epilogue, bool fused) {
     const ElementType type = options.type;
     const bool has_bias = fused && epilogue.bias;
@@ -278,17 +267,26 @@ void MatMul::run(const void* const* inputs, void* const* outputs, std::byte* scr
     LibraryKernel::run(operands.data(), outputs, scratch);
 }
 
+static WatchedProduct::Make maker_of_product(const Dims& a, const Dims& b, const ProductOptions& given, int threads) {
+    return [=](const Epilogue& end, bool again) {
+        ProductOptions options = given;
+        options.epilogue = end;
+        options.pack_b = given.pack_b && !again;
+        return std::make_unique<MatMul>(a, b, options, threads);
+    };
+}
+
+std::unique_ptr<Kernel> library_product(const Dims& a, const Dims& b, const ProductOptions& options, int threads) {
+    return std::make_unique<Watched<MatMul>>(maker_of_product(a, b, options, threads), options.epilogue);
+}
+
 static const RecipeKind mat_mul_recipe(
     "MatMul", +[](Watched<MatMul>* self, const Dims& a, const Dims& b, bool transpose_a, bool transpose_b,
                   const std::optional<Dims>& bias, float alpha, float beta, const Epilogue& last, bool pack_b,
                   bool deterministic, const std::string& dtype, int threads) {
-        const ElementType type = element_type(dtype);
-        const auto make = [=](const Epilogue& end, bool again) {
-            const MatMulOptions options{transpose_a, transpose_b,      bias,         alpha, beta, type,
-                                        end,         pack_b && !again, deterministic};
-            return std::make_unique<MatMul>(a, b, options, threads);
-        };
-        new (self) Watched<MatMul>(make, last);
+        const ProductOptions options{transpose_a,         transpose_b, bias,   alpha,        beta,
+                                     element_type(dtype), last,        pack_b, deterministic};
+        new (self) Watched<MatMul>(maker_of_product(a, b, options, threads), last);
     });
 
 GRAPHKIT_BINDINGS(matmul, "epilogue") {

@@ -3,10 +3,9 @@
 #include <memory>
 
 #include "kernels/conv/tiled_conv.h"
-#include "kernels/pointwise/epilogue.h"
+#include "kernels/matmul/products.h"
 #include "onednn/product.h"
 #include "runtime/bindings.h"
-#include "runtime/kernel_factory.h"
 #include "runtime/recipe.h"
 
 namespace graphkit {
@@ -95,60 +94,16 @@ std::vector<std::pair<int, int>> PackedProduct::inplace() const {
     return inputs_.size() > 3 ? std::vector<std::pair<int, int>>{{3, 0}} : std::vector<std::pair<int, int>>{};
 }
 
-// Makes the kernels of products a b + bias with a constant b for all sizes. Returns null where the library is faster.
-class PackedProductFactory final : public KernelFactory {
-  public:
-    // `vary`: kernels for other sizes will follow. `dots_from`: products with one column, whose rows have at least this
-    // many elements, are computed as dot products by another kernel. 0: none are.
-    PackedProductFactory(bool transposed, bool bias, Epilogue epilogue, bool vary, std::int64_t dots_from, int threads)
-        : transposed_(transposed),
-          epilogue_(std::move(epilogue)),
-          vary_(vary),
-          dots_from_(dots_from),
-          threads_(threads) {
-        epilogue_.bias = bias;
-    }
-
-    std::unique_ptr<Kernel> make(const Shapes& inputs, const Shapes&) const override {
-        const Dims& a = present(inputs, 0);
-        const Dims& b = present(inputs, 1);
-        if (a.empty() || b.size() != 2 || count(b) == 0) {
-            return nullptr;
-        }
-        const std::int64_t columns = b[transposed_ ? 0 : 1];
-        const bool is_dots = dots_from_ > 0 && columns == 1 && a.back() >= dots_from_;
-        if (is_dots || (epilogue_.bias && present(inputs, 2) != Dims{columns})) {
-            return nullptr;
-        }
-        return suits(a, b, columns) ? std::make_unique<PackedProduct>(a, b, transposed_, epilogue_, threads_) : nullptr;
-    }
-
-  private:
-    // With at most this many rows, a product mostly reads the matrix, which this kernel does faster: see
-    // bench/results/2026-11-few-rows.md.
-    static constexpr std::int64_t kFewRows = 16;
-    // A product with fewer multiplications takes less time than making the library's kernel for it. For such products,
-    // this kernel is up to 8% slower than the library's.
-    static constexpr std::int64_t kShortProduct = std::int64_t{1} << 28;
-
-    // On one thread, the library's kernel is always faster. But it divides a product into larger parts, and takes
-    // longer to make.
-    bool suits(const Dims& a, const Dims& b, std::int64_t columns) const {
-        const std::int64_t rows = count(Dims(a.begin(), a.end() - 1));
-        if (rows <= kFewRows || (vary_ && rows * a.back() * columns < kShortProduct)) {
-            return true;
-        }
-        return threads_ != 1 && PackedProduct::suits(a, b, transposed_, threads_);
-    }
-
-    bool transposed_;
-    Epilogue epilogue_;
-    bool vary_;
-    std::int64_t dots_from_;
-    int threads_;
-};
-
 }  // namespace
+
+bool suits_packed(const Dims& a, const Dims& b, bool transposed, int threads) {
+    return PackedProduct::suits(a, b, transposed, threads);
+}
+
+std::unique_ptr<Kernel> packed_product(const Dims& a, const Dims& b, bool transposed, const Epilogue& epilogue,
+                                       int threads) {
+    return std::make_unique<PackedProduct>(a, b, transposed, epilogue, threads);
+}
 
 static const RecipeKind packed_product_recipe(
     "PackedProduct",
@@ -157,19 +112,10 @@ static const RecipeKind packed_product_recipe(
         new (self) PackedProduct(a, b, transposed, last, threads);
     });
 
-static const RecipeKind packed_product_factory_recipe(
-    "PackedProductFactory",
-    +[](PackedProductFactory* self, bool transposed, bool bias, Epilogue last, bool vary, std::int64_t dots_from,
-        int threads) { new (self) PackedProductFactory(transposed, bias, std::move(last), vary, dots_from, threads); });
-
-GRAPHKIT_BINDINGS(packed_product, "epilogue", "sized_kernels") {
+GRAPHKIT_BINDINGS(packed_product, "epilogue") {
     nb::class_<PackedProduct, Kernel>(m, "PackedProduct")
         .def("__init__", packed_product_recipe.init(), "a"_a, "b"_a, nb::kw_only(), "transposed"_a = false,
              "bias"_a = false, "epilogue"_a = Epilogue{}, "threads"_a = 0, NoGil());
-    nb::class_<PackedProductFactory, KernelFactory>(m, "PackedProductFactory",
-                                                    "Makes PackedProducts where they are better than the library's.")
-        .def("__init__", packed_product_factory_recipe.init(), nb::kw_only(), "transposed"_a, "bias"_a, "epilogue"_a,
-             "vary"_a, "dots_from"_a, "threads"_a);
 }
 
 }  // namespace graphkit
