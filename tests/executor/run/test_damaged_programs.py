@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from saved_batches import recurrent
-from saved_loops import nested_model, random_model, scan_model, while_model
+from saved_loops import nested_model, random_model, scan_model, stacks_model, while_gradient, while_model
 from saved_programs import branch_model, outcome, trees_model
 
 import graphkit as gk
@@ -164,12 +164,26 @@ def test_hostile_files_do_not_crash(mlp_file, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "name", ["lenet", "lstm_lm", "branch", "trees", "scan", "while", "nested", "random", "shapes", "sizes"]
+    "name",
+    [
+        "lenet",
+        "lstm_lm",
+        "branch",
+        "trees",
+        "scan",
+        "while",
+        "nested",
+        "random",
+        "stacks",
+        "gradient",
+        "shapes",
+        "sizes",
+    ],
 )
 def test_hostile_files_of_many_kernels_do_not_crash(name, tmp_path):
     made = {
         "branch": lambda: branch_model("Neg", "Sin"), "trees": trees_model, "scan": scan_model, "while": while_model,
-        "nested": nested_model, "random": random_model,
+        "nested": nested_model, "random": random_model, "stacks": stacks_model, "gradient": while_gradient,
     }  # fmt: skip
     small = {"lstm_lm": {"vocab": 20}}.get(name, {})
     if name == "sizes":

@@ -34,7 +34,7 @@ struct OtherProcessor : NativeError {
     using NativeError::NativeError;
 };
 
-constexpr std::uint32_t kProgramFormat = 3;
+constexpr std::uint32_t kProgramFormat = 4;
 
 // A checksum that continues `seed`, the checksum of what comes before. That of a file is computed from pieces of
 // kChecksumPiece bytes after the header.
