@@ -158,6 +158,7 @@ def _compare(written: Path, path: Path, tested: Sequence[_Tested], contents: _Co
     if contents.template is not None:
         feeds = contents.template.larger(tested[0].feeds)
         if not any(_runs(written, feeds)):
+            tested[0].executor.rng = (contents.seed, 0)
             compare_with_python(written, path, feeds, tested[0].executor.run(feeds))
 
 
@@ -337,15 +338,13 @@ class _Contents:
     def add_template(self, executor: _SavingExecutor, shapes: Mapping[str, Sequence[int]]) -> None:
         """Add the program for any sizes, after that for `shapes`. Raises UnsupportedError if it needs Python."""
         try:
-            if self.draws:
-                raise NotNative("it draws random numbers")
             template = executor.template()
             by_name = dict(zip(executor.input_names, template.graph.inputs, strict=True))
             ports = self.programs[0].inputs
             inputs = {port.name: by_name[port.name] for port in ports}
             kinds = [(port.name, inputs[port.name].tensor, port.kind) for port in ports]
             sizes = {name: size for name, size in match_shapes(kinds).items() if isinstance(size, int)}
-            self.template = SizedProgramFile(template, inputs, sizes, self.arrays)
+            self.template = SizedProgramFile(template, inputs, self.draws, sizes, self.arrays)
         except NotNative as error:
             raise UnsupportedError(
                 f"the graph cannot run inputs of any size in C: {error}. Give shapes for programs of certain sizes"

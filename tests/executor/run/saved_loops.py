@@ -164,3 +164,16 @@ def stacks_model():
         [("last", np.float32, [2]), ("sum", np.float32, [2]), ("picked", np.float32, [2]), ("other", np.float32, [2]),
          ("sizes", np.int64, [2])],
     )  # fmt: skip
+
+
+def sized_random_model():
+    """Random nodes of all kinds, for any number of rows."""
+    x = gk.input("x", ["N", 6])
+    dropped, mask = gk.dropout(x, gk.constant(np.float32(0.25)), training_mode=gk.constant(np.array(True)))
+    drawn = gk.random_normal_like(x) + gk.random_uniform_like(x, low=1.0, high=2.0)
+    fixed = gk.random_uniform(shape=(6,)) * gk.random_normal(shape=(6,))
+    rows = gk.cast(gk.shape(x), to="float32")
+    return gk.Model(
+        {"drawn": drawn, "fixed": x + fixed, "b": gk.bernoulli(gk.sigmoid(x)), "dropped": dropped, "mask": mask,
+         "rows": x[:, :2] * rows}
+    )  # fmt: skip

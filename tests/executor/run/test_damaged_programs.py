@@ -8,7 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from saved_batches import recurrent
-from saved_loops import nested_model, random_model, scan_model, stacks_model, while_gradient, while_model
+from saved_loops import (
+    nested_model,
+    random_model,
+    scan_model,
+    sized_random_model,
+    stacks_model,
+    while_gradient,
+    while_model,
+)
 from saved_programs import branch_model, outcome, trees_model
 
 import graphkit as gk
@@ -189,6 +197,10 @@ def test_hostile_files_of_many_kernels_do_not_crash(name, tmp_path):
     if name == "sizes":
         recurrent("GRU").save(tmp_path / "net.gkp", shapes={"x": (2, 3, 4), "h0": (2, 5)}, any_size=True)
         fuzz(tmp_path / "net.gkp", tmp_path / "hostile.gkp", 300, 3)
+        return
+    if name == "random sizes":
+        sized_random_model().save(tmp_path / "net.gkp", shapes={"x": (2, 6)}, any_size=True)
+        fuzz(tmp_path / "net.gkp", tmp_path / "hostile.gkp", 150, 4)
         return
     if name == "shapes":  # the file says that rows are independent
         net = gk.models.build("mlp", inputs=12, hidden=(16,), classes=3)

@@ -22,6 +22,7 @@ namespace graphkit {
 
 struct SavedPort;
 class SavedProgram;
+class RandomState;
 using SavedPorts = std::vector<SavedPort>;
 
 // For each dimension of a shape, its position in the list of sizes.
@@ -43,7 +44,7 @@ struct SavedRequest {
 };
 
 // In the arena, the offset of a location is the number of a request. Other memory is numbered in this order: inputs,
-// outputs, constants, shape values.
+// the random state if there is one, outputs, constants, shape values.
 struct SizedSavedStep {
     std::string name;
     std::uint64_t factory = 0;
@@ -107,10 +108,10 @@ class SizedTemplate {
   public:
     using Constants = std::vector<std::pair<const char*, std::size_t>>;
 
-    // The ports describe names, types and ranks. `constants` must outlive the object. Throws NativeError if the parts
-    // do not fit.
+    // The ports describe names, types and ranks. `constants` and `random` (null: no program draws random numbers) must
+    // outlive the object. Throws NativeError if the parts do not fit.
     SizedTemplate(SavedTemplate saved, const SavedPorts& inputs, const SavedPorts& outputs, const Constants& constants,
-                  int threads);
+                  RandomState* random, int threads);
     ~SizedTemplate();
 
     // Returns all sizes for inputs of these shapes. Throws std::invalid_argument if the shapes do not fit.
@@ -128,6 +129,8 @@ class SizedTemplate {
 
     void check() const;
     void check_locations() const;
+    // Number of pieces of external memory before the constants.
+    std::size_t ports() const { return inputs_.size() + (random_ != nullptr ? 1 : 0) + outputs_.size(); }
     std::shared_ptr<Bound> bound(const Dims& sizes);
     std::vector<std::int64_t> request_bytes(const Dims& sizes, const Kernels& kernels) const;
     SavedStep step_of(std::size_t number, const ArenaLayout& layout, Bound& bound);
@@ -137,6 +140,7 @@ class SizedTemplate {
     SavedTemplate saved_;
     SavedPorts inputs_, outputs_;
     const Constants& constants_;
+    RandomState* random_;
     int threads_;
     SizeTable table_;
     std::optional<MemoryRequests> requests_;
