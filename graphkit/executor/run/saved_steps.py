@@ -12,9 +12,10 @@ from graphkit.executor.lower.loop import Loop
 from graphkit.executor.lower.loop_layout import LoopLayout
 from graphkit.executor.lower.lowering import ABSENT, Location, LoweredGraph, Lowering
 from graphkit.executor.lower.native_kernel import PreparedKernel
+from graphkit.executor.lower.run_time_kernel import RunTimeKernel, RunTimeOperand
 from graphkit.executor.lower.run_time_shape import RowStep, ShapeStep
 from graphkit.executor.memory.placement import has_fixed_size
-from graphkit.executor.run.saved_encoding import number, optional, sequence, text
+from graphkit.executor.run.saved_encoding import number, optional, raw, sequence, text
 from graphkit.ir.graph import Node
 from graphkit.named_tuples import NamedTuple
 from graphkit.text import listed
@@ -26,7 +27,7 @@ MOST_NAMED = 5
 _MOST_LEVELS, _MOST_PIECES = 32, 1024
 
 # Kinds of steps, as SavedStep::Kind in executor/native/c_interface/step_check.h.
-_KERNEL, _COPY, _BRANCH, _LOOP, _SIZES, _ROW, _FAIL = range(7)
+_KERNEL, _COPY, _BRANCH, _LOOP, _SIZES, _ROW, _SIZED, _FAIL = range(8)
 
 
 class SavedBuffer(NamedTuple):
@@ -39,6 +40,21 @@ class SavedBuffer(NamedTuple):
 
     row: Sequence[int]
     item: int
+
+
+class SavedSizedKernel(NamedTuple):
+    """How a step makes its kernel in a run.
+
+    Args:
+        recipe: The recipe of the factory.
+        operands: The shape of each operand, None for a buffer or an absent operand, and the bytes of an element.
+        results: For each result, the source of its sizes (see `RunTimeKernel.result_sizes`), and the bytes of an
+            element.
+    """
+
+    recipe: bytes
+    operands: Sequence[tuple[Sequence[int] | None, int]]
+    results: Sequence[tuple[Sequence[tuple[int, int]], int]]
 
 
 class SavedSlice(NamedTuple):
@@ -135,6 +151,7 @@ class SavedStep(NamedTuple):
         scratch: Where the working memory is.
         nbytes: Bytes of a copy, or of the index of a row.
         axes: The axes whose sizes are written: the first one, and the one after the last.
+        sized: How the kernel is made in a run.
         loop: What a loop does.
         blocks: For a branch, the steps that run if the condition is true, and the others. For a loop, its body.
     """
@@ -147,6 +164,7 @@ class SavedStep(NamedTuple):
     scratch: Location = ABSENT
     nbytes: int = 0
     axes: tuple[int, int] = (0, 0)
+    sized: SavedSizedKernel | None = None
     loop: SavedLoop | None = None
     blocks: Sequence[StepList] = ()
 
@@ -215,8 +233,7 @@ class StepList:
         rows = [SavedSlice(row, whole, stride, back) for row, whole, stride, back, *_ in slices]
         grown = [SavedStack(row, (whole, 0), back) for row, whole, _, _, back in stacks]
         for _, whole, shape, item, _ in stacks:
-            if self.buffers.setdefault(whole, SavedBuffer(shape, item)) != SavedBuffer(shape, item):
-                raise UnsupportedError(f"{name}: the rows of a result have another shape in the other branch of an If")
+            self._add_buffer(name, whole, shape, item)
         externals = [*(each.external for each in rows), *(each.external for each in grown)]
         place = {external: position for position, external in enumerate(externals)}
         kept = []
@@ -234,6 +251,36 @@ class StepList:
 
     def row(self, name: str, buffer: int, item: int, index: Location, wide: bool, target: Location) -> None:
         self.steps.append(SavedStep(_ROW, name, [(buffer, 0), index], [target], nbytes=8 if wide else 4))
+
+    def dynamic(
+        self,
+        name: str,
+        make: Any,
+        inputs: Sequence[Location],
+        operands: Sequence[RunTimeOperand],
+        outputs: Sequence[Location],
+        results: Sequence[RunTimeOperand],
+    ) -> None:
+        kernel: RunTimeKernel = make.__self__
+        recipe, sizes = kernel.recipe, kernel.result_sizes
+        assert recipe is not None, "such nodes are refused before"
+        assert sizes is not None, "such nodes are refused before"
+        shapes = kernel.known_shapes
+        given = [
+            (None if at == ABSENT else shape, item)
+            for at, shape, (_, item, *_) in zip(inputs, shapes, operands, strict=False)
+        ]
+        given += [(None, 0)] * (len(inputs) - len(given))
+        for (buffer, item, *_), value in zip(results, kernel.node.outputs, strict=True):
+            if buffer >= 0:
+                self._add_buffer(name, buffer, value.tensor.known_shape[1:], item)
+        made = [(size, item) for size, (_, item, *_) in zip(sizes, results, strict=True)]
+        self.steps.append(SavedStep(_SIZED, name, inputs, outputs, sized=SavedSizedKernel(recipe, given, made)))
+
+    def _add_buffer(self, name: str, external: int, row: Sequence[Any], item: int) -> None:
+        buffer = SavedBuffer(tuple(row), item)
+        if self.buffers.setdefault(external, buffer) != buffer:
+            raise UnsupportedError(f"{name}: the rows of a result have another shape in the other branch of an If")
 
     def fail(self, message: str) -> None:
         self.steps.append(SavedStep(_FAIL, message))
@@ -287,6 +334,8 @@ def _why_refused(node: Node, lowering: Lowering) -> str:
             return f"more than {_MOST_PIECES} states, or inputs and outputs that are read or written in slices"
         return _why_sizes_vary(layout)
     if isinstance(lowering, ShapeStep | RowStep):
+        return ""
+    if isinstance(lowering, RunTimeKernel) and lowering.recipe is not None and lowering.result_sizes is not None:
         return ""
     if lowering.reason or lowering.in_python:
         return lowering.reason or "it runs in Python"
@@ -352,10 +401,23 @@ def _step(step: SavedStep, numbers: Numbers, written: Set[int]) -> bytes:
             _location(step.scratch, external),
             number(step.nbytes),
             *map(number, step.axes),
+            optional(None if step.sized is None else _sized(step.sized)),
             optional(None if step.loop is None else _loop(step.loop, external, written)),
             sequence(_steps(block, numbers, written) for block in step.blocks),
         )
     )
+
+
+def _sized(kernel: SavedSizedKernel) -> bytes:
+    operands = (
+        optional(None if shape is None else sequence(map(number, shape))) + number(item)
+        for shape, item in kernel.operands
+    )
+    results = (
+        sequence(number(operand) + number(size) for operand, size in sizes) + number(item)
+        for sizes, item in kernel.results
+    )
+    return raw(kernel.recipe) + sequence(operands) + sequence(results)
 
 
 def _loop(loop: SavedLoop, external: Mapping[int, int], written: Set[int]) -> bytes:

@@ -177,3 +177,25 @@ def sized_random_model():
         {"drawn": drawn, "fixed": x + fixed, "b": gk.bernoulli(gk.sigmoid(x)), "dropped": dropped, "mask": mask,
          "rows": x[:, :2] * rows}
     )  # fmt: skip
+
+
+def counted_loop(step, n, x):
+    """x after n steps; `step` gets the iteration number and the value."""
+    start = (gk.constant(np.int64(0)), x)
+    return gk.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, step(*s)), start, name="grow")[1]
+
+
+def table_gradient():
+    """Each iteration reads a row of a table. One kernel adds up the stacked gradients of the rows."""
+    x, table, n = gk.input("x", [2, 3]), gk.input("table", [5, 3]), gk.input("n", [], "int64")
+    last = counted_loop(lambda i, h: gk.tanh(h * gk.gather(table, i % 5, axis=0)) + x, n, x)
+    loss = gk.Model({"loss": gk.reduce_mean(last, keepdims=False)})
+    return gk.grad(loss, of="loss", wrt=["table"], with_outputs=True)
+
+
+def second_gradient():
+    """The gradient of a gradient: kernels write buffers that have as many rows as others."""
+    x, w, n = gk.input("x", [2, 3]), gk.input("w", [3]), gk.input("n", [], "int64")
+    last = counted_loop(lambda i, h: gk.tanh(h * w) + x, n, x)
+    (first,) = gk.gradient([gk.reduce_mean(last, keepdims=False)], [x])
+    return gk.Model({"second": gk.gradient([gk.reduce_sum(first * first, keepdims=False)], [w])[0]})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from saved_loops import counted_model, scan_model, stacks_model, while_model
+from saved_loops import counted_model, scan_model, second_gradient, stacks_model, table_gradient, while_model
 
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.run import saved_program, saved_steps
@@ -100,12 +100,47 @@ DAMAGED_STEPS = {
     "sizes outside": ("shape", lambda step, _: step._replace(outputs=[(-1, 1 << 30)]), "the target is outside"),
 }  # fmt: skip
 
+# The same for kernels that are made in a run, and the status: of opening the file, or of the run.
+DAMAGED_KERNELS = {
+    "recipe": (lambda made: made._replace(recipe=b"no"), "recipe ends early", "FORMAT"),
+    "larger operand": (lambda made: operand_changed(made, ((1 << 20,), 4)), "an operand is outside", "FORMAT"),
+    "negative size": (lambda made: operand_changed(made, ((-1,), 4)), "an operand has the wrong shape", "FORMAT"),
+    "no size": (lambda made: operand_changed(made, ((2,), 0)), "the size of an operand is out of range", "FORMAT"),
+    "smaller operand": (lambda made: operand_changed(made, ((2, 3), 4)), "grad: ", "RUN"),
+    "other elements": (
+        lambda made: made._replace(operands=[(shape, 1) for shape, _ in made.operands]),
+        "has elements of another size than its buffer",
+        "FORMAT",
+    ),
+    "fewer operands": (
+        lambda made: made._replace(operands=made.operands[1:]), "it got another number of operands", "FORMAT"
+    ),
+    "all are buffers": (
+        lambda made: made._replace(operands=[(None, item) for _, item in made.operands]),
+        "only the shapes of buffers are computed in a run",
+        "FORMAT",
+    ),
+    "other axis": (lambda made: made._replace(results=[([(0, 9)] * 2, 4)]), "an axis that does not exist", "FORMAT"),
+    "other operand": (lambda made: made._replace(results=[([(9, 0)] * 2, 4)]), "an axis that does not exist", "FORMAT"),
+    "larger result": (lambda made: made._replace(results=[([(-1, 99)] * 2, 4)]), "a result is outside", "FORMAT"),
+    "smaller result": (lambda made: made._replace(results=[([(-1, 1), (-1, 3)], 4)]), "grad: ", "RUN"),
+    "result of unknown size": (
+        lambda made: made._replace(results=[([(0, 0), (-1, 3)], 4)]), "is not in a buffer", "FORMAT"
+    ),
+}  # fmt: skip
+
 DAMAGED_BUFFERS = {
     "negative size": ((-2,), 4, "the rows of a buffer have the wrong shape"),
     "overflow": ((1 << 40, 1 << 40), 4, "the rows of a buffer have the wrong shape"),
     "large": ((1 << 47,), 4, "the size or the number of a buffer is out of range"),
     "longer rows": ((3,), 4, "a state is not a row of its slice"),
 }
+
+
+def operand_changed(made, changed):
+    """Replace the first operand that is not a buffer."""
+    place = next(i for i, (shape, _) in enumerate(made.operands) if shape is not None)
+    return made._replace(operands=[changed if i == place else each for i, each in enumerate(made.operands)])
 
 
 def stack_changed(loop, **changes):
@@ -169,6 +204,33 @@ def test_steps_that_misuse_buffers_are_rejected(name, tmp_path, monkeypatch):
     stacks_model().save(tmp_path / "net.gkp")
     assert changed
     with pytest.raises(RuntimeFailure, match=f"{operator}: .*{re.escape(message)}.*GK_ERROR_FORMAT"):
+        CSession(tmp_path / "net.gkp")
+
+
+@pytest.mark.parametrize("name", DAMAGED_KERNELS)
+def test_kernels_of_a_run_stay_in_their_memory(name, tmp_path, monkeypatch):
+    change, message, status = DAMAGED_KERNELS[name]
+    encode = saved_steps._sized
+    monkeypatch.setattr(saved_steps, "_sized", lambda made: encode(change(made)))
+    table_gradient().save(tmp_path / "net.gkp")
+    feeds = {"x": np.ones((2, 3), np.float32), "table": np.ones((5, 3), np.float32), "n": np.array(3)}
+    with pytest.raises(RuntimeFailure, match=f"{re.escape(message)}.*GK_ERROR_{status}"):  # noqa: SIM117
+        with CSession(tmp_path / "net.gkp") as session:
+            session.run(feeds)
+
+
+def test_kernels_of_a_run_do_not_write_their_operands(tmp_path, monkeypatch):
+    encode = saved_steps._step
+
+    def damaged(step, *arguments):
+        if step.sized is not None:
+            buffers = [at for at, (shape, _) in zip(step.inputs, step.sized.operands, strict=False) if shape is None]
+            step = step._replace(outputs=[buffers[0]])
+        return encode(step, *arguments)
+
+    monkeypatch.setattr(saved_steps, "_step", damaged)
+    second_gradient().save(tmp_path / "net.gkp")
+    with pytest.raises(RuntimeFailure, match=r"a result cannot be written to its buffer.*GK_ERROR_FORMAT"):
         CSession(tmp_path / "net.gkp")
 
 
@@ -320,6 +382,7 @@ print("survived", len(found) - rejected, rejected)
     "make",
     [
         "scan_model", "while_model", "nested_model", "random_model", "stacks_model", "while_gradient",
+        "table_gradient", "second_gradient",
     ],
 )  # fmt: skip
 def test_loops_with_other_places_and_numbers_do_not_crash(make, tmp_path):

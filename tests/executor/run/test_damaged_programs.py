@@ -12,8 +12,10 @@ from saved_loops import (
     nested_model,
     random_model,
     scan_model,
+    second_gradient,
     sized_random_model,
     stacks_model,
+    table_gradient,
     while_gradient,
     while_model,
 )
@@ -184,14 +186,18 @@ def test_hostile_files_do_not_crash(mlp_file, tmp_path):
         "random",
         "stacks",
         "gradient",
+        "table",
+        "second",
         "shapes",
         "sizes",
+        "random sizes",
     ],
 )
 def test_hostile_files_of_many_kernels_do_not_crash(name, tmp_path):
     made = {
         "branch": lambda: branch_model("Neg", "Sin"), "trees": trees_model, "scan": scan_model, "while": while_model,
         "nested": nested_model, "random": random_model, "stacks": stacks_model, "gradient": while_gradient,
+        "table": table_gradient, "second": second_gradient,
     }  # fmt: skip
     small = {"lstm_lm": {"vocab": 20}}.get(name, {})
     if name == "sizes":

@@ -6,7 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
-from saved_loops import counted_model, info, nested_model, scan_model, stacks_model, while_gradient, while_model
+from saved_loops import (
+    counted_model,
+    info,
+    nested_model,
+    scan_model,
+    second_gradient,
+    stacks_model,
+    table_gradient,
+    while_gradient,
+    while_model,
+)
 from saved_programs import assert_same_bits, check, model_of, random_feeds
 
 import graphkit as gk
@@ -67,9 +77,10 @@ def test_gradient_of_a_loop_in_blocks(tmp_path):
     check(gk.grad(net, of="loss", wrt=["x", "w"], with_outputs=True), tmp_path / "net.gkp")
 
 
-def test_gradient_of_a_while_loop(tmp_path):
+@pytest.mark.parametrize("make", [while_gradient, table_gradient, second_gradient])
+def test_gradient_of_a_while_loop(make, tmp_path):
     """One file computes any number of iterations, also fewer than in the run before."""
-    net = while_gradient()
+    net = make()
     net.save(tmp_path / "net.gkp")
     with CSession(tmp_path / "net.gkp") as session:
         for n in (3, 0, 40, 1, -1, 7):
@@ -103,6 +114,24 @@ def test_gradient_of_nested_while_loops(make, tmp_path):
             feeds = random_feeds(net, {}, seed=n) | {"n": np.array(n)}
             feeds["x"] = sign * np.abs(feeds["x"])
             assert_same_bits(session.run(feeds), net.run(feeds))
+
+
+def test_kernels_whose_results_have_another_number_of_rows_are_refused(tmp_path):
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["row"])],
+        "body",
+        [info("i", TensorProto.INT64), info("c", TensorProto.BOOL)],
+        [info("c", TensorProto.BOOL), info("row", shape=[2])],
+    )
+    nodes = [
+        helper.make_node("Loop", ["m", ""], ["rows"], name="grow", body=body),
+        helper.make_node("Concat", ["rows", "rows"], ["twice"], name="join", axis=0),
+        helper.make_node("ReduceSum", ["twice"], ["y"], keepdims=0),
+    ]
+    net = model_of(nodes, [("m", np.int64, []), ("x", np.float32, [2])], [("y", np.float32, [])])
+    with pytest.raises(UnsupportedError, match=r"program for C: join \(Concat: shapes that depend on values"):
+        net.save(tmp_path / "net.gkp")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("width", "message"), [(2, ""), (3, "the rows of a result have another shape in the other")])

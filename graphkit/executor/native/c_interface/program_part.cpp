@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "c_interface/sized_step.h"
 #include "runtime/parts.h"
 
 namespace graphkit {
@@ -143,6 +144,9 @@ void ProgramPart::add_steps(Block& block, const std::vector<SavedStep>& steps, S
                 block.steps.push_back(std::move(step));
                 break;
             }
+            case SavedStep::Kind::sized:
+                add_sized(block, given, check);
+                break;
             case SavedStep::Kind::fail:
                 block.steps.push_back(Step{Step::Kind::fail, given.name});
                 break;
@@ -186,6 +190,34 @@ void ProgramPart::add_loop(Block& block, const SavedStep& given, StepCheck& chec
     add_steps(*loop.body, given.blocks[0], check, kernels);
     check.end_loop(given, first);
     block.loops.push_back(std::move(loop));
+}
+
+void ProgramPart::add_sized(Block& block, const SavedStep& given, StepCheck& check) {
+    check.sized(given);
+    Dynamic made;
+    std::vector<std::optional<SavedBuffer>> results;
+    const auto operand = [&](const Location& at, std::uint64_t item) {
+        if (check.is_buffer(at) && buffer(at).item != item) {
+            throw NativeError(given.name + ": an operand has elements of another size than its buffer");
+        }
+        return Dynamic::Operand{check.is_buffer(at) ? at.external : -1, item};
+    };
+    for (std::size_t i = 0; i < given.inputs.size(); ++i) {
+        made.inputs.push_back(operand(given.inputs[i], given.sized->operands[i].item));
+    }
+    for (std::size_t i = 0; i < given.outputs.size(); ++i) {
+        made.outputs.push_back(operand(given.outputs[i], given.sized->results[i].item));
+        results.push_back(made.outputs[i].buffer < 0 ? std::nullopt : std::optional(buffer(given.outputs[i])));
+    }
+    made.make = sized_kernel_maker(given, std::move(results));
+    made.first_input = program_.entries(given.inputs);
+    made.input_entries = given.inputs.size();
+    made.first_output = program_.entries(given.outputs);
+    made.number = program_.take_dynamic();
+    Step step{Step::Kind::dynamic, given.name};
+    step.index = block.dynamic.size();
+    block.dynamic.push_back(std::move(made));
+    block.steps.push_back(std::move(step));
 }
 
 const SavedBuffer& ProgramPart::buffer(const Location& location) const {

@@ -81,6 +81,7 @@ class ProgramPart {
     void add_steps(Block& block, const std::vector<SavedStep>& steps, StepCheck& check, const Kernels& kernels);
     void add_branch(Block& block, const SavedStep& given, StepCheck& check, const Kernels& kernels);
     void add_loop(Block& block, const SavedStep& given, StepCheck& check, const Kernels& kernels);
+    void add_sized(Block& block, const SavedStep& given, StepCheck& check);
     void add_rows(Loop& loop, const SavedLoop& saved, const StepCheck& check, int first);
     void add_states(Loop& loop, const SavedLoop& saved, int first);
     const SavedBuffer& buffer(const Location& location) const;

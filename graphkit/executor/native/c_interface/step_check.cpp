@@ -47,6 +47,7 @@ SavedStep RecipeCodec<SavedStep>::read(RecipeReader& from) {
     read(step.scratch);
     read(step.bytes);
     read(step.axes);
+    read(step.sized);
     read(step.loop);
     read(step.blocks);
     return step;

@@ -33,6 +33,39 @@ struct RecipeFields<SavedBuffer> {
     static auto of(SavedBuffer& b) { return std::tie(b.row, b.item); }
 };
 
+// How a step makes its kernel in a run, from the shapes of buffers.
+struct SavedSizedKernel {
+    // Without a shape: a buffer, or absent.
+    struct Operand {
+        std::optional<Dims> shape;
+        std::uint64_t item = 0;  // bytes of an element
+    };
+    // Each size is that of an axis of an operand, (operand, axis), or known: (-1, size).
+    struct Result {
+        std::vector<std::pair<std::int64_t, std::int64_t>> sizes;
+        std::uint64_t item = 0;
+    };
+
+    std::string recipe;  // of the factory
+    std::vector<Operand> operands;
+    std::vector<Result> results;
+};
+
+template <>
+struct RecipeFields<SavedSizedKernel::Operand> {
+    static auto of(SavedSizedKernel::Operand& o) { return std::tie(o.shape, o.item); }
+};
+
+template <>
+struct RecipeFields<SavedSizedKernel::Result> {
+    static auto of(SavedSizedKernel::Result& r) { return std::tie(r.sizes, r.item); }
+};
+
+template <>
+struct RecipeFields<SavedSizedKernel> {
+    static auto of(SavedSizedKernel& k) { return std::tie(k.recipe, k.operands, k.results); }
+};
+
 // A loop, without the steps of its body; see Loop in runtime/program.h. The body reads and writes rows of slices and
 // stacks, and the values of states, in external memory that belongs to the body. These pieces of memory are numbered
 // after the existing ones: one for each slice, one for each stack, then for each state one that the body reads, and one
@@ -96,7 +129,7 @@ struct RecipeFields<SavedLoop> {
 // a buffer, inputs[0]. `row` copies a row of a buffer, inputs[0], whose index is at inputs[1]. A failure ends the run
 // with the message `name`.
 struct SavedStep {
-    enum class Kind : std::uint8_t { kernel, copy, branch, loop, sizes, row, fail };
+    enum class Kind : std::uint8_t { kernel, copy, branch, loop, sizes, row, sized, fail };
 
     Kind kind = Kind::kernel;
     std::string name;
@@ -107,6 +140,7 @@ struct SavedStep {
     Location scratch;
     std::uint64_t bytes = 0;  // of a copy; of a row's index
     std::pair<std::uint64_t, std::uint64_t> axes;  // of sizes: the first one, and the one after the last
+    std::optional<SavedSizedKernel> sized;
     std::optional<SavedLoop> loop;
     std::vector<std::vector<SavedStep>> blocks;
 };
@@ -144,6 +178,7 @@ class StepCheck {
     void branch(const SavedStep& step) const;
     void sizes(const SavedStep& step) const;
     void row(const SavedStep& step) const;
+    void sized(const SavedStep& step) const;
     // Adds the external memory of the body, and returns its first number. It exists until end_loop.
     int begin_loop(const SavedStep& step);
     void end_loop(const SavedStep& step, int first);
@@ -178,6 +213,8 @@ class StepCheck {
     void outputs_apart(const SavedStep& step, const Kernel& kernel, const std::vector<MemoryRange>& inputs,
                        const std::vector<MemoryRange>& outputs) const;
     void loop_values(const SavedStep& step) const;
+    bool has_axis(const SavedStep& step, std::int64_t operand, std::int64_t axis) const;
+    void sized_result(const SavedStep& step, std::size_t number, std::vector<MemoryRange>& others) const;
     const Rows& readable(const SavedStep& step, const Location& location) const;
     Rows& rows(const Location& buffer) { return buffers_.at(buffer.external); }
     External slice(const SavedStep& step, const SavedLoop::Slice& given) const;
