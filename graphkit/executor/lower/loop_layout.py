@@ -102,17 +102,6 @@ class LoopLayout:
         return tuple(s for s in self.stacked if not has_fixed_size(self.node.outputs[s.output]))
 
     @property
-    def dynamic_sizes(self) -> str:
-        """Which sizes are known only in a run; "" if there are none."""
-        if any(state.buffers is None for state in self.states):
-            return "the shape of a state changes"
-        if self.dynamic_stacks:
-            return "the number of its iterations, and so the size of its stacked outputs, depends on values"
-        if not all(has_fixed_size(operand_of(self.node, scan.operand)) for scan in self.scanned):
-            return "the size of an operand depends on values"
-        return ""
-
-    @property
     def known_trips(self) -> int | None:
         """The number of iterations, if it does not depend on values of a run; else None."""
         given = [v for v in self.node.inputs[:2] if v is not None] if self.is_loop else []

@@ -10,7 +10,8 @@ import threading
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -18,7 +19,8 @@ from graphkit import config
 from graphkit.errors import BAD_VALUE, GraphkitError, RuntimeFailure, TypeMismatch, UnsupportedError
 from graphkit.executor.devices.interpreted import check_result, owned_results
 from graphkit.executor.devices.kernel import KernelContext, NativeKernel, is_native
-from graphkit.executor.devices.registry import make_kernel
+from graphkit.executor.devices.recipes import recorded_recipes
+from graphkit.executor.devices.registry import make_kernel, rule_of
 from graphkit.executor.lower.lowering import ABSENT, NO_BUFFER, Emission, Location, Lowering, Site
 from graphkit.executor.lower.placeholders import assumed_sizes, deciding_operands, placeholder_types
 from graphkit.executor.memory.placement import has_fixed_size, has_run_time_size
@@ -128,6 +130,43 @@ class RunTimeKernel(AtRunTime):
             else:
                 self._prepared.move_to_end(key)
             return found
+
+    @cached_property
+    def recipe(self) -> bytes | None:
+        """The recipe of the native factory that makes the kernels; None if Python makes them."""
+        prepare = rule_of("cpu", self.node.op).prepare
+        if prepare is None or self._by_value:
+            return None
+        with recorded_recipes():
+            made = prepare(self.node, self._context)
+        native = None if getattr(made, "reads_elements", ()) else getattr(made, "native", None)
+        return None if native is None else cast("bytes | None", native.recipe)
+
+    @property
+    def known_shapes(self) -> list[tuple[int, ...] | None]:
+        """The shapes of the operands; None for those whose size is known only in a run."""
+        values = self.node.inputs
+        return [v.tensor.static_shape if v is not None and has_fixed_size(v) else None for v in values]
+
+    @property
+    def result_sizes(self) -> list[list[tuple[int, int]]] | None:
+        """The source of each size of each result: (operand, axis), or (-1, size) for a known size.
+
+        None if a size is another one, or if the rows of a result have no known shape.
+        """
+        axes: dict[Dim, tuple[int, int]] = {}
+        for i, value in enumerate(self.node.inputs):
+            for axis, dim in enumerate(() if value is None else value.tensor.shape or ()):
+                axes.setdefault(dim, (i, axis))
+        found = []
+        for value in self.node.outputs:
+            shape = value.tensor.shape
+            if shape is None or not all(isinstance(dim, int) for dim in shape[1:]):
+                return None
+            if not all(isinstance(dim, int) or dim in axes for dim in shape):
+                return None
+            found.append([(-1, dim) if isinstance(dim, int) else axes[dim] for dim in shape])
+        return found
 
     def _made(self, shapes: Shapes, values: Shapes) -> Prepared:
         types: list[TensorType | None] = []

@@ -28,7 +28,7 @@ from graphkit.executor.run.program import Program
 from graphkit.executor.run.saved_batch import describe_sizes, find_shapes, run_in_parts
 from graphkit.executor.run.saved_encoding import number, optional, raw, sequence, text
 from graphkit.executor.run.saved_file import SavedArrays, laid_out, write_file
-from graphkit.executor.run.saved_steps import Numbers, StepList, encoded_steps, refuse_other_steps
+from graphkit.executor.run.saved_steps import Numbers, StepList, encoded_buffers, encoded_steps, refuse_other_steps
 from graphkit.executor.run.saved_template import SizedProgramFile
 from graphkit.executor.run.selection import Selection
 from graphkit.executor.run.session import Executor
@@ -158,6 +158,7 @@ def _compare(written: Path, path: Path, tested: Sequence[_Tested], contents: _Co
     if contents.template is not None:
         feeds = contents.template.larger(tested[0].feeds)
         if not any(_runs(written, feeds)):
+            tested[0].executor.rng = (contents.seed, 0)
             compare_with_python(written, path, feeds, tested[0].executor.run(feeds))
 
 
@@ -337,15 +338,13 @@ class _Contents:
     def add_template(self, executor: _SavingExecutor, shapes: Mapping[str, Sequence[int]]) -> None:
         """Add the program for any sizes, after that for `shapes`. Raises UnsupportedError if it needs Python."""
         try:
-            if self.draws:
-                raise NotNative("it draws random numbers")
             template = executor.template()
             by_name = dict(zip(executor.input_names, template.graph.inputs, strict=True))
             ports = self.programs[0].inputs
             inputs = {port.name: by_name[port.name] for port in ports}
             kinds = [(port.name, inputs[port.name].tensor, port.kind) for port in ports]
             sizes = {name: size for name, size in match_shapes(kinds).items() if isinstance(size, int)}
-            self.template = SizedProgramFile(template, inputs, sizes, self.arrays)
+            self.template = SizedProgramFile(template, inputs, self.draws, sizes, self.arrays)
         except NotNative as error:
             raise UnsupportedError(
                 f"the graph cannot run inputs of any size in C: {error}. Give shapes for programs of certain sizes"
@@ -376,7 +375,7 @@ class _Contents:
     def _listed(self, section: _Section) -> _Listed:
         lowered = section.program.lowered
         count, results = len(lowered.graph.inputs), len(lowered.placement.results)
-        emitter, steps = Emitter(count + results), StepList()
+        emitter, steps = Emitter(count + results), StepList({})
         places = [(count + i, 0) for i in range(results)]
         emitter.graph(cast(Any, steps), lowered, 0, [(i, 0) for i in range(count)], places, copies=True)
         constants = section.program.pools.packed.get(emitter.sources)
@@ -395,12 +394,13 @@ class _Contents:
             slices.append(_whole(_RANDOM_STATE_BYTES))
         slices += [_slice(port, results[port.position].tensor.nbytes, section) for port in program.outputs]
         steps = encoded_steps(given.steps, Numbers(self.recipes, self._external_numbers(program, given)))
-        return b"".join((number(section.program.arena_bytes), number(section.runs), sequence(slices), steps))
+        buffers = encoded_buffers(given.steps)
+        return b"".join((number(section.program.arena_bytes), number(section.runs), sequence(slices), buffers, steps))
 
     def _external_numbers(self, program: _Listing, given: _Listed) -> Mapping[int, int]:
         """Return the numbers of external memory in the file.
 
-        Inputs come first, then the random state, outputs, constants, and the memory of the bodies of loops.
+        Inputs come first, then the random state, outputs, constants, buffers, and the memory of the bodies of loops.
         """
         count, first = len(given.section.program.lowered.graph.inputs), len(program.inputs)
         found = {port.position: i for i, port in enumerate(program.inputs)}
@@ -410,6 +410,8 @@ class _Contents:
         first += len(program.outputs)
         found |= {external: first + place for external, place in given.sources.items()}
         first += len(self.arrays.arrays)
+        found |= {external: first + i for i, external in enumerate(given.steps.buffers)}
+        first += len(given.steps.buffers)
         loops = (step.loop for step in given.steps.all_steps if step.loop is not None)
         return found | {external: first + i for i, external in enumerate(e for loop in loops for e in loop.externals)}
 

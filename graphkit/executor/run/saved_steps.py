@@ -9,9 +9,13 @@ from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.kernel import NativeKernel
 from graphkit.executor.lower.branch import Branch
 from graphkit.executor.lower.loop import Loop
+from graphkit.executor.lower.loop_layout import LoopLayout
 from graphkit.executor.lower.lowering import ABSENT, Location, LoweredGraph, Lowering
 from graphkit.executor.lower.native_kernel import PreparedKernel
-from graphkit.executor.run.saved_encoding import number, optional, sequence, text
+from graphkit.executor.lower.run_time_kernel import RunTimeKernel, RunTimeOperand
+from graphkit.executor.lower.run_time_shape import RowStep, ShapeStep
+from graphkit.executor.memory.placement import has_fixed_size
+from graphkit.executor.run.saved_encoding import number, optional, raw, sequence, text
 from graphkit.ir.graph import Node
 from graphkit.named_tuples import NamedTuple
 from graphkit.text import listed
@@ -23,7 +27,34 @@ MOST_NAMED = 5
 _MOST_LEVELS, _MOST_PIECES = 32, 1024
 
 # Kinds of steps, as SavedStep::Kind in executor/native/c_interface/step_check.h.
-_KERNEL, _COPY, _BRANCH, _LOOP, _FAIL = range(5)
+_KERNEL, _COPY, _BRANCH, _LOOP, _SIZES, _ROW, _SIZED, _FAIL = range(8)
+
+
+class SavedBuffer(NamedTuple):
+    """A buffer that loops stack rows in.
+
+    Args:
+        row: The shape of a row.
+        item: Bytes of an element.
+    """
+
+    row: Sequence[int]
+    item: int
+
+
+class SavedSizedKernel(NamedTuple):
+    """How a step makes its kernel in a run.
+
+    Args:
+        recipe: The recipe of the factory.
+        operands: The shape of each operand, None for a buffer or an absent operand, and the bytes of an element.
+        results: For each result, the source of its sizes (see `RunTimeKernel.result_sizes`), and the bytes of an
+            element.
+    """
+
+    recipe: bytes
+    operands: Sequence[tuple[Sequence[int] | None, int]]
+    results: Sequence[tuple[Sequence[tuple[int, int]], int]]
 
 
 class SavedSlice(NamedTuple):
@@ -31,14 +62,28 @@ class SavedSlice(NamedTuple):
 
     Args:
         external: Number of the external memory where the body finds the row.
-        whole: Where the array is.
-        stride: Bytes of a row.
+        whole: Where the array is. It may be a buffer, which the loop reads.
+        stride: Bytes of a row; 0 for a buffer.
         backwards: Whether the last row is the first one.
     """
 
     external: int
     whole: Location
     stride: int
+    backwards: bool
+
+
+class SavedStack(NamedTuple):
+    """A buffer that a loop writes row by row.
+
+    Args:
+        external: Number of the external memory where the body finds the row.
+        whole: Where the buffer is.
+        backwards: Whether the last row is the first one.
+    """
+
+    external: int
+    whole: Location
     backwards: bool
 
 
@@ -51,7 +96,7 @@ class SavedState(NamedTuple):
         initial: Where the first value is.
         final: Where the last value will be; ABSENT if it is not used.
         nbytes: Bytes of a value.
-        row: Position of the slice whose rows are the values; None if there is none.
+        row: Position of the slice or stack whose rows are the values; None if there is none.
         turns: The two places that iterations write in turn; empty if there is a slice.
     """
 
@@ -72,19 +117,21 @@ class SavedLoop(NamedTuple):
         values: Where the trip count, the condition, the iteration number, and the condition that the body reads and
             that it writes are. ABSENT for those that the loop lacks.
         slices: Arrays that it reads or writes row by row.
+        stacks: Buffers that it writes row by row.
         states: Its states.
     """
 
     trips: int
     values: Sequence[Location]
     slices: Sequence[SavedSlice]
+    stacks: Sequence[SavedStack]
     states: Sequence[SavedState]
 
     @property
     def externals(self) -> Iterator[int]:
         """The external memory of the body, in the order in which the reader numbers it."""
-        for each in self.slices:
-            yield each.external
+        yield from (each.external for each in self.slices)
+        yield from (each.external for each in self.stacks)
         for state in self.states:
             yield state.before
             if state.row is None:
@@ -97,11 +144,14 @@ class SavedStep(NamedTuple):
     Args:
         kind: One of the numbers above.
         name: Name of the step; the message of a failure.
-        inputs: Where the operands are: those of a kernel, the source of a copy, or the condition of a branch.
+        inputs: Where the operands are: those of a kernel, the source of a copy, the condition of a branch, or a buffer
+            and the index of a row.
         outputs: Where the results are.
         kernel: The kernel.
         scratch: Where the working memory is.
-        nbytes: Bytes of a copy.
+        nbytes: Bytes of a copy, or of the index of a row.
+        axes: The axes whose sizes are written: the first one, and the one after the last.
+        sized: How the kernel is made in a run.
         loop: What a loop does.
         blocks: For a branch, the steps that run if the condition is true, and the others. For a loop, its body.
     """
@@ -113,6 +163,8 @@ class SavedStep(NamedTuple):
     kernel: NativeKernel | None = None
     scratch: Location = ABSENT
     nbytes: int = 0
+    axes: tuple[int, int] = (0, 0)
+    sized: SavedSizedKernel | None = None
     loop: SavedLoop | None = None
     blocks: Sequence[StepList] = ()
 
@@ -125,9 +177,13 @@ class SavedStep(NamedTuple):
 
 
 class StepList:
-    """Replaces the native builder: lists the steps that the emitter writes."""
+    """Replaces the native builder: lists the steps that the emitter writes.
 
-    def __init__(self) -> None:
+    buffers: The buffers of the program, by the number of their external memory. Loops add those that they write.
+    """
+
+    def __init__(self, buffers: dict[int, SavedBuffer]) -> None:
+        self.buffers = buffers
         self.steps: list[SavedStep] = []
 
     @property
@@ -152,7 +208,7 @@ class StepList:
         self.steps.append(SavedStep(_COPY, name, [source], [target], nbytes=nbytes))
 
     def branch(self, name: str, condition: Location) -> tuple[StepList, StepList]:
-        blocks = (StepList(), StepList())
+        blocks = (StepList(self.buffers), StepList(self.buffers))
         self.steps.append(SavedStep(_BRANCH, name, [condition], blocks=blocks))
         return blocks
 
@@ -169,21 +225,62 @@ class StepList:
         states: Sequence[tuple[Any, ...]],
         dynamic_states: Sequence[Any],
         slices: Sequence[tuple[Any, ...]],
-        stacks: Sequence[Any],
+        stacks: Sequence[tuple[Any, ...]],
         empty: Any,
     ) -> StepList:
-        assert not any((dynamic_states, stacks, empty)), "such loops are refused before"
+        assert not any((dynamic_states, empty)), "such loops are refused before"
         values = [_present(at) for at in (trip_count, condition, iteration, condition_before, condition_after)]
         rows = [SavedSlice(row, whole, stride, back) for row, whole, stride, back, *_ in slices]
-        place = {each.external: position for position, each in enumerate(rows)}
+        grown = [SavedStack(row, (whole, 0), back) for row, whole, _, _, back in stacks]
+        for _, whole, shape, item, _ in stacks:
+            self._add_buffer(name, whole, shape, item)
+        externals = [*(each.external for each in rows), *(each.external for each in grown)]
+        place = {external: position for position, external in enumerate(externals)}
         kept = []
         for initial, before, after, turns, final, nbytes in states:
             in_row = isinstance(turns, bool)
             row = place[after] if in_row else None
             kept.append(SavedState(before, after, initial, _present(final), nbytes, row, () if in_row else turns))
-        body = StepList()
-        self.steps.append(SavedStep(_LOOP, name, loop=SavedLoop(trips, values, rows, kept), blocks=(body,)))
+        body = StepList(self.buffers)
+        loop = SavedLoop(trips, values, rows, grown, kept)
+        self.steps.append(SavedStep(_LOOP, name, loop=loop, blocks=(body,)))
         return body
+
+    def sizes(self, name: str, buffer: int, first: int, last: int, target: Location) -> None:
+        self.steps.append(SavedStep(_SIZES, name, [(buffer, 0)], [target], axes=(first, last)))
+
+    def row(self, name: str, buffer: int, item: int, index: Location, wide: bool, target: Location) -> None:
+        self.steps.append(SavedStep(_ROW, name, [(buffer, 0), index], [target], nbytes=8 if wide else 4))
+
+    def dynamic(
+        self,
+        name: str,
+        make: Any,
+        inputs: Sequence[Location],
+        operands: Sequence[RunTimeOperand],
+        outputs: Sequence[Location],
+        results: Sequence[RunTimeOperand],
+    ) -> None:
+        kernel: RunTimeKernel = make.__self__
+        recipe, sizes = kernel.recipe, kernel.result_sizes
+        assert recipe is not None, "such nodes are refused before"
+        assert sizes is not None, "such nodes are refused before"
+        shapes = kernel.known_shapes
+        given = [
+            (None if at == ABSENT else shape, item)
+            for at, shape, (_, item, *_) in zip(inputs, shapes, operands, strict=False)
+        ]
+        given += [(None, 0)] * (len(inputs) - len(given))
+        for (buffer, item, *_), value in zip(results, kernel.node.outputs, strict=True):
+            if buffer >= 0:
+                self._add_buffer(name, buffer, value.tensor.known_shape[1:], item)
+        made = [(size, item) for size, (_, item, *_) in zip(sizes, results, strict=True)]
+        self.steps.append(SavedStep(_SIZED, name, inputs, outputs, sized=SavedSizedKernel(recipe, given, made)))
+
+    def _add_buffer(self, name: str, external: int, row: Sequence[Any], item: int) -> None:
+        buffer = SavedBuffer(tuple(row), item)
+        if self.buffers.setdefault(external, buffer) != buffer:
+            raise UnsupportedError(f"{name}: the rows of a result have another shape in the other branch of an If")
 
     def fail(self, message: str) -> None:
         self.steps.append(SavedStep(_FAIL, message))
@@ -235,10 +332,23 @@ def _why_refused(node: Node, lowering: Lowering) -> str:
         layout = lowering.layout
         if max(len(layout.states), len(layout.scanned) + len(layout.stacked)) > _MOST_PIECES:
             return f"more than {_MOST_PIECES} states, or inputs and outputs that are read or written in slices"
-        return layout.dynamic_sizes
+        return _why_sizes_vary(layout)
+    if isinstance(lowering, ShapeStep | RowStep):
+        return ""
+    if isinstance(lowering, RunTimeKernel) and lowering.recipe is not None and lowering.result_sizes is not None:
+        return ""
     if lowering.reason or lowering.in_python:
         return lowering.reason or "it runs in Python"
     return "shapes that depend on values cannot be saved yet"
+
+
+def _why_sizes_vary(layout: LoopLayout) -> str:
+    """Return which values of a loop cannot be saved because their rows have no known size; "" if all can be saved."""
+    if any(state.buffers is None for state in layout.states):
+        return "the shape of a state changes"
+    if not all(map(has_fixed_size, [*(s.row for s in layout.scanned), *(s.row for s in layout.stacked)])):
+        return "the shape of the slices that it reads or stacks depends on values"
+    return ""
 
 
 # --- encoding -------------------------------------------------------------------------------------
@@ -249,6 +359,11 @@ class Numbers(NamedTuple):
 
     kernels: Mapping[bytes, int]
     external: Mapping[int, int]
+
+
+def encoded_buffers(steps: StepList) -> bytes:
+    """Encode the buffers of a program, in the order in which they are numbered."""
+    return sequence(sequence(map(number, each.row)) + number(each.item) for each in steps.buffers.values())
 
 
 def encoded_steps(steps: StepList, numbers: Numbers) -> bytes:
@@ -285,10 +400,24 @@ def _step(step: SavedStep, numbers: Numbers, written: Set[int]) -> bytes:
             sequence(_location(location, external) for location in step.outputs),
             _location(step.scratch, external),
             number(step.nbytes),
+            *map(number, step.axes),
+            optional(None if step.sized is None else _sized(step.sized)),
             optional(None if step.loop is None else _loop(step.loop, external, written)),
             sequence(_steps(block, numbers, written) for block in step.blocks),
         )
     )
+
+
+def _sized(kernel: SavedSizedKernel) -> bytes:
+    operands = (
+        optional(None if shape is None else sequence(map(number, shape))) + number(item)
+        for shape, item in kernel.operands
+    )
+    results = (
+        sequence(number(operand) + number(size) for operand, size in sizes) + number(item)
+        for sizes, item in kernel.results
+    )
+    return raw(kernel.recipe) + sequence(operands) + sequence(results)
 
 
 def _loop(loop: SavedLoop, external: Mapping[int, int], written: Set[int]) -> bytes:
@@ -299,6 +428,7 @@ def _loop(loop: SavedLoop, external: Mapping[int, int], written: Set[int]) -> by
         + number(each.external in written)
         for each in loop.slices
     ]
+    stacks = [_location(each.whole, external) + number(each.backwards) for each in loop.stacks]
     states = [
         b"".join(
             (
@@ -312,7 +442,7 @@ def _loop(loop: SavedLoop, external: Mapping[int, int], written: Set[int]) -> by
         for state in loop.states
     ]
     values = (_location(location, external) for location in loop.values)
-    return b"".join((number(loop.trips), *values, sequence(slices), sequence(states)))
+    return b"".join((number(loop.trips), *values, sequence(slices), sequence(stacks), sequence(states)))
 
 
 def _location(location: Location, external: Mapping[int, int]) -> bytes:

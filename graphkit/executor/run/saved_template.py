@@ -33,13 +33,22 @@ class SizedProgramFile:
     Args:
         template: The template.
         inputs: The inputs of the file, by name.
+        draws: Whether the file has a random state.
         sizes: The symbols of the template for the first program: the order of steps is chosen for them.
         arrays: Arrays of the file. Constants are added, as they are: the reader packs them.
 
     Raises NotNative, which says why, if the native engine cannot make the programs.
     """
 
-    def __init__(self, template: Template, inputs: Mapping[str, Value], sizes: Mapping[str, int], arrays: SavedArrays):
+    def __init__(
+        self,
+        template: Template,
+        inputs: Mapping[str, Value],
+        draws: bool,
+        sizes: Mapping[str, int],
+        arrays: SavedArrays,
+    ):
+        self._draws = draws
         self._template, self._named, self._inputs = template, inputs, list(inputs.values())
         self._larger: dict[str, Dim] = {name: size + 1 for name, size in sizes.items()}
         self._recorded = template.recorded(sizes)
@@ -98,13 +107,22 @@ class SizedProgramFile:
         )
 
     def _external_numbers(self, results: int) -> dict[int, int]:
-        """Return the numbers of external memory in the file: inputs, outputs, constants, values of sizes."""
+        """Return the numbers of external memory in the file.
+
+        Inputs come first, then the random state, outputs, constants, and values of sizes.
+        """
         inputs = self._template.graph.inputs
         position = {value: i for i, value in enumerate(inputs)}
         given = [position[value] for value in self._inputs]
         outputs = [len(inputs) + i for i in range(results)]
-        order = [*given, *outputs, *self._constants, *self._recorded.values]
-        return {external: i for i, external in enumerate(order)}
+        random = [position[value] for value in inputs if value.role == "rng"]
+        rest = [*outputs, *self._constants, *self._recorded.values]
+        first = len(given) + self._draws
+        return {
+            **{external: i for i, external in enumerate(given)},
+            **dict.fromkeys(random, len(given)),
+            **{external: first + i for i, external in enumerate(rest)},
+        }
 
 
 def _places(places: Sequence[int]) -> bytes:

@@ -36,6 +36,7 @@ class RandomOp(Op):
 
     stream: int = 0
     random = True
+    symbolic_inference = True
     types: ClassVar[Any] = {"rng": _UINT64}
     # `draw(xp, rng, shape, dtype)` returns random numbers; Uniform and Normal define it.
     draw: ClassVar[Callable[..., Any]]

@@ -74,8 +74,8 @@ def trees_model():
     )
 
 
-def run_on_zeros(session, more=()):
-    """Run inputs of zeros with the shapes of the first program, unless they are very large.
+def run_on(session, value, more=()):
+    """Run inputs whose elements are all `value` with the shapes of the first program, unless they are very large.
 
     more: Added to the sizes of the first axes.
     """
@@ -87,17 +87,18 @@ def run_on_zeros(session, more=()):
         sum(math.prod(shape) * dtype.itemsize for dtype, shape in [*kinds.values(), *session.outputs.values()])
         < 1 << 24
     ):
-        session.run({name: np.zeros(shape, dtype) for name, (dtype, shape) in kinds.items()})
+        session.run({name: np.full(shape, value, dtype) for name, (dtype, shape) in kinds.items()})
 
 
 def outcome(path):
     """The name of the status with which a file is rejected; "" if it is opened, and runs or has very large inputs."""
     try:
         with CSession(path, max_iterations=20, timeout=1) as session:
-            run_on_zeros(session)
+            run_on(session, 3)  # loops whose trip count is an input iterate
+            run_on(session, 0)
             for more in ((3,), (0, 2), (1, 1), (0, 0, 8, 5)):
                 with contextlib.suppress(InputError):  # for most files, only the shapes of its programs
-                    run_on_zeros(session, more)
+                    run_on(session, 0, more)
     except MemoryError:  # outputs of a damaged size
         return ""
     except RuntimeFailure as error:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from saved_loops import counted_model, scan_model, while_model
+from saved_loops import counted_model, scan_model, second_gradient, stacks_model, table_gradient, while_model
 
 from graphkit.errors import RuntimeFailure
-from graphkit.executor.run import saved_steps
+from graphkit.executor.run import saved_program, saved_steps
 from graphkit.executor.run.c_runtime import CSession
+from graphkit.executor.run.saved_encoding import number, sequence
 
 # Changes of the first loop that a program has, and the error that they must cause.
 DAMAGED_LOOPS = {
@@ -51,6 +52,101 @@ DAMAGED_LOOPS = {
 }
 
 
+# The same for the loop that stacks rows of unknown number, and for the scan that reads them.
+DAMAGED_STACKS = {
+    "stack elsewhere": ("grow", lambda loop: stack_changed(loop, whole=(-1, 0)), "it needs a buffer"),
+    "stack in an input": ("grow", lambda loop: stack_changed(loop, whole=(0, 0)), "it needs a buffer"),
+    "offset": ("grow", lambda loop: stack_changed(loop, whole=(loop.stacks[0].whole[0], 8)), "it needs a buffer"),
+    "unknown end": (
+        "grow",
+        lambda loop: stack_changed(loop, backwards=True)._replace(values=[(-2, 0)] * 2 + loop.values[2:]),
+        "a stack from the end needs the number of iterations",
+    ),
+    "short state": ("grow", lambda loop: state_changed(loop, nbytes=4), "a state is not a row of its slice"),
+    "row of nothing": ("grow", lambda loop: state_changed(loop, row=1), "a state needs two places, or a row"),
+    "two stacks": ("add", lambda loop: loop._replace(stacks=[loop.stacks[0]] * 2), "while a loop writes it"),
+    "read and written": (
+        "add", lambda loop: stack_changed(loop, whole=loop.slices[0].whole), "it writes a buffer while a loop reads it"
+    ),
+    "stride": ("add", lambda loop: slice_changed(loop, 0, stride=8), "a slice of a buffer is written, or has a stride"),
+}  # fmt: skip
+
+# Changes of steps that use the buffers, by the operator.
+DAMAGED_STEPS = {
+    "operand in a buffer": ("neg", lambda step, buffer: step._replace(inputs=[buffer]), "that does not exist"),
+    "result in a buffer": ("neg", lambda step, buffer: step._replace(outputs=[buffer]), "that does not exist"),
+    "row while it is written": (
+        "neg",
+        lambda step, buffer: saved_steps.SavedStep(5, step.name, [buffer, (1, 0)], step.outputs, nbytes=8),
+        "it uses a buffer while a loop writes it",
+    ),
+    "row of an input": ("gather", lambda step, _: step._replace(inputs=[(2, 0), (1, 0)]), "it needs a buffer"),
+    "row without an index": ("gather", lambda step, _: step._replace(inputs=step.inputs[:1]), "a row needs a buffer"),
+    "index outside": (
+        "gather", lambda step, _: step._replace(inputs=[step.inputs[0], (1, 8)]), "the index is outside"
+    ),
+    "index of 3 bytes": ("gather", lambda step, _: step._replace(nbytes=3), "a row needs a buffer, an index"),
+    "index not aligned": (
+        "gather", lambda step, _: step._replace(inputs=[step.inputs[0], (-1, 4)]), "the index is not aligned"
+    ),
+    "row too long": (
+        "gather", lambda step, _: step._replace(outputs=[(step.outputs[0][0], 4)]), "the target is outside"
+    ),
+    "row to an input": ("gather", lambda step, _: step._replace(outputs=[(2, 0)]), "can only be read"),
+    "sizes of an input": ("shape", lambda step, _: step._replace(inputs=[(2, 0)]), "it needs a buffer"),
+    "more axes": ("shape", lambda step, _: step._replace(axes=(0, 3)), "the buffer has no such axes"),
+    "reversed axes": ("shape", lambda step, _: step._replace(axes=(2, 1)), "the buffer has no such axes"),
+    "negative axes": ("shape", lambda step, _: step._replace(axes=(-1, 1)), "the buffer has no such axes"),
+    "sizes outside": ("shape", lambda step, _: step._replace(outputs=[(-1, 1 << 30)]), "the target is outside"),
+}  # fmt: skip
+
+# The same for kernels that are made in a run, and the status: of opening the file, or of the run.
+DAMAGED_KERNELS = {
+    "recipe": (lambda made: made._replace(recipe=b"no"), "recipe ends early", "FORMAT"),
+    "larger operand": (lambda made: operand_changed(made, ((1 << 20,), 4)), "an operand is outside", "FORMAT"),
+    "negative size": (lambda made: operand_changed(made, ((-1,), 4)), "an operand has the wrong shape", "FORMAT"),
+    "no size": (lambda made: operand_changed(made, ((2,), 0)), "the size of an operand is out of range", "FORMAT"),
+    "smaller operand": (lambda made: operand_changed(made, ((2, 3), 4)), "grad: ", "RUN"),
+    "other elements": (
+        lambda made: made._replace(operands=[(shape, 1) for shape, _ in made.operands]),
+        "has elements of another size than its buffer",
+        "FORMAT",
+    ),
+    "fewer operands": (
+        lambda made: made._replace(operands=made.operands[1:]), "it got another number of operands", "FORMAT"
+    ),
+    "all are buffers": (
+        lambda made: made._replace(operands=[(None, item) for _, item in made.operands]),
+        "only the shapes of buffers are computed in a run",
+        "FORMAT",
+    ),
+    "other axis": (lambda made: made._replace(results=[([(0, 9)] * 2, 4)]), "an axis that does not exist", "FORMAT"),
+    "other operand": (lambda made: made._replace(results=[([(9, 0)] * 2, 4)]), "an axis that does not exist", "FORMAT"),
+    "larger result": (lambda made: made._replace(results=[([(-1, 99)] * 2, 4)]), "a result is outside", "FORMAT"),
+    "smaller result": (lambda made: made._replace(results=[([(-1, 1), (-1, 3)], 4)]), "grad: ", "RUN"),
+    "result of unknown size": (
+        lambda made: made._replace(results=[([(0, 0), (-1, 3)], 4)]), "is not in a buffer", "FORMAT"
+    ),
+}  # fmt: skip
+
+DAMAGED_BUFFERS = {
+    "negative size": ((-2,), 4, "the rows of a buffer have the wrong shape"),
+    "overflow": ((1 << 40, 1 << 40), 4, "the rows of a buffer have the wrong shape"),
+    "large": ((1 << 47,), 4, "the size or the number of a buffer is out of range"),
+    "longer rows": ((3,), 4, "a state is not a row of its slice"),
+}
+
+
+def operand_changed(made, changed):
+    """Replace the first operand that is not a buffer."""
+    place = next(i for i, (shape, _) in enumerate(made.operands) if shape is not None)
+    return made._replace(operands=[changed if i == place else each for i, each in enumerate(made.operands)])
+
+
+def stack_changed(loop, **changes):
+    return loop._replace(stacks=[loop.stacks[0]._replace(**changes), *loop.stacks[1:]])
+
+
 def slice_changed(loop, place=1, **changes):
     return loop._replace(slices=[s._replace(**changes) if i == place else s for i, s in enumerate(loop.slices)])
 
@@ -72,6 +168,81 @@ def test_loops_that_leave_their_memory_are_rejected(name, tmp_path, monkeypatch)
     scan_model().save(tmp_path / "net.gkp")
     assert changed
     with pytest.raises(RuntimeFailure, match=f"running: .*{re.escape(message)}.*GK_ERROR_FORMAT"):
+        CSession(tmp_path / "net.gkp")
+
+
+@pytest.mark.parametrize("name", DAMAGED_STACKS)
+def test_stacks_that_leave_their_buffers_are_rejected(name, tmp_path, monkeypatch):
+    loop_name, change, message = DAMAGED_STACKS[name]
+    encode = saved_steps._step
+
+    def damaged(step, *arguments):
+        if step.loop is not None and step.name == loop_name:
+            step = step._replace(loop=change(step.loop))
+        return encode(step, *arguments)
+
+    monkeypatch.setattr(saved_steps, "_step", damaged)
+    stacks_model().save(tmp_path / "net.gkp")
+    with pytest.raises(RuntimeFailure, match=f"{loop_name}: .*{re.escape(message)}.*GK_ERROR_FORMAT"):
+        CSession(tmp_path / "net.gkp")
+
+
+@pytest.mark.parametrize("name", DAMAGED_STEPS)
+def test_steps_that_misuse_buffers_are_rejected(name, tmp_path, monkeypatch):
+    operator, change, message = DAMAGED_STEPS[name]
+    encode, buffers, changed = saved_steps._step, [], []
+
+    def damaged(step, *arguments):
+        if step.loop is not None:
+            buffers.extend(each.whole for each in step.loop.stacks)
+        if step.name.rpartition("/")[2] == operator:
+            step = change(step, buffers[-1])
+            changed.append(step)
+        return encode(step, *arguments)
+
+    monkeypatch.setattr(saved_steps, "_step", damaged)
+    stacks_model().save(tmp_path / "net.gkp")
+    assert changed
+    with pytest.raises(RuntimeFailure, match=f"{operator}: .*{re.escape(message)}.*GK_ERROR_FORMAT"):
+        CSession(tmp_path / "net.gkp")
+
+
+@pytest.mark.parametrize("name", DAMAGED_KERNELS)
+def test_kernels_of_a_run_stay_in_their_memory(name, tmp_path, monkeypatch):
+    change, message, status = DAMAGED_KERNELS[name]
+    encode = saved_steps._sized
+    monkeypatch.setattr(saved_steps, "_sized", lambda made: encode(change(made)))
+    table_gradient().save(tmp_path / "net.gkp")
+    feeds = {"x": np.ones((2, 3), np.float32), "table": np.ones((5, 3), np.float32), "n": np.array(3)}
+    with pytest.raises(RuntimeFailure, match=f"{re.escape(message)}.*GK_ERROR_{status}"):  # noqa: SIM117
+        with CSession(tmp_path / "net.gkp") as session:
+            session.run(feeds)
+
+
+def test_kernels_of_a_run_do_not_write_their_operands(tmp_path, monkeypatch):
+    encode = saved_steps._step
+
+    def damaged(step, *arguments):
+        if step.sized is not None:
+            buffers = [at for at, (shape, _) in zip(step.inputs, step.sized.operands, strict=False) if shape is None]
+            step = step._replace(outputs=[buffers[0]])
+        return encode(step, *arguments)
+
+    monkeypatch.setattr(saved_steps, "_step", damaged)
+    second_gradient().save(tmp_path / "net.gkp")
+    with pytest.raises(RuntimeFailure, match=r"a result cannot be written to its buffer.*GK_ERROR_FORMAT"):
+        CSession(tmp_path / "net.gkp")
+
+
+@pytest.mark.parametrize("name", DAMAGED_BUFFERS)
+def test_buffers_of_other_sizes_are_rejected(name, tmp_path, monkeypatch):
+    row, item, message = DAMAGED_BUFFERS[name]
+    monkeypatch.setattr(
+        saved_program, "encoded_buffers",
+        lambda steps: sequence([sequence(map(number, row)) + number(item)] * len(steps.buffers)),
+    )  # fmt: skip
+    stacks_model().save(tmp_path / "net.gkp")
+    with pytest.raises(RuntimeFailure, match=f"{re.escape(message)}.*GK_ERROR_FORMAT"):
         CSession(tmp_path / "net.gkp")
 
 
@@ -126,9 +297,9 @@ def test_deep_nesting_is_rejected(tmp_path, monkeypatch):
         if step.loop is not None and step.blocks:
             monkeypatch.setattr(saved_steps, "_step", encode)
             for _ in range(40):
-                block = saved_steps.StepList()
+                block = saved_steps.StepList({})
                 block.steps.append(step)
-                step = saved_steps.SavedStep(2, "branch", step.inputs, blocks=(block, saved_steps.StepList()))
+                step = saved_steps.SavedStep(2, "branch", step.inputs, blocks=(block, saved_steps.StepList({})))
         return encode(step, *arguments)
 
     monkeypatch.setattr(saved_steps, "_step", nested)
@@ -138,7 +309,10 @@ def test_deep_nesting_is_rejected(tmp_path, monkeypatch):
 
 
 def mutated_saves(make, path, count, seed):
-    """Save a model `count` times, each time with a few other places, numbers and flags in its steps and loops."""
+    """Save a model `count` times, each time with a few other places, numbers and flags in its steps and loops.
+
+    Buffers, which are external memory, may thus be where other memory is expected, and the other way round.
+    """
     rng = np.random.default_rng(seed)
     locate, encode, net = saved_steps._location, saved_steps._loop, make()
     calls = 0  # of `location`: that many places has a file
@@ -158,7 +332,7 @@ def mutated_saves(make, path, count, seed):
 
     def loop(given, *arguments):
         if rng.random() < 0.3:
-            match rng.integers(6):
+            match rng.integers(7):
                 case 0:
                     given = given._replace(trips=int(rng.choice([-1, 0, given.trips + 1, 1 << 20, 1 << 62])))
                 case 1 if given.slices:
@@ -174,7 +348,9 @@ def mutated_saves(make, path, count, seed):
                     given = state_changed(given, nbytes=int(rng.choice([0, 1, 4, 12, 1 << 30])))
                 case 4 if given.states:
                     given = state_changed(given, row=[None, 0, 1, 7][int(rng.integers(4))], turns=given.states[0].turns)
-                case 5:
+                case 5 if given.stacks:
+                    given = stack_changed(given, backwards=not given.stacks[0].backwards)
+                case 6:
                     values = list(given.values)
                     values[int(rng.integers(len(values)))] = (int(rng.integers(-2, 4)), int(rng.integers(0, 64)))
                     given = given._replace(values=values)
@@ -196,12 +372,19 @@ import saved_loops
 from saved_programs import outcome
 from test_damaged_loops import mutated_saves
 found = [outcome(path) for path in mutated_saves(getattr(saved_loops, {make!r}), Path({target!r}), {count}, {seed})]
-print("survived", found.count(""), found.count("GK_ERROR_FORMAT"))
+rejected = found.count("GK_ERROR_FORMAT")
+print("survived", len(found) - rejected, rejected)
 """
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("make", ["scan_model", "while_model", "nested_model", "random_model"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        "scan_model", "while_model", "nested_model", "random_model", "stacks_model", "while_gradient",
+        "table_gradient", "second_gradient",
+    ],
+)  # fmt: skip
 def test_loops_with_other_places_and_numbers_do_not_crash(make, tmp_path):
     folder, target = str(Path(__file__).parent), str(tmp_path / "net.gkp")
     text = FUZZ.format(folder=folder, make=make, target=target, count=25, seed=1)

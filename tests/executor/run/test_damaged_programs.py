@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from saved_batches import recurrent
 from saved_images import residual
-from saved_loops import nested_model, random_model, scan_model, while_model
+from saved_loops import (
+    nested_model,
+    random_model,
+    scan_model,
+    second_gradient,
+    sized_random_model,
+    stacks_model,
+    table_gradient,
+    while_gradient,
+    while_model,
+)
 from saved_programs import branch_model, outcome, trees_model
 
 import graphkit as gk
@@ -165,12 +175,31 @@ def test_hostile_files_do_not_crash(mlp_file, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "name", ["lenet", "lstm_lm", "branch", "trees", "scan", "while", "nested", "random", "shapes", "sizes", "images"]
+    "name",
+    [
+        "lenet",
+        "lstm_lm",
+        "branch",
+        "trees",
+        "scan",
+        "while",
+        "nested",
+        "random",
+        "stacks",
+        "gradient",
+        "table",
+        "second",
+        "shapes",
+        "sizes",
+        "random sizes",
+        "images",
+    ],
 )
 def test_hostile_files_of_many_kernels_do_not_crash(name, tmp_path):
     made = {
         "branch": lambda: branch_model("Neg", "Sin"), "trees": trees_model, "scan": scan_model, "while": while_model,
-        "nested": nested_model, "random": random_model,
+        "nested": nested_model, "random": random_model, "stacks": stacks_model, "gradient": while_gradient,
+        "table": table_gradient, "second": second_gradient,
     }  # fmt: skip
     small = {"lstm_lm": {"vocab": 20}}.get(name, {})
     if name == "sizes":
@@ -180,6 +209,10 @@ def test_hostile_files_of_many_kernels_do_not_crash(name, tmp_path):
     if name == "images":
         residual().save(tmp_path / "net.gkp", shapes={"x": (1, 3, 16, 16)}, any_size=True)
         fuzz(tmp_path / "net.gkp", tmp_path / "hostile.gkp", 300, 4)
+        return
+    if name == "random sizes":
+        sized_random_model().save(tmp_path / "net.gkp", shapes={"x": (2, 6)}, any_size=True)
+        fuzz(tmp_path / "net.gkp", tmp_path / "hostile.gkp", 150, 4)
         return
     if name == "shapes":  # the file says that rows are independent
         net = gk.models.build("mlp", inputs=12, hidden=(16,), classes=3)

@@ -4,12 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from saved_loops import random_model
+from saved_loops import random_model, sized_random_model
 from saved_programs import assert_same_bits, random_feeds
 
 import graphkit as gk
-from graphkit.errors import UnsupportedError
+from graphkit.errors import RuntimeFailure, UnsupportedError
+from graphkit.executor.run import saved_template
 from graphkit.executor.run.c_runtime import CSession
+from graphkit.executor.run.saved_encoding import number
 from graphkit.executor.run.saved_program import save_program
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
@@ -30,6 +32,39 @@ def test_random_numbers_of_each_run_have_the_bits_of_python(tmp_path):
         assert_same_bits(session.run(feeds), executor.run(feeds))
         session.rng = (7, 1)
         assert_same_bits(session.run(feeds), runs[1])
+
+
+def test_random_numbers_of_any_size_have_the_bits_of_python(tmp_path):
+    net = sized_random_model()
+    options = {"graph": net.graph, "params": net.params, "seed": 7, "threads": 2}
+    first = {"x": (2, 6)}
+    save_program(options, tmp_path / "net.gkp", [first], [random_feeds(net, first)], any_size=True)
+    executor = net.compile(seed=7, threads=2)
+    with CSession(tmp_path / "net.gkp") as session:
+        for i, rows in enumerate((2, 5, 1, 5, 700)):
+            feeds = random_feeds(net, {"x": (rows, 6)})
+            assert session.rng == executor.rng == (7, i)
+            assert_same_bits(session.run(feeds), executor.run(feeds))
+        assert session.find_runs({"x": (5, 6)}) == [0]
+
+
+def test_random_state_of_a_program_for_any_size_is_not_written(tmp_path, monkeypatch):
+    """The state is memory between inputs and outputs, which steps may only read."""
+    encode = saved_template._location
+
+    def damaged(at, external):
+        return number(1) + number(0) if at[0] == external_of_output(external) else encode(at, external)
+
+    def external_of_output(external):
+        return next(given for given, place in external.items() if place == 2)
+
+    monkeypatch.setattr(saved_template, "_location", damaged)
+    x = gk.input("x", ["N", 2])
+    gk.Model({"y": gk.random_normal_like(x)}).save(tmp_path / "net.gkp", shapes={"x": (2, 2)}, any_size=True)
+    with CSession(tmp_path / "net.gkp") as session:
+        session.run({"x": np.zeros((2, 2), np.float32)})
+        with pytest.raises(RuntimeFailure, match="can only be read"):
+            session.run({"x": np.zeros((3, 2), np.float32)})
 
 
 def test_random_state_of_a_network_without_random_nodes_stays(tmp_path):

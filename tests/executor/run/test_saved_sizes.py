@@ -25,6 +25,12 @@ def sums():
     return gk.Model({"y": (x - mean) @ gk.constant(np.ones((4, 3), np.float32)) * sizes})
 
 
+def conditional():
+    x = gk.input("x", ["N", 3])
+    chosen = gk.cond(gk.reduce_sum(x, keepdims=False) > 0.0, lambda: gk.exp(x), lambda: gk.sin(x), name="choice")
+    return gk.Model({"y": chosen * 2.0})
+
+
 NETWORKS = {
     "bert": lambda: gk.models.build("bert", vocab=99, width=16, heads=2, layers=1),
     "transformer": lambda: gk.models.build("transformer_lm", vocab=30, width=16, heads=2, layers=1),
@@ -196,7 +202,7 @@ def test_wrong_sizes_are_named(tmp_path):
     [
         (recommender, {"x": (1, 3), "ids": (1, 2)}, r"kernels of \w+ '\w+' are made by Python"),
         (lambda: gk.Model({"y": gk.relu(gk.input("x", [2, 3]))}), {}, "the inputs have fixed sizes"),
-        (lambda: gk.Model({"y": gk.dropout(gk.input("x", ["N"]), 0.5, training_mode=True)[0]}), {"x": (2,)}, "random"),
+        (conditional, {"x": (2, 3)}, r"choice contains subgraphs"),
     ],
 )
 def test_networks_that_need_python_for_sizes_are_refused(make, shapes, text, tmp_path):

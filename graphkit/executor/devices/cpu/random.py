@@ -5,68 +5,66 @@ Nodes with a seed of their own are interpreted: they draw from numpy's generator
 
 from __future__ import annotations
 
-from graphkit.executor.devices.cpu._base import kernel, native
+from graphkit.executor.devices.cpu._base import kernel, native, prepared_kernel
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.operands import operand, shape
 from graphkit.executor.devices.randomness import draw, dropout_draw, linear
+from graphkit.executor.devices.registry import SizedFactory
 from graphkit.ir.graph import Node, Value
 from graphkit.ops._base import DOMAIN
 
 
-def _described(value: Value | None) -> tuple[tuple[int, ...], str] | None:
-    return None if value is None else (shape(value), value.dtype.value)
-
-
-def _fill(node: Node, context: KernelContext, normal: bool, like: bool) -> Kernel | None:
+def _fill(node: Node, context: KernelContext, normal: bool, like: bool) -> SizedFactory | None:
     source = draw(node)
     if source is None:
         return None
-    unread = _described(node.inputs[0]) if like else None
-    y, origin = node.output, native.PhiloxSource(*source)
-    return native.RandomFill(
-        node.op.name, normal, *linear(node), unread, shape(y), y.dtype.value, origin, context.threads
-    )
+    unread = _dtype_of(node.inputs[0]) if like else None
+    origin, dtype = native.PhiloxSource(*source), node.output.dtype.value
+    return native.RandomFillFactory(node.op.name, normal, *linear(node), unread, dtype, origin, context.threads)
 
 
-@kernel("RandomUniform")
-def _random_uniform(node: Node, context: KernelContext) -> Kernel | None:
+def _dtype_of(value: Value | None) -> str | None:
+    return None if value is None else value.dtype.value
+
+
+@prepared_kernel("RandomUniform")
+def _random_uniform(node: Node, context: KernelContext) -> SizedFactory | None:
     return _fill(node, context, normal=False, like=False)
 
 
-@kernel("RandomNormal")
-def _random_normal(node: Node, context: KernelContext) -> Kernel | None:
+@prepared_kernel("RandomNormal")
+def _random_normal(node: Node, context: KernelContext) -> SizedFactory | None:
     return _fill(node, context, normal=True, like=False)
 
 
-@kernel("RandomUniformLike")
-def _random_uniform_like(node: Node, context: KernelContext) -> Kernel | None:
+@prepared_kernel("RandomUniformLike")
+def _random_uniform_like(node: Node, context: KernelContext) -> SizedFactory | None:
     return _fill(node, context, normal=False, like=True)
 
 
-@kernel("RandomNormalLike")
-def _random_normal_like(node: Node, context: KernelContext) -> Kernel | None:
+@prepared_kernel("RandomNormalLike")
+def _random_normal_like(node: Node, context: KernelContext) -> SizedFactory | None:
     return _fill(node, context, normal=True, like=True)
 
 
-@kernel("Bernoulli")
-def _bernoulli(node: Node, context: KernelContext) -> Kernel | None:
+@prepared_kernel("Bernoulli")
+def _bernoulli(node: Node, context: KernelContext) -> SizedFactory | None:
     x, source = node.inputs[0], draw(node)
     assert x is not None
     if source is None:
         return None
     origin = native.PhiloxSource(*source)
-    return native.Bernoulli(shape(x), x.dtype.value, node.output.dtype.value, origin, context.threads)
+    return native.BernoulliFactory(x.dtype.value, node.output.dtype.value, origin, context.threads)
 
 
-@kernel("Dropout")
-def _dropout(node: Node, context: KernelContext) -> Kernel | None:
+@prepared_kernel("Dropout")
+def _dropout(node: Node, context: KernelContext) -> SizedFactory | None:
     x, source = node.inputs[0], dropout_draw(node)
     assert x is not None
     if source is None:
         return None
-    ratio, training = (_described(operand(node, position)) for position in (1, 2))
-    origin = native.PhiloxSource(*source)
-    return native.Dropout(shape(x), x.dtype.value, ratio, training, origin, context.threads)
+    ratio, training = (_dtype_of(operand(node, position)) for position in (1, 2))
+    return native.DropoutFactory(x.dtype.value, ratio, training, native.PhiloxSource(*source), context.threads)
 
 
 @kernel("RngFoldIn", DOMAIN)

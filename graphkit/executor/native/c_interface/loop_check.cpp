@@ -1,4 +1,5 @@
 // Checks of the loops of a saved program.
+#include <algorithm>
 #include <bit>
 
 #include "c_interface/step_check.h"
@@ -34,13 +35,16 @@ int StepCheck::begin_loop(const SavedStep& step) {
         fail(step, "a loop needs one block");
     }
     const SavedLoop& loop = *step.loop;
-    if (loop.trips < -1 || loop.slices.size() > kMostPieces || loop.states.size() > kMostPieces) {
+    if (loop.trips < -1 || loop.slices.size() + loop.stacks.size() > kMostPieces || loop.states.size() > kMostPieces) {
         fail(step, "the sizes of the loop are out of range");
     }
     loop_values(step);
     std::vector<External> body;
     for (const SavedLoop::Slice& given : loop.slices) {
-        body.push_back(slice(step, given));
+        body.push_back(is_buffer(given.whole) ? read_buffer(step, given) : slice(step, given));
+    }
+    for (const SavedLoop::Stack& given : loop.stacks) {
+        body.push_back(stack(step, given));
     }
     for (const SavedLoop::State& given : loop.states) {
         body.push_back(state_before(step, given));
@@ -59,8 +63,16 @@ int StepCheck::begin_loop(const SavedStep& step) {
     return first;
 }
 
-void StepCheck::end_loop(int first) {
+void StepCheck::end_loop(const SavedStep& step, int first) {
     --level_;
+    for (const SavedLoop::Slice& given : step.loop->slices) {
+        if (is_buffer(given.whole)) {
+            --rows(given.whole).readers;
+        }
+    }
+    for (const SavedLoop::Stack& given : step.loop->stacks) {
+        rows(given.whole).written = false;
+    }
     for (auto i = static_cast<std::size_t>(first); i < externals_.size(); ++i) {
         externals_[i] = {};
     }
@@ -91,9 +103,66 @@ StepCheck::External StepCheck::slice(const SavedStep& step, const SavedLoop::Sli
     return made;
 }
 
+// A slice of a buffer: rows that another loop has stacked.
+StepCheck::External StepCheck::read_buffer(const SavedStep& step, const SavedLoop::Slice& given) {
+    const std::size_t bytes = readable(step, given.whole).bytes;
+    if (given.written || given.stride != 0) {
+        fail(step, "a slice of a buffer is written, or has a stride");
+    }
+    ++rows(given.whole).readers;
+    External made;
+    made.bytes = bytes;
+    made.alignment = std::size_t{1} << std::countr_zero(kAlignment | bytes);
+    return made;
+}
+
+// No other memory overlaps the row: only the loop uses the buffer.
+StepCheck::External StepCheck::stack(const SavedStep& step, const SavedLoop::Stack& given) {
+    const SavedLoop& loop = *step.loop;
+    const Rows& found = readable(step, given.whole);
+    if (found.readers > 0) {
+        fail(step, "it writes a buffer while a loop reads it");
+    }
+    const bool counted =
+        loop.trips >= 0 || !is_absent(loop.trip_count) ||
+        std::any_of(loop.slices.begin(), loop.slices.end(), [&](const auto& each) { return is_buffer(each.whole); });
+    if (given.backwards && !counted) {
+        fail(step, "a stack from the end needs the number of iterations");
+    }
+    External made;
+    made.bytes = found.bytes;
+    made.writable = true;
+    made.alignment = std::size_t{1} << std::countr_zero(kAlignment | found.bytes);
+    rows(given.whole).written = true;
+    return made;
+}
+
+// Adds to a state that is a row of a slice or stack what the previous row is.
+void StepCheck::follow_rows(const SavedStep& step, const SavedLoop::State& given, External& before) const {
+    const SavedLoop& loop = *step.loop;
+    std::size_t alignment = 0, bytes = 0;
+    bool written = true;
+    if (*given.row < loop.slices.size()) {
+        const SavedLoop::Slice& rows = loop.slices[*given.row];
+        written = rows.written;
+        bytes = rows.stride;
+        if (written) {  // then it is not a buffer
+            alignment = alignment_of(rows.whole);
+            before.parts.push_back({rows.whole, whole_bytes(step, rows), "a slice"});
+        }
+    } else {
+        bytes = buffers_.at(loop.stacks[*given.row - loop.slices.size()].whole.external).bytes;
+    }
+    if (!written || bytes != given.bytes) {
+        fail(step, "a state is not a row of its slice");
+    }
+    before.alignment = std::size_t{1} << std::countr_zero(before.alignment | alignment | bytes);
+}
+
 StepCheck::External StepCheck::state_before(const SavedStep& step, const SavedLoop::State& given) const {
     const SavedLoop& loop = *step.loop;
-    if (given.row ? !given.turns.empty() || *given.row >= loop.slices.size() : given.turns.size() != 2) {
+    if (given.row ? !given.turns.empty() || *given.row >= loop.slices.size() + loop.stacks.size()
+                  : given.turns.size() != 2) {
         fail(step, "a state needs two places, or a row");
     }
     if (is_absent(given.initial)) {
@@ -107,12 +176,7 @@ StepCheck::External StepCheck::state_before(const SavedStep& step, const SavedLo
     made.alignment = alignment_of(given.initial);
     made.parts.push_back(initial);
     if (given.row) {
-        const SavedLoop::Slice& rows = loop.slices[*given.row];
-        if (!rows.written || rows.stride != given.bytes) {
-            fail(step, "a state is not a row of its slice");
-        }
-        made.parts.push_back({rows.whole, whole_bytes(step, rows), "a slice"});
-        made.alignment = std::size_t{1} << std::countr_zero(made.alignment | alignment_of(rows.whole) | rows.stride);
+        follow_rows(step, given, made);
     }
     for (const Location& place : given.turns) {
         const MemoryRange range{place, given.bytes, "a state"};
@@ -141,6 +205,9 @@ StepCheck::External StepCheck::state_after(const SavedLoop::State& given) const 
 void StepCheck::loop_apart(const SavedStep& step) const {
     std::vector<MemoryRange> read, written;
     for (const SavedLoop::Slice& given : step.loop->slices) {
+        if (is_buffer(given.whole)) {  // no other memory overlaps it
+            continue;
+        }
         (given.written ? written : read).push_back({given.whole, whole_bytes(step, given), "a slice"});
     }
     for (const SavedLoop::State& given : step.loop->states) {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "c_interface/sized_step.h"
 #include "runtime/parts.h"
 
 namespace graphkit {
@@ -36,7 +37,9 @@ struct ProgramPart::Runner {
 ProgramPart::ProgramPart(const SavedPart& saved, const SavedMemory& memory, const Kernels& kernels, int threads)
     : runs_(static_cast<std::int64_t>(saved.runs)),
       slices_(saved.slices),
-      program_(threads, saved.arena_bytes, static_cast<int>(memory.externals())) {
+      first_buffer_(static_cast<int>(memory.externals())),
+      buffers_(saved.buffers),
+      program_(threads, saved.arena_bytes, static_cast<int>(memory.externals() + saved.buffers.size())) {
     if (saved.runs < 1 || saved.runs > kMostRuns) {
         throw NativeError("the number of runs of a part is out of range");
     }
@@ -72,12 +75,15 @@ void ProgramPart::check_slices(const SavedMemory& memory) const {
 }
 
 StepCheck ProgramPart::checked_memory(const SavedPart& saved, const SavedMemory& memory) const {
-    StepCheck check(saved.arena_bytes, static_cast<int>(memory.externals()));
+    StepCheck check(saved.arena_bytes, static_cast<int>(memory.externals() + buffers_.size()));
     for (std::size_t i = 0; i < slices_.size(); ++i) {
         check.add_external(static_cast<int>(i), slices_[i].bytes, i >= memory.inputs.size());
     }
     for (std::size_t i = 0; i < memory.constants.size(); ++i) {
         check.add_constant(static_cast<int>(memory.ports() + i), memory.constants[i].second);
+    }
+    for (std::size_t i = 0; i < buffers_.size(); ++i) {
+        check.add_buffer(first_buffer_ + static_cast<int>(i), buffers_[i]);
     }
     return check;
 }
@@ -112,22 +118,34 @@ void ProgramPart::add_steps(Block& block, const std::vector<SavedStep>& steps, S
                 block.steps.push_back(std::move(step));
                 break;
             }
-            case SavedStep::Kind::branch: {
-                check.branch(given);
-                Step step{Step::Kind::branch, given.name};
-                step.inputs = program_.entry(given.inputs[0]);
-                step.index = block.branches.size();
-                block.steps.push_back(std::move(step));
-                Branch branch;  // Branch::taken: else, then
-                for (std::size_t part = 0; part < 2; ++part) {
-                    branch.taken[1 - part] = std::make_unique<Block>();
-                    add_steps(*branch.taken[1 - part], given.blocks[part], check, kernels);
-                }
-                block.branches.push_back(std::move(branch));
+            case SavedStep::Kind::branch:
+                add_branch(block, given, check, kernels);
                 break;
-            }
             case SavedStep::Kind::loop:
                 add_loop(block, given, check, kernels);
+                break;
+            case SavedStep::Kind::sizes: {
+                check.sizes(given);
+                Step step{Step::Kind::sizes, given.name};
+                step.source = given.inputs[0].external;
+                step.dims = {static_cast<std::int64_t>(given.axes.first), static_cast<std::int64_t>(given.axes.second)};
+                step.outputs = program_.entry(given.outputs[0]);
+                block.steps.push_back(std::move(step));
+                break;
+            }
+            case SavedStep::Kind::row: {
+                check.row(given);
+                Step step{Step::Kind::row, given.name};
+                step.source = given.inputs[0].external;
+                step.bytes = buffer(given.inputs[0]).item;
+                step.wide = given.bytes == sizeof(std::int64_t);
+                step.inputs = program_.entry(given.inputs[1]);
+                step.outputs = program_.entry(given.outputs[0]);
+                block.steps.push_back(std::move(step));
+                break;
+            }
+            case SavedStep::Kind::sized:
+                add_sized(block, given, check);
                 break;
             case SavedStep::Kind::fail:
                 block.steps.push_back(Step{Step::Kind::fail, given.name});
@@ -136,14 +154,23 @@ void ProgramPart::add_steps(Block& block, const std::vector<SavedStep>& steps, S
     }
 }
 
+void ProgramPart::add_branch(Block& block, const SavedStep& given, StepCheck& check, const Kernels& kernels) {
+    check.branch(given);
+    Step step{Step::Kind::branch, given.name};
+    step.inputs = program_.entry(given.inputs[0]);
+    step.index = block.branches.size();
+    block.steps.push_back(std::move(step));
+    Branch branch;  // Branch::taken: else, then
+    for (std::size_t part = 0; part < 2; ++part) {
+        branch.taken[1 - part] = std::make_unique<Block>();
+        add_steps(*branch.taken[1 - part], given.blocks[part], check, kernels);
+    }
+    block.branches.push_back(std::move(branch));
+}
+
 void ProgramPart::add_loop(Block& block, const SavedStep& given, StepCheck& check, const Kernels& kernels) {
     const SavedLoop& saved = given.loop.value_or(SavedLoop{});
     const int first = check.begin_loop(given);
-    int next = first;
-    const auto new_external = [&] {
-        program_.use_external(next);
-        return next++;
-    };
     const auto optional_entry = [&](const Location& location) {
         return location.external == Location::kAbsent ? Loop::kNone : program_.entry(location);
     };
@@ -157,33 +184,91 @@ void ProgramPart::add_loop(Block& block, const SavedStep& given, StepCheck& chec
     loop.iteration = optional_entry(saved.iteration);
     loop.condition_before = optional_entry(saved.condition_before);
     loop.condition_after = optional_entry(saved.condition_after);
-    for (const SavedLoop::Slice& slice : saved.slices) {
-        loop.slices.push_back(
-            {new_external(), program_.entry(slice.whole), static_cast<std::int64_t>(slice.stride), slice.backwards});
+    add_rows(loop, saved, check, first);
+    add_states(loop, saved, first + static_cast<int>(saved.slices.size() + saved.stacks.size()));
+    loop.body = std::make_unique<Block>();
+    add_steps(*loop.body, given.blocks[0], check, kernels);
+    check.end_loop(given, first);
+    block.loops.push_back(std::move(loop));
+}
+
+void ProgramPart::add_sized(Block& block, const SavedStep& given, StepCheck& check) {
+    check.sized(given);
+    Dynamic made;
+    std::vector<std::optional<SavedBuffer>> results;
+    const auto operand = [&](const Location& at, std::uint64_t item) {
+        if (check.is_buffer(at) && buffer(at).item != item) {
+            throw NativeError(given.name + ": an operand has elements of another size than its buffer");
+        }
+        return Dynamic::Operand{check.is_buffer(at) ? at.external : -1, item};
+    };
+    for (std::size_t i = 0; i < given.inputs.size(); ++i) {
+        made.inputs.push_back(operand(given.inputs[i], given.sized->operands[i].item));
     }
+    for (std::size_t i = 0; i < given.outputs.size(); ++i) {
+        made.outputs.push_back(operand(given.outputs[i], given.sized->results[i].item));
+        results.push_back(made.outputs[i].buffer < 0 ? std::nullopt : std::optional(buffer(given.outputs[i])));
+    }
+    made.make = sized_kernel_maker(given, std::move(results));
+    made.first_input = program_.entries(given.inputs);
+    made.input_entries = given.inputs.size();
+    made.first_output = program_.entries(given.outputs);
+    made.number = program_.take_dynamic();
+    Step step{Step::Kind::dynamic, given.name};
+    step.index = block.dynamic.size();
+    block.dynamic.push_back(std::move(made));
+    block.steps.push_back(std::move(step));
+}
+
+const SavedBuffer& ProgramPart::buffer(const Location& location) const {
+    return buffers_[static_cast<std::size_t>(location.external - first_buffer_)];
+}
+
+// Adds the slices and stacks of a loop. first: the number of the external memory of its body.
+void ProgramPart::add_rows(Loop& loop, const SavedLoop& saved, const StepCheck& check, int first) {
+    int next = first;
+    for (const SavedLoop::Slice& slice : saved.slices) {
+        program_.use_external(next);
+        Loop::Slice& made = loop.slices.emplace_back(
+            Loop::Slice{next++, program_.entry(slice.whole), static_cast<std::int64_t>(slice.stride), slice.backwards});
+        if (check.is_buffer(slice.whole)) {
+            made.buffer = slice.whole.external;
+            made.item = buffer(slice.whole).item;
+        }
+    }
+    for (const SavedLoop::Stack& stack : saved.stacks) {
+        const SavedBuffer& rows = buffer(stack.whole);
+        program_.use_external(next);
+        loop.stacks.push_back({next++, stack.whole.external, true, rows.row, rows.item, stack.backwards});
+    }
+}
+
+// Adds the states of a loop, after its slices and stacks. first: the number of the external memory of the states.
+void ProgramPart::add_states(Loop& loop, const SavedLoop& saved, int first) {
     using Kept = Loop::State::Kept;
+    int next = first;
+    const auto new_external = [&] {
+        program_.use_external(next);
+        return next++;
+    };
     for (const SavedLoop::State& state : saved.states) {
-        const std::size_t initial = program_.entry(state.initial), final = optional_entry(state.final);
+        const std::size_t initial = program_.entry(state.initial);
+        const std::size_t final = state.final.external == Location::kAbsent ? Loop::kNone : program_.entry(state.final);
         const int before = new_external();
         if (state.row) {
-            const Loop::Slice& rows = loop.slices[*state.row];
-            loop.states.push_back({initial,
-                                   before,
-                                   rows.external,
-                                   {0, 0},
-                                   final,
-                                   state.bytes,
-                                   rows.backwards ? Kept::row_from_end : Kept::row});
+            const std::size_t slices = loop.slices.size();
+            const bool in_slice = *state.row < slices;
+            const int after = in_slice ? loop.slices[*state.row].external : loop.stacks[*state.row - slices].row;
+            const bool backwards =
+                in_slice ? loop.slices[*state.row].backwards : loop.stacks[*state.row - slices].backwards;
+            loop.states.push_back(
+                {initial, before, after, {0, 0}, final, state.bytes, backwards ? Kept::row_from_end : Kept::row});
         } else {
             const std::size_t turns[2] = {program_.entry(state.turns[0]), program_.entry(state.turns[1])};
             loop.states.push_back(
                 {initial, before, new_external(), {turns[0], turns[1]}, final, state.bytes, Kept::turns});
         }
     }
-    loop.body = std::make_unique<Block>();
-    add_steps(*loop.body, given.blocks[0], check, kernels);
-    check.end_loop(first);
-    block.loops.push_back(std::move(loop));
 }
 
 ProgramPart::RunnerPtr ProgramPart::take(const RunLimits& limits) {
@@ -204,6 +289,11 @@ ProgramPart::RunnerPtr ProgramPart::taken() {
     auto made = std::make_unique<Runner>(program_);
     for (const auto& [external, address] : constants_) {
         made->instance.set_external(external, const_cast<char*>(address));  // steps write only to outputs
+    }
+    for (std::size_t i = 0; i < buffers_.size(); ++i) {
+        Dims shape{0};
+        shape.insert(shape.end(), buffers_[i].row.begin(), buffers_[i].row.end());
+        made->instance.set_buffer(first_buffer_ + static_cast<int>(i), nullptr, std::move(shape));
     }
     return made;
 }

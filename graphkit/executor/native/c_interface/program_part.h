@@ -31,15 +31,17 @@ struct SavedPart {
     std::uint64_t arena_bytes = 0;
     std::uint64_t runs = 1;
     std::vector<SavedSlice> slices;  // of the inputs, then of the outputs
+    std::vector<SavedBuffer> buffers;
     std::vector<SavedStep> steps;
 };
 
 template <>
 struct RecipeFields<SavedPart> {
-    static auto of(SavedPart& p) { return std::tie(p.arena_bytes, p.runs, p.slices, p.steps); }
+    static auto of(SavedPart& p) { return std::tie(p.arena_bytes, p.runs, p.slices, p.buffers, p.steps); }
 };
 
-// The external memory of a program: first the inputs, then the outputs, then the constants.
+// The external memory of a program: first the inputs, then the outputs, then the constants. The buffers of a part
+// follow, and then the memory of the bodies of its loops.
 struct SavedMemory {
     std::vector<std::size_t> inputs;   // bytes
     std::vector<std::size_t> outputs;  // bytes
@@ -77,7 +79,12 @@ class ProgramPart {
     void check_slices(const SavedMemory& memory) const;
     StepCheck checked_memory(const SavedPart& saved, const SavedMemory& memory) const;
     void add_steps(Block& block, const std::vector<SavedStep>& steps, StepCheck& check, const Kernels& kernels);
+    void add_branch(Block& block, const SavedStep& given, StepCheck& check, const Kernels& kernels);
     void add_loop(Block& block, const SavedStep& given, StepCheck& check, const Kernels& kernels);
+    void add_sized(Block& block, const SavedStep& given, StepCheck& check);
+    void add_rows(Loop& loop, const SavedLoop& saved, const StepCheck& check, int first);
+    void add_states(Loop& loop, const SavedLoop& saved, int first);
+    const SavedBuffer& buffer(const Location& location) const;
     void add_kernel(Block& block, const SavedStep& given, const Kernel& kernel);
     RunnerPtr take(const RunLimits& limits);
     RunnerPtr taken();
@@ -87,6 +94,8 @@ class ProgramPart {
     std::int64_t runs_;
     std::vector<SavedSlice> slices_;
     std::vector<std::pair<int, const char*>> constants_;  // external memory, and its address
+    int first_buffer_;
+    std::vector<SavedBuffer> buffers_;
     Program program_;
     std::mutex mutex_;
     std::vector<RunnerPtr> idle_;

@@ -23,7 +23,6 @@ constexpr std::size_t kChecksumAt = 56;
 constexpr int kMostThreads = 1024;
 constexpr std::size_t kMostRank = 64;
 constexpr std::size_t kMostPrograms = 4096;
-constexpr std::size_t kRandomStateBytes = 2 * sizeof(std::uint64_t);
 
 // The first bytes of a file, after the magic.
 struct Header {
@@ -150,8 +149,8 @@ struct SavedFile::Layout {
         layout.batch = RecipeCodec<std::optional<BatchAxes>>::read(from);
         layout.sized = RecipeCodec<std::optional<SavedTemplate>>::read(from);
         from.end();
-        if ((layout.batch || layout.sized) && layout.seed) {
-            throw BadFile("a program for a batch or for any sizes draws random numbers");
+        if (layout.batch && layout.seed) {
+            throw BadFile("a program for a batch draws random numbers");
         }
         if (layout.threads < 1 || layout.threads > kMostThreads) {
             throw BadFile("the number of threads is out of range");
@@ -341,7 +340,7 @@ void SavedFile::read_programs(const Layout& layout, int threads) {
         batch_.emplace(*layout.batch, programs_);
     }
     if (layout.sized) {
-        sized_.emplace(*layout.sized, programs_[0]->inputs(), programs_[0]->outputs(), constants_, most);
+        sized_.emplace(*layout.sized, programs_[0]->inputs(), programs_[0]->outputs(), constants_, shared.random, most);
     }
 }
 

@@ -45,6 +45,9 @@ std::uint64_t program_checksum(std::string_view bytes, std::uint64_t seed);
 // version and instruction sets of oneDNN. A file can only be loaded on a machine with the same properties.
 std::vector<std::string> program_target();
 
+// Bytes of the random state that nodes read: a seed and a step.
+constexpr std::size_t kRandomStateBytes = 2 * sizeof(std::uint64_t);
+
 // The random state of all programs of a file: a seed, and the number of the next run.
 class RandomState {
   public:

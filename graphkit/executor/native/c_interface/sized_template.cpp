@@ -85,11 +85,12 @@ struct SizedTemplate::Bound {
 };
 
 SizedTemplate::SizedTemplate(SavedTemplate saved, const SavedPorts& inputs, const SavedPorts& outputs,
-                             const Constants& constants, int threads)
+                             const Constants& constants, RandomState* random, int threads)
     : saved_(std::move(saved)),
       inputs_(inputs),
       outputs_(outputs),
       constants_(constants),
+      random_(random),
       threads_(threads),
       binding_(binding_of(saved_)) {
     check();
@@ -142,7 +143,7 @@ void SizedTemplate::check() const {
 }
 
 void SizedTemplate::check_locations() const {
-    const std::size_t externals = inputs_.size() + outputs_.size() + saved_.constants.size() + saved_.values.size();
+    const std::size_t externals = ports() + saved_.constants.size() + saved_.values.size();
     const auto exists = [&](const Location& at) {
         const auto offset = static_cast<std::uint64_t>(at.offset);
         return at.external == Location::kAbsent ||
@@ -233,6 +234,9 @@ std::shared_ptr<SizedTemplate::Bound> SizedTemplate::bound(const Dims& sizes) {
         for (const SavedPort& port : *side) {
             part.slices.push_back({0, 0, port.bytes});
         }
+        if (side == &inputs && random_ != nullptr) {
+            part.slices.push_back({0, 0, kRandomStateBytes});
+        }
     }
     const ArenaLayout layout = layout_at(sizes, made->kernels);
     part.arena_bytes = static_cast<std::uint64_t>(layout.arena_bytes);
@@ -247,7 +251,7 @@ std::shared_ptr<SizedTemplate::Bound> SizedTemplate::bound(const Dims& sizes) {
     for (const SizedSavedStep& step : saved_.steps) {
         part.steps.push_back(step_of(step, layout, *made));
     }
-    const SharedParts shared{made->constants, made->kernels, nullptr, threads_};
+    const SharedParts shared{made->constants, made->kernels, random_, threads_};
     made->program =
         std::make_unique<SavedProgram>(std::move(inputs), std::move(outputs), std::vector{std::move(part)}, shared);
     return made;
@@ -295,7 +299,7 @@ SavedStep SizedTemplate::step_of(const SizedSavedStep& given, const ArenaLayout&
 // Returns the location of an input: that of a packed copy, if the kernel reads a packed constant.
 Location SizedTemplate::constant_of(const SizedSavedStep& step, std::size_t input, const Kernel& kernel, Bound& bound) {
     const Location& at = step.inputs[input];
-    const auto first = static_cast<std::int64_t>(inputs_.size() + outputs_.size());
+    const auto first = static_cast<std::int64_t>(ports());
     const std::int64_t constant = at.external - first;
     const std::vector<int> packed_inputs = kernel.packed_inputs();
     const int position = static_cast<int>(input);

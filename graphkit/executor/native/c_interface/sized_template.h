@@ -22,6 +22,7 @@ namespace graphkit {
 
 struct SavedPort;
 class SavedProgram;
+class RandomState;
 using SavedPorts = std::vector<SavedPort>;
 
 // Makes the kernels of nodes with equal operators and types.
@@ -40,7 +41,7 @@ struct SavedRequest {
 };
 
 // In the arena, the offset of a location is the number of a request. Other memory is numbered in this order: inputs,
-// outputs, constants, shape values.
+// the random state if there is one, outputs, constants, shape values.
 struct SizedSavedStep {
     std::string name;
     std::uint64_t factory = 0;
@@ -114,10 +115,10 @@ class SizedTemplate {
   public:
     using Constants = std::vector<std::pair<const char*, std::size_t>>;
 
-    // The ports describe names, types and ranks. `constants` must outlive the object. Throws NativeError if the parts
-    // do not fit.
+    // The ports describe names, types and ranks. `constants` and `random` (null: no program draws random numbers) must
+    // outlive the object. Throws NativeError if the parts do not fit.
     SizedTemplate(SavedTemplate saved, const SavedPorts& inputs, const SavedPorts& outputs, const Constants& constants,
-                  int threads);
+                  RandomState* random, int threads);
     ~SizedTemplate();
 
     // Returns the program for inputs of these shapes. The latest ones are kept. Throws std::invalid_argument if the
@@ -131,6 +132,8 @@ class SizedTemplate {
     void check() const;
     void check_locations() const;
     Dims sizes(ShapeList inputs) const;
+    // Number of pieces of external memory before the constants.
+    std::size_t ports() const { return inputs_.size() + (random_ != nullptr ? 1 : 0) + outputs_.size(); }
     std::shared_ptr<Bound> bound(const Dims& sizes);
     Kernels kernels_at(const Dims& sizes) const;
     ArenaLayout layout_at(const Dims& sizes, const Kernels& kernels) const;
@@ -141,6 +144,7 @@ class SizedTemplate {
     SavedTemplate saved_;
     SavedPorts inputs_, outputs_;
     const Constants& constants_;
+    RandomState* random_;
     int threads_;
     SizeBinding binding_;
     std::vector<std::int64_t> blocks_;  // the size of each request

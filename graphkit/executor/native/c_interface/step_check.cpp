@@ -46,6 +46,8 @@ SavedStep RecipeCodec<SavedStep>::read(RecipeReader& from) {
     read(step.outputs);
     read(step.scratch);
     read(step.bytes);
+    read(step.axes);
+    read(step.sized);
     read(step.loop);
     read(step.blocks);
     return step;
@@ -90,6 +92,24 @@ void StepCheck::add_external(int external, std::size_t bytes, bool writable) {
 void StepCheck::add_constant(int external, std::size_t bytes) {
     add_external(external, bytes, false);
     externals_[static_cast<std::size_t>(external)].constant = true;
+}
+
+void StepCheck::add_buffer(int external, const SavedBuffer& buffer) {
+    std::size_t bytes = buffer.item;
+    for (const std::int64_t size : buffer.row) {
+        if (size < 0 || __builtin_mul_overflow(bytes, static_cast<std::size_t>(size), &bytes)) {
+            throw NativeError("the rows of a buffer have the wrong shape " + to_string(buffer.row));
+        }
+    }
+    if (bytes > kMostBytes || external < 0 || static_cast<std::size_t>(external) >= externals_.size() ||
+        externals_[static_cast<std::size_t>(external)].known) {
+        throw NativeError("the size or the number of a buffer is out of range");
+    }
+    buffers_[external] = {buffer.row.size() + 1, bytes};
+}
+
+bool StepCheck::is_buffer(const Location& location) const {
+    return buffers_.contains(location.external);
 }
 
 int StepCheck::level_of(const Location& location) const {
@@ -228,6 +248,39 @@ void StepCheck::branch(const SavedStep& step) const {
         fail(step, "a branch needs a condition and two blocks");
     }
     inside(step, {step.inputs[0], 1, "the condition"}, 1, false);
+}
+
+// Returns the rows of a buffer that a step uses.
+const StepCheck::Rows& StepCheck::readable(const SavedStep& step, const Location& location) const {
+    const auto found = buffers_.find(location.external);
+    if (found == buffers_.end() || location.offset != 0) {
+        fail(step, "it needs a buffer");
+    }
+    if (found->second.written) {
+        fail(step, "it uses a buffer while a loop writes it");
+    }
+    return found->second;
+}
+
+void StepCheck::sizes(const SavedStep& step) const {
+    const auto& [first, last] = step.axes;
+    if (step.inputs.size() != 1 || step.outputs.size() != 1 || step.outputs[0].external == Location::kAbsent) {
+        fail(step, "the sizes of a buffer need one source and one destination");
+    }
+    if (first > last || last > readable(step, step.inputs[0]).axes) {
+        fail(step, "the buffer has no such axes");
+    }
+    inside(step, {step.outputs[0], (last - first) * sizeof(std::int64_t), "the target"}, sizeof(std::int64_t), true);
+}
+
+void StepCheck::row(const SavedStep& step) const {
+    if (step.inputs.size() != 2 || step.outputs.size() != 1 || step.inputs[1].external == Location::kAbsent ||
+        step.outputs[0].external == Location::kAbsent ||
+        (step.bytes != sizeof(std::int32_t) && step.bytes != sizeof(std::int64_t))) {
+        fail(step, "a row needs a buffer, an index and a destination");
+    }
+    inside(step, {step.inputs[1], step.bytes, "the index"}, step.bytes, false);
+    inside(step, {step.outputs[0], readable(step, step.inputs[0]).bytes, "the target"}, 1, true);
 }
 
 }  // namespace graphkit

@@ -143,7 +143,8 @@ void Buffer::reserve(std::size_t bytes, std::size_t kept, Allowance& allowance) 
     }
     // While the buffer grows, the old and the new memory exist at the same time.
     const std::size_t left = allowance.most - std::min(allowance.taken, allowance.most);
-    if (bytes > left) {
+    constexpr auto kMost = static_cast<std::size_t>(std::numeric_limits<std::ptrdiff_t>::max());  // of operator new
+    if (bytes > left || bytes > kMost) {
         throw NoRoom(bytes);
     }
     const std::size_t capacity = std::max({bytes, std::min(2 * capacity_, left), kAlignment});

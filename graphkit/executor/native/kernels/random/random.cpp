@@ -4,6 +4,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "kernels/random/source_recipe.h"
 #include "primitives/elements.h"
 #include "runtime/bindings.h"
 #include "runtime/isa.h"
@@ -288,11 +289,6 @@ void RngFoldIn::run(const void* const* inputs, void* const* outputs, std::byte*)
     });
 }
 
-template <>
-struct RecipeFields<PhiloxSource> {
-    static auto of(PhiloxSource& s) { return std::tie(s.seed, s.step, s.stream, s.has_operand); }
-};
-
 namespace {
 
 // The shape and element type of an operand; no value if it is absent.
@@ -314,11 +310,6 @@ const RecipeKind random_fill_recipe(
         }
         new (self) RandomFill(name, normal ? RandomFill::Law::normal : RandomFill::Law::uniform, first, second,
                               std::move(unread), std::move(y), element_type(dtype), source, threads);
-    });
-
-const RecipeKind bernoulli_recipe(
-    "Bernoulli", +[](Bernoulli* self, Dims x, Text x_dtype, Text dtype, const PhiloxSource& source, int threads) {
-        new (self) Bernoulli(std::move(x), element_type(x_dtype), element_type(dtype), source, threads);
     });
 
 const RecipeKind dropout_recipe(
@@ -347,8 +338,6 @@ GRAPHKIT_BINDINGS(random) {
     nb::class_<RandomFill, Kernel>(m, "RandomFill")
         .def("__init__", random_fill_recipe.init(), "name"_a, "normal"_a, "first"_a, "second"_a, "like"_a.none(), "y"_a,
              "dtype"_a, "source"_a, "threads"_a = 0);
-    nb::class_<Bernoulli, Kernel>(m, "Bernoulli")
-        .def("__init__", bernoulli_recipe.init(), "x"_a, "x_dtype"_a, "dtype"_a, "source"_a, "threads"_a = 0);
     nb::class_<Dropout, Kernel>(m, "Dropout")
         .def("__init__", dropout_recipe.init(), "x"_a, "dtype"_a, "ratio"_a.none(), "training"_a.none(), "source"_a,
              "threads"_a = 0);
