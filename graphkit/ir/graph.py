@@ -417,7 +417,7 @@ class Graph:
             updated[state] = new
             if state not in known:
                 raise InvalidModel(f"{origins().titled(self)}: update of {state}, which is not an input")
-            if state.type != new.type:
+            if state.type is not new.type and state.type != new.type:
                 raise InvalidModel(f"{origins().titled(self)}: update of {state} with another type, {new.type}")
         if self._output_names is not None and len(self._output_names) != len(self.outputs):
             raise InvalidModel(

@@ -306,13 +306,18 @@ def _calls() -> Any:
     return module
 
 
+# Classes of attributes whose operators are shared, and the largest number of shared operators of a function.
+_SIMPLE = frozenset({int, bool, float, str, type(None)})
+_MOST_SHARED = 256
+
+
 class OpFunction:
     """Function of an operator, such as `gk.softmax(x, axis=1)`, which makes a node.
 
     Inputs are given by position or keyword, attributes by keyword, and the node's name as `name=`.
     """
 
-    __slots__ = ("op", "__name__", "_keywords", "_lists", "_signature", "_plain")
+    __slots__ = ("op", "__name__", "_keywords", "_lists", "_signature", "_known")
 
     def __init__(self, cls: type[Op], function: str):
         self.op = cls
@@ -323,7 +328,8 @@ class OpFunction:
         )
         self.__name__ = function
         self._signature: inspect.Signature | None = None
-        self._plain: Op | None = None  # the operator with default attributes, which nodes share
+        # The operators that nodes share, by their attributes.
+        self._known: dict[tuple[tuple[str, type, Any], ...], Op] = {}
 
     def __call__(self, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None, **keywords: Any) -> Any:
         cls = self.op
@@ -346,11 +352,24 @@ class OpFunction:
         for position in self._lists:
             if position < len(values) and isinstance(values[position], (int, np.integer)):
                 values[position] = _calls().as_list(cls, values, position)
-        if keywords:
-            return apply(cls(**keywords), *values, name=name, meta=meta)
-        if self._plain is None:
-            self._plain = cls()
-        return apply(self._plain, *values, name=name, meta=meta)
+        return apply(self._operator(keywords), *values, name=name, meta=meta)
+
+    def _operator(self, attributes: Mapping[str, Any]) -> Op:
+        """Return the operator with these attributes. Nodes share operators whose attributes are numbers or texts."""
+        key: list[tuple[str, type, Any]] = []
+        for name, value in attributes.items():
+            kind = value.__class__
+            if kind not in _SIMPLE:
+                return self.op(**attributes)
+            # 0.0 == -0.0, and NaN differs from itself.
+            key.append((name, kind, repr(value) if kind is float else value))
+        known = self._known.get(tuple(key))
+        if known is None:
+            known = self.op(**attributes)
+            if len(self._known) >= _MOST_SHARED:
+                self._known.clear()
+            self._known[tuple(key)] = known
+        return known
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]

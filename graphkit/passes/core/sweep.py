@@ -304,8 +304,10 @@ def _find_shape_readers(graph: Graph) -> Sequence[Node]:
 
 def symbolic_dims(value: Value) -> list[DimExpr]:
     """Return the symbolic dimensions of a tensor."""
-    shape = value.type.shape if isinstance(value.type, TensorType) else None
-    return [d for d in shape or () if isinstance(d, DimExpr)]
+    kind = value.type
+    if not isinstance(kind, TensorType) or kind.shape is None or kind.is_static:
+        return []
+    return [d for d in kind.shape if isinstance(d, DimExpr)]
 
 
 def all_nodes(graph: Graph) -> Iterator[Node]:
