@@ -121,7 +121,7 @@ def reader_dependencies(placement: Placement, donated: Mapping[Value, Value]) ->
     found: dict[Node, list[Value]] = {}
     for node in placement.steps:
         storages = {root[v] for v in elements_read(node)}
-        if storages.isdisjoint(donated):
+        if donated.keys().isdisjoint(storages):
             continue
         result = next(v for v in node.outputs if v in placement.used)
         for storage in storages & donated.keys():
