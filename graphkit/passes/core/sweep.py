@@ -42,6 +42,7 @@ def rewrite(
     extra_inputs: Sequence[Value] = (),
     readers: Readers | None = None,
     advance: Advance | None = None,
+    replaced: dict[Any, Value] | None = None,
 ) -> Graph:
     """Rewrite a graph in one sweep. `rule(node, operands)` returns one value per output, or None to keep the node.
 
@@ -59,8 +60,11 @@ def rewrite(
         extra_inputs: Values that are appended to the graph inputs.
         readers: Gets the replaced results, so that it counts the uses in the new graph.
         advance: Copies nodes that the rule would keep, if native sweeps exist (see `Advance`). Then do not give `at`.
+        replaced: An empty dictionary that gets the new value of each replaced one, for rules that look at other values
+            than operands.
     """
-    table: dict[Any, Value] = dict(inputs or {})
+    table: dict[Any, Value] = {} if replaced is None else replaced
+    table.update(inputs or {})
     if not table and not extra_inputs and at is not None and graph.operators.isdisjoint((*at, *after)):
         return graph
     changed, current, nodes, position = table.keys(), table.get, graph.nodes, 0
@@ -279,8 +283,16 @@ def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]
     shapes = set() if nested else set(_shape_readers(graph))
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
-        for value in node.operands if node not in shapes else ():
-            readers.setdefault(value, []).append(node)
+        if shapes and node in shapes:
+            continue
+        for value in node.inputs:
+            if value is None:
+                continue
+            found = readers.get(value)
+            if found is None:
+                readers[value] = [node]
+            else:
+                found.append(node)
     return readers
 
 
