@@ -306,18 +306,13 @@ def _calls() -> Any:
     return module
 
 
-# Classes of attributes whose operators are shared, and the largest number of shared operators of a function.
-_SIMPLE = frozenset({int, bool, float, str, type(None)})
-_MOST_SHARED = 256
-
-
 class OpFunction:
     """Function of an operator, such as `gk.softmax(x, axis=1)`, which makes a node.
 
     Inputs are given by position or keyword, attributes by keyword, and the node's name as `name=`.
     """
 
-    __slots__ = ("op", "__name__", "_keywords", "_lists", "_signature", "_known")
+    __slots__ = ("op", "__name__", "_keywords", "_lists", "_signature")
 
     def __init__(self, cls: type[Op], function: str):
         self.op = cls
@@ -328,8 +323,6 @@ class OpFunction:
         )
         self.__name__ = function
         self._signature: inspect.Signature | None = None
-        # The operators that nodes share, by their attributes.
-        self._known: dict[tuple[tuple[str, type, Any], ...], Op] = {}
 
     def __call__(self, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None, **keywords: Any) -> Any:
         cls = self.op
@@ -352,24 +345,7 @@ class OpFunction:
         for position in self._lists:
             if position < len(values) and isinstance(values[position], (int, np.integer)):
                 values[position] = _calls().as_list(cls, values, position)
-        return apply(self._operator(keywords), *values, name=name, meta=meta)
-
-    def _operator(self, attributes: Mapping[str, Any]) -> Op:
-        """Return the operator with these attributes. Nodes share operators whose attributes are numbers or texts."""
-        key: list[tuple[str, type, Any]] = []
-        for name, value in attributes.items():
-            kind = value.__class__
-            if kind not in _SIMPLE:
-                return self.op(**attributes)
-            # 0.0 == -0.0, and NaN differs from itself.
-            key.append((name, kind, repr(value) if kind is float else value))
-        known = self._known.get(tuple(key))
-        if known is None:
-            known = self.op(**attributes)
-            if len(self._known) >= _MOST_SHARED:
-                self._known.clear()
-            self._known[tuple(key)] = known
-        return known
+        return apply(cls.shared(**keywords), *values, name=name, meta=meta)
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]

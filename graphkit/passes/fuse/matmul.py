@@ -85,14 +85,14 @@ def product_form(node: Node) -> Product[FusedMatMul] | None:
         return Product(operator(node, FusedMatMul), (*node.inputs, None, None)[:4], node)
     if is_op(node, "MatMul"):
         matrices = all(v.rank not in (None, 1) for v in node.operands)
-        return Product(FusedMatMul(), (*node.inputs, None, None), node) if matrices else None
+        return Product(FusedMatMul.shared(), (*node.inputs, None, None), node) if matrices else None
     return _gemm_form(node) if is_op(node, "Gemm") else None
 
 
 def _gemm_form(node: Node) -> Product[FusedMatMul] | None:
     """Return the fused form of a Gemm whose third operand is a bias, a residual or absent; else None."""
     op = operator(node, Gemm)
-    fused = FusedMatMul(transA=op.transA, transB=op.transB, alpha=op.alpha)
+    fused = FusedMatMul.shared(transA=op.transA, transB=op.transB, alpha=op.alpha)
     a, b, c = (*node.inputs, None)[:3]
     if c is None or op.beta == 0:
         return Product(fused, (a, b, None, None), node)

@@ -440,7 +440,7 @@ class _Sweep:
         x, *vectors = node.operands
         if x.dtype not in self._kinds or any(v.dtype is not x.dtype for v in vectors):
             return None
-        made = registry.get(DOMAIN, "ChannelsLastBatchNorm")(epsilon=op.epsilon, momentum=op.momentum)
+        made = registry.get(DOMAIN, "ChannelsLastBatchNorm").shared(epsilon=op.epsilon, momentum=op.momentum)
         operands = [self._channels_last(x), *(self._standard_order(v) for v in vectors)]
         names = [v.name for v in node.outputs]
         y, running_mean, running_var, *statistics = Node(
@@ -457,7 +457,7 @@ class _Sweep:
             return None
         operands = known[0] if known else self._with_statistics(self._last[x], self._standard_order(scale), op.epsilon)
         names = [*(v.name for v in node.outputs), ""]
-        gradient = registry.get(DOMAIN, "ChannelsLastBatchNormGrad")()
+        gradient = registry.get(DOMAIN, "ChannelsLastBatchNormGrad").shared()
         made = Node(gradient, [self._channels_last(dy), *operands], node.name, node.meta, output_names=names)
         self._standard.update(zip(node.outputs[1:], made.outputs[1:3], strict=True))
         return [made.outputs[0]]
