@@ -458,9 +458,10 @@ def _attributes_key(attributes: Mapping[str, Any]) -> tuple[tuple[str, type, Any
     key: list[tuple[str, type, Any]] = []
     for name, value in attributes.items():
         kind = value.__class__
-        if kind not in _SIMPLE:
+        # NaNs may differ in bits that no comparison shows.
+        if kind not in _SIMPLE or value != value:
             return None
-        # 0.0 == -0.0, and NaN differs from itself.
+        # 0.0 == -0.0
         key.append((name, kind, repr(value) if kind is float else value))
     return tuple(key)
 

@@ -346,20 +346,25 @@ def _inplace_pairs(node: Node, placement: Placement, permitted: Sequence[tuple[i
     """
     if not permitted:
         return []
-    root, place, inputs = placement.root, placement.place, node.inputs
-    storages = [None if v is None else root[v] for v in inputs]
+    root, allowed = placement.root, set(permitted)
+    readers: dict[Value, list[tuple[int, Value]]] = {}  # for each storage, its operands and their positions
+    for i, v in enumerate(node.inputs):
+        if v is not None:
+            readers.setdefault(root[v], []).append((i, v))
     fits: dict[tuple[Value, Value], bool] = {}
     for position, index in permitted:
-        if position >= len(inputs) or index >= len(node.outputs):
+        if position >= len(node.inputs) or index >= len(node.outputs):
             continue
-        storage, output = storages[position], node.outputs[index]
-        if storage is None or output not in placement.used or place[storage] not in ("arena", "parameter"):
+        operand, output = node.inputs[position], node.outputs[index]
+        if operand is None or output not in placement.used or not placement.is_sized(operand):
             continue
-        pair = storage, output
-        if pair in fits or not placement.is_sized(inputs[position]):
-            continue
-        readers = [position] if storages.count(storage) == 1 else [i for i, s in enumerate(storages) if s is storage]
-        fits[pair] = all([(i, index) in permitted and _has_equal_size(inputs[i], output) for i in readers])
+        pair = root[operand], output
+        if pair not in fits and placement.place[pair[0]] in ("arena", "parameter"):
+            fits[pair] = True
+            for i, v in readers[pair[0]]:
+                if (i, index) not in allowed or not _has_equal_size(v, output):
+                    fits[pair] = False
+                    break
     return [pair for pair, is_fitting in fits.items() if is_fitting]
 
 
