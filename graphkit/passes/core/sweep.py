@@ -244,6 +244,7 @@ def fuse(
     needs: Collection[str] | None = None,
     at: Collection[str] | None = None,
     after: Collection[str] = (),
+    counts_uses: bool = True,
     nested: bool = False,
 ) -> Graph:
     """Apply a local rule in one sweep, also to subgraphs (see `map_bodies`).
@@ -258,24 +259,27 @@ def fuse(
     The rule is called only for operators in `at` (default: all), and for nodes that read results of operators in
     `after`. A graph without any operator of `needs`, or of `at` and `after`, is returned unchanged. Takes linear time
     if the rule looks at a bounded number of preceding nodes.
+
+    With `counts_uses=False`, `readers` is empty: for rules that do not look at it.
     """
     for names in (needs, None if at is None else (*at, *after)):
         if names is not None and graph.operators.isdisjoint(names) and graph.operators.isdisjoint(CONTROL):
             return graph
-    counts = use_counts(graph)
-    if not nested:
+    counts = use_counts(graph) if counts_uses else Counter()
+    if counts_uses and not nested:
         counts.subtract(v for node in _shape_readers(graph) for v in node.operands)
     readers = Readers(counts)
 
     def visit(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         if is_control(node):
-            options: Any = {"needs": needs, "at": at, "after": after, "nested": True}
+            options: Any = {"needs": needs, "at": at, "after": after, "counts_uses": counts_uses, "nested": True}
             rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, **options))
         else:
             rebuilt = node if operands is node.inputs else node.rebuilt(operands)
         return rule(rebuilt, readers) or rebuilt.outputs
 
-    return rewrite(graph, visit, at=None if at is None else {*at, *CONTROL}, after=after, readers=readers)
+    followed = readers if counts_uses else None
+    return rewrite(graph, visit, at=None if at is None else {*at, *CONTROL}, after=after, readers=followed)
 
 
 def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]:

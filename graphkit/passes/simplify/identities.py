@@ -67,9 +67,11 @@ def simplify(graph: Graph, *, keep_markers: bool = False) -> Graph:
         rules = {kind: found for kind, found in rules.items() if kind not in _MARKERS}
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
-        rebuilt = map_branches(node, operands, inner)
-        found = rules.get((rebuilt.op.domain, rebuilt.op.name))
-        return (found(rebuilt) if found else None) or rebuilt.outputs
+        found = rules.get((node.op.domain, node.op.name))
+        if found is None:
+            return map_branches(node, operands, inner).outputs
+        rebuilt = node if operands is node.inputs else node.rebuilt(operands)
+        return found(rebuilt) or rebuilt.outputs
 
     return rewrite(graph, rule, at=_operators)
 
@@ -204,7 +206,10 @@ def _identity_element(node: Node) -> Sequence[Value] | None:
     commutative = node.op.name in ("Mul", "Add")
     x, other = node.operands
     for kept, constant in ((x, other), (other, x)) if commutative else ((x, other),):
-        if constant.node is not None and _is_identity(node.op.name, constant) and _equal_shapes(kept, node.output):
+        made = constant.node
+        if made is None or made.op.name not in ("Constant", "Expand"):
+            continue
+        if _is_identity(node.op.name, constant) and _equal_shapes(kept, node.output):
             return (kept,)
     return None
 
