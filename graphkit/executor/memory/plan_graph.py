@@ -209,7 +209,8 @@ class _Planning:
             reads = self._buffers([placement.root[v] for v in elements_read(node)])
         if extra:
             after = self._buffers((*storages, *extra))
-        writes = self._buffers([v for v in node.outputs if v in placement.used])
+        number = self._buffer_of
+        writes = tuple([number[v] for v in node.outputs if v in number])
         return Task(reads, writes, after, self._in_arena(pairs) if pairs else (), aligned(need.scratch_bytes))
 
     def extend_until_copied(

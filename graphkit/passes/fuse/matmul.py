@@ -26,6 +26,8 @@ from graphkit.passes.core.sweep import Readers, fuse, fused_node
 from graphkit.passes.fuse.epilogue import Product, absorb, is_single
 
 _PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
+# Operators before a product that it can contain: transposes and constant factors.
+_REMOVED = frozenset({"Transpose", "Mul", "Div"})
 
 
 @graph_pass(
@@ -126,6 +128,9 @@ def _vector(value: Value, y: Value) -> Value | None:
 
 def _operands(node: Node, readers: Readers) -> Sequence[Value] | None:
     """Remove transposes and constant factors from the operands of a product."""
+    made_by = [None if v is None or v.node is None else v.node.op.name for v in node.inputs[:2]]
+    if _REMOVED.isdisjoint(made_by):
+        return None
     product = _form(node.output)
     if product is None:
         return None
