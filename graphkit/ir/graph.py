@@ -202,9 +202,7 @@ class Node:
         if len(types) == 1:
             self.outputs: tuple[Value, ...] = (Value(types[0], output_names[0] if named else "", self),)
         else:
-            self.outputs = tuple(
-                [Value(t, output_names[i] if i < named else "", self, i) for i, t in enumerate(types)]
-            )
+            self.outputs = tuple([Value(t, output_names[i] if i < named else "", self, i) for i, t in enumerate(types)])
 
     @property
     def output(self) -> Value:

@@ -18,7 +18,7 @@ from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.names import snake_case
-from graphkit.ir.numbering import Numbering, unique_number
+from graphkit.ir.numbering import Numbering, attributes_key, remember, unique_number
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._fields import COERCE, REQUIRED, WORDS, Field, same_zeros
@@ -195,14 +195,14 @@ class Op:
     @classmethod
     def shared(cls, **attrs: Any) -> Self:
         """Return the operator with these attributes. If all of them are numbers or texts, equal calls share it."""
-        key = _attributes_key(attrs)
+        key = attributes_key(attrs)
         if key is None:
             return cls(**attrs)
         known = cls._shared
         found: Self | None = known.get(key)
         if found is None:
             found = cls(**attrs)
-            _remember(known, key, found)
+            remember(known, key, found)
         return found
 
     @classmethod
@@ -265,7 +265,7 @@ class Op:
 
     def replace(self, **changes: Any) -> Self:
         """Return the same operator with some attributes changed. Equal calls share the result, as in `shared`."""
-        key = _attributes_key(changes)
+        key = attributes_key(changes)
         if key is None:
             return self._replaced(changes)
         try:
@@ -276,7 +276,7 @@ class Op:
         found: Self | None = known.get(key)
         if found is None:
             found = self._replaced(changes)
-            _remember(known, key, found)
+            remember(known, key, found)
         return found
 
     def _replaced(self, changes: Mapping[str, Any]) -> Self:
@@ -446,30 +446,6 @@ class Op:
             else:
                 table[formal.name] = operands[position] if position < len(operands) else None
         return table
-
-
-# Classes of attributes whose operators are shared, and the largest number of operators that one table shares.
-_SIMPLE = frozenset({int, bool, float, str, type(None)})
-_MOST_SHARED = 256
-
-
-def _attributes_key(attributes: Mapping[str, Any]) -> tuple[tuple[str, type, Any], ...] | None:
-    """Return a key that only equal attributes have; None if some are neither numbers nor texts."""
-    key: list[tuple[str, type, Any]] = []
-    for name, value in attributes.items():
-        kind = value.__class__
-        # NaNs may differ in bits that no comparison shows.
-        if kind not in _SIMPLE or value != value:
-            return None
-        # 0.0 == -0.0
-        key.append((name, kind, repr(value) if kind is float else value))
-    return tuple(key)
-
-
-def _remember(known: dict[tuple[Any, ...], Any], key: tuple[Any, ...], op: Op) -> None:
-    if len(known) >= _MOST_SHARED:
-        known.clear()
-    known[key] = op
 
 
 def number_of(op: Op) -> int:

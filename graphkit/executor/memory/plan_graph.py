@@ -371,5 +371,7 @@ def _inplace_pairs(node: Node, placement: Placement, permitted: Sequence[tuple[i
 
 def _has_equal_size(a: Value, b: Value) -> bool:
     """Return whether two tensors have the same shape, and elements of the same number of bytes."""
-    x, y = a.type, b.type
-    return x is y or (a.tensor.shape == b.tensor.shape and (x.dtype is y.dtype or a.dtype.itemsize == b.dtype.itemsize))
+    if a.type is b.type:
+        return True
+    x, y = a.tensor, b.tensor
+    return x.shape == y.shape and (x.dtype is y.dtype or x.dtype.itemsize == y.dtype.itemsize)

@@ -60,8 +60,7 @@ def rewrite(
         extra_inputs: Values that are appended to the graph inputs.
         readers: Gets the replaced results, so that it counts the uses in the new graph.
         advance: Copies nodes that the rule would keep, if native sweeps exist (see `Advance`). Then do not give `at`.
-        replaced: An empty dictionary that gets the new value of each replaced one, for rules that look at other values
-            than operands.
+        replaced: An empty dictionary, which gets the new value of each replaced one.
     """
     table: dict[Any, Value] = {} if replaced is None else replaced
     table.update(inputs or {})
@@ -70,8 +69,7 @@ def rewrite(
     changed, current, nodes, position = table.keys(), table.get, graph.nodes, 0
     visited, read = None if at is None else frozenset(at), frozenset(after) or None
     sweeps = native_sweeps()
-    if sweeps is not None and visited is not None:
-        advance = _copying(visited, read, readers)
+    advance = advance if visited is None else _copying(visited, read, readers)
     with context.detached():
         while True:
             if sweeps is not None and advance is not None:

@@ -128,9 +128,10 @@ class _Sums:
         summed = operator(node, ReduceToShapeOf).summed_axes(x, like)
         if not summed:
             return (operator(node, Op).expand(x, like),)
-        total = F.reduce_sum(x, axes := self._constants.ints(summed), keepdims=False)
+        total: Value = F.reduce_sum(x, axes := self._constants.ints(summed), keepdims=False)
         if not _equal_shapes(total, node.output):
             return (operator(node, Op).expand(x, like),)
+        assert total.node is not None
         self._known[kinds] = operator(total.node, Op), axes, total.type
         return (total,)
 

@@ -61,7 +61,6 @@ def drop_outer_taps(graph: Graph) -> Graph:
 
     A removed tap no longer multiplies the padding. So an infinite or NaN weight of it no longer makes the result NaN.
     """
-
     # The numbers of operators and operand types of convolutions without idle taps.
     kept: set[tuple[int, ...]] = set()
 
