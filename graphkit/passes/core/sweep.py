@@ -91,9 +91,7 @@ def rewrite(
                 continue
             if replacement is not results:
                 _record(results, replacement, table, readers)
-    if not table and not extra_inputs:
-        return graph
-    return _with_replaced(graph, table, extra_inputs)
+    return _with_replaced(graph, table, extra_inputs) if table or extra_inputs else graph
 
 
 def _copying(visited: frozenset[str], read: frozenset[str] | None, readers: Readers | None) -> Advance:
@@ -267,9 +265,10 @@ def fuse(
     if counts_uses and not nested:
         counts.subtract(v for node in _shape_readers(graph) for v in node.operands)
     readers = Readers(counts)
+    has_control = not graph.operators.isdisjoint(CONTROL)
 
     def visit(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
-        if is_control(node):
+        if has_control and is_control(node):
             options: Any = {"needs": needs, "at": at, "after": after, "counts_uses": counts_uses, "nested": True}
             rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, **options))
         else:
