@@ -208,9 +208,11 @@ def check_argument(owner: str, name: str, annotation: str, value: Any) -> None:
 
 def check_values(what: str, given: Iterable[Any]) -> None:
     """Raise UsageError if something is not a value of a graph. An array of `graphkit.nd` is none, though a subclass."""
-    for value in given:
-        if type(value).__name__ != "Value":
-            raise UsageError(f"{what} must be graph values, not {shown(value)}{_CONSTANT}")
+    values = list(given)
+    if {kind.__name__ for kind in set(map(type, values))} <= {"Value"}:
+        return
+    wrong = next(value for value in values if type(value).__name__ != "Value")
+    raise UsageError(f"{what} must be graph values, not {shown(wrong)}{_CONSTANT}")
 
 
 def _check(owner: str, name: str, kinds: _Kinds, value: Any) -> None:

@@ -184,10 +184,11 @@ class Node:
         self.op = op
         self.inputs: tuple[Value | None, ...] = tuple(inputs)
         scope = context.current()
-        scope.admit()
+        if scope.made is not None:
+            scope.admit()
         self.scope = scope
-        self.name = scope.qualify(name)
-        self.meta: Mapping[str, str] = scope.merge(meta)
+        self.name = scope.prefix + name if name else ""
+        self.meta: Mapping[str, str] = scope.merge(meta) if scope.attrs else meta or _NO_ATTRS
         self.serial = next(_serial)
         if types is None:
             try:
@@ -198,9 +199,10 @@ class Node:
                 where = origins().unfinished(self, output_names)
                 raise TypeMismatch(f"{where}: operands and attributes do not fit: {error}") from error
         named = len(output_names)
-        self.outputs: tuple[Value, ...] = tuple(
-            [Value(t, output_names[i] if i < named else "", self, i) for i, t in enumerate(types)]
-        )
+        if len(types) == 1:
+            self.outputs: tuple[Value, ...] = (Value(types[0], output_names[0] if named else "", self),)
+        else:
+            self.outputs = tuple([Value(t, output_names[i] if i < named else "", self, i) for i, t in enumerate(types)])
 
     @property
     def output(self) -> Value:
@@ -417,7 +419,7 @@ class Graph:
             updated[state] = new
             if state not in known:
                 raise InvalidModel(f"{origins().titled(self)}: update of {state}, which is not an input")
-            if state.type != new.type:
+            if state.type is not new.type and state.type != new.type:
                 raise InvalidModel(f"{origins().titled(self)}: update of {state} with another type, {new.type}")
         if self._output_names is not None and len(self._output_names) != len(self.outputs):
             raise InvalidModel(

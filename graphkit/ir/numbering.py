@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 _counter = itertools.count(1)
 
 # When a numbering has this many contents, it starts again, so that its memory is bounded.
 _LIMIT = 1 << 15
+# Classes of attributes that keys contain, and the largest number of objects in a table by such keys.
+_SIMPLE = frozenset({int, bool, float, str, type(None)})
+_MOST_SHARED = 256
 
 
 def unique_number() -> int:
@@ -35,3 +39,23 @@ class Numbering:
                 known.clear()
             found = known.setdefault(content, next(_counter))
         return found
+
+
+def attributes_key(attributes: Mapping[str, Any]) -> tuple[tuple[str, type, Any], ...] | None:
+    """Return a key that only equal attributes have; None if some are neither numbers nor texts."""
+    key: list[tuple[str, type, Any]] = []
+    for name, value in attributes.items():
+        kind = value.__class__
+        # NaNs may differ in bits that no comparison shows.
+        if kind not in _SIMPLE or value != value:
+            return None
+        # 0.0 == -0.0
+        key.append((name, kind, repr(value) if kind is float else value))
+    return tuple(key)
+
+
+def remember(known: dict[tuple[Any, ...], Any], key: tuple[Any, ...], shared: Any) -> None:
+    """Add an object to a table, which is emptied when it is full."""
+    if len(known) >= _MOST_SHARED:
+        known.clear()
+    known[key] = shared

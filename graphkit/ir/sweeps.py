@@ -63,3 +63,21 @@ class NativeSweeps(Protocol):
             The position of the first node that the caller must handle: its key is in `seen`, its operator is random or
             has subgraphs, or its operands have other types than before. If there is none, the number of nodes.
         """
+
+    def bind_until(
+        self,
+        nodes: tuple[Any, ...],
+        start: int,
+        at: Set[str],
+        table: dict[Any, Any],
+        known: dict[Any, tuple[Any, ...]],
+    ) -> int:
+        """Copy nodes as `copy_until` does, also nodes whose operands have other types than before.
+
+        `known` contains types of results. Its keys consist of the number of an operator and those of its operands'
+        types; None for an absent operand.
+
+        Returns:
+            The position of the first node that the caller must handle: its operator is in `at`, or `known` does not
+            contain the types of its results. If there is none, the number of nodes.
+        """

@@ -18,7 +18,7 @@ from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.names import snake_case
-from graphkit.ir.numbering import Numbering, unique_number
+from graphkit.ir.numbering import Numbering, attributes_key, remember, unique_number
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._fields import COERCE, REQUIRED, WORDS, Field, same_zeros
@@ -133,8 +133,10 @@ class Op:
     - `composed(self, *inputs)`: builds the result from operators that have kernels, if these differ from `expand`'s.
     """
 
-    __slots__ = ("_number",)
+    __slots__ = ("_number", "_replacements")
     _number: int
+    # The operators that `replace` has returned, by the key of the changes.
+    _replacements: dict[tuple[Any, ...], Any]
 
     domain: ClassVar[str] = ""
     name: ClassVar[str] = ""
@@ -168,10 +170,13 @@ class Op:
     _is_numbered: ClassVar[bool] = False
     # Types of operands that `_check_operands` accepted: a dtype for a tensor, else a class.
     _accepted: ClassVar[set[tuple[Any, ...]]]
+    # The operators that `shared` returns, by the key of their attributes.
+    _shared: ClassVar[dict[tuple[Any, ...], Any]]
 
     def __init_subclass__(cls, **options: Any):
         super().__init_subclass__(**options)
         cls._accepted = set()
+        cls._shared = {}
         cls._is_numbered = False  # until the decorator finds what a subclass defines
         share_former_names(cls, _FORMER)
 
@@ -186,6 +191,19 @@ class Op:
                 values[key] = default
         if attrs:
             raise self._unknown(next(iter(attrs)))
+
+    @classmethod
+    def shared(cls, **attrs: Any) -> Self:
+        """Return the operator with these attributes. If all of them are numbers or texts, equal calls share it."""
+        key = attributes_key(attrs)
+        if key is None:
+            return cls(**attrs)
+        known = cls._shared
+        found: Self | None = known.get(key)
+        if found is None:
+            found = cls(**attrs)
+            remember(known, key, found)
+        return found
 
     @classmethod
     def _coerced(cls, key: str, given: Any) -> Any:
@@ -246,7 +264,22 @@ class Op:
         return {key: values[key] for key in self._graphs if values[key] is not None}
 
     def replace(self, **changes: Any) -> Self:
-        """Return the same operator with some attributes changed."""
+        """Return the same operator with some attributes changed. Equal calls share the result, as in `shared`."""
+        key = attributes_key(changes)
+        if key is None:
+            return self._replaced(changes)
+        try:
+            known = self._replacements
+        except AttributeError:
+            known = {}
+            object.__setattr__(self, "_replacements", known)
+        found: Self | None = known.get(key)
+        if found is None:
+            found = self._replaced(changes)
+            remember(known, key, found)
+        return found
+
+    def _replaced(self, changes: Mapping[str, Any]) -> Self:
         made = object.__new__(type(self))
         values = made.__dict__
         values.update(self.__dict__)
@@ -363,8 +396,12 @@ class Op:
         try:
             return (self._number, *[None if kind is None else kind._number for kind in inputs])
         except AttributeError:  # some are not numbered yet
-            tensors = all(kind is None or isinstance(kind, TensorType) for kind in inputs)
-            return (number_of(self), *[None if k is None else k.number for k in inputs]) if tensors else None
+            key: list[int | None] = [number_of(self)]
+            for kind in inputs:
+                if kind is not None and not isinstance(kind, TensorType):
+                    return None
+                key.append(None if kind is None else kind.number)
+            return tuple(key)
 
     def _check_operands(self, inputs: Sequence[Type | None]) -> None:
         formals, given = self.formals, len(inputs)

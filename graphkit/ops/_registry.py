@@ -312,7 +312,7 @@ class OpFunction:
     Inputs are given by position or keyword, attributes by keyword, and the node's name as `name=`.
     """
 
-    __slots__ = ("op", "__name__", "_keywords", "_lists", "_signature", "_plain")
+    __slots__ = ("op", "__name__", "_keywords", "_lists", "_signature")
 
     def __init__(self, cls: type[Op], function: str):
         self.op = cls
@@ -323,7 +323,6 @@ class OpFunction:
         )
         self.__name__ = function
         self._signature: inspect.Signature | None = None
-        self._plain: Op | None = None  # the operator with default attributes, which nodes share
 
     def __call__(self, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None, **keywords: Any) -> Any:
         cls = self.op
@@ -346,11 +345,7 @@ class OpFunction:
         for position in self._lists:
             if position < len(values) and isinstance(values[position], (int, np.integer)):
                 values[position] = _calls().as_list(cls, values, position)
-        if keywords:
-            return apply(cls(**keywords), *values, name=name, meta=meta)
-        if self._plain is None:
-            self._plain = cls()
-        return apply(self._plain, *values, name=name, meta=meta)
+        return apply(cls.shared(**keywords), *values, name=name, meta=meta)
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]

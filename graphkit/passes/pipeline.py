@@ -14,26 +14,27 @@ from graphkit.passes.core.match import FixedValues
 from graphkit.passes.core.sweep import effect, is_constant
 
 
-def _computes_halves(node: Node) -> bool:
-    for value in (*node.inputs, *node.outputs):
-        if value is not None and isinstance(value.type, TensorType) and value.type.dtype in HALVES:
-            return True
-    return False
+def _tensor_types(graph: Graph) -> Collection[TensorType]:
+    """Return the types of all tensors in the graph. Many values share one object."""
+    by_identity = {id(v.type): v.type for node in graph.nodes for v in node.outputs}
+    by_identity.update((id(v.type), v.type) for v in graph.inputs)
+    return [kind for kind in by_identity.values() if isinstance(kind, TensorType)]
 
 
-def _reads_unknown_rank(node: Node) -> bool:
-    for value in node.inputs:
-        if value is not None and isinstance(value.type, TensorType) and value.type.shape is None:
-            return True
-    return False
+def _computes_halves(graph: Graph) -> bool:
+    return any(kind.dtype in HALVES for kind in graph.cached(_tensor_types))
 
 
-def _is_product(node: Node) -> bool:
-    return node.op.name in ("Mul", "Div")
+def _has_unknown_rank(graph: Graph) -> bool:
+    return any(kind.shape is None for kind in graph.cached(_tensor_types))
 
 
-def _is_composite(node: Node) -> bool:
-    return bool(getattr(node.op, "composite", False))
+def _has_product(graph: Graph) -> bool:
+    return not graph.operators.isdisjoint(("Mul", "Div"))
+
+
+def _has_composite(graph: Graph) -> bool:
+    return any(getattr(kind, "composite", False) for kind in {type(node.op) for node in graph.nodes})
 
 
 cse = deferred("cse")
@@ -47,7 +48,7 @@ fuse_batch_norm = deferred("fuse_batch_norm")
 fuse_conv = deferred("fuse_conv")
 float8_products = deferred("float8_products")
 fold_batch_norm = deferred("fold_batch_norm")
-fuse_gelu = deferred("fuse_gelu", _is_product)
+fuse_gelu = deferred("fuse_gelu", _has_product)
 fuse_layer_norm = deferred("fuse_layer_norm")
 fuse_loss_grad = deferred("fuse_loss_grad")
 fuse_matmul = deferred("fuse_matmul")
@@ -68,11 +69,11 @@ unstride_transposed = deferred("unstride_transposed")
 dynamic_products = deferred("dynamic_products")
 integers = deferred("integers")
 weight_products = deferred("weight_products")
-expand_composites = deferred("expand_composites", _is_composite)
+expand_composites = deferred("expand_composites", _has_composite)
 eliminate_expand = deferred("eliminate_expand")
 fold = deferred("fold")
 simplify = deferred("simplify")
-known_ranks = deferred("known_ranks", _reads_unknown_rank)
+known_ranks = deferred("known_ranks", _has_unknown_rank)
 drop_outer_taps = deferred("drop_outer_taps")
 eliminate_reshape = deferred("eliminate_reshape")
 eliminate_transpose = deferred("eliminate_transpose")

@@ -13,6 +13,7 @@ from graphkit.ir.graph import Graph, Node, Value, native_sweeps, topological
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
 from graphkit.passes.cleanup import CLEANUP
+from graphkit.passes.core.bind import bind
 from graphkit.passes.core.sweep import fuse, rewrite, run_passes
 from graphkit.passes.pipeline import INFERENCE
 
@@ -125,6 +126,17 @@ def test_passes_give_equal_graphs(name: str) -> None:
         return shown(run_passes(graph, (*CLEANUP, *INFERENCE)))
 
     assert prepared() == in_python(prepared)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bound_graph_is_equal(seed: int) -> None:
+    values = random_values(seed)
+    graph = gk.Model({f"y{i}": v for i, v in enumerate(values[-4:])}).graph
+
+    def bound() -> list[object]:
+        return shown(bind(graph, {graph.name_of(v): (4, 7) for v in graph.inputs}))
+
+    assert bound() == in_python(bound)
 
 
 def test_missing_input_is_named() -> None:

@@ -21,6 +21,21 @@ from graphkit.ops.ml.linear import LinearRegressor
 from graphkit.ops.tensor.layout import Transpose
 
 
+def test_nodes_share_operators_of_equal_attributes() -> None:
+    x = Value(TensorType("float32", [2, 3]))
+
+    def alpha_of(value: float) -> Any:
+        return F.leaky_relu(x, alpha=value).node.op
+
+    assert alpha_of(0.5) is alpha_of(0.5)
+    assert alpha_of(0.5).replace(alpha=0.25) is alpha_of(0.5).replace(alpha=0.25)
+    assert alpha_of(0.5) is not alpha_of(0.25)
+    # Equal numbers with other bits, and numbers that differ from themselves.
+    assert str(alpha_of(0.0).alpha) == "0.0"
+    assert str(alpha_of(-0.0).alpha) == "-0.0"
+    assert alpha_of(float("nan")) is not alpha_of(float("nan"))
+
+
 def test_equal_types_have_equal_numbers() -> None:
     made = [TensorType("float32", ["N", 3]) for _ in range(2)]
     assert made[0].number == made[1].number != TensorType("float32", ["M", 3]).number

@@ -147,6 +147,8 @@ class _Locations:
         self._bound = dict(zip(lowered.graph.inputs, inputs, strict=True))
         self.buffers: dict[Value, int] = {}
         placement = lowered.placement
+        self._root, self._used = placement.root, placement.used
+        self._known: dict[Value, Location] = {}
         for result, location in zip(placement.results, results, strict=True):
             root = placement.root[result.value]
             made_here = placement.place[root] == "dynamic" and root not in self._bound
@@ -154,8 +156,15 @@ class _Locations:
                 self._bound[root] = location
 
     def of(self, value: Value) -> Location:
+        root = self._root[value]
+        known = self._known.get(root)
+        if known is None:
+            known = self._known[root] = self._find(root)
+        return known
+
+    def _find(self, root: Value) -> Location:
+        """Return the location of a storage."""
         lowered = self._lowered
-        root = lowered.placement.root[value]
         if root in lowered.fixed:
             return self._emitter.fixed(lowered.fixed[root])
         offset = lowered.memory.offset(root)
@@ -167,23 +176,25 @@ class _Locations:
         return self._bound[root]
 
     def inputs(self, node: Node, lowering: Lowering) -> list[Location]:
-        packing = lowering.packing
+        packing, unread = lowering.packing, lowering.unread
         packed = () if packing is None else packing.packed_inputs
+        if not packed and not unread:
+            return [ABSENT if v is None else self.of(v) for v in node.inputs]
         found: list[Location] = []
         for position, operand in enumerate(node.inputs):
-            if operand is None or position in lowering.unread:
+            if operand is None or position in unread:
                 found.append(ABSENT)
             elif position in packed:
                 # Refer only to the packed copy. Asking for the location of the unpacked array would keep it in memory,
                 # too.
-                array = self._lowered.fixed[self._lowered.placement.root[operand]]
+                array = self._lowered.fixed[self._root[operand]]
                 found.append(self._emitter.fixed(array, packing, position))
             else:
                 found.append(self.of(operand))
         return found
 
     def outputs(self, node: Node) -> list[Location]:
-        return [self.of(v) if v in self._lowered.placement.used else ABSENT for v in node.outputs]
+        return [self.of(v) if v in self._used else ABSENT for v in node.outputs]
 
     def scratch(self, index: int) -> Location:
         offset = self._lowered.memory.scratch_offset(index)

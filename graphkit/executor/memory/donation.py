@@ -60,9 +60,9 @@ def donated_states(
     after_writers: set[Node] = set()
     writer_nodes = {placement.steps[index] for index in writers.values()}
     for index, node in enumerate(placement.steps):
-        if node in writer_nodes or any(v.node in after_writers for v in dependencies[index]):
+        if node in writer_nodes or not after_writers.isdisjoint([v.node for v in dependencies[index]]):
             after_writers.add(node)
-        if node in after_writers or any(place.get(v) == "dynamic" for v in node.outputs):
+        if node in after_writers or "dynamic" in [place.get(v) for v in node.outputs]:
             for value in elements_read(node):
                 if writers.get(root[value], index) != index:
                     del writers[root[value]]
@@ -81,7 +81,7 @@ def _before_failures(
     found: set[int] = set()
     for index in reversed(range(len(placement.steps))):
         node = placement.steps[index]
-        follows = any(v in needed for v in node.outputs)
+        follows = not needed.isdisjoint(node.outputs)
         if follows or (may_fail[index] and node.op.name not in _SCATTERS):
             found.add(index)
         if follows or may_fail[index]:
@@ -120,8 +120,11 @@ def reader_dependencies(placement: Placement, donated: Mapping[Value, Value]) ->
     root = placement.root
     found: dict[Node, list[Value]] = {}
     for node in placement.steps:
+        storages = {root[v] for v in elements_read(node)}
+        if donated.keys().isdisjoint(storages):
+            continue
         result = next(v for v in node.outputs if v in placement.used)
-        for storage in {root[v] for v in elements_read(node)} & donated.keys():
+        for storage in storages & donated.keys():
             writer = donated[storage].node
             assert writer is not None
             if writer is not node:

@@ -105,12 +105,12 @@ def place_values(
             if dependencies := _unread_operands(node, root, view_dependencies):
                 view_dependencies.update((v, dependencies) for v in sources)
             continue
-        root.update((v, v) for v in node.outputs)
         if isinstance(node.op, Constant):
-            place[node.output] = "constant"
+            root[node.output], place[node.output] = node.output, "constant"
             continue
-        place.update((v, "arena" if _is_sized(v, symbols) else "dynamic") for v in node.outputs)
-        place.update((v, "host") for v in node.outputs if v in hosted)
+        for v in node.outputs:
+            root[v] = v
+            place[v] = "host" if v in hosted else "arena" if _is_sized(v, symbols) else "dynamic"
         steps.append(node)
     results: list[Result] = []
     for value in finals:
@@ -151,6 +151,8 @@ def _is_sized(value: Value, symbols: Set[str]) -> bool:
     kind = value.type
     if not isinstance(kind, TensorType) or kind.shape is None or kind.dtype is DType.STRING:
         return False
+    if not symbols:
+        return kind.is_static
     return all(not isinstance(d, DimExpr) or d.symbols <= symbols for d in kind.shape)
 
 

@@ -209,7 +209,8 @@ class _Planning:
             reads = self._buffers([placement.root[v] for v in elements_read(node)])
         if extra:
             after = self._buffers((*storages, *extra))
-        writes = self._buffers([v for v in node.outputs if v in placement.used])
+        number = self._buffer_of
+        writes = tuple([number[v] for v in node.outputs if v in number])
         return Task(reads, writes, after, self._in_arena(pairs) if pairs else (), aligned(need.scratch_bytes))
 
     def extend_until_copied(
@@ -361,9 +362,8 @@ def _inplace_pairs(node: Node, placement: Placement, permitted: Sequence[tuple[i
         pair = root[operand], output
         if pair not in fits and placement.place[pair[0]] in ("arena", "parameter"):
             fits[pair] = True
-            kind = output.type
             for i, v in readers[pair[0]]:
-                if (i, index) not in allowed or not (v.type is kind or _has_equal_size(v, output)):
+                if (i, index) not in allowed or not _has_equal_size(v, output):
                     fits[pair] = False
                     break
     return [pair for pair, is_fitting in fits.items() if is_fitting]
@@ -371,4 +371,7 @@ def _inplace_pairs(node: Node, placement: Placement, permitted: Sequence[tuple[i
 
 def _has_equal_size(a: Value, b: Value) -> bool:
     """Return whether two tensors have the same shape, and elements of the same number of bytes."""
-    return a.tensor.shape == b.tensor.shape and a.dtype.itemsize == b.dtype.itemsize
+    if a.type is b.type:
+        return True
+    x, y = a.tensor, b.tensor
+    return x.shape == y.shape and (x.dtype is y.dtype or x.dtype.itemsize == y.dtype.itemsize)

@@ -37,7 +37,7 @@ from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.declare import Step, deferred
-from graphkit.passes.core.draws import is_unbound
+from graphkit.passes.core.draws import has_unbound
 from graphkit.passes.core.sweep import run_passes
 from graphkit.signatures import check_argument, typed
 from graphkit.text import human, quantity, short_repr
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from graphkit.passes.distribution.backends import Decision
 
 # Most graphs have no random nodes, and so do not need its module.
-_BIND_RNG = deferred("bind_rng", is_unbound)
+_BIND_RNG = deferred("bind_rng", has_unbound)
 
 
 class Executor:

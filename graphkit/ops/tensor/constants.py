@@ -72,8 +72,9 @@ class ReduceToShapeOf(Op):
         return F.expand(dy, F.shape(node.operands[0])), None
 
     def expand(self, x: Any, like: Any) -> Any:
-        total = self.summed(x, like)
-        if total is not None:
+        axes = self.summed_axes(x, like)
+        if axes is not None:
+            total = F.reduce_sum(x, np.asarray(axes, np.int64), keepdims=False) if axes else x
             return F.reshape(total, F.shape(like))
         # Sizes are unknown: extend like's shape to x's rank, and sum over axes where only `like` has size 1.
         target, source = F.shape(like), F.shape(x)
@@ -87,16 +88,9 @@ class ReduceToShapeOf(Op):
         return F.reshape(F.reduce_sum(x, axes_value, keepdims=True, noop_with_empty_axes=True), target)
 
     @staticmethod
-    def summed(x: Value, like: Value) -> Value | None:
-        """Return the sum over the axes along which `like` broadcasts, without these axes.
-
-        Returns None if the shapes do not determine the axes.
-        """
-        axes = _static_axes(x.shape, like.shape)
-        if not axes:
-            return None if axes is None else x
-        total: Value = F.reduce_sum(x, np.asarray(axes, np.int64), keepdims=False)
-        return total
+    def summed_axes(x: Value, like: Value) -> list[int] | None:
+        """Return the axes along which `like` broadcasts. Returns None if the shapes do not determine the axes."""
+        return _static_axes(x.shape, like.shape)
 
 
 def _static_axes(x: tuple[Any, ...] | None, like: tuple[Any, ...] | None) -> list[int] | None:

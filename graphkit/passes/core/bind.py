@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from graphkit.collector import without_gc
 from graphkit.errors import InputError, TypeMismatch, did_you_mean
-from graphkit.ir import context, dims
+from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import SequenceType, TensorType, Type, same_type
 from graphkit.ops import Op
+from graphkit.ops._op import number_of
 from graphkit.passes.core.match import is_op
+from graphkit.passes.core.sweep import rewrite
+
+if TYPE_CHECKING:
+    from graphkit.ir.sweeps import NativeSweeps
+
+# Operators whose subgraphs are bound, too.
+_BRANCHES = frozenset({"If"})
+# The numbers of an operator and of the types of its operands; None for an absent operand.
+_Key: TypeAlias = tuple[int | None, ...]
 
 
 @without_gc
@@ -105,59 +115,49 @@ def rebind(graph: Graph, types: Mapping[Value, Type]) -> Graph:
 
     `types` contains a type for each input. Raises TypeMismatch, which names the node.
     """
-    inferred: dict[Any, tuple[Type, ...]] = {}
-    table = {v: v if same_type(v.type, types[v]) else v.like(type=types[v]) for v in graph.inputs}
-    with context.detached():
-        for node in graph.nodes:
-            operands = [None if v is None else table[v] for v in node.inputs]
-            operator = _bound_operator(node, operands)
-            bound = node.with_operands(operands) if operator is None else node.rebuilt(operands, operator)
-            if bound is None:
-                bound = _inferred(node, operands, inferred)
-            table.update(zip(node.outputs, bound.outputs, strict=True))
-    if all(new is old for old, new in table.items()):
-        return graph
-    return graph.replace(
-        inputs=[table[v] for v in graph.inputs],
-        outputs=[table[v] for v in graph.outputs],
-        updates=[(table[state], table[new]) for state, new in graph.updates],
-        output_names=graph.output_names,
-    )
+    inputs = {v: v.like(type=types[v]) for v in graph.inputs if not same_type(v.type, types[v])}
+    known: dict[_Key, tuple[Type, ...]] = {}
+
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
+        operator = _bound_operator(node, operands)
+        bound = node.with_operands(operands) if operator is None else node.rebuilt(operands, operator)
+        return (_inferred(node, operands, known) if bound is None else bound).outputs
+
+    def advance(sweeps: NativeSweeps, nodes: tuple[Node, ...], position: int, table: dict[Any, Value]) -> int:
+        return sweeps.bind_until(nodes, position, _BRANCHES, table, known)
+
+    return rewrite(graph, rule, inputs=inputs, advance=advance)
 
 
-def _inferred(node: Node, operands: Sequence[Value | None], known: dict[Any, tuple[Type, ...]]) -> Node:
+def _inferred(node: Node, operands: Sequence[Value | None], known: dict[_Key, tuple[Type, ...]]) -> Node:
     """Return the node on operands of other types. `known` contains the types that were inferred for equal nodes."""
-    given = None if node.op.subgraphs() else _static_types(operands)
-    if given is None:
+    key = _key(node, operands)
+    if key is None:
         return node.rebuilt(operands)
-    types = known.get((node.op, given))
+    types = known.get(key)
     if types is not None:
         return node.with_types(operands, types)
     bound = node.rebuilt(operands)
     found = tuple([v.type for v in bound.outputs])
-    if all(_is_static(kind) for kind in found):
-        known[node.op, given] = found
+    if all(isinstance(kind, TensorType) and not kind.symbols and kind.shape is not None for kind in found):
+        known[key] = found
     return bound
 
 
-def _is_static(kind: Type) -> bool:
-    """Return whether the type is that of a tensor of known size, and contains no elements."""
-    return isinstance(kind, TensorType) and kind.is_static and kind.value is None and kind.floats is None
+def _key(node: Node, operands: Sequence[Value | None]) -> _Key | None:
+    """Return what the types of the results depend on: the numbers of the operator and of the operands' types.
 
-
-def _static_types(operands: Sequence[Value | None]) -> tuple[object, ...] | None:
-    """Return the types of operands, on which the types of the results depend.
-
-    Returns None if a type is not static (`_is_static`). Then inference may return new unknown dimensions each time.
+    Returns None if a type is not that of a tensor of known size, or depends on names. Then inference may return new
+    unknown dimensions each time. Also None for operators of control flow, which may do this for any operands.
     """
-    found: list[object] = []
+    if not isinstance(node.op, Op) or (node.op.subgraphs() and not node.op._is_numbered):
+        return None
+    found: list[int | None] = [number_of(node.op)]
     for value in operands:
-        if value is None:
-            found.append(None)
-        elif _is_static(value.type):
-            found.append(value.type)
-        else:
+        kind = None if value is None else value.type
+        if kind is not None and (not isinstance(kind, TensorType) or kind.shape is None or kind.symbols):
             return None
+        found.append(None if kind is None else kind.number)
     return tuple(found)
 
 

@@ -141,15 +141,16 @@ def _has_any(graph: Graph, operators: frozenset[str]) -> bool:
     return any(_has_any(inner, operators) for node in nodes for inner in node.op.subgraphs().values())
 
 
-def _any_node(graph: Graph, condition: Callable[[Node], bool]) -> bool:
-    """Return whether a node of the graph, or of its subgraphs, fulfils the condition."""
-    for node in graph.nodes:
-        if condition(node):
-            return True
-        for inner in node.op.subgraphs().values():
-            if _any_node(inner, condition):
-                return True
-    return False
+def _any_graph(graph: Graph, condition: Callable[[Graph], bool]) -> bool:
+    """Return whether the graph, or one of its subgraphs, fulfils the condition."""
+    if condition(graph):
+        return True
+    owners = graph.cached(_with_subgraphs)
+    return any(_any_graph(inner, condition) for node in owners for inner in node.op.subgraphs().values())
+
+
+def _with_subgraphs(graph: Graph) -> Sequence[Node]:
+    return [node for node in graph.nodes if node.op.subgraphs()]
 
 
 # By name: all passes that exist so far, those that `deferred` made, and the imported passes that replace the latter.
@@ -188,14 +189,14 @@ def graph_pass(
     return declare
 
 
-def deferred(name: str, may_change: Callable[[Node], bool] | None = None) -> Pass[...]:
+def deferred(name: str, may_change: Callable[[Graph], bool] | None = None) -> Pass[...]:
     """Return the pass of this name. Its module is imported when the pass is first called for a graph that it may
     change.
 
     `graphkit.passes.core._index` contains its declaration. `python -P -m graphkit.checks.indexes` writes that file.
 
-    may_change: Returns False for nodes that the pass does not change. If there are no others in a graph, including its
-        subgraphs, the pass is not imported.
+    may_change: Returns False for graphs that the pass does not change, apart from their subgraphs. If it returns False
+        for a graph and all its subgraphs, the pass is not imported.
     """
     path = _module_of(name)
     if name in _known:
@@ -204,7 +205,7 @@ def deferred(name: str, may_change: Callable[[Node], bool] | None = None) -> Pas
         return _known[name]
 
     def apply(graph: Graph, *args: Any, **kwargs: Any) -> Graph:
-        if may_change is not None and not _any_node(graph, may_change):
+        if may_change is not None and not _any_graph(graph, may_change):
             return graph
         importlib.import_module(path)
         made.__dict__.update(_imported[name].__dict__)

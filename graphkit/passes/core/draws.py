@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphkit.errors import UnsupportedError
-from graphkit.ir.graph import Node, Operator
+from graphkit.ir.graph import Graph, Node, Operator
 from graphkit.passes.core.sweep import all_nodes
 
 
@@ -21,6 +21,12 @@ def is_unbound(node: Node) -> bool:
     """Return whether the node generates random numbers and has no random state as operand."""
     position = rng_position(node)
     return position is not None and (len(node.inputs) <= position or node.inputs[position] is None)
+
+
+def has_unbound(graph: Graph) -> bool:
+    """Return whether a node of the graph, without its subgraphs, is unbound (see `is_unbound`)."""
+    kinds = {type(node.op) for node in graph.nodes}
+    return any(getattr(kind, "random", False) for kind in kinds) and any(map(is_unbound, graph.nodes))
 
 
 def is_undetermined(node: Node) -> bool:

@@ -113,7 +113,7 @@ def permutation(node: Node) -> tuple[int, ...] | None:
     rank = first(node).rank
     if rank is None:
         return None
-    perm: Sequence[int] | None = node.op.attributes().get("perm")
+    perm: Sequence[int] | None = getattr(node.op, "perm", None)
     return tuple(range(rank))[::-1] if perm is None else tuple(perm)
 
 

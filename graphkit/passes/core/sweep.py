@@ -42,6 +42,7 @@ def rewrite(
     extra_inputs: Sequence[Value] = (),
     readers: Readers | None = None,
     advance: Advance | None = None,
+    replaced: dict[Any, Value] | None = None,
 ) -> Graph:
     """Rewrite a graph in one sweep. `rule(node, operands)` returns one value per output, or None to keep the node.
 
@@ -59,15 +60,16 @@ def rewrite(
         extra_inputs: Values that are appended to the graph inputs.
         readers: Gets the replaced results, so that it counts the uses in the new graph.
         advance: Copies nodes that the rule would keep, if native sweeps exist (see `Advance`). Then do not give `at`.
+        replaced: An empty dictionary, which gets the new value of each replaced one.
     """
-    table: dict[Any, Value] = dict(inputs or {})
+    table: dict[Any, Value] = {} if replaced is None else replaced
+    table.update(inputs or {})
     if not table and not extra_inputs and at is not None and graph.operators.isdisjoint((*at, *after)):
         return graph
     changed, current, nodes, position = table.keys(), table.get, graph.nodes, 0
     visited, read = None if at is None else frozenset(at), frozenset(after) or None
     sweeps = native_sweeps()
-    if sweeps is not None and visited is not None:
-        advance = _copying(visited, read, readers)
+    advance = advance if visited is None else _copying(visited, read, readers)
     with context.detached():
         while True:
             if sweeps is not None and advance is not None:
@@ -89,9 +91,7 @@ def rewrite(
                 continue
             if replacement is not results:
                 _record(results, replacement, table, readers)
-    if not table and not extra_inputs:
-        return graph
-    return _with_replaced(graph, table, extra_inputs)
+    return _with_replaced(graph, table, extra_inputs) if table or extra_inputs else graph
 
 
 def _copying(visited: frozenset[str], read: frozenset[str] | None, readers: Readers | None) -> Advance:
@@ -240,6 +240,7 @@ def fuse(
     needs: Collection[str] | None = None,
     at: Collection[str] | None = None,
     after: Collection[str] = (),
+    counts_uses: bool = True,
     nested: bool = False,
 ) -> Graph:
     """Apply a local rule in one sweep, also to subgraphs (see `map_bodies`).
@@ -254,24 +255,28 @@ def fuse(
     The rule is called only for operators in `at` (default: all), and for nodes that read results of operators in
     `after`. A graph without any operator of `needs`, or of `at` and `after`, is returned unchanged. Takes linear time
     if the rule looks at a bounded number of preceding nodes.
+
+    With `counts_uses=False`, `readers` is empty: for rules that do not look at it.
     """
     for names in (needs, None if at is None else (*at, *after)):
         if names is not None and graph.operators.isdisjoint(names) and graph.operators.isdisjoint(CONTROL):
             return graph
-    counts = use_counts(graph)
-    if not nested:
+    counts = use_counts(graph) if counts_uses else Counter()
+    if counts_uses and not nested:
         counts.subtract(v for node in _shape_readers(graph) for v in node.operands)
     readers = Readers(counts)
+    has_control = not graph.operators.isdisjoint(CONTROL)
 
     def visit(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
-        if is_control(node):
-            options: Any = {"needs": needs, "at": at, "after": after, "nested": True}
+        if has_control and is_control(node):
+            options: Any = {"needs": needs, "at": at, "after": after, "counts_uses": counts_uses, "nested": True}
             rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, **options))
         else:
             rebuilt = node if operands is node.inputs else node.rebuilt(operands)
         return rule(rebuilt, readers) or rebuilt.outputs
 
-    return rewrite(graph, visit, at=None if at is None else {*at, *CONTROL}, after=after, readers=readers)
+    followed = readers if counts_uses else None
+    return rewrite(graph, visit, at=None if at is None else {*at, *CONTROL}, after=after, readers=followed)
 
 
 def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]:
@@ -279,8 +284,16 @@ def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]
     shapes = set() if nested else set(_shape_readers(graph))
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
-        for value in node.operands if node not in shapes else ():
-            readers.setdefault(value, []).append(node)
+        if shapes and node in shapes:
+            continue
+        for value in node.inputs:
+            if value is None:
+                continue
+            found = readers.get(value)
+            if found is None:
+                readers[value] = [node]
+            else:
+                found.append(node)
     return readers
 
 
@@ -304,8 +317,10 @@ def _find_shape_readers(graph: Graph) -> Sequence[Node]:
 
 def symbolic_dims(value: Value) -> list[DimExpr]:
     """Return the symbolic dimensions of a tensor."""
-    shape = value.type.shape if isinstance(value.type, TensorType) else None
-    return [d for d in shape or () if isinstance(d, DimExpr)]
+    kind = value.type
+    if not isinstance(kind, TensorType) or kind.shape is None or kind.is_static:
+        return []
+    return [d for d in kind.shape if isinstance(d, DimExpr)]
 
 
 def all_nodes(graph: Graph) -> Iterator[Node]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import FLOATS, DType
@@ -124,7 +124,8 @@ def _training(graph: Graph, kinds: Collection[DType], nested: bool) -> dict[Node
     found: dict[Node, _Training] = {}
     if graph.operators.isdisjoint(("SoftmaxGrad", "ReduceSum")):
         return found
-    places = {node: place for place, node in enumerate(graph.nodes)}
+    # All nodes of a group are matrix products.
+    places = {node: place for place, node in enumerate(graph.nodes) if node.op.name == "MatMul"}
     search = _Search(graph, nested)
     for node in graph.nodes:
         gradient = search.gradient(node) if node.op.name in ("SoftmaxGrad", "Sub") else None
@@ -139,8 +140,12 @@ class _Search:
 
     def __init__(self, graph: Graph, nested: bool):
         self._readers = readers_of(graph, nested=nested)
-        self._counts = Readers(use_counts(graph))
+        self._graph = graph
         self._kept = {*graph.outputs, *(new for _, new in graph.updates)}
+
+    @cached_property
+    def _counts(self) -> Readers:
+        return Readers(use_counts(self._graph))
 
     def _of(self, value: Value) -> list[Node]:
         """Return the nodes that read a value; empty if it is an output of the graph."""

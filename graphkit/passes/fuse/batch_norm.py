@@ -13,9 +13,9 @@ from typing import Any
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import DOMAIN, F, operator
 from graphkit.ops.internal.channels_last_norm import ChannelsLastBatchNorm, ChannelsLastBatchNormGrad
-from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.declare import CONTROL, Property, graph_pass
 from graphkit.passes.core.match import first, is_op, operand_orders, same_type, scalar
-from graphkit.passes.core.sweep import map_bodies, readers_of, rewrite
+from graphkit.passes.core.sweep import is_control, map_bodies, readers_of, rewrite
 from graphkit.passes.fuse.epilogue import activation_of
 
 
@@ -72,7 +72,7 @@ class _Plan:
             if _is_norm(node):
                 self._plan_fusion(node, gradients.get(node.outputs[3], []))
         self._gradients = {g.node: g for g in self._sources.values()}
-        self._built: dict[Value, Value] = {v: v for v in graph.inputs}
+        self._replaced: dict[Value, Value] = {}  # the new values, by the old ones that they replace
         self._made: dict[Node, Sequence[Value]] = {}  # fused gradients
 
     def _sole_reader(self, value: Value, *ignored: Node) -> Node | None:
@@ -188,31 +188,32 @@ class _Plan:
     # --- the new graph ----------------------------------------------------------------------------
 
     def result(self) -> Graph:
-        return rewrite(self._graph, self._rule)
+        changed = (*self._fusions, *self._fused_nodes, *self._gradients, *self._sources)
+        names = {*CONTROL, *[node.op.name for node in changed]}
+        return rewrite(self._graph, self._rule, at=names, replaced=self._replaced)
 
-    def _rule(self, node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
-        results = self._replaced(node, operands)
-        self._built.update(zip(node.outputs, results, strict=True))
-        return results
+    def _built(self, value: Value) -> Value:
+        """Return the new value."""
+        return self._replaced.get(value, value)
 
-    def _replaced(self, node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
+    def _rule(self, node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if node in self._fusions:
             return self._fused(self._fusions[node])
         if node in self._fused_nodes:
-            return (self._built[self._fused_nodes[node]],)
+            return (self._built(self._fused_nodes[node]),)
         if node in self._gradients:
             return self._made[node]
         if node in self._sources:
             gradient = self._sources[node]
             self._made[gradient.node] = self._fused_gradient(gradient)
             return (self._made[gradient.node][3],)
-        return map_bodies(node, operands, fuse_batch_norm).outputs
+        return map_bodies(node, operands, fuse_batch_norm).outputs if is_control(node) else None
 
     def _fused(self, fusion: _Fusion) -> Sequence[Value]:
         node = fusion.node
-        operands = [self._built[v] for v in node.operands]
+        operands = [self._built(v) for v in node.operands]
         if fusion.residual is not None:
-            operands.append(self._built[fusion.residual])
+            operands.append(self._built(fusion.residual))
         names = [fusion.result.name, *(v.name for v in node.outputs[1:])]
         op = operator(node, ChannelsLastBatchNorm)
         return Node(op.replace(**fusion.activation), operands, node.name, node.meta, output_names=names).outputs
@@ -220,14 +221,14 @@ class _Plan:
     def _fused_gradient(self, gradient: _Gradient) -> Sequence[Value]:
         node, mask = gradient.node, gradient.mask
         _, x, *vectors = node.operands
-        dy, *addend = (self._built[v] for v in gradient.terms)
+        dy, *addend = map(self._built, gradient.terms)
         if not same_type(first(node), gradient.terms[0]):
-            dy = F.expand(dy, F.shape(self._built[x]))
+            dy = F.expand(dy, F.shape(self._built(x)))
         from_y = mask is not None and mask.residual is not None
-        y = self._built[mask.result] if mask is not None and from_y else None
+        y = self._built(mask.result) if mask is not None and from_y else None
         op = operator(node, ChannelsLastBatchNormGrad)
         made = op.replace(**(mask.activation if mask is not None else {}))
-        operands: list[Value | None] = [dy, self._built[x], *(self._built[v] for v in vectors)]
+        operands: list[Value | None] = [dy, self._built(x), *map(self._built, vectors)]
         if y is not None or addend:
             operands += [y, *addend]
         names = [*(v.name for v in node.outputs[:3]), gradient.source.name]

@@ -13,7 +13,7 @@ from graphkit.ops.math.arithmetic import Add, Mul
 from graphkit.ops.nn.conv import Conv, ConvTranspose
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.tensor.shape import Reshape
-from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.declare import CONTROL, Property, graph_pass
 from graphkit.passes.core.match import (
     FixedValues,
     SharedConstants,
@@ -31,6 +31,7 @@ from graphkit.passes.core.sweep import Readers, fuse, fused_node
 # In float16 and bfloat16, the factors would lose digits that the operator keeps.
 _DTYPES = frozenset({DType.FLOAT32, DType.FLOAT64})
 
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # Data movement.
 _VIEWS = ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten")
 
@@ -54,6 +55,8 @@ def fold_batch_norm(graph: Graph, expanded: bool = False) -> Graph:
     expanded: Compute the new weights by standard operators, for devices without a kernel of FoldedBatchNorm.
     """
     fixed, constants = FixedValues(graph), SharedConstants()
+    if graph.operators.isdisjoint(("BatchNormalization", *CONTROL)) and not _has_fixed_weights(graph, fixed):
+        return graph
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         if is_op(node, "BatchNormalization"):
@@ -63,6 +66,11 @@ def fold_batch_norm(graph: Graph, expanded: bool = False) -> Graph:
         return None
 
     return fuse(graph, rule, at=("BatchNormalization", "Mul"))
+
+
+def _has_fixed_weights(graph: Graph, fixed: FixedValues) -> bool:
+    products = (node for node in graph.nodes if node.op.name in _PRODUCTS and not node.op.domain)
+    return any(node.operands[1] in fixed for node in products)
 
 
 class _Product(NamedTuple):
@@ -183,7 +191,7 @@ def _product(value: Value, readers: Readers, fixed: FixedValues) -> _Product | N
         return None
     if is_op(node, "Add"):
         return _product_with_bias(node, readers, fixed)
-    if not is_op(node, "Conv", "ConvTranspose", "Gemm", "MatMul"):
+    if not is_op(node, *_PRODUCTS):
         return None
     op = operator(node, Op)
     weights = node.inputs[1]

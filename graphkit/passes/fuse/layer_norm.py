@@ -30,6 +30,8 @@ from graphkit.passes.core.sweep import Readers, fuse
 # For these types, the formula and the operator both compute the statistics in float32.
 _DTYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 _MATCHED = ("ReduceMean", "LayerNormalization", "RMSNormalization")
+# A formula contains one of the first two.
+_NEEDED = ("Sqrt", "Pow", "LayerNormalization", "RMSNormalization")
 
 
 @graph_pass(
@@ -47,7 +49,7 @@ def fuse_layer_norm(graph: Graph) -> Graph:
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         return _standardised(node, readers) or _factor(node, readers) or _term(node, readers)
 
-    return fuse(graph, rule, needs=_MATCHED, at=("Div", "Mul", "Add"))
+    return fuse(graph, rule, needs=_NEEDED, at=("Div", "Mul", "Add"))
 
 
 def _standardised(node: Node, readers: Readers) -> Sequence[Value] | None:

@@ -26,6 +26,8 @@ from graphkit.passes.core.sweep import Readers, fuse, fused_node
 from graphkit.passes.fuse.epilogue import Product, absorb, is_single
 
 _PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
+# Operators before a product that it can contain: transposes and constant factors.
+_REMOVED = frozenset({"Transpose", "Mul", "Div"})
 
 
 @graph_pass(
@@ -85,14 +87,14 @@ def product_form(node: Node) -> Product[FusedMatMul] | None:
         return Product(operator(node, FusedMatMul), (*node.inputs, None, None)[:4], node)
     if is_op(node, "MatMul"):
         matrices = all(v.rank not in (None, 1) for v in node.operands)
-        return Product(FusedMatMul(), (*node.inputs, None, None), node) if matrices else None
+        return Product(FusedMatMul.shared(), (*node.inputs, None, None), node) if matrices else None
     return _gemm_form(node) if is_op(node, "Gemm") else None
 
 
 def _gemm_form(node: Node) -> Product[FusedMatMul] | None:
     """Return the fused form of a Gemm whose third operand is a bias, a residual or absent; else None."""
     op = operator(node, Gemm)
-    fused = FusedMatMul(transA=op.transA, transB=op.transB, alpha=op.alpha)
+    fused = FusedMatMul.shared(transA=op.transA, transB=op.transB, alpha=op.alpha)
     a, b, c = (*node.inputs, None)[:3]
     if c is None or op.beta == 0:
         return Product(fused, (a, b, None, None), node)
@@ -126,6 +128,9 @@ def _vector(value: Value, y: Value) -> Value | None:
 
 def _operands(node: Node, readers: Readers) -> Sequence[Value] | None:
     """Remove transposes and constant factors from the operands of a product."""
+    made_by = [None if v is None or v.node is None else v.node.op.name for v in node.inputs[:2]]
+    if _REMOVED.isdisjoint(made_by):
+        return None
     product = _form(node.output)
     if product is None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from graphkit.errors import TypeMismatch
@@ -11,9 +11,9 @@ from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.internal.fused import Fused
 from graphkit.ops.tensor.constants import Constant
-from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.declare import CONTROL, Property, graph_pass
 from graphkit.passes.core.match import FixedValues, array_of
-from graphkit.passes.core.sweep import map_bodies, readers_of, rewrite
+from graphkit.passes.core.sweep import is_control, map_bodies, readers_of, rewrite
 
 # Limits of a region, so that a block of all its operands and intermediate results fits into the cache.
 NODE_LIMIT = 64
@@ -44,22 +44,19 @@ def fuse_pointwise(graph: Graph, *, nested: bool = False, fusable: Callable[[Nod
     becomes one kernel, which must support all of its nodes.
     """
     regions = _regions(graph, nested, fusable)
-    built: dict[Value, Value] = {}
+    roots = {region.root: region for region in regions.values() if len(region.members) > 1}
+    replaced: dict[Value, Value] = {}
     scalars: dict[Value, Constant] = {}
 
-    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
-        built.update(zip(node.operands, _present(operands), strict=True))
-        region = regions.get(node)
-        if region is not None and region.root is node and len(region.members) > 1:
-            return (_fused(region, built, scalars),)
-        # Keep the other members, too: nodes that read only their shapes may remain.
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
+        if node in roots:
+            return (_fused(roots[node], replaced, scalars),)
+        if not is_control(node):
+            # Keep the other members, too: nodes that read only their shapes may remain.
+            return None
         return map_bodies(node, operands, lambda inner: fuse_pointwise(inner, nested=True, fusable=fusable)).outputs
 
-    return rewrite(graph, rule)
-
-
-def _present(operands: Sequence[Value | None]) -> list[Value]:
-    return [v for v in operands if v is not None]
+    return rewrite(graph, rule, at={*CONTROL, *[root.op.name for root in roots]}, replaced=replaced)
 
 
 def _regions(graph: Graph, nested: bool, fusable: Callable[[Node], bool]) -> dict[Node, _Region]:
@@ -103,23 +100,23 @@ def _fits(node: Node, region: _Region) -> bool:
     return len(region.operands | set(node.operands)) - 1 <= OPERAND_LIMIT
 
 
-def _fused(region: _Region, built: dict[Value, Value], scalars: dict[Value, Constant]) -> Value:
+def _fused(region: _Region, replaced: Mapping[Value, Value], scalars: dict[Value, Constant]) -> Value:
     """Return the Fused node of a region.
 
     Args:
         region: The region.
-        built: The new values, by the old ones.
+        replaced: The new values, by the old ones that they replace.
         scalars: The 0-d constants of earlier regions, by the constants that they replace.
     """
     root = region.root
     try:
-        body, operands = _body(region, built, scalars)
+        body, operands = _body(region, replaced, scalars)
         fits = body.outputs[0].type == root.output.type
     except TypeMismatch:  # an operator that broadcasts one operand to the other, which was embedded
         fits = False
     if not fits:
         # Some axes of the result come only from constants, so these must stay operands.
-        body, operands = _body(region, built, scalars, embed=False)
+        body, operands = _body(region, replaced, scalars, embed=False)
     meta: dict[str, Any] = {k: v for node in reversed(region.members) for k, v in node.meta.items()}
     # The operands have the types of the body's inputs.
     types = [v.type for v in body.outputs]
@@ -127,7 +124,7 @@ def _fused(region: _Region, built: dict[Value, Value], scalars: dict[Value, Cons
 
 
 def _body(
-    region: _Region, built: dict[Value, Value], scalars: dict[Value, Constant], embed: bool = True
+    region: _Region, replaced: Mapping[Value, Value], scalars: dict[Value, Constant], embed: bool = True
 ) -> tuple[Graph, list[Value]]:
     """Return the region as a graph, and its operands. embed: whether constants of one element become 0-d constants
     inside.
@@ -145,8 +142,9 @@ def _body(
                     scalars[value] = Constant(value=Tensor(array.reshape(())))
                 inner[value] = Node(scalars[value], (), output_names=[value.name]).output
                 continue
-            operands.append(built[value])
-            inputs.append(Value(built[value].type, value.name))
-            inner[value] = inputs[-1]
+            operand = replaced.get(value, value)
+            operands.append(operand)
+            inner[value] = Value(operand.type, value.name)
+            inputs.append(inner[value])
         inner[node.output] = node.rebuilt([None if v is None else inner[v] for v in node.inputs]).output
     return Graph(inputs, [inner[region.root.output]], name=region.root.name), operands

@@ -20,10 +20,9 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import BYTES, FLOATS, DType, TensorType, Type
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import DOMAIN, F, Op, operator, registry
+from graphkit.ops._op import number_of
 from graphkit.ops.internal.channels_last import (
     ChannelsLastAveragePool,
-    ChannelsLastConv,
-    ChannelsLastConvTranspose,
     ChannelsLastMaxPool,
     to_first,
     to_last,
@@ -35,7 +34,7 @@ from graphkit.ops.tensor.layout import Transpose
 from graphkit.ops.tensor.shape import Reshape
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import SharedConstants, array_of, first, ints, is_op, permutation, producer
-from graphkit.passes.core.sweep import map_bodies, use_counts
+from graphkit.passes.core.sweep import is_control, map_bodies, use_counts
 from graphkit.passes.layout.few_channels import keeps_order
 from graphkit.passes.layout.quantised_last import (
     INTEGER_CONVOLUTIONS,
@@ -133,6 +132,10 @@ class _Sweep:
         self._gradients_read = _read_by_pool_gradients(graph)
         self._pools: dict[Value, tuple[Any, Value]] = {}
         self._norms: dict[Value, list[_Norm]] = {}
+        # The channels-last operators, by name and number of the operator that they replace.
+        self._operators: dict[tuple[str, int], Op] = {}
+        # The types with the channels last, by the identity of the graph's types.
+        self._types: dict[int, TensorType | None] = {}
 
     @without_gc
     def result(self) -> Graph:
@@ -149,8 +152,11 @@ class _Sweep:
 
     def _keep(self, node: Node) -> None:
         operands = [None if v is None else self._standard_order(v) for v in node.inputs]
-        options: Any = dict(kinds=self._kinds, filters_last=self._filters_last)
-        kept = map_bodies(node, operands, partial(channels_last, **options))
+        if is_control(node):
+            options: Any = dict(kinds=self._kinds, filters_last=self._filters_last)
+            kept = map_bodies(node, operands, partial(channels_last, **options))
+        else:
+            kept = node.rebuilt(operands)
         self._standard.update(zip(node.outputs, kept.outputs, strict=True))
 
     def _standard_order(self, value: Value) -> Value:
@@ -174,12 +180,12 @@ class _Sweep:
 
     def _converted(self, node: Node) -> bool:
         """Convert a node to channels last if possible. Return whether it was converted."""
-        if not isinstance(node.op, Op) or node.op.subgraphs() or any(_unranked(v) for v in node.operands):
+        if not isinstance(node.op, Op) or node.op.subgraphs() or any(map(_unranked, node.operands)):
             return False
         results: Sequence[Value] | None = None
         if node.op.name in _CONVOLUTIONS and node.op.domain in ("", DOMAIN):
             results = self._convolution(node)
-        elif any(v in self._converted_values for v in node.inputs):
+        elif not self._converted_values.isdisjoint(node.inputs):
             rule = {"": _RULES, DOMAIN: _GRADIENTS}.get(node.op.domain, {}).get(node.op.name)
             if node.op.name == "Transpose" and not node.op.domain:
                 return self._transpose(node)
@@ -205,12 +211,17 @@ class _Sweep:
 
         Their types are not inferred: they are the types of the old results with the axes moved.
         """
-        types = [_type_last(v.type) for v in node.outputs[: len(op.outputs)]]
+        types = [self._type_last(v.type) for v in node.outputs[: len(op.outputs)]]
         known = [kind for kind in types if kind is not None]
         if len(known) < len(types):
             return self._node(node, op, operands)
         names = [v.name for v in node.outputs]
         return Node(op, operands, node.name, node.meta, output_names=names, types=known).outputs
+
+    def _type_last(self, kind: Type) -> TensorType | None:
+        if id(kind) not in self._types:
+            self._types[id(kind)] = _type_last(kind)
+        return self._types[id(kind)]
 
     def _convolution(self, node: Node) -> Sequence[Value] | None:
         if is_integer_convolution(node):
@@ -231,11 +242,7 @@ class _Sweep:
             return self._conv_grad_input(node, op)
         if isinstance(op, ConvGradWeight):
             return self._conv_grad_weight(node, op)
-        if isinstance(op, ConvTranspose):
-            fields = {"output_padding": op.output_padding, "output_shape": op.output_shape}
-            made: Op = ChannelsLastConvTranspose(**self._attributes(op), **fields)
-        else:
-            made = ChannelsLastConv(**self._attributes(op), **(op.epilogue() if isinstance(op, FusedConv) else {}))
+        made = self._operator("ChannelsLastConvTranspose" if isinstance(op, ConvTranspose) else "ChannelsLastConv", op)
         places = [self._channels_last, self._filters, self._standard_order, self._channels_last]
         operands = [None if v is None else place(v) for v, place in zip(node.inputs, places, strict=False)]
         return self._moved(node, made, operands)
@@ -245,9 +252,17 @@ class _Sweep:
         reads_last = node.inputs[0] in self._converted_values
         return not self._filters_last and not reads_last and self._is_returned(node.output)
 
-    def _attributes(self, op: Convolution) -> dict[str, Any]:
-        """Return the attributes of the channels-last operator that corresponds to `op`."""
-        return {**op.related(), "filters_last": self._filters_last}
+    def _operator(self, name: str, op: Convolution) -> Op:
+        """Return the channels-last operator of this name that corresponds to `op`. Equal convolutions share it."""
+        key = name, number_of(op)
+        if key not in self._operators:
+            fields: dict[str, Any] = {**op.related(), "filters_last": self._filters_last}
+            if isinstance(op, ConvTranspose):
+                fields |= {"output_padding": op.output_padding, "output_shape": op.output_shape}
+            elif isinstance(op, FusedConv):
+                fields |= op.epilogue()
+            self._operators[key] = registry.get(DOMAIN, name)(**fields)
+        return self._operators[key]
 
     def _filters(self, w: Value) -> Value:
         return self._channels_last(w) if self._filters_last else self._standard_order(w)
@@ -410,12 +425,12 @@ class _Sweep:
 
     def _conv_grad_input(self, node: Node, op: Convolution) -> Sequence[Value]:
         dy, w, x = node.operands
-        made = registry.get(DOMAIN, "ChannelsLastConvGradInput")(**self._attributes(op))
+        made = self._operator("ChannelsLastConvGradInput", op)
         return self._node(node, made, [self._channels_last(dy), self._filters(w), self._channels_last(x)])
 
     def _conv_grad_weight(self, node: Node, op: Convolution) -> Sequence[Value]:
         x, dy, w = node.operands
-        made = registry.get(DOMAIN, "ChannelsLastConvGradWeight")(**self._attributes(op))
+        made = self._operator("ChannelsLastConvGradWeight", op)
         (dw,) = self._node(node, made, [self._channels_last(x), self._channels_last(dy), self._filters(w)])
         # Readers of this gradient work on weights, not images: do not convert them.
         (self._last if self._filters_last else self._standard)[node.output] = dw
@@ -425,7 +440,7 @@ class _Sweep:
         x, *vectors = node.operands
         if x.dtype not in self._kinds or any(v.dtype is not x.dtype for v in vectors):
             return None
-        made = registry.get(DOMAIN, "ChannelsLastBatchNorm")(epsilon=op.epsilon, momentum=op.momentum)
+        made = registry.get(DOMAIN, "ChannelsLastBatchNorm").shared(epsilon=op.epsilon, momentum=op.momentum)
         operands = [self._channels_last(x), *(self._standard_order(v) for v in vectors)]
         names = [v.name for v in node.outputs]
         y, running_mean, running_var, *statistics = Node(
@@ -442,7 +457,7 @@ class _Sweep:
             return None
         operands = known[0] if known else self._with_statistics(self._last[x], self._standard_order(scale), op.epsilon)
         names = [*(v.name for v in node.outputs), ""]
-        gradient = registry.get(DOMAIN, "ChannelsLastBatchNormGrad")()
+        gradient = registry.get(DOMAIN, "ChannelsLastBatchNormGrad").shared()
         made = Node(gradient, [self._channels_last(dy), *operands], node.name, node.meta, output_names=names)
         self._standard.update(zip(node.outputs[1:], made.outputs[1:3], strict=True))
         return [made.outputs[0]]

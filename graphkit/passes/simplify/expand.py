@@ -35,4 +35,4 @@ def eliminate_expand(graph: Graph) -> Graph:
                 operands = tried
         return None if operands == list(node.inputs) else node.rebuilt(operands).outputs
 
-    return fuse(graph, rule, at=(), after=("Expand",))
+    return fuse(graph, rule, at=(), after=("Expand",), counts_uses=False)

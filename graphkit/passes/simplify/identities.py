@@ -13,12 +13,12 @@ from typing import TypeAlias
 import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import DType, TensorType
-from graphkit.ops import Op, operator
+from graphkit.ir.types import DType, TensorType, Type
+from graphkit.ops import F, Op, operator
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.tensor.constants import ReduceToShapeOf
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import RESHAPES, array_of, first, is_op, permutation
+from graphkit.passes.core.match import RESHAPES, SharedConstants, array_of, first, is_op, permutation
 from graphkit.passes.core.sweep import rewrite
 from graphkit.passes.simplify.fold import map_branches
 
@@ -39,7 +39,7 @@ _MAX_CHAIN = 8
 
 _rules: dict[tuple[str, str], Simplification] = {}
 # The operators for which the sweep calls a rule.
-_operators = {"If"}
+_operators = {"If", "ReduceToShapeOf"}
 
 
 # Markers for differentiation: they change gradients, and otherwise return an operand.
@@ -62,12 +62,16 @@ def simplify(graph: Graph, *, keep_markers: bool = False) -> Graph:
     keep_markers: Keep StopGradient and StraightThrough, because the graph is differentiated later.
     """
     inner = partial(simplify, keep_markers=keep_markers)
+    rules = {**_rules, (DOMAIN, "ReduceToShapeOf"): _Sums().replaced}
+    if keep_markers:
+        rules = {kind: found for kind, found in rules.items() if kind not in _MARKERS}
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
-        rebuilt = map_branches(node, operands, inner)
-        kind = (rebuilt.op.domain, rebuilt.op.name)
-        found = None if keep_markers and kind in _MARKERS else _rules.get(kind)
-        return (found(rebuilt) if found else None) or rebuilt.outputs
+        found = rules.get((node.op.domain, node.op.name))
+        if found is None:
+            return map_branches(node, operands, inner).outputs
+        rebuilt = node if operands is node.inputs else node.rebuilt(operands)
+        return found(rebuilt) or rebuilt.outputs
 
     return rewrite(graph, rule, at=_operators)
 
@@ -101,18 +105,35 @@ def _same_type(node: Node) -> Sequence[Value] | None:
     return (x,) if _equal_shapes(x, node.output) else None
 
 
-@_rule("ReduceToShapeOf", domain=DOMAIN)
-def _reduce_to_shape(node: Node) -> Sequence[Value] | None:
-    """Replace the node by the ReduceSum that known shapes determine, or by its operand if the shapes are equal."""
-    same = _same_type(node)
-    if same is not None or not all(v.tensor.is_static for v in node.operands):
-        return same
-    x, like = node.operands
-    # Usually the sum has the wanted shape. The operator's expansion would add a Reshape, which a later sweep removes.
-    total = operator(node, ReduceToShapeOf).summed(x, like)
-    if total is not None and _equal_shapes(total, node.output):
+class _Sums:
+    """The rule for ReduceToShapeOf in one sweep. Nodes with operands of equal types share the axes of their sums."""
+
+    def __init__(self) -> None:
+        self._constants = SharedConstants()
+        # For operands of these types: the operator, the axes and the type of the sum.
+        self._known: dict[tuple[int, int], tuple[Op, Value, Type]] = {}
+
+    def replaced(self, node: Node) -> Sequence[Value] | None:
+        """Replace the node by the ReduceSum that known shapes determine, or by its operand if the shapes are equal."""
+        same = _same_type(node)
+        if same is not None or not all(v.tensor.is_static for v in node.operands):
+            return same
+        x, like = node.operands
+        kinds = x.tensor.number, like.tensor.number
+        if kinds in self._known:
+            op, axes, kind = self._known[kinds]
+            return Node(op, (x, axes), types=(kind,)).outputs
+        # Usually the sum has the wanted shape. The operator's expansion would add a Reshape, which a later sweep
+        # removes.
+        summed = operator(node, ReduceToShapeOf).summed_axes(x, like)
+        if not summed:
+            return (operator(node, Op).expand(x, like),)
+        total: Value = F.reduce_sum(x, axes := self._constants.ints(summed), keepdims=False)
+        if not _equal_shapes(total, node.output):
+            return (operator(node, Op).expand(x, like),)
+        assert total.node is not None
+        self._known[kinds] = operator(total.node, Op), axes, total.type
         return (total,)
-    return (operator(node, Op).expand(x, like),)
 
 
 @_rule("Cast")
@@ -186,7 +207,10 @@ def _identity_element(node: Node) -> Sequence[Value] | None:
     commutative = node.op.name in ("Mul", "Add")
     x, other = node.operands
     for kept, constant in ((x, other), (other, x)) if commutative else ((x, other),):
-        if constant.node is not None and _is_identity(node.op.name, constant) and _equal_shapes(kept, node.output):
+        made = constant.node
+        if made is None or made.op.name not in ("Constant", "Expand"):
+            continue
+        if _is_identity(node.op.name, constant) and _equal_shapes(kept, node.output):
             return (kept,)
     return None
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, operator
+from graphkit.ops._op import number_of
 from graphkit.ops.nn.conv import Conv
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import ints, is_op
@@ -60,11 +61,21 @@ def drop_outer_taps(graph: Graph) -> Graph:
 
     A removed tap no longer multiplies the padding. So an infinite or NaN weight of it no longer makes the result NaN.
     """
+    # The numbers of operators and operand types of convolutions without idle taps.
+    kept: set[tuple[int, ...]] = set()
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
-        return _without_idle_taps(node) if is_op(node, "Conv") else None
+        if not is_op(node, "Conv"):
+            return None
+        key = (number_of(operator(node, Conv)), *[v.tensor.number for v in node.operands])
+        if key in kept:
+            return None
+        found = _without_idle_taps(node)
+        if found is None:
+            kept.add(key)
+        return found
 
-    return fuse(graph, rule, at=["Conv"])
+    return fuse(graph, rule, at=["Conv"], counts_uses=False)
 
 
 def _without_idle_taps(node: Node) -> Sequence[Value] | None:

@@ -47,7 +47,7 @@ def eliminate_reshape(graph: Graph) -> Graph:
         # With -1 in the target, inference may know less about that dimension. Then keep the node.
         return made.outputs if same_type(made.output, node.output) else None
 
-    return fuse(graph, rule, at=("Transpose", *RESHAPES))
+    return fuse(graph, rule, at=("Transpose", *RESHAPES), counts_uses=False)
 
 
 def _keeps_order(node: Node) -> bool:

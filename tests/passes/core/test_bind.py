@@ -11,7 +11,7 @@ from combinations import in_one_item
 from graphkit.errors import InputError, TypeMismatch
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
-from graphkit.ops import F
+from graphkit.ops import F, Op
 from graphkit.passes.core.bind import bind
 
 
@@ -45,6 +45,23 @@ def test_unchanged_nodes_are_reused() -> None:
     assert bound.outputs[1] is same
     assert bound.inputs[1] is y
     assert bind(graph, {"y": (3,)}) is graph
+
+
+def test_equal_nodes_are_inferred_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    h = x = Value(f32("N", 4), "x")
+    for _ in range(20):
+        h = F.exp(F.reshape(F.neg(h), np.array([-1, 4])))
+    graph = Graph([x], [h])
+    inferred: list[str] = []
+    original = Op.infer_types
+
+    def counted(self: Op, inputs: Any) -> Any:
+        inferred.append(self.name)
+        return original(self, inputs)
+
+    monkeypatch.setattr(Op, "infer_types", counted)
+    assert bind(graph, {"x": (3, 4)}).outputs[0].shape == (3, 4)
+    assert sorted(inferred) == ["Exp", "Neg", "Reshape"]
 
 
 def test_updates_follow() -> None:

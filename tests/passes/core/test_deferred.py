@@ -20,14 +20,14 @@ from graphkit.ir.types import TensorType
 from graphkit.ops import F, registry
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core._index import PASSES
-from graphkit.passes.core.declare import CONTROL, Pass, _any_node, _has_any
+from graphkit.passes.core.declare import CONTROL, Pass, _any_graph, _has_any
 from graphkit.passes.core.sweep import operators
 from graphkit.passes.pipeline import (
     BOUND,
     INFERENCE,
     _computes_halves,
-    _is_composite,
-    _reads_unknown_rank,
+    _has_composite,
+    _has_unknown_rank,
     array_passes,
     arrays_bound,
     inference_passes,
@@ -37,8 +37,8 @@ LIMITED = {name: frozenset(at) for name, (_, at, *_) in PASSES.items() if at is 
 # Passes that are imported for certain nodes of any operator.
 CONDITIONAL = {
     "widen_halves": _computes_halves,
-    "known_ranks": _reads_unknown_rank,
-    "expand_composites": _is_composite,
+    "known_ranks": _has_unknown_rank,
+    "expand_composites": _has_composite,
 }
 
 
@@ -124,7 +124,7 @@ def test_conditional_passes_change_no_graph_without_such_nodes() -> None:
     changing: set[str] = set()
     for graph in (*graphs(), *made):
         for name, step in passes.items():
-            has_node = _any_node(graph, CONDITIONAL[name])
+            has_node = _any_graph(graph, CONDITIONAL[name])
             if has_node and name in changing:
                 continue
             after = step._apply(graph)

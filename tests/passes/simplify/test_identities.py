@@ -16,6 +16,15 @@ from graphkit.ops.evaluate import evaluate
 from graphkit.passes.simplify.identities import simplify
 
 
+def test_equal_sums_share_their_axes() -> None:
+    x, like = Value(TensorType("float32", (3, 4)), "x"), Value(TensorType("float32", (4,)), "like")
+    sums = [F.reduce_to_shape_of(f(x), like) for f in (F.exp, F.neg, F.abs)]
+    simple = simplify(Graph([x, like], sums))
+    assert sorted(node.op.name for node in simple.nodes) == sorted(
+        ["Abs", "Constant", "Exp", "Neg"] + 3 * ["ReduceSum"]
+    )
+
+
 def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 

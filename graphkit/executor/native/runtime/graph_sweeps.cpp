@@ -27,6 +27,9 @@ class Slot {
         offset_ = reinterpret_cast<PyMemberDescrObject*>(found.ptr())->d_member->offset;
     }
 
+    // Returns a borrowed reference; null if the attribute is not set.
+    PyObject* peek(PyObject* object) const { return place(object); }
+
     // Returns a borrowed reference. The attribute must be set.
     PyObject* get(PyObject* object) const {
         PyObject* const found = place(object);
@@ -79,7 +82,8 @@ class GraphSweeps {
           role_of(value_, "role"),
           attributes_of(value_, "attrs"),
           value_serial(value_, "serial"),
-          elements_of(tensor_type_, "value") {}
+          elements_of(tensor_type_, "value"),
+          number_of_type(tensor_type_, "_number") {}
 
     nb::list topological(const nb::list& values, const nb::set& stop) const;
     bool reads_only(const nb::tuple& nodes, const nb::set& known) const;
@@ -89,6 +93,8 @@ class GraphSweeps {
                           nb::handle counts, nb::handle constant, nb::handle after) const;
     Py_ssize_t merge_until(const nb::tuple& nodes, Py_ssize_t start, const nb::dict& table, const nb::dict& numbers,
                            const nb::dict& seen, const nb::callable& number_of) const;
+    Py_ssize_t bind_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
+                          const nb::dict& known) const;
 
   private:
     PyObject* checked(PyObject* object, nb::handle type) const {
@@ -119,9 +125,10 @@ class GraphSweeps {
     }
     bool has_same_types(PyObject* given, PyObject* before) const;
     nb::object replaced_inputs(PyObject* before, const nb::dict& table) const;
-    nb::object with_inputs(PyObject* node, PyObject* given, PyObject* scope) const;
+    nb::object with_inputs(PyObject* node, PyObject* given, PyObject* scope, PyObject* types = nullptr) const;
     void record_all(PyObject* node, PyObject* copy, const nb::dict& table, nb::handle counts) const;
-    nb::object output(PyObject* before, PyObject* node) const;
+    nb::object output(PyObject* before, PyObject* node, PyObject* type) const;
+    nb::object bound_types(PyObject* node, PyObject* given, const nb::dict& known) const;
     bool is_among(PyObject* op, nb::handle names) const;
     bool reads_results_of(PyObject* given, nb::handle names) const;
     bool is_foldable(PyObject* node, PyObject* given, nb::handle constant) const;
@@ -132,7 +139,7 @@ class GraphSweeps {
     nb::object node_, value_, serials_, same_type_, no_attributes_, tensor_type_, role_, name_;
     Slot op_of, inputs_of, outputs_of, node_name, meta_of, scope_of, node_serial;
     Slot producer_of, index_of, type_of, value_name, role_of, attributes_of, value_serial;
-    Slot elements_of;
+    Slot elements_of, number_of_type;
 };
 
 // Returns the nodes that `values` depend on, each after its operands; see `topological` in graph.py.
@@ -220,12 +227,13 @@ bool GraphSweeps::has_same_types(PyObject* given, PyObject* before) const {
     return true;
 }
 
-nb::object GraphSweeps::output(PyObject* before, PyObject* node) const {
+// Returns a copy of the value `before`: a result of `node` with this type.
+nb::object GraphSweeps::output(PyObject* before, PyObject* node, PyObject* type) const {
     nb::object made = new_object(reinterpret_cast<PyTypeObject*>(value_.ptr()));
     PyObject* const value = made.ptr();
     producer_of.set(value, node);
     index_of.set(value, index_of.get(checked(before, value_)));
-    type_of.set(value, type_of.get(before));
+    type_of.set(value, type);
     value_name.set(value, value_name.get(before));
     role_of.set(value, role_.ptr());
     attributes_of.set(value, no_attributes_.ptr());
@@ -257,8 +265,9 @@ nb::object GraphSweeps::replaced_inputs(PyObject* before, const nb::dict& table)
     return given;
 }
 
-// Returns the node with other operands of the same types, in a scope.
-nb::object GraphSweeps::with_inputs(PyObject* node, PyObject* given, PyObject* scope) const {
+// Returns the node with other operands, in a scope. types: a tuple with the types of its results; null if they stay the
+// same.
+nb::object GraphSweeps::with_inputs(PyObject* node, PyObject* given, PyObject* scope, PyObject* types) const {
     nb::object made = new_object(reinterpret_cast<PyTypeObject*>(node_.ptr()));
     PyObject* const copy = made.ptr();
     inputs_of.set(copy, given);
@@ -272,7 +281,9 @@ nb::object GraphSweeps::with_inputs(PyObject* node, PyObject* given, PyObject* s
     const nb::object outputs = nb::steal(PyTuple_New(count));
     require(outputs.is_valid());
     for (Py_ssize_t i = 0; i < count; ++i) {
-        PyTuple_SET_ITEM(outputs.ptr(), i, output(PyTuple_GET_ITEM(results, i), copy).release().ptr());
+        PyObject* const before = PyTuple_GET_ITEM(results, i);
+        PyObject* const type = types == nullptr ? type_of.get(checked(before, value_)) : PyTuple_GET_ITEM(types, i);
+        PyTuple_SET_ITEM(outputs.ptr(), i, output(before, copy, type).release().ptr());
     }
     outputs_of.set(copy, outputs.ptr());
     return made;
@@ -469,6 +480,68 @@ Py_ssize_t GraphSweeps::merge_until(const nb::tuple& nodes, Py_ssize_t start, co
     return count;
 }
 
+// Returns the types of the results of a node on other operands: the entry of `known` whose key is the number of the
+// operator and those of the operands' types. No object if there is none.
+nb::object GraphSweeps::bound_types(PyObject* node, PyObject* given, const nb::dict& known) const {
+    const nb::object number = nb::getattr(nb::handle(op_of.get(node)), "_number", nb::handle());
+    if (!number.is_valid()) {
+        return {};
+    }
+    const Py_ssize_t count = PyTuple_GET_SIZE(given);
+    const nb::object key = nb::steal(PyTuple_New(count + 1));
+    require(key.is_valid());
+    PyTuple_SET_ITEM(key.ptr(), 0, Py_NewRef(number.ptr()));
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        PyObject* const operand = PyTuple_GET_ITEM(given, i);
+        PyObject* part = Py_None;
+        if (operand != Py_None) {
+            PyObject* const type = type_of.get(checked(operand, value_));
+            const bool is_tensor = PyObject_TypeCheck(type, reinterpret_cast<PyTypeObject*>(tensor_type_.ptr()));
+            part = is_tensor ? number_of_type.peek(type) : nullptr;
+        }
+        if (part == nullptr) {
+            return {};
+        }
+        PyTuple_SET_ITEM(key.ptr(), i + 1, Py_NewRef(part));
+    }
+    nb::object types = nb::borrow(PyDict_GetItemWithError(known.ptr(), key.ptr()));
+    require(types.is_valid() || PyErr_Occurred() == nullptr);
+    if (types.is_valid() &&
+        (!PyTuple_Check(types.ptr()) || PyTuple_GET_SIZE(types.ptr()) != PyTuple_GET_SIZE(outputs_of.get(node)))) {
+        throw NativeError("a node does not have one known type for each result");
+    }
+    return types;
+}
+
+// Copies the nodes from `start` on that read replaced values, and records the copies. If the operands have other types
+// than before, the results have the types that `known` contains (see `bound_types`). Stops at the first node whose
+// operator is in `at`, or for which `known` has no types, and returns its position.
+Py_ssize_t GraphSweeps::bind_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
+                                   const nb::dict& known) const {
+    const auto count = static_cast<Py_ssize_t>(nodes.size());
+    for (Py_ssize_t position = start; position < count; ++position) {
+        PyObject* const node = PyTuple_GET_ITEM(nodes.ptr(), position);
+        PyObject* const before = inputs(node);
+        if (is_among(op_of.get(node), at)) {
+            return position;
+        }
+        const nb::object given = replaced_inputs(before, table);
+        if (!given.is_valid()) {
+            continue;
+        }
+        nb::object types;
+        if (!has_same_types(given.ptr(), before)) {
+            types = bound_types(node, given.ptr(), known);
+            if (!types.is_valid()) {
+                return position;
+            }
+        }
+        const nb::object copy = with_inputs(node, given.ptr(), scope_of.get(node), types.ptr());
+        record_all(node, copy.ptr(), table, nb::none());
+    }
+    return count;
+}
+
 }  // namespace
 
 GRAPHKIT_BINDINGS(graph_sweeps) {
@@ -493,7 +566,10 @@ GRAPHKIT_BINDINGS(graph_sweeps) {
              "number_of"_a,
              nb::sig("def merge_until(self, nodes: tuple[typing.Any, ...], start: int, "
                      "table: dict[typing.Any, typing.Any], numbers: dict[typing.Any, int], "
-                     "seen: dict[typing.Any, typing.Any], number_of: typing.Callable[..., int]) -> int"));
+                     "seen: dict[typing.Any, typing.Any], number_of: typing.Callable[..., int]) -> int"))
+        .def("bind_until", &GraphSweeps::bind_until, "nodes"_a, "start"_a, "at"_a, "table"_a, "known"_a,
+             nb::sig("def bind_until(self, nodes: tuple[typing.Any, ...], start: int, at: typing.AbstractSet[str], "
+                     "table: dict[typing.Any, typing.Any], known: dict[typing.Any, typing.Any]) -> int"));
 }
 
 }  // namespace graphkit

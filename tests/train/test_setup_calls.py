@@ -1,0 +1,50 @@
+"""The number of calls of Python functions that setting up training takes for each node."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.ops import F
+
+# The most calls for each further node. The chain needs 670, and 60 more if the checks of passes are on.
+MOST_CALLS = 800
+
+
+def chain(layers: int) -> gk.Model:
+    """Layers with residuals: three nodes each."""
+    h = gk.input("x", ["N", 4])
+    for i in range(layers):
+        h = F.add(h, F.mul(gk.nn.linear(F.tanh(h), 4, name=f"fc{i}"), np.float32(0.01)))
+    return gk.Model({"y": h})
+
+
+def calls(net: gk.Model) -> int:
+    """Return the number of calls of Python functions until the first step is done."""
+    found = 0
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        nonlocal found
+        found += event == "call"
+
+    batch = np.ones([2, 4], np.float32)
+    sys.setprofile(profile)
+    try:
+        gk.Trainer(net, "mse", gk.optim.SGD(1e-6, momentum=0.9), threads=1, seed=1).step({"x": batch}, batch)
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.full
+def test_setting_up_takes_few_calls_for_each_node() -> None:
+    nets = [chain(layers) for layers in (120, 180, 240)]
+    calls(nets[0])  # imports
+    sizes, counts = [len(net.graph.nodes) for net in nets], [calls(net) for net in nets]
+    first, second = ((counts[i + 1] - counts[i]) / (sizes[i + 1] - sizes[i]) for i in range(2))
+    assert first < MOST_CALLS
+    # The number of calls is linear in the nodes.
+    assert second < 1.05 * first
