@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 # For each node, the kernels for this many of the most recently used sizes are kept.
 _KEPT = 256
 
+
 class SizedCode(NamedTuple):
     """A native program for given sizes, and the memory outside its arena.
 
