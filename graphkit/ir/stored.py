@@ -31,14 +31,8 @@ LARGE = 1 << 16
 # Blocks of at least this many bytes use huge pages. In smaller ones, rounding up would waste memory. As in numpy.
 _HUGE = 1 << 22
 
-# Bytes of a huge page.
-HUGE_PAGE = 1 << 21
-
-# Smallest block of `Scratch`: most arrays then fit into the first one.
-_SCRATCH = HUGE_PAGE
-# Blocks of `Scratch` use huge pages if at least this much is needed: the system clears a huge page in the time in which
-# it provides this much in small pages.
-_USED_SCRATCH = 1 << 18
+# Smallest block of `Scratch`, less than _HUGE: most arrays then fit into the first one.
+_SCRATCH = 1 << 21
 
 # Bytes of a block of `StoredFile.blocks`.
 _BLOCK = 1 << 22
@@ -106,7 +100,7 @@ class StoredFile:
 
     def read(self, offset: int, size: int) -> np.ndarray:
         """Return bytes (uint8, read-only) in new memory. Raises FileChanged, RuntimeFailure, MemoryError."""
-        made = memoryview(pages(size) if size >= LARGE else bytearray(size))
+        made = memoryview(_pages(size) if size >= LARGE else bytearray(size))
         self.read_into(made, offset)
         return np.frombuffer(made.toreadonly(), np.uint8)
 
@@ -173,16 +167,13 @@ class StoredFile:
             yield "closed"
 
 
-def pages(size: int, huge: bool | None = None) -> mmap.mmap:
-    """Return memory that goes back to the system as soon as it is freed. Freed blocks of the heap may not.
-
-    huge: Whether to ask for huge pages. None: if the memory is large. Raises MemoryError.
-    """
+def _pages(size: int) -> mmap.mmap:
+    """Return memory that goes back to the system as soon as it is freed. Freed blocks of the heap may not."""
     try:
         made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"{size} bytes: {error.strerror}") from error
-    if (size >= _HUGE if huge is None else huge) and hasattr(mmap, "MADV_HUGEPAGE"):
+    if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a system without large pages
             made.madvise(mmap.MADV_HUGEPAGE)
     return made
@@ -204,7 +195,7 @@ class Scratch:
             self._blocks.append(memoryview(b""))
         if len(self._blocks[self._taken]) < size:
             # The system provides only the pages that are used.
-            self._blocks[self._taken] = memoryview(pages(max(size, _SCRATCH), huge=size >= _USED_SCRATCH))
+            self._blocks[self._taken] = memoryview(_pages(max(size, _SCRATCH)))
         self._taken += 1
         return self._blocks[self._taken - 1][:size]
 

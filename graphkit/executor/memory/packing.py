@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,14 +12,12 @@ import numpy as np
 
 from graphkit.executor.devices.kernel import NativeKernel, VersionedArray
 from graphkit.executor.memory.planner import ALIGNMENT
-from graphkit.ir.stored import HUGE_PAGE, Scratch, pages
+from graphkit.ir.stored import Scratch
 from graphkit.named_tuples import NamedTuple
 
 _PAGE = 4096
 # Memory of at least this many bytes begins with a page.
 _LARGE = 1 << 16
-# Bytes of a block for several arrays.
-_BLOCK = 2 * HUGE_PAGE
 
 
 class PackedOperand(NamedTuple):
@@ -57,8 +55,7 @@ class SharedOperands:
 class PackedArrays:
     """A cache with one packed copy per array and layout. If the version of the array changes, it is packed again.
 
-    The cache refers to copies weakly: a copy exists as long as a program holds the result of `get`. New copies share
-    blocks of memory. The copy of a newer version has its own memory, which the heap often has.
+    The cache refers to copies weakly: a copy exists as long as a program holds the result of `get`.
 
     stamp: Returns a number that changes whenever the version of any array may have changed.
     """
@@ -68,38 +65,18 @@ class PackedArrays:
         self._stamp = stamp
         self._copies: dict[tuple[int, str], _PackedCopy] = {}
 
-    def get(self, operands: Sequence[PackedOperand]) -> list[np.ndarray]:
+    def get(self, operands: Iterable[PackedOperand]) -> list[np.ndarray]:
         """Return the arrays that programs read for these operands."""
         found = []
         scratch = Scratch()
-        blocks: _Blocks | None = None
         with self._lock:
             stamp = self._stamp()
             for _, source, kernel, position, layout in operands:
                 if kernel is None:
                     found.append(self._current(source, "", stamp, _unchanged))
-                    continue
-                allocate = aligned_bytes
-                if self._copy(source, layout) is None:
-                    blocks = blocks or _Blocks(self._missing_bytes(operands))
-                    allocate = blocks.take
-                make = partial(_packed, kernel, position, scratch, allocate)
-                found.append(self._current(source, layout, stamp, make))
+                else:
+                    found.append(self._current(source, layout, stamp, partial(_packed, kernel, position, scratch)))
         return found
-
-    def _copy(self, source: VersionedArray, layout: str) -> Any:
-        """Return the copy of any version, or None."""
-        cached = self._copies.get((id(source), layout))
-        return None if cached is None else cached.reference()
-
-    def _missing_bytes(self, operands: Sequence[PackedOperand]) -> int:
-        """Return the size of the large copies that do not exist yet, each in full pages."""
-        missing = {
-            (id(source), layout): kernel.packed_bytes(position)
-            for _, source, kernel, position, layout in operands
-            if kernel is not None and self._copy(source, layout) is None
-        }
-        return sum(_full_pages(size) for size in missing.values() if size >= _LARGE)
 
     def get_shared(self, operands: SharedOperands) -> HeldArrays:
         """Return the same as `get`. It is fast if another program holds the arrays."""
@@ -133,14 +110,8 @@ class PackedArrays:
         return packed
 
 
-def _packed(
-    kernel: NativeKernel,
-    position: int,
-    scratch: Scratch,
-    allocate: Callable[[int], np.ndarray],
-    source: VersionedArray,
-) -> np.ndarray:
-    packed = allocate(kernel.packed_bytes(position))
+def _packed(kernel: NativeKernel, position: int, scratch: Scratch, source: VersionedArray) -> np.ndarray:
+    packed = aligned_bytes(kernel.packed_bytes(position))
     scratch.clear()
     kernel.pack(position, source.borrowed(scratch), packed)
     return packed
@@ -156,42 +127,6 @@ class _PackedCopy(NamedTuple):
     version: int
     stamp: int
     reference: weakref.ref[Any]
-
-
-class _Blocks:
-    """Memory for arrays that are packed one after another. Large ones share blocks with huge pages.
-
-    The system provides a huge page in a fifth of the time of the small pages in it. A block is released when none of
-    its arrays is in use.
-
-    size: The sum of the sizes of the large arrays, each in full pages.
-    """
-
-    def __init__(self, size: int):
-        self._rest = size
-        self._free = np.empty(0, np.uint8)
-
-    def take(self, size: int) -> np.ndarray:
-        """Return what `aligned_bytes` returns. Raises MemoryError."""
-        if size < _LARGE:
-            return aligned_bytes(size)
-        taken = _full_pages(size)
-        if len(self._free) < taken:
-            self._free = _block(max(taken, min(self._rest, _BLOCK)))
-        array, self._free = self._free[:size], self._free[taken:]
-        self._rest -= taken
-        return array
-
-
-def _block(size: int) -> np.ndarray:
-    # The last huge page is filled if that wastes a quarter of it at most.
-    waste = -size % HUGE_PAGE
-    filled = size + waste if waste <= HUGE_PAGE // 4 else size
-    return np.frombuffer(pages(filled, huge=True), np.uint8) if filled >= HUGE_PAGE else aligned_bytes(size)
-
-
-def _full_pages(size: int) -> int:
-    return -(-size // _PAGE) * _PAGE
 
 
 def aligned_bytes(size: int) -> np.ndarray:

@@ -103,52 +103,6 @@ def test_shared_arrays_live_as_long_as_a_program_holds_them():
     assert packed.get_shared(operands)[0] is held.array
 
 
-class Copying:
-    """A kernel that copies its operand."""
-
-    def __init__(self, size: int):
-        self._size = size
-
-    def packed_bytes(self, position: int) -> int:
-        return self._size
-
-    def pack(self, position: int, array: np.ndarray, packed: np.ndarray) -> None:
-        packed[:] = array
-
-
-def copied(*sizes: int) -> list[PackedOperand]:
-    return [PackedOperand(0, Held(np.full(size, n, np.uint8)), Copying(size), 0) for n, size in enumerate(sizes, 1)]
-
-
-def test_large_packed_arrays_share_blocks():
-    operands = copied(*[700_001] * 9, 50)
-    packed = PackedArrays(lambda: 0)
-    arrays = packed.get([*operands, *operands])
-    assert [a is b for a, b in zip(arrays[:10], arrays[10:], strict=True)] == [True] * 10
-    for array, operand in zip(arrays, operands, strict=False):
-        np.testing.assert_array_equal(array, operand.array.array)
-    large = [array.ctypes.data for array in arrays[:9]]
-    assert not any(address % 4096 for address in large)
-    blocks = {id(array.base) for array in arrays[:9]}
-    assert len(blocks) == 2, "blocks of 4 MiB"
-    first = weakref.ref(arrays[0].base)
-    del arrays[10:], arrays[:5]
-    assert first() is None
-
-
-def test_new_versions_of_packed_arrays_leave_their_block():
-    one, other = copied(3_000_000, 1_000_000)
-    stamp = 0
-    packed = PackedArrays(lambda: stamp)
-    before = packed.get([one, other])
-    assert before[0].base is before[1].base
-    one.array.array[:], one.array.version, stamp = 7, 1, 1
-    after = packed.get([one, other])
-    assert after[1] is before[1]
-    assert after[0].base is not before[0].base
-    np.testing.assert_array_equal(after[0], one.array.array)
-
-
 @needs_onednn
 def test_executor_runs_on_packed_parameters_and_sees_new_ones(monkeypatch):
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")
