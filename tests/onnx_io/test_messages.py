@@ -19,11 +19,12 @@ from graphkit.onnx_io.messages import _FIELDS, read, read_small
 @pytest.fixture(params=["native", "python"])
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which code reads messages."""
+    monkeypatch.setattr(messages, "_WORTH_NATIVE", 0)
     if request.param == "python":
-        monkeypatch.setattr(messages, "_native_reader", lambda: None)
+        monkeypatch.setattr(messages, "_native_class", lambda: None)
     elif load_native() is None:
         pytest.skip("needs the native extension")
-    assert (messages._native_reader() is None) == (request.param == "python")
+    assert (messages._native_class() is None) == (request.param == "python")
     return str(request.param)
 
 
@@ -231,7 +232,7 @@ def without_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has read nothing."""
     monkeypatch.delitem(sys.modules, "onnx")
     monkeypatch.setattr(messages, "_read_before", 0)
-    monkeypatch.setattr(messages, "_native_reader", lambda: None)
+    monkeypatch.setattr(messages, "_native_class", lambda: None)
 
 
 def test_imported_library_reads_all_files() -> None:
@@ -286,9 +287,11 @@ def test_native_reader_reads_larger_files(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delitem(sys.modules, "onnx")
     monkeypatch.setattr(messages, "_read_before", 0)
     monkeypatch.setattr(messages, "SMALL", 100)
+    # Only the native extension reads this: the other reader fails.
+    monkeypatch.setattr(messages, "_message", None)
     data = model().SerializeToString()
     assert read_small(data) is not None
-    monkeypatch.setattr(messages, "_native_reader", lambda: None)
+    monkeypatch.setattr(messages, "_native_class", lambda: None)
     assert read_small(data) is None
 
 
