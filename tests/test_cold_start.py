@@ -17,6 +17,7 @@ MOST_LOADED = 74
 # Other packages that a file does not need before it is compiled.
 HEAVY = {"onnx", "google", "scipy", "ml_dtypes", "json", "dataclasses", "difflib", "hashlib", "pathlib"}
 CODE = """
+    import re
     import sys
 
     import numpy as np
@@ -25,6 +26,7 @@ CODE = """
         print(step, *sorted(set(sys.modules) - before))
 
     before = set(sys.modules)
+    patterns = len(re._cache)
     import graphkit as gk
 
     show("import")
@@ -34,6 +36,7 @@ CODE = """
     show("compile")
     exe.run({name: np.zeros([2, *t.shape[1:]], np.float32) for name, t in net.input_types.items()})
     show("run")
+    print("patterns", len(re._cache) - patterns)
 """
 
 
@@ -95,6 +98,23 @@ def test_first_run_imports_nothing_for_rare_cases(imported: dict[str, set[str]])
     rare |= {"ops.nn.smooth_activation", "ops.internal.fused_attention"}
     assert imported["run"].isdisjoint(f"graphkit.{name}" for name in rare)
     assert "heapq" not in imported["run"]
+
+
+def test_first_run_compiles_no_regular_expressions(imported: dict[str, set[str]]) -> None:
+    assert imported["patterns"] == {"0"}
+
+
+def test_modules_of_searches_are_imported_when_used() -> None:
+    code = """
+        import sys
+
+        from graphkit.executor.memory.first_fit import FirstFit
+        from graphkit.ir import bounds
+
+        FirstFit([(8, 0, 1), (8, 1, 2)], 1).search(16, 24)
+        print(*{"random", "heapq"} & set(sys.modules))
+    """
+    assert in_new_process(code) == "\n"
 
 
 def test_load_imports_no_heavy_packages(imported: dict[str, set[str]]) -> None:

@@ -7,7 +7,6 @@ fixed number of expressions, it gives up, and the answer is "unknown".
 from __future__ import annotations
 
 import functools
-import heapq
 from collections.abc import Iterator
 
 from graphkit.ir import dims
@@ -47,6 +46,8 @@ def at_least_zero(a: Dim) -> Dim:
 @functools.lru_cache(maxsize=1 << 14)
 def _searched(dim: DimExpr) -> int | None:
     """Search best first: fewer negative terms come first, because a negative term has no bound until it is replaced."""
+    import heapq  # here, because most bounds need no search
+
     best: int | None = None
     tried = 0
     seen: set[Dim] = {dim}

@@ -2,11 +2,13 @@
 
 The objects have the attributes and methods of onnx's classes, as far as the import reads them: absent fields have their
 default values, repeated ones are lists. `read` refuses everything that is unusual, and the library parses it instead.
-The format is that of `wire`; the field numbers are those of onnx.proto.
+If the native extension is loaded, it reads the messages of larger files into the same objects, three times as fast. The
+format is that of `wire`; the field numbers are those of onnx.proto.
 """
 
 from __future__ import annotations
 
+import functools
 import struct
 import sys
 from collections.abc import Callable
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 # Maximum bytes to read here in total, without raw data of tensors. Beyond, importing and using the library is faster:
 # its import takes 170 ms, and reading a MB here takes 50.
 SMALL = 3 << 19
+# The same if the native extension reads.
+_SMALL_NATIVE = 1 << 24
+# Minimum bytes of a file that the native extension reads. Preparing it takes as long as reading this many here.
+_WORTH_NATIVE = 1 << 17
 # Raw data count as at most this number of bytes, because they are copied at once.
 _RAW = 1 << 8
 # By message, the fields that may contain raw data.
@@ -141,16 +147,20 @@ def read_small(data: bytes) -> ModelProto | None:
     global _read_before
     if "onnx" in sys.modules:
         return None
+    most = SMALL if _native_class() is None else _SMALL_NATIVE
     try:
-        size = _message_bytes(data, SMALL - _read_before)
+        size = _message_bytes(data, most - _read_before)
     except (Malformed, IndexError):
         return None
     _read_before += size
-    return read(data) if _read_before <= SMALL else None
+    return read(data) if _read_before <= most else None
 
 
 def read(data: bytes) -> ModelProto | None:
     """The model, with the attributes of a ModelProto; None if the library must parse the bytes."""
+    native = _native_class()
+    if native is not None and (len(data) >= _WORTH_NATIVE or _read_before > SMALL):
+        return cast("ModelProto | None", _native_reader(native).read(data))
     try:
         return cast("ModelProto", _message(_classes()["ModelProto"], data, 0, len(data), 0))
     except (Malformed, IndexError, UnicodeDecodeError, struct.error):
@@ -331,6 +341,13 @@ _SCALARS: dict[str, tuple[int, Callable[[bytes, int, int, int], Any], Any]] = {
     "-": (_BYTES, _unusual, ()),
 }
 
+# Kind -> its number in the native reader, and the largest value of an enum.
+_NATIVE_KINDS = {
+    "int64": (0, 0), "int32": (1, 0), "uint64": (2, 0), "enum1": (3, 1), "enum14": (3, 14), "float": (4, 0),
+    "double": (5, 0), "string": (6, 0), "bytes": (7, 0),
+}  # fmt: skip
+_NESTED = 8
+
 # Function that reads an integer -> numpy type of repeated ones.
 _INTEGERS: dict[Callable[..., Any], type[np.integer[Any]]] = {
     _int64: np.int64, _int32: np.int32, _unsigned: np.uint64,
@@ -359,6 +376,30 @@ def _classes() -> dict[str, type[Message]]:
             setattr(cls, field, () if kind != single else default)
     _known.update(made)
     return _known
+
+
+def _native_class() -> Any:
+    """The class of the native extension that reads messages; None if the extension is not loaded."""
+    # Another thread may be importing the extension.
+    return getattr(sys.modules.get("graphkit._native"), "MessageReader", None)
+
+
+@functools.cache
+def _native_reader(cls: Callable[..., Any]) -> Any:
+    classes, order = _classes(), list(_FIELDS)
+    read: list[tuple[type[Message], list[tuple[int, str, int, bool, bool, int]]]] = []
+    unusual: list[tuple[int, int]] = []
+    for index, (message, fields) in enumerate(_FIELDS.items()):
+        own: list[tuple[int, str, int, bool, bool, int]] = []
+        for number, (name, kind) in fields.items():
+            single = kind.removesuffix("*")
+            if single == "-":
+                unusual.append((index, number))
+                continue
+            code, detail = _NATIVE_KINDS[single] if single in _NATIVE_KINDS else (_NESTED, order.index(single))
+            own.append((number, name, code, single != kind, name in _ONE_OF.get(message, ()), detail))
+        read.append((classes[message], own))
+    return cls(read, unusual)
 
 
 def _reader(cls: type[Message]) -> Callable[[bytes, int, int, int], Message]:

@@ -15,7 +15,8 @@ def test_names_taker() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("Relu", "relu"), ("BatchNormalization", "batch_normalization"), ("RMSNormalization", "rms_normalization"),
-     ("LRN", "lrn"), ("ReduceL2", "reduce_l2"), ("MatMul", "mat_mul")],
+     ("LRN", "lrn"), ("ReduceL2", "reduce_l2"), ("MatMul", "mat_mul"), ("IsNaN", "is_nan"), ("RMSNorm", "rms_norm"),
+     ("Conv2D", "conv2_d"), ("my_Op", "my_op"), ("", "")],
 )  # fmt: skip
 def test_snake_case(name: str, expected: str) -> None:
     assert snake_case(name) == expected

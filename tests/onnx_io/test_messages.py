@@ -11,8 +11,22 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
+from graphkit.executor.devices.loading import load_native
 from graphkit.onnx_io import codes, messages, wire
 from graphkit.onnx_io.messages import _FIELDS, read, read_small
+
+
+@pytest.fixture(params=["native", "python"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which code reads messages."""
+    monkeypatch.setattr(messages, "_WORTH_NATIVE", 0)
+    if request.param == "python":
+        monkeypatch.setattr(messages, "_native_class", lambda: None)
+    elif load_native() is None:
+        pytest.skip("needs the native extension")
+    assert (messages._native_class() is None) == (request.param == "python")
+    return str(request.param)
+
 
 # Messages of onnx.proto that have other names here.
 _NAMES = {
@@ -133,6 +147,7 @@ def model() -> ModelProto:
     return made
 
 
+@pytest.mark.usefixtures("reader")
 def test_reads_what_the_library_reads() -> None:
     wanted = model()
     found = read(wanted.SerializeToString())
@@ -143,6 +158,7 @@ def test_reads_what_the_library_reads() -> None:
     assert node == wanted.graph.node[0]
 
 
+@pytest.mark.usefixtures("reader")
 def test_reads_fields_of_newer_versions() -> None:
     found = read(model().SerializeToString() + b"\xa2\x06\x03abc")
     assert found is not None
@@ -156,6 +172,7 @@ def inside(*numbers: int, data: bytes) -> bytes:
     return data
 
 
+@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -190,6 +207,7 @@ def nested(depth: int) -> bytes:
     return data
 
 
+@pytest.mark.usefixtures("reader")
 def test_leaves_deep_nesting_to_the_library() -> None:
     assert read(nested(10)) is not None
     assert read(nested(30)) is None
@@ -199,6 +217,7 @@ MODELS = sorted((Path(onnx.__file__).parent / "backend" / "test" / "data").rglob
 assert len(MODELS) > 100
 
 
+@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("start", range(20))
 def test_reads_models_of_onnx(start: int) -> None:
     for path in MODELS[start::20]:
@@ -213,6 +232,7 @@ def without_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has read nothing."""
     monkeypatch.delitem(sys.modules, "onnx")
     monkeypatch.setattr(messages, "_read_before", 0)
+    monkeypatch.setattr(messages, "_native_class", lambda: None)
 
 
 def test_imported_library_reads_all_files() -> None:
@@ -243,6 +263,7 @@ def test_library_reads_large_tensors_of_single_numbers(dtype: int) -> None:
     assert read_small(helper.make_model(helper.make_graph([], "g", [], [], [weight])).SerializeToString()) is None
 
 
+@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize(
     ("field", "numbers"),
     [
@@ -258,6 +279,20 @@ def test_packed_integers(field: str, numbers: list[int]) -> None:
     found = read(model.SerializeToString())
     assert found is not None
     assert getattr(found.graph.initializer[0], field) == numbers
+
+
+def test_native_reader_reads_larger_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    if load_native() is None:
+        pytest.skip("needs the native extension")
+    monkeypatch.delitem(sys.modules, "onnx")
+    monkeypatch.setattr(messages, "_read_before", 0)
+    monkeypatch.setattr(messages, "SMALL", 100)
+    # Only the native extension reads this: the other reader fails.
+    monkeypatch.setattr(messages, "_message", None)
+    data = model().SerializeToString()
+    assert read_small(data) is not None
+    monkeypatch.setattr(messages, "_native_class", lambda: None)
+    assert read_small(data) is None
 
 
 def many_nodes(count: int) -> onnx.GraphProto:

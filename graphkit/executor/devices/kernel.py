@@ -111,6 +111,11 @@ def is_native(kernel: Kernel) -> TypeGuard[NativeKernel]:
     return hasattr(kernel, "scratch_bytes")
 
 
+# The factory of a kernel may read the elements of a parameter, such as scales, only if it has at most this many bytes.
+# So layers with equal types share a kernel. `SharedKernels` and `Template` rely on this.
+MOST_READ_BYTES = 128
+
+
 class KernelContext(NamedTuple):
     """Facts that a factory gets in addition to the node.
 
@@ -118,7 +123,7 @@ class KernelContext(NamedTuple):
         threads: Number of threads of the kernel.
         deterministic: Whether results must not depend on the number of threads.
         constant_inputs: Operands that are parameters or constants, by position: a native kernel may request them
-            packed. A parameter that the caller feeds is not among them.
+            packed. A parameter that the caller feeds is not among them. See MOST_READ_BYTES.
         used_outputs: Which outputs are used.
         sizes_vary: Whether kernels for other sizes will follow, so that the time to make a kernel matters.
         tf32: Whether a GPU may round float32 operands of matrix products to TF32.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from graphkit.executor.devices.kernel import NativeKernel, VersionedArray, is_native
+from graphkit.executor.devices.kernel import MOST_READ_BYTES, NativeKernel, VersionedArray, is_native
 from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.lower.lowering import ABSENT, Emission, Location, Lowering, Site
 from graphkit.executor.memory.placement import Placement
@@ -66,8 +66,8 @@ class SharedKernels:
     def _key(self, node: Node) -> Hashable:
         """Return everything that the kernel of a node with tensors of known sizes depends on.
 
-        The key contains arrays by identity, so it is valid while these arrays exist. It says which operands are the
-        same value.
+        The key contains constants and small parameters by identity, so it is valid while these arrays exist. It says
+        which operands are the same value. Layers whose large parameters have equal types have equal keys.
         """
         root, known = self._placement.root, self._known
         places: dict[Value, int] = {}
@@ -80,7 +80,7 @@ class SharedKernels:
             storage = root.get(value)
             array = None if storage is None else known.get(storage)
             same = places.setdefault(value, position)
-            parts += (value.type.number, same, None if array is None else id(array))
+            parts += (value.type.number, same, None if array is None else _identity(value, value.type, array))
         for value in node.outputs:
             kind = value.type
             parts += (kind.number if isinstance(kind, TensorType) else None, value in self._placement.used)
@@ -88,6 +88,12 @@ class SharedKernels:
         if divides_integers(node):
             parts.append(node.name or node.describe())
         return tuple(parts)
+
+
+def _identity(value: Value, kind: TensorType, array: VersionedArray) -> int:
+    """Return a number that says whose elements a kernel may depend on; 0 if the factory reads no elements."""
+    # Factories read the elements of a Constant in the graph.
+    return 0 if value.node is None and kind.is_static and kind.nbytes > MOST_READ_BYTES else id(array)
 
 
 def native_kernel(site: Site) -> Lowering | None:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from graphkit.errors import GraphkitError, RuntimeFailure
-from graphkit.executor.devices.kernel import Kernel, KernelContext, NativeKernel, VersionedArray, is_native
+from graphkit.executor.devices.kernel import (
+    MOST_READ_BYTES,
+    Kernel,
+    KernelContext,
+    NativeKernel,
+    VersionedArray,
+    is_native,
+)
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.devices.registry import SizedFactory, make_kernel, rule_of
 from graphkit.executor.lower.lowering import ABSENT, ARENA, Location, NotNative, Settings
@@ -44,10 +51,6 @@ if TYPE_CHECKING:
 
 # For each node, the kernels for this many of the most recently used sizes are kept.
 _KEPT = 256
-
-# The factory of a kernel may read the elements of a constant operand, such as scales, only if the operand has at most
-# this many bytes.
-_SMALL = 128
 
 
 class SizedCode(NamedTuple):
@@ -239,7 +242,7 @@ class Template:
             if (v := node.inputs[i]) is not None and v.tensor.is_static
         }
         known = known._replace(constant_inputs={i: a for i, (_, a) in arrays.items()})
-        small = {i: a for i, (v, a) in arrays.items() if v.tensor.nbytes <= _SMALL}
+        small = {i: a for i, (v, a) in arrays.items() if v.tensor.nbytes <= MOST_READ_BYTES}
         key = (
             node.op,
             tuple(None if v is None else (v.type, v.tensor.value, v.tensor.floats) for v in node.inputs),

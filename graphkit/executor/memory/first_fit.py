@@ -8,7 +8,6 @@ layout, sorted by offset.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -130,6 +129,8 @@ class FirstFit:
         One of the two is a block at the end of the arena, or a neighbour of one. The best offsets are in `_offsets`
         afterwards. Returns the size of the arena.
         """
+        import random  # here, because few searches get here
+
         rng = random.Random(0)
         arena = self._place(order)
         for _ in range(SEARCH_WORK // self._cost):

@@ -16,6 +16,7 @@ from graphkit.executor.lower.registry import lower_graph
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import TensorType
 from graphkit.ops import F
 
 
@@ -43,6 +44,23 @@ def test_a_kernel_a_branch_and_a_loop() -> None:
     named = {part for _, lowering in graph.steps for part in lowering.subgraphs}
     assert named == {"then", "else", "body"}
     assert list(graph.interpreted()) == []
+
+
+@pytest.mark.parametrize(("size", "kernels"), [(8, 1), (4, 3)], ids=["shared", "small parameters"])
+def test_layers_with_equal_types_share_kernels(size: int, kernels: int) -> None:
+    rng = np.random.default_rng(0)
+    kind = TensorType("float32", (size, size))
+    x, *weights = value("x", 2, size), *(Value(kind, f"w{i}", role="parameter") for i in range(3))
+    arrays = {v.name: rng.standard_normal((size, size), np.float32) for v in weights}
+    result, expected = x, (data := rng.standard_normal((2, size), np.float32))
+    for weight in weights:
+        result = F.tanh(F.mat_mul(result, weight))
+        expected = np.tanh(expected @ arrays[weight.name])
+    executor = Executor(Graph([x, *weights], [result]), ParamStore(dict.fromkeys(arrays, kind), arrays))
+    np.testing.assert_allclose(executor(data)[0], expected, rtol=1e-4, atol=1e-5)
+    assert executor._latest is not None
+    lowerings = [id(lowering) for _, lowering in executor._latest.lowered.steps]
+    assert (len(lowerings), len(set(lowerings))) == (3, kernels)
 
 
 def test_dynamic_shapes() -> None:
