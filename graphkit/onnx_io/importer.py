@@ -22,7 +22,6 @@ from graphkit.ir import context, limits
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Node, Value, give_name, next_serial
 from graphkit.ir.names import unique_names
-from graphkit.ir.pauses import pause
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import OptionalType, TensorType, Type
@@ -328,7 +327,6 @@ class Builder:
                 f"{self.label}: the functions expand to more than {self.most_nodes} nodes (GRAPHKIT_MAX_NODES)"
             )
         limits.check_time()
-        pause()
         where = f"{self.label}: {raw}" + (f" in {setting.calls[-1]}" if setting.calls else "")
         try:
             # The names of a node already give its place. Nodes of its subgraphs need the context, too.

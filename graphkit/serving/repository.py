@@ -11,13 +11,11 @@ from pathlib import Path
 
 from graphkit.errors import RuntimeFailure
 from graphkit.inference.hugging_face import with_files_beside
-from graphkit.ir.pauses import paced
 from graphkit.loading import load
 from graphkit.model import Model
 from graphkit.serving.changes import Change
 from graphkit.serving.errors import Retired, UnknownModel, message_of
 from graphkit.serving.metrics import Metrics
-from graphkit.serving.pace import Pace
 from graphkit.serving.served_model import ServedModel
 from graphkit.serving.settings import Settings
 from graphkit.serving.sources import Models, Problem, Scan, find_models, named_sources, scan_models
@@ -65,7 +63,6 @@ class ModelRepository:
         self._statistics: dict[tuple[str, int], Statistics] = {}
         self._changing = threading.Lock()  # one load or unload at a time
         self._draining = False
-        self._pace = Pace(lambda: any(model.queued() for model in self.loaded()))
 
     def get(self, name: str, version: str | None = None) -> ServedModel:
         """Return a version of a model (default: the newest one). Raises UnknownModel if it is not loaded."""
@@ -128,9 +125,8 @@ class ModelRepository:
             self._load(name, scan_models(self._sources))
 
     def drain(self) -> None:
-        """Load no further models, and make no pauses in a load in progress, because the server stops."""
+        """Load no further models, because the server stops."""
         self._draining = True
-        self._pace.hurry()
 
     def _load(self, name: str, scan: Scan) -> None:
         """Load a model whose files a scan has found. See `load`. The caller holds `_changing`."""
@@ -224,14 +220,12 @@ class ModelRepository:
         statistics = self._statistics.get((name, number))
         if statistics is None:
             statistics = self._statistics[name, number] = Statistics(name, str(number), self.metrics)
-        self._pace.begin()
-        with paced(self._pace):
-            model = self._reader(path)
-            changed = Change.GRAPH if before is None or before.source != path else before.change(model)
-            if before is not None and changed is Change.NONE:
-                return before
-            continued = before if changed is Change.ARRAYS else None
-            return ServedModel(name, str(number), model, self.settings, path, statistics, continued)
+        model = self._reader(path)
+        changed = Change.GRAPH if before is None or before.source != path else before.change(model)
+        if before is not None and changed is Change.NONE:
+            return before
+        continued = before if changed is Change.ARRAYS else None
+        return ServedModel(name, str(number), model, self.settings, path, statistics, continued)
 
     def _retire(self, before: Iterable[ServedModel], made: Mapping[int, ServedModel]) -> None:
         """End the queues of versions that were replaced or unloaded, after their last request."""

@@ -13,8 +13,6 @@ from handmade import write_scaled
 import graphkit as gk
 from graphkit.executor.memory import packing
 from graphkit.executor.run.session import Executor
-from graphkit.ir.pauses import paced, pause
-from graphkit.serving import pace
 from graphkit.serving.errors import Retired
 from graphkit.serving.repository import ModelRepository
 from graphkit.serving.settings import Settings
@@ -179,36 +177,6 @@ def test_a_full_batch_packs_nothing(tmp_path, loaded, monkeypatch):
     monkeypatch.setattr(packing, "_packed", lambda *arguments: packed.append(1) or pack(*arguments))
     assert asyncio.run(asked_images(model, 64)) == 64
     assert packed == []
-
-
-def test_a_load_makes_pauses_while_requests_wait(tmp_path, loaded, monkeypatch):
-    waits = []
-    monkeypatch.setattr(pace, "_PIECE", 0.0)
-    monkeypatch.setattr(pace, "_LONGEST", 0.0)
-    path = write_dense(tmp_path / "net.onnx")
-    repository = loaded(path)
-    monkeypatch.setattr(threading.Event, "wait", lambda self, *timeout: waits.append(timeout))
-    write_dense(path, 2.0)
-    repository.load("net")
-    assert waits == []
-    monkeypatch.setattr(repository._pace, "_busy", lambda: True)
-    write_dense(path, 3.0)
-    repository.load("net")
-    assert len(waits) > 20
-
-
-def test_pauses_are_in_proportion_to_the_work(monkeypatch):
-    now, waits = [0.0], []
-    monkeypatch.setattr(pace.time, "thread_time", lambda: now[0])
-    monkeypatch.setattr(threading.Event, "wait", lambda self, seconds: waits.append(seconds))
-    made = pace.Pace(lambda: True)
-    made.begin()
-    with paced(made):
-        for worked in (0.001, 0.019, 10.0):
-            now[0] += worked
-            pause()
-    pause()
-    assert waits == [pytest.approx(pace._SHARE * 0.02), pace._LONGEST]
 
 
 def test_nothing_is_loaded_while_the_server_stops(tmp_path):

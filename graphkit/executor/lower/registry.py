@@ -13,7 +13,6 @@ from graphkit.executor.memory.errors import require_memory_for, require_shapes_f
 from graphkit.executor.memory.placement import Placement, has_fixed_size, has_run_time_size, place_values
 from graphkit.executor.memory.plan_graph import StepMemory, plan_graph
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.pauses import pause
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.match import is_op
@@ -167,7 +166,6 @@ def lower_graph(
     shared = SharedKernels(placement, known) if settings.device == "cpu" else None
 
     def chosen(node: Node) -> Lowering:
-        pause()
         if placement.host_storage(node) is not None:
             from graphkit.executor.lower.arrays.swapped import SwapStep
 

@@ -31,7 +31,6 @@ from graphkit.executor.memory.plan_graph import MemoryPlan, StepMemory, plan_gra
 from graphkit.ir import context
 from graphkit.ir.dims import Dim, DimExpr, assumptions, symbol
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.pauses import pause
 from graphkit.ir.sizes import SizeTable, defined_names
 from graphkit.ir.types import TensorType
 from graphkit.named_tuples import NamedTuple
@@ -232,7 +231,6 @@ class Template:
 
     def _step(self, node: Node, computed: bool, alike: dict[Hashable, _Step]) -> _Step:
         """Return the _Step of this node, which nodes with equal operators, types and small constants share."""
-        pause()
         known = kernel_context(node, self.placement, self._known, self.settings)
         # A view of a constant may have symbolic sizes. It is treated like an operand that is computed.
         arrays = {

@@ -12,7 +12,6 @@ import numpy as np
 
 from graphkit.executor.devices.kernel import NativeKernel, VersionedArray
 from graphkit.executor.memory.planner import ALIGNMENT
-from graphkit.ir.pauses import pause
 from graphkit.ir.stored import Scratch
 from graphkit.named_tuples import NamedTuple
 
@@ -73,7 +72,6 @@ class PackedArrays:
         with self._lock:
             stamp = self._stamp()
             for _, source, kernel, position, layout in operands:
-                pause()
                 if kernel is None:
                     found.append(self._current(source, "", stamp, _unchanged))
                 else:

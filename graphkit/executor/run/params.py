@@ -18,7 +18,6 @@ from graphkit.errors import InputError, did_you_mean
 from graphkit.executor.memory.shared import SharedMemory
 from graphkit.ir import limits
 from graphkit.ir.arrays import array_of
-from graphkit.ir.pauses import pause
 from graphkit.ir.stored import Scratch, StoredArray
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.text import human, quantity, short_repr
@@ -115,7 +114,6 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         for name, stored in list(self._stored.items()):
             limits.require_memory(stored.nbytes, f"parameter {name!r}: ")
             self.commit(name, stored.array)
-            pause()
 
     def __setitem__(self, name: str, array: Any) -> None:
         if isinstance(array, StoredArray):

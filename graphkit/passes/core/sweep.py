@@ -13,7 +13,6 @@ from graphkit.collector import without_gc
 from graphkit.ir import context
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value, native_sweeps
-from graphkit.ir.pauses import pause
 from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
 from graphkit.passes.core.declare import CONTROL, Pass, Rewrite, Step
@@ -353,7 +352,6 @@ def run_passes(graph: Graph, passes: Sequence[Step]) -> Graph:
     """
     level, checking = debug.level(), config.CHECK_PASSES.get()
     for step in passes:
-        pause()
         name, transform = (step.name, step) if isinstance(step, Pass) else step
         begin = time.perf_counter() if level else 0.0
         with context.made_by(f"pass {name}"):
