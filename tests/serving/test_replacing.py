@@ -198,3 +198,20 @@ def test_nothing_is_loaded_while_the_server_stops(tmp_path):
     with pytest.raises(Retired, match="the server stops"):
         repository.load("b")
     repository.close()
+
+
+def test_the_last_bits_of_large_weights_are_compared(tmp_path, loaded):
+    """They are read in several blocks."""
+    x = gk.input("x", ["N", 1101])
+    net = gk.Model({"y": gk.nn.linear(x, 1001, bias=False, name="fc")})
+    net.save(tmp_path / "net.onnx")
+    repository = loaded(tmp_path / "net.onnx")
+    before = repository.get("net")
+    repository.load("net")
+    assert repository.get("net") is before
+    weight = net.params["fc_weight"].copy()
+    weight[-1, -1] += 1
+    net.params["fc_weight"] = weight
+    net.save(tmp_path / "net.onnx")
+    repository.load("net")
+    assert repository.get("net") is not before
