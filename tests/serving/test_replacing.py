@@ -215,3 +215,10 @@ def test_the_last_bits_of_large_weights_are_compared(tmp_path, loaded):
     net.save(tmp_path / "net.onnx")
     repository.load("net")
     assert repository.get("net") is not before
+
+
+def test_a_load_is_refused_while_the_server_stops(client):
+    client.app.drain()
+    answer = client.post("/v2/repository/models/scaled/load")
+    assert answer.status_code == 503
+    assert "the server stops" in answer.json()["error"]
