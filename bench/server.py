@@ -7,9 +7,10 @@ pool, in binary form; the expected outputs come from runs of single inputs in th
 Before and after each phase, full batches run in this process: the rate of a phase is compared with theirs, and
 latencies with the time of one full batch.
 --network corner: a model that computes next to nothing, so that the processor time is that of requests.
-With --disturb, malformed, oversized, slow and aborted requests come at the same time. With --reload, the model is
-loaded again after each such number of seconds. At the end, SIGTERM ends the server under load: every request that it
-received must be answered.
+With --disturb, malformed, oversized, slow and aborted requests come at the same time. With --reload, the file of the
+model is replaced after each such number of seconds by one with other weights, and loaded again. Requests that are sent
+after the answer must get the outputs of the new weights. With --same, the file stays as it is. At the end, SIGTERM ends
+the server under load: every request that it received must be answered.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,15 +57,37 @@ class Seen:
     disturbances: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass
+class Files:
+    """The file of the model that the server reads, and files with the same graph and several weights.
+
+    loaded: The weights that may answer: the present ones, and those that are being loaded.
+    """
+
+    served: Path
+    weights: list[Path]
+    loaded: set[int] = field(default_factory=lambda: {0})
+
+    def replace(self) -> int:
+        """Replace the file by the one with the next weights, and return their number."""
+        following = (max(self.loaded) + 1) % len(self.weights)
+        self.loaded |= {following}
+        copy = self.served.with_suffix(".new")
+        shutil.copyfile(self.weights[following], copy)
+        copy.rename(self.served)
+        return following
+
+
 @dataclass(frozen=True)
 class Load:
-    """Requests and their expected outputs. port: of the server."""
+    """Requests and their expected outputs. port: of the server. expected: for each of the weights."""
 
     port: int
     name: str
     requests: list[bytes]
-    expected: list[np.ndarray]
+    expected: list[list[np.ndarray]]
     output: str
+    files: Files
 
 
 def request_of(name: str, input_name: str, output: str, array: np.ndarray, number: int) -> bytes:
@@ -88,15 +112,18 @@ async def answer_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], 
     return int(head[0].split()[1]), headers, await reader.readexactly(int(headers.get("content-length", 0)))
 
 
-def check(load: Load, seen: Seen, number: int, status: int, headers: dict[str, str], body: bytes) -> None:
+def check(
+    load: Load, seen: Seen, number: int, weights: set[int], status: int, headers: dict[str, str], body: bytes
+) -> None:
+    """Count the answer to a request. weights: those that may have answered."""
     if status != 200:
         seen.failed.append(f"{status}: {body[:200].decode('utf-8', 'replace')}")
         return
     length = int(headers["inference-header-content-length"])
-    header, expected = json.loads(body[:length]), load.expected[number]
+    header = json.loads(body[:length])
     found = np.frombuffer(body[length:], np.float32).reshape(header["outputs"][0]["shape"])
-    same = header["id"] == str(number) and found.shape == expected.shape
-    if not same or not agrees(found, expected):
+    expected = [load.expected[which][number] for which in weights]
+    if header["id"] != str(number) or not any(found.shape == e.shape and agrees(found, e) for e in expected):
         seen.wrong += 1
 
 
@@ -129,6 +156,7 @@ async def client(load: Load, seen: Seen, place: int, gate: asyncio.Event) -> Non
         reader, writer = connection
         begun = time.perf_counter()
         seen.waiting += 1
+        weights = set(load.files.loaded)
         try:
             writer.write(load.requests[number])
             status, headers, body = await answer_of(reader)
@@ -138,7 +166,7 @@ async def client(load: Load, seen: Seen, place: int, gate: asyncio.Event) -> Non
         finally:
             seen.waiting -= 1
         seen.seconds.append(time.perf_counter() - begun)
-        check(load, seen, number, status, headers, body)
+        check(load, seen, number, weights | load.files.loaded, status, headers, body)
         number = (number + 1) % _POOL
         if headers.get("connection") == "close":
             writer.close()
@@ -163,9 +191,13 @@ async def disturb(load: Load, seen: Seen, gate: asyncio.Event, options: argparse
         while True:
             await gate.wait()
             reader, writer = await asyncio.open_connection("127.0.0.1", load.port)
+            replaces = kind == "load again" and not options.same
+            following = load.files.replace() if replaces else 0
             writer.write(message)
             if kind in expected:
                 status, _, body = await answer_of(reader)
+                if replaces:
+                    load.files.loaded.intersection_update({following})
                 if status != expected[kind]:
                     seen.failed.append(f"{kind}: {status}: {body[:200]!r}")
             await asyncio.sleep(pause)
@@ -192,6 +224,7 @@ class Phase:
 
     rate: float
     processor: float  # seconds of the server for each request
+    clients: float  # processor seconds of this process for each request
     before: Pair
     after: Pair
 
@@ -199,16 +232,20 @@ class Phase:
         return self.rate * (self.before[0] + self.after[0]) / 2 / rows
 
 
-async def phase(seen: Seen, gate: asyncio.Event, seconds: float, server: int) -> tuple[float, float]:
-    """Open the gate for a time, and wait for the last answer: requests per second, processor seconds of each."""
-    count, begun, used = len(seen.seconds), time.perf_counter(), processor_seconds(server)
+async def phase(seen: Seen, gate: asyncio.Event, seconds: float, server: int) -> tuple[float, float, float]:
+    """Open the gate for a time, and wait for the last answer.
+
+    Returns requests per second, and processor seconds of each: of the server, and of this process.
+    """
+    count, begun, used, own = len(seen.seconds), time.perf_counter(), processor_seconds(server), time.process_time()
     gate.set()
     await asyncio.sleep(seconds)
     gate.clear()
     while seen.waiting:
         await asyncio.sleep(0.005)
     done = len(seen.seconds) - count
-    return done / (time.perf_counter() - begun), (processor_seconds(server) - used) / done
+    spent = (processor_seconds(server) - used) / done
+    return done / (time.perf_counter() - begun), spent, (time.process_time() - own) / done
 
 
 async def run(
@@ -222,10 +259,13 @@ async def run(
     seen.seconds.clear()
     phases, before = [], alone()
     for _ in range(options.phases):
-        rate, used = await phase(seen, gate, options.seconds / options.phases, server)
-        phases.append(Phase(rate, used, before, after := alone()))
+        measured = await phase(seen, gate, options.seconds / options.phases, server)
+        phases.append(Phase(*measured, before, after := alone()))
         before = after
-        print(f"{rate:.1f} per second, {phases[-1].ratio(options.max_batch):.2f} of the rate alone", file=sys.stderr)
+        print(
+            f"{measured[0]:.1f} per second, {phases[-1].ratio(options.max_batch):.2f} of the rate alone",
+            file=sys.stderr,
+        )
     counted = len(seen.seconds)
     disturbed.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -250,23 +290,33 @@ def batch_seconds(executor: Any, name: str, batch: np.ndarray, seconds: float) -
     return (time.perf_counter() - begun) / count, (time.process_time() - used) / count
 
 
-def network(name: str, size: int) -> gk.Model:
-    """Return a network; for "corner", a model that computes next to nothing: what is left is the cost of requests."""
-    if name != "corner":
-        return gk.models.build(name, image=(3, size, size), classes=100)
-    x = gk.input("x", ["N", 3, size, size])
-    return gk.Model({"y": x[:, :, 0, 0] * gk.constant(np.float32(2))})
+def network(name: str, size: int, flipped: bool = False) -> gk.Model:
+    """Return a network; for "corner", a model that computes next to nothing: what is left is the cost of requests.
+
+    flipped: Change all weights.
+    """
+    if name == "corner":
+        x = gk.input("x", ["N", 3, size, size])
+        return gk.Model({"y": x[:, :, 0, 0] * gk.constant(np.float32(3 if flipped else 2))})
+    made = gk.models.build(name, image=(3, size, size), classes=100)
+    for parameter, array in made.params.items() if flipped else ():
+        made.params[parameter] = array[::-1]
+    return made
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     size = options.size
-    network(options.network, size).save(folder / "net.onnx")
-    net = gk.load(folder / "net.onnx")
-    (name,), output = net.inputs, net.outputs[0]
+    files = Files(folder / "net.onnx", [folder / "first.onnx", folder / "second.onnx"])
     inputs = np.random.default_rng(0).normal(size=(_POOL, 1, 3, size, size)).astype(np.float32)
-    executor = net.compile(threads=options.threads)
-    expected = [executor.run({name: array})[output] for array in inputs]
-    check_distinct(expected)
+    expected: list[list[np.ndarray]] = []
+    for file, flipped in zip(files.weights, (False, True), strict=True):
+        network(options.network, size, flipped).save(file)
+        net = gk.load(file)
+        (name,), output = net.inputs, net.outputs[0]
+        executor = net.compile(threads=options.threads)
+        expected.append([executor.run({name: array})[output] for array in inputs])
+    check_distinct([array for each in expected for array in each])
+    shutil.copyfile(files.weights[0], files.served)
     batch = np.resize(inputs[:, 0], (options.max_batch, *inputs.shape[2:]))
     log = folder / "log"
     command = [
@@ -277,9 +327,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with log.open("wb") as file, subprocess.Popen(command, stderr=file) as server:
         try:
             port = port_of(log, server)
-            load = Load(
-                port, "net", [request_of("net", name, output, a, i) for i, a in enumerate(inputs)], expected, output
-            )
+            requests = [request_of("net", name, output, a, i) for i, a in enumerate(inputs)]
+            load = Load(port, "net", requests, expected, output, files)
             seen, alone = Seen(), partial(batch_seconds, executor, name, batch, options.alone)
             phases = asyncio.run(run(load, seen, options, server.pid, alone))
             code = server.wait(60)
@@ -316,6 +365,7 @@ def result(options: argparse.Namespace, seen: Seen, phases: list[Phase], code: i
         "mean rows": float(np.mean([line["batch"] for line in answers])),
         "processor ms per request, in process": 1e3 * used / options.max_batch,
         "processor ms per request, server": 1e3 * float(np.median([each.processor for each in phases])),
+        "processor ms per request, clients": 1e3 * float(np.median([each.clients for each in phases])),
         "load average": os.getloadavg()[0], "disturbances": seen.disturbances,
     }  # fmt: skip
 
@@ -334,6 +384,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--disturb", action="store_true")
     parser.add_argument("--reload", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--same", action="store_true", help="load the same file again")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measure(options, Path(folder))

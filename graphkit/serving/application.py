@@ -48,7 +48,8 @@ class Application:
         await self.guard(scope, receive, send)
 
     def drain(self) -> None:
-        """Report that the server is not ready, and close each connection after its next answer."""
+        """Report that the server is not ready, close each connection after its next answer, and load no more models."""
+        self.repository.drain()
         self.guard.draining = self._descriptions.draining = True
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -206,6 +206,14 @@ class Batcher:
                 self._changed.notify()
         future.add_done_callback(lambda future: self._forget(key, pending) if pending.queued else None)
 
+    def replace(self, run: Run) -> None:
+        """Compute later batches with another function, also those of requests in the queue.
+
+        It must take the same inputs. A batch in progress ends with the function before; if its requests then run one by
+        one, they use the new one.
+        """
+        self._run = run
+
     def close(self) -> None:
         """Take no more requests, compute those in the queue, and end the thread. Waits for this."""
         with self._changed:

@@ -13,7 +13,8 @@ from graphkit.errors import RuntimeFailure
 from graphkit.inference.hugging_face import with_files_beside
 from graphkit.loading import load
 from graphkit.model import Model
-from graphkit.serving.errors import UnknownModel, message_of
+from graphkit.serving.changes import Change
+from graphkit.serving.errors import Retired, UnknownModel, message_of
 from graphkit.serving.metrics import Metrics
 from graphkit.serving.served_model import ServedModel
 from graphkit.serving.settings import Settings
@@ -61,6 +62,7 @@ class ModelRepository:
         self._problems: dict[str, str] = {}  # why a model is not loaded, or why its last load failed
         self._statistics: dict[tuple[str, int], Statistics] = {}
         self._changing = threading.Lock()  # one load or unload at a time
+        self._draining = False
 
     def get(self, name: str, version: str | None = None) -> ServedModel:
         """Return a version of a model (default: the newest one). Raises UnknownModel if it is not loaded."""
@@ -109,13 +111,22 @@ class ModelRepository:
     def load(self, name: str) -> None:
         """Load a model, or load it again from its file. Until it is ready, the old versions answer.
 
+        A version whose file contains the same model as before is not compiled again.
+
         Raises:
             UnknownModel: The sources do not contain it.
             RuntimeFailure: The sources contain it twice, or cannot be read.
+            Retired: The server stops.
             GraphkitError: Its file cannot be loaded. The old versions stay loaded.
         """
         with self._changing:
+            if self._draining:
+                raise Retired("the server stops, so it loads no models")
             self._load(name, scan_models(self._sources))
+
+    def drain(self) -> None:
+        """Load no further models, because the server stops."""
+        self._draining = True
 
     def _load(self, name: str, scan: Scan) -> None:
         """Load a model whose files a scan has found. See `load`. The caller holds `_changing`."""
@@ -127,22 +138,25 @@ class ModelRepository:
         if paths is None:
             raise UnknownModel(f"there is no model {name!r} in the repository")
         begun = time.monotonic()
+        before = self._loaded.get(name, {})
         made: dict[int, ServedModel] = {}
         try:
             for number, path in sorted(paths.items()):
-                made[number] = self._made(name, number, path)
+                made[number] = self._made(name, number, path, before.get(number))
         except Exception as error:
             self._problems[name] = str(error) if isinstance(error, OSError) else message_of(error)
-            for model in made.values():
-                model.close()
+            for number, model in made.items():
+                if model is not before.get(number):
+                    model.close()
             logger.error("load failed", extra={"model": name, "error": str(error)})
             raise
-        before = self._loaded.get(name, {})
+        for model in made.values():
+            model.begin()
         self._loaded = {**self._loaded, name: made}
         self._problems.pop(name, None)
         self._retire(before.values(), made)
-        for model in made.values():
-            self._log_loaded(model, time.monotonic() - begun)
+        for number, model in made.items():
+            self._log_loaded(model, time.monotonic() - begun, model is before.get(number))
 
     def unload(self, name: str, reason: str = _UNLOADED) -> None:
         """Unload all versions of a model. Requests in its queue are answered first.
@@ -171,7 +185,7 @@ class ModelRepository:
                 self._load(name, scan)
 
     def reload(self) -> None:
-        """Load new models, and all loaded ones again. Unload those whose files were removed.
+        """Load new models, and loaded ones whose files have changed. Unload those whose files were removed.
 
         Errors are logged: the old versions stay loaded. If a source cannot be read, nothing is unloaded.
         """
@@ -179,6 +193,8 @@ class ModelRepository:
         for problem in problems:
             self._log_problem(problem)
         for name in known:
+            if self._draining:
+                return
             if self._problems.get(name) != _UNLOADED:
                 try:
                     with self._changing:
@@ -199,25 +215,33 @@ class ModelRepository:
     def _log_problem(self, problem: Problem) -> None:
         logger.error("load failed", extra={"model": problem.name, "error": problem.text})
 
-    def _made(self, name: str, number: int, path: Path) -> ServedModel:
+    def _made(self, name: str, number: int, path: Path, before: ServedModel | None) -> ServedModel:
+        """Return the version of a model in a file: `before`, the present one, if the file contains the same model."""
         statistics = self._statistics.get((name, number))
         if statistics is None:
             statistics = self._statistics[name, number] = Statistics(name, str(number), self.metrics)
-        return ServedModel(name, str(number), self._reader(path), self.settings, path, statistics)
+        model = self._reader(path)
+        changed = Change.GRAPH if before is None or before.source != path else before.change(model)
+        if before is not None and changed is Change.NONE:
+            return before
+        continued = before if changed is Change.ARRAYS else None
+        return ServedModel(name, str(number), model, self.settings, path, statistics, continued)
 
     def _retire(self, before: Iterable[ServedModel], made: Mapping[int, ServedModel]) -> None:
         """End the queues of versions that were replaced or unloaded, after their last request."""
         for number, model in made.items():
             self.metrics.set_ready(model.name, str(number), model.queued)
         for model in before:
-            model.close()
+            if model is not made.get(int(model.version)):
+                model.close()
             if int(model.version) not in made:
                 self.metrics.set_ready(model.name, model.version, None)
 
-    def _log_loaded(self, model: ServedModel, seconds: float) -> None:
+    def _log_loaded(self, model: ServedModel, seconds: float, is_unchanged: bool) -> None:
+        event = "unchanged" if is_unchanged else "loaded"
         shared = "requests share runs" if model.why_not_joined is None else f"no shared runs: {model.why_not_joined}"
         details = {"model": model.name, "version": model.version, "file": str(model.source), "batching": shared}
-        logger.info("loaded", extra={**details, "seconds": round(seconds, 3)})
+        logger.info(event, extra={**details, "seconds": round(seconds, 3)})
 
 
 def _sent(text: str) -> str:

@@ -18,6 +18,7 @@ from graphkit.ir.origin import titled
 from graphkit.ir.types import DType, MapType, SequenceType, TensorType, Type
 from graphkit.model import Model
 from graphkit.serving.batcher import Arrays, Batcher, Result
+from graphkit.serving.changes import Change, change
 from graphkit.serving.joining import why_not_joined
 from graphkit.serving.protocol import Tensor
 from graphkit.serving.samples import SampleInputs
@@ -38,6 +39,7 @@ class ServedModel:
         settings: Settings of the server.
         source: Its file or folder, for messages.
         statistics: Counts its requests and runs. They continue when the file is loaded again.
+        before: A model with an equal graph, whose queue this one continues; None for a queue of its own.
 
     Attributes:
         inputs, outputs: Its inputs and outputs, as the protocol describes them.
@@ -48,7 +50,8 @@ class ServedModel:
     """
 
     def __init__(
-        self, name: str, version: str, model: Model, settings: Settings, source: Path, statistics: Statistics
+        self, name: str, version: str, model: Model, settings: Settings, source: Path, statistics: Statistics,
+        before: ServedModel | None = None,
     ):  # fmt: skip
         self.name, self.version, self.model, self.source = name, version, model, source
         self.statistics = statistics
@@ -58,6 +61,7 @@ class ServedModel:
             Model.compile, device=settings.device, threads=settings.threads, max_memory=settings.max_memory,
             max_iterations=settings.max_iterations,
         )  # fmt: skip
+        model.params.read_stored()  # else requests fail when the file is overwritten
         self._executor = compiled(model)
         self._on_cpu = settings.device == "cpu"
         self._max_batch = settings.max_batch
@@ -68,10 +72,19 @@ class ServedModel:
             else why_not_joined(model, run, lambda made: partial(compiled(made).run, timeout=settings.timeout))
         )
         self._warm_up(settings.timeout)
-        self._batcher = Batcher(
-            self._compute, joins=self.why_not_joined is None, max_batch=settings.max_batch,
-            max_delay=settings.max_delay, max_queue=settings.max_queue, executed=statistics.executed,
-            name=f"graphkit-serve {name}",
+        # Random requests, on which this may depend, can show something else for other weights.
+        joins, did_join = (each is None or each.why_not_joined is None for each in (self, before))
+        self._before = before if joins == did_join else None
+        # Whether `close` ends the queue: not if another model uses it.
+        self._owns_queue = self._before is None
+        self._batcher: Batcher = (
+            self._before._batcher
+            if self._before is not None
+            else Batcher(
+                self._compute, joins=self.why_not_joined is None, max_batch=settings.max_batch,
+                max_delay=settings.max_delay, max_queue=settings.max_queue, executed=statistics.executed,
+                name=f"graphkit-serve {name}",
+            )
         )  # fmt: skip
 
     def queued(self) -> int:
@@ -87,9 +100,22 @@ class ServedModel:
         """Put a request of the running event loop into the queue. See `Batcher.submit_from_loop`."""
         return self._batcher.submit_from_loop(inputs, timeout=timeout)
 
+    def begin(self) -> None:
+        """Continue the queue of the model before, if this one does: a run in progress ends with that model."""
+        if self._before is not None:
+            self._batcher.replace(self._compute)
+            self._owns_queue, self._before._owns_queue = True, False
+            self._before = None
+
+    def change(self, read: Model) -> Change:
+        """Return how a model that was read again differs from this one. Random numbers would begin again."""
+        found = change(self.model, read)
+        return Change.ARRAYS if found is Change.NONE and self._executor.is_random else found
+
     def close(self) -> None:
-        """Answer the requests in the queue, and take no more."""
-        self._batcher.close()
+        """Answer the requests in the queue, and take no more. If another model continues the queue, do nothing."""
+        if self._owns_queue:
+            self._batcher.close()
 
     def metadata(self, versions: list[str]) -> dict[str, Any]:
         """Return the metadata of the protocol. versions: of all models of this name."""
@@ -125,19 +151,31 @@ class ServedModel:
         return {name: value if isinstance(value, np.ndarray) else _values(name, value) for name, value in found.items()}
 
     def _warm_up(self, timeout: float) -> None:
-        """Compile the programs of one row and of several with runs, so that the first requests are not slower.
+        """Compile the programs of one row and of several, and run them, so that the first requests are not slower.
 
-        A failure is only logged. Large batches are left out: while a model is replaced, their runs delay requests.
+        A failure is only logged.
         """
         try:
-            for rows in (1,) if self.why_not_joined is not None else (1, 2):
+            for rows in (1, 2) if self.why_not_joined is None else (1,):
                 shapes, _ = concrete_shapes(self.model, None, rows)
+                self._executor.prepare(shapes)  # before the run, whose time is limited
                 self._compute(make_feeds(self.model, shapes=shapes).arrays, timeout)
         except GraphkitError as error:
-            logger.info(
-                "the first request compiles the model, because it does not run on random inputs",
-                extra={"model": self.name, "version": self.version, "error": str(error)},
-            )
+            self._log_cold("the first request compiles the model, because it does not run on random inputs", error)
+            return
+        if self.why_not_joined is None:
+            self._prepare_full_batch()
+
+    def _prepare_full_batch(self) -> None:
+        """Compile the program of a full batch. It is not run: while a model is replaced, this would delay requests."""
+        try:
+            shapes, _ = concrete_shapes(self.model, None, self._max_batch)
+            self._executor.prepare(shapes)
+        except GraphkitError as error:
+            self._log_cold("the first full batch compiles its program", error)
+
+    def _log_cold(self, event: str, error: GraphkitError) -> None:
+        logger.info(event, extra={"model": self.name, "version": self.version, "error": str(error)})
 
 
 def _of_maps(kind: Type) -> Type:

@@ -14,11 +14,11 @@ import graphkit as gk
 HEADER = "Inference-Header-Content-Length"
 
 
-def write_scaled(path: Path, factor: float = 2.0) -> Path:
-    """Write a model y = factor * x of float32 [N, 3]."""
+def write_scaled(path: Path, factor: float = 2.0, name: str = "scaled") -> Path:
+    """Write a model y = factor * x of float32 [N, 3]. name: of its graph."""
     path.parent.mkdir(parents=True, exist_ok=True)
     x = gk.input("x", ["N", 3])
-    gk.Model({"y": x * gk.constant(np.float32(factor))}, name="scaled").save(path)
+    gk.Model({"y": x * gk.constant(np.float32(factor))}, name=name).save(path)
     return path
 
 

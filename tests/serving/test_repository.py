@@ -223,6 +223,7 @@ def test_reload_loads_all_but_unloaded_models(tmp_path):
     repository.load_all()
     repository.unload("b")
     before = repository.get("a")
+    write_scaled(tmp_path / "a.onnx", 3.0)
     write_scaled(tmp_path / "c.onnx")
     (tmp_path / "damaged.onnx").write_bytes(b"no")
     repository.reload()
@@ -275,7 +276,8 @@ def test_reload_under_load_loses_nothing(served, scaled, ask):
     threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
-    for _ in range(5):
+    for step in range(6):
+        write_scaled(scaled, name=f"version {step}")  # else nothing is compiled
         assert client.post("/v2/repository/models/scaled/load").status_code == 200
     stop.set()
     for thread in threads:

@@ -256,6 +256,11 @@ class InstancedProgram(BaseProgram):
     def calls_python(self) -> bool:
         """Whether some steps run in Python."""
 
+    def prepare(self) -> None:
+        instance, arena = self.take()
+        instance.refresh()
+        self.give(instance, arena)
+
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         instance, arena = self.take()
         instance.refresh()

@@ -92,6 +92,10 @@ class BatchedProgram(BaseProgram):
         """Whether the program of a part needs recompiling."""
         return any(program.needs_recompiling for program in self._programs)
 
+    def prepare(self) -> None:
+        for program in self._programs:
+            program.prepare()
+
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         results = self.allocate_results(buffers)
         number, size, program, _ = self._parts

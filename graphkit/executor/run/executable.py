@@ -58,6 +58,12 @@ class Executable(Protocol):
     def plan(self) -> Plan:
         """The plan of a run."""
 
+    def prepare(self) -> None:
+        """Do the work of a first run that does not depend on its inputs, such as packing parameters, if there is any.
+
+        Raises OutOfMemory.
+        """
+
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         """Run once. Safe to call from several threads, unless there are states.
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from graphkit.errors import InputError, did_you_mean
 from graphkit.executor.memory.shared import SharedMemory
+from graphkit.ir import limits
 from graphkit.ir.arrays import array_of
 from graphkit.ir.stored import Scratch, StoredArray
 from graphkit.ir.types import TensorType, dtype_of
@@ -104,6 +105,15 @@ class ParamStore(MutableMapping[str, np.ndarray]):
     def entries(self) -> dict[str, np.ndarray | StoredArray]:
         """Return every `entry` by name."""
         return {name: self.entry(name) for name in self}
+
+    def read_stored(self) -> None:
+        """Read the arrays that are still in files. Afterwards, the files may be overwritten.
+
+        Raises FileChanged, RuntimeFailure, OutOfMemory.
+        """
+        for name, stored in list(self._stored.items()):
+            limits.require_memory(stored.nbytes, f"parameter {name!r}: ")
+            self.commit(name, stored.array)
 
     def __setitem__(self, name: str, array: Any) -> None:
         if isinstance(array, StoredArray):

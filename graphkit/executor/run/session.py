@@ -508,6 +508,26 @@ class Executor:
     @typed("Executor.specialise")
     def specialise(self, shapes: Mapping[str, Sequence[int]], outputs: Sequence[str] | None = None) -> Plan:
         """Compile for the given input shapes, without running. Other inputs keep their declared shapes."""
+        with limits.planning():
+            return self._compiled(shapes, outputs).plan
+
+    @typed("Executor.prepare")
+    def prepare(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Compile for the given input shapes, and pack the parameters, so that the first run does neither.
+
+        Other inputs keep their declared shapes. Nothing is computed. On a GPU, and on several devices, parameters are
+        copied in the first run.
+
+        Raises:
+            InputError: An input is unknown, or its shape is not known.
+            OutOfMemory: There is no memory for the parameters or a run.
+        """
+        bounds = self._bounds or limits.Bounds()
+        with limits.limited(bounds.memory, iterations=bounds.iterations):
+            self._compiled(shapes, None).prepare()
+
+    def _compiled(self, shapes: Mapping[str, Sequence[int]], outputs: Sequence[str] | None) -> Executable:
+        """Return the program for the given input shapes. Other inputs keep their declared shapes."""
         selection = self._select(outputs, derived=not any(name in self.params for name in shapes))
         known = selection.feedable
         for name in shapes:
@@ -536,8 +556,7 @@ class Executor:
                 array = np.broadcast_to(np.empty((), kind.dtype.numpy), tuple(shape))
             placeholders[spec.name] = array
             arrays.append(array)
-        with limits.planning():
-            return self._specialise(selection, selection.key(arrays, placeholders)).plan
+        return self._specialise(selection, selection.key(arrays, placeholders))
 
     def _select(self, outputs: Sequence[str] | None, derived: bool = True) -> Selection:
         """Return the selection of some outputs (None: all), which is made on first use.

@@ -81,6 +81,9 @@ class ArrayProgram:
         self._idle: list[ArrayInstance] = []
         self.kept_bytes = _STEP_BYTES * len(lowered.placement.steps)
 
+    def prepare(self) -> None:
+        """Do nothing: the first run copies the parameters to the device."""
+
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         """Run once; see `Executable.run`. New values of states are Resident. Several threads use several streams."""
         if programs.recorder is not None:

@@ -84,6 +84,9 @@ class DividedProgram:
             return None
         return [kind.static_shape if isinstance(kind, TensorType) else None for kind in kinds]
 
+    def prepare(self) -> None:
+        """Do nothing: the first run copies the parameters to the devices."""
+
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         """Run once; see `Executable.run`. New values of states on devices are Resident. All results are computed.
 
