@@ -80,12 +80,14 @@ def make_feeds(
     *,
     given: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    fixed: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> Feeds:
     """Return arrays for every data input of a Model: those in `given`, and generated ones for the others.
 
     `fill` is random (standard normal; integers that index a known axis stay inside it), ones, zeros or arange.
-    Dimension names are taken from `given` and `shapes`; the others are guessed so that shape inference accepts them.
+    Dimension names are taken from `given` and `shapes`, then from `fixed`, which has sizes by symbol. The others are
+    guessed so that shape inference accepts them.
     Raises UsageError for an unknown fill, InputError for an unknown input or dimensions that do not fit.
     """
     if fill not in FILLS:
@@ -103,11 +105,11 @@ def make_feeds(
         if isinstance(array, np.ndarray):
             known[name] = TensorType(dtype_of(array.dtype), array.shape)
     missing = {name: value for name, value in inputs.items() if name not in chosen}
-    sizes, guesses = _choose_sizes(graph, inputs, known)
+    sizes, guesses = _choose_sizes(graph, inputs, known, fixed or {})
     if seed < 0:
         raise UsageError(f"a seed must be an integer of at least 0, not {seed}")
     rng = np.random.default_rng(seed)
-    readers = _readers(graph)
+    readers, limits = _readers(graph), _index_limits(graph)
     for name, value in missing.items():
         shape = sizes.get(name, ())
         where = f"input {name!r} of shape {list(shape)}"
@@ -116,7 +118,7 @@ def make_feeds(
             if isinstance(value.type, MapType):
                 chosen[name] = _filled_map(value.type, fill, rng, _keys_read(value, readers))
             else:
-                chosen[name] = _filled(value.type, shape, fill, rng, _bound(value, readers))
+                chosen[name] = _filled(value.type, shape, fill, rng, limits.get(value, _INTEGER_BOUND))
         except (MemoryError, ValueError) as error:
             if lacks_memory(error):
                 raise OutOfMemory(f"{where}: {error}") from error
@@ -138,6 +140,22 @@ def concrete_shapes(
         for symbol in dim.symbols
     }  # fmt: skip
     return _choose_sizes(graph, inputs, known, leading)
+
+
+def fixed_sizes(types: Iterable[tuple[Type, Type]]) -> dict[str, int]:
+    """Return the sizes that inputs of a second model fix for symbolic dimensions of a first one, by symbol.
+
+    types: pairs of types of inputs that belong together: of the first model, and of the second one.
+    """
+    return {
+        symbol: size
+        for one, other in types
+        if isinstance(one, TensorType) and isinstance(other, TensorType)
+        for dim, size in zip(one.shape or (), other.shape or (), strict=False)
+        if isinstance(dim, DimExpr) and isinstance(size, int)
+        for symbol in dim.symbols
+        if str(dim) == symbol
+    }
 
 
 def _input(inputs: Mapping[str, Value], name: str) -> Value:
@@ -310,20 +328,40 @@ def _readers(graph: Graph) -> dict[Value, list[tuple[Node, int]]]:
     return table
 
 
-def _bound(value: Value, readers: Mapping[Value, Iterable[tuple[Node, int]]]) -> int:
-    """The exclusive upper limit of the integers of an input: the size of the smallest known axis that it indexes."""
-    bounds, stack, seen = [], [value], {value}
-    while stack:
-        for node, position in readers.get(stack.pop(), ()):
-            rule = _INDEXES.get(node.op.name)
-            if rule is not None and position == rule[0]:
-                data, axis = node.inputs[rule[1]], rule[2]
-                place = node.op.attributes().get(axis, 0) if isinstance(axis, str) else axis
-                shape = None if data is None or not isinstance(data.type, TensorType) else data.type.shape
-                if shape is not None and -len(shape) <= place < len(shape) and not isinstance(shape[place], DimExpr):
-                    bounds.append(int(shape[place]))
-            elif position == 0 and node.op.name in _HANDS_ON:
-                fresh = [v for v in node.outputs if v not in seen]
-                seen.update(fresh)
-                stack.extend(fresh)
-    return max(min(bounds, default=_INTEGER_BOUND), 1)
+def _index_limits(graph: Graph) -> dict[Value, int]:
+    """The exclusive upper limit of the integers of each value that indexes an axis of known size.
+
+    A sum or product of two values may index an axis, too. Then each of them gets its part of the limit.
+    """
+    limits: dict[Value, int] = {}
+    for node in reversed(graph.nodes):
+        found = [limits[v] for v in node.outputs if v in limits]
+        for position, operand in enumerate(node.inputs):
+            if operand is not None and (limit := _operand_limit(node, position, min(found, default=None))) is not None:
+                limits[operand] = min(limits.get(operand, limit), max(limit, 1))
+    return limits
+
+
+def _operand_limit(node: Node, position: int, result: int | None) -> int | None:
+    """The limit of one operand. `result` is the limit of the results of the node."""
+    rule, name = _INDEXES.get(node.op.name), node.op.name
+    if rule is not None and position == rule[0]:
+        axis = node.op.attributes().get(rule[2], 0) if isinstance(rule[2], str) else rule[2]
+        return _indexed_size(node.inputs[rule[1]], axis)
+    if result is None or (name not in ("Add", "Mul") and (position != 0 or name not in _HANDS_ON)):
+        return None
+    if name not in ("Add", "Mul"):
+        return result
+    other = node.inputs[1 - position]
+    known = other.type.constants if other is not None and isinstance(other.type, TensorType) else None
+    if name == "Add":
+        return result - max(known) if known else (result - 1) // 2 + 1
+    return (result - 1) // max(1, *known) + 1 if known else math.isqrt(result - 1) + 1
+
+
+def _indexed_size(data: Value | None, axis: int) -> int | None:
+    """The size of the axis that is indexed; None if it is unknown."""
+    shape = None if data is None or not isinstance(data.type, TensorType) else data.type.shape
+    if shape is None or not -len(shape) <= axis < len(shape) or isinstance(shape[axis], DimExpr):
+        return None
+    return int(shape[axis])

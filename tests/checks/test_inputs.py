@@ -112,3 +112,15 @@ def test_memory_error_says_how_bytes_are_counted() -> None:
         make_feeds(net, shapes={"x": (7, 3)})
     with limits.limited(336, None, None):
         assert make_feeds(net, shapes={"x": (7, 3)}).arrays["x"].shape == (7, 3)
+
+
+@pytest.mark.parametrize("steps", [("mul", "add"), ("add", "add"), ("shift",)])
+def test_sums_and_products_of_inputs_stay_inside_the_axis(steps: tuple[str, ...]) -> None:
+    ids, mask, kinds = (gk.input(name, [30], dtype="int64") for name in ("ids", "mask", "kinds"))
+    at = ids
+    for step, other in zip(steps, (mask, kinds), strict=False):
+        at = gk.mul(at, other) if step == "mul" else at + (other if step == "add" else np.int64(5))
+    net = gk.Model(gk.gather(gk.parameter("table", [20, 2]), at), seed=0)
+    feeds = make_feeds(net).arrays
+    net.run(feeds)
+    assert feeds["ids"].max() > 1
