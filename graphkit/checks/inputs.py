@@ -224,7 +224,9 @@ def _static(declared: TensorType, bindings: Mapping[str, Any]) -> tuple[int, ...
 
 
 def _accepts(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Whether shape inference accepts these sizes, without empty results, negative sizes or windows that do not fit."""
+    """Whether shape inference accepts these sizes, without empty results, negative sizes, windows that do not fit,
+    or reflections of more elements than there are.
+    """
     declared = {name: TensorType(graph.find(name, inputs_first=True).dtype, shape) for name, shape in shapes.items()}
     bound = bind(graph, declared)
     dims = (
@@ -234,8 +236,21 @@ def _accepts(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> bool:
         return False
     if any(0 in (node.outputs[0].tensor.shape or ()) for node in bound.nodes if node.op.name in _WINDOWS):
         return False
+    if any(node.op.name == "Pad" and _reflects_too_far(node) for node in bound.nodes):
+        return False
     results = (d for v in bound.outputs if isinstance(v.type, TensorType) for d in v.type.shape or ())
     return all(isinstance(d, DimExpr) or d > 0 for d in results)
+
+
+def _reflects_too_far(node: Node) -> bool:
+    """Whether a Pad of mode "reflect" adds as many elements to an axis as it has. ONNX Runtime rejects that."""
+    data, pads = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    if node.op.attributes().get("mode") != "reflect" or data is None or pads is None or len(node.inputs) > 3:
+        return False
+    shape, amounts = data.tensor.shape or (), pads.tensor.constants or ()
+    if len(amounts) != 2 * len(shape):
+        return False
+    return any(isinstance(size, int) and amount >= size for size, amount in zip(2 * shape, amounts, strict=True))
 
 
 def _labelled(tensors: Mapping[str, TensorType], guess: Mapping[str, int]) -> dict[str, int]:
@@ -362,6 +377,5 @@ def _operand_limit(node: Node, position: int, result: int | None) -> int | None:
 def _indexed_size(data: Value | None, axis: int) -> int | None:
     """The size of the axis that is indexed; None if it is unknown."""
     shape = None if data is None or not isinstance(data.type, TensorType) else data.type.shape
-    if shape is None or not -len(shape) <= axis < len(shape) or isinstance(shape[axis], DimExpr):
-        return None
-    return int(shape[axis])
+    size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+    return size if isinstance(size, int) else None

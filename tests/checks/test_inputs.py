@@ -124,3 +124,10 @@ def test_sums_and_products_of_inputs_stay_inside_the_axis(steps: tuple[str, ...]
     feeds = make_feeds(net).arrays
     net.run(feeds)
     assert feeds["ids"].max() > 1
+
+
+def test_sizes_that_can_be_reflected() -> None:
+    net = gk.Model(gk.pad(gk.input("x", [1, "T"]), np.array([0, 4, 0, 4]), mode="reflect"))
+    size = make_feeds(net).arrays["x"].shape[1]
+    assert size > 4
+    assert gk.verify(net).passed
