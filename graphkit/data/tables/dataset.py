@@ -48,9 +48,7 @@ def load(
         drop: Columns that are not inputs.
         categorical: Columns of numbers that are names of categories.
         like: Data of the same table, whose encoding is used.
-        header: See read_table.
-        delimiter: See read_table.
-        encoding: Encoding of the characters, see read_table.
+        header, delimiter, encoding: See read_table.
         weight: A column with weights of the samples. It is an array of this name, for `fit(sample_weight=...)`.
 
     Raises:
