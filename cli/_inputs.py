@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.checks.inputs import Feeds, concrete_shapes, make_feeds
+from graphkit.checks.differences.ports import Ports
+from graphkit.checks.inputs import Feeds, concrete_shapes, fixed_sizes, make_feeds
 from graphkit.cli._output import log
 from graphkit.cli._values import empty, from_arrays, is_named
 from graphkit.data.description import encoding_of, preprocessing_of
@@ -30,10 +31,17 @@ _SIZES = re.compile(r"(\d+\s*([,x]\s*\d+\s*)*,?)?", re.ASCII)
 _TENSOR = TensorType("float32")
 
 
-def feeds_for(model: Model, texts: tuple[str, ...], fill: str, seed: int, images: Said) -> Feeds:
-    """Return arrays for every input of `model`. Inputs and dimensions that are not given are generated, and logged."""
+def feeds_for(
+    model: Model, texts: tuple[str, ...], fill: str, seed: int, images: Said, other: Model | None = None
+) -> Feeds:
+    """Return arrays for every input of `model`. Inputs and dimensions that are not given are generated, and logged.
+
+    other: a model that runs on the same arrays. Its fixed sizes are used for dimensions that are not given.
+    """
     given, shapes = parse_inputs(model.input_types, texts, images, model.meta)
-    feeds = make_feeds(model, fill, given=given, shapes=shapes, seed=seed)
+    pairs = () if other is None else Ports.of_models(model, other).value_pairs
+    fixed = fixed_sizes((one.type, another.type) for one, another in pairs)
+    feeds = make_feeds(model, fill, given=given, shapes=shapes, fixed=fixed, seed=seed)
     if feeds.announcement:
         log(feeds.announcement)
     return feeds

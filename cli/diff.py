@@ -80,7 +80,7 @@ def command(
     if ran:
         from graphkit.cli._inputs import feeds_for
 
-        given = feeds_for(one, inputs, fill, seed, images_of(image)).arrays
+        given = feeds_for(one, inputs, fill, seed, images_of(image), other).arrays
     found = diff(one, other, run=ran, inputs=given, fill=fill, seed=seed, rtol=rtol, atol=atol)
     if as_json:
         print_json("diff", {"a": a, "b": b, **found.as_dict()})

@@ -100,7 +100,7 @@ def command(
         raise UsageError("--strict-tolerance cannot be combined with --bisect; give --rtol or --atol")
     net = with_adapters(read_model(model, external_root, best=True), adapters)
     other = None if against is None else read_model(against, external_root, best=True)
-    feeds = feeds_for(net, inputs, fill, seed, images_of(image)).arrays
+    feeds = feeds_for(net, inputs, fill, seed, images_of(image), other).arrays
     if against is not None and against_engine is None and is_onnx_file(against):
         against_engine = "onnxruntime"
     # ONNX Runtime runs the given files themselves, not new exports of them. A model with adapters is exported.

@@ -161,7 +161,8 @@ _LOSS = (
     option(
         "--loss-option", "loss_options", group=LOSS, multiple=True, metavar="NAME=X",
         help="Another option of the loss: gamma (focal, sigmoid_focal), alpha (sigmoid_focal), margin (contrastive, "
-        "triplet) or blank (ctc: the class number of the blank). Repeatable.",
+        "triplet), blank (ctc: the class number of the blank) or axis (softmax_cross_entropy, focal: the axis of the "
+        "output that counts the classes, such as 1 for logits [N, classes, H, W]). Repeatable.",
     ),
     option(
         "--teacher", group=LOSS, type=click.Path(), metavar="FILE",

@@ -9,11 +9,11 @@ from typing import Any
 
 from graphkit.checks.comparison import OutputReport
 from graphkit.checks.findings import Bisection
-from graphkit.checks.inputs import make_feeds
+from graphkit.checks.inputs import fixed_sizes, make_feeds
 from graphkit.checks.isolation import Comparer, Found
 from graphkit.checks.pairing import Pair
 from graphkit.checks.segment_search import hidden_segment, smallest_segment
-from graphkit.checks.sides import match_inputs, sides_of
+from graphkit.checks.sides import input_pairs, match_inputs, sides_of
 from graphkit.checks.suspect import write_suspect
 from graphkit.checks.verify import random_nodes
 from graphkit.checks.walk import Walk
@@ -110,7 +110,8 @@ def bisect(
     )  # fmt: skip
     if drawing := [*random_nodes(model), *(random_nodes(against) if isinstance(against, Model) else ())]:
         raise UsageError(f"a model that draws random numbers cannot be compared: {', '.join(drawing[:5])}")
-    feeds = make_feeds(model, fill, given=inputs or {}, shapes=shapes, seed=seed)
+    fixed = {} if against is None else fixed_sizes(input_pairs(first, second))
+    feeds = make_feeds(model, fill, given=inputs or {}, shapes=shapes, fixed=fixed, seed=seed)
     arrays, notes = (feeds.arrays, ()) if against is None else match_inputs(first, second, feeds.arrays)
     comparer = Comparer(first, second, arrays, rtol, atol)
     found, compared = _located(comparer, progress)

@@ -12,7 +12,7 @@ from graphkit.checks.differences.behaviour import compared_outputs
 from graphkit.checks.differences.graphs import GraphDiff
 from graphkit.checks.differences.ports import Ports
 from graphkit.checks.differences.result import ModelDiff
-from graphkit.checks.inputs import make_feeds
+from graphkit.checks.inputs import fixed_sizes, make_feeds
 from graphkit.loading import load
 from graphkit.model import Model
 from graphkit.signatures import typed
@@ -62,6 +62,7 @@ def diff(
     found = GraphDiff(one.graph, other.graph, ports, (one, other)).result()
     if not run:
         return found
-    feeds = make_feeds(one, fill, given=inputs or {}, shapes=shapes, seed=seed)
+    fixed = fixed_sizes((a.type, b.type) for a, b in ports.value_pairs)
+    feeds = make_feeds(one, fill, given=inputs or {}, shapes=shapes, fixed=fixed, seed=seed)
     ran = compared_outputs(one, other, ports, feeds, fill=fill, seed=seed, rtol=rtol, atol=atol, threads=threads)
     return replace(found, behaviour=ran)

@@ -85,12 +85,14 @@ def make_feeds(
     *,
     given: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    fixed: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> Feeds:
     """Return arrays for every data input of a Model: those in `given`, and generated ones for the others.
 
     `fill` is random (standard normal; integers that index a known axis stay inside it), ones, zeros or arange.
-    Dimension names are taken from `given` and `shapes`; the others are guessed so that shape inference accepts them.
+    Dimension names are taken from `given` and `shapes`, then from `fixed`, which has sizes by symbol. The others are
+    guessed so that shape inference accepts them.
     Raises UsageError for an unknown fill, InputError for an unknown input or dimensions that do not fit.
     """
     if fill not in FILLS:
@@ -108,11 +110,11 @@ def make_feeds(
         if isinstance(array, np.ndarray):
             known[name] = TensorType(dtype_of(array.dtype), array.shape)
     missing = {name: value for name, value in inputs.items() if name not in chosen}
-    sizes, guesses = _choose_sizes(graph, inputs, known)
+    sizes, guesses = _choose_sizes(graph, inputs, known, fixed or {})
     if seed < 0:
         raise UsageError(f"a seed must be an integer of at least 0, not {seed}")
     rng = np.random.default_rng(seed)
-    readers = _readers(graph)
+    readers, limits = _readers(graph), _index_limits(graph)
     for name, value in missing.items():
         shape = sizes.get(name, ())
         where = f"input {name!r} of shape {list(shape)}"
@@ -121,7 +123,7 @@ def make_feeds(
             if isinstance(value.type, MapType):
                 chosen[name] = _filled_map(value.type, fill, rng, _keys_read(value, readers))
             else:
-                chosen[name] = _filled(value.type, shape, fill, rng, _bound(value, readers))
+                chosen[name] = _filled(value.type, shape, fill, rng, limits.get(value, _INTEGER_BOUND))
         except (MemoryError, ValueError) as error:
             if lacks_memory(error):
                 raise OutOfMemory(f"{where}: {error}") from error
@@ -143,6 +145,22 @@ def concrete_shapes(
         for symbol in dim.symbols
     }  # fmt: skip
     return _choose_sizes(graph, inputs, known, leading)
+
+
+def fixed_sizes(types: Iterable[tuple[Type, Type]]) -> dict[str, int]:
+    """Return the sizes that inputs of a second model fix for symbolic dimensions of a first one, by symbol.
+
+    types: pairs of types of inputs that belong together: of the first model, and of the second one.
+    """
+    return {
+        symbol: size
+        for one, other in types
+        if isinstance(one, TensorType) and isinstance(other, TensorType)
+        for dim, size in zip(one.shape or (), other.shape or (), strict=False)
+        if isinstance(dim, DimExpr) and isinstance(size, int)
+        for symbol in dim.symbols
+        if str(dim) == symbol
+    }
 
 
 def _input(inputs: Mapping[str, Value], name: str) -> Value:
@@ -221,9 +239,8 @@ def _static(
 
 
 def _accepts(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Whether shape inference accepts these sizes, without empty results, negative sizes or windows that do not fit.
-
-    Reflections that are longer than their axis do not fit either: ONNX Runtime rejects them.
+    """Whether shape inference accepts these sizes, without empty results, negative sizes, windows that do not fit,
+    or reflections of more elements than there are.
     """
     declared = {name: TensorType(graph.find(name, inputs_first=True).dtype, shape) for name, shape in shapes.items()}
     bound = bind(graph, declared)
@@ -234,19 +251,21 @@ def _accepts(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> bool:
         return False
     if any(0 in (node.outputs[0].tensor.shape or ()) for node in bound.nodes if node.op.name in _WINDOWS):
         return False
-    if any(node.op.name == "Pad" and node.op.mode == "reflect" and _exceeds_axes(node) for node in bound.nodes):
+    if any(node.op.name == "Pad" and _reflects_too_far(node) for node in bound.nodes):
         return False
     results = (d for v in bound.outputs if isinstance(v.type, TensorType) for d in v.type.shape or ())
     return all(isinstance(d, DimExpr) or d > 0 for d in results)
 
 
-def _exceeds_axes(pad: Node) -> bool:
-    """Whether a Pad with reflection adds more to an axis than its elements, without those at the edges, twice."""
-    before, after = pad.inputs[0].tensor.shape, pad.outputs[0].tensor.shape
-    return any(
-        not isinstance(size, DimExpr) and not isinstance(padded, DimExpr) and padded - size > 2 * (size - 1)
-        for size, padded in zip(before or (), after or (), strict=False)
-    )
+def _reflects_too_far(node: Node) -> bool:
+    """Whether a Pad of mode "reflect" adds as many elements to an axis as it has. ONNX Runtime rejects that."""
+    data, pads = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    if node.op.attributes().get("mode") != "reflect" or data is None or pads is None or len(node.inputs) > 3:
+        return False
+    shape, amounts = data.tensor.shape or (), pads.tensor.constants or ()
+    if len(amounts) != 2 * len(shape):
+        return False
+    return any(isinstance(size, int) and amount >= size for size, amount in zip(2 * shape, amounts, strict=True))
 
 
 def _labelled(tensors: Mapping[str, TensorType], guess: Mapping[str, int]) -> dict[str, int]:
@@ -339,20 +358,39 @@ def _readers(graph: Graph) -> dict[Value, list[tuple[Node, int]]]:
     return table
 
 
-def _bound(value: Value, readers: Mapping[Value, Iterable[tuple[Node, int]]]) -> int:
-    """The exclusive upper limit of the integers of an input: the size of the smallest known axis that it indexes."""
-    bounds, stack, seen = [], [value], {value}
-    while stack:
-        for node, position in readers.get(stack.pop(), ()):
-            rule = _INDEXES.get(node.op.name)
-            if rule is not None and position == rule[0]:
-                data, axis = node.inputs[rule[1]], rule[2]
-                place = node.op.attributes().get(axis, 0) if isinstance(axis, str) else axis
-                shape = None if data is None or not isinstance(data.type, TensorType) else data.type.shape
-                if shape is not None and -len(shape) <= place < len(shape) and not isinstance(shape[place], DimExpr):
-                    bounds.append(int(shape[place]))
-            elif position == 0 and node.op.name in _HANDS_ON:
-                fresh = [v for v in node.outputs if v not in seen]
-                seen.update(fresh)
-                stack.extend(fresh)
-    return max(min(bounds, default=_INTEGER_BOUND), 1)
+def _index_limits(graph: Graph) -> dict[Value, int]:
+    """The exclusive upper limit of the integers of each value that indexes an axis of known size.
+
+    A sum or product of two values may index an axis, too. Then each of them gets its part of the limit.
+    """
+    limits: dict[Value, int] = {}
+    for node in reversed(graph.nodes):
+        found = [limits[v] for v in node.outputs if v in limits]
+        for position, operand in enumerate(node.inputs):
+            if operand is not None and (limit := _operand_limit(node, position, min(found, default=None))) is not None:
+                limits[operand] = min(limits.get(operand, limit), max(limit, 1))
+    return limits
+
+
+def _operand_limit(node: Node, position: int, result: int | None) -> int | None:
+    """The limit of one operand. `result` is the limit of the results of the node."""
+    rule, name = _INDEXES.get(node.op.name), node.op.name
+    if rule is not None and position == rule[0]:
+        axis = node.op.attributes().get(rule[2], 0) if isinstance(rule[2], str) else rule[2]
+        return _indexed_size(node.inputs[rule[1]], axis)
+    if result is None or (name not in ("Add", "Mul") and (position != 0 or name not in _HANDS_ON)):
+        return None
+    if name not in ("Add", "Mul"):
+        return result
+    other = node.inputs[1 - position]
+    known = other.type.constants if other is not None and isinstance(other.type, TensorType) else None
+    if name == "Add":
+        return result - max(known) if known else (result - 1) // 2 + 1
+    return (result - 1) // max(1, *known) + 1 if known else math.isqrt(result - 1) + 1
+
+
+def _indexed_size(data: Value | None, axis: int) -> int | None:
+    """The size of the axis that is indexed; None if it is unknown."""
+    shape = None if data is None or not isinstance(data.type, TensorType) else data.type.shape
+    size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+    return size if isinstance(size, int) else None

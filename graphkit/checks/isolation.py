@@ -18,15 +18,14 @@ from graphkit.checks.lower_precision import Precision, lower_of, precision_of_ty
 from graphkit.checks.noise import EPSILON
 from graphkit.checks.nonfinite import counted
 from graphkit.checks.pairing import Cut, Pair, Producers, pairs_of
+from graphkit.checks.rounding import BOUNDED
 from graphkit.checks.sides import Side, match
 from graphkit.checks.trace import GraphTrace, Trace, trace_of
 from graphkit.checks.walk import Walk
 from graphkit.errors import GraphkitError, InvalidModel, RuntimeFailure, UsageError
 from graphkit.ir.types import FLOATS, DType, TensorType, Type, dtype_of
 
-# Functions with values up to 1. Engines approximate them with an absolute error of at most _STEPS epsilons, also where
-# the values are tiny.
-_BOUNDED = frozenset({"Sigmoid", "Tanh", "Erf", "Softmax", "HardSigmoid", "Sin", "Cos"})
+# The absolute error of the functions in BOUNDED, in epsilons.
 _STEPS = 4.0
 
 
@@ -358,7 +357,7 @@ class Comparer:
         """Let errors of a few epsilons pass if a bounded function made the value."""
         made = {p.ours: self.ours.trace.steps[self.ours.of[p.ours]].operator for p in targets}
         return tuple(
-            replace(r, passed=True, reason="") if made.get(r.name) in _BOUNDED and _is_approximate(r) else r
+            replace(r, passed=True, reason="") if made.get(r.name) in BOUNDED and _is_approximate(r) else r
             for r in reports
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,10 @@ from graphkit.ops.evaluate import run_node
 
 # Number of runs with random errors; factor on the epsilon of the element type for errors in models that quantise.
 _DRAWS, _BEFORE_STEPS = 4, 4.0
+# Functions with values up to 1. Engines approximate them with an absolute error, also where the values are tiny.
+BOUNDED = frozenset({"Sigmoid", "Tanh", "Erf", "Softmax", "HardSigmoid", "Sin", "Cos"})
+# With OTHER_FACTOR of noise.py, this scale of their random errors allows 4 epsilons.
+_BOUNDED_SCALE = 0.25
 # Operators that round to a grid which does not follow from the element type.
 _QUANTISING = ("Quantize", "QLinear", "QGemm")
 
@@ -27,6 +31,7 @@ class Rounding:
     """Random errors that are added after every node.
 
     of_element: error relative to each element. of_tensor: error relative to the largest element of the tensor.
+    of_bounds: whether `of_tensor` is relative to at least _BOUNDED_SCALE in results of the functions in BOUNDED.
 
     If two results differ by no more than these errors change them, rounding explains the difference (random rounding:
     Parker, "Monte Carlo Arithmetic", UCLA CSD-970002, 1997).
@@ -35,12 +40,15 @@ class Rounding:
     of_element: float
     of_tensor: float
     seed: int
+    of_bounds: bool = False
 
-    def disturbed(self, value: Any, rng: np.random.Generator) -> Any:
+    def disturbed(self, value: Any, operator: str, rng: np.random.Generator) -> Any:
         if not isinstance(value, np.ndarray) or value.dtype != np.float64 or not value.size:
             return value
         finite = value[np.isfinite(value)]
         largest = float(np.abs(finite).max()) if finite.size else 0.0
+        if self.of_bounds and operator in BOUNDED:
+            largest = max(largest, _BOUNDED_SCALE)
         own, common = (rng.uniform(-1.0, 1.0, value.shape) for _ in range(2))
         with np.errstate(all="ignore"):
             found = value * (1.0 + self.of_element * own) + self.of_tensor * largest * common
@@ -78,7 +86,7 @@ def _evaluated(graph: Graph, inputs: Sequence[Any], rounding: Rounding | None) -
     for node, spent in zip(graph.nodes, graph.spent, strict=True):
         made: Sequence[Any] = run_node(node, [None if v is None else table[v] for v in node.inputs])
         if rounding is not None and node.operands:
-            made = [rounding.disturbed(value, rng) for value in made]
+            made = [rounding.disturbed(value, node.op.name, rng) for value in made]
         table.update(zip(node.outputs, made, strict=True))
         for value in spent:
             del table[value]
@@ -103,7 +111,7 @@ def spreads(
     truth: outputs in double precision. epsilon: of the rounding (default: that of the model's element types).
     """
     step = epsilon or max((EPSILON.get(dtype, 0.0) for dtype in _dtypes(model.graph)), default=0.0)
-    kinds = [Rounding(0.0, step, 0)]
+    kinds = [Rounding(0.0, step, 0, of_bounds=epsilon is None)]
     if quantises(model.graph):
         kinds.append(Rounding(_BEFORE_STEPS * step, 0.0, 0))
     moved = [_moved(model, feeds, truth, kind) for kind in kinds]
@@ -115,7 +123,7 @@ def _moved(model: Any, feeds: Mapping[str, Any], truth: Mapping[str, Any], kind:
     names = [name for name, value in truth.items() if isinstance(value, np.ndarray) and value.dtype == np.float64]
     found = {name: Spread(np.zeros(truth[name].shape), 0.0) for name in names}
     for seed in range(_DRAWS):
-        drawn = in_double_precision(model, feeds, Rounding(kind.of_element, kind.of_tensor, seed))
+        drawn = in_double_precision(model, feeds, replace(kind, seed=seed))
         for name in names:
             if drawn[name].shape == truth[name].shape:
                 with np.errstate(all="ignore"):

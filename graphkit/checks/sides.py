@@ -224,6 +224,25 @@ def match(
     return Matching(sorted(pairs, key=lambda pair: order[pair[0]]), tuple(notes))
 
 
+def input_pairs(first: Side, second: Side) -> list[tuple[Type, Type]]:
+    """Return the types of the inputs that belong together. Raises UsageError if no inputs fit both sides."""
+    ours, theirs, labels = first.input_types, second.input_types, (first.label, second.label)
+    pairs = match("input", ours, theirs, labels, needed=True).pairs
+    for name, own in pairs:
+        one, other = ours[name], theirs[own]
+        if not _same_rank(one, other) or _sizes_differ(one, other):
+            raise UsageError(f"input {name!r} is {one} in {labels[0]}, but {other} in {labels[1]}: no array fits both")
+    return [(ours[name], theirs[own]) for name, own in pairs]
+
+
+def _sizes_differ(one: Type, other: Type) -> bool:
+    """Whether an axis has different fixed sizes."""
+    if not isinstance(one, TensorType) or not isinstance(other, TensorType):
+        return False
+    sizes = zip(one.shape or (), other.shape or (), strict=False)
+    return any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
+
+
 def match_inputs(first: Side, second: Side, arrays: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Set the pairs of inputs of `second`. Return the arrays of the first side, and notes.
 
@@ -234,8 +253,15 @@ def match_inputs(first: Side, second: Side, arrays: Mapping[str, Any]) -> tuple[
     second.inputs = found.pairs
     rounded = dict(arrays)
     for name, own in found.pairs:
+        _check_fits(own, arrays[name], second)
         rounded[name] = _rounded(arrays[name], first.input_types[name], second.input_types[own])
     return rounded, found.notes
+
+
+def _check_fits(name: str, array: Any, side: Side) -> None:
+    kind = side.input_types[name]
+    if isinstance(array, np.ndarray) and _sizes_differ(TensorType(dtype_of(array.dtype), array.shape), kind):
+        raise UsageError(f"input {name!r} of {side.label} is {kind}; the array has the shape {list(array.shape)}")
 
 
 def _same_rank(one: Type, other: Type) -> bool:

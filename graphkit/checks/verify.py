@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from graphkit.checks.comparison import OutputReport, compare, compare_outputs
-from graphkit.checks.inputs import make_feeds
+from graphkit.checks.inputs import fixed_sizes, make_feeds
 from graphkit.checks.judging import judged
 from graphkit.checks.limits import Limits, PartOfModel, limits_by_output, notes_on_limits
 from graphkit.checks.lower_precision import TOLERANCES
 from graphkit.checks.noise import ENGINES
-from graphkit.checks.sides import Side, match, match_inputs, renamed, sides_of
+from graphkit.checks.sides import Side, input_pairs, match, match_inputs, renamed, sides_of
 from graphkit.errors import CheckFailed, ReferenceEnded, UsageError
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.model import Model
@@ -178,7 +178,8 @@ def verify(
         raise UsageError(f"a model that draws random numbers cannot be compared: {', '.join(drawing[:5])}")
     if "onnxruntime" in (first.engine, second.engine):
         prepare()
-    feeds = make_feeds(model, fill, given=inputs or {}, shapes=shapes, seed=seed)
+    fixed = {} if against is None else fixed_sizes(input_pairs(first, second))
+    feeds = make_feeds(model, fill, given=inputs or {}, shapes=shapes, fixed=fixed, seed=seed)
     arrays, notes = (feeds.arrays, ()) if against is None else match_inputs(first, second, feeds.arrays)
     opset_run = _opset(first, second)
     labels = (first.label, second.label)

@@ -84,6 +84,7 @@ def from_keras(network: Any) -> Model:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about the exporter's own code
+                _call_once(network, keras)
                 network.export(os.fspath(path), format="onnx", verbose=False)
         except Exception as error:
             raise UnsupportedError(
@@ -99,6 +100,14 @@ def from_keras(network: Any) -> Model:
             stacklevel=3,
         )
     return _named(model, network.name)
+
+
+def _call_once(network: Any, keras: Any) -> None:
+    """Call a network on zeros if its inputs are known and it was never called: Keras exports no such network."""
+    inputs = getattr(network, "inputs", None)
+    if inputs and not getattr(network, "_called", True):
+        zeros = [keras.ops.zeros([1 if size is None else size for size in x.shape], x.dtype) for x in inputs]
+        network(zeros[0] if len(zeros) == 1 else zeros)
 
 
 def _named(model: Model, name: str) -> Model:

@@ -239,7 +239,7 @@ def bind_loss(
                 )
             targets = {"target": known.target_type(chosen[0].tensor)}
             named = {"target": (known, output or graph.output_names[0])}
-        compared = [logits_of(v, known.of_logits) for v in chosen]
+        compared = [logits_of(_classes_last(known, v), known.of_logits) for v in chosen]
         if named:
             return BoundLoss(partial(known.term, graph, *compared), targets, named)
         function: LossFunction = known.build
@@ -288,7 +288,9 @@ def _of_outputs(
         for name, loss in losses.items():
             # A loss without target does not read this operand.
             target = given[loss.target or target_of(name)] if loss.has_target else outputs[name]
-            found = loss.term(graph, logits_of(outputs[name], loss.of_logits), target, sample_weight)
+            found = loss.term(
+                graph, logits_of(_classes_last(loss, outputs[name]), loss.of_logits), target, sample_weight
+            )
             first = first or found
             factor, term = weights.get(name, 1.0), found.mean
             terms.append(term if factor == 1.0 else F.mul(scalar_like(factor, term), term))
@@ -302,6 +304,14 @@ def _of_outputs(
 
     made = BoundLoss(build, types, named)
     return made
+
+
+def _classes_last(loss: Loss, output: Value) -> Value:
+    """Return an output with the axis of the classes as its last one."""
+    if loss.class_axis == -1:
+        return output
+    axes = [i for i in range(len(output.tensor.known_shape)) if i != loss.class_axis]
+    return F.transpose(output, perm=[*axes, loss.class_axis])
 
 
 def target_of(output: str) -> str:

@@ -96,10 +96,15 @@ class Loss:
             given["ignore_index"] = integer(self.name, "ignore_index", given["ignore_index"], -(1 << 63))
             if given["ignore_index"] >= 1 << 63:
                 raise UsageError(f"{self.name}: ignore_index={given['ignore_index']} is not an int64 number")
+        if "axis" in given:
+            given["axis"] = integer(self.name, "axis", given["axis"], 1)
         if not given:
             return self
+        options = {**self.options, **given}
+        if (axis := given.pop("axis", None)) is not None:
+            return replace(self.with_options(**given), target_type=partial(_classes, axis=axis), options=options)
         weighs = None if self.weighs is None else partial(self.weighs, **given)
-        return replace(self, build=partial(self.build, **given), weighs=weighs, options={**self.options, **given})
+        return replace(self, build=partial(self.build, **given), weighs=weighs, options=options)
 
     def __repr__(self) -> str:
         return short_repr(self, lambda: [str(self)])
@@ -141,13 +146,19 @@ class Loss:
         """The class number of targets that do not count; None if all count."""
         return self.options.get("ignore_index")
 
+    @property
+    def class_axis(self) -> int:
+        """The axis of the output that counts the classes."""
+        return int(self.options.get("axis", -1))
+
     def largest_target(self, output: TensorType) -> int | None:
         """Return the largest valid target: classes - 1, or 1 for probabilities.
 
         None if targets can be any number, or if the number of classes is unknown.
         """
         if self.classes:
-            count = output.known_shape[-1]
+            shape = output.known_shape
+            count = shape[self.class_axis] if self.class_axis < len(shape) else None
             return count - 1 if isinstance(count, int) else None
         return 1 if self.probabilities else None
 
@@ -171,8 +182,11 @@ def scalar_of(value: Any) -> Value:
     return value
 
 
-def _classes(logits: TensorType) -> TensorType:
-    return TensorType(DType.INT64, logits.known_shape[:-1])
+def _classes(logits: TensorType, axis: int = -1) -> TensorType:
+    shape = logits.known_shape
+    if axis >= len(shape):
+        raise UsageError(f"axis={axis}: the output {logits} has {len(shape)} axes, counted from 0")
+    return TensorType(DType.INT64, [size for i, size in enumerate(shape) if i != axis % len(shape)])
 
 
 def _same(output: TensorType) -> TensorType:
@@ -253,7 +267,7 @@ _LOSSES = {
             _classes,
             "Softmax",
             classes=True,
-            takes=(*_CLASS_OPTIONS, "ignore_index"),
+            takes=(*_CLASS_OPTIONS, "ignore_index", "axis"),
         ),
         Loss("mse", mse, _same),
         Loss("l1", l1, _same),
@@ -268,7 +282,7 @@ _LOSSES = {
         ),
         Loss("categorical_cross_entropy", categorical_cross_entropy, _same, "Softmax", probabilities=True),
         Loss("kl_divergence", kl_divergence, _same, "Softmax", probabilities=True),
-        Loss("focal", focal, _classes, "Softmax", classes=True, takes=("gamma",)),
+        Loss("focal", focal, _classes, "Softmax", classes=True, takes=("gamma", "axis")),
         Loss("sigmoid_focal", sigmoid_focal, _same, "Sigmoid", probabilities=True, takes=("gamma", "alpha")),
         Loss("dice", dice, _same, "Sigmoid", probabilities=True, per_sample=True),
         Loss(
@@ -309,8 +323,12 @@ def get(
     alpha: float | None = None,
     margin: float | None = None,
     blank: int | None = None,
+    axis: int | None = None,
 ) -> Loss:
-    """Return a loss by its name, with options. The function of the same name in `gk.losses` explains them."""
+    """Return a loss by its name, with options. The function of the same name in `gk.losses` explains them.
+
+    axis: the axis of the output that counts the classes (default: the last one), such as 1 for logits [N, C, H, W].
+    """
     if isinstance(name, Loss):
         found = name
     elif name in _LOSSES:
@@ -325,4 +343,5 @@ def get(
         alpha=alpha,
         margin=margin,
         blank=blank,
+        axis=axis,
     )

@@ -111,10 +111,13 @@ class Targets:
         """Return the parts of an output and a target that count: without targets that the loss ignores.
 
         If the loss ignores targets, the results are [targets, classes] and [targets], for any shapes of the arguments.
+        The last axis of the output counts the classes, also if the loss has another `axis`.
 
         name: the output that is compared with the target.
         """
         known = self._targets.get(self.name_for(name)) if self.names else None
+        if known is not None and known.axis != -1:
+            output = np.moveaxis(output, known.axis, -1)
         if known is None or known.ignored is None or (found := aligned(target, output.shape[:-1])) is None:
             return output, target
         kept = found != known.ignored
@@ -245,6 +248,7 @@ class _Target:
         self._shape = self._output.shape or ()
         self.largest = None if loss is None else loss.largest_target(self._output)
         self.ignored = None if loss is None else loss.ignore_index
+        self.axis = -1 if loss is None else loss.class_axis
 
     def fitted(self, given: Any) -> Any:
         """Return the array in the type and shape of the target. Raises InputError if that would lose information."""
@@ -296,6 +300,12 @@ class _Target:
             odd = array[(array < 0) | (array > limit)].reshape(-1)[0]
             raise InputError(f"{self._described}; the targets given contain {odd}{self._advice(array)}")
 
+    def _counts_classes_on_axis_1(self, array: np.ndarray) -> bool:
+        """Whether targets [N, ...] fit an output [N, classes, ...], but not [N, ..., classes]."""
+        if self._loss is None or "axis" not in self._loss.takes or self.axis != -1 or len(self._shape) < 3:
+            return False
+        return array.dtype.kind in "iu" and aligned(array, (self._shape[0], *self._shape[2:])) is not None
+
     @property
     def _described(self) -> str:
         if self._loss is None:
@@ -306,9 +316,16 @@ class _Target:
         """Return the end of a message: how to change the targets, or which loss takes them. Empty if unknown."""
         if self._loss is None:
             return ""
+        if self._counts_classes_on_axis_1(array):
+            return (
+                f". If axis 1 of the output counts the classes, set axis=1: gk.losses.get({self._loss.name!r}, axis=1) "
+                "(--loss-option axis=1)"
+            )
         if self._loss.name == "softmax_cross_entropy":
             if is_one_hot(array) and array.shape[-1:] == self._shape[-1:]:
                 return ". They are one-hot rows: give the numbers of the classes, targets.argmax(-1)"
+            if array.dtype.kind == "f" and aligned(array, self._shape) is not None and _are_distributions(array):
+                return '. They are probabilities of the classes: use loss="categorical_cross_entropy"'
             if array.dtype.kind == "f" and aligned(array, self._shape) is not None:
                 return '. They look like regression targets: use loss="mse" (--loss mse)'
             if array.size and array.dtype.kind in "iu" and array.min() == 1 and array.max() - 1 == self.largest:
@@ -364,6 +381,11 @@ def aligned(array: np.ndarray, shape: tuple[Any, ...]) -> np.ndarray | None:
 
 def _fits(sizes: Any, shape: tuple[Any, ...]) -> bool:
     return all(not isinstance(dim, int) or dim == size for dim, size in zip(shape, sizes, strict=True))
+
+
+def _are_distributions(array: np.ndarray) -> bool:
+    """Whether each row has numbers of at least 0 with the sum 1."""
+    return bool(array.size and array.min() >= 0 and np.allclose(array.sum(-1), 1, atol=1e-3))
 
 
 def is_one_hot(array: np.ndarray) -> bool:

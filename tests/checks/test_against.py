@@ -145,3 +145,18 @@ def test_quantised_models_are_compared_with_float_ones(name: str) -> None:
     assert not gk.bisect(net, feeds, source=proto, against=wrong).passed
     if name == "transformer":
         assert not gk.verify(net, feeds, against=wrong).passed
+
+
+def test_sizes_that_only_the_other_model_fixes() -> None:
+    weights = gk.constant(np.ones((3, 2), np.float32))
+    free, fixed, three = (gk.Model({"y": gk.mat_mul(gk.input("x", [n, 3]), weights)}) for n in ("N", 8, 3))
+    for found in (
+        gk.verify(free, against=fixed),
+        gk.bisect(free, against=fixed),
+        gk.diff(free, fixed, run=True).behaviour,
+    ):
+        assert found.verdict == "PASSED"
+    with pytest.raises(UsageError, match=r"no array fits both"):
+        gk.verify(fixed, against=three)
+    with pytest.raises(UsageError, match=r"input 'x' of .* is float32\[8, 3\]; the array has the shape \[2, 3\]"):
+        gk.verify(free, {"x": np.ones((2, 3), np.float32)}, against=fixed)

@@ -185,6 +185,16 @@ def test_an_engine_may_round_by_the_largest_elements(monkeypatch):
     assert not gk.verify(net, feeds).passed
 
 
+def test_small_results_of_bounded_functions(monkeypatch):
+    """The error of ONNX Runtime's Sigmoid is absolute, so it is large next to probabilities of 1e-4."""
+    net, x = gk.Model({"y": gk.sigmoid(gk.input("x", ["N", 8]))}), np.linspace(-10, -8.5, 64, dtype=np.float32)
+    feeds = {"x": x.reshape(8, 8)}
+    (y,) = gk.verify(net, feeds).outputs
+    assert (y.passed, y.criterion) == (True, "noise"), str(y)
+    altered(monkeypatch, net, lambda y: y * np.float32(1.002))
+    assert not gk.verify(net, feeds).passed
+
+
 @pytest.mark.parametrize("seed", [0, full(3), full(5)])
 def test_quantisation_moves_by_whole_steps(monkeypatch, tmp_path, seed):
     net, feeds = quantised(tmp_path, seed)

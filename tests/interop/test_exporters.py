@@ -95,6 +95,17 @@ def test_keras_network(monkeypatch):
 
 
 @needs_keras
+def test_keras_network_that_was_never_called(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    import keras
+
+    a, b = keras.Input((4,)), keras.Input((2, 3), dtype="int32")
+    joined = keras.layers.Concatenate()([a, keras.layers.Flatten()(b)])
+    network = keras.Model([a, b], keras.layers.Dense(2)(joined))
+    assert len(gk.from_keras(network).inputs) == 2
+
+
+@needs_keras
 def test_keras_layers_that_train_differently_are_reported(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     import keras

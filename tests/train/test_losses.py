@@ -347,3 +347,36 @@ def test_error_names_inputs_that_cannot_be_mixed():
         gk.Trainer(classifier(), cutmix=1.0).step(X, CLASSES)
     with pytest.raises(UsageError, match="mixup must be a finite number above 0"):
         gk.Trainer(classifier(), mixup=0.0)
+
+
+@pytest.mark.parametrize("name", ["softmax_cross_entropy", "focal"])
+def test_classes_on_axis_1(name):
+    rng = np.random.default_rng(0)
+    pixels = rng.standard_normal((10, 3, 4, 6)).astype(np.float32)
+    masks = rng.integers(0, 5, (10, 4, 6))
+    masks[:2, 0] = 5 if name == "focal" else 255
+    masks[masks == 5] = 0
+    options = {} if name == "focal" else {"ignore_index": 255}
+    found = []
+    for axis, softmax in ((-1, False), (1, False), (1, True)):
+        logits = gk.nn.conv2d(gk.input("x", ["N", 3, 4, 6]), 5, kernel=1, name="c")
+        if axis == -1:
+            logits = gk.transpose(logits, perm=[0, 2, 3, 1])
+        net = gk.Model({"y": gk.softmax(logits, axis=1) if softmax else logits}, seed=0)
+        loss = gk.losses.get(name, **options, **({"axis": 1} if axis == 1 else {}))
+        trainer = gk.Trainer(net, loss, optimizer=gk.optim.SGD(0.1))
+        trainer.fit((pixels, masks), epochs=1, batch_size=4, progress=False)
+        found.append(list(trainer.evaluate((pixels, masks), ["loss", "accuracy", "f1"], batch_size=4).values()))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+    np.testing.assert_allclose(found[2], found[0], rtol=1e-5)
+
+
+def test_targets_that_need_another_axis_or_loss():
+    pixels = gk.Model({"y": gk.nn.conv2d(gk.input("x", ["N", 3, 8, 8]), 4, kernel=1, name="c")}, seed=0)
+    with pytest.raises(gk.errors.InputError, match=r"set axis=1: .*--loss-option axis=1"):
+        gk.Trainer(pixels).fit((np.zeros((2, 3, 8, 8), np.float32), np.zeros((2, 8, 8), int)), epochs=1)
+    with pytest.raises(gk.errors.UsageError, match=r"axis=4: the output .* has 4 axes"):
+        gk.Trainer(pixels, gk.losses.get("softmax_cross_entropy", axis=4))
+    rows = gk.Model({"y": gk.nn.linear(gk.input("x", ["N", 3]), 4, name="f")}, seed=0)
+    with pytest.raises(gk.errors.InputError, match=r'probabilities of the classes: use loss="categorical_cross'):
+        gk.Trainer(rows).fit((np.zeros((2, 3), np.float32), np.full((2, 4), 0.25, np.float32)), epochs=1)

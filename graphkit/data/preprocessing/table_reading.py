@@ -6,12 +6,14 @@ If pyarrow is installed, it also reads large text files. The result is the same 
 from __future__ import annotations
 
 import bisect
+import codecs
+import contextlib
 import csv
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from graphkit.data.preprocessing import arrow_csv
 from graphkit.data.preprocessing.column import Column, Mixed, Numbers, TextReader, is_number
@@ -27,6 +29,10 @@ _ROWS = 1 << 14
 
 # The csv module reads text files of fewer bytes in less time than the import of pyarrow takes.
 _SMALL = 1 << 20
+
+# The encoding of text files, with or without a byte order mark, and the byte order marks of UTF-16.
+_UTF8 = "utf-8-sig"
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 # ASCII's unit separator. It replaces delimiters of several characters.
 _UNIT = "\x1f"
@@ -84,17 +90,68 @@ class Choice(NamedTuple):
 ALL = Choice()
 
 
-def read_table(path: Path, choice: Choice = ALL, *, header: bool | None = None, delimiter: str | None = None) -> Table:
+def read_table(
+    path: Path,
+    choice: Choice = ALL,
+    *,
+    header: bool | None = None,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+) -> Table:
     """Return the chosen columns of a file.
 
     header: whether the first line of a .csv contains names; None: it does if no cell of it is a number. Columns without
-    names are called by position: "0", "1", ... delimiter: between cells in text files (default: a comma; a tab in
-    .tsv). Raises InputError, which names file and line, if it is not a table.
+    names are called by position: "0", "1", ... delimiter: between cells in text files (default: a tab in .tsv; a
+    semicolon if the first line of a .csv contains semicolons and no comma; else a comma). encoding: of the characters
+    of a text file, such as "latin-1" (default: UTF-8; UTF-16 if the file begins with its byte order mark). Raises
+    InputError, which names file and line, if it is not a table.
     """
     if path.suffix == ".parquet":
         return _parquet(path, choice)
-    mark = delimiter or ("\t" if path.suffix == ".tsv" else ",")
-    return _with_pyarrow(path, choice, header, mark) or _with_csv(path, choice, header, mark)
+    encoding = _encoding(path, encoding)
+    mark = delimiter or ("\t" if path.suffix == ".tsv" else _delimiter(path, encoding))
+    table = _with_pyarrow(path, choice, header, mark) if encoding == _UTF8 else None
+    return table or _with_csv(path, choice, header, mark, encoding)
+
+
+def _encoding(path: Path, given: str | None) -> str:
+    if given is None:
+        if path.is_file():
+            with path.open("rb") as file:
+                return "utf-16" if file.read(2) in _UTF16_MARKS else _UTF8
+        return _UTF8
+    try:
+        name = codecs.lookup(given).name
+    except LookupError:
+        raise InputError(
+            f"{path}: unknown encoding {given!r}; expected a name such as latin-1, cp1252 or utf-16"
+        ) from None
+    return _UTF8 if name == "utf-8" else name
+
+
+def _delimiter(path: Path, encoding: str) -> str:
+    """Return a semicolon if the first line contains semicolons and no comma, else a comma."""
+    try:
+        with path.open(encoding=encoding, errors="replace") as file:
+            first = file.readline()
+    except OSError:
+        return ","  # reading reports the error
+    return ";" if ";" in first and "," not in first else ","
+
+
+@contextlib.contextmanager
+def _opened(path: Path, encoding: str) -> Iterator[TextIO]:
+    """Open a text file. Raises InputError if it cannot be read."""
+    try:
+        with path.open(newline="", encoding=encoding) as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: cannot be read as text: {error}; if the file has another encoding, name it in encoding= "
+            "(--data-option encoding=latin-1), or convert the file to UTF-8"
+        ) from None
+    except (OSError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read as text: {error}") from None
 
 
 def _with_pyarrow(path: Path, choice: Choice, header: bool | None, mark: str) -> Table | None:
@@ -111,14 +168,11 @@ def _with_pyarrow(path: Path, choice: Choice, header: bool | None, mark: str) ->
     return None if found is None else Table(path, *found)
 
 
-def _with_csv(path: Path, choice: Choice, header: bool | None, mark: str) -> Table:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            # The csv module only accepts delimiters of one character.
-            lines = file if len(mark) == 1 else (line.replace(mark, _UNIT) for line in file)
-            return _csv(path, csv.reader(lines, delimiter=mark if len(mark) == 1 else _UNIT), choice, header)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: cannot be read as text: {error}") from None
+def _with_csv(path: Path, choice: Choice, header: bool | None, mark: str, encoding: str) -> Table:
+    with _opened(path, encoding) as file:
+        # The csv module only accepts delimiters of one character.
+        lines = file if len(mark) == 1 else (line.replace(mark, _UNIT) for line in file)
+        return _csv(path, csv.reader(lines, delimiter=mark if len(mark) == 1 else _UNIT), choice, header)
 
 
 def _csv(path: Path, lines: Any, choice: Choice, header: bool | None) -> Table:

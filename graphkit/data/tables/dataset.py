@@ -33,7 +33,7 @@ def load(
     target: str | Collection[str] | None = None, columns: str | Collection[str] | None = None,
     drop: str | Collection[str] = (), categorical: str | Collection[str] = (), categories: str = "onehot",
     missing: str = "raise", indicator: bool | str = False, scale: str = "none", header: bool | str | None = None,
-    delimiter: str | None = None, weight: str | None = None,
+    delimiter: str | None = None, encoding: str | None = None, weight: str | None = None,
 ) -> Splits | Dataset:  # fmt: skip
     """Load (train, test) of the rows of a table; with test_fraction None, one data set of all rows.
 
@@ -48,8 +48,7 @@ def load(
         drop: Columns that are not inputs.
         categorical: Columns of numbers that are names of categories.
         like: Data of the same table, whose encoding is used.
-        header: See read_table.
-        delimiter: See read_table.
+        header, delimiter, encoding: See read_table.
         weight: A column with weights of the samples. It is an array of this name, for `fit(sample_weight=...)`.
 
     Raises:
@@ -58,7 +57,7 @@ def load(
     named, taken = names_of(target), names_of(columns)
     further = (weight,) if weight else ()
     choice = Choice((*taken, *named, *further) if taken and named else None, names_of(drop), names_of(categorical))
-    table = read_table(path, choice, header=_flag("header", header), delimiter=delimiter)
+    table = read_table(path, choice, header=_flag("header", header), delimiter=delimiter, encoding=encoding)
     weights = {} if weight is None else {weight: _weights(table, weight, named)}
     named = _targets(table, named, weight)
     inputs = _inputs(table, (*named, *further), taken)
@@ -70,18 +69,22 @@ def load(
         labels = targets if isinstance(targets, np.ndarray) and targets.dtype.kind == "i" else None
         train, test = order.hold_out(str(path), table.rows, test_fraction, seed, labels)
     if like is not None and like.encoding is not None:
-        encoding = like.encoding
+        fitted = like.encoding
     else:
-        encoding = Encoding.fit(
+        fitted = Encoding.fit(
             table, inputs, train, missing=missing, indicator=bool(_flag("indicator", indicator)), scale=scale,
             categories=categories,
         )  # fmt: skip
 
     def part(rows: np.ndarray, name: str) -> TableData:
-        arrays = {**encoding.inputs(table, rows), **{name: array[rows] for name, array in weights.items()}}
+        arrays = {**fitted.inputs(table, rows), **{name: array[rows] for name, array in weights.items()}}
         chosen = {n: t[rows] for n, t in targets.items()} if isinstance(targets, dict) else targets[rows]
         return TableData(
-            arrays[NUMBERS] if list(arrays) == [NUMBERS] else arrays, chosen, encoding, classes=classes, name=name
+            arrays[NUMBERS] if list(arrays) == [NUMBERS] else arrays,
+            chosen,
+            fitted,
+            classes=classes,
+            name=name,
         )
 
     if test_fraction is None:

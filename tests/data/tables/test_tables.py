@@ -225,6 +225,24 @@ def test_separators_and_headers(tmp_path):
     assert len(data.read(tmp_path / "c.csv")) == 2
 
 
+def test_semicolons_and_encodings_of_spreadsheets(tmp_path):
+    text = "größe;b;y\n1.5;2;ja\n3;4;nein\n"
+    for name, encoding in (("utf8", "utf-8"), ("utf16", "utf-16"), ("latin", "latin-1")):
+        (tmp_path / f"{name}.csv").write_text(text, encoding=encoding)
+    plain = data.read(tmp_path / "utf8.csv")
+    for same in (
+        data.read(tmp_path / "utf16.csv"),
+        data.read(tmp_path / "latin.csv", encoding="latin-1"),
+    ):
+        assert same.inputs.tolist() == plain.inputs.tolist() == [[1.5, 2], [3, 4]]
+        assert list(same.classes) == ["ja", "nein"]
+    assert set(plain.encoding.read(tmp_path / "utf16.csv")) == {"x"}
+    with pytest.raises(InputError, match=r"latin.csv: cannot be read as text: .*--data-option encoding=latin-1"):
+        data.read(tmp_path / "latin.csv")
+    with pytest.raises(InputError, match="unknown encoding 'latin-9000'"):
+        data.read(tmp_path / "latin.csv", encoding="latin-9000")
+
+
 def test_numbers_beside_any_space_and_in_any_digits(tmp_path):
     (tmp_path / "a.csv").write_text("a,b,y\n1,8\x1c,p\n\u00a02,\u0663,q\n", encoding="utf-8")
     assert data.read(tmp_path / "a.csv").inputs.tolist() == [[1, 8], [2, 3]]
