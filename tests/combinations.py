@@ -82,6 +82,7 @@ def _choices(mark: pytest.Mark) -> list[Combination]:
     names, values = mark.args[0], list(mark.args[1])
     names = [n.strip() for n in names.split(",")] if isinstance(names, str) else list(names)
     ids = mark.kwargs.get("ids", mark.args[2] if len(mark.args) > 2 else None)
+    ids = ids if ids is None or callable(ids) else list(ids)
     found = []
     for number, value in enumerate(values):
         is_full, title, reasons = False, None, []

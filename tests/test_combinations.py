@@ -119,6 +119,7 @@ def pairs_of(values: Sequence[Any]) -> set[Any]:
     return set(itertools.combinations(enumerate(values), 2))
 
 
+@in_one_item()
 @pytest.mark.parametrize("lengths", [(3,), (2, 3), (2, 3, 4, 2), (5, 8), (3, 3)])
 def test_lanes_cover_all_values_and_pairs(lengths: tuple[int, ...]) -> None:
     values = [[f"{name}{number}" for number in range(length)] for name, length in zip("abcd", lengths, strict=False)]

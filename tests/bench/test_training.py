@@ -16,6 +16,7 @@ import reimported
 import training_engines as engines
 import training_tasks
 from chart import Comparison, chart
+from combinations import in_one_item
 from paired import means
 from training_report import report
 from training_rows import failures, training_row
@@ -195,6 +196,7 @@ def test_a_row() -> None:
     assert failures([row]) == []
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [

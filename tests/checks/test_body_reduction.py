@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
@@ -150,6 +151,7 @@ def runs(message, feeds):
     return session.run(None, dict(feeds))
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", CASES)
 def test_a_node_in_a_body_remains_alone(name):
     found = reduce_message(model_of(CASES[name]), lambda part: "Sin" in all_operators(part.model.graph))
@@ -162,6 +164,7 @@ def test_a_node_in_a_body_remains_alone(name):
     np.testing.assert_allclose(result, np.sin(value), rtol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [

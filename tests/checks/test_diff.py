@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
@@ -310,6 +311,7 @@ def test_arrays_nan_zero_and_infinity() -> None:
     assert array_difference(np.zeros((0, 3)), np.zeros((0, 3))).same_bits
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("dtype", "a", "b", "largest"),
     [

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.data import Dataset, order
 from graphkit.errors import InputError, UsageError
@@ -66,6 +67,7 @@ def test_resuming_continues_where_it_stopped(stop):
     assert seen(batches) == everything[:3]
 
 
+@in_one_item()
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("count", [24, 25, 30, 1])
 def test_ranks_share_each_global_batch(ranks, count):
@@ -88,6 +90,7 @@ def test_drop_last():
         numbered().batches(11, ranks=2, drop_last=True)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "options",
     [
@@ -140,6 +143,7 @@ def test_split_is_stratified_disjoint_and_fixed():
     assert test.inputs.tolist() != data.split(0.2, seed=4).test.inputs.tolist()
 
 
+@in_one_item()
 @pytest.mark.parametrize("stratify", [True, False])
 @pytest.mark.parametrize("fraction", [0.1, 1 / 3, 0.5])
 def test_split_sizes(stratify, fraction):
@@ -160,6 +164,7 @@ def test_split_without_classes():
         order.hold_out("photos", 1, 0.5, 0, names=["a.jpg"])
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("inputs", "targets", "message"),
     [

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from pipelines import (
     AB,
     NETWORKS,
@@ -28,6 +29,7 @@ from graphkit.ops import F
 # --- the order of passes --------------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize("stages", range(1, 6))
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 16])
 def test_the_order_of_passes_ends_and_keeps_few_micro_batches(stages, count):
@@ -55,6 +57,7 @@ def test_the_order_of_passes_ends_and_keeps_few_micro_batches(stages, count):
             done.add((stage, *left[stage].pop(0)))
 
 
+@in_one_item()
 @pytest.mark.parametrize("samples", [1, 3, 8, 17])
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_micro_batches_are_all_of_a_batch(samples, count):

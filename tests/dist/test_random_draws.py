@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from serving import workers
 
 import graphkit as gk
@@ -221,6 +222,7 @@ def test_rank_without_samples_draws_again_after_skipped_step(on_ranks, accumulat
     assert on_ranks(work) == [[(3, rank), (3, rank + 2 * accumulate)] for rank in range(2)]
 
 
+@in_one_item()
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_workers_with_servers_draw_what_one_process_draws(layer, accumulate):

@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from combinations import covering
+from combinations import covering, in_one_item
 from serving import Alone, add_twice, begun
 
 import graphkit as gk
@@ -458,6 +458,7 @@ def test_frames_that_cannot_be():
         outbox.handle_loss(1)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "options", [{"type": "dist_async", "servers": 1}, {"type": "dist_sync"}, {"type": "local"}, {"type": "elastic"}]
 )

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from combinations import covering
+from combinations import covering, in_one_item
 from serving import workers
 from test_shared_step import net, samples
 
@@ -143,6 +143,7 @@ def of_ranks(*values):
     return [{} if v is None else {"a": np.float32([v, 0]), "b": np.float32([-v])} for v in values]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("before", "compressing", "after"),
     [

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from serving import workers
 
 import graphkit as gk
@@ -302,6 +303,7 @@ def test_an_elastic_exchange_is_of_the_strength_over_the_workers():
     np.testing.assert_allclose(store.pull("table"), before + 0.25 * moved, rtol=1e-5, atol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize("options", [{"ema": 0.8}, {"accumulate": 2}, {"lazy": ["table"]}, {"lr_mult": {"*": 0.5}}])
 def test_an_elastic_worker_before_its_first_exchange_is_one_process(options):
     (store,), _ = workers(1, type="elastic", period=100)

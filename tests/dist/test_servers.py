@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from serving import add_twice, begun, workers
 
 import graphkit as gk
@@ -262,6 +263,7 @@ def test_elastic_averaging_keeps_what_it_moves():
     assert (mine["w"] == np.arange(4)).all()
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import TypeMismatch, UsageError
@@ -29,6 +30,7 @@ def normal(*shape):
 # --- linear, embedding ------------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(5, 4), (4,), (2, 3, 4), (2, 1, 3, 4), (0, 4)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear(shape, bias):
@@ -121,6 +123,7 @@ def naive_conv(x, w, b, stride, pads, dilation, groups):
     return y + b.reshape(1, -1, *[1] * rank)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("layer", "size", "options", "pads"),
     [
@@ -248,6 +251,7 @@ def test_rms_norm():
     np.testing.assert_allclose(evaluated(net, data), expected, rtol=1e-4, atol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("groups", [None, 1, 2, 6])
 def test_instance_and_group_norm(groups):
     x = gk.input("x", ["N", 6, 4, "W"])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 
 import graphkit as gk
@@ -18,6 +19,7 @@ from graphkit.ir.tensor import Tensor
 WORDS = np.array([["a", "zwölf"], ["", "日本\0"]], object)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -50,6 +52,7 @@ BAD = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize(("given", "message"), BAD)
 def test_what_is_no_text(given: np.ndarray, message: str) -> None:
     """Also in the second run of a program, whose feeds have the dtype and shape of the first."""

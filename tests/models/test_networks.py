@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from zoo_training import LARGE
 
 import graphkit as gk
@@ -173,6 +174,7 @@ def test_parameter_counts_are_the_published_ones(name, options, count, unset_par
 GLUON = {18: 11_695_796, 34: 21_811_380, 50: 25_595_060, 101: 44_639_412, 152: 60_329_140}
 
 
+@in_one_item()
 @pytest.mark.parametrize("layers", GLUON)
 def test_preactivation_has_as_many_parameters_as_in_gluon(layers, unset_parameters):
     net = gk.models.build("resnet", layers=layers, preactivation=True)
@@ -294,6 +296,7 @@ def test_the_elbo_is_minus_log_likelihood_plus_divergence():
     np.testing.assert_allclose(loss, (divergence.sum() - likelihood.sum()) / 2, rtol=1e-12)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -166,6 +167,7 @@ def test_wrong_options(options, message):
         seq2seq(**options)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("name", "options"), [
     ("lstm_lm", LANGUAGE), ("text_classifier", CLASSIFIER), ("seq2seq", PAIRS), ("seq2seq", PAIRS | {"decode": 5}),
 ])  # fmt: skip
@@ -202,6 +204,7 @@ GRADIENTS = {
 }  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", GRADIENTS)
 def test_gradients_in_onnx_runtime(case):
     name, options, shapes = GRADIENTS[case]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
@@ -156,6 +157,7 @@ def inside(*numbers: int, data: bytes) -> bytes:
     return data
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -199,6 +201,7 @@ MODELS = sorted((Path(onnx.__file__).parent / "backend" / "test" / "data").rglob
 assert len(MODELS) > 100
 
 
+@in_one_item()
 @pytest.mark.parametrize("start", range(20))
 def test_reads_models_of_onnx(start: int) -> None:
     for path in MODELS[start::20]:
@@ -243,6 +246,7 @@ def test_library_reads_large_tensors_of_single_numbers(dtype: int) -> None:
     assert read_small(helper.make_model(helper.make_graph([], "g", [], [], [weight])).SerializeToString()) is None
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("field", "numbers"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 
 from graphkit.errors import InvalidModel, UnsupportedError, UnsupportedOperator
@@ -31,6 +32,7 @@ def result(op, *inputs, **attrs):
     return evaluate(found.graph, arrays)[0]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("inputs", "attrs", "expected"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
@@ -126,6 +127,7 @@ def test_an_if_without_a_condition():
             import_model(proto)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("op", "opset", "attrs", "outputs"),
     [
@@ -148,6 +150,7 @@ def test_negative_axes_where_the_version_had_none(op, opset, attrs, outputs):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize("version", range(1, 15))
 def test_every_version_of_the_format(version):
     np.testing.assert_array_equal(run(single("Relu", ir=version, opset=7))[0], np.maximum(X, 0))
@@ -159,6 +162,7 @@ def odd(change):
     return proto
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "change",
     [

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 from graphkit.errors import GraphkitError, InvalidModel, TypeMismatch, UnsupportedError, UsageError
@@ -128,6 +129,7 @@ def tensor(**fields):
     return TensorProto(name="w", **{"data_type": FLOAT, "dims": [3, 2], **fields})
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("proto", "message"),
     [

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import each_case
+from combinations import in_one_item
 
 from graphkit.checks.oracle import onnx_evaluator, onnxruntime_session
 from graphkit.checks.samples import Case, all_cases
@@ -174,6 +175,7 @@ def test_reference(case: Case) -> None:
     assert not problems, "\n".join(problems)
 
 
+@in_one_item()
 @pytest.mark.parametrize("pattern", [*EVALUATOR_WRONG, *LESS_PRECISE])
 def test_ledger_entry_is_needed(pattern: str) -> None:
     matching = [case for case in CASES if fnmatch.fnmatchcase(case.name, pattern)]

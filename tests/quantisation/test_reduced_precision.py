@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx_networks import check, conv_net, floats, info, initializers, model, run
@@ -144,6 +145,7 @@ def fewest(count, edges, fixed):
     return best
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(5, 40))])
 def test_there_are_as_few_casts_as_possible(seed):
     """Random graphs of layers, sums and operators that exist in either precision, against all assignments."""

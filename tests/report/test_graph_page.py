@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, UsageError
@@ -57,6 +58,7 @@ def looped():
 
 
 @pytest.mark.usefixtures("unset_parameters")
+@in_one_item()
 @pytest.mark.parametrize("name", ["lenet", "googlenet", "unet", "transformer_lm", "seq2seq"])
 def test_boxes_do_not_overlap_and_edges_go_down(name):
     data = data_of(graph_page(gk.models.build(name)))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import GraphkitError, InvalidModel, NotFinite, UsageError
@@ -421,6 +422,7 @@ def with_two_inputs_of_one_name(step, network, loss):
     step.minimize(loss + other, network, SGD)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -191,6 +192,7 @@ def test_ranks_end_at_the_same_step(tmp_path, on_ranks):
         assert history == straight
 
 
+@in_one_item()
 @pytest.mark.parametrize("given", [0, -1, 1.5, "3", True])
 def test_max_steps_must_be_a_positive_integer(given):
     with pytest.raises(UsageError, match="max_steps"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -72,6 +73,7 @@ def test_error_names_smallest_possible_memory_limit() -> None:
         trainer(1000).step(X, Y)
 
 
+@in_one_item()
 @pytest.mark.parametrize("wrong", ["cbrt", 0, -5, True, 1.5])
 def test_other_values_of_recompute_are_errors(wrong: object) -> None:
     with pytest.raises(UsageError, match="recompute must be 'sqrt' or a number of bytes"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, RanksDiffer, RuntimeFailure, UsageError
@@ -418,6 +419,7 @@ def test_loss_function_that_ignores_weights_is_an_error(function, message):
     assert made.updates == 1
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("weights", "message"),
     [

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -134,6 +135,7 @@ def large_lookup(tied: bool = False) -> gk.Model:
     return gk.Model({"y": gk.mat_mul(rows, gk.transpose(table)) if tied else rows}, name="large", seed=0)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("optimizer", "options", "is_sparse"),
     [

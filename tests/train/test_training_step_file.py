@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import RuntimeFailure, UnsupportedError, UsageError
@@ -196,6 +197,7 @@ SCHEDULES = {
 }  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_rates_are_those_of_the_schedule(name):
     schedule, step = SCHEDULES[name], gk.input("step", [], "float64")

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 
 import graphkit as gk
@@ -149,6 +150,7 @@ def test_an_output_name_can_be_an_input() -> None:
         gk.extract(net, "y", ["neg", "middle"])
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("outputs", "inputs", "message"),
     [

@@ -10,6 +10,7 @@ import zlib
 import numpy as np
 import pytest
 from cases import each_case
+from combinations import in_one_item
 from PIL import Image
 
 from graphkit.data.preprocessing.decode import of_pixels, opened
@@ -137,6 +138,7 @@ def smooth(width, height):
     return PHOTO.resize((width, height), Image.Resampling.BICUBIC)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("size", "target", "decoded"),
     [((800, 640), 40, (100, 80)), ((800, 640), 80, (200, 160)), ((803, 641), 150, (402, 321)), ((800, 640), 400, None)],

@@ -165,6 +165,7 @@ def test_a_model_without_outputs_is_refused(outputs: Any) -> None:
         Model(outputs, name="empty")
 
 
+@in_one_item()
 @pytest.mark.parametrize("other", [f32(3), f32(4)])
 @pytest.mark.parametrize("listed", [False, True])
 def test_two_inputs_of_one_name_are_refused(other: TensorType, listed: bool) -> None:

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, InvalidModel, OutOfMemory, UsageError
@@ -213,6 +214,7 @@ def test_a_file_with_a_whole_module_says_so(tmp_path):
         network().load_state_dict(tmp_path / "other.pt")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "tied",
     ['{"other": "gone"}', '{"fc1_weight": "fc2_weight"}', '{"other": 3}', "[" * 100_000, "[1]"],

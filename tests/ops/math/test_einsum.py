@@ -7,6 +7,7 @@ import re
 import numpy as np
 import onnxruntime as ort
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import GraphkitError, TypeMismatch
@@ -38,6 +39,7 @@ def arrays(shapes):
     return {f"x{i}": random.standard_normal(shape).astype(np.float32) for i, shape in enumerate(shapes)}
 
 
+@in_one_item()
 @pytest.mark.parametrize(("equation", "shapes"), [(e, s) for e, *s in BROADCAST])
 def test_letters_of_size_one_broadcast(equation, shapes):
     net, feeds = network(equation, shapes), arrays(shapes)
@@ -48,6 +50,7 @@ def test_letters_of_size_one_broadcast(equation, shapes):
     np.testing.assert_allclose(np.einsum(equation, *feeds.values()), right, rtol=1e-5, atol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("equation", "shapes"), [(e, s) for e, *s in BROADCAST])
 def test_gradients_sum_over_what_broadcast(equation, shapes):
     net = network(equation, shapes)
@@ -70,6 +73,7 @@ def test_sizes_that_differ_are_refused(equation, shapes):
         network(equation, shapes)
 
 
+@in_one_item()
 @pytest.mark.parametrize("names", [False, True])
 @pytest.mark.parametrize(
     ("equation", "shape"),
@@ -116,6 +120,7 @@ def test_letters_summed_together_broadcast_at_run_time(shapes):
     np.testing.assert_allclose(net.run(feeds)["y"], np.einsum("ij,ij->", *feeds.values()), rtol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("equation", "message"),
     [

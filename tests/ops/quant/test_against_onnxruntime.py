@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import helper
 
 from graphkit.onnx_io.compare import OnnxRuntimeModel
@@ -62,6 +63,7 @@ PAIRS = [(np.uint8, np.uint8), (np.uint8, np.int8), (np.int8, np.int8)]
 QUANTISED = [np.uint8, np.int8, np.uint16, np.int16]
 
 
+@in_one_item()
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize("dtype", QUANTISED, ids=lambda d: d.__name__)
 def test_linear_quantisation(rng, dtype, half):
@@ -142,6 +144,7 @@ def test_convolutions(rng, image, weights):
         equal(registry.get("", "QLinearConv"), operands, **where)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8], ids=lambda d: d.__name__)
 @pytest.mark.parametrize("cls", [QLinearAdd, QLinearMul], ids=lambda c: c.__name__)
 def test_sums_and_products_of_every_pair_of_bytes(rng, cls, dtype):

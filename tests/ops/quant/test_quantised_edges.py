@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import TypeMismatch
@@ -24,6 +25,7 @@ def test_sums_wrap_around_in_32_bits():
     assert net.compile().run({"x": a})["y"].item() == wrapped
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "make",
     [

@@ -169,6 +169,7 @@ def test_what_is_no_product_with_a_matrix() -> None:
             native.PackedProduct(a, b)
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(200,), (1, 200), (2, 8, 200), (2, 9, 200), (0, 200)])
 @pytest.mark.parametrize("matrix", [(200, 40), (200, 1), (200, 0)])
 def test_products_with_constant_matrices_are_native(shape: tuple[int, ...], matrix: tuple[int, int]) -> None:
