@@ -181,9 +181,13 @@ def steps() -> Callable[[Callable[[], Any]], int]:
 @pytest.fixture
 def unset_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters are zeros: graphs, types and sizes of large networks need no random numbers, and zeros no memory."""
-    monkeypatch.setattr(
-        "graphkit.frontend.initializers.initialize", lambda kind, *_: np.zeros(kind.static_shape, kind.dtype.numpy)
-    )
+
+    def zeros(kind: Any, *_: Any) -> np.ndarray:
+        made = np.zeros(kind.static_shape, kind.dtype.numpy)
+        made.flags.writeable = False  # a Tensor copies arrays that can change, which would touch their memory
+        return made
+
+    monkeypatch.setattr("graphkit.frontend.initializers.initialize", zeros)
 
 
 class _Mailbox:

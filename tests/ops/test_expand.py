@@ -75,7 +75,7 @@ def is_other_dtype(pair: tuple[Case, bool]) -> bool:
 
 @each_case(
     CASES,
-    group=lambda pair: pair[0].op.name,
+    group=lambda pair: pair[0].op.name[0],
     name=lambda pair: f"{pair[0].name}-{'symbolic' if pair[1] else 'static'}",
     full=is_other_dtype,
 )
