@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from cases import each_case
+from representative import with_a_new_feature
 
 from graphkit.autodiff import gradient
 from graphkit.checks.gradcheck import check_graph
@@ -34,6 +35,8 @@ def differentiable_cases() -> list[Case]:
 
 CASES = differentiable_cases()
 
+DIFFERENT = with_a_new_feature(CASES)
+
 # Their second derivatives are long graphs: seconds for a sample.
 LONG = frozenset(
     f"{cell}{part}" for cell in ("RNN", "GRU", "LSTM") for part in ("Grad", "Recurrence", "RecurrenceGrad")
@@ -47,7 +50,7 @@ def is_repetition(case: Case) -> bool:
     return case.op.name in LONG or case is not FIRST[case.op.name]
 
 
-@each_case(CASES, group=lambda c: c.op.name[0])
+@each_case(CASES, group=lambda c: c.op.name[0], full=lambda c: c.name not in DIFFERENT)
 def test_gradient(case: Case) -> None:
     graph, feeds = case.between_tensors()
     wrt = {graph.name_of(v): v for v in graph.inputs if is_float64(v)}
