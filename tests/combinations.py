@@ -30,6 +30,30 @@ def full(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.full)
 
 
+def default_at(*places: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run the values at these places of the `parametrize` mark below by default, and the others in the full lane."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        *others, mark = test.pytestmark  # type: ignore[attr-defined]
+        names, values = mark.args[0], list(mark.args[1])
+        if mark.name != "parametrize" or not places or not set(places) <= set(range(len(values))):
+            raise ValueError(f"{test.__name__}: no parametrize mark below has values at {places}")
+        several = not isinstance(names, str) or "," in names
+        chosen = [v if place in places else _in_full_lane(v, several) for place, v in enumerate(values)]
+        made = pytest.mark.parametrize(names, chosen, *mark.args[2:], **mark.kwargs)
+        test.pytestmark = [*others, made.mark]  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+def _in_full_lane(value: Any, several: bool) -> Any:
+    """One value of `parametrize` with the mark `full` besides its own. several: a tuple for several parameters."""
+    if type(value).__name__ == "ParameterSet":  # of pytest.param
+        return pytest.param(*value.values, marks=[*value.marks, pytest.mark.full], id=value.id)
+    return full(*value) if several else full(value)
+
+
 def seeds(count: int, default: int) -> list[Any]:
     """The seeds below `count`, for `parametrize`. Those from `default` on belong to the full lane."""
     return [seed if seed < default else full(seed) for seed in range(count)]

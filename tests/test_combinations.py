@@ -9,7 +9,7 @@ from typing import Any
 import cases
 import pytest
 from cases import each_case
-from combinations import covering, in_one_item, seeds
+from combinations import covering, default_at, in_one_item, seeds
 
 
 def items(test: Callable[..., None]) -> dict[str, tuple[Any, bool]]:
@@ -139,3 +139,27 @@ def test_lanes_cover_all_values_and_pairs(lengths: tuple[int, ...]) -> None:
     chosen = items(in_one_item("pairs")(test))["all"][0]
     kept = [tuple(case.arguments[name] for name in "abcd"[: len(lengths)]) for case in chosen]
     assert set().union(*map(pairs_of, kept)) == every
+
+
+def test_values_at_other_places_belong_to_the_full_lane() -> None:
+    @default_at(1)
+    @pytest.mark.parametrize(("a", "b"), [(1, 2), (3, 4), pytest.param(5, 6, id="last")])
+    def several(a: int, b: int) -> None:
+        """Only its marks are read."""
+
+    @default_at(0, 2)
+    @pytest.mark.parametrize("pair", [(1, 2), (3, 4), (5, 6)], ids=["x", "y", "z"])
+    def one(pair: tuple[int, int]) -> None:
+        """Only its marks are read."""
+
+    def lanes(test: Any) -> list[tuple[Any, bool]]:
+        (mark,) = test.pytestmark
+        return [
+            (value.values, True) if type(value).__name__ == "ParameterSet" and value.marks else (value, False)
+            for value in mark.args[1]
+        ]
+
+    assert lanes(several) == [((1, 2), True), ((3, 4), False), ((5, 6), True)]
+    assert lanes(one) == [((1, 2), False), (((3, 4),), True), ((5, 6), False)]
+    with pytest.raises(ValueError, match="one: no parametrize mark below has values at"):
+        default_at(3)(one)

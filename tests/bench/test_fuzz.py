@@ -22,7 +22,7 @@ FEW = ("Conv", "Gather", "LSTM", "Loop", "MatMul", "ReduceSum", "Resize", "Slice
 
 
 @pytest.mark.parametrize(
-    ("trials", "only"), [(200, FEW), pytest.param(5_000, (), marks=pytest.mark.full)], ids=["few", "all"]
+    ("trials", "only"), [(200, FEW), pytest.param(2_500, (), marks=pytest.mark.full)], ids=["few", "all"]
 )
 @pytest.mark.long
 def test_no_findings(trials, only):

@@ -110,6 +110,7 @@ def test_differences() -> None:
         training_tasks.differences((2.0, {}), (1.0, theirs), ["m"])
 
 
+@pytest.mark.full
 def test_recomputation(small) -> None:
     measured = training_tasks.recomputation(ONCE | {"workload": "transformer_lm"})
     plain, root = measured["plain"], measured["sqrt"]

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from combinations import in_one_item
+from combinations import default_at, in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
@@ -59,6 +59,7 @@ def test_a_model_equals_itself_and_its_files(tmp_path: Path) -> None:
     }
 
 
+@default_at(0)
 @pytest.mark.parametrize("opset", [14, 24])
 def test_opsets_are_no_difference(tmp_path: Path, opset: int) -> None:
     net = gk.models.build("densenet", image=(3, 32, 32), classes=3)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from combinations import full, in_one_item
+from combinations import default_at, full, in_one_item
 
 import graphkit as gk
 from graphkit.cli import _commands, _failure, _interrupts, invoke
@@ -58,6 +58,7 @@ def test_training_that_cannot_say_where_it_is_ends_by_an_exit_code(net):
         assert process.returncode == 5  # there is nowhere to say why
 
 
+@default_at(0)
 @pytest.mark.parametrize("buffered", [True, False])
 def test_a_pipe_that_is_closed_ends_a_command_quietly(net, buffered):
     """The status is that of a process that SIGPIPE has ended, although Python ignores this signal."""
@@ -147,6 +148,7 @@ def test_an_error_behind_a_signal_is_told(monkeypatch, capsys):
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+@default_at(0)
 @pytest.mark.parametrize(
     ("arguments", "streams", "status"),
     [

@@ -395,6 +395,7 @@ sys.meta_path.insert(0, Finder())
 """
 
 
+@pytest.mark.full
 def test_a_job_goes_on_from_its_last_checkpoint(jobs, network, monkeypatch):
     jobs.run(command(*arguments(network, network / "whole")))
     killed_once(network, monkeypatch)

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from combinations import in_one_item
+from combinations import default_at, in_one_item
 from pipelines import (
     AB,
     NETWORKS,
@@ -71,6 +71,7 @@ def test_micro_batches_are_all_of_a_batch(samples, count):
 # --- what is computed -----------------------------------------------------------------------------------
 
 
+@default_at(0, 1, 3)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_pipeline_computes_what_one_process_does(on_ranks, network):
     whole, losses = alone(network)
@@ -80,6 +81,7 @@ def test_a_pipeline_computes_what_one_process_does(on_ranks, network):
         assert trainer.updates == whole.updates == 3
 
 
+@default_at(2, 4, 5, 8, 13)
 @pytest.mark.parametrize(
     "options",
     [
@@ -102,6 +104,7 @@ def test_options(on_ranks, options):
         )
 
 
+@default_at(1)
 @pytest.mark.parametrize("options", [{"freeze": ["token"]}, {"clip_norm": 0.5}, {"ema": 0.9}], ids=str)
 def test_a_parameter_of_two_stages_is_lent_for_a_step(on_ranks, options):
     whole, _ = alone("transformer", **options)

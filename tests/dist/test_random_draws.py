@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from combinations import in_one_item
+from combinations import default_at, in_one_item
 from serving import workers
 
 import graphkit as gk
@@ -75,6 +75,7 @@ def test_masks_of_ranks_differ(on_ranks, layer):
     assert on_ranks(lambda store: sizes(store, 1)) == [4, 4]
 
 
+@default_at(0)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_ranks_draw_what_one_process_draws_that_accumulates(on_ranks, layer, ranks):
@@ -123,6 +124,7 @@ def test_ranks_without_samples_keep_the_same_state(on_ranks):
     assert on_ranks(work) == [(3, 6), (3, 7)]
 
 
+@default_at(0, 2)
 @pytest.mark.parametrize("after", [1, 2, 4], ids=lambda ranks: f"{ranks} ranks")
 @pytest.mark.parametrize("before", [1, 2], ids=lambda ranks: f"{ranks} ranks")
 def test_a_resumed_run_draws_on(on_ranks, tmp_path, before, after):

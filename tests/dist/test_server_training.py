@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from combinations import in_one_item
+from combinations import default_at, in_one_item
 from serving import workers
 
 import graphkit as gk
@@ -45,6 +45,7 @@ def assert_same(found, expected, rtol=2e-6):
         np.testing.assert_allclose(found[name], array, rtol=rtol, atol=rtol, err_msg=name)
 
 
+@default_at(0, 4, 6, 9)
 @pytest.mark.parametrize(
     "options",
     [

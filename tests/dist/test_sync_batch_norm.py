@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from combinations import covering
+from combinations import covering, default_at
 from job_server import command
 
 import graphkit as gk
@@ -146,6 +146,7 @@ def test_without_the_option_and_in_one_process_statistics_are_those_of_each(on_r
     assert_same(alone[0], trained(None)[0], 0)
 
 
+@default_at(1)
 @pytest.mark.parametrize(("accumulate", "sizes"), covering([1, 2], [(16, 16), (32, 0), (0, 32)]))
 def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, sizes, accumulate):
     def work(store):
@@ -167,6 +168,7 @@ def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, sizes, accu
     assert on_ranks(work) == [2 // accumulate + 1] * 2
 
 
+@default_at(1)
 @pytest.mark.parametrize("sizes", [(16, 16), (32, 0), (0, 32)])
 def test_an_error_says_where_a_nan_comes_from(on_ranks, sizes):
     def work(store):

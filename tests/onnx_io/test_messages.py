@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from combinations import in_one_item
+from combinations import default_at, in_one_item
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
@@ -269,6 +269,7 @@ def many_nodes(count: int) -> onnx.GraphProto:
 
 
 @pytest.mark.usefixtures("without_onnx")
+@default_at(0)
 @pytest.mark.parametrize("nested", [False, True])
 def test_library_reads_files_of_many_nodes(nested: bool) -> None:
     graph = many_nodes(messages.SMALL // 10)

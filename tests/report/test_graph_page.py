@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from combinations import in_one_item
+from combinations import default_at, in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, UsageError
@@ -278,6 +278,7 @@ def test_damaged_steps_of_profiles(traced, tmp_path, key, value, message):
         graph_page(net, profile=tmp_path / "damaged.json")
 
 
+@default_at(1)
 @pytest.mark.parametrize(
     "name", [lambda i: f"op{i}", lambda i: f"a{i // 500}/b{i // 50}/op{i}"], ids=["plain", "scoped"]
 )

@@ -296,6 +296,7 @@ print(json.dumps(codes))
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "moments", [(0.0, 0.05), pytest.param((0.0, 0.02, 0.05, 0.1), marks=pytest.mark.full)], ids=["twice", "often"]
 )

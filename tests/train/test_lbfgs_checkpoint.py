@@ -121,6 +121,7 @@ while trainer.iterations < 12:
 """
 
 
+@pytest.mark.full
 def test_resume_after_sigkill_is_bit_identical(tmp_path):
     code = KILLED.format(tests=str(Path(__file__).parent))
     ends = []

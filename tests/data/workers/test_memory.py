@@ -78,6 +78,7 @@ def test_nothing_is_copied(sets):
         assert len(addresses) <= 5, "memory is used again"
 
 
+@pytest.mark.full
 def test_what_is_ahead_is_bounded(sets):
     found = sets.Heavy(64)
     most = 0.0
