@@ -47,7 +47,7 @@ os.environ.setdefault("GRAPHKIT_CHECK_PASSES", "1")
 
 # A process of thousands of tests has many objects that live as long as it does, and by default the collector visits
 # them often. `trimming` collects garbage when a process has grown.
-gc.set_threshold(5000, 20, 20)
+gc.set_threshold(20_000, 20, 20)
 
 # Operators that are interpreted if the engine is built without oneDNN.
 _OF_ONEDNN = frozenset({
