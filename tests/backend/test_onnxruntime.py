@@ -38,10 +38,19 @@ def test_networks_of_the_zoo(name: str) -> None:
     compare(net, make_feeds(net).arrays, check=True)
 
 
+# Smaller forms of the networks whose weights take seconds to make and to copy. Their nodes are those of the large ones.
+REDUCED: dict[str, dict[str, Any]] = {
+    "alexnet": {"image": (3, 64, 64), "hidden": 24},
+    "bert": {"vocab": 50, "width": 16, "heads": 4, "layers": 2, "length": 8},
+    "vgg": {"image": (3, 32, 32), "hidden": 24},
+    "vit": {"size": "tiny", "patch": 8, "image": (3, 32, 24), "layers": 2},
+}
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", gk.models.names())
 def test_all_networks_of_the_zoo(name: str) -> None:
-    net = gk.models.build(name)
+    net = gk.models.build(name, **REDUCED.get(name, {}))
     compare(net, make_feeds(net).arrays, 0.5)
 
 
