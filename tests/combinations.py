@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, product
 from typing import Any, Literal, NamedTuple
 
@@ -64,8 +65,8 @@ def in_one_item(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run all combinations of the `parametrize` marks below this decorator in one pytest item.
 
-    Fixtures, parametrized ones too, stay as they are and are set up once for the item: a test with fixtures that it
-    changes needs items of its own.
+    Each combination has its own `tmp_path` and `monkeypatch`. Other fixtures, parametrized ones too, stay as they are
+    and are set up once for the item: a test with other fixtures that it changes needs items of its own.
 
     Args:
         default: Which combinations the default lane runs. The others are run by the full lane.
@@ -80,13 +81,27 @@ def in_one_item(
         def run(case: Combination, **given: Any) -> None:
             if case.skipped is not None:
                 pytest.skip(case.skipped)
-            test(**case.arguments, **given)
+            with _fresh(given) as fresh:
+                test(**case.arguments, **fresh)
 
         fixtures = [name for name in inspect.signature(test).parameters if name not in names]
         replaced(test, run, ("case", *fixtures), without_parametrize(marks))
         return each_case(cases, group=lambda case: group(case.arguments), full=lambda case: case.full)(run)
 
     return decorate
+
+
+@contextlib.contextmanager
+def _fresh(fixtures: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The fixtures of an item for one combination: with a folder and with patches of its own."""
+    with contextlib.ExitStack() as stack:
+        own = dict(fixtures)
+        if "monkeypatch" in own:
+            own["monkeypatch"] = stack.enter_context(pytest.MonkeyPatch.context())
+        if "tmp_path" in own:
+            own["tmp_path"] = own["tmp_path"] / f"case{len(list(own['tmp_path'].iterdir()))}"
+            own["tmp_path"].mkdir()
+        yield own
 
 
 def without_parametrize(marks: Sequence[pytest.Mark]) -> list[pytest.Mark]:

@@ -45,6 +45,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Passes check the properties that they promise, in all tests and in processes that tests start.
 os.environ.setdefault("GRAPHKIT_CHECK_PASSES", "1")
 
+# A killed process loses nothing that it wrote. Only a power cut would, so tests do not wait for the disk.
+os.fsync = lambda descriptor: None
+
 # A process of thousands of tests has many objects that live as long as it does, and by default the collector visits
 # them often. `trimming` collects garbage when a process has grown.
 gc.set_threshold(20_000, 20, 20)

@@ -300,6 +300,7 @@ def test_evaluation_without_metrics_takes_those_of_the_loss():
         regression().evaluate((X, NUMBERS), ["accuracy"])
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("inputs", "targets"),
     [(X.tolist(), LABELS.tolist()), (Frame(X), Frame(LABELS)), (Tracked(X), Tracked(LABELS))],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import cases
@@ -81,6 +83,7 @@ def test_no_cases_and_equal_names_are_errors() -> None:
         in_one_item()(lambda: None)
 
 
+@in_one_item()
 @pytest.mark.parametrize("default", ["all", "pairs", "values"])
 def test_every_combination_runs_in_one_lane(default: Any) -> None:
     seen = []
@@ -163,3 +166,14 @@ def test_values_at_other_places_belong_to_the_full_lane() -> None:
     assert lanes(one) == [((1, 2), False), (((3, 4),), True), ((5, 6), False)]
     with pytest.raises(ValueError, match="one: no parametrize mark below has values at"):
         default_at(3)(one)
+
+
+@in_one_item()
+@pytest.mark.parametrize("number", [1, 2])
+def test_each_combination_has_its_own_folder_and_patches(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(tmp_path.iterdir()) == []
+    assert "GRAPHKIT_COMBINATION" not in os.environ
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GRAPHKIT_COMBINATION", str(number))

@@ -110,6 +110,7 @@ def test_graphs_never_change_so_that_they_need_no_copies():
     assert str(pickle.loads(pickle.dumps(graph))) == str(graph)
 
 
+@in_one_item()
 @pytest.mark.parametrize("part", [lambda g: g.outputs[0], lambda g: g.nodes[0], lambda g: g.inputs[0]])
 def test_a_part_of_a_graph_is_not_pickled(part):
     with pytest.raises(UsageError, match="pickle the Model, or the Graph"):

@@ -26,6 +26,7 @@ def fresh(code):
     return done.stdout.strip()
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "use",
     ["", "graphkit.Model, graphkit.nn, graphkit.relu, graphkit.grad", "graphkit.Trainer, graphkit.data"],

@@ -234,6 +234,7 @@ def _check(item: Any, name: str) -> str:
     return shown
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", MADE)
 def test_repr_names_the_class_in_one_short_line(name: str, tmp_path: Path) -> None:
     item = MADE[name](tmp_path)

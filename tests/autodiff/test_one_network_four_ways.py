@@ -133,6 +133,7 @@ def nodes(graph: Graph) -> int:
     return len(graph.nodes) + sum(map(nodes, inner))
 
 
+@in_one_item()
 @pytest.mark.parametrize("way", ["operator", "scan", "loop"])
 def test_the_graph_does_not_grow_with_the_number_of_steps(way: str) -> None:
     sizes = {nodes(with_gradients(network(way, "float32", steps, length=steps)).graph) for steps in (4, 64, 1024)}

@@ -73,6 +73,7 @@ def test_every_function(function: str, clip: float | None) -> None:
     assert report.passed, str(report)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
 def test_the_gradient_graph_runs_in_onnx_runtime(kind: str) -> None:
     gates = {"rnn": 1, "gru": 3, "lstm": 4}[kind]

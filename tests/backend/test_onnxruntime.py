@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.checks.inputs import make_feeds
@@ -32,6 +33,7 @@ def compare(net: gk.Model, feeds: dict[str, np.ndarray], least: float = 1.0, **o
     return net
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["lenet", "wide_and_deep", "lstm_lm"])
 def test_networks_of_the_zoo(name: str) -> None:
     net = gk.models.build(name)
@@ -67,6 +69,7 @@ def check_random_network(seed: int, dtype: Any, tolerance: float) -> None:
         )
 
 
+@in_one_item()
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-3), (np.float64, 1e-6), (np.float16, 3e-2)])
 def test_random_networks(dtype: Any, tolerance: float) -> None:
     for seed in range(2):

@@ -95,6 +95,7 @@ def test_one_model_in_one_engine_twice() -> None:
     assert gk.verify(two_layers(), engine="onnxruntime").sides == ("ONNX Runtime", "graphkit")
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["convnet", "transformer", "lstm"])
 def test_limits_come_from_the_lower_precision(name: str) -> None:
     """A float16 export passes against its original, in both directions; a wrong weight fails."""

@@ -251,6 +251,7 @@ def _without_first_output(kind):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", ["Loop", "Scan", "If"])
 def test_parts_of_a_node_without_first_output_are_valid(kind):
     original, checked = _without_first_output(kind), []
@@ -349,6 +350,7 @@ def test_results_of_another_type_become_outputs(name, kinds):
     runs(found.smallest.message, found.smallest.feeds)
 
 
+@in_one_item()
 @pytest.mark.parametrize("opset", [11, 13, 17])
 def test_stacked_outputs_keep_their_rank(opset):
     """An inlined loop still feeds a node that needs the stacked shape."""

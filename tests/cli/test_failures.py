@@ -196,6 +196,7 @@ def test_memory_that_the_system_refuses_names_the_limit(error):
         raise error
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "error", [MemoryError("2 bytes"), OSError(errno.ENOENT, "missing"), ImportError("missing")], ids=repr
 )

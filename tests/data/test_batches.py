@@ -46,6 +46,7 @@ def test_each_loop_is_an_epoch():
     assert batches.position == (3, 0)
 
 
+@in_one_item()
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_resuming_continues_where_it_stopped(stop):
     whole = numbered().batches(4, seed=1, epoch=2)

@@ -209,6 +209,7 @@ def test_fit_names_damaged_validation_data():
         trainer().fit((x, y), valid=(x, y[1:]))
 
 
+@in_one_item()
 @pytest.mark.parametrize("make", [Endless, Samples, lambda: Samples(8)], ids=["map", "samples", "batches"])
 def test_an_interrupted_epoch_goes_on(tmp_path, make):
     straight = weights(make())

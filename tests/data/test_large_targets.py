@@ -23,6 +23,7 @@ def npz(folder: Path, targets: np.ndarray) -> Path:
     return folder / "data.npz"
 
 
+@in_one_item()
 @pytest.mark.parametrize("numbers", [(2**53, 2**53 + 1), (2**63 - 2, 2**63 - 1)])
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
 def test_integers_of_archives_keep_their_digits(tmp_path: Path, numbers: tuple[int, int], dtype: str) -> None:
@@ -59,6 +60,7 @@ def parquet(folder: Path, cells: list[str]) -> Path:
     return path
 
 
+@in_one_item()
 @pytest.mark.parametrize("write", [csv, parquet])
 @pytest.mark.parametrize("numbers", [(2**53, 2**53 + 1), (1, 2**63)])
 def test_whole_numbers_that_tables_round_are_refused(tmp_path: Path, write: Any, numbers: tuple[int, int]) -> None:

@@ -33,6 +33,7 @@ EXPECTED = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", families.NAMES)
 def test_an_image_becomes_what_the_library_computes(tmp_path, name):
     Image.fromarray(PIXELS).save(tmp_path / "a.png")

@@ -264,6 +264,7 @@ def test_data_sets_with_a_tokenizer(pair, tmp_path):
     assert [*stream.arrays["x"], stream.targets[-1]] == ids
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -248,6 +248,7 @@ def test_kernels_write_elsewhere_where_they_are_told_to():
     np.testing.assert_array_equal(left, largest(gradient, residual, 7)[2])
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_the_native_extension_the_error_says_so(monkeypatch, kind):
     monkeypatch.setattr(compression, "load_native", lambda: None)

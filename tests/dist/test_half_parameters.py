@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from combinations import default_at
+from combinations import default_at, in_one_item
 from serving import workers
 
 import graphkit as gk
@@ -79,6 +79,7 @@ def test_divided_states_are_saved_whole_and_resumed(on_ranks, tmp_path):
         np.testing.assert_allclose(found, whole, rtol=1e-3)
 
 
+@in_one_item()
 @pytest.mark.parametrize("options", [{}, {"ema": 0.9}, {"accumulate": 2}], ids=str)
 def test_servers_are_one_process_in_float32(options):
     wide = weights(trained(None, "float32", **options))

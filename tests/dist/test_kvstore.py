@@ -132,6 +132,7 @@ def test_broadcast_and_gather_take_every_dtype(on_ranks, dtype):
     assert on_ranks(work) == [[1, 0, 1, 0]] * 2
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [

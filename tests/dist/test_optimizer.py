@@ -53,6 +53,7 @@ def test_as_a_trainer_updates(name):
     np.testing.assert_allclose(w, net.params["w"], rtol=1e-4, atol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_states_go_on_in_another_store(tmp_path, name):
     steps = gradients()

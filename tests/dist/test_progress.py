@@ -134,6 +134,7 @@ def test_only_halves_are_scattered_without_mpi(dtype, by_mpi):
     assert calls == ["by MPI" if by_mpi else "all-reduce"]
 
 
+@in_one_item()
 @pytest.mark.parametrize("opened", [True, False])
 @pytest.mark.parametrize("cannot_finalize", [True, False])
 @pytest.mark.parametrize("finalized", [True, False])

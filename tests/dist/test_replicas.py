@@ -340,6 +340,7 @@ def test_questions_and_errors_outlive_a_loss():
             parts_are_alike(net)
 
 
+@in_one_item()
 @pytest.mark.parametrize("options", [None, "2bit:0.5", "float16"])
 def test_a_new_replica_has_slots_and_compression(options):
     """A loss in the middle does not change the optimizer's results. The new replicas compute the second half."""

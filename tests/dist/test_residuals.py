@@ -248,6 +248,7 @@ def test_a_checkpoint_of_before_holds_none(on_ranks, tmp_path):
         assert any(array.any() for array in trainer._exchange.residuals().values())
 
 
+@in_one_item()
 @pytest.mark.parametrize(("kind", "after"), covering(KINDS, [1, 3]))
 def test_a_worker_of_servers_goes_on_to_the_bit(tmp_path, kind, after):
     """With as many servers, or others."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from combinations import covering, default_at
+from combinations import covering, default_at, in_one_item
 from job_server import command
 
 import graphkit as gk
@@ -366,6 +366,7 @@ def test_another_choice_in_another_process_is_an_error_and_no_hang(on_ranks):
     assert all(on_ranks(work))
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", REMOTE)
 def test_workers_that_take_steps_of_their_own_are_refused(kind):
     class Workers:

@@ -134,6 +134,7 @@ def test_while_loop_over_a_dict():
     assert run({"fibonacci": end["f"][0]}, n=np.array(0))[0]["fibonacci"] == 0
 
 
+@in_one_item()
 @pytest.mark.parametrize("limit", [0, 3, np.int64(4)])
 def test_while_loop_stops_at_maximum_iterations(limit):
     x = gk.input("x", [])

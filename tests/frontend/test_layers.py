@@ -166,6 +166,7 @@ def test_conv_transpose_is_the_transpose_of_conv():
     assert float((lowered * y).sum()) == pytest.approx(float((x * raised).sum()), rel=1e-4)
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [[1, 1, 8, 8], ["N", 1, 8, 8], ["N", 1, "H", 8]])
 def test_a_kernel_larger_than_its_input_is_refused(shape):
     x = gk.input("x", shape)
@@ -235,6 +236,7 @@ def test_batch_norm_without_affine_has_statistics_only():
     assert list(net.params) == ["bn_running_mean", "bn_running_var"]
 
 
+@in_one_item()
 @pytest.mark.parametrize("axis", [-1, 1, -2])
 def test_layer_norm(axis):
     net = randomised(gk.Model(nn.layer_norm(gk.input("x", ["N", 3, 4]), axis=axis, name="ln")))

@@ -56,6 +56,7 @@ def test_integers_beside_integers(function, other):
     np.testing.assert_array_equal(evaluated(function(i, other)), function(INTS, other))
 
 
+@in_one_item()
 @pytest.mark.parametrize("function", [operator.and_, operator.or_, operator.xor])
 def test_bits_and_truth(function):
     _, i, t = inputs()

@@ -164,6 +164,7 @@ def test_one_hot_rows_are_classes():
     np.testing.assert_array_equal(given.confusion, expected.confusion)
 
 
+@in_one_item()
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("size", [1, 8])
 def test_padding_of_a_fixed_batch_never_counts(tmp_path, size, engine):
@@ -193,6 +194,7 @@ def test_onnxruntime_runs_the_file_itself(tmp_path):
         gk.evaluate(net, (x, y), engine="onnxruntime", device="cuda")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "loss",
     [

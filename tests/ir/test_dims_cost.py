@@ -315,6 +315,7 @@ def test_sizes_that_no_tensor_can_have() -> None:
         TensorType("float32", (1 << 63,))
 
 
+@in_one_item()
 @pytest.mark.parametrize(("dtype", "a", "b"), [("uint8", 250, 10), ("int8", 100, 100), ("int64", 2**62, 2**62)])
 def test_known_elements_do_not_exceed_their_type(dtype: str, a: int, b: int) -> None:
     operands = [constant(np.array([v], dtype)) for v in (a, b)]

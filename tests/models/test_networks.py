@@ -182,6 +182,7 @@ def test_preactivation_has_as_many_parameters_as_in_gluon(layers, unset_paramete
     assert f"{net.num_parameters:,}" in gk.models.describe("resnet")
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", BY_LANE)
 def test_the_command_line_builds_it(name, tmp_path):
     texts = {k: "x".join(map(str, v)) if isinstance(v, tuple) else str(v) for k, v in SMALL[name].items()}
@@ -238,6 +239,7 @@ def _shape(kind):
     return (2, *(d if isinstance(d, int) else TOKENS for d in kind.shape[1:]))
 
 
+@in_one_item()
 @pytest.mark.parametrize("tokens", [1, 3, 8])
 def test_sequences_of_any_length_up_to_the_limit(tokens):
     net = gk.models.build("transformer_lm", **SMALL["transformer_lm"])

@@ -154,6 +154,7 @@ def test_the_loop_stops_when_all_have_ended():
     assert steps == 1
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("options", "message"),
     [

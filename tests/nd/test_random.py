@@ -24,6 +24,7 @@ def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("draw", [nd.random.uniform, nd.random.normal])
 def test_new_bounds_compile_nothing(draw, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,7 @@ def test_given_tensor_fill():
     np.testing.assert_array_equal(found, np.reshape(values, (2, 2, 1)))
 
 
+@in_one_item()
 @pytest.mark.parametrize(("shape", "axis"), [((5, 6), 1), ((5, 2, 3), 1), ((5, 2, 6), 2)])
 def test_fully_connected(shape, axis):
     x, w, b = normal(*shape), normal(4, 6), normal(4)

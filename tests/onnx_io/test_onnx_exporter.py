@@ -310,6 +310,7 @@ def test_what_a_target_cannot_express_is_named(build, opset, message):
         export(Graph([x], [build(x)]), {}, opset=opset)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
 def test_recurrent_layers_with_the_batch_first(kind):
     """Older opsets have time first; ONNX Runtime asks for hidden_size, which the standard takes from a shape."""

@@ -105,6 +105,7 @@ def test_bounds_of_one_element(bounds):
     np.testing.assert_array_equal(run(proto)[0], OnnxRuntimeModel(proto).run({"x": X})["y0"])
 
 
+@in_one_item()
 @pytest.mark.parametrize("condition", [[True], [[False]], False])
 def test_conditions_of_one_element(condition):
     branches = {
@@ -185,6 +186,7 @@ def test_operators_of_microsoft_need_no_import():
     np.testing.assert_allclose(run(proto)[0], OnnxRuntimeModel(proto).run({"x": X})["y0"], rtol=1e-5, atol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("code", "field", "dtype"),
     [
@@ -202,6 +204,7 @@ def test_fields_that_hold_other_types(code, field, dtype):
     np.testing.assert_array_equal(run(single("Mul", [tensor], x=x), x)[0], x * values)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("code", "field"),
     [(TensorProto.FLOAT16, "float_data"), (TensorProto.INT64, "int32_data"), (TensorProto.DOUBLE, "float_data")],

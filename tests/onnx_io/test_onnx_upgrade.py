@@ -127,6 +127,7 @@ def test_the_mask_of_dropout_had_the_type_of_the_data(opset, dtype):
     assert found["y1"].all()
 
 
+@in_one_item()
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
 def test_coercion_to_a_matrix_needs_no_known_shape(op):
     proto = single(op, 11, X, axis=1, declared=["A", "B", "C"])
@@ -324,6 +325,7 @@ def test_half_pixels_without_the_half(how, scales):
     assert difference.passed, str(difference)
 
 
+@in_one_item()
 @pytest.mark.parametrize("opset", [1, 7, 9])
 def test_batch_normalization_that_saves_the_statistics_of_its_batch(opset):
     attrs = {"consumed_inputs": [0, 0, 0, 1, 1]} if opset == 1 else {}

@@ -34,6 +34,7 @@ def model(nodes=None, opset=21, inits=()):
 GOOD = model().SerializeToString()
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -73,6 +74,7 @@ def test_opsets_outside_the_range(opset, message):
         import_model(model(opset=opset))
 
 
+@in_one_item()
 @pytest.mark.parametrize("version", [1 << 40, -(1 << 40), 1 << 31])
 def test_versions_that_no_domain_has(version):
     proto = model()

@@ -139,6 +139,7 @@ def test_statistics_in_double() -> None:
     runs_alike(gk.Model({"y": y, "m": mean, "d": deviation}), feeds, 1e-9)
 
 
+@in_one_item()
 @pytest.mark.parametrize("zero", [np.int8(-128), np.uint8(3), None])
 def test_quantisation_that_names_the_type_of_its_zero_point(zero: Any) -> None:
     x, w = gk.input("x", ["N", 3]), gk.input("w", [3, 4])

@@ -94,6 +94,7 @@ def test_onnxruntime_runs_the_file_and_its_export():
         np.testing.assert_array_equal(ort.InferenceSession(written.SerializeToString()).run(None, feeds)[0], -X)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", MISFITS)
 def test_saved_models_load_again(kind, tmp_path):
     net = gk.load(misfit(kind))

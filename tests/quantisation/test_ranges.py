@@ -40,6 +40,7 @@ def test_minmax_over_batches():
     assert MinMax().range() == (0, 0)
 
 
+@in_one_item()
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_histogram_counts_every_value(scale):
     batches = [RNG.standard_normal(n) * factor * scale for n, factor in ((100, 1), (300, 0.1), (200, 50))]
@@ -197,6 +198,7 @@ def test_packing_puts_the_first_number_into_the_low_bits():
     np.testing.assert_array_equal(packed(np.array([[1, 2, 15]], np.uint8), 4), [[0x21, 0x0F]])
 
 
+@in_one_item()
 @pytest.mark.parametrize(("method", "percentage"), [("maximum", 99.0), ("minmax", 40.0), ("percentile", 101.0)])
 def test_wrong_methods(method, percentage):
     with pytest.raises(UsageError):

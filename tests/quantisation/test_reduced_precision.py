@@ -91,6 +91,7 @@ def test_values_beyond_the_range_stay_float32():
     np.testing.assert_allclose(run(found.message, {"x": large})[0], exact, rtol=1e-2, atol=0.05)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("value", "why"), [(-1e5, "contains 1e"), (-3.4e38, "contains 3.4e"), (1e-12, "is at most 1e-12")]
 )

@@ -208,6 +208,7 @@ def test_measured_times():
     assert details(data, "conv1")["time"] > 0
 
 
+@in_one_item()
 @pytest.mark.parametrize("source", ["time", "file", "profile"])
 def test_times_of_nodes_without_names(source, tmp_path):
     h = gk.input("x", ["N", 8])

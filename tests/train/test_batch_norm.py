@@ -45,6 +45,7 @@ def trained(net: gk.Model, **options: Any) -> gk.Model:
     return net
 
 
+@in_one_item()
 @pytest.mark.parametrize("form", ["built", "file for inference", "file for training"])
 def test_frozen_statistics_are_used_and_kept(form: str, tmp_path: Path) -> None:
     net, expected = network(), written_out()

@@ -138,6 +138,7 @@ def test_ignored_targets_have_no_part_in_loss_and_gradient():
     assert not gradient.any()
 
 
+@in_one_item()
 @pytest.mark.parametrize("batch_size", [6, 4, 1])
 def test_batches_are_weighted_by_the_targets_that_count(batch_size):
     """Loss and accuracy are means over all targets that count, also if few targets of a batch do."""

@@ -111,6 +111,7 @@ def test_options_that_no_loss_has(name, options, message):
         gk.losses.get(name, **options)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "made", [lambda y: 1.0, lambda y: y, lambda y: gk.reduce_sum(gk.cast(y, to="int64"), keepdims=False)]
 )

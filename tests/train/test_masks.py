@@ -248,6 +248,7 @@ def test_zero_masks_of_a_model():
         gk.zero_masks(made, "fc2*")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("options", "text"),
     [

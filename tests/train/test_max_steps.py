@@ -247,6 +247,7 @@ def test_fast_dev_run_does_not_continue_a_run(tmp_path):
         resumed(tmp_path).fit(data(), fast_dev_run=True)
 
 
+@in_one_item()
 @pytest.mark.parametrize("given", [-1, 1.5, "3"])
 def test_fast_dev_run_must_be_a_number_of_batches(given):
     with pytest.raises(UsageError, match="fast_dev_run"):

@@ -204,6 +204,7 @@ def test_the_trainer_follows_the_formula(optimizer: Any, formula: Formula) -> No
     np.testing.assert_allclose(net.params["fc_bias"], weights[1], rtol=2e-4, atol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize("optimizer", [o for o, _ in CASES], ids=[f"{o.kind}-{i}" for i, (o, _) in enumerate(CASES)])
 def test_updates_have_native_kernels(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # With this variable, a node without a native kernel raises an error.

@@ -91,6 +91,7 @@ def test_outputs_of_arithmetic_are_not_probabilities(end: Callable[[Value], Valu
     assert are_probabilities(output) is (output.node is not None and output.node.op.name == "Softmax")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "end",
     [

@@ -104,6 +104,7 @@ def test_every_named_loss_is_checked():
 FAST = ("softmax_cross_entropy", "mse", "dice")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "name", [*FAST, *(pytest.param(name, marks=pytest.mark.full) for name in LOSSES if name not in FAST)]
 )

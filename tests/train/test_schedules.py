@@ -163,6 +163,7 @@ def test_invalid_schedules_are_rejected(make):
         make()
 
 
+@in_one_item()
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_a_cycle_of_few_steps_is_finite(steps):
     cycle = gk.optim.OneCycle(0.1, steps)
@@ -195,6 +196,7 @@ class Table:
         return np.float64(linear_rate(step))
 
 
+@in_one_item()
 @pytest.mark.parametrize("function", [linear_rate, Table(), lambda step: np.asarray(0.1 / (1 + step))])
 def test_function_is_a_learning_rate_across_resume(tmp_path, function):
     rates = []

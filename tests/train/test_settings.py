@@ -75,6 +75,7 @@ def test_numbers_of_numpy_become_those_of_python(tmp_path):
     assert restored.updates == 1
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("options", "message"),
     [

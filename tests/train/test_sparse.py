@@ -53,6 +53,7 @@ CASES = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", CASES)
 def test_only_rows_that_are_read_change(name: str) -> None:
     optimizer, formula = CASES[name]

@@ -174,6 +174,7 @@ def test_axes_of_one(given, shape, fits):
         assert found.reshape(-1).tolist() == array.reshape(-1).tolist()
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["mse", "rmse", "mae"])
 def test_metrics_do_not_broadcast(name):
     output, target = X[:, :1], SIGNS
@@ -185,6 +186,7 @@ def test_metrics_do_not_broadcast(name):
         metric.update(X, target)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["accuracy", "f1", "auc"])
 def test_metrics_of_one_logit_and_of_its_probability(name):
     logit, probability = network(1), network(1, gk.sigmoid)
@@ -220,6 +222,7 @@ def test_numbers_to_predict_are_not_split_as_classes():
     assert test.max() > 50
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("target", "loss", "options"),
     [

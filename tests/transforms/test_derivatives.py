@@ -132,6 +132,7 @@ def test_symbolic_sizes_stay_symbolic():
                 close(found, numeric(net, given, "y", "x"))
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_jacobians_have_the_type_of_the_network(dtype):
     x = gk.input("x", [3], dtype)

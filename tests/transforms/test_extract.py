@@ -43,6 +43,7 @@ FEEDS = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("inputs", "outputs"),
     [
@@ -221,6 +222,7 @@ def test_ranks_may_become_unknown() -> None:
     np.testing.assert_allclose(found, net.run({"x": array})["y"], rtol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int64", "bool", "string"])
 def test_element_types_are_kept(tmp_path: Path, dtype: str) -> None:
     x = gk.input("x", ["N"], dtype)

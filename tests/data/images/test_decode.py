@@ -74,6 +74,7 @@ def test_palettes_with_transparency_keep_their_colours(transparency):
     np.testing.assert_array_equal(alpha, opaque)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("mode", "value"), [("L", 3), ("RGB", (1, 2, 3)), ("1", 0)])
 def test_a_colour_that_stands_for_transparency(mode, value):
     image = PHOTO.convert(mode)
@@ -127,6 +128,7 @@ def test_all_orientations(case):
     np.testing.assert_array_equal(pixels_of(data), wanted)
 
 
+@in_one_item()
 @pytest.mark.parametrize("value", [0, 9, 65535])
 def test_orientations_that_are_none(value):
     exif = Image.Exif()

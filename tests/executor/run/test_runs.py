@@ -159,6 +159,7 @@ def test_mlp_with_parameters() -> None:
     np.testing.assert_allclose(exe.run({"x": np.zeros((1, 4), np.float32)})["y"], np.full((1, 8), 100, np.float32))
 
 
+@in_one_item()
 @pytest.mark.parametrize("outputs", [{}, [], ()])
 def test_a_model_without_outputs_is_refused(outputs: Any) -> None:
     with pytest.raises(UsageError, match="model 'empty' has no output"):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from saved_loops import counted_model, nested_model, scan_model, while_model
 from saved_programs import assert_same_bits, check
 
@@ -20,6 +21,7 @@ def test_loops_in_branches_and_loops(tmp_path):
     check(nested_model(), tmp_path / "net.gkp")
 
 
+@in_one_item()
 @pytest.mark.parametrize(("m", "start", "limit"), [(5, True, 100), (0, True, 3), (5, False, 3), (50, True, 100)])
 def test_while_loops_read_trip_count_and_conditions(m, start, limit, tmp_path):
     net = while_model()

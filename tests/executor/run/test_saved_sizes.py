@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from saved_batches import perceptron, recommender, recurrent
 from saved_programs import assert_same_bits, random_feeds
 
@@ -40,6 +41,7 @@ def shapes_at(net, rows, steps):
     }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_inputs_of_any_size_have_the_bits_of_python(name, threads, tmp_path):
@@ -91,6 +93,7 @@ def test_wrong_sizes_are_named(tmp_path):
             session.find_runs({"x": (1, 1 << 60, 4), "h0": (1, 5)})
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("make", "shapes", "text"),
     [
@@ -124,6 +127,7 @@ def changed(monkeypatch, **fields):
 HUGE = 1 << 40
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("fields", "text"),
     [

@@ -227,6 +227,7 @@ def test_iteration_and_condition_declared_with_one_dimension() -> None:
     assert indices.tolist() == [[0], [1], [2]]
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", [SequenceType(VECTOR), OptionalType(VECTOR), OptionalType(SequenceType(VECTOR))])
 def test_sequences_and_optionals_pass_through(kind: Type) -> None:
     value, cond = Value(kind, "value"), Value(FLAG, "cond")

@@ -143,6 +143,7 @@ def test_grid_of_nan_reads_no_other_point(padding: str, expanded: bool) -> None:
     np.testing.assert_array_equal(found[..., 1], run(sampled, x, grid[:, :, 1:])[..., 0])
 
 
+@in_one_item()
 @pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
 def test_grid_of_one_element_reflects_it(mode: str) -> None:
     grid = np.linspace(-3, 3, 8).reshape(1, 2, 2, 2)

@@ -65,6 +65,7 @@ def test_a_size_one_beside_a_name_keeps_the_name():
     np.testing.assert_array_equal(gk.Model({"y": y}).run(feeds)["y"], np.full((5, 2, 4), 3, np.float32))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("equation", "shapes"), [("ij,ij->ij", [(2, 2), (2, 3)]), ("ij,jk->ik", [(2, 2), (3, 4)]), ("ii->i", [(1, 3)])]
 )
@@ -102,6 +103,7 @@ def test_gradients_of_diagonals_that_are_apart():
     assert gk.check_gradient(network("ibici->bc", [(3, 2, 3, 2, 3)]), wrt=["x0"]).passed
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(1, 3), (3, 1), (2, 3)])
 def test_a_diagonal_needs_equal_sizes_at_run_time(shape):
     with pytest.raises(GraphkitError):
@@ -114,6 +116,7 @@ def test_letters_summed_together_need_sizes_that_fit_at_run_time(shapes):
         network("ij,ij->", shapes, names=True).run(arrays(shapes))
 
 
+@in_one_item()
 @pytest.mark.parametrize("shapes", [[(2, 3), (2, 3)], [(1, 3), (2, 3)], [(2, 1), (1, 3)]])
 def test_letters_summed_together_broadcast_at_run_time(shapes):
     net, feeds = network("ij,ij->", shapes, names=True), arrays(shapes)

@@ -43,6 +43,7 @@ def scalar_philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
     return c
 
 
+@in_one_item()
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
 def test_known_answers(counter: list[int], key: list[int], expected: list[int]) -> None:
     words = [np.array([c], np.uint32) for c in counter]

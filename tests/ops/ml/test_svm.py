@@ -41,6 +41,7 @@ def test_any_rho(rho: float) -> None:
     np.testing.assert_allclose(found["scores"], wanted[1], rtol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

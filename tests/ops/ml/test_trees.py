@@ -249,6 +249,7 @@ def test_trees_have_no_gradient() -> None:
         gk.grad(net, wrt=["x"])
 
 
+@in_one_item()
 @pytest.mark.parametrize("weights", [(1.0, 0.5, np.nan), (np.nan, 2.0, 3.0), (0.0, np.nan, 2.0)], ids=str)
 def test_a_score_that_is_no_number_is_above_none(weights: tuple[float, ...], as_in_runtime: Check) -> None:
     leaf = {"nodes_treeids": [0], "nodes_nodeids": [0], "nodes_featureids": [0], "nodes_modes": ["LEAF"]}

@@ -142,6 +142,7 @@ def test_misfits_are_named() -> None:
         F.sgd_update(weight, grad, velocity)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["sgd_update", "adam_update", "adam_w_update"])
 def test_updates_are_not_differentiated(name: str) -> None:
     weight, grad, mean, variance, lr, step = operands("weight", "grad", "mean", "variance", "lr", "step")

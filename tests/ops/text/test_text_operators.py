@@ -317,6 +317,7 @@ def test_other_patterns_are_those_of_re2_alone() -> None:
     assert [pattern for pattern in [*FAST, *SLOW] if regex.run_of_characters(pattern) is not None] == FAST
 
 
+@in_one_item()
 @pytest.mark.parametrize("pattern", FAST)
 @pytest.mark.parametrize("least", [1, 3])
 def test_runs_of_characters_are_those_that_re2_finds(pattern: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,7 @@ def test_gradients_equal_differences_in_float64(form: str) -> None:
         np.testing.assert_allclose(array - adapted.params[name], gradient, rtol=1e-6, atol=1e-9)
 
 
+@in_one_item()
 @pytest.mark.parametrize("form", ["scan", "loop"])
 @pytest.mark.parametrize("dora", [False, True])
 def test_merged_and_unmerged_files_agree_in_onnx_runtime(tmp_path, form: str, dora: bool) -> None:

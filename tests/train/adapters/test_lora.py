@@ -263,6 +263,7 @@ def test_an_embedding_keeps_the_weight_that_it_shares() -> None:
     np.testing.assert_allclose(merged.run(data)["y"], adapted.run(data)["y"], rtol=1e-5, atol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("options", [{"bits": 4, "block_size": 16}, {"bits": 8}, {"bits": 4, "standard": True}])
 def test_quantised_weights_stay_frozen(tmp_path, options: dict) -> None:
     x = gk.input("x", ["N", 32])
@@ -423,6 +424,7 @@ def chain(layers: int) -> gk.Model:
     return gk.Model({"y": h}, seed=0)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("batch", "programs"), [(1 << 20, 1), (130, 3), (1, 6)])
 def test_one_program_computes_the_weights_of_many_layers(monkeypatch, batch: int, programs: int) -> None:
     model = gk.lora(chain(6), rank=2, dora=True, seed=0)

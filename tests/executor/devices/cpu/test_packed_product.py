@@ -182,6 +182,7 @@ def test_products_with_constant_matrices_are_native(shape: tuple[int, ...], matr
         assert not executor.plan.fallbacks
 
 
+@in_one_item()
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("rows", [3, 16, 17])
 def test_networks_of_few_rows_use_it(tmp_path: Path, rows: int, threads: int) -> None:

@@ -159,6 +159,7 @@ def test_a_string_function_is_no_interpreted_step() -> None:
     assert "interpreted" not in {step.kernel for step in executor.plan.steps}
 
 
+@in_one_item()
 @pytest.mark.parametrize(("element", "said"), [(None, "NoneType"), (1.5, "float"), (b"a", None)])
 def test_elements_that_are_no_strings(element: Any, said: str | None) -> None:
     x = gk.input("x", ["N"], dtype="string")
