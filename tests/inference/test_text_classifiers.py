@@ -273,6 +273,7 @@ def test_columns_of_other_arrow_types(tmp_path):
         assert gk.evaluate(model, tmp_path / "a.PARQUET").metrics["accuracy"] == pytest.approx(expected(net)[0])
 
 
+@pytest.mark.full
 def test_equal_texts_are_in_memory_once(tmp_path):
     """Otherwise a small file could take any amount of memory."""
     pa.parquet.write_table(pa.table({"text": ["a" * 100_000] * 1000, "n": range(1000)}), tmp_path / "a.parquet")

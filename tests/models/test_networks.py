@@ -191,6 +191,7 @@ def test_the_command_line_builds_it(name, tmp_path):
     assert gk.load(tmp_path / "net.json").num_parameters == gk.models.build(name, **SMALL[name]).num_parameters
 
 
+@pytest.mark.full
 def test_the_guide_lists_every_network_with_its_options_and_size(unset_parameters):
     text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| ([\d,]+) \|", text, re.MULTILINE)

@@ -99,6 +99,7 @@ def reversal(count, rng, longest=6):
     return {"source": source, "lengths": lengths, "previous": previous}, target
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("attention", ["luong", pytest.param("bahdanau", marks=pytest.mark.full)])
 def test_it_learns_to_reverse_and_writes_by_itself(attention, monkeypatch):
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")

@@ -52,6 +52,7 @@ def test_memory_limit_recomputes_as_little_as_possible() -> None:
     np.testing.assert_allclose(losses(some), losses(trainer()), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_memory_limit_holds_for_larger_batches() -> None:
     budget = (trainer().plan(SHAPES).arena_bytes + trainer("sqrt").plan(SHAPES).arena_bytes) // 2
     limited, plain = trainer(budget), trainer()

@@ -97,6 +97,7 @@ def test_what_is_ahead_is_bounded(sets):
         assert len(list(found.batches(8, workers=workers))) == 8, "one is always made"
 
 
+@pytest.mark.full
 def test_memory_of_one_huge_batch_is_given_back(sets):
     found = sets.Growing(64)
     with Workers(2, ahead_bytes=4 * MIB) as workers:
