@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, product
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +31,30 @@ def full(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.full)
 
 
+def default_at(*places: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run the values at these places of the `parametrize` mark below by default, and the others in the full lane."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        *others, mark = test.pytestmark  # type: ignore[attr-defined]
+        names, values = mark.args[0], list(mark.args[1])
+        if mark.name != "parametrize" or not places or not set(places) <= set(range(len(values))):
+            raise ValueError(f"{test.__name__}: no parametrize mark below has values at {places}")
+        several = not isinstance(names, str) or "," in names
+        chosen = [v if place in places else _in_full_lane(v, several) for place, v in enumerate(values)]
+        made = pytest.mark.parametrize(names, chosen, *mark.args[2:], **mark.kwargs)
+        test.pytestmark = [*others, made.mark]  # type: ignore[attr-defined]
+        return test
+
+    return decorate
+
+
+def _in_full_lane(value: Any, several: bool) -> Any:
+    """One value of `parametrize` with the mark `full` besides its own. several: a tuple for several parameters."""
+    if type(value).__name__ == "ParameterSet":  # of pytest.param
+        return pytest.param(*value.values, marks=[*value.marks, pytest.mark.full], id=value.id)
+    return full(*value) if several else full(value)
+
+
 def seeds(count: int, default: int) -> list[Any]:
     """The seeds below `count`, for `parametrize`. Those from `default` on belong to the full lane."""
     return [seed if seed < default else full(seed) for seed in range(count)]
@@ -40,8 +65,8 @@ def in_one_item(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run all combinations of the `parametrize` marks below this decorator in one pytest item.
 
-    Fixtures, parametrized ones too, stay as they are and are set up once for the item: a test with fixtures that it
-    changes needs items of its own.
+    Each combination has its own `tmp_path` and `monkeypatch`. Other fixtures, parametrized ones too, stay as they are
+    and are set up once for the item: a test with other fixtures that it changes needs items of its own.
 
     Args:
         default: Which combinations the default lane runs. The others are run by the full lane.
@@ -56,13 +81,27 @@ def in_one_item(
         def run(case: Combination, **given: Any) -> None:
             if case.skipped is not None:
                 pytest.skip(case.skipped)
-            test(**case.arguments, **given)
+            with _fresh(given) as fresh:
+                test(**case.arguments, **fresh)
 
         fixtures = [name for name in inspect.signature(test).parameters if name not in names]
         replaced(test, run, ("case", *fixtures), without_parametrize(marks))
         return each_case(cases, group=lambda case: group(case.arguments), full=lambda case: case.full)(run)
 
     return decorate
+
+
+@contextlib.contextmanager
+def _fresh(fixtures: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The fixtures of an item for one combination: with a folder and with patches of its own."""
+    with contextlib.ExitStack() as stack:
+        own = dict(fixtures)
+        if "monkeypatch" in own:
+            own["monkeypatch"] = stack.enter_context(pytest.MonkeyPatch.context())
+        if "tmp_path" in own:
+            own["tmp_path"] = own["tmp_path"] / f"case{len(list(own['tmp_path'].iterdir()))}"
+            own["tmp_path"].mkdir()
+        yield own
 
 
 def without_parametrize(marks: Sequence[pytest.Mark]) -> list[pytest.Mark]:
@@ -82,6 +121,7 @@ def _choices(mark: pytest.Mark) -> list[Combination]:
     names, values = mark.args[0], list(mark.args[1])
     names = [n.strip() for n in names.split(",")] if isinstance(names, str) else list(names)
     ids = mark.kwargs.get("ids", mark.args[2] if len(mark.args) > 2 else None)
+    ids = ids if ids is None or callable(ids) else list(ids)
     found = []
     for number, value in enumerate(values):
         is_full, title, reasons = False, None, []

@@ -45,9 +45,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Passes check the properties that they promise, in all tests and in processes that tests start.
 os.environ.setdefault("GRAPHKIT_CHECK_PASSES", "1")
 
+# A killed process loses nothing that it wrote. Only a power cut would, so tests do not wait for the disk.
+os.fsync = lambda descriptor: None
+
 # A process of thousands of tests has many objects that live as long as it does, and by default the collector visits
 # them often. `trimming` collects garbage when a process has grown.
-gc.set_threshold(5000, 20, 20)
+gc.set_threshold(20_000, 20, 20)
 
 # Operators that are interpreted if the engine is built without oneDNN.
 _OF_ONEDNN = frozenset({
@@ -181,9 +184,13 @@ def steps() -> Callable[[Callable[[], Any]], int]:
 @pytest.fixture
 def unset_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters are zeros: graphs, types and sizes of large networks need no random numbers, and zeros no memory."""
-    monkeypatch.setattr(
-        "graphkit.frontend.initializers.initialize", lambda kind, *_: np.zeros(kind.static_shape, kind.dtype.numpy)
-    )
+
+    def zeros(kind: Any, *_: Any) -> np.ndarray:
+        made = np.zeros(kind.static_shape, kind.dtype.numpy)
+        made.flags.writeable = False  # a Tensor copies arrays that can change, which would touch their memory
+        return made
+
+    monkeypatch.setattr("graphkit.frontend.initializers.initialize", zeros)
 
 
 class _Mailbox:

@@ -5,6 +5,7 @@ import inspect
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import GraphkitError, InputError, UsageError
@@ -71,6 +72,7 @@ def operands(layer):
     return {"x": x} | ({"kernel": 2} if "pool2d" in layer else {"groups": 2} if layer == "group_norm" else {})
 
 
+@in_one_item()
 @pytest.mark.parametrize("layer", [n for n in gk.nn.__all__ if n not in ("input", "parameter", "state")])
 def test_layers_raise_named_errors(layer):
     """Each argument of each layer is each of many things."""
@@ -208,6 +210,7 @@ def test_unknown_and_missing_arguments_are_named():
         trainer(freeze=["a", 3])
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("given", "form"),
     [
@@ -229,6 +232,7 @@ def test_trainer_shows_where_optimizer_options_go(given, form):
     assert str(caught.value) == shown
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["epochs", "batch_size", "metrics", "callbacks"])
 def test_trainer_shows_which_arguments_belong_to_fit(name):
     shown = rf"no argument '{name}'; it is an argument of fit: trainer.fit\(data, {name}="
@@ -296,6 +300,7 @@ def test_evaluation_without_metrics_takes_those_of_the_loss():
         regression().evaluate((X, NUMBERS), ["accuracy"])
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("inputs", "targets"),
     [(X.tolist(), LABELS.tolist()), (Frame(X), Frame(LABELS)), (Tracked(X), Tracked(LABELS))],
@@ -322,6 +327,7 @@ def test_splits_are_not_one_data_set():
         trainer().fit(splits)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("data", "message"),
     [

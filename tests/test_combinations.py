@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import cases
 import pytest
 from cases import each_case
-from combinations import covering, in_one_item, seeds
+from combinations import covering, default_at, in_one_item, seeds
 
 
 def items(test: Callable[..., None]) -> dict[str, tuple[Any, bool]]:
@@ -81,6 +83,7 @@ def test_no_cases_and_equal_names_are_errors() -> None:
         in_one_item()(lambda: None)
 
 
+@in_one_item()
 @pytest.mark.parametrize("default", ["all", "pairs", "values"])
 def test_every_combination_runs_in_one_lane(default: Any) -> None:
     seen = []
@@ -119,6 +122,7 @@ def pairs_of(values: Sequence[Any]) -> set[Any]:
     return set(itertools.combinations(enumerate(values), 2))
 
 
+@in_one_item()
 @pytest.mark.parametrize("lengths", [(3,), (2, 3), (2, 3, 4, 2), (5, 8), (3, 3)])
 def test_lanes_cover_all_values_and_pairs(lengths: tuple[int, ...]) -> None:
     values = [[f"{name}{number}" for number in range(length)] for name, length in zip("abcd", lengths, strict=False)]
@@ -138,3 +142,38 @@ def test_lanes_cover_all_values_and_pairs(lengths: tuple[int, ...]) -> None:
     chosen = items(in_one_item("pairs")(test))["all"][0]
     kept = [tuple(case.arguments[name] for name in "abcd"[: len(lengths)]) for case in chosen]
     assert set().union(*map(pairs_of, kept)) == every
+
+
+def test_values_at_other_places_belong_to_the_full_lane() -> None:
+    @default_at(1)
+    @pytest.mark.parametrize(("a", "b"), [(1, 2), (3, 4), pytest.param(5, 6, id="last")])
+    def several(a: int, b: int) -> None:
+        """Only its marks are read."""
+
+    @default_at(0, 2)
+    @pytest.mark.parametrize("pair", [(1, 2), (3, 4), (5, 6)], ids=["x", "y", "z"])
+    def one(pair: tuple[int, int]) -> None:
+        """Only its marks are read."""
+
+    def lanes(test: Any) -> list[tuple[Any, bool]]:
+        (mark,) = test.pytestmark
+        return [
+            (value.values, True) if type(value).__name__ == "ParameterSet" and value.marks else (value, False)
+            for value in mark.args[1]
+        ]
+
+    assert lanes(several) == [((1, 2), True), ((3, 4), False), ((5, 6), True)]
+    assert lanes(one) == [((1, 2), False), (((3, 4),), True), ((5, 6), False)]
+    with pytest.raises(ValueError, match="one: no parametrize mark below has values at"):
+        default_at(3)(one)
+
+
+@in_one_item()
+@pytest.mark.parametrize("number", [1, 2])
+def test_each_combination_has_its_own_folder_and_patches(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(tmp_path.iterdir()) == []
+    assert "GRAPHKIT_COMBINATION" not in os.environ
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GRAPHKIT_COMBINATION", str(number))

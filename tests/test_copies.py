@@ -8,6 +8,7 @@ import textwrap
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -46,6 +47,7 @@ def assert_equal(copied, net):
         assert copied.params[name].tobytes() == array.tobytes()
 
 
+@in_one_item()
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("make", [lambda: chain(1), lambda: chain(2000), control_flow], ids=["1", "2000", "branches"])
 def test_a_copy_is_equal_and_its_own(way, make):
@@ -73,6 +75,7 @@ def test_training_a_copy_leaves_the_model_alone():
         assert any(not np.array_equal(trainer.net.params[n], a) for n, a in before.items())
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int8"])
 def test_parameters_of_every_type(dtype):
     from graphkit.ir.types import dtype_of
@@ -107,12 +110,14 @@ def test_graphs_never_change_so_that_they_need_no_copies():
     assert str(pickle.loads(pickle.dumps(graph))) == str(graph)
 
 
+@in_one_item()
 @pytest.mark.parametrize("part", [lambda g: g.outputs[0], lambda g: g.nodes[0], lambda g: g.inputs[0]])
 def test_a_part_of_a_graph_is_not_pickled(part):
     with pytest.raises(UsageError, match="pickle the Model, or the Graph"):
         pickle.dumps(part(chain(1).graph))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("make", "message"),
     [

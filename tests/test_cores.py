@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from combinations import in_one_item
 
 from graphkit import cores
 
@@ -20,6 +21,7 @@ def groups(tmp_path: Path, membership: str, **files: str) -> tuple[Path, Path]:
     return proc, mounted
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("membership", "files", "quota"),
     [
@@ -66,6 +68,7 @@ def test_without_control_groups_there_is_no_quota(tmp_path):
     assert cores.cgroup_quota(tmp_path / "none", tmp_path) is None
 
 
+@in_one_item()
 @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (1.5, 2), (0.2, 1), (4.0, 4), (64.0, 4)])
 def test_a_quota_limits_the_cores_of_the_affinity(monkeypatch, quota, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 5, 7}, raising=False)
@@ -84,6 +87,7 @@ def topology(tmp_path: Path, nodes: list[str], siblings: dict[int, str]) -> Path
     return tmp_path
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("allowed", "running_on", "expected"),
     [

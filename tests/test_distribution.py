@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from combinations import in_one_item
 from test_package import fresh
 
 ROOT = Path(__file__).parents[1]
@@ -98,6 +99,7 @@ def installed(folder: Path, name: str, version: str, command: str = "") -> None:
         (entry / "entry_points.txt").write_text(f"[console_scripts]\ngraphkit = {command}\n")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("distributions", "expected"),
     [

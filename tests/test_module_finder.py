@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from combinations import in_one_item
 
 from graphkit.module_finder import Finder
 
@@ -59,6 +60,7 @@ def test_code_of_a_moved_package_has_its_present_path(tmp_path):
     assert {module.f.__code__.co_filename, module.f().__code__.co_filename} == {module.__file__}
 
 
+@in_one_item()
 @pytest.mark.parametrize("change", ["size", "time", "magic number", "no bytecode", "cut off", "no source"])
 def test_invalid_bytecode_is_left_to_python(tmp_path, change):
     source = tmp_path / "imaginary.py"
@@ -101,6 +103,7 @@ def test_later_callers_of_the_loader_get_the_present_source(tmp_path):
     assert names["VALUE"] == 123
 
 
+@in_one_item()
 @pytest.mark.parametrize("option", ["", "-O", "-Xpycache_prefix={}"])
 def test_finder_is_used_where_bytecode_has_its_usual_place(tmp_path, option):
     code = """if True:

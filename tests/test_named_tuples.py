@@ -9,6 +9,7 @@ import typing
 from typing import Any, Generic, TypeVar
 
 import pytest
+from combinations import in_one_item
 
 from graphkit import named_tuples
 from graphkit.named_tuples import NamedTuple
@@ -139,6 +140,7 @@ def test_field_without_default_after_one_with_default() -> None:
         type(NamedTuple)("Wrong", (NamedTuple,), body)
 
 
+@in_one_item()
 @pytest.mark.parametrize("size", range(20))
 def test_few_fields_need_no_compilation(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     compiled: list[int] = []

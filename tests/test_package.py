@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import did_you_mean
@@ -25,6 +26,7 @@ def fresh(code):
     return done.stdout.strip()
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "use",
     ["", "graphkit.Model, graphkit.nn, graphkit.relu, graphkit.grad", "graphkit.Trainer, graphkit.data"],
@@ -46,6 +48,7 @@ def test_an_unknown_name_suggests_one():
         gk.rellu  # noqa: B018
 
 
+@in_one_item()
 @pytest.mark.parametrize(("name", "written"), [
     ("dens", r"gk\.nn\.linear\(x, units\)"), ("export", r"net\.save\('net\.onnx'\)"), ("fit", r"gk\.Trainer\("),
     ("layer_norm", r"gk\.nn\.layer_norm$"), ("EarlyStopping", r"gk\.callbacks\.EarlyStopping$"),
@@ -56,6 +59,7 @@ def test_names_of_elsewhere_lead_to_ours(name, written):
         getattr(gk, name)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("name", "known", "hint"), [
     ("acc", ["auc", "accuracy"], "; did you mean 'accuracy'?"),
     ("gpu", ["cpu", "cuda"], "; did you mean 'cuda'?"),

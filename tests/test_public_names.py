@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.cli import invoke
@@ -23,6 +24,7 @@ def named_like(name: str) -> gk.Model:
     return gk.Model({name: gk.reduce_sum(gk.exp(hidden * hidden), keepdims=False)}, name="net")
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["x", "tanh", "mul", "y"])
 @pytest.mark.parametrize("of", [None, "by name"])
 def test_a_gradient_is_of_the_output(name: str, of: str | None) -> None:
@@ -81,6 +83,7 @@ def trained(names: list[str], **options: Any) -> list[str]:
     return [n for n in names if (net.params[n] != before[n]).any()]
 
 
+@in_one_item()
 @pytest.mark.parametrize("other", ["layers0.w", "layers[1].w"])
 @pytest.mark.parametrize(
     ("options", "changes"),
@@ -154,6 +157,7 @@ def test_an_output_called_loss_may_be_what_is_trained() -> None:
     assert float(trainer.step(X, {})) < squares
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["learning_rate", "batch_weight", "total_weight", "optimizer_step", "finite"])
 def test_names_of_a_step_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match=f"has an (in|out)put '{name}', a name that training uses itself: rename it"):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from combinations import full
+from combinations import full, in_one_item
 
 import graphkit as gk
 from graphkit import data, text
@@ -234,12 +234,14 @@ def _check(item: Any, name: str) -> str:
     return shown
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", MADE)
 def test_repr_names_the_class_in_one_short_line(name: str, tmp_path: Path) -> None:
     item = MADE[name](tmp_path)
     _check(item, item.name if name == "Op" else type(item).__name__)
 
 
+@in_one_item()
 @pytest.mark.parametrize("item", EVERY, ids=lambda item: type(item).__name__)
 def test_repr_of_settings_names_the_class(item: Any) -> None:
     _check(item, type(item).__name__)
@@ -260,6 +262,7 @@ def test_every_public_class_has_an_example() -> None:
 # --- edges ----------------------------------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["", "two\nlines", "\x1b[2J", "x" * 100_000, "'quoted'", "\udc80", "\u202e"])
 def test_odd_names_stay_on_one_short_line(name: str) -> None:
     net = _net(name)
@@ -296,6 +299,7 @@ def test_many_inputs_and_nodes_are_cut_off(count: int) -> None:
     assert long._names is None
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "kind",
     [gk.Model, Graph, Node, Value, Executor, gk.Trainer, kvstore.KVStore, ParamStore, Engine, data.Dataset,

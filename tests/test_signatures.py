@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import UsageError
 from graphkit.signatures import check_argument, typed
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("annotation", "values"),
     [
@@ -35,6 +37,7 @@ def test_what_fits(annotation: str, values: list[Any]) -> None:
         check_argument("f", "x", annotation, value)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("annotation", "value", "message"),
     [

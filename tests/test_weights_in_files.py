@@ -249,6 +249,7 @@ print(loaded, resident("RssAnon") - before, resident("VmHWM") - resident("VmRSS"
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("storage", [full("inside"), "external", full("json")])
 def test_what_is_packed_is_not_resident_besides(tmp_path: Path, storage: str) -> None:
     weights = 6 * 2048 * 2048 * 4

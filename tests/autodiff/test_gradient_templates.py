@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.autodiff.templates import Templates
@@ -53,6 +54,7 @@ def listing(graph: Graph) -> str:
     return "\n".join([str(graph), *(f"{n.name} {n.scope.maker} {dict(n.meta)}" for n in graph.nodes)])
 
 
+@in_one_item()
 @pytest.mark.parametrize("network", [layers, powers, squares, selections])
 @pytest.mark.parametrize("native", [True, False])
 def test_copied_gradients_equal_those_of_rules(

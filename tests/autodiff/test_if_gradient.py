@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.autodiff import gradient
@@ -159,6 +160,7 @@ def test_a_rank_that_an_if_loses_comes_back() -> None:
     assert {n.domain for n in proto.graph.node} == {""}
 
 
+@in_one_item()
 @pytest.mark.parametrize("optimize", [True, False])
 @BOTH
 def test_branches_that_slice_and_sum_what_is_left(taken: bool, optimize: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.autodiff import gradient
@@ -34,6 +35,7 @@ def norm_below(bound: float) -> Callable[[Any], Value]:
     return lambda s: F.less(F.reduce_sum(F.mul(s, s), keepdims=False), np.float64(bound))
 
 
+@in_one_item()
 @pytest.mark.parametrize("trips", [0, 1, 4])
 def test_counted(check: Check, trips: int) -> None:
     m, x, w = Value(COUNT, "m"), float64(3, name="x"), float64(3, name="w")
@@ -44,6 +46,7 @@ def test_counted(check: Check, trips: int) -> None:
     check([m, x, w], outputs, [np.array(trips), draw(3), draw(3)])
 
 
+@in_one_item()
 @pytest.mark.parametrize("scale", [0.1, 0.9, 5.0])
 def test_data_dependent_trips(check: Check, scale: float) -> None:
     x, w = float64(3, name="x"), float64(3, name="w")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.checks.gradcheck import check_gradient
@@ -64,6 +65,7 @@ ORDERS = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("order", ORDERS)
 def test_three_deep(check: Check, order: str) -> None:
     x, w = float64(2, name="x"), float64(2, name="w")
@@ -92,6 +94,7 @@ def imported() -> gk.Model:
     return gk.load(net.to_onnx())
 
 
+@in_one_item()
 @pytest.mark.parametrize("block", [None, 2, 4])
 def test_control_flow_of_a_file(block: int | None) -> None:
     net = imported()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ir.graph import Graph, Value
@@ -90,6 +91,7 @@ def draw(length: int, dtype: str) -> dict[str, np.ndarray]:
     return {n: (0.5 * rng.standard_normal(s)).astype(dtype) for n, s in shapes.items()}
 
 
+@in_one_item()
 @pytest.mark.parametrize("way", ["scan", "blocks", "loop", "unrolled"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-6)])
 @pytest.mark.parametrize("length", [1, 7, 12])
@@ -131,6 +133,7 @@ def nodes(graph: Graph) -> int:
     return len(graph.nodes) + sum(map(nodes, inner))
 
 
+@in_one_item()
 @pytest.mark.parametrize("way", ["operator", "scan", "loop"])
 def test_the_graph_does_not_grow_with_the_number_of_steps(way: str) -> None:
     sizes = {nodes(with_gradients(network(way, "float32", steps, length=steps)).graph) for steps in (4, 64, 1024)}

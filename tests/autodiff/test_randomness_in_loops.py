@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -52,6 +53,7 @@ def by_branches(w: Value, x: Value) -> Value:
     return total
 
 
+@in_one_item()
 @pytest.mark.parametrize("network", [by_scan, by_blocks, by_nested_loops, by_branches])
 def test_backward_uses_the_masks_of_forward(network: Callable[[Value, Value], Value]) -> None:
     w, x = gk.input("w", [8]), gk.input("x", ["T", 8])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.autodiff import gradient
 from graphkit.checks.gradcheck import check_graph
@@ -24,6 +25,7 @@ def floats(graph: Graph) -> list[Value]:
     return [v for v in graph.inputs if v.dtype.is_float]
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_every_sample(case: Case) -> None:
     graph = case.graph()
@@ -56,6 +58,7 @@ FUNCTIONS = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("clip", [None, 0.75])
 def test_every_function(function: str, clip: float | None) -> None:
@@ -70,6 +73,7 @@ def test_every_function(function: str, clip: float | None) -> None:
     assert report.passed, str(report)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
 def test_the_gradient_graph_runs_in_onnx_runtime(kind: str) -> None:
     gates = {"rnn": 1, "gru": 3, "lstm": 4}[kind]

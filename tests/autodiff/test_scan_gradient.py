@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import default_at, in_one_item
 
 import graphkit as gk
 from graphkit.autodiff import gradient
@@ -40,6 +41,8 @@ def rnn(x: Value, h0: Value, w: Value, u: Value, reverse: bool = False) -> tuple
     return gk.scan(step, h0, x, reverse)
 
 
+@in_one_item()
+@default_at(1)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("batch", [2, "N"])
 def test_recurrent_net(check: Check, batch: Any, reverse: bool) -> None:

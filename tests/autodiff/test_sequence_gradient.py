@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.autodiff import gradient
@@ -94,6 +95,7 @@ def sequence_of_loops() -> Any:
     return F.concat_from_sequence(looped(outer, [F.sequence_construct(X, F.sin(X))], [AT, M, X], M), axis=1)
 
 
+@in_one_item()
 @pytest.mark.parametrize("trips", [0, 1, 2])
 @pytest.mark.parametrize("index", [0, -1])
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.backend import Backend
@@ -75,6 +76,7 @@ def test_table_of_something_else_is_an_error(image_net) -> None:
             gk.backend.explain(other)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "options", [{"name": ""}, {"name": "a/b"}, {"name": "a\nb"}, {"name": " "}, {"min_nodes": 0}, {"min_flops": -1}]
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.checks.inputs import make_feeds
@@ -32,16 +33,26 @@ def compare(net: gk.Model, feeds: dict[str, np.ndarray], least: float = 1.0, **o
     return net
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["lenet", "wide_and_deep", "lstm_lm"])
 def test_networks_of_the_zoo(name: str) -> None:
     net = gk.models.build(name)
     compare(net, make_feeds(net).arrays, check=True)
 
 
+# Smaller forms of the networks whose weights take seconds to make and to copy. Their nodes are those of the large ones.
+REDUCED: dict[str, dict[str, Any]] = {
+    "alexnet": {"image": (3, 64, 64), "hidden": 24},
+    "bert": {"vocab": 50, "width": 16, "heads": 4, "layers": 2, "length": 8},
+    "vgg": {"image": (3, 32, 32), "hidden": 24},
+    "vit": {"size": "tiny", "patch": 8, "image": (3, 32, 24), "layers": 2},
+}
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name", gk.models.names())
 def test_all_networks_of_the_zoo(name: str) -> None:
-    net = gk.models.build(name)
+    net = gk.models.build(name, **REDUCED.get(name, {}))
     compare(net, make_feeds(net).arrays, 0.5)
 
 
@@ -58,6 +69,7 @@ def check_random_network(seed: int, dtype: Any, tolerance: float) -> None:
         )
 
 
+@in_one_item()
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-3), (np.float64, 1e-6), (np.float16, 3e-2)])
 def test_random_networks(dtype: Any, tolerance: float) -> None:
     for seed in range(2):

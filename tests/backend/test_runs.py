@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import BackendError, BackendWarning, UnsupportedError
@@ -357,6 +358,7 @@ def test_check_allows_one_step_of_quantised_results(make) -> None:
         net.compile(backends=wrong).run(feeds)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("found", "wanted", "differs"),
     [

@@ -32,6 +32,7 @@ def test_a_session_and_its_first_result(folder: Path, engine: str) -> None:
     assert 0 < measured["session"] < measured["first"]
 
 
+@pytest.mark.full
 @LINUX
 @pytest.mark.parametrize("restarts", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_a_process_of_its_own_for_each_measurement(folder: Path, restarts: int) -> None:

@@ -11,6 +11,7 @@ import engines
 import numpy as np
 import pytest
 import worker
+from combinations import in_one_item
 from rows import TOLERANCE
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -42,6 +43,7 @@ def test_an_engine_that_fails_leaves_the_others(task, monkeypatch) -> None:
     assert measured["onnxruntime"]["rounds"]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("ours", "theirs", "expected"),
     [

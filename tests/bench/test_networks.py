@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from combinations import in_one_item
 from cost import Cost, cost
 from networks import NETWORKS
 from workloads import WORKLOADS, Workload, model_file
@@ -37,6 +38,7 @@ def digest(model: onnx.ModelProto) -> str:
     return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
 
 
+@in_one_item()
 @pytest.mark.parametrize("network", SMALL)
 def test_valid_and_the_same_every_time(network: str) -> None:
     model, feeds = NETWORKS[network](2, **SMALL[network])
@@ -48,6 +50,7 @@ def test_valid_and_the_same_every_time(network: str) -> None:
     assert all(np.isfinite(o).all() and 0.05 < o.std() < 50 for o in outputs), "activations stay in range"
 
 
+@in_one_item()
 @pytest.mark.parametrize("network", sorted(set(SMALL) - {"lstm"}))
 def test_a_symbolic_batch(network: str) -> None:
     model, feeds = NETWORKS[network]("N", **SMALL[network])

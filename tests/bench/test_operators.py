@@ -10,6 +10,7 @@ import numpy as np
 import operator_rows
 import operators
 import pytest
+from combinations import in_one_item
 from operator_operands import Operand, boxes, definite, divisors, given, integers, normal, positive, small, truths
 
 ROWS = {**operator_rows.ROWS, **gradient_rows.ROWS}
@@ -40,6 +41,7 @@ def test_operands_are_what_they_say() -> None:
     assert str(normal(2, 3, dtype="float16")) == "f16[2,3]"
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("ours", "theirs", "expected"),
     [

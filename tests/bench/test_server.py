@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import server
+from combinations import in_one_item
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "server.py"
 
@@ -37,6 +38,7 @@ def test_small_outputs_are_told_apart():
         server.check_distinct([first, second, first * (1 + 1e-5)])
 
 
+@in_one_item()
 @pytest.mark.parametrize("bad", ["wrong", "failed", "lost", "exit code", None])
 def test_exit_code_of_the_server_counts(monkeypatch, bad):
     found = {name: int(name == bad) for name in ("wrong", "failed", "lost", "exit code")}

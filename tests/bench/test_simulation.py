@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from simulation import (
     TOPOLOGIES,
     Cluster,
@@ -50,6 +51,7 @@ def test_buckets_hold_every_byte_in_the_order_of_writing():
     assert buckets((), 10) == []
 
 
+@in_one_item()
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_network_without_cost_is_perfect_and_one_rank_sends_nothing(topology):
     for ranks in (1, 2, 7, 64, 1024):
@@ -57,6 +59,7 @@ def test_a_network_without_cost_is_perfect_and_one_rank_sends_nothing(topology):
     assert Cluster(LINK, LINK, call=1.0).sum_seconds(topology, 1, 1e6) == 0
 
 
+@in_one_item()
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_more_ranks_and_more_bytes_take_longer(topology):
     cluster = Cluster(Link(1e-6, 1e-10), LINK, 4)
@@ -73,6 +76,7 @@ def test_sums_of_two_ranks_are_the_same_messages():
     assert tree(8, n, LINK) == pytest.approx(3 * (2 * LINK.alpha + 2 * n * LINK.beta + n * LINK.gamma))
 
 
+@in_one_item()
 @pytest.mark.parametrize("p", [2, 3, 5, 8])
 def test_a_ring_counted_message_by_message(p):
     """Each chunk is sent p - 1 times for the sum and p - 1 times for the copies, by all ranks at the same time."""

@@ -16,6 +16,7 @@ import reimported
 import training_engines as engines
 import training_tasks
 from chart import Comparison, chart
+from combinations import in_one_item
 from paired import means
 from training_report import report
 from training_rows import failures, training_row
@@ -109,6 +110,7 @@ def test_differences() -> None:
         training_tasks.differences((2.0, {}), (1.0, theirs), ["m"])
 
 
+@pytest.mark.full
 def test_recomputation(small) -> None:
     measured = training_tasks.recomputation(ONCE | {"workload": "transformer_lm"})
     plain, root = measured["plain"], measured["sqrt"]
@@ -195,6 +197,7 @@ def test_a_row() -> None:
     assert failures([row]) == []
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import planted
 import pytest
+from combinations import in_one_item
 from onnx import ModelProto, helper, numpy_helper
 
 import graphkit as gk
@@ -33,6 +34,7 @@ def test_two_models_with_equal_parameters_agree(tmp_path: Path) -> None:
     assert gk.verify(net, against=tmp_path / "net.json").opset is None
 
 
+@in_one_item()
 @pytest.mark.parametrize("engine", ["graphkit", "onnxruntime"])
 @pytest.mark.parametrize("against_engine", ["graphkit", "onnxruntime"])
 def test_other_parameters_fail_in_every_engine(engine: str, against_engine: str) -> None:
@@ -93,6 +95,7 @@ def test_one_model_in_one_engine_twice() -> None:
     assert gk.verify(two_layers(), engine="onnxruntime").sides == ("ONNX Runtime", "graphkit")
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["convnet", "transformer", "lstm"])
 def test_limits_come_from_the_lower_precision(name: str) -> None:
     """A float16 export passes against its original, in both directions; a wrong weight fails."""

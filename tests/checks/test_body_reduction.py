@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
@@ -150,6 +151,7 @@ def runs(message, feeds):
     return session.run(None, dict(feeds))
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", CASES)
 def test_a_node_in_a_body_remains_alone(name):
     found = reduce_message(model_of(CASES[name]), lambda part: "Sin" in all_operators(part.model.graph))
@@ -162,6 +164,7 @@ def test_a_node_in_a_body_remains_alone(name):
     np.testing.assert_allclose(result, np.sin(value), rtol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [
@@ -248,6 +251,7 @@ def _without_first_output(kind):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", ["Loop", "Scan", "If"])
 def test_parts_of_a_node_without_first_output_are_valid(kind):
     original, checked = _without_first_output(kind), []
@@ -346,6 +350,7 @@ def test_results_of_another_type_become_outputs(name, kinds):
     runs(found.smallest.message, found.smallest.feeds)
 
 
+@in_one_item()
 @pytest.mark.parametrize("opset", [11, 13, 17])
 def test_stacked_outputs_keep_their_rank(opset):
     """An inlined loop still feeds a node that needs the stacked shape."""

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from combinations import default_at, in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
@@ -58,6 +59,7 @@ def test_a_model_equals_itself_and_its_files(tmp_path: Path) -> None:
     }
 
 
+@default_at(0)
 @pytest.mark.parametrize("opset", [14, 24])
 def test_opsets_are_no_difference(tmp_path: Path, opset: int) -> None:
     net = gk.models.build("densenet", image=(3, 32, 32), classes=3)
@@ -310,6 +312,7 @@ def test_arrays_nan_zero_and_infinity() -> None:
     assert array_difference(np.zeros((0, 3)), np.zeros((0, 3))).same_bits
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("dtype", "a", "b", "largest"),
     [

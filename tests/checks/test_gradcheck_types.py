@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.checks.gradcheck import check_gradient
@@ -30,6 +31,7 @@ LAYERS = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_float32_results_are_checked_in_float64(layer, dtype):

@@ -5,11 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from combinations import in_one_item
 
 from graphkit.checks import indexes as written
 from graphkit.checks.indexes import indexes
 
 
+@in_one_item()
 @pytest.mark.parametrize(("path", "text"), indexes().items(), ids=["operators", "upgrade rules", "passes", "kernels"])
 def test_index_is_up_to_date(path: Path, text: str) -> None:
     stale = "run python -P -m graphkit.checks.indexes"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.checks.inputs import make_feeds
@@ -54,6 +55,7 @@ def test_given_arrays_and_shapes_bind_names() -> None:
         make_feeds(net, given={"xx": np.zeros(1)})
 
 
+@in_one_item()
 @pytest.mark.parametrize("fill", ["random", "ones", "zeros", "arange"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "uint8", "int64", "bool", "string"])
 def test_fills(fill: str, dtype: str) -> None:

@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 import pytest
-from combinations import full
+from combinations import full, in_one_item
 from onnx import numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -56,6 +56,7 @@ def with_error_of_the_other(monkeypatch, net, feeds, times):
     altered(monkeypatch, net, lambda y: (truth - times * (other - truth)).astype(np.float32))
 
 
+@in_one_item()
 @pytest.mark.parametrize("times", [0.5, 1.0, 1.8])
 def test_rounding_that_both_engines_share_passes(monkeypatch, times):
     net, feeds = cancelling(), cancelling_inputs()
@@ -104,6 +105,7 @@ def test_an_operator_that_is_read_otherwise_fails():
     assert not gk.verify(net, against=proto).passed
 
 
+@in_one_item()
 @pytest.mark.parametrize("error", [1.0, 0.05, np.nan, np.inf])
 def test_one_wrong_element_fails(monkeypatch, error):
     net, feeds = cancelling(), cancelling_inputs()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.checks.comparison import compare, compare_outputs, flattened
@@ -34,6 +35,7 @@ def test_a_right_export_passes() -> None:
     assert json.loads(json.dumps(report.as_dict()))["passed"] is True
 
 
+@in_one_item()
 @pytest.mark.parametrize("opset", [13, 17, 21, 26])
 def test_opsets(opset: int) -> None:
     report = gk.verify(network(), opset=opset)
@@ -41,6 +43,7 @@ def test_opsets(opset: int) -> None:
     assert report.opset == opset
 
 
+@in_one_item()
 @pytest.mark.parametrize("scale", [1e-3, 1e-6, 1e-10, 1e-30])
 def test_small_outputs_are_compared(scale: float) -> None:
     """The scale of the outputs does not matter: a relative error fails, and right results pass."""
@@ -109,6 +112,7 @@ def test_tolerances_that_would_have_passed() -> None:
     assert report.mean_abs == pytest.approx(0.1 / 3, rel=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("a", "b", "passed"),
     [

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import planted
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit import cli
@@ -21,6 +22,7 @@ def half_of(name, precision="fp16"):
     return gk.reduce_precision(gk.load(planted.model_of(name)), precision, data=planted.feeds_of(name)["x"]).message
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("engine", ["graphkit", "onnxruntime"])
 def test_files_of_float16_pass(name, engine):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError
@@ -155,6 +156,7 @@ def test_outputs_that_are_no_classes(call, tmp_path):
     assert "probability" not in out
 
 
+@in_one_item()
 @pytest.mark.parametrize("text", ["", "not json", "3", '{"0": "cat"}'])
 def test_metadata_that_are_no_list_are_no_names(text):
     assert gk.Model({"y": gk.relu(gk.input("x", ["N", 3]))}, meta={"classes": text}).classes is None

@@ -83,6 +83,7 @@ def test_networks_for_tables_and_ratings_take_their_sizes_from_the_data(call, tm
     assert gk.load(file).params["gmf_item_weight"].shape[0] == 7
 
 
+@pytest.mark.full
 def test_quickstart(call, tmp_path):
     code, out, _ = call("quickstart", "-o", tmp_path / "q", "--json")
     result = json.loads(out)
@@ -417,6 +418,7 @@ def test_options_of_a_python_file_without_annotations_have_the_types_of_their_de
     assert "option width: expected an integer, not '7.5'" in err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("launcher", ["--processes", pytest.param("mpiexec", marks=pytest.mark.full)])
 def test_two_processes_train_like_one(call, folder, tmp_path, launcher):
     from graphkit.dist.job.launch import find_mpiexec

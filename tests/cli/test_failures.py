@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 
 import graphkit as gk
@@ -178,6 +179,7 @@ def test_a_low_limit_leaves_libraries_what_they_need(tmp_path):
     )
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "error",
     [
@@ -194,6 +196,7 @@ def test_memory_that_the_system_refuses_names_the_limit(error):
         raise error
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "error", [MemoryError("2 bytes"), OSError(errno.ENOENT, "missing"), ImportError("missing")], ids=repr
 )

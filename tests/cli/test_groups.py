@@ -4,6 +4,7 @@ import re
 
 import click
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit import cli
@@ -38,6 +39,7 @@ def test_commands_with_many_options_show_groups(call, name):
             assert re.search(rf"^  (-\S+, )?{re.escape(found.opts[0])}\b", sections[title], re.MULTILINE), found.opts
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_option_has_a_meaning(name):
     command = command_of(name)

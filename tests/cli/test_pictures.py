@@ -82,6 +82,7 @@ def test_from_a_folder_to_names(call, photos):
     assert gk.load("again.onnx").meta["preprocessing"] == stored["preprocessing"]
 
 
+@pytest.mark.full
 def test_a_run_that_goes_on_is_the_same_to_the_bit(call, photos):
     run(call, "build lenet --data photos/ --data-option size=32 --seed 0 -o net.json")
     options = "--data photos/ --data-option augment=pad:2,flip --seed 3 --deterministic"

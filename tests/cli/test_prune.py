@@ -55,6 +55,7 @@ def test_the_tables_and_the_file(call, net):
     assert {p.key: p.value for p in onnx.load("p.onnx").metadata_props} == {"author": "me"}
 
 
+@pytest.mark.full
 def test_finetuning_keeps_the_zeros_and_raises_the_accuracy(call, net):
     options = ("--data", "data.npz", "--finetune", 15, "--finetune-lr", 0.01, "--finetune-seed", 1, "--json", "--time")
     code, out, err = call("prune", net, "-o", "p.onnx", "--sparsity", 0.7, *options)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import default_at
 
 import graphkit as gk
 from graphkit.cli import invoke
@@ -204,6 +205,7 @@ def test_pictures_are_counted_before_training(tmp_path: Path, capsys: pytest.Cap
     assert f"2 classes (training samples of each class: cat: {counts[0]}, dog: {counts[1]})" in told
 
 
+@default_at(0)
 @pytest.mark.parametrize(("classes", "has"), [(10, 2), (2, 3)])
 def test_a_head_for_another_number_of_classes_names_both(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], classes: int, has: int

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from combinations import full
+from combinations import default_at, full, in_one_item
 
 import graphkit as gk
 from graphkit.cli import _commands, _failure, _interrupts, invoke
@@ -58,6 +58,7 @@ def test_training_that_cannot_say_where_it_is_ends_by_an_exit_code(net):
         assert process.returncode == 5  # there is nowhere to say why
 
 
+@default_at(0)
 @pytest.mark.parametrize("buffered", [True, False])
 def test_a_pipe_that_is_closed_ends_a_command_quietly(net, buffered):
     """The status is that of a process that SIGPIPE has ended, although Python ignores this signal."""
@@ -74,6 +75,7 @@ def test_a_pipe_that_is_closed_ends_a_command_quietly(net, buffered):
     assert (process.returncode, "Traceback" in errors, "graphkit:" in errors) == (128 + signal.SIGPIPE, False, False)
 
 
+@in_one_item()
 @pytest.mark.parametrize("arguments", [*COMMANDS, ["doctor"]], ids=" ".join)
 def test_a_stream_that_is_closed_before_the_start_is_no_fault(arguments):
     before = "import os; os.close(1); sys.stdout = sys.__stdout__ = None"
@@ -109,6 +111,7 @@ sys.meta_path.insert(0, Finder())
 KILL = "os.kill(os.getpid(), signal.{name}); signal.sigtimedwait([], 0.1)"
 
 
+@in_one_item()
 @pytest.mark.parametrize("module", ["graphkit.cli._interrupts", "click", "graphkit.cli.ops", "numpy", "graphkit.ops"])
 def test_ctrl_c_while_modules_load_ends_a_command_without_a_traceback(module):
     process = started("ops", before=SIGNAL_AT.format(name=module, action=KILL.format(name="SIGINT")))
@@ -145,6 +148,7 @@ def test_an_error_behind_a_signal_is_told(monkeypatch, capsys):
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+@default_at(0)
 @pytest.mark.parametrize(
     ("arguments", "streams", "status"),
     [

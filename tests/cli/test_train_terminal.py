@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 
@@ -124,6 +125,7 @@ def test_bars_of_past_epochs_are_lines(task):
     assert [re.match(r"epoch (\d)/3 .* 2/2 .* loss \d", line)[1] for line in lines] == ["1", "2", "3"]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0:00"), (7.4, "0:07"), (59.6, "1:00"), (754, "12:34"), (3723, "1:02:03")]
 )

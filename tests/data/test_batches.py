@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.data import Dataset, order
 from graphkit.errors import InputError, UsageError
@@ -45,6 +46,7 @@ def test_each_loop_is_an_epoch():
     assert batches.position == (3, 0)
 
 
+@in_one_item()
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_resuming_continues_where_it_stopped(stop):
     whole = numbered().batches(4, seed=1, epoch=2)
@@ -66,6 +68,7 @@ def test_resuming_continues_where_it_stopped(stop):
     assert seen(batches) == everything[:3]
 
 
+@in_one_item()
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("count", [24, 25, 30, 1])
 def test_ranks_share_each_global_batch(ranks, count):
@@ -88,6 +91,7 @@ def test_drop_last():
         numbered().batches(11, ranks=2, drop_last=True)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "options",
     [
@@ -140,6 +144,7 @@ def test_split_is_stratified_disjoint_and_fixed():
     assert test.inputs.tolist() != data.split(0.2, seed=4).test.inputs.tolist()
 
 
+@in_one_item()
 @pytest.mark.parametrize("stratify", [True, False])
 @pytest.mark.parametrize("fraction", [0.1, 1 / 3, 0.5])
 def test_split_sizes(stratify, fraction):
@@ -160,6 +165,7 @@ def test_split_without_classes():
         order.hold_out("photos", 1, 0.5, 0, names=["a.jpg"])
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("inputs", "targets", "message"),
     [

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.data import Dataset
@@ -142,6 +143,7 @@ def test_dicts_of_targets():
         Dataset(inputs, targets | {"right": targets["right"][1:]})
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -163,6 +165,7 @@ def test_what_is_no_data_set(data, message):
     assert message in str(caught.value)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
@@ -206,6 +209,7 @@ def test_fit_names_damaged_validation_data():
         trainer().fit((x, y), valid=(x, y[1:]))
 
 
+@in_one_item()
 @pytest.mark.parametrize("make", [Endless, Samples, lambda: Samples(8)], ids=["map", "samples", "batches"])
 def test_an_interrupted_epoch_goes_on(tmp_path, make):
     straight = weights(make())

@@ -5,6 +5,7 @@ import struct
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.data.files.idx import read_idx
 from graphkit.errors import InputError
@@ -18,6 +19,7 @@ def idx_bytes(array):
     return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "float32", "float64"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_round_trip(tmp_path, dtype, packed):
@@ -35,6 +37,7 @@ def test_round_trip(tmp_path, dtype, packed):
 GOOD = idx_bytes(np.arange(200, dtype=np.uint8).reshape(2, 100))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.data import sources
@@ -22,6 +23,7 @@ def npz(folder: Path, targets: np.ndarray) -> Path:
     return folder / "data.npz"
 
 
+@in_one_item()
 @pytest.mark.parametrize("numbers", [(2**53, 2**53 + 1), (2**63 - 2, 2**63 - 1)])
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
 def test_integers_of_archives_keep_their_digits(tmp_path: Path, numbers: tuple[int, int], dtype: str) -> None:
@@ -58,6 +60,7 @@ def parquet(folder: Path, cells: list[str]) -> Path:
     return path
 
 
+@in_one_item()
 @pytest.mark.parametrize("write", [csv, parquet])
 @pytest.mark.parametrize("numbers", [(2**53, 2**53 + 1), (1, 2**63)])
 def test_whole_numbers_that_tables_round_are_refused(tmp_path: Path, write: Any, numbers: tuple[int, int]) -> None:
@@ -72,12 +75,14 @@ def test_the_largest_whole_number_of_a_table(tmp_path: Path, write: Any) -> None
     assert found.targets.tolist() == [0, 2**53 - 1]
 
 
+@in_one_item()
 @pytest.mark.parametrize("label", [2**24 + 1, [0, 2**24 + 1], np.int64(2**53 + 1), 2**70 + 1])
 def test_labels_that_records_round_are_refused(label: Any) -> None:
     with pytest.raises(InputError, match="labels of records are float32, which cannot represent the integer"):
         pack(IRHeader(0, label, 1, 0), b"")
 
 
+@in_one_item()
 @pytest.mark.parametrize("label", [2**24, -5, 0.1, 123456789.0, np.float32(3.5)])
 def test_labels_that_records_hold(label: Any) -> None:
     assert unpack(pack(IRHeader(0, label, 1, 0), b""))[0].label == np.float32(label)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.data import LazyDataset, order
 
 
+@in_one_item()
 @pytest.mark.parametrize(("count", "window"), [(1, 1), (10, 1), (10, 3), (1000, 64), (1000, 100), (999, 5000)])
 def test_each_sample_once_and_no_epoch_as_another(count, window):
     first = order.windowed(count, 5, 0, window)
@@ -19,6 +21,7 @@ def test_each_sample_once_and_no_epoch_as_another(count, window):
         assert not np.array_equal(first, order.windowed(count, 6, 0, window))
 
 
+@in_one_item()
 @pytest.mark.parametrize("window", [64, 100, 512])
 def test_few_places_are_open(window):
     """A window reads from at most 17 blocks, and an epoch reads each block once, except at borders of windows."""

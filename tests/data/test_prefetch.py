@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.data import Dataset, prefetch
@@ -43,6 +44,7 @@ def workers_become(count: int) -> bool:
     return False
 
 
+@in_one_item()
 @pytest.mark.parametrize("depth", [0, 1, 2, 7])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 20])
 def test_all_items_in_their_order(depth, count):
@@ -82,6 +84,7 @@ def test_slow_items_are_made_by_a_worker_and_quick_ones_by_the_caller():
     assert sum(i == own for i in prefetch(threading.get_ident() for _ in range(50))) > 40
 
 
+@in_one_item()
 @pytest.mark.parametrize("at", [0, 1, 2, 5])
 def test_an_error_comes_out_in_its_place(at):
     def failing() -> Iterator[int]:

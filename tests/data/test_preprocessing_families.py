@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.cli import _options
@@ -32,6 +33,7 @@ EXPECTED = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", families.NAMES)
 def test_an_image_becomes_what_the_library_computes(tmp_path, name):
     Image.fromarray(PIXELS).save(tmp_path / "a.png")
@@ -43,6 +45,7 @@ def test_an_image_becomes_what_the_library_computes(tmp_path, name):
     np.testing.assert_allclose(made.read(tmp_path / "a.png"), expected, rtol=1e-6, atol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", families.NAMES)
 def test_sizes_that_vary_have_defaults(name):
     made = preprocessing_of(gk.data.with_preprocessing(_network("H", "W"), name).meta)

@@ -6,6 +6,7 @@ import struct
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit import data
 from graphkit.errors import InputError, UsageError
@@ -62,6 +63,7 @@ def test_the_attribution_is_beside_the_numbers():
 IMAGES, LABELS = np.arange(5 * 6 * 7).reshape(5, 6, 7) % 256, np.array([3, 0, 9, 1, 1])
 
 
+@in_one_item()
 @pytest.mark.parametrize("form", ["{}-{}-ubyte", "{}-{}-ubyte.gz", "dotted"])
 @pytest.mark.parametrize("prefix", ["", "mnist:"])
 def test_mnist_folder(tmp_path, form, prefix):
@@ -177,6 +179,7 @@ def test_csv(tmp_path):
     assert found.targets.tolist() == [0, 1, 0]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("text", "message"),
     [

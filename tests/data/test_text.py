@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit import data
 from graphkit.data import Vocabulary
@@ -62,6 +63,7 @@ def test_a_vocabulary_is_a_file(tmp_path):
     assert (again.tokens, again.level) == (words.tokens, "char")
 
 
+@in_one_item()
 @pytest.mark.parametrize("text", ["", "[]", '{"level": "word"}', '{"level": "word", "tokens": [1]}',
                                   '{"level": "line", "tokens": ["<pad>", "<unk>"]}',
                                   '{"level": "word", "tokens": ["<pad>", "<unk>", "a", "a"]}'])  # fmt: skip

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -178,6 +179,7 @@ def test_bytes_that_are_no_text_are_returned_in_linear_time(count):
     assert stream.text == "\ufffd" * count
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(20))
 def test_stream_of_any_bytes_is_the_text_of_the_bytes(seed):
     rng = np.random.default_rng(seed)
@@ -221,6 +223,7 @@ def byte_fallback():
     return library
 
 
+@in_one_item()
 @pytest.mark.parametrize("prompt", ["", "a", "本語日", "本語日本"])
 def test_characters_of_byte_tokens(prompt):
     """The decoder reads no character of a run of bytes if the run begins inside of one."""
@@ -261,6 +264,7 @@ def test_data_sets_with_a_tokenizer(pair, tmp_path):
     assert [*stream.arrays["x"], stream.targets[-1]] == ids
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("text", "message"),
     [

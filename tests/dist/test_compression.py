@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cases import each_case
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.dist.collectives import compression
@@ -66,6 +67,7 @@ def test_what_is_sent_and_what_waits_are_the_whole(case, every_isa):
     np.testing.assert_allclose(twice, 1 + told(made, packed, size), rtol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize("size", SIZES)
 def test_two_bits_are_those_of_the_definition(every_isa, size):
     made = compression.TwoBit(0.25)
@@ -113,6 +115,7 @@ def every_kind_of_number(size: int) -> np.ndarray:
     return found
 
 
+@in_one_item()
 @pytest.mark.parametrize("size", [0, 1, 2, 7, 16, 31, 255, 256, 257, 1000, 70_001])
 @pytest.mark.parametrize("kind", HALVES)
 def test_halves_are_those_of_the_definition(every_isa, kind, size):
@@ -129,6 +132,7 @@ def test_halves_are_those_of_the_definition(every_isa, kind, size):
     assert_bits(total, expected)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", HALVES)
 def test_every_half_and_what_lies_between_two(every_isa, kind):
     made, dtype = compression.create(kind), HALVES[kind]
@@ -207,6 +211,7 @@ def test_the_largest_are_sent():
     assert compression.TopK(0.01).packed_bytes(3) == 8
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gradient_without_a_number_leaves_nothing(every_isa, kind):
     """Also where there are more of them than are sent."""
@@ -243,6 +248,7 @@ def test_kernels_write_elsewhere_where_they_are_told_to():
     np.testing.assert_array_equal(left, largest(gradient, residual, 7)[2])
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_the_native_extension_the_error_says_so(monkeypatch, kind):
     monkeypatch.setattr(compression, "load_native", lambda: None)
@@ -250,6 +256,7 @@ def test_without_the_native_extension_the_error_says_so(monkeypatch, kind):
         compression.create(KINDS[kind])
 
 
+@in_one_item()
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_a_number_is_told_and_does_not_stay(every_isa, kind, value):
@@ -263,6 +270,7 @@ def test_what_is_not_a_number_is_told_and_does_not_stay(every_isa, kind, value):
         np.testing.assert_array_equal(residual, 0)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_add_up(kind):
     """After many gradients, the sum of the sent values differs from their sum by the residual, which stays small."""
@@ -277,6 +285,7 @@ def test_steps_add_up(kind):
     assert np.abs(residual).max() < (1.5 if kind == "top_k" else 0.5)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("options", "message"),
     [

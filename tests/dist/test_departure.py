@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.dist.job import departure
 from graphkit.dist.job.departure import Departure
@@ -119,6 +120,7 @@ class Job:
         return self.ended
 
 
+@in_one_item()
 @pytest.mark.parametrize("bound", [None, 0, 2])
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_workers_stop_after_the_same_step(monkeypatch, workers, bound):

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from combinations import default_at
 from graphs_on_ranks import NORMAL, alone, assert_alike, group, normal, parts_of, run_part, with_gradients
 
 import graphkit as gk
@@ -318,6 +319,7 @@ def nested():
     return gk.Model({"y": y, "loss": gk.reduce_mean(y, keepdims=False)}, seed=1)
 
 
+@default_at(0)
 @pytest.mark.parametrize("groups", [ABC, {"a": 0, "b": 1, "c": 0}, {"a": 2, "b": 0, "c": 1}], ids=str)
 def test_a_branch_in_a_loop_and_a_loop_in_a_branch(on_ranks, groups):
     batches = [{"x": normal(n, 4, seed=n)} for n in (1, 2, 3, 8)]

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from combinations import default_at
 from graphs_on_ranks import group
 from jobs import FAILED, finish, start
 
@@ -143,6 +144,7 @@ def test_where_every_kernel_is_the_same_so_are_the_bits(on_ranks):
         assert_same(trainer, whole, 0)
 
 
+@default_at(0, 4, 5)
 @pytest.mark.parametrize(
     "options",
     [

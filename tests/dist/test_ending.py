@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from combinations import default_at
 from jobs import FAILED, STEPS, TRAINER, finish, start
 
 
@@ -120,6 +121,7 @@ def test_who_catches_the_error_may_save_but_the_job_fails(tmp_path):
     assert "still" in out
 
 
+@default_at(0)
 @pytest.mark.parametrize(
     ("failure", "status", "message"),
     [

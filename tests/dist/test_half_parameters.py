@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import default_at, in_one_item
 from serving import workers
 
 import graphkit as gk
@@ -39,6 +40,7 @@ def weights(trainer):
     return np.array(trainer.net.params["w"]).astype(np.float64)
 
 
+@default_at(1, 3)
 @pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}, {"ema": 0.9}, {"accumulate": 2}], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_ranks_are_one_process_in_float32(on_ranks, dtype, options):
@@ -77,6 +79,7 @@ def test_divided_states_are_saved_whole_and_resumed(on_ranks, tmp_path):
         np.testing.assert_allclose(found, whole, rtol=1e-3)
 
 
+@in_one_item()
 @pytest.mark.parametrize("options", [{}, {"ema": 0.9}, {"accumulate": 2}], ids=str)
 def test_servers_are_one_process_in_float32(options):
     wide = weights(trained(None, "float32", **options))

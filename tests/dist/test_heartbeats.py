@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from clocks import wait_until
+from combinations import in_one_item
 from job_server import command
 from jobs import FAILED, TRAINER, finish, start
 
@@ -206,6 +207,7 @@ def test_ranks_wait_not_for_those_who_have_ended_or_not_begun(watches, clock):
             assert one.lost() is None
 
 
+@in_one_item()
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "soon"])
 def test_timeouts_that_are_none(monkeypatch, text):
     monkeypatch.setenv(config.RANK_TIMEOUT.name, text)
@@ -395,6 +397,7 @@ sys.meta_path.insert(0, Finder())
 """
 
 
+@pytest.mark.full
 def test_a_job_goes_on_from_its_last_checkpoint(jobs, network, monkeypatch):
     jobs.run(command(*arguments(network, network / "whole")))
     killed_once(network, monkeypatch)

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from combinations import full
+from combinations import full, in_one_item
 from job_server import command
 from jobs import FAILED, finish, start
 
@@ -431,6 +431,7 @@ def test_threads_of_mpi_are_asked_for_where_there_are_hosts(monkeypatch, per_hos
     assert (status, errors) == (0, "")
 
 
+@in_one_item()
 @pytest.mark.parametrize("text", ["0", "-1", "two"])
 def test_hosts_of_no_ranks(monkeypatch, text):
     monkeypatch.setenv(config.RANKS_PER_HOST.name, text)

@@ -8,6 +8,7 @@ import textwrap
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 from serving import workers
 
 from graphkit.dist import kvstore
@@ -54,6 +55,7 @@ def test_updater_changes_the_stored_value():
     np.testing.assert_array_equal(kv.pushpull("w", np.full(2, 4.0)), [8, 8])
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -111,6 +113,7 @@ def test_dtypes_without_a_sum_are_refused(on_ranks, dtype):
     assert_not_summed(kvstore.create("local"), dtype)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", NOT_SUMMED, ids=str)
 def test_workers_of_servers_refuse_dtypes_without_a_sum(dtype):
     (store,), _ = workers(1)
@@ -129,6 +132,7 @@ def test_broadcast_and_gather_take_every_dtype(on_ranks, dtype):
     assert on_ranks(work) == [[1, 0, 1, 0]] * 2
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InvalidModel, RuntimeFailure, UsageError
@@ -36,6 +37,7 @@ def pushed(store, steps):
     return store.pull(["w", 7])
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_as_a_trainer_updates(name):
     """Train with the same optimizer on a loss whose gradients are the pushed values."""
@@ -51,6 +53,7 @@ def test_as_a_trainer_updates(name):
     np.testing.assert_allclose(w, net.params["w"], rtol=1e-4, atol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_states_go_on_in_another_store(tmp_path, name):
     steps = gradients()

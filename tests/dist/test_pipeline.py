@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from combinations import default_at, in_one_item
 from pipelines import (
     AB,
     NETWORKS,
@@ -28,6 +29,7 @@ from graphkit.ops import F
 # --- the order of passes --------------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize("stages", range(1, 6))
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 16])
 def test_the_order_of_passes_ends_and_keeps_few_micro_batches(stages, count):
@@ -55,6 +57,7 @@ def test_the_order_of_passes_ends_and_keeps_few_micro_batches(stages, count):
             done.add((stage, *left[stage].pop(0)))
 
 
+@in_one_item()
 @pytest.mark.parametrize("samples", [1, 3, 8, 17])
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_micro_batches_are_all_of_a_batch(samples, count):
@@ -68,6 +71,7 @@ def test_micro_batches_are_all_of_a_batch(samples, count):
 # --- what is computed -----------------------------------------------------------------------------------
 
 
+@default_at(0, 1, 3)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_pipeline_computes_what_one_process_does(on_ranks, network):
     whole, losses = alone(network)
@@ -77,6 +81,7 @@ def test_a_pipeline_computes_what_one_process_does(on_ranks, network):
         assert trainer.updates == whole.updates == 3
 
 
+@default_at(2, 4, 5, 8, 13)
 @pytest.mark.parametrize(
     "options",
     [
@@ -99,6 +104,7 @@ def test_options(on_ranks, options):
         )
 
 
+@default_at(1)
 @pytest.mark.parametrize("options", [{"freeze": ["token"]}, {"clip_norm": 0.5}, {"ema": 0.9}], ids=str)
 def test_a_parameter_of_two_stages_is_lent_for_a_step(on_ranks, options):
     whole, _ = alone("transformer", **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from pipelines import AB, ABC, group, mlp, piped, vectors
 
 import graphkit as gk
@@ -22,6 +23,7 @@ def graph_of(*order):
     return gk.Model(h).graph
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("groups", "ranks", "message"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from combinations import full
+from combinations import default_at, full
 from pipelines import ABC, classifier, labelled
 
 import graphkit as gk
@@ -50,6 +50,7 @@ def test_epochs_are_those_of_one_process(on_ranks, tmp_path, ema):
     assert one.evaluate(labelled(20, 1), ["accuracy"]) == pytest.approx(scores)
 
 
+@default_at(0)
 @pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize("before", [{"a": 0, "b": 1, "c": 2}, {"a": 1, "b": 0, "c": 0}, None])
 @pytest.mark.parametrize("after", [{"a": 2, "b": 0, "c": 1}, full(None)])

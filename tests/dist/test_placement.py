@@ -6,6 +6,7 @@ import json
 import os
 
 import pytest
+from combinations import in_one_item
 from jobs import finish, start
 
 from graphkit import config, cores
@@ -16,6 +17,7 @@ def process(allowed, quota=None, group="", threads=None, may_bind=True):
     return Allowed(frozenset(allowed), quota, group, threads, may_bind)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("processes", "expected"),
     [
@@ -44,6 +46,7 @@ def test_cores_are_disjoint_and_as_many_for_each():
     assert len({core for cores in found for core in cores}) == 6
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "processes",
     [
@@ -58,6 +61,7 @@ def test_who_stays_where_the_launcher_has_put_it(processes):
     assert parts(processes) == [None] * len(processes)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("processes", "expected"),
     [

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from clocks import wait_until
+from combinations import in_one_item
 
 from graphkit.dist import kvstore
 from graphkit.dist.collectives.layout import Slices
@@ -120,6 +121,7 @@ def test_a_sum_is_written_into_out_where_mpi_can_write_it():
     assert not np.may_share_memory(source, total)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("dtype", "by_mpi"), [(np.int16, True), (np.float32, True), (np.float16, False), (ml_dtypes.bfloat16, False)]
 )
@@ -132,6 +134,7 @@ def test_only_halves_are_scattered_without_mpi(dtype, by_mpi):
     assert calls == ["by MPI" if by_mpi else "all-reduce"]
 
 
+@in_one_item()
 @pytest.mark.parametrize("opened", [True, False])
 @pytest.mark.parametrize("cannot_finalize", [True, False])
 @pytest.mark.parametrize("finalized", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import default_at, in_one_item
 from serving import workers
 
 import graphkit as gk
@@ -74,6 +75,7 @@ def test_masks_of_ranks_differ(on_ranks, layer):
     assert on_ranks(lambda store: sizes(store, 1)) == [4, 4]
 
 
+@default_at(0)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_ranks_draw_what_one_process_draws_that_accumulates(on_ranks, layer, ranks):
@@ -122,6 +124,7 @@ def test_ranks_without_samples_keep_the_same_state(on_ranks):
     assert on_ranks(work) == [(3, 6), (3, 7)]
 
 
+@default_at(0, 2)
 @pytest.mark.parametrize("after", [1, 2, 4], ids=lambda ranks: f"{ranks} ranks")
 @pytest.mark.parametrize("before", [1, 2], ids=lambda ranks: f"{ranks} ranks")
 def test_a_resumed_run_draws_on(on_ranks, tmp_path, before, after):
@@ -221,6 +224,7 @@ def test_rank_without_samples_draws_again_after_skipped_step(on_ranks, accumulat
     assert on_ranks(work) == [[(3, rank), (3, rank + 2 * accumulate)] for rank in range(2)]
 
 
+@in_one_item()
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_workers_with_servers_draw_what_one_process_draws(layer, accumulate):

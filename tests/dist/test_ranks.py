@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from combinations import default_at
 
 import graphkit as gk
 from graphkit.errors import NotFinite, UsageError
@@ -75,6 +76,7 @@ def test_a_metric_of_one_rank_is_monitored_by_its_name(on_ranks):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
+@default_at(0, 3)
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2)])
 def test_resume_with_another_number_of_processes(tmp_path, train, before, after, accumulate):
     (whole,) = train(1, range(8), tmp_path / "whole", False, accumulate)
@@ -192,6 +194,7 @@ class Unmergeable:
         self.value += len(target)
 
 
+@default_at(0, 3)
 @pytest.mark.parametrize("samples", [1, 2, 41, 64])
 @pytest.mark.parametrize("processes", [2, 3])
 def test_metrics_are_those_of_one_process_that_sees_all(tmp_path, on_ranks, processes, samples):

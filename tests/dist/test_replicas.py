@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from combinations import covering
+from combinations import covering, in_one_item
 from serving import Alone, add_twice, begun
 
 import graphkit as gk
@@ -340,6 +340,7 @@ def test_questions_and_errors_outlive_a_loss():
             parts_are_alike(net)
 
 
+@in_one_item()
 @pytest.mark.parametrize("options", [None, "2bit:0.5", "float16"])
 def test_a_new_replica_has_slots_and_compression(options):
     """A loss in the middle does not change the optimizer's results. The new replicas compute the second half."""
@@ -458,6 +459,7 @@ def test_frames_that_cannot_be():
         outbox.handle_loss(1)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "options", [{"type": "dist_async", "servers": 1}, {"type": "dist_sync"}, {"type": "local"}, {"type": "elastic"}]
 )

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from combinations import covering
+from combinations import covering, in_one_item
 from serving import workers
 from test_shared_step import net, samples
 
@@ -143,6 +143,7 @@ def of_ranks(*values):
     return [{} if v is None else {"a": np.float32([v, 0]), "b": np.float32([-v])} for v in values]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("before", "compressing", "after"),
     [
@@ -247,6 +248,7 @@ def test_a_checkpoint_of_before_holds_none(on_ranks, tmp_path):
         assert any(array.any() for array in trainer._exchange.residuals().values())
 
 
+@in_one_item()
 @pytest.mark.parametrize(("kind", "after"), covering(KINDS, [1, 3]))
 def test_a_worker_of_servers_goes_on_to_the_bit(tmp_path, kind, after):
     """With as many servers, or others."""

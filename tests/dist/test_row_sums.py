@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from combinations import covering
+from combinations import covering, default_at
 from job_server import FOLDERS
 from jobs import finish, start
 
@@ -59,6 +59,7 @@ def test_a_step_is_that_of_one_process(on_ranks, processes):
         np.testing.assert_allclose(seen, losses, rtol=1e-5)
 
 
+@default_at(2, 5, 7, 8)
 @pytest.mark.parametrize(
     "options",
     [
@@ -105,6 +106,7 @@ def test_rows_are_not_compressed(on_ranks, compression):
 TABLES_BY_NAME = ["user_weight", "item_weight", "user_bias_weight", "item_bias_weight"]
 
 
+@default_at(0, 2)
 @pytest.mark.parametrize(
     ("sizes", "options"),
     covering(

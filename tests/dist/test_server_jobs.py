@@ -216,6 +216,7 @@ def test_tables_are_learnt_and_workers_end_with_the_same(kind, tmp_path):
     assert all(float(after) < 0.35 * float(before) for before, after in found), found
 
 
+@pytest.mark.full
 def test_a_worker_that_fails_ends_the_servers_too():
     code = """
     import time, numpy as np, graphkit as gk

@@ -4,12 +4,14 @@ import itertools
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.dist.servers.sharding import LARGE, Sharding
 from graphkit.dist.wire.packing import pack, pack_named, unpack, unpack_named
 from graphkit.ir.types import dtype_of
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int4", "bool", "complex64", "string"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (2, 3)])
 def test_messages_bring_what_was_given(dtype, shape):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from serving import begun, workers
 
 import graphkit as gk
@@ -83,6 +84,7 @@ def test_pushes_of_several_workers_add_up_in_whatever_order(table):
         np.testing.assert_array_equal(store.row_sparse_pull("table", [6, 0]).values, expected[[0, 6]])
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int64"])
 def test_rows_of_other_types_and_vectors(table, dtype):
     (store,) = table()
@@ -96,6 +98,7 @@ def test_rows_of_other_types_and_vectors(table, dtype):
     np.testing.assert_array_equal(found, vector)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "optimizer", [gk.optim.SGD(0.1, momentum=0.9, weight_decay=0.1), gk.optim.Adam(0.01)], ids=lambda o: o.kind
 )
@@ -144,6 +147,7 @@ def test_nan_and_infinity_travel(table):
     assert np.isposinf(found[1]).all()
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

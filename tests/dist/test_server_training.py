@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import default_at, in_one_item
 from serving import workers
 
 import graphkit as gk
@@ -44,6 +45,7 @@ def assert_same(found, expected, rtol=2e-6):
         np.testing.assert_allclose(found[name], array, rtol=rtol, atol=rtol, err_msg=name)
 
 
+@default_at(0, 4, 6, 9)
 @pytest.mark.parametrize(
     "options",
     [
@@ -302,6 +304,7 @@ def test_an_elastic_exchange_is_of_the_strength_over_the_workers():
     np.testing.assert_allclose(store.pull("table"), before + 0.25 * moved, rtol=1e-5, atol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize("options", [{"ema": 0.8}, {"accumulate": 2}, {"lazy": ["table"]}, {"lr_mult": {"*": 0.5}}])
 def test_an_elastic_worker_before_its_first_exchange_is_one_process(options):
     (store,), _ = workers(1, type="elastic", period=100)

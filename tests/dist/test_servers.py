@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from serving import add_twice, begun, workers
 
 import graphkit as gk
@@ -121,6 +122,7 @@ def test_a_function_of_the_users_runs_on_every_server():
     assert found[0] | found[1] == {f"k{n}": 2 * n + 100 for n in range(8)}
 
 
+@in_one_item()
 @pytest.mark.parametrize("options", ["2bit:0.5", "float16", "top_k:0.5"])
 def test_pushes_in_fewer_bytes_lose_nothing(options):
     (store,), _ = workers(1)
@@ -149,6 +151,7 @@ def test_what_is_left_out_of_a_key_that_is_divided_is_whole():
 # --- clocks ---------------------------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_a_worker_waits_for_the_slowest_one_beyond_the_bound(bound):
     (fast, slow), (server,) = workers(2, type="dist_bounded", bound=bound)
@@ -262,6 +265,7 @@ def test_elastic_averaging_keeps_what_it_moves():
     assert (mine["w"] == np.arange(4)).all()
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("options", "message"),
     [

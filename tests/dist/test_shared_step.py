@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from combinations import covering
+from combinations import covering, default_at
 
 import graphkit as gk
 from graphkit.dist.progress.engine import OVERLAPS
@@ -69,6 +69,7 @@ def small_buckets(monkeypatch):
 # --- what is computed ---------------------------------------------------------------------------------
 
 
+@default_at(0, 3, 5, 6)
 @pytest.mark.parametrize(
     "options",
     [

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from clocks import wait_until
+from combinations import in_one_item
 from jobs import finish, start
 
 import graphkit as gk
@@ -146,6 +147,7 @@ def test_a_job_whose_launcher_is_of_another_mpi_does_not_train_several_times(tas
     assert "goes on" not in done.stdout
 
 
+@in_one_item()
 @pytest.mark.parametrize("seconds", [0, -1.0, math.nan])
 def test_a_timeout_is_above_zero(seconds):
     with pytest.raises(UsageError, match="above 0"):

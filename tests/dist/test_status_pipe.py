@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from clocks import wait_until
+from combinations import default_at
 from jobs import STEPS, finish
 
 from graphkit import config
@@ -64,6 +65,7 @@ def pids(job, folder):
     return [int(file.read_text()) for file in files]
 
 
+@default_at(0)
 @pytest.mark.parametrize(
     ("leaves", "status"),
     [

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from serving import workers
 
 import graphkit as gk
@@ -237,6 +238,7 @@ def test_empty_lists_of_keys_do_nothing(on_stores):
     on_stores(work)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from combinations import covering
+from combinations import covering, default_at, in_one_item
 from job_server import command
 
 import graphkit as gk
@@ -146,6 +146,7 @@ def test_without_the_option_and_in_one_process_statistics_are_those_of_each(on_r
     assert_same(alone[0], trained(None)[0], 0)
 
 
+@default_at(1)
 @pytest.mark.parametrize(("accumulate", "sizes"), covering([1, 2], [(16, 16), (32, 0), (0, 32)]))
 def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, sizes, accumulate):
     def work(store):
@@ -167,6 +168,7 @@ def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, sizes, accu
     assert on_ranks(work) == [2 // accumulate + 1] * 2
 
 
+@default_at(1)
 @pytest.mark.parametrize("sizes", [(16, 16), (32, 0), (0, 32)])
 def test_an_error_says_where_a_nan_comes_from(on_ranks, sizes):
     def work(store):
@@ -364,6 +366,7 @@ def test_another_choice_in_another_process_is_an_error_and_no_hang(on_ranks):
     assert all(on_ranks(work))
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", REMOTE)
 def test_workers_that_take_steps_of_their_own_are_refused(kind):
     class Workers:

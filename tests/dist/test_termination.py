@@ -12,6 +12,7 @@ import textwrap
 
 import numpy as np
 import pytest
+from combinations import default_at
 from job_server import command
 
 import graphkit as gk
@@ -140,6 +141,7 @@ def test_run_resumes_bit_for_bit_after_sigterm(jobs, task, ranks, at, batches, m
     check_resume_after_sigterm(jobs, task, ranks, at, batches, more, per_epoch=3)
 
 
+@default_at(0)
 @pytest.mark.parametrize(("ranks", "at", "batches", "more"), GROUPS)
 def test_groups_resume_bit_for_bit_after_sigterm(jobs, task, ranks, at, batches, more):
     check_resume_after_sigterm(jobs, task, ranks, at, batches, more, per_epoch=5, again=more)
@@ -171,6 +173,7 @@ def server_options(task, run, kind, servers, *more):
     return [*map(str, ["train", task / "net.json", *data, "--kvstore", kind, "--servers", servers, *more])]
 
 
+@default_at(0)
 @pytest.mark.parametrize(("kind", "servers", "ranks", "at"), SERVERS)
 def test_workers_stop_together_after_sigterm(task, kind, servers, ranks, at):
     done = job(*server_options(task, "run", kind, servers), ranks=ranks, at=at, processes=2 + servers)
@@ -189,6 +192,7 @@ def test_workers_stop_together_after_sigterm(task, kind, servers, ranks, at):
     assert (manifest["position"]["epoch"], manifest["updates"]) == (4, 12)
 
 
+@pytest.mark.full
 def test_one_worker_with_a_server_resumes_bit_for_bit(task):
     """The server and the worker take turns, so the results of the whole run are known."""
     whole = job(*server_options(task, "whole", "dist_async", 1), processes=2)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
+from combinations import in_one_item
 
 from graphkit import cli
 from graphkit.ops import registry
@@ -97,6 +98,7 @@ def check_options(command, words):
             parameter.type_cast_value(context, value)
 
 
+@in_one_item()
 @pytest.mark.parametrize("path", [*FILES, *TUTORIAL], ids=lambda p: p.name)
 def test_shell_commands_have_the_options_that_pages_name(path):
     for name, *words in shell_commands(path.read_text()):
@@ -112,6 +114,7 @@ def test_pages_have_shell_commands():
     assert found == set(cli.COMMANDS)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_examples_in_help_have_options_of_the_command(name):
     command = importlib.import_module(f"graphkit.cli.{name}").command

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from combinations import in_one_item
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +36,7 @@ def test_the_readme_shows_the_same_layers(drawing: ModuleType) -> None:
     assert [sorted(row) for row in shown] == [sorted(row) for row in drawing.layers("Arrows point down", "graphkit")]
 
 
+@in_one_item()
 @pytest.mark.parametrize("guide", ["docs/architecture.md", "docs/kernels.md", "CONTRIBUTING.md"])
 def test_files_that_guides_name_are_there(guide: str) -> None:
     named = re.findall(r"`((?:[\w.]+/)+[\w.]*)`", (ROOT / guide).read_text("utf-8"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 
@@ -34,6 +35,7 @@ def public(module: Any) -> set[str]:
     return own if hasattr(module, "__all__") else {n for n in own if getattr(module, n).__module__ == module.__name__}
 
 
+@in_one_item()
 @pytest.mark.parametrize("path", [path for path in NAMED if path != STUB])
 def test_what_is_named_is_there(path: str) -> None:
     assert found(path).__doc__
@@ -50,6 +52,7 @@ def test_public_names_are_there() -> None:
     assert STUB in whole
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", sorted(gk._MODULES))
 def test_names_of_public_modules_are_there(name: str) -> None:
     """As a page about the module, or one by one."""

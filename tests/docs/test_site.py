@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from combinations import in_one_item
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -73,6 +74,7 @@ def read_otherwise(text: str) -> Iterator[str]:
         before = line
 
 
+@in_one_item()
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_lists_and_tables_are_read_alike(path: Path) -> None:
     assert list(read_otherwise(path.read_text("utf-8"))) == []

@@ -6,6 +6,7 @@ from collections import deque
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from grid_world import MOVES, GridWorld
 from q_learning import QLearner, Settings, learning_episode, rollout
 
@@ -274,6 +275,7 @@ def test_a_world_of_ones_own():
     assert gk.verify(play, feeds).passed
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "optimizer",
     [gk.optim.SGD(0.05), gk.optim.SGD(0.05, momentum=0.9), gk.optim.Adagrad(0.01), gk.optim.Lamb(0.01)],
@@ -292,6 +294,7 @@ def test_any_optimizer(optimizer):
             assert np.ptp(learner.trainer.states[f"{name}/{slot}"]) > 0
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("make", "message"),
     [

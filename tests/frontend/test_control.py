@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InvalidModel, TypeMismatch, UsageError
@@ -30,6 +31,7 @@ class Pair(NamedTuple):
     right: object
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "nested", [1, (1, 2), [1, (2,)], {"b": 1, "a": [2, {"c": 3}]}, Pair(1, (2, 3)), (), {}, None, (1, None, [])]
 )
@@ -49,6 +51,7 @@ def test_tree_paths_and_order():
     assert str(tree.skeleton(nested)) == "{'b': (*, *), 'a': [*]}"
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("nested", "words"),
     [(1, "one value"), (None, "None"), ((1, 2), "a tuple of 2 values"), ([1], "a list of 1 value"),
@@ -131,6 +134,7 @@ def test_while_loop_over_a_dict():
     assert run({"fibonacci": end["f"][0]}, n=np.array(0))[0]["fibonacci"] == 0
 
 
+@in_one_item()
 @pytest.mark.parametrize("limit", [0, 3, np.int64(4)])
 def test_while_loop_stops_at_maximum_iterations(limit):
     x = gk.input("x", [])
@@ -353,6 +357,7 @@ def test_options_of_loops_are_checked():
         gk.map(lambda row: row * 2.0, x, out_axis=2)
 
 
+@in_one_item()
 @pytest.mark.parametrize("recompute", [None, 1, 3, "sqrt"])
 def test_blocks_compute_the_same(recompute):
     x = gk.input("x", [7, 3])

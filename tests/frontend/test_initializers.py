@@ -6,6 +6,7 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import UsageError
 from graphkit.frontend import initializers as init
@@ -24,6 +25,7 @@ def make(spec, shape=SHAPE, dtype="float32", seed=0, name="w"):
     return init.initialize(TensorType(dtype, shape), spec, seed, name)
 
 
+@in_one_item()
 @pytest.mark.parametrize("initializer", ALL, ids=lambda i: i.type)
 def test_json_round_trip(initializer):
     stored = json.loads(json.dumps(initializer.to_dict()))
@@ -36,6 +38,7 @@ def test_every_type_is_in_the_round_trip_table():
     assert {i.type for i in ALL} == set(init._registry)
 
 
+@in_one_item()
 @pytest.mark.parametrize("initializer", ALL, ids=lambda i: i.type)
 def test_values_depend_on_seed_and_name_alone(initializer):
     value = make(initializer)
@@ -55,6 +58,7 @@ def test_the_stream_is_fixed():
     np.testing.assert_allclose(values, [0.224267663281979, 0.7664653957661879, 0.8443361768701158], rtol=1e-12)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("spec", "std"),
     [
@@ -95,6 +99,7 @@ def test_truncation_holds():
     assert values.max() <= 8.0
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(8, 20), (20, 8), (6, 2, 3), (5, 5)])
 def test_orthogonal(shape):
     matrix = make(init.Orthogonal(gain=2.0), shape, "float64").reshape(shape[0], -1)
@@ -103,6 +108,7 @@ def test_orthogonal(shape):
     np.testing.assert_allclose(product, 4.0 * np.eye(min(rows, columns)), atol=1e-12)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("shape", [(3, 4), (0, 4), (2, 0, 3)])
 def test_any_float_dtype_and_empty_shapes(dtype, shape):
@@ -121,6 +127,7 @@ def test_scalars_and_integers():
         make("normal", (2,), "int64")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import TypeMismatch, UsageError
@@ -29,6 +30,7 @@ def normal(*shape):
 # --- linear, embedding ------------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(5, 4), (4,), (2, 3, 4), (2, 1, 3, 4), (0, 4)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear(shape, bias):
@@ -121,6 +123,7 @@ def naive_conv(x, w, b, stride, pads, dilation, groups):
     return y + b.reshape(1, -1, *[1] * rank)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("layer", "size", "options", "pads"),
     [
@@ -163,6 +166,7 @@ def test_conv_transpose_is_the_transpose_of_conv():
     assert float((lowered * y).sum()) == pytest.approx(float((x * raised).sum()), rel=1e-4)
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [[1, 1, 8, 8], ["N", 1, 8, 8], ["N", 1, "H", 8]])
 def test_a_kernel_larger_than_its_input_is_refused(shape):
     x = gk.input("x", shape)
@@ -232,6 +236,7 @@ def test_batch_norm_without_affine_has_statistics_only():
     assert list(net.params) == ["bn_running_mean", "bn_running_var"]
 
 
+@in_one_item()
 @pytest.mark.parametrize("axis", [-1, 1, -2])
 def test_layer_norm(axis):
     net = randomised(gk.Model(nn.layer_norm(gk.input("x", ["N", 3, 4]), axis=axis, name="ln")))
@@ -248,6 +253,7 @@ def test_rms_norm():
     np.testing.assert_allclose(evaluated(net, data), expected, rtol=1e-4, atol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("groups", [None, 1, 2, 6])
 def test_instance_and_group_norm(groups):
     x = gk.input("x", ["N", 6, 4, "W"])

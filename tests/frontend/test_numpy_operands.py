@@ -6,6 +6,7 @@ import operator
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import NotAnArray, UsageError
@@ -35,6 +36,7 @@ BESIDE_FLOATS = (
 )  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("other", BESIDE_FLOATS, ids=lambda v: type(v).__name__)
 @pytest.mark.parametrize("function", [*ARITHMETIC, *COMPARISONS, operator.pow])
 def test_arrays_and_scalars_beside_floats(function, other):
@@ -45,6 +47,7 @@ def test_arrays_and_scalars_beside_floats(function, other):
         np.testing.assert_allclose(evaluated(function(other, x)), function(constant, FLOATS), rtol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("function", [operator.add, operator.mul, operator.floordiv, operator.mod, *COMPARISONS])
 @pytest.mark.parametrize("other", [np.array([2, 3, -4, 5]), np.int64(3), np.int8(-3)], ids=str)
 def test_integers_beside_integers(function, other):
@@ -53,6 +56,7 @@ def test_integers_beside_integers(function, other):
     np.testing.assert_array_equal(evaluated(function(i, other)), function(INTS, other))
 
 
+@in_one_item()
 @pytest.mark.parametrize("function", [operator.and_, operator.or_, operator.xor])
 def test_bits_and_truth(function):
     _, i, t = inputs()
@@ -71,6 +75,7 @@ def test_products_of_matrices():
     np.testing.assert_allclose(evaluated(np.ones((3, 2)) @ x[:2]), np.ones((3, 2)) @ FLOATS, rtol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "function",
     [np.exp, np.tanh, np.abs, np.negative, np.floor, np.rint, np.square, np.isnan, np.sign, np.arctan, np.positive],
@@ -81,6 +86,7 @@ def test_functions_of_one(function):
     np.testing.assert_allclose(evaluated(function(x)), function(FLOATS), rtol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "function",
     [np.maximum, np.minimum, np.fmod, np.equal, np.not_equal, np.multiply, np.greater],
@@ -92,6 +98,7 @@ def test_functions_of_two(function):
     np.testing.assert_allclose(evaluated(function(np.ones(4), x)), function(np.ones(4, np.float32), FLOATS), rtol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("use", "hint"),
     [
@@ -114,6 +121,7 @@ def test_what_has_no_node_says_what_to_use(use, hint):
     assert isinstance(caught.value, TypeError)
 
 
+@in_one_item()
 @pytest.mark.parametrize("other", [np.ones(4), np.float32(1.5), np.array([2**40]), np.array(["a"]), TRUTHS], ids=str)
 def test_constants_that_would_lose_their_value(other):
     _, i, _ = inputs()

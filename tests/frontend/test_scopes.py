@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -53,6 +54,7 @@ def test_attribute_scopes_reach_nodes_and_parameters_and_inner_ones_win():
     assert not gk.nn.linear(x, 3).node.meta
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["", "/", None])
 def test_a_name_scope_needs_a_name(name):
     with pytest.raises(UsageError, match="needs a name"), gk.name_scope(name):

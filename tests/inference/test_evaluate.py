@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 from scipy.special import expit, log_softmax
 
@@ -40,6 +41,7 @@ def expected_calibration_error(probability: np.ndarray, correct: np.ndarray) -> 
     return error
 
 
+@in_one_item()
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("activation", [None, gk.softmax], ids=["logits", "probabilities"])
 def test_classification_agrees_with_formulas(activation, engine):
@@ -75,6 +77,7 @@ def test_classification_agrees_with_formulas(activation, engine):
         assert (sample.loss, sample.probability) == pytest.approx((loss[i], probability[i]), rel=1e-4)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", [np.int64, np.float32, np.bool_])
 @pytest.mark.parametrize("activation", [None, gk.sigmoid], ids=["logits", "probabilities"])
 def test_binary_classification_agrees_with_formulas(activation, kind):
@@ -98,6 +101,7 @@ def test_binary_classification_agrees_with_formulas(activation, kind):
     assert found.calibration_error == pytest.approx(expected_calibration_error(probability, predicted == y), rel=1e-4)
 
 
+@in_one_item()
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_regression_agrees_with_formulas(outputs, engine):
@@ -160,6 +164,7 @@ def test_one_hot_rows_are_classes():
     np.testing.assert_array_equal(given.confusion, expected.confusion)
 
 
+@in_one_item()
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("size", [1, 8])
 def test_padding_of_a_fixed_batch_never_counts(tmp_path, size, engine):
@@ -189,6 +194,7 @@ def test_onnxruntime_runs_the_file_itself(tmp_path):
         gk.evaluate(net, (x, y), engine="onnxruntime", device="cuda")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "loss",
     [

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from decoders import cached_decoder, greedy, session, spread
 
 import graphkit as gk
@@ -86,6 +87,7 @@ def test_sessions_of_onnxruntime_are_kept_with_the_model(monkeypatch):
     assert len(opened) == 4
 
 
+@in_one_item()
 @pytest.mark.parametrize(("mask", "positions"), [(True, True), (True, False), (False, True), (False, False)])
 def test_uneven_prompts_equal_single_ones(mask, positions):
     model = cached_decoder(mask=mask, positions=positions)
@@ -375,6 +377,7 @@ def _two_named(first, second, *, outputs):
     return gk.Model({"logits": gk.nn.linear(h, 9, name="fc"), **{n: gk.mul(a, np.float32(2)) for n in outputs}})
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("first", "second", "outputs", "message"),
     [

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from decoders import cached_decoder, session, spread
 
 import graphkit as gk
@@ -30,6 +31,7 @@ def shares_of(scores, temperature, top_k, top_p):
     return found
 
 
+@in_one_item()
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 @pytest.mark.parametrize(
     ("top_k", "top_p"), [(None, None), (4, None), (None, 0.6), (6, 0.8), (1, None), (100, None), (None, 1.0)]
@@ -194,6 +196,7 @@ def test_words_are_separated_from_the_prompt():
     assert pieces_of(TextStream(vocabulary, [2]), [3, 4]) == [" good", " film", ""]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("stops", "pieces"),
     [

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import onnxruntime
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 from PIL import Image
 
@@ -63,6 +64,7 @@ def formula(name):
 # --- batches ------------------------------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize(("batch", "size"), [("N", 1), ("N", 3), ("N", 7), ("N", 50), (1, 4), (3, 2), (3, 3), (10, 4)])
 @pytest.mark.parametrize("engine", ["graphkit", "onnxruntime"])
 def test_every_batch_size_gives_every_sample(batch, size, engine):
@@ -86,6 +88,7 @@ def test_padding_does_not_reach_the_result():
     np.testing.assert_array_equal(found, [*(rows[:4] + rows[:4].sum(0)), *(rows[4:] + padded.sum(0))])
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -132,6 +135,7 @@ def test_types_of_arrays():
         list(gk.predict(classifier(), np.zeros((2, 4), np.uint8)))
 
 
+@in_one_item()
 @pytest.mark.parametrize("options", [{"batch_size": 0}, {"top": 0}, {"engine": "onnx"}, {"outputs": ["z"]}])
 def test_wrong_options(options):
     with pytest.raises(UsageError):
@@ -141,6 +145,7 @@ def test_wrong_options(options):
 # --- classes ------------------------------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("end", "size", "count"),
     [

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit import cli
@@ -62,6 +63,7 @@ def write_data(folder, form, names=CLASSES):
     return str(path)
 
 
+@in_one_item()
 @pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "parquet"])
 @pytest.mark.parametrize("segments", [True, False])
 @pytest.mark.parametrize("names", [CLASSES, None], ids=["names", "numbers"])
@@ -87,6 +89,7 @@ def test_evaluation_of_a_folder(tmp_path):
     assert found.metrics["accuracy"] == pytest.approx(right.mean())
 
 
+@in_one_item()
 @pytest.mark.parametrize("engine", ["graphkit", "onnxruntime"])
 @pytest.mark.parametrize("size", [1, 4, 64])
 def test_results_do_not_depend_on_batches(tmp_path, engine, size):
@@ -98,6 +101,7 @@ def test_results_do_not_depend_on_batches(tmp_path, engine, size):
     assert found.metrics["loss"] == pytest.approx(expected(net)[1], rel=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("model", "config", "limit"),
     [
@@ -121,6 +125,7 @@ def test_texts_are_truncated_to_the_maximum_of_the_model(tmp_path, model, config
     assert found.metrics["loss"] != pytest.approx(expected(classifier())[1], rel=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "txt"])
 def test_predictions(tmp_path, form):
     net = classifier()
@@ -192,6 +197,7 @@ def test_parts_are_disjoint_and_complete(tmp_path, run):
     assert counts[1]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -223,6 +229,7 @@ def test_damaged_data_are_refused(tmp_path, name, content, message):
         gk.evaluate(model, tmp_path / name)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
@@ -266,6 +273,7 @@ def test_columns_of_other_arrow_types(tmp_path):
         assert gk.evaluate(model, tmp_path / "a.PARQUET").metrics["accuracy"] == pytest.approx(expected(net)[0])
 
 
+@pytest.mark.full
 def test_equal_texts_are_in_memory_once(tmp_path):
     """Otherwise a small file could take any amount of memory."""
     pa.parquet.write_table(pa.table({"text": ["a" * 100_000] * 1000, "n": range(1000)}), tmp_path / "a.parquet")
@@ -295,6 +303,7 @@ def test_damaged_files_beside_the_model_are_refused(tmp_path):
             gk.evaluate(model, data)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -331,6 +340,7 @@ def test_settings_without_a_value_have_their_defaults(tmp_path, config):
     assert found.metrics["loss"] == pytest.approx(expected(net, 6)[1], rel=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("content", ["{", '{"model": 3}', "[]"])
 def test_a_damaged_tokenizer_names_the_file(tmp_path, content):
     model, data = write_folder(tmp_path, classifier()), write_data(tmp_path, "csv")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ir import atomic
@@ -135,6 +136,7 @@ def test_data_of_a_model_that_was_never_finished_go(tmp_path):
         assert "net-0123456789abcdef.data" not in found
 
 
+@in_one_item()
 @pytest.mark.parametrize("size", [0, 1, atomic._BUFFER, atomic._PIECE, atomic._PIECE + 1, 3 * atomic._PIECE + 5])
 def test_content_of_any_size_is_written(tmp_path, size):
     numbers = np.random.default_rng(0).integers(0, 1 << 16, (size, 2), np.uint16)

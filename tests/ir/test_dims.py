@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
@@ -126,6 +127,7 @@ def test_fresh_dimensions_differ() -> None:
     assert dims.parse(str(a)) == a
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

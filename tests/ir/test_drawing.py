@@ -7,7 +7,7 @@ from itertools import pairwise
 from xml.etree import ElementTree as ET
 
 import pytest
-from combinations import full
+from combinations import full, in_one_item
 
 import graphkit as gk
 from graphkit.ir.drawing import MAX_NODES, boxes_of, to_svg
@@ -39,6 +39,7 @@ def test_every_node_and_edge_is_there():
     assert len(lines) == len(arrows) == operands
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["lenet", "googlenet", full("unet"), "lstm_lm"])
 def test_boxes_of_a_layer_do_not_overlap_and_lie_in_the_picture(name):
     graph = gk.models.build(name).graph

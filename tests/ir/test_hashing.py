@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.ir import hashing
 from graphkit.ir.hashing import sha256_of
@@ -17,6 +18,7 @@ from graphkit.ir.hashing import sha256_of
 _LARGE = hashing._INLINE + 1
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "sizes", [[], [0], [5], [_LARGE], [5, _LARGE, 7, 7], [_LARGE] * 5, [_LARGE, 0, _LARGE, 3], [_LARGE - 1]]
 )

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit import config
@@ -62,6 +63,7 @@ def test_small_requests_are_counted(monkeypatch):
         limits.require_memory(1 << 20)
 
 
+@in_one_item()
 @pytest.mark.parametrize("text", ["4GB", "1.5 MiB", "100"])
 def test_amounts_of_memory(text, monkeypatch):
     monkeypatch.setenv("GRAPHKIT_MAX_MEMORY", text)
@@ -70,6 +72,7 @@ def test_amounts_of_memory(text, monkeypatch):
     assert limits.Bounds.of() == limits.Bounds(memory=wanted)
 
 
+@in_one_item()
 @pytest.mark.parametrize("options", [{"max_memory": 0}, {"max_iterations": -1}, {"timeout": float("nan")}])
 def test_limits_are_above_zero(options):
     with pytest.raises(UsageError, match="above 0"):
@@ -147,6 +150,7 @@ def test_a_scan_output_grows_to_the_limit_and_no_further():
         executor.run(feeds | {"xs": np.ones(1000, np.float32)})
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "results",
     [

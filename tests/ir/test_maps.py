@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.checks import backend
@@ -42,6 +43,7 @@ def test_types() -> None:
         join(FLOATS, TEXTS)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", [FLOATS, TEXTS, SequenceType(FLOATS), OptionalType(SequenceType(TEXTS))])
 def test_protobuf_and_json(kind: Any) -> None:
     assert type_from_proto(type_to_proto(kind), "here") == kind
@@ -120,6 +122,7 @@ def test_as_arrays() -> None:
     assert flat["m.keys"].tolist() == [5]
 
 
+@in_one_item()
 @pytest.mark.parametrize("target", [13, 17, 21, 25])
 def test_versions_that_are_exported(target: int) -> None:
     """The version of the domain is the one of the target, and one that still has the operators of the file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from combinations import in_one_item
 
 from graphkit.ir.names import Names, snake_case
 
@@ -12,6 +13,7 @@ def test_names_taker() -> None:
     assert [names.take(n) for n in ("a", "a", "a_1", "a", "b")] == ["a", "a_1", "a_1_1", "a_2", "b"]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("Relu", "relu"), ("BatchNormalization", "batch_normalization"), ("RMSNormalization", "rms_normalization"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InvalidModel
@@ -49,6 +50,7 @@ def in_python(compute: object) -> object:
         graphs._native = native
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(10))
 def test_topological_order_is_equal(seed: int) -> None:
     values = random_values(seed)
@@ -66,6 +68,7 @@ def shown(graph: Graph) -> list[object]:
     return [str(graph), values, [(node.name, node.meta, node.scope) for node in graph.nodes], ranks]
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(10))
 def test_rewritten_graph_is_equal(seed: int) -> None:
     values = random_values(seed)
@@ -80,6 +83,7 @@ def test_rewritten_graph_is_equal(seed: int) -> None:
     assert rewritten() == in_python(rewritten)
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(10))
 def test_nodes_after_given_operators_are_equal(seed: int) -> None:
     values = random_values(seed)
@@ -99,6 +103,7 @@ def test_nodes_after_given_operators_are_equal(seed: int) -> None:
     assert visited() == in_python(visited)
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(10))
 def test_counted_uses_are_equal(seed: int) -> None:
     values = random_values(seed)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from combinations import in_one_item
 
 from graphkit.errors import InvalidModel, RuntimeFailure, TypeMismatch, UnsafeModel, UnsupportedOperator, UsageError
 from graphkit.ir import atomic, serialize
@@ -54,6 +55,7 @@ def parameter(name: str, array: np.ndarray) -> Value:
     return Value(TensorType(array.dtype, array.shape), name, role="parameter")
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 700)], ids=str)
 @pytest.mark.parametrize("dtype", list(DType), ids=str)
 def test_tensors_round_trip_bit_for_bit(tmp_path: Path, dtype: DType, shape: tuple[int, ...]) -> None:
@@ -306,6 +308,7 @@ def test_type_conflict_names_the_node(saved: Path) -> None:
         serialize.load(saved, resolve)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -350,6 +353,7 @@ def test_truncated_tensor_is_named(saved: Path) -> None:
         serialize.load(saved, resolve)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("names", "held"), [("a", "tensor 'a',"), ("ab", "tensor '.' and 1 more,"), ("abc", "and 2 more,")]
 )
@@ -414,6 +418,7 @@ def test_random_damage_never_escapes(saved: Path) -> None:
             continue
 
 
+@in_one_item()
 @pytest.mark.parametrize("depth", [64, 65, 100])
 def test_deeply_nested_subgraphs_are_refused(depth: int) -> None:
     """A graph of 64 is read, and its innermost If refused, which lacks a branch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from combinations import in_one_item
 from random_dims import random_dim
 
 from graphkit.errors import TypeMismatch
@@ -15,6 +16,7 @@ from graphkit.ir.sizes import SizeTable, defined_names
 NAMES = ("N", "M", "a b", "__import__('os').abort()", "?7", "s", "s[0]")
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(30))
 def test_the_same_as_by_substitution(seed: int) -> None:
     rng = random.Random(seed)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 
 import graphkit as gk
@@ -18,6 +19,7 @@ from graphkit.ir.tensor import Tensor
 WORDS = np.array([["a", "zwölf"], ["", "日本\0"]], object)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -50,6 +52,7 @@ BAD = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize(("given", "message"), BAD)
 def test_what_is_no_text(given: np.ndarray, message: str) -> None:
     """Also in the second run of a program, whose feeds have the dtype and shape of the first."""
@@ -63,6 +66,7 @@ def test_what_is_no_text(given: np.ndarray, message: str) -> None:
         executor.run({"x": given})
 
 
+@in_one_item()
 @pytest.mark.parametrize("given", [["a", 1], [["a"], ["b", "c"]], [None, "a"]])
 def test_lists_that_are_no_text(given: Any) -> None:
     net = gk.Model({"y": gk.identity(gk.input("x", [2], dtype="string"))})
@@ -75,6 +79,7 @@ def test_lists_keep_zero_bytes() -> None:
     assert net.run({"x": ["a", "b\0"]})["y"].tolist() == ["a", "b\0"]
 
 
+@in_one_item()
 @pytest.mark.parametrize("words", [WORDS, np.array("", object), np.empty((0, 2), object), np.full(3000, "é", object)])
 def test_constants_in_files(words: np.ndarray, tmp_path: Path) -> None:
     """JSON, its weights file, and ONNX hold the same strings."""
@@ -92,6 +97,7 @@ def file(tensor: TensorProto) -> bytes:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]).SerializeToString()
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import TypeMismatch, UsageError
@@ -21,6 +22,7 @@ from graphkit.ir.types import (
 )
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", list(DType), ids=str)
 def test_dtype_is_its_numpy_name(dtype: DType) -> None:
     assert dtype_of(dtype.value) is dtype
@@ -32,6 +34,7 @@ def test_dtype_of_python_types() -> None:
     assert [dtype_of(t) for t in (float, int, bool, str)] == [DType.FLOAT32, DType.INT64, DType.BOOL, DType.STRING]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("f4", "float32"), ("=f4", "float32"), ("double", "float64"), ("e", "float16"), ("i8", "int64"), ("u1", "uint8"),

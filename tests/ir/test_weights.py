@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InvalidModel, UsageError
@@ -56,6 +57,7 @@ def written(path: Path, entries: Any, size: int) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", FILES)
 def test_files_are_those_that_safetensors_reads(tmp_path: Path, case: str) -> None:
     path = tmp_path / "w.safetensors"

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -81,6 +82,7 @@ def padded(tokens, decode):
     return np.array([*tokens, *[END] * (decode - len(tokens))])
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("attention", "layers", "beam", "decode", "alpha", "toward_end"),
     [
@@ -203,6 +205,7 @@ def test_a_trained_network_writes_no_less_likely_sequences_than_greedily():
     assert (beams["tokens"][:, 0] == target).all(axis=1).mean() > 0.9
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("options", "message"),
     [

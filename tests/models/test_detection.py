@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError
@@ -42,6 +43,7 @@ def test_default_boxes_of_300_pixels():
     assert boxes[:, 2:].max() == 1  # the centres of 64 pixels may lie outside
 
 
+@in_one_item()
 @pytest.mark.parametrize("sides", [(268, 280), (300, 300), (331, 268), (512, 400)])
 def test_there_are_as_many_default_boxes_as_outputs(sides, unset_parameters):
     net = gk.models.build("ssd", **SMALL | {"image": (3, *sides)})
@@ -83,6 +85,7 @@ def test_decoding_undoes_the_encoding():
     np.testing.assert_allclose(found[classes > 0], np.repeat(box, (classes > 0).sum(), axis=0), atol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("boxes", "labels", "message"),
     [
@@ -130,6 +133,7 @@ def expected_loss(logits, offsets, classes, places):
     return total / max(matched, 1)
 
 
+@in_one_item()
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.2, 0.6, 1.0])
 def test_the_loss_is_its_equation(share):
     """A quarter of matches takes all of the background, and more find fewer than three times their number."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from zoo_training import LARGE
 
 import graphkit as gk
@@ -173,6 +174,7 @@ def test_parameter_counts_are_the_published_ones(name, options, count, unset_par
 GLUON = {18: 11_695_796, 34: 21_811_380, 50: 25_595_060, 101: 44_639_412, 152: 60_329_140}
 
 
+@in_one_item()
 @pytest.mark.parametrize("layers", GLUON)
 def test_preactivation_has_as_many_parameters_as_in_gluon(layers, unset_parameters):
     net = gk.models.build("resnet", layers=layers, preactivation=True)
@@ -180,6 +182,7 @@ def test_preactivation_has_as_many_parameters_as_in_gluon(layers, unset_paramete
     assert f"{net.num_parameters:,}" in gk.models.describe("resnet")
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", BY_LANE)
 def test_the_command_line_builds_it(name, tmp_path):
     texts = {k: "x".join(map(str, v)) if isinstance(v, tuple) else str(v) for k, v in SMALL[name].items()}
@@ -188,6 +191,7 @@ def test_the_command_line_builds_it(name, tmp_path):
     assert gk.load(tmp_path / "net.json").num_parameters == gk.models.build(name, **SMALL[name]).num_parameters
 
 
+@pytest.mark.full
 def test_the_guide_lists_every_network_with_its_options_and_size(unset_parameters):
     text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| ([\d,]+) \|", text, re.MULTILINE)
@@ -236,6 +240,7 @@ def _shape(kind):
     return (2, *(d if isinstance(d, int) else TOKENS for d in kind.shape[1:]))
 
 
+@in_one_item()
 @pytest.mark.parametrize("tokens", [1, 3, 8])
 def test_sequences_of_any_length_up_to_the_limit(tokens):
     net = gk.models.build("transformer_lm", **SMALL["transformer_lm"])
@@ -294,6 +299,7 @@ def test_the_elbo_is_minus_log_likelihood_plus_divergence():
     np.testing.assert_allclose(loss, (divergence.sum() - likelihood.sum()) / 2, rtol=1e-12)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

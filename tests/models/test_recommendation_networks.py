@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 
@@ -199,6 +200,7 @@ def test_dlrm_learns_which_categories_go_together(lazy):
 # --- tables of rows that few batches read -----------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("name", "options", "lazy"),
     [

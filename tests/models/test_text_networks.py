@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -98,6 +99,7 @@ def reversal(count, rng, longest=6):
     return {"source": source, "lengths": lengths, "previous": previous}, target
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("attention", ["luong", pytest.param("bahdanau", marks=pytest.mark.full)])
 def test_it_learns_to_reverse_and_writes_by_itself(attention, monkeypatch):
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")
@@ -153,6 +155,7 @@ def test_the_loop_stops_when_all_have_ended():
     assert steps == 1
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -166,6 +169,7 @@ def test_wrong_options(options, message):
         seq2seq(**options)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("name", "options"), [
     ("lstm_lm", LANGUAGE), ("text_classifier", CLASSIFIER), ("seq2seq", PAIRS), ("seq2seq", PAIRS | {"decode": 5}),
 ])  # fmt: skip
@@ -202,6 +206,7 @@ GRADIENTS = {
 }  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", GRADIENTS)
 def test_gradients_in_onnx_runtime(case):
     name, options, shapes = GRADIENTS[case]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from zoo_training import TRAINED, feeds_of, is_core, is_large, label, loss_of
 
 import graphkit as gk
@@ -77,6 +78,7 @@ def test_every_step_is_native(name, options, way, strict):
     assert np.isfinite(losses).all()
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("name", "options", "way"),
     [

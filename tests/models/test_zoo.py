@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -31,6 +32,7 @@ def test_resnet_parameter_counts_are_the_published_ones(layers, unset_parameters
     assert len(weights) - shortcuts == layers
 
 
+@in_one_item()
 @pytest.mark.parametrize(("layers", "millions"), [(20, "0.27"), (32, "0.46"), (44, "0.66"), (56, "0.85"), (110, "1.7")])
 @pytest.mark.parametrize("preactivation", [False, True])
 def test_resnets_for_small_images_have_the_papers_sizes(layers, millions, preactivation, unset_parameters):
@@ -62,6 +64,7 @@ def test_resnet_bottleneck_strides_on_the_3x3_convolution(unset_parameters):
     assert strides["layer2/0/conv2"] == (2, 2)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("image", "count"), [((1, 28, 28), 431_080), ((1, 8, 8), 131_080), ((3, 32, 32), 657_080), ((1, 16, 16), 56_080)]
 )
@@ -120,6 +123,7 @@ def test_options_may_be_text():
     assert dropout.parse("0.5") == 0.5
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -141,6 +145,7 @@ def test_wrong_options(name, options, message):
         gk.models.build(name, **options)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", gk.models.names())
 def test_calling_a_module_names_build(name):
     with pytest.raises(UsageError, match=rf'gk.models.{name} is a module, .* gk.models.build\("{name}", ...\)'):

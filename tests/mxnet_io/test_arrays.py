@@ -8,6 +8,7 @@ import struct
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.mxnet_io import read_arrays, write_arrays
@@ -22,6 +23,7 @@ def _read(tmp_path, data: bytes) -> dict[str, np.ndarray]:
     return {name: np.asarray(array) for name, array in read_arrays(path).items()}
 
 
+@in_one_item()
 @pytest.mark.parametrize("version", [0, 1, 2, 3])
 def test_every_format_of_dense_arrays_is_read(tmp_path, version):
     arrays = [MATRIX, np.arange(4, dtype=np.int64), np.ones((1, 2, 3, 4), np.float16)]
@@ -32,6 +34,7 @@ def test_every_format_of_dense_arrays_is_read(tmp_path, version):
         np.testing.assert_array_equal(array, expected)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float64", "float16", "uint8", "int32", "int8", "int64", "bool"])
 def test_every_element_type_is_read(tmp_path, dtype):
     array = (MATRIX % 2).astype(dtype)
@@ -70,6 +73,7 @@ def test_a_csr_matrix_becomes_dense(tmp_path):
     np.testing.assert_array_equal(_read(tmp_path, listed([data], ["a"]))["a"], expected)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("indices", "words"),
     [
@@ -145,6 +149,7 @@ def test_types_that_mxnet_lacks_are_not_written(tmp_path):
 GOOD = listed([dense(MATRIX), sparse(1, (4, 3), MATRIX, np.array([1, 3], np.int64))], ["arg:a", "arg:b"])
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("data", "words"),
     [

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import InvalidModel
 from tests.mxnet_io.symbols import compare, imported
@@ -63,6 +64,7 @@ LAST = np.concatenate(
 )
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("data", "attributes"),
     [
@@ -96,6 +98,7 @@ def test_box_nms_keeps_an_overlap_equal_to_the_threshold(tmp_path):
     compare(tmp_path, "_contrib_box_nms", {"data": data}, {"overlap_thresh": 0.5}, data)
 
 
+@in_one_item()
 @pytest.mark.parametrize("attributes", [{"coord_start": 3}, {"score_index": 2}, {"id_index": 1}])
 def test_box_nms_refuses_columns_that_do_not_fit(tmp_path, attributes):
     with pytest.raises(InvalidModel, match="do not fit 6 columns"):
@@ -169,6 +172,7 @@ def matching(scores, threshold, is_ascend=False, topk=-1):
 SCORES = np.random.default_rng(0).uniform(0, 1, (2, 5, 4)).astype(f32)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("scores", "attributes"),
     [

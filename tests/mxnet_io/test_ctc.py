@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from tests.mxnet_io.symbols import compare, imported
@@ -29,6 +30,7 @@ def _loss(x, labels, blank):
     return -np.log(total)
 
 
+@in_one_item()
 @pytest.mark.parametrize("blank", ["first", "last"])
 @pytest.mark.parametrize("of_data", [False, True])
 @pytest.mark.parametrize("of_labels", [False, True])

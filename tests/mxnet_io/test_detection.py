@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import InvalidModel, UsageError
 from tests.mxnet_io.symbols import compare, imported
@@ -47,6 +48,7 @@ def prior(height, width, sizes=(1.0,), ratios=(1.0,), clip=False, steps=(-1.0, -
     return np.clip(boxes, 0, 1)[None] if clip else np.asarray(boxes)[None]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "attributes",
     [
@@ -73,6 +75,7 @@ def test_multibox_prior_refuses_three_steps(tmp_path):
         imported(tmp_path, "MultiBoxPrior", {"data": np.zeros((1, 3, 4, 2))}, {"steps": (1, 1, 1)})
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("op", "operands"),
     [("MultiBoxPrior", 1), ("_contrib_MultiBoxTarget", 3), ("_contrib_box_decode", 2), ("Correlation", 2)],
@@ -137,6 +140,7 @@ IDENTICAL = ssd(seed=4)
 IDENTICAL[1][:], IDENTICAL[2][:] = 0, IDENTICAL[2][:, :1]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("operands", "attributes"),
     [
@@ -218,6 +222,7 @@ TWICE = objects(3, 2)
 TWICE[:, 1, 1:] = TWICE[:, 0, 1:]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("labels", "attributes"),
     [

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ir.graph import Value
@@ -91,6 +92,7 @@ NETWORKS: Mapping[str, Callable[[Value], Value]] = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_written_checkpoint_computes_the_same(tmp_path: Path, name: str) -> None:
     x = gk.input("x", [2, 3, 8, 7])
@@ -147,6 +149,7 @@ def test_all_operators_that_mxnet_lacks_are_listed(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("build", "words"),
     [

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.mxnet_io.importer import import_model
@@ -25,6 +26,7 @@ CASES = {
 }  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_are_those_of_mxnet(name, tmp_path):
     data, wanted = CASES[name]

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from tests.mxnet_io.files import dense, listed, node, symbol, write_model
@@ -234,6 +235,7 @@ def test_nodes_that_no_output_needs_are_not_built(tmp_path):
     assert len(gk.load(_written(tmp_path, document)).graph.nodes) == 2
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("attrs", "words"),
     [
@@ -299,6 +301,7 @@ def test_options_of_mxnet_are_refused_for_other_files(tmp_path):
         gk.load(tmp_path / "net.onnx", epoch=7)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("op", "attrs"),
     [

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError
 from tests.mxnet_io.operator_cases import case, floats
@@ -115,6 +116,7 @@ SOLVED = [
 ]  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("cases", [COUNTS, NORMS, PERCENTILES, EDITS, SOLVED])
 def test_values(cases, tmp_path):
     check(cases, tmp_path)

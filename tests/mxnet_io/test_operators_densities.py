@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.onnx_io.compare import OnnxRuntimeModel
@@ -38,6 +39,7 @@ DENSITIES = {
 }  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("is_log", [False, True])
 @pytest.mark.parametrize("name", DENSITIES)
 def test_densities_are_those_of_their_formulas(tmp_path, name, is_log):
@@ -69,6 +71,7 @@ def _run(folder, op, inputs, attributes=None):
     return found
 
 
+@in_one_item()
 @pytest.mark.parametrize(("odd", "expected"), [(0.0, 1.0), (np.nan, 0.0), (-np.inf, 0.0)])
 def test_all_finite_finds_nan_and_infinity(tmp_path, odd, expected):
     x = X.copy()
@@ -90,6 +93,7 @@ def test_sums_of_squares_and_neighbours(tmp_path):
     compare(tmp_path, "_npi_ediff1d", {"a": X, "begin": A, "end": B}, given, expected)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("b", "options", "expected"),
     [

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from tests.mxnet_io.operator_cases import case, floats, positive
 from tests.mxnet_io.operator_checks import check
@@ -231,6 +232,7 @@ WHERE = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("cases", [ONE_OPERAND, TYPES, TWO_OPERANDS, WITH_A_NUMBER, ACTIVATIONS + WHERE])
 def test_values(cases, tmp_path):
     check(cases, tmp_path)

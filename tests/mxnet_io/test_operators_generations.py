@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InvalidModel, UnsupportedError
@@ -98,12 +99,14 @@ WRONG = [
 ]  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize(("item", "message"), REFUSED, ids=lambda v: getattr(v, "op", ""))
 def test_unsupported_attributes(item, message, tmp_path):
     with pytest.raises(UnsupportedError, match=rf"node '{item.op}_0' \({item.op}\): .*{message}"):
         imported([item], tmp_path)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("item", "message"), WRONG, ids=lambda v: getattr(v, "op", ""))
 def test_wrong_attributes(item, message, tmp_path):
     with pytest.raises(InvalidModel, match=rf"node '{item.op}_0' \({item.op}\).*{message}"):

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from tests.mxnet_io.operator_cases import case, floats, positive
 from tests.mxnet_io.operator_checks import check
@@ -272,6 +273,7 @@ TRANSFORMS = [
 ]  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("cases", [UPSAMPLING + RESIZING, SAMPLING, REGION_POOLING + TRANSFORMS])
 def test_values(cases, tmp_path):
     check(cases, tmp_path)

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from tests.mxnet_io.operator_cases import case, floats, positive
 from tests.mxnet_io.operator_checks import check
@@ -309,6 +310,7 @@ NORMALISATION = [
 ]  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("cases", [CONVOLUTIONS + CHANNELS_LAST, DENSE, NORMALISATION])
 def test_values(cases, tmp_path):
     check(cases, tmp_path)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from tests.mxnet_io.operator_cases import case, floats, positive
 from tests.mxnet_io.operator_checks import check
@@ -215,6 +216,7 @@ SPECIAL = [
 ]  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("cases", [BOOLS, ELEMENTS, ARITHMETIC, MIXED_TYPES, STATISTICS, CREATION, SPECIAL])
 def test_values(cases, tmp_path):
     check(cases, tmp_path)

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.mxnet_io.importer import import_model
@@ -344,6 +345,7 @@ ATTENTION = [
 ]  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("cases", [CONVERSIONS, PRODUCTS, CONVOLUTIONS, OTHERS, FUSED, MULTIPLIED, SHIFTED, ATTENTION])
 def test_values(cases, tmp_path):
     check(cases, tmp_path)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import InvalidModel
 from tests.mxnet_io.operator_cases import case
@@ -113,6 +114,7 @@ def test_counts_for_each_parameter(tmp_path):
         np.testing.assert_allclose(numbers.var(1), variance, rtol=0.12)
 
 
+@in_one_item()
 @pytest.mark.parametrize("rate", [0.7, 9.5, 10.5, 60.0])
 def test_poisson_numbers_have_the_probabilities(rate, tmp_path):
     (numbers,) = drawn([case("_sample_poisson", np.float32([rate]), gives=ANY, shape=(COUNT,))], tmp_path)

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InvalidModel
@@ -115,6 +116,7 @@ PROJECTED = [
 CLIPPED = [rnn_case("lstm", 2, clip=0.25), rnn_case("lstm", 1, 2, [1, 5, 4], projection=3, clip=0.1)]
 
 
+@in_one_item()
 @pytest.mark.parametrize("cases", [MODES, LAYERS + OF_LENGTHS, PROJECTED + CLIPPED])
 def test_values(cases, tmp_path):
     check(cases, tmp_path)
@@ -206,6 +208,7 @@ def test_quantised_data_are_dequantised(mode, tmp_path):
     check([item], tmp_path)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

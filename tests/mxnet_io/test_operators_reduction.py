@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from tests.mxnet_io.operator_cases import case, floats
 from tests.mxnet_io.operator_checks import check
@@ -162,6 +163,7 @@ CREATION = [
 ]  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("cases", [REDUCTIONS, SELECTION, SORTING, CREATION])
 def test_values(cases, tmp_path):
     check(cases, tmp_path)

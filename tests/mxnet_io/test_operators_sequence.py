@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from tests.mxnet_io.operator_cases import case, floats
 from tests.mxnet_io.operator_checks import check, imported
@@ -256,6 +257,7 @@ def test_factorisations(tmp_path):
     np.testing.assert_allclose(u.swapaxes(1, 2) * w[:, None] @ u, POSITIVE, rtol=1e-4, atol=1e-4)
 
 
+@in_one_item()
 @pytest.mark.parametrize("cases", [HEADS, SEQUENCES + ATTENTION, PRODUCTS + FOURIER])
 def test_values(cases, tmp_path):
     check(cases, tmp_path)

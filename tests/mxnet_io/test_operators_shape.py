@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from tests.mxnet_io.operator_cases import case, floats
 from tests.mxnet_io.operator_checks import check, imported
@@ -235,6 +236,7 @@ PADDING = [
 ]  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("cases", [RESHAPE, AXES, JOIN, SLICES, PADDING])
 def test_values(cases, tmp_path):
     check(cases, tmp_path)

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, InvalidModel, UsageError
@@ -21,6 +22,7 @@ def _trained(net, x, label, steps=head_cases.STEPS, **options):
     return [float(trainer.step(x, label)) for _ in range(steps)]
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", head_cases.CASES)
 def test_ten_steps_equal_those_of_mxnet(tmp_path, name):
     case = head_cases.CASES[name]
@@ -154,6 +156,7 @@ def test_rules_without_a_loss_are_errors(tmp_path):
     gk.Trainer(net, "softmax_cross_entropy")
 
 
+@in_one_item()
 @pytest.mark.parametrize("label", ["inf", "-1e300", "9223372036854775808", "0.5"])
 def test_ignored_labels_that_are_no_integers_are_errors(tmp_path, label):
     attributes = {"use_ignore": True, "ignore_label": label}
@@ -170,6 +173,7 @@ def test_a_new_last_layer_has_the_usual_loss(tmp_path):
     assert gk.Trainer(replaced).loss == "softmax_cross_entropy"
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "text",
     [

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import InvalidModel, UnsupportedError
 from tests.mxnet_io.symbols import compare, imported
@@ -56,6 +57,7 @@ def deformable(read, x, offset, mask, weight, bias, stride, pad, dilate, group, 
     return out
 
 
+@in_one_item()
 @pytest.mark.parametrize("modulated", [False, True])
 @pytest.mark.parametrize(
     ("stride", "pad", "dilate", "group", "parts", "biased"),
@@ -140,6 +142,7 @@ def test_psroi_pooling_refuses_another_count_of_channels(tmp_path):
         imported(tmp_path, "_contrib_PSROIPooling", {"x": floats(1, 17, 4, 4), "regions": REGIONS}, attributes)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("classes", "parts"), [(0, 0), (1, 3), (2, 2)])
 def test_deformable_psroi_pooling(tmp_path, classes, parts):
     outputs, group, size, samples, scale, factor = 4, 2, 3, 2, 0.25, 0.3
@@ -228,6 +231,7 @@ def test_regions_of_no_image_are_zero(tmp_path, position_sensitive):
 # --- correlation and count sketch ---------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("kernel", "most", "stride1", "stride2", "pad", "multiplied"),
     [(1, 1, 1, 1, 0, True), (3, 4, 2, 2, 4, True), (1, 0, 1, 1, 0, False), (3, 3, 2, 2, 3, False)],

@@ -6,6 +6,7 @@ import json
 import random
 
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.mxnet_io.symbol import read_symbol
@@ -18,6 +19,7 @@ def _read(tmp_path, document):
     return read_symbol(path)
 
 
+@in_one_item()
 @pytest.mark.parametrize("key", ["param", "attr", "attrs"])
 def test_attributes_of_every_generation(tmp_path, key):
     found = _read(tmp_path, symbol([node("null", "x"), node("clip", "c", [(0, 0)], **{key: {"a_min": "0"}})], [(1, 0)]))
@@ -48,6 +50,7 @@ def test_subgraphs_are_read(tmp_path):
     assert [n.op for n in body.nodes] == ["null", "relu"]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("document", "words"),
     [

@@ -9,6 +9,7 @@ import pickle
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, TypeMismatch, UsageError
@@ -30,6 +31,7 @@ def sample(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
     )
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_array_has_the_elements_of_its_data(dtype: str, shape: tuple[int, ...]) -> None:
@@ -100,6 +102,7 @@ def test_random_numbers_depend_on_the_seed() -> None:
 BINARY = ["add", "sub", "mul", "truediv", "floordiv", "mod", "lt", "le", "gt", "ge", "eq", "ne"]
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
 @pytest.mark.parametrize("name", BINARY)
 def test_operators_of_python_are_those_of_numpy(name: str, dtype: str) -> None:
@@ -184,6 +187,7 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_of_gk_run_at_once(name: str) -> None:
     ours, theirs = FUNCTIONS[name]
@@ -205,6 +209,7 @@ def key_of(key: object, data: np.ndarray) -> object:
     return data > 2 if key == "mask" else data[:, 0] > 2 if key == "row mask" else key
 
 
+@in_one_item()
 @pytest.mark.parametrize("key", KEYS + ADVANCED, ids=str)
 def test_indexing_is_that_of_numpy(key: object) -> None:
     data = sample((4, 6), "int32", 4)
@@ -212,6 +217,7 @@ def test_indexing_is_that_of_numpy(key: object) -> None:
     np.testing.assert_array_equal(nd.array(data)[k].asnumpy(), data[k])
 
 
+@in_one_item()
 @pytest.mark.parametrize("key", KEYS + ADVANCED, ids=str)
 def test_assignment_is_that_of_numpy(key: object) -> None:
     data = sample((4, 6), "float32", 4)
@@ -311,6 +317,7 @@ def test_arrays_beside_graph_values_become_constants() -> None:
     np.testing.assert_array_equal(net.run({"x": np.float32([1, 1])})["y"], [2, 4])
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import MissingGradient, TypeMismatch, UsageError
@@ -76,6 +77,7 @@ EAGER_ONLY = {"views", "places", "rows", "pool", "conv", "loss"}
 CASES = [(name, hybrid) for name in FUNCTIONS for hybrid in (False, True) if not (hybrid and name in EAGER_ONLY)]
 
 
+@in_one_item()
 @pytest.mark.parametrize(("name", "hybrid"), CASES)
 def test_gradients_are_limits_of_differences(name: str, hybrid: bool) -> None:
     rng = np.random.default_rng(1)

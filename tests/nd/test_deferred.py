@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.nd import calls, hybrid
@@ -51,6 +52,7 @@ def test_an_interrupted_read_leaves_the_call_deferred(monkeypatch: pytest.Monkey
     assert w.grad.asnumpy().tolist() == [[4, 4, 4]] * 2
 
 
+@in_one_item()
 @pytest.mark.parametrize(("owner", "name"), [(backward, "compiled"), (calls.Call, "run_into")])
 @pytest.mark.parametrize("read_first", [False, True])
 def test_an_interrupted_backward_can_be_repeated(

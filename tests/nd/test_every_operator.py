@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
@@ -71,6 +72,7 @@ def has_random_state(case: Case) -> bool:
     return len(case.types) > position and case.types[position] is not None
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "cls",
     [cls for cls in operators() if cls.__module__.removeprefix("graphkit.ops.") in CHOSEN],

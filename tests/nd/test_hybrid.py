@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -310,6 +311,7 @@ def test_number_arguments_are_compared_by_bits() -> None:
     assert len(f._traces) == 5
 
 
+@in_one_item()
 @pytest.mark.parametrize("operator", ["floordiv", "ne", "and_", "xor"])
 def test_python_operators_of_several_nodes_run_as_one_program(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = np.arange(-4, 4, dtype=np.int32), np.full(8, 3, np.int32)
@@ -382,6 +384,7 @@ METHODS = {
 }  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "int32", "float16"])
 def test_methods_of_arrays_from_elsewhere_in_a_hybridized_function(dtype: str) -> None:
     a = np.arange(6).reshape(2, 3).astype(dtype)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -43,6 +44,7 @@ DIFFERENTIABLE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_gradients_pass_through(name: str) -> None:
     function, gradient = DIFFERENTIABLE[name]

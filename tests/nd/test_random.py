@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit import nd
@@ -23,6 +24,7 @@ def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("draw", [nd.random.uniform, nd.random.normal])
 def test_new_bounds_compile_nothing(draw, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +39,7 @@ def drawn(draw, *arguments) -> np.ndarray:
     return draw(*arguments).asnumpy()
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("draw", [nd.random.uniform, nd.random.normal])
 def test_numbers_are_rounded_once(draw, dtype: str) -> None:
@@ -51,6 +54,7 @@ def test_numbers_are_rounded_once(draw, dtype: str) -> None:
     assert np.all(error <= np.spacing(np.abs(found)).astype(np.float64) / 2 + own + 4e-15)
 
 
+@in_one_item()
 @pytest.mark.parametrize("count", [1, 501, (1 << 18) - 1, 1 << 18])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("name", ["uniform", "normal"])

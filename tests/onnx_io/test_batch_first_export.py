@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
@@ -48,6 +49,7 @@ def runtime(proto, feeds):
     return dict(zip([v.name for v in session.get_outputs()], session.run(None, feeds), strict=True))
 
 
+@in_one_item()
 @pytest.mark.parametrize("opset", [13, 21])
 @pytest.mark.parametrize("optional", [False, True])
 @pytest.mark.parametrize("directions", [1, 2])
@@ -66,6 +68,7 @@ def test_onnxruntime_runs_what_is_exported(operator, directions, optional, opset
         np.testing.assert_allclose(found[name], right, rtol=1e-5, atol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize("optional", [False, True])
 @pytest.mark.parametrize("operator", GATES)
 def test_onnxruntime_runs_the_gradient(operator, optional):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.data.files.npz import read_arrays
@@ -33,6 +34,7 @@ def opened(path, tmp_path):
     return gk.load(tmp_path / path.name)
 
 
+@in_one_item()
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_a_file_equals_onnx_runtime(path, tmp_path):
     net = opened(path, tmp_path)
@@ -40,6 +42,7 @@ def test_a_file_equals_onnx_runtime(path, tmp_path):
     gk.verify(net, inputs_of(path), against=against).raise_if_failed()
 
 
+@in_one_item()
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_a_file_survives_both_formats(path, tmp_path):
     net, inputs = opened(path, tmp_path), inputs_of(path)
@@ -50,6 +53,7 @@ def test_a_file_survives_both_formats(path, tmp_path):
     gk.verify(again, inputs, opset=21).raise_if_failed()
 
 
+@in_one_item()
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_the_gradient_of_a_file_equals_onnx_runtime(path, tmp_path):
     net = opened(path, tmp_path)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 
 import graphkit as gk
@@ -242,6 +243,7 @@ def test_sizes_of_unknown_names_are_inferred() -> None:
         executor.run({"x": np.ones(3, np.float32)}, outputs=["y"])
 
 
+@in_one_item()
 @pytest.mark.parametrize(("declared", "fits"), [([-1], True), (["?"], True), ([""], True), ([0], False), ([1], False)])
 def test_declared_inputs_are_what_may_be_fed(declared: list[Any], fits: bool) -> None:
     model = gk.load(simple(CHAIN, declared, info("y", np.float32, None)))
@@ -292,6 +294,7 @@ def test_shapes_that_subgraphs_declare() -> None:
     assert all(issubclass(w.category, DeclarationWarning) for w in caught)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("proto", "tensor", "types"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from combinations import in_one_item
 from interrupted_imports import run_in_new_process
 
 from graphkit.onnx_io import upgrade
@@ -34,6 +35,7 @@ def test_two_upgrade_rules_of_one_version(monkeypatch: pytest.MonkeyPatch) -> No
         upgrade.upgrade("Clip", below=6)(lambda view: None)
 
 
+@in_one_item()
 @pytest.mark.parametrize("share", [0.5, 1])
 @pytest.mark.parametrize("module", ["attention", "numeric", "training"])
 def test_downgrade_rules_are_registered_again(module: str, share: float) -> None:

@@ -111,6 +111,7 @@ def test_data_that_do_not_fit_their_shape(tmp_path: Path) -> None:
         import_model(bad)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::graphkit.errors.FileWarning")
 def test_damaged_bytes_are_judged_as_when_read_whole(path: Path) -> None:
     data = bytearray(path.read_bytes())

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import default_at, in_one_item
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
@@ -173,6 +174,7 @@ def inside(*numbers: int, data: bytes) -> bytes:
 
 
 @pytest.mark.usefixtures("reader")
+@in_one_item()
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
@@ -218,6 +220,7 @@ assert len(MODELS) > 100
 
 
 @pytest.mark.usefixtures("reader")
+@in_one_item()
 @pytest.mark.parametrize("start", range(20))
 def test_reads_models_of_onnx(start: int) -> None:
     for path in MODELS[start::20]:
@@ -264,6 +267,7 @@ def test_library_reads_large_tensors_of_single_numbers(dtype: int) -> None:
 
 
 @pytest.mark.usefixtures("reader")
+@in_one_item()
 @pytest.mark.parametrize(
     ("field", "numbers"),
     [
@@ -300,6 +304,7 @@ def many_nodes(count: int) -> onnx.GraphProto:
 
 
 @pytest.mark.usefixtures("without_onnx")
+@default_at(0)
 @pytest.mark.parametrize("nested", [False, True])
 def test_library_reads_files_of_many_nodes(nested: bool) -> None:
     graph = many_nodes(messages.SMALL // 10)

@@ -7,6 +7,7 @@ import builtins
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, InvalidModel, MissingDependency, RuntimeFailure
@@ -49,6 +50,7 @@ def test_an_output_may_be_listed_twice(dtype):
     assert len(gk.verify(gk.load(proto), against=proto).outputs) == 2
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "string"])
 def test_element_types_that_numpy_lacks(dtype):
     numbers = np.array([["a", "b"]], object) if dtype == "string" else np.array([[1.5, -2.0]])

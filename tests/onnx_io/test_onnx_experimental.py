@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, ValueInfoProto, helper, numpy_helper
 
 from graphkit.errors import InvalidModel, UnsupportedError, UnsupportedOperator
@@ -31,6 +32,7 @@ def result(op, *inputs, **attrs):
     return evaluate(found.graph, arrays)[0]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("inputs", "attrs", "expected"),
     [
@@ -55,6 +57,7 @@ def test_given_tensor_fill():
     np.testing.assert_array_equal(found, np.reshape(values, (2, 2, 1)))
 
 
+@in_one_item()
 @pytest.mark.parametrize(("shape", "axis"), [((5, 6), 1), ((5, 2, 3), 1), ((5, 2, 6), 2)])
 def test_fully_connected(shape, axis):
     x, w, b = normal(*shape), normal(4, 6), normal(4)

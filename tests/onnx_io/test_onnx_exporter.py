@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto
 
 import graphkit as gk
@@ -57,6 +58,7 @@ def perceptron():
     return Graph([x, w, b], [h], name="net", output_names=["scores"]), {"w": normal(3, 4), "b": normal(4)}
 
 
+@in_one_item()
 @pytest.mark.parametrize("opset", TARGETS)
 def test_a_network_at_every_target(opset):
     graph, params = perceptron()
@@ -196,6 +198,7 @@ def conditional():
     return Graph([p, q, x, w], [result], output_names=["y"]), {"w": normal(2)}
 
 
+@in_one_item()
 @pytest.mark.parametrize("opset", TARGETS)
 @pytest.mark.parametrize(("p", "q"), [(True, True), (True, False), (False, False)])
 def test_captures_become_outer_names(opset, p, q):
@@ -274,6 +277,7 @@ def older_cases():
     }
 
 
+@in_one_item()
 @pytest.mark.parametrize("opset", [13, 14, 17, 18, 21])
 @pytest.mark.parametrize("case", sorted(older_cases()))
 def test_older_targets_compute_the_same(case, opset):
@@ -290,6 +294,7 @@ def test_training_batch_normalization_below_14():
     check(graph, {"x": normal(2, 4, 3)}, opset=13)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("build", "opset", "message"),
     [
@@ -305,6 +310,7 @@ def test_what_a_target_cannot_express_is_named(build, opset, message):
         export(Graph([x], [build(x)]), {}, opset=opset)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
 def test_recurrent_layers_with_the_batch_first(kind):
     """Older opsets have time first; ONNX Runtime asks for hidden_size, which the standard takes from a shape."""
@@ -350,6 +356,7 @@ def test_branches_cost_what_they_are_not_what_is_around_them(steps):
     assert steps(lambda: export(many, {})) < 4.4 * steps(lambda: export(few, {}))
 
 
+@in_one_item()
 @pytest.mark.parametrize("batch", [2, "N"])
 @pytest.mark.parametrize("opset", [13, 21, 28])
 def test_gradients_of_subpixel_networks_are_standard(batch: Any, opset: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 
 import graphkit as gk
@@ -237,6 +238,7 @@ def test_a_file_above_2_gib_needs_a_data_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["net.onnx"]
 
 
+@in_one_item()
 @pytest.mark.parametrize(("name", "options"), [("m.onnx", {}), ("m.onnx", {"external": True}), ("m.json", {})])
 def test_weights_in_a_file_are_copied_block_by_block(tmp_path, monkeypatch, name, options):
     monkeypatch.setattr(stored, "_BLOCK", 1 << 14)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 
 import graphkit as gk
@@ -155,6 +156,7 @@ def test_inside_a_branch_and_inside_a_function() -> None:
     np.testing.assert_allclose(net.run({"a": a})["out"], np.cos(a))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("attributes", "inputs", "kind", "error", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 from graphkit.errors import InvalidModel
@@ -68,6 +69,7 @@ def nested_if():
     )
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("p", "q", "expected"), [(True, True, [20, -80]), (True, False, [1, -2]), (False, True, [-1, 0])]
 )

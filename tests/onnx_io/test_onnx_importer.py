@@ -7,6 +7,7 @@ import json
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 from graphkit.errors import DeclarationWarning, InvalidModel, UnsupportedOperator
@@ -123,6 +124,7 @@ def test_absent_operands_and_unnamed_outputs():
     np.testing.assert_array_equal(run(import_model(proto), x=x)[0], [[[1, 1, 0.5]]])
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("attribute", "expected"),
     [

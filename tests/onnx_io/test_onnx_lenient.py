@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
@@ -104,6 +105,7 @@ def test_bounds_of_one_element(bounds):
     np.testing.assert_array_equal(run(proto)[0], OnnxRuntimeModel(proto).run({"x": X})["y0"])
 
 
+@in_one_item()
 @pytest.mark.parametrize("condition", [[True], [[False]], False])
 def test_conditions_of_one_element(condition):
     branches = {
@@ -126,6 +128,7 @@ def test_an_if_without_a_condition():
             import_model(proto)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("op", "opset", "attrs", "outputs"),
     [
@@ -148,6 +151,7 @@ def test_negative_axes_where_the_version_had_none(op, opset, attrs, outputs):
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize("version", range(1, 15))
 def test_every_version_of_the_format(version):
     np.testing.assert_array_equal(run(single("Relu", ir=version, opset=7))[0], np.maximum(X, 0))
@@ -159,6 +163,7 @@ def odd(change):
     return proto
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "change",
     [
@@ -181,6 +186,7 @@ def test_operators_of_microsoft_need_no_import():
     np.testing.assert_allclose(run(proto)[0], OnnxRuntimeModel(proto).run({"x": X})["y0"], rtol=1e-5, atol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("code", "field", "dtype"),
     [
@@ -198,6 +204,7 @@ def test_fields_that_hold_other_types(code, field, dtype):
     np.testing.assert_array_equal(run(single("Mul", [tensor], x=x), x)[0], x * values)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("code", "field"),
     [(TensorProto.FLOAT16, "float_data"), (TensorProto.INT64, "int32_data"), (TensorProto.DOUBLE, "float_data")],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 from graphkit.ir.types import DType
@@ -32,6 +33,7 @@ def test_every_element_type_has_a_code():
     assert len(DTYPES) == len(CODES)
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", list(DType), ids=str)
 def test_round_trip(dtype, shape):
@@ -42,6 +44,7 @@ def test_round_trip(dtype, shape):
     assert to_bytes(back) == to_bytes(array) if dtype is not DType.STRING else (back == array).all()
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [d for d in DType if d is not DType.STRING], ids=str)
 def test_bytes_are_those_that_onnx_writes(dtype):
     array = sample(dtype, (5,))
@@ -49,6 +52,7 @@ def test_bytes_are_those_that_onnx_writes(dtype):
     np.testing.assert_array_equal(to_array(numpy_helper.from_array(array), "t"), array)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", list(DType), ids=str)
 def test_typed_fields(dtype):
     array = sample(dtype, (5,))

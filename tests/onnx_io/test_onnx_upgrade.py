@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
@@ -109,6 +110,7 @@ CASES = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}")
 def test_upgraded_nodes_compute_what_the_file_says(case):
     op, opset, x, inits, attrs = case
@@ -125,6 +127,7 @@ def test_the_mask_of_dropout_had_the_type_of_the_data(opset, dtype):
     assert found["y1"].all()
 
 
+@in_one_item()
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
 def test_coercion_to_a_matrix_needs_no_known_shape(op):
     proto = single(op, 11, X, axis=1, declared=["A", "B", "C"])
@@ -183,6 +186,7 @@ FIRST = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("case", FIRST, ids=lambda c: f"{c[0]}-{c[1]}")
 def test_the_first_opsets(case):
     op, opset, x, inits, attrs, expected = case
@@ -203,6 +207,7 @@ def test_batch_normalization_of_an_engine_in_test_mode(spatial):
     np.testing.assert_allclose(y, (IMAGE - w) / np.sqrt(w + 1e-5) * w + w, rtol=1e-4, atol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("lengths", [None, [2, 0, 4]])
 @pytest.mark.parametrize("backwards", [0, 1])
 def test_the_batched_scan(lengths, backwards):
@@ -276,6 +281,7 @@ def test_every_signature_that_changed_has_a_rule():
 RATIOS = tuple(itertools.product((0.4, 0.5, 0.7, 1.0, 1.5, 2.0), (0.3, 1.0, 1.3)))
 
 
+@in_one_item()
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize("fed", [False, True], ids=("constant", "fed"))
 def test_resize_rounded_up_along_axes_that_shrink(fed, mode):
@@ -299,6 +305,7 @@ def test_coercion_to_a_matrix_of_nothing():
     assert evaluated(proto, x)["y0"].shape == OnnxRuntimeModel(proto).run({"x": x})["y0"].shape == (2, 3, 0)
 
 
+@in_one_item()
 @pytest.mark.parametrize("how", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil", "linear", "cubic"])
 @pytest.mark.parametrize("scales", [[1, 1, 2, 1.5], [1, 1, 0.6, 0.5], [1, 1, 1, 3]])
 def test_half_pixels_without_the_half(how, scales):
@@ -318,6 +325,7 @@ def test_half_pixels_without_the_half(how, scales):
     assert difference.passed, str(difference)
 
 
+@in_one_item()
 @pytest.mark.parametrize("opset", [1, 7, 9])
 def test_batch_normalization_that_saves_the_statistics_of_its_batch(opset):
     attrs = {"consumed_inputs": [0, 0, 0, 1, 1]} if opset == 1 else {}

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 from graphkit.errors import GraphkitError, InvalidModel, TypeMismatch, UnsupportedError, UsageError
@@ -33,6 +34,7 @@ def model(nodes=None, opset=21, inits=()):
 GOOD = model().SerializeToString()
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -72,6 +74,7 @@ def test_opsets_outside_the_range(opset, message):
         import_model(model(opset=opset))
 
 
+@in_one_item()
 @pytest.mark.parametrize("version", [1 << 40, -(1 << 40), 1 << 31])
 def test_versions_that_no_domain_has(version):
     proto = model()
@@ -128,6 +131,7 @@ def tensor(**fields):
     return TensorProto(name="w", **{"data_type": FLOAT, "dims": [3, 2], **fields})
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("proto", "message"),
     [

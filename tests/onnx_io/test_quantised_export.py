@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 
 import graphkit as gk
@@ -23,6 +24,7 @@ def network(dtype, back=None, **attributes) -> gk.Model:
     return gk.Model({"y": F.cast(y, to="float32")})
 
 
+@in_one_item()
 @pytest.mark.parametrize("opset", [13, 19, 21, 23, 24])
 @pytest.mark.parametrize("back", [None, "float16"])
 @pytest.mark.parametrize("dtype", sorted(SINCE))
@@ -44,6 +46,7 @@ def test_a_precision_of_its_own_is_new():
     assert "precision" not in str(network("int8", precision="float32").to_onnx(opset=22).graph.node)
 
 
+@in_one_item()
 @pytest.mark.parametrize("opset", [10, 13, 19, 21])
 def test_files_of_older_opsets(opset):
     """One scale; from 13 on one for each channel; all without attributes that came later."""

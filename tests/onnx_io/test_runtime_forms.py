@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ops import F
@@ -24,6 +25,7 @@ def runs_alike(net: gk.Model, feeds: dict[str, Any], rtol: float = 1e-6) -> Coun
     return Counter(node.op_type for node in proto.graph.node)
 
 
+@in_one_item()
 @pytest.mark.parametrize("reduction", ["add", "mul", "max", "min"])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_scattered_halves(dtype: str, reduction: str) -> None:
@@ -47,6 +49,7 @@ def test_scattered_halves_inside_a_loop() -> None:
     runs_alike(gk.Model({"y": last}), feeds)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "uint64", "float64", "float32", "float16", "int64"])
 @pytest.mark.parametrize("indices", ["int32", "int64", "uint8"])
 def test_one_hot_of_any_values(dtype: str, indices: str) -> None:
@@ -55,6 +58,7 @@ def test_one_hot_of_any_values(dtype: str, indices: str) -> None:
     runs_alike(net, {"i": np.array([2, 0, 9], indices), "v": np.array([0, 1], dtype)})
 
 
+@in_one_item()
 @pytest.mark.parametrize("indices", ["int64", "float32", "float64", "float16"])
 @pytest.mark.parametrize("depth", ["int64", "float32", "float64"])
 def test_one_hot_of_floats(indices: str, depth: str) -> None:
@@ -86,6 +90,7 @@ def test_ellipses_of_different_numbers_of_axes() -> None:
     assert not runs_alike(net, feeds)["Einsum"]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "elements", [[1e30, 1e30, 1e-30], [1e-30, 1e-30, 1e30], [0, 2, 3], [0, 0, 3], [0.1] * 150 + [10.0] * 150]
 )
@@ -134,6 +139,7 @@ def test_statistics_in_double() -> None:
     runs_alike(gk.Model({"y": y, "m": mean, "d": deviation}), feeds, 1e-9)
 
 
+@in_one_item()
 @pytest.mark.parametrize("zero", [np.int8(-128), np.uint8(3), None])
 def test_quantisation_that_names_the_type_of_its_zero_point(zero: Any) -> None:
     x, w = gk.input("x", ["N", 3]), gk.input("w", [3, 4])

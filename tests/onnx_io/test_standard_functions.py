@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import ModelProto, TypeProto
 
 from graphkit.checks.samples import make_case
@@ -33,6 +34,7 @@ def versions():
             yield pytest.param(cls, version, id=f"{name}-{version}")
 
 
+@in_one_item()
 @pytest.mark.parametrize(("cls", "version"), list(versions()))
 def test_a_body_computes_what_the_operator_does(cls, version):
     case = make_case(cls, 0)

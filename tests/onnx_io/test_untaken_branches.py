@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime as ort
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
@@ -59,6 +60,7 @@ def misfit(kind, constant=None):
     return model([node], inputs, outer)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", MISFITS)
 @pytest.mark.parametrize("optimize", [True, False])
 def test_the_other_branch_runs(kind, optimize):
@@ -67,6 +69,7 @@ def test_the_other_branch_runs(kind, optimize):
     np.testing.assert_array_equal(got, -X)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", MISFITS)
 def test_the_taken_branch_names_node_and_branch(kind):
     net = gk.load(misfit(kind))
@@ -75,6 +78,7 @@ def test_the_taken_branch_names_node_and_branch(kind):
     assert "choose/then" in str(failed.value)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", MISFITS)
 def test_a_constant_condition_decides_on_import(kind):
     np.testing.assert_array_equal(gk.load(misfit(kind, constant=False)).run({"x": X})["y"], -X)
@@ -90,6 +94,7 @@ def test_onnxruntime_runs_the_file_and_its_export():
         np.testing.assert_array_equal(ort.InferenceSession(written.SerializeToString()).run(None, feeds)[0], -X)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", MISFITS)
 def test_saved_models_load_again(kind, tmp_path):
     net = gk.load(misfit(kind))
@@ -101,6 +106,7 @@ def test_saved_models_load_again(kind, tmp_path):
             again.run({"x": X, "c": np.array(True)})
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", MISFITS)
 def test_the_gradient_passes_through_the_other_branch(kind):
     net = gk.load(misfit(kind))

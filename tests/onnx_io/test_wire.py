@@ -8,6 +8,7 @@ import random
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 
 from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError
@@ -31,6 +32,7 @@ def test_fields_are_those_that_protobuf_writes():
     assert onnx.GraphProto.FromString(data[graph.body : graph.end]) == small().graph
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "data",
     [b"\xff" * 11, b"\x08" + b"\x80" * 10 + b"\x01", b"\x0b\x0c", b"\x0c", b"\x00\x00", b"\x3a\xff\xff\xff\xff\x7f",

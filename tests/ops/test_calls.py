@@ -4,6 +4,7 @@ import copy
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import TypeMismatch, UsageError
@@ -14,6 +15,7 @@ V, ONE = gk.input("v", [12]), gk.input("one", [1, 3])
 IMAGE = gk.input("image", ["N", 3, 8, 8])
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("call", "same"),
     [
@@ -46,6 +48,7 @@ def test_what_means_one_thing_is_taken(call, same):
     np.testing.assert_array_equal(*(next(iter(gk.Model({"y": v}).run(feeds).values())) for v in (found, wanted)))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("call", "form"),
     [
@@ -90,6 +93,7 @@ def test_the_answer_is_the_right_form(call, form):
     assert form in str(caught.value)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("get", "form"),
     [
@@ -114,6 +118,7 @@ def test_names_that_others_use(get, form):
     assert form in str(caught.value)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.checks.samples import make_case, samples_of
@@ -31,6 +32,7 @@ def cost_of(values, names=()):
     return costs(gk.Model(values, inputs=names or None).graph)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_multiply_adds_of_products(name):
     made, expected = PRODUCTS[name]
@@ -40,6 +42,7 @@ def test_multiply_adds_of_products(name):
 COUNTED = [cls for cls in registry if cls.multiply_adds is not gk.Op.multiply_adds]
 
 
+@in_one_item()
 @pytest.mark.parametrize("cls", COUNTED, ids=lambda cls: cls.name)
 def test_products_are_counted_for_every_sample_and_in_names(cls):
     for number in range(len(samples_of(cls))):

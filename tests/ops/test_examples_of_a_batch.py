@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.checks.samples import Case, all_cases
 from graphkit.errors import GraphkitError
@@ -75,6 +76,7 @@ def apart(op: Op, arrays: Arrays, batched: Sequence[bool], constant: Sequence[bo
     return True
 
 
+@in_one_item(group=lambda arguments: arguments["cls"].name[0])
 @pytest.mark.parametrize("cls", list(registry), ids=lambda c: c.name)
 def test_parts_are_the_batch(cls: type[Op]) -> None:
     found = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cases import each_case
+from representative import with_a_new_feature
 
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.checks.verify import compare_outputs
@@ -67,17 +68,20 @@ CASES = [(case, symbolic) for case in ALL_CASES for symbolic in (False, True)]
 TOLERANCES = {DType.FLOAT64: (1e-11, 1e-12), DType.FLOAT32: (1e-5, 1e-5), DType.FLOAT16: (2e-2, 1e-2)}
 
 
-def is_other_dtype(pair: tuple[Case, bool]) -> bool:
-    """Whether the case repeats a sample in another than its first element type."""
+DIFFERENT = with_a_new_feature(ALL_CASES)
+
+
+def is_repetition(pair: tuple[Case, bool]) -> bool:
+    """Whether the case repeats a sample in another than its first element type, or a sample without a new feature."""
     case, _ = pair
-    return case.dtype is not dtypes_of(type(case.op), case.sample)[0]
+    return case.dtype is not dtypes_of(type(case.op), case.sample)[0] or case.name not in DIFFERENT
 
 
 @each_case(
     CASES,
-    group=lambda pair: pair[0].op.name,
+    group=lambda pair: pair[0].op.name[0],
     name=lambda pair: f"{pair[0].name}-{'symbolic' if pair[1] else 'static'}",
-    full=is_other_dtype,
+    full=is_repetition,
 )
 def test_expand(pair: tuple[Case, bool]) -> None:
     case, symbolic = pair

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from cases import each_case
+from representative import with_a_new_feature
 
 from graphkit.autodiff import gradient
 from graphkit.checks.gradcheck import check_graph
@@ -34,6 +35,8 @@ def differentiable_cases() -> list[Case]:
 
 CASES = differentiable_cases()
 
+DIFFERENT = with_a_new_feature(CASES)
+
 # Their second derivatives are long graphs: seconds for a sample.
 LONG = frozenset(
     f"{cell}{part}" for cell in ("RNN", "GRU", "LSTM") for part in ("Grad", "Recurrence", "RecurrenceGrad")
@@ -47,7 +50,7 @@ def is_repetition(case: Case) -> bool:
     return case.op.name in LONG or case is not FIRST[case.op.name]
 
 
-@each_case(CASES, group=lambda c: c.op.name)
+@each_case(CASES, group=lambda c: c.op.name[0], full=lambda c: c.name not in DIFFERENT)
 def test_gradient(case: Case) -> None:
     graph, feeds = case.between_tensors()
     wrt = {graph.name_of(v): v for v in graph.inputs if is_float64(v)}
@@ -56,7 +59,7 @@ def test_gradient(case: Case) -> None:
     assert report.verdict != "FAILED", str(report)  # samples without elements have nothing to differentiate
 
 
-@each_case(CASES, group=lambda c: c.op.name, full=is_repetition)
+@each_case(CASES, group=lambda c: c.op.name[0], full=is_repetition)
 def test_second_order(case: Case) -> None:
     """The gradient graph differentiated again, in inputs and in the gradients of outputs."""
     graph, feeds = case.between_tensors()
@@ -73,7 +76,7 @@ def test_second_order(case: Case) -> None:
     assert report.verdict != "FAILED", str(report)  # samples without elements have nothing to differentiate
 
 
-@each_case(CASES, group=lambda c: c.op.name, full=lambda c: c.number > 1)
+@each_case(CASES, group=lambda c: c.op.name[0], full=lambda c: c.number > 1)
 def test_gradient_of_symbolic_shapes(case: Case) -> None:
     """The rule built with every dimension a name gives the same numbers and the operand's shape."""
     results = []

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.autodiff import gradient
 from graphkit.ir.graph import Graph, Value
@@ -225,6 +226,7 @@ def test_every_edge_has_a_name_of_its_own() -> None:
     assert len(set(names)) == len(names)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("x_shape", "w_shape", "is_product"),
     [

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ir import dims
@@ -48,6 +49,7 @@ def test_number_distinguishes_signs_of_zero() -> None:
     assert zeros[0].number != zeros[1].number
 
 
+@in_one_item()
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda v: pickle.loads(pickle.dumps(v))])
 def test_copies_are_numbered_again(copied) -> None:
     kind, op = TensorType("float32", ["N", 3]), Transpose(perm=[1, 0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cases import each_case
+from representative import with_a_new_feature
 
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.checks.verify import compare, compare_outputs
@@ -22,9 +23,10 @@ CASES = [
     for dtype in dtypes_of(cls, sample)[:1]
 ]
 OPSET = 28
+DIFFERENT = with_a_new_feature(CASES)
 
 
-@each_case(CASES, group=lambda c: c.op.name)
+@each_case(CASES, group=lambda c: c.op.name[0], full=lambda c: c.name not in DIFFERENT)
 def test_onnx(case: Case) -> None:
     graph = case.graph()
     imported = import_model(export(graph, {}, opset=OPSET).SerializeToString())
@@ -49,7 +51,7 @@ def test_onnx(case: Case) -> None:
 RUNTIME_REFUSES = {"Scan-4-float32": "it refuses to scan an empty axis"}
 
 
-@each_case([c for c in CASES if c.op.subgraphs() and c.name not in RUNTIME_REFUSES], group=lambda c: c.op.name)
+@each_case([c for c in CASES if c.op.subgraphs() and c.name not in RUNTIME_REFUSES], group=lambda c: c.op.name[0])
 def test_control_flow_in_onnx_runtime(case: Case) -> None:
     """Operators with subgraphs have no single-node oracle: the exporter writes them, ONNX Runtime runs them."""
     graph = case.graph()

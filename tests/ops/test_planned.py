@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cases import each_case
+from representative import with_a_new_feature
 
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.checks.verify import compare_outputs
@@ -22,6 +23,7 @@ CASES = [
     for number, sample in enumerate(samples_of(cls))
     for dtype in dtypes_of(cls, sample)[:1]
 ]
+DIFFERENT = with_a_new_feature(CASES)
 
 
 def run(graph: Graph, case: Case, **switches: bool) -> list[Any]:
@@ -43,7 +45,7 @@ def draws_from_the_executor(case: Case) -> bool:
     return case.op.random and not any(t is not None and t.dtype is DType.UINT64 for t in case.types)
 
 
-@each_case(CASES, group=lambda c: c.op.name)
+@each_case(CASES, group=lambda c: c.op.name[0], full=lambda c: c.name not in DIFFERENT)
 def test_planned(case: Case) -> None:
     """All switches on, all switches off, and the reference evaluator."""
     graph = case.graph()
@@ -55,7 +57,9 @@ def test_planned(case: Case) -> None:
         assert_alike(unplanned, reference)
 
 
-@each_case([c for c in CASES if not draws_from_the_executor(c)], group=lambda c: c.op.name, full=lambda c: c.number > 1)
+@each_case(
+    [c for c in CASES if not draws_from_the_executor(c)], group=lambda c: c.op.name[0], full=lambda c: c.number > 1
+)
 def test_symbolic_run(case: Case) -> None:
     """The executor specialises a graph whose every dimension is a name."""
     graph = case.graph(symbolic=True)
@@ -63,7 +67,7 @@ def test_symbolic_run(case: Case) -> None:
 
 
 @each_case(
-    [c for c in CASES if not draws_from_the_executor(c) and len(c.graph().outputs) > 1], group=lambda c: c.op.name
+    [c for c in CASES if not draws_from_the_executor(c) and len(c.graph().outputs) > 1], group=lambda c: c.op.name[0]
 )
 def test_one_output_alone(case: Case) -> None:
     """Kernels get no memory for unused outputs."""

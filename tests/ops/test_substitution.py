@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.checks.samples import make_case, samples_of
 from graphkit.errors import GraphkitError, TypeMismatch
@@ -47,6 +48,7 @@ def promised(types: Operands, assumed: Sequence[tuple[Dim, Dim]], sizes: dict[st
     return None if any(t is not None and min(t.static_shape, default=0) < 0 for t in made) else made
 
 
+@in_one_item(group=lambda arguments: arguments["cls"].name[0])
 @pytest.mark.parametrize("cls", OPERATORS, ids=lambda c: c.name)
 def test_types_follow_from_names(cls: type[Op]) -> None:
     rng = np.random.default_rng(0)

@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 from onnx_networks import check, conv_net, decibels, floats, info, initializers, model, run, sixteenths
 
@@ -24,6 +25,7 @@ def gemm_net(**arrays):
     return model(nodes, [("x", ["N", 6])], [("y", ["N", 4])], arrays)
 
 
+@in_one_item()
 @pytest.mark.parametrize("scales", ["fixed", "learned"])
 @pytest.mark.parametrize("options", [{}, {"per_channel": False, "activations": "int8"}])
 def test_before_training_the_file_is_unchanged(scales, options):

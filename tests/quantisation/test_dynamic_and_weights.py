@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 from onnx_networks import check, conv_net, decibels, floats, info, initializers, kinds, model, run
 from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -149,6 +150,7 @@ def test_layers_of_branches_are_quantised_without_calibration(tmp_path):
         gk.quantize(path, gk.data.Dataset({"x": x, "c": np.ones(3, bool)}, axes={"c": None}))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("options", "text"),
     [

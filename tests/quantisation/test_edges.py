@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 from onnx_networks import check, conv_net, decibels, floats, info, initializers, kinds, model, run
 
@@ -31,6 +32,7 @@ def one_conv(arrays=None, opset=17, shape=("N", 2, 4, 4), **attributes):
     )
 
 
+@in_one_item()
 @pytest.mark.parametrize("mode", ["static", "dynamic", "weights"])
 def test_a_model_without_layers_is_refused(tmp_path, mode):
     proto = model([node("Sin", ["x"], ["y"])], [("x", ["N", 3])], [("y", ["N", 3])], {})
@@ -177,6 +179,7 @@ def test_initialisers_that_are_inputs(tmp_path):
     assert decibels(run(proto, {"x": x})[0], run(found.message, {"x": x})[0]) > 30
 
 
+@in_one_item()
 @pytest.mark.parametrize("batch", ["N", 1, 4])
 def test_uneven_batches_of_the_calibration(tmp_path, batch):
     """7 samples in batches of 3, for a symbolic and for fixed batch sizes: every sample counts."""

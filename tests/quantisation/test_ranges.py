@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from onnxruntime.quantization.quant_utils import compute_scale_zp
 from scipy.stats import entropy
 
@@ -39,6 +40,7 @@ def test_minmax_over_batches():
     assert MinMax().range() == (0, 0)
 
 
+@in_one_item()
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_histogram_counts_every_value(scale):
     batches = [RNG.standard_normal(n) * factor * scale for n, factor in ((100, 1), (300, 0.1), (200, 50))]
@@ -63,6 +65,7 @@ def test_the_size_of_batches_does_not_change_the_histogram():
     np.testing.assert_array_equal(one.counts, many.counts)
 
 
+@in_one_item()
 @pytest.mark.parametrize("percentage", [90.0, 99.0, 99.9, 100.0])
 def test_percentile_is_that_of_numpy(percentage):
     values = RNG.standard_normal(20_000).astype(np.float32)
@@ -131,6 +134,7 @@ def test_entropy_chooses_the_smallest_divergence_of_scipy():
     assert (low, high) == (max(least, -threshold), min(most, threshold))
 
 
+@in_one_item()
 @pytest.mark.parametrize("make", [MinMax, Percentile, Entropy])
 @pytest.mark.parametrize("value", [0.0, 3.0, -2.0])
 def test_constant_tensors(make, value):
@@ -140,6 +144,7 @@ def test_constant_tensors(make, value):
     assert (numbers - float(found.zero)) * found.scale == pytest.approx(value, rel=1e-2)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
 @pytest.mark.parametrize(
     ("low", "high"), [(-1.0, 2.0), (0.5, 3.0), (-4.0, -1.0), (0.0, 0.0), (1e-40, 2e-40), (-3e38, 3e38), (7.0, 7.0)]
@@ -173,6 +178,7 @@ def test_scales_rise_until_the_bias_fits_into_int32():
     np.testing.assert_allclose(numbers * of_bias.astype(np.float64), bias, rtol=1e-3)
 
 
+@in_one_item()
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("terms", [32, 40, 7])
 def test_blocks_are_within_half_a_step(bits, terms):
@@ -192,6 +198,7 @@ def test_packing_puts_the_first_number_into_the_low_bits():
     np.testing.assert_array_equal(packed(np.array([[1, 2, 15]], np.uint8), 4), [[0x21, 0x0F]])
 
 
+@in_one_item()
 @pytest.mark.parametrize(("method", "percentage"), [("maximum", 99.0), ("minmax", 40.0), ("percentile", 101.0)])
 def test_wrong_methods(method, percentage):
     with pytest.raises(UsageError):

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from onnx_networks import check, conv_net, floats, info, initializers, model, run
@@ -90,6 +91,7 @@ def test_values_beyond_the_range_stay_float32():
     np.testing.assert_allclose(run(found.message, {"x": large})[0], exact, rtol=1e-2, atol=0.05)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("value", "why"), [(-1e5, "contains 1e"), (-3.4e38, "contains 3.4e"), (1e-12, "is at most 1e-12")]
 )
@@ -144,6 +146,7 @@ def fewest(count, edges, fixed):
     return best
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(5, 40))])
 def test_there_are_as_few_casts_as_possible(seed):
     """Random graphs of layers, sums and operators that exist in either precision, against all assignments."""

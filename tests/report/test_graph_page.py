@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from combinations import default_at, in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, UsageError
@@ -57,6 +58,7 @@ def looped():
 
 
 @pytest.mark.usefixtures("unset_parameters")
+@in_one_item()
 @pytest.mark.parametrize("name", ["lenet", "googlenet", "unet", "transformer_lm", "seq2seq"])
 def test_boxes_do_not_overlap_and_edges_go_down(name):
     data = data_of(graph_page(gk.models.build(name)))
@@ -206,6 +208,7 @@ def test_measured_times():
     assert details(data, "conv1")["time"] > 0
 
 
+@in_one_item()
 @pytest.mark.parametrize("source", ["time", "file", "profile"])
 def test_times_of_nodes_without_names(source, tmp_path):
     h = gk.input("x", ["N", 8])
@@ -276,6 +279,7 @@ def test_damaged_steps_of_profiles(traced, tmp_path, key, value, message):
         graph_page(net, profile=tmp_path / "damaged.json")
 
 
+@default_at(1)
 @pytest.mark.parametrize(
     "name", [lambda i: f"op{i}", lambda i: f"a{i // 500}/b{i // 50}/op{i}"], ids=["plain", "scoped"]
 )

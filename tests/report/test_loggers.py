@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import RuntimeFailure, UsageError
@@ -87,6 +88,7 @@ def test_csv_that_cannot_be_written_or_continued(tmp_path):
     assert other.read_text() == "name,age\nx,3\n"
 
 
+@in_one_item()
 @pytest.mark.parametrize("path", ["file/log.csv", "file/folder/log.csv", "folder"])
 def test_csv_that_cannot_be_written_stops_before_training(tmp_path, path):
     (tmp_path / "file").touch()

@@ -6,6 +6,7 @@ import io
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from scipy.sparse import coo_matrix
 from scipy.special import expit, log_softmax
 
@@ -64,6 +65,7 @@ def test_whole_numbers_are_classes_or_numbers_as_the_loss_says():
     np.testing.assert_allclose(found.loss, (found.predicted - y) ** 2)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("loss", "of_classes"),
     [

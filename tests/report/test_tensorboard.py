@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit import cli
@@ -274,6 +275,7 @@ def test_cut_anywhere_a_file_has_the_records_before(fitted):
 # --- odd numbers and errors -----------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("values", "odd"),
     [

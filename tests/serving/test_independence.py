@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.serving.joining import why_not_joined
@@ -32,6 +33,7 @@ def rows_of(x):
     return gk.slice(gk.shape(x), gk.constant(np.array([0])), gk.constant(np.array([1])))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import onnxruntime
 import pytest
+from combinations import in_one_item
 from handmade import HEADER, encoded
 
 import graphkit as gk
@@ -88,6 +89,7 @@ def test_numbers_that_json_lacks_are_strings(client, values):
     assert answer.json()["outputs"][0]["data"] == ["nan", "-inf", 2.0]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("name", "data", "wanted"),
     [

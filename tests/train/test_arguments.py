@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit import cli
@@ -17,6 +18,7 @@ OPTIMIZERS = [gk.optim.SGD, gk.optim.Adam, gk.optim.AdamW, gk.optim.RMSProp, gk.
 WRONG = ["0.1", -1, -0.5, float("nan"), float("inf"), None, [0.1], True]
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("value", WRONG, ids=str)
 def test_invalid_learning_rates_are_errors(kind, value):
@@ -24,6 +26,7 @@ def test_invalid_learning_rates_are_errors(kind, value):
         kind(lr=value)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_every_option_of_every_optimizer(kind):
     base = {"lr": 0.1}
@@ -39,6 +42,7 @@ def test_every_option_of_every_optimizer(kind):
         kind(learning_rate=0.1)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "make",
     [
@@ -73,6 +77,7 @@ def test_numbers_of_numpy_are_numbers():
     assert gk.optim.Warmup(0.5, steps=np.int64(2))(5) == 0.5
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "options",
     [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from combinations import full
+from combinations import full, in_one_item
 
 import graphkit as gk
 from graphkit.data import Dataset, Sentences, TokenStream, Vocabulary
@@ -86,6 +86,7 @@ def workers_end():
     return False
 
 
+@in_one_item()
 @pytest.mark.parametrize("options", [{}, {"accumulate": 3}, {"ema": 0.9}], ids=str)
 @pytest.mark.parametrize("depth", [full(1), 2, full(5)])
 def test_background_work_does_not_change_bits(options, depth):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.cli import invoke
@@ -44,6 +45,7 @@ def trained(net: gk.Model, **options: Any) -> gk.Model:
     return net
 
 
+@in_one_item()
 @pytest.mark.parametrize("form", ["built", "file for inference", "file for training"])
 def test_frozen_statistics_are_used_and_kept(form: str, tmp_path: Path) -> None:
     net, expected = network(), written_out()
@@ -95,6 +97,7 @@ def test_unknown_batch_norm_mode_is_an_error() -> None:
         gk.Trainer(network(), batch_norm="frozen", sync_batch_norm=True)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 @pytest.mark.parametrize("rows", [1, 2, 9])
 def test_running_variance_by_the_rule_of_pytorch(dtype, rows):

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -136,6 +137,7 @@ def test_stop_before_the_first_step():
     assert (found.updates, found.position.stopped) == (0, "there is nothing to learn")
 
 
+@in_one_item()
 @pytest.mark.parametrize("method", ["on_fit_begin", "on_step_end", "on_epoch_end", "on_fit_end", "state"])
 def test_callback_error_stops_training_with_a_note(tmp_path, method):
     def fails(self, *arguments):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import GraphkitWarning, InvalidModel, RuntimeFailure, UsageError
@@ -35,6 +36,7 @@ def data(n=50):
 OPTIMIZERS = {"sgd": gk.optim.SGD(0.1, momentum=0.9), "adam": gk.optim.Adam(gk.optim.Cosine(1e-2, 40))}
 
 
+@in_one_item()
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("stop_after", [4, 9])
@@ -111,6 +113,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
         gk.Trainer(model()).resume(tmp_path / "nothing")
 
 
+@in_one_item()
 @pytest.mark.parametrize("damage", ["truncate", "flip", "missing", "not json", "outside"])
 def test_a_damaged_checkpoint_is_named(tmp_path, damage):
     trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
@@ -152,6 +155,7 @@ LIES = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", LIES)
 def test_inconsistent_manifest_changes_nothing(tmp_path, name):
     trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
@@ -176,6 +180,7 @@ def test_error_shows_beginning_of_long_value(tmp_path, digits, shown):
         trainer.resume(tmp_path)
 
 
+@in_one_item()
 @pytest.mark.parametrize("text", [b"", b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"9" * 10_000, b"[]", b"null"])
 def test_invalid_manifests_are_rejected(tmp_path, text):
     (tmp_path / checkpoint.MANIFEST).write_bytes(text)
@@ -194,6 +199,7 @@ def test_a_weights_file_of_another_run_is_refused(tmp_path):
             trainer.resume(tmp_path)
 
 
+@in_one_item()
 @pytest.mark.parametrize("size", [0, 7, 8, 60, -1])
 def test_truncated_weights_are_rejected(tmp_path, size):
     trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))

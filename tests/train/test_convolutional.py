@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit import config
@@ -39,6 +40,7 @@ def train(name: str, steps: int = 1, **options: object) -> tuple[list[float], di
     return losses, {key: np.array(value) for key, value in net.params.items()}
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", by_lane(NETWORKS))
 def test_step_equals_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {key: np.array(value) for key, value in NETWORKS[name]().params.items()}

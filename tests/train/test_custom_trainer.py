@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import GraphkitError, InvalidModel, NotFinite, UsageError
@@ -295,6 +296,7 @@ print(json.dumps(codes))
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "moments", [(0.0, 0.05), pytest.param((0.0, 0.02, 0.05, 0.1), marks=pytest.mark.full)], ids=["twice", "often"]
 )
@@ -421,6 +423,7 @@ def with_two_inputs_of_one_name(step, network, loss):
     step.minimize(loss + other, network, SGD)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("change", "message"),
     [

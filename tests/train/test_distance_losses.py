@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -47,6 +48,7 @@ def hardest(x: np.ndarray, classes: np.ndarray, margin: float, weights: np.ndarr
     return total / count if count else 0.0
 
 
+@in_one_item()
 @pytest.mark.parametrize("margin", [0.0, 0.3, 2.0])
 def test_triplet_mines_the_hardest_of_the_batch(margin: float) -> None:
     loss, gradient = run(lambda x, t: gk.losses.triplet(x, t, margin), x=EMBEDDINGS, t=CLASSES)
@@ -55,6 +57,7 @@ def test_triplet_mines_the_hardest_of_the_batch(margin: float) -> None:
     np.testing.assert_allclose(gradient, expected, atol=1e-7)
 
 
+@in_one_item()
 @pytest.mark.parametrize("classes", [np.zeros(4, np.int64), np.arange(4), np.array([0, 0, 0, 1])])
 def test_batches_without_triplets_have_no_loss(classes: np.ndarray) -> None:
     x = EMBEDDINGS[: len(classes)]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.onnx_io.compare import OnnxRuntimeModel
@@ -12,6 +13,7 @@ def training_graph(name, **options):
     return gk.grad(net, of="loss", with_outputs=True)
 
 
+@in_one_item()
 @pytest.mark.parametrize("opset", [17, 21])
 @pytest.mark.parametrize(
     ("name", "options", "shape"),

@@ -4,6 +4,7 @@ import csv
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -23,6 +24,7 @@ def data(n=90):
     return x, x.argmax(1)
 
 
+@in_one_item()
 @pytest.mark.parametrize("options", [{}, {"ema": 0.9}, {"accumulate": 2}, {"mixup": 0.4}], ids=str)
 @pytest.mark.parametrize("after", [0, 2], ids=["at first", "after two epochs"])
 def test_search_restores_the_trainer(options, after):

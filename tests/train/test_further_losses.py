@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, UsageError
@@ -80,6 +81,7 @@ FORMULAS = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", FORMULAS)
 def test_values_and_gradients_are_those_of_the_formulas(name):
     options, formula, target = FORMULAS[name]
@@ -90,6 +92,7 @@ def test_values_and_gradients_are_those_of_the_formulas(name):
     np.testing.assert_allclose(gradient, numeric_gradient(formula, LOGITS, wide), rtol=1e-3, atol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["focal", "sigmoid_focal"])
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
 def test_sure_predictions_have_finite_gradients(name, gamma):
@@ -135,6 +138,7 @@ def test_ignored_targets_have_no_part_in_loss_and_gradient():
     assert not gradient.any()
 
 
+@in_one_item()
 @pytest.mark.parametrize("batch_size", [6, 4, 1])
 def test_batches_are_weighted_by_the_targets_that_count(batch_size):
     """Loss and accuracy are means over all targets that count, also if few targets of a batch do."""
@@ -156,6 +160,7 @@ def test_batches_are_weighted_by_the_targets_that_count(batch_size):
     assert record["accuracy"] == pytest.approx((logits.argmax(-1) == y)[kept].mean())
 
 
+@in_one_item()
 @pytest.mark.parametrize("metric", ["accuracy", "perplexity", "top2", "f1"])
 def test_metrics_do_not_count_ignored_targets_of_another_shape(metric):
     x, y = RNG.standard_normal((8, 3)).astype(np.float32), np.array([0, 1, 2, 1, -1, -1, -1, -1])
@@ -212,6 +217,7 @@ def test_a_dice_loss_is_a_mean_over_samples(batch_size):
     assert found["loss"] == pytest.approx(dice(x.astype(np.float64), masks), rel=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
@@ -175,6 +176,7 @@ def test_one_of_several_outputs_is_trained() -> None:
 # --- heads ------------------------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize("tail", ["gemm", "matmul", "conv"])
 @pytest.mark.parametrize("softmax", [False, True])
 def test_a_fresh_head_gives_logits_of_other_classes(tail: str, softmax: bool) -> None:
@@ -219,6 +221,7 @@ def test_error_names_model_without_head() -> None:
         replace_head(gk.Model({"y": fixed}, seed=0), 3)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "after",
     [
@@ -272,6 +275,7 @@ def test_new_head_keeps_other_outputs() -> None:
         replace_head(net, 3, output="stat")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("shape", "pool", "logits"),
     [

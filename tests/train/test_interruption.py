@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import default_at
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -21,9 +22,7 @@ from graphkit.train.run_folder import RunFolder
 WORKER = Path(__file__).with_name("interrupted_worker.py")
 
 
-@pytest.mark.parametrize(
-    ("cases", "seed"), [(4, 1), pytest.param(120, 2, marks=pytest.mark.full)], ids=["four", "many"]
-)
+@pytest.mark.parametrize(("cases", "seed"), [(4, 1), pytest.param(60, 2, marks=pytest.mark.full)], ids=["four", "many"])
 @pytest.mark.long
 def test_resume_after_random_sigkills_is_bit_identical(tmp_path, cases, seed):
     done = subprocess.run(
@@ -107,6 +106,7 @@ def test_interrupted_in_validation(tmp_path, death, times):
     assert rest == straight, "the record of the epoch that was interrupted is whole"
 
 
+@default_at(0, 3, 6)
 @pytest.mark.parametrize("fatal", [1, 2, 3, 6, 7, 9, 12])
 def test_killed_at_every_batch(tmp_path, fatal):
     options = {"epochs": 2, "batch_size": 8, "metrics": ["accuracy", "f1"], "prefetch": 0}
@@ -513,6 +513,7 @@ def test_other_batch_size_fails_if_order_changes(tmp_path):
 # --- several processes ------------------------------------------------------------------------------
 
 
+@default_at(1)
 @pytest.mark.parametrize("carries", [False, True])
 def test_ranks_restore_their_own_states(tmp_path, on_ranks, carries):
     words = gk.data.Vocabulary.build(["abcde"], "char")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, InvalidModel, NotFinite, UnsafeModel, UsageError
@@ -38,6 +39,7 @@ def assert_same_bits(one, other):
         assert array.tobytes() == other.net.params[name].tobytes(), name
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "options", [{}, {"history_size": 4}, {"line_search": None, "lr": 0.5}, {"train": ["fc2*"]}], ids=str
 )
@@ -121,6 +123,7 @@ while trainer.iterations < 12:
 """
 
 
+@pytest.mark.full
 def test_resume_after_sigkill_is_bit_identical(tmp_path):
     code = KILLED.format(tests=str(Path(__file__).parent))
     ends = []

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, UsageError
@@ -90,6 +91,7 @@ def test_balanced_weights():
             gk.losses.balanced(targets, 3)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -109,6 +111,7 @@ def test_options_that_no_loss_has(name, options, message):
         gk.losses.get(name, **options)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "made", [lambda y: 1.0, lambda y: y, lambda y: gk.reduce_sum(gk.cast(y, to="int64"), keepdims=False)]
 )
@@ -195,6 +198,7 @@ def test_gradients_of_several_losses_are_their_sum():
     np.testing.assert_allclose(moved(weights={"size": 0.5}), one + 0.5 * other, rtol=1e-4, atol=1e-7)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("loss", "options", "message"),
     [

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InvalidModel, UsageError
@@ -32,6 +33,7 @@ def check(made, mask=MASK):
     assert weight[mask].all()
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", sorted(optim.names()))
 def test_pruned_elements_stay_zero_in_every_optimizer(name):
     made = trainer(optim.get(name), wd_mult={"fc1_weight": 2.0})
@@ -201,12 +203,14 @@ def test_gradual_pruning_of_a_pruned_model_keeps_its_zeros():
     assert shares[-1] == pytest.approx(0.9, abs=0.01)
 
 
+@in_one_item()
 @pytest.mark.parametrize("wrong", [{"sparsity": 1.0}, {"sparsity": 0.0}, {"end": 0}, {"every": 0}, {"scope": "all"}])
 def test_wrong_schedules(wrong):
     with pytest.raises(UsageError):
         gk.callbacks.GradualPruning(**{"sparsity": 0.5, "end": 10, **wrong})
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("masks", "text"),
     [
@@ -244,6 +248,7 @@ def test_zero_masks_of_a_model():
         gk.zero_masks(made, "fc2*")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -269,6 +274,7 @@ def test_set_masks_takes_only_zeros_and_ones():
     assert not np.asarray(made.net.params["fc1_weight"]).any()
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("zeros", "expected"),
     [(38, None), (39, "fc1_weight (30% zeros): "), (127, "fc1_weight (99% zeros): "), (128, None)],

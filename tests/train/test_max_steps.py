@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -191,6 +192,7 @@ def test_ranks_end_at_the_same_step(tmp_path, on_ranks):
         assert history == straight
 
 
+@in_one_item()
 @pytest.mark.parametrize("given", [0, -1, 1.5, "3", True])
 def test_max_steps_must_be_a_positive_integer(given):
     with pytest.raises(UsageError, match="max_steps"):
@@ -245,6 +247,7 @@ def test_fast_dev_run_does_not_continue_a_run(tmp_path):
         resumed(tmp_path).fit(data(), fast_dev_run=True)
 
 
+@in_one_item()
 @pytest.mark.parametrize("given", [-1, 1.5, "3"])
 def test_fast_dev_run_must_be_a_number_of_batches(given):
     with pytest.raises(UsageError, match="fast_dev_run"):

@@ -8,6 +8,7 @@ import textwrap
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import RuntimeFailure, UsageError
@@ -35,6 +36,7 @@ class Script(gk.callbacks.EarlyStopping):
         return self.numbers[numbers["epoch"] - 1]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("scores", "options", "ends"),
     [
@@ -224,6 +226,7 @@ def test_ranks_keep_several_best_models(on_ranks, tmp_path):
     assert kept_epochs(tmp_path) == {2, 5}
 
 
+@in_one_item()
 @pytest.mark.parametrize("keep", [0, -1, 1.5, "2"])
 def test_number_of_best_models_must_be_positive(keep):
     with pytest.raises(UsageError, match="keep"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ir.types import DType
@@ -29,6 +30,7 @@ def exact(beta1: float, beta2: float, psi: float, steps: list[int]) -> np.ndarra
     return np.stack([of_grad, of_mean, 1 - np.longdouble(beta2) ** t[at]], 1).astype(np.float64)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-12)])
 @pytest.mark.parametrize(
     "psi", [4e-3, *(pytest.param(x, marks=pytest.mark.full) for x in (0.0, 1e-12, 0.1, 1.0, 100.0))]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -186,6 +187,7 @@ def batch() -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal((8, 3), np.float32), rng.standard_normal((8, 2), np.float32)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("optimizer", "formula"), CASES, ids=[f"{o.kind}-{i}" for i, (o, _) in enumerate(CASES)])
 def test_the_trainer_follows_the_formula(optimizer: Any, formula: Formula) -> None:
     net = linear_model()
@@ -202,6 +204,7 @@ def test_the_trainer_follows_the_formula(optimizer: Any, formula: Formula) -> No
     np.testing.assert_allclose(net.params["fc_bias"], weights[1], rtol=2e-4, atol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize("optimizer", [o for o, _ in CASES], ids=[f"{o.kind}-{i}" for i, (o, _) in enumerate(CASES)])
 def test_updates_have_native_kernels(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # With this variable, a node without a native kernel raises an error.
@@ -230,6 +233,7 @@ def test_ftrl_gives_exact_zeros() -> None:
     np.testing.assert_allclose(weight[3], start[0, 3], rtol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", gk.optim.names())
 def test_every_optimizer_learns_and_reads_back(name: str) -> None:
     optimizer = gk.optim.get(name, lr=1.0 if name in ("adadelta", "ftrl") else 0.05)
@@ -298,6 +302,7 @@ def test_train_patterns_are_the_inverse_of_freeze() -> None:
 
 
 # Adam has a slot named `mean`, too.
+@in_one_item()
 @pytest.mark.parametrize("optimizer", [gk.optim.SGD(0.1), gk.optim.RMSProp(0.1, centered=True)])
 @pytest.mark.parametrize("warmup", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UnsupportedError
@@ -47,6 +48,7 @@ def test_bfloat16_is_refused_without_the_arithmetic() -> None:
         trainer(precision="bf16")
 
 
+@in_one_item()
 @pytest.mark.parametrize("threads", [2, 3, 4])
 def test_deterministic_training_gives_the_same_bits(threads: int) -> None:
     first, second = (trainer(deterministic=True, threads=n) for n in (1, threads))

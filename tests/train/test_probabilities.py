@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ir.graph import Value
@@ -52,6 +53,7 @@ def numbers(net: gk.Model, loss: str, target: np.ndarray) -> dict[str, Any]:
     return {**found, "step": float(trainer.step(X, target)), "next": float(trainer.step(X, target))}
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("loss", "target", "outputs", "end"),
     [
@@ -72,6 +74,7 @@ def test_the_loss_is_that_of_the_logits(
         assert found[name] == pytest.approx(number, rel=1e-5), name
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "end",
     [
@@ -88,6 +91,7 @@ def test_outputs_of_arithmetic_are_not_probabilities(end: Callable[[Value], Valu
     assert are_probabilities(output) is (output.node is not None and output.node.op.name == "Softmax")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "end",
     [

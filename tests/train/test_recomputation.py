@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -51,6 +52,7 @@ def test_memory_limit_recomputes_as_little_as_possible() -> None:
     np.testing.assert_allclose(losses(some), losses(trainer()), rtol=1e-6)
 
 
+@pytest.mark.full
 def test_memory_limit_holds_for_larger_batches() -> None:
     budget = (trainer().plan(SHAPES).arena_bytes + trainer("sqrt").plan(SHAPES).arena_bytes) // 2
     limited, plain = trainer(budget), trainer()
@@ -72,6 +74,7 @@ def test_error_names_smallest_possible_memory_limit() -> None:
         trainer(1000).step(X, Y)
 
 
+@in_one_item()
 @pytest.mark.parametrize("wrong", ["cbrt", 0, -5, True, 1.5])
 def test_other_values_of_recompute_are_errors(wrong: object) -> None:
     with pytest.raises(UsageError, match="recompute must be 'sqrt' or a number of bytes"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.data import TokenStream, Vocabulary
@@ -119,6 +120,7 @@ def test_other_batch_size_resets_state():
         state.feeds((x, x))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("carry", "message"),
     [

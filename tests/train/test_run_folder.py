@@ -12,6 +12,7 @@ import threading
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import RuntimeFailure, UsageError
@@ -123,6 +124,7 @@ def test_lock_is_released_if_disk_is_full(tmp_path, monkeypatch):
         pass
 
 
+@in_one_item()
 @pytest.mark.parametrize("held", ["run", "model", "damaged"])
 def test_another_run_is_refused(tmp_path, held):
     if held == "model":

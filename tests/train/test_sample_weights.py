@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, RanksDiffer, RuntimeFailure, UsageError
@@ -103,6 +104,7 @@ def test_every_named_loss_is_checked():
 FAST = ("softmax_cross_entropy", "mse", "dice")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "name", [*FAST, *(pytest.param(name, marks=pytest.mark.full) for name in LOSSES if name not in FAST)]
 )
@@ -418,6 +420,7 @@ def test_loss_function_that_ignores_weights_is_an_error(function, message):
     assert made.updates == 1
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("weights", "message"),
     [

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import RanksDiffer, UsageError
@@ -146,6 +147,7 @@ def test_descriptions_read_back():
         gk.optim.schedule({"rate": 0.1})
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "make",
     [
@@ -161,6 +163,7 @@ def test_invalid_schedules_are_rejected(make):
         make()
 
 
+@in_one_item()
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_a_cycle_of_few_steps_is_finite(steps):
     cycle = gk.optim.OneCycle(0.1, steps)
@@ -193,6 +196,7 @@ class Table:
         return np.float64(linear_rate(step))
 
 
+@in_one_item()
 @pytest.mark.parametrize("function", [linear_rate, Table(), lambda step: np.asarray(0.1 / (1 + step))])
 def test_function_is_a_learning_rate_across_resume(tmp_path, function):
     rates = []
@@ -223,6 +227,7 @@ def test_function_may_follow_a_warmup_and_be_scaled():
         gk.optim.get(gk.optim.SGD(linear_rate).describe())
 
 
+@in_one_item()
 @pytest.mark.parametrize("value", [-1e-3, float("nan"), float("inf"), None, "0.1", True, np.ones(2)])
 def test_value_of_a_function_that_is_no_rate_is_an_error(value):
     made = small_trainer(lambda step: 0.1 if step < 2 else value)

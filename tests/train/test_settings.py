@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -32,6 +33,7 @@ def trained(**options):
     return trainer
 
 
+@in_one_item()
 @pytest.mark.parametrize("names", [["numerics"], ["memory"], ["regularisation"], list(GROUPS)], ids=" ".join)
 def test_groups_train_as_their_keywords(names):
     plain = trained()
@@ -73,6 +75,7 @@ def test_numbers_of_numpy_become_those_of_python(tmp_path):
     assert restored.updates == 1
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -86,6 +89,7 @@ def test_wrong_groups_are_refused(options, message):
         gk.Trainer(network(), **options)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("make", "message"),
     [

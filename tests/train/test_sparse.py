@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UsageError
@@ -52,6 +53,7 @@ CASES = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", CASES)
 def test_only_rows_that_are_read_change(name: str) -> None:
     optimizer, formula = CASES[name]
@@ -134,6 +136,7 @@ def large_lookup(tied: bool = False) -> gk.Model:
     return gk.Model({"y": gk.mat_mul(rows, gk.transpose(table)) if tied else rows}, name="large", seed=0)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("optimizer", "options", "is_sparse"),
     [

@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+from combinations import in_one_item
 
 from graphkit import optim
 from graphkit.errors import GraphkitWarning
@@ -16,6 +17,7 @@ class Store:
         self.type, self.num_workers, self.rank = type, num_workers, rank
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("store", "optimizer", "lowered"),
     [
@@ -33,6 +35,7 @@ def test_warning_names_what_to_lower(store, optimizer, lowered):
     assert f"{store.type} applies the gradients of {store.num_workers} workers" in str(warning.message)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("store", "optimizer"),
     [

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from cases import each_case
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit import cli
@@ -82,12 +83,14 @@ def test_one_number_per_sample(case):
     assert wanted == pytest.approx(float(formulas[loss].mean()), rel=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("given", [SIGNS, SIGNS[:, None], SIGNS.astype(bool), SIGNS.astype(np.uint8), SIGNS.tolist()])
 def test_class_numbers_in_any_form(given):
     wanted = float(trainer(network(4), "softmax_cross_entropy").step(X, SIGNS.astype(np.int64)))
     assert float(trainer(network(4), "softmax_cross_entropy").step(X, given)) == wanted
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("outputs", "loss", "target", "message"),
     [
@@ -144,6 +147,7 @@ def test_names_of_other_libraries_give_suggestions(name, ours):
         gk.losses.get(name)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("given", "shape", "fits"),
     [
@@ -170,6 +174,7 @@ def test_axes_of_one(given, shape, fits):
         assert found.reshape(-1).tolist() == array.reshape(-1).tolist()
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["mse", "rmse", "mae"])
 def test_metrics_do_not_broadcast(name):
     output, target = X[:, :1], SIGNS
@@ -181,6 +186,7 @@ def test_metrics_do_not_broadcast(name):
         metric.update(X, target)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["accuracy", "f1", "auc"])
 def test_metrics_of_one_logit_and_of_its_probability(name):
     logit, probability = network(1), network(1, gk.sigmoid)
@@ -216,6 +222,7 @@ def test_numbers_to_predict_are_not_split_as_classes():
     assert test.max() > 50
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("target", "loss", "options"),
     [

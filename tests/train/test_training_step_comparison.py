@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import CheckFailed, UsageError
@@ -55,6 +56,7 @@ def spoil_skipping(spec, rate):
     return standalone_step(dataclasses.replace(spec, rule=rule), rate)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("spoilt", "settings", "role"), [
     (spoil_rate, {}, "parameter"), (spoil_decay, {}, "parameter"), (spoil_output, {}, "output"),
     (spoil_weight, {"weighted": True}, "batch_weight"), (spoil_flush, {"accumulate": 2}, "step"),
@@ -78,6 +80,7 @@ def test_a_wrong_metric_is_not_written(tmp_path, monkeypatch):
         gk.Trainer(small()).to_onnx(tmp_path / "step.onnx", metrics="accuracy")
 
 
+@in_one_item()
 @pytest.mark.parametrize("options", [
     {}, {"accumulate": 3}, {"on_nonfinite": "skip"}, {"on_nonfinite": "ignore"},
     {"accumulate": 2, "on_nonfinite": "skip"},
@@ -111,6 +114,7 @@ def test_a_step_is_compared_with_graphkit_and_not_with_a_backend(tmp_path):
     assert not calls
 
 
+@in_one_item()
 @pytest.mark.parametrize(("batch", "text"), [
     ((X,), r"pair \(inputs, targets\)"),
     (X, r"pair \(inputs, targets\)"),

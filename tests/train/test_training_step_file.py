@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import RuntimeFailure, UnsupportedError, UsageError
@@ -196,6 +197,7 @@ SCHEDULES = {
 }  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_rates_are_those_of_the_schedule(name):
     schedule, step = SCHEDULES[name], gk.input("step", [], "float64")
@@ -365,6 +367,7 @@ def test_writing_and_checking_leave_the_trainer_unchanged(tmp_path):
         assert float(one.step(inputs, target)) == float(other.step(inputs, target))
 
 
+@in_one_item()
 @pytest.mark.parametrize(("options", "arguments", "error", "text"), [
     ({"mixup": 0.2}, {}, UnsupportedError, "mixup"),
     ({"optimizer": gk.optim.SGD(gk.optim.Cosine(0.1))}, {}, UsageError, "schedule-option steps"),
@@ -410,6 +413,7 @@ def test_an_old_step_never_lies_beside_a_new_init_file(tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_init.onnx", "step_roles.json"]
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["step.onnx", "step_init.onnx", "step_roles.json"])
 def test_a_folder_with_the_name_of_a_file_is_refused(tmp_path, name):
     (tmp_path / name).mkdir()
@@ -430,6 +434,7 @@ def test_a_large_step_has_a_data_file_that_is_replaced(tmp_path, monkeypatch):
     assert np.isfinite(RuntimeTrainer(tmp_path / "step.onnx").step(x=np.ones((2, 64), np.float32), target=[0, 1]))
 
 
+@in_one_item()
 @pytest.mark.parametrize(("parameter", "output", "inputs"), [("loss", "y", "x"), ("w", "w", "x"), ("w", "target", "x"),
                                                              ("w", "x", "x"), ("accuracy", "y", "x")])  # fmt: skip
 def test_the_description_has_the_names_of_the_file(tmp_path, parameter, output, inputs):

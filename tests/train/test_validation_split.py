@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, UsageError
@@ -102,6 +103,7 @@ class Doubled(gk.data.Dataset):
         return inputs * 2, targets
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("data", "options", "error", "message"),
     [

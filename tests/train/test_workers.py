@@ -84,6 +84,7 @@ def test_resume_with_another_number_of_workers(sets, tmp_path):
     assert bits(last) == bits(straight)
 
 
+@pytest.mark.full
 def test_ranks_with_workers_of_their_own(sets, on_ranks):
     def work(workers):
         def on_rank(store):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from derivative_networks import NETWORKS, feeds, model
 
 import graphkit as gk
@@ -30,6 +31,7 @@ def close(found, expected, **limits):
     np.testing.assert_allclose(found, expected, **({"rtol": 1e-6, "atol": 1e-7} | limits))
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", NETWORKS)
 def test_derivatives_are_those_of_central_differences(name):
     net, given = model(name), feeds(name)
@@ -53,6 +55,7 @@ def test_derivatives_are_those_of_central_differences(name):
     close(gk.jvp(net, wrt=wrt).run(given | tangents)["y_tangent"], total)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", NETWORKS)
 def test_hessians_are_those_of_central_differences(name):
     base, given = model(name), feeds(name)
@@ -103,6 +106,7 @@ def test_derivatives_are_those_of_torch_func(name, seed):
             close(ours[f"{a}_{b}_hessian"], theirs.numpy(), rtol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["perceptron", "attention", "loop", "scan", "branch"])
 def test_derivatives_export_and_are_verified(name):
     net, given = model(name), feeds(name)
@@ -128,6 +132,7 @@ def test_symbolic_sizes_stay_symbolic():
                 close(found, numeric(net, given, "y", "x"))
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_jacobians_have_the_type_of_the_network(dtype):
     x = gk.input("x", [3], dtype)
@@ -150,6 +155,7 @@ def test_parameters_are_the_default():
 # --- vmap -------------------------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_mapped_network_is_the_network_of_each_slice(name):
     net = model(name)
@@ -215,6 +221,7 @@ def two_outputs():
     return gk.Model({"y": gk.sin(x), "s": gk.reduce_sum(x, keepdims=False), "i": gk.arg_max(x)})
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("make", "message"),
     [

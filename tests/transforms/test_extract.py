@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 
 import graphkit as gk
@@ -42,6 +43,7 @@ FEEDS = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("inputs", "outputs"),
     [
@@ -149,6 +151,7 @@ def test_an_output_name_can_be_an_input() -> None:
         gk.extract(net, "y", ["neg", "middle"])
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("outputs", "inputs", "message"),
     [
@@ -219,6 +222,7 @@ def test_ranks_may_become_unknown() -> None:
     np.testing.assert_allclose(found, net.run({"x": array})["y"], rtol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int64", "bool", "string"])
 def test_element_types_are_kept(tmp_path: Path, dtype: str) -> None:
     x = gk.input("x", ["N"], dtype)

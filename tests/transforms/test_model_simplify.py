@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
@@ -107,6 +108,7 @@ IDENTITIES = {
 }  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", IDENTITIES)
 def test_nodes_that_do_nothing_are_removed(tmp_path, name):
     nodes, constants = IDENTITIES[name]
@@ -117,6 +119,7 @@ def test_nodes_that_do_nothing_are_removed(tmp_path, name):
     check(simplified(tmp_path, made), {"x": x}, operators=["Relu"])
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", IDENTITIES)
 def test_outputs_keep_their_names(tmp_path, name):
     """The removed node computes the output, and its operand is the result of another node."""
@@ -143,6 +146,7 @@ DIFFERENT = {
 }  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_similar_nodes_stay(tmp_path, name):
     nodes, constants = DIFFERENT[name]
@@ -188,6 +192,7 @@ def test_fixed_shapes_fold_further(tmp_path):
     assert [d.dim_value for d in found.message.graph.output[0].type.tensor_type.shape.dim] == [2, 5]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("shapes", "words"),
     [({"z": [1]}, "no input 'z'"), ({"x": [1]}, "does not fit"), ({"x": [2, 4]}, "does not fit"),
@@ -285,6 +290,7 @@ PRODUCTS = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("after", ["BatchNormalization", "Mul", "Add", "Sub", "Div"])
 def test_what_follows_a_convolution_is_folded(tmp_path, name, after):
@@ -297,6 +303,7 @@ def test_what_follows_a_convolution_is_folded(tmp_path, name, after):
     check(simplified(tmp_path, made), {"x": floats(2, 4, 8, 8)}, count=1, exact=False)
 
 
+@in_one_item()
 @pytest.mark.parametrize("attributes", [{}, {"transB": 1}, {"alpha": 0.5, "beta": 2.0}])
 @pytest.mark.parametrize("bias", [(5,), (1, 5), (), None])
 def test_normalisation_is_folded_into_gemm(tmp_path, attributes, bias):

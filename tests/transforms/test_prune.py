@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
@@ -50,6 +51,7 @@ def smallest(array, count):
     return mask.reshape(array.shape)
 
 
+@in_one_item()
 @pytest.mark.parametrize("sparsity", [0.01, 0.3, 0.5, 0.999])
 def test_each_layer_loses_its_smallest_weights(sparsity):
     proto = mlp()
@@ -89,6 +91,7 @@ def conv(weight, axis_in, group=1, kind="Conv"):
     )  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("proto", "axis"),
     [
@@ -211,6 +214,7 @@ def test_other_float_types(dtype):
     np.testing.assert_array_equal(after, weights(proto)["w"] * smallest(weights(proto)["w"], 16))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("options", "text"),
     [

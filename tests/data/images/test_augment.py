@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from PIL import Image
 
 from graphkit import data
@@ -198,6 +199,7 @@ def test_texts():
     )
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("text", "message"),
     [

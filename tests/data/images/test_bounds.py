@@ -9,6 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from PIL import Image
 
 from graphkit import data
@@ -38,6 +39,7 @@ def png_header(width, height):
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -86,6 +88,7 @@ def test_a_large_one_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
         array(path)
 
 
+@in_one_item()
 @pytest.mark.parametrize("form", FORMS)
 def test_every_cut_of_every_format(form, tmp_path):
     """A file that ends early is an error, or has all of its pixels already."""
@@ -117,6 +120,7 @@ def test_changed_bytes_end_in_a_picture_or_in_its_name(form, rng):
             assert str(error).startswith("it")  # noqa: PT017
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["a\nb.png", "🦊.png", "a b\t.PNG", "-o.png", "a=b.png", os.fsdecode(b"\xff.png")])
 def test_names_of_every_kind(tmp_path, name):
     folder = tmp_path / "photos" / "cat"

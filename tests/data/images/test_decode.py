@@ -10,6 +10,7 @@ import zlib
 import numpy as np
 import pytest
 from cases import each_case
+from combinations import in_one_item
 from PIL import Image
 
 from graphkit.data.preprocessing.decode import of_pixels, opened
@@ -73,6 +74,7 @@ def test_palettes_with_transparency_keep_their_colours(transparency):
     np.testing.assert_array_equal(alpha, opaque)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("mode", "value"), [("L", 3), ("RGB", (1, 2, 3)), ("1", 0)])
 def test_a_colour_that_stands_for_transparency(mode, value):
     image = PHOTO.convert(mode)
@@ -126,6 +128,7 @@ def test_all_orientations(case):
     np.testing.assert_array_equal(pixels_of(data), wanted)
 
 
+@in_one_item()
 @pytest.mark.parametrize("value", [0, 9, 65535])
 def test_orientations_that_are_none(value):
     exif = Image.Exif()
@@ -137,6 +140,7 @@ def smooth(width, height):
     return PHOTO.resize((width, height), Image.Resampling.BICUBIC)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("size", "target", "decoded"),
     [((800, 640), 40, (100, 80)), ((800, 640), 80, (200, 160)), ((803, 641), 150, (402, 321)), ((800, 640), 400, None)],

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 from cases import each_case
+from combinations import in_one_item
 from PIL import Image
 
 from graphkit.data.images.options import preprocess_of
@@ -118,6 +119,7 @@ def test_what_is_usual_for_a_size():
     assert Preprocess.of_size(28, 96, colours="L") == Preprocess(resize=96, crop=(28, 96), colours="L")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -153,11 +155,13 @@ EXAMPLES = (
 )
 
 
+@in_one_item()
 @pytest.mark.parametrize("made", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_through_json(made):
     assert Preprocess.from_json(made.to_json()) == made
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "text", ["", "crop 224", "{}", "[1]", '"graph"', '{"schema": "other", "version": 1}', "[" * 10**5]
 )
@@ -165,6 +169,7 @@ def test_words_of_others_say_nothing(text):
     assert Preprocess.from_json(text) is None
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("change", "message"),
     [

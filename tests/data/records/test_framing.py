@@ -8,6 +8,7 @@ import struct
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.data.records import IRHeader, RecordFile, RecordStream, RecordWriter, pack, reading, unpack
 from graphkit.errors import FileChanged, InputError, RuntimeFailure, UsageError
@@ -45,6 +46,7 @@ CASES = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize(("data", "parts"), CASES)
 def test_bytes_of_a_record(tmp_path, data, parts):
     path = tmp_path / "a.rec"
@@ -55,6 +57,7 @@ def test_bytes_of_a_record(tmp_path, data, parts):
     assert [bytes(RecordFile(path)[i]) for i in (1, 0)] == [b"behind", data]
 
 
+@in_one_item()
 @pytest.mark.parametrize("block", [8, 12, 64, 1 << 20])
 def test_records_across_blocks(tmp_path, monkeypatch, block):
     monkeypatch.setattr(reading, "BLOCK", block)
@@ -123,6 +126,7 @@ def cut(count):
     return change
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("change", "position", "reason", "left"),
     [
@@ -178,6 +182,7 @@ def test_other_files(tmp_path):
         RecordStream(path, on_damaged="ignore")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("text", "message"),
     [

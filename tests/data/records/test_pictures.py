@@ -7,6 +7,7 @@ import struct
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from PIL import Image
 
 from graphkit import data
@@ -127,6 +128,7 @@ def test_a_damaged_picture_in_a_record_is_a_damaged_sample(tmp_path):
     np.testing.assert_array_equal(inputs[1], inputs[2])
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("contents", "message"),
     [

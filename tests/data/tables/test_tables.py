@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from combinations import in_one_item
 
 from graphkit import data
 from graphkit.data.preprocessing import table_reading as reading
@@ -158,6 +159,7 @@ def test_other_tables_of_a_model(tmp_path, path):
             Encoding.from_json(text)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("text", "options", "message", "error"),
     [
@@ -306,6 +308,7 @@ def test_dates_can_be_left_out(tmp_path):
 RATINGS = [(10, 7, 3.0, 30), (2, 7, 4.5, 10), (10, 300, 1.0, 20), (2, 5, 2.0, 50), (2, 300, 5.0, 50)]
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["u.data", "ratings.dat", "ratings.csv"])
 def test_movielens(tmp_path, name):
     mark = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}[name]
@@ -327,6 +330,7 @@ def test_movielens(tmp_path, name):
     assert [len(part) for part in data.load(tmp_path, test_fraction=0.4)] == [3, 2]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("text", "message"),
     [

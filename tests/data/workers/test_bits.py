@@ -44,6 +44,7 @@ def test_any_number_of_workers(sets, count, shuffle):
         assert content(found.batches(4, workers=pool, start=4, **options)) == expected[4:]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ahead", [2, full(1), full(9)])
 def test_ranks_and_resumption(sets, workers, ahead):
     found = sets.Noisy(9)

@@ -263,6 +263,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "uses",
     [

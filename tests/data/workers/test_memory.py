@@ -78,6 +78,7 @@ def test_nothing_is_copied(sets):
         assert len(addresses) <= 5, "memory is used again"
 
 
+@pytest.mark.full
 def test_what_is_ahead_is_bounded(sets):
     found = sets.Heavy(64)
     most = 0.0
@@ -96,6 +97,7 @@ def test_what_is_ahead_is_bounded(sets):
         assert len(list(found.batches(8, workers=workers))) == 8, "one is always made"
 
 
+@pytest.mark.full
 def test_memory_of_one_huge_batch_is_given_back(sets):
     found = sets.Growing(64)
     with Workers(2, ahead_bytes=4 * MIB) as workers:

@@ -311,6 +311,7 @@ def test_element_types(dtype: str) -> None:
         run(trips, array)
 
 
+@in_one_item()
 @pytest.mark.parametrize("optimize", [True, False])
 @pytest.mark.parametrize("ranked", [True, False])
 def test_scans_along_an_axis_behind_others_of_size_one(ranked: bool, optimize: bool, monkeypatch: Any) -> None:

@@ -67,6 +67,7 @@ def test_an_encoder(threads: int, deterministic: bool) -> None:
     compare(net, shapes, native=not deterministic, threads=threads, deterministic=deterministic)
 
 
+@pytest.mark.full
 @pytest.mark.onednn
 @in_one_item()
 @pytest.mark.parametrize("name", ["lenet", "mobilenetv2", "resnet"])

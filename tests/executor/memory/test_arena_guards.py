@@ -95,6 +95,7 @@ def mixed(x: Any, channels: int, stride: int, depthwise: int) -> Any:
     return gk.nn.linear(gk.flatten(gk.reduce_mean(h, np.array([2, 3]))), 5)
 
 
+@pytest.mark.full
 @in_one_item("pairs")
 @pytest.mark.parametrize("size", [33, 64])
 @pytest.mark.parametrize("stride", [2, 3])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.extension import import_extension
 from graphkit.executor.memory import planner
@@ -18,6 +19,7 @@ def requests(seed: int, count: int = 80) -> list[Request]:
     return found
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", range(20))
 def test_native_offsets_are_equal(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     import_extension()

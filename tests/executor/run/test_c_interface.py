@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from combinations import in_one_item
 from onnx import helper
 from saved_programs import assert_same_bits, branch_model, check, model_of, random_feeds, trees_model
 
@@ -60,6 +61,7 @@ def check_network(path, name, options, size):
     check(net, path, shapes)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", SMALL)
 def test_small_networks_have_the_bits_of_python(name, tmp_path):
     check_network(tmp_path / "net.gkp", name, *SMALL[name])
@@ -160,6 +162,7 @@ OPERATORS = {
 }  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operators(name, tmp_path):
     inputs, constants, attributes, shape = OPERATORS[name]

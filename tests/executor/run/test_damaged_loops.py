@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from saved_loops import counted_model, scan_model, second_gradient, stacks_model, table_gradient, while_model
 
 from graphkit.errors import RuntimeFailure
@@ -155,6 +156,7 @@ def state_changed(loop, **changes):
     return loop._replace(states=[loop.states[0]._replace(**changes), *loop.states[1:]])
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", DAMAGED_LOOPS)
 def test_loops_that_leave_their_memory_are_rejected(name, tmp_path, monkeypatch):
     change, message = DAMAGED_LOOPS[name]

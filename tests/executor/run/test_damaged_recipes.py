@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from test_saved_operators import GRADIENTS
 
 from graphkit.executor.devices.cpu import native
@@ -47,6 +48,7 @@ REFUSED = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", REFUSED)
 def test_arguments_that_overflow_are_refused(name):
     make, message = REFUSED[name]

@@ -121,6 +121,7 @@ def executor(fails: Callable[[Value, Value], Value], *, fixed: bool, used: bool)
     return Executor(graph, store), store
 
 
+@in_one_item()
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("name", CASES)
@@ -281,6 +282,7 @@ TWICE: dict[str, tuple[Callable[[Value, Value], Value], Callable[[Value, Value],
 }  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", TWICE)
 def test_the_second_refuses_what_the_first_does_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_graph, "cached_schedule", updates_first)

@@ -122,6 +122,7 @@ ZOO: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.full
 @in_one_item("values")
 @pytest.mark.parametrize("where", ["input", "weight"])
 @pytest.mark.parametrize("name", ZOO)

@@ -140,6 +140,7 @@ def test_the_gradient_of_weights_has_their_type() -> None:
     np.testing.assert_allclose(evaluate(expanded, arrays)[0], direct, rtol=1e-5, atol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("has", [True, False, None])
 def test_half_floats_are_computed_in_float32_without_the_arithmetic(has: bool | None, monkeypatch: Any) -> None:
     native = None if has is None else SimpleNamespace(has_bfloat16=lambda: has)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit import config
@@ -120,6 +121,7 @@ def test_level_3_prints_graphs_and_steps(monkeypatch: pytest.MonkeyPatch, capsys
     assert any(line.startswith("arena ") for line in lines)
 
 
+@in_one_item()
 @pytest.mark.parametrize("value", ["4", "-1", "1.5", "debug", "٣"])
 def test_other_values_are_errors_that_name_the_levels(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHKIT_DEBUG", value)

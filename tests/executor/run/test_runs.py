@@ -159,12 +159,14 @@ def test_mlp_with_parameters() -> None:
     np.testing.assert_allclose(exe.run({"x": np.zeros((1, 4), np.float32)})["y"], np.full((1, 8), 100, np.float32))
 
 
+@in_one_item()
 @pytest.mark.parametrize("outputs", [{}, [], ()])
 def test_a_model_without_outputs_is_refused(outputs: Any) -> None:
     with pytest.raises(UsageError, match="model 'empty' has no output"):
         Model(outputs, name="empty")
 
 
+@in_one_item()
 @pytest.mark.parametrize("other", [f32(3), f32(4)])
 @pytest.mark.parametrize("listed", [False, True])
 def test_two_inputs_of_one_name_are_refused(other: TensorType, listed: bool) -> None:

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from saved_batches import attention, convnet, perceptron, recommender, recurrent
 from saved_programs import assert_same_bits, random_feeds
 
@@ -50,6 +51,7 @@ def programs_of(net, threads):
     return {rows: executor.run for rows, executor in executors.items()}
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_batch_of_any_size_has_the_bits_of_its_parts(name, threads, tmp_path):
@@ -177,6 +179,7 @@ def mixing():
     }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", mixing())
 def test_rows_that_depend_on_each_other_are_refused(name, tmp_path):
     net, text = mixing()[name]
@@ -205,6 +208,7 @@ def test_sizes_are_checked(tmp_path):
         recurrent().save(tmp_path / "net.gkp", batch=(1, 8))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("inputs", "outputs", "text"),
     [

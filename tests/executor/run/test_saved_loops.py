@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 from saved_loops import (
     counted_model,
@@ -34,6 +35,7 @@ def test_loops_in_branches_and_loops(tmp_path):
     check(nested_model(), tmp_path / "net.gkp")
 
 
+@in_one_item()
 @pytest.mark.parametrize(("m", "start", "limit"), [(5, True, 100), (0, True, 3), (5, False, 3), (50, True, 100)])
 def test_while_loops_read_trip_count_and_conditions(m, start, limit, tmp_path):
     net = while_model()

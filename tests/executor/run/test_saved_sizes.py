@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from saved_batches import perceptron, recommender, recurrent
 from saved_images import of_any_image, residual
 from saved_programs import assert_same_bits, random_feeds
@@ -106,6 +107,7 @@ def shapes_at(net, rows, steps):
     }
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_inputs_of_any_size_have_the_bits_of_python(name, threads, tmp_path):
@@ -197,6 +199,7 @@ def test_wrong_sizes_are_named(tmp_path):
             session.find_runs({"x": (1, 1 << 60, 4), "h0": (1, 5)})
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("make", "shapes", "text"),
     [
@@ -225,6 +228,7 @@ def changed(monkeypatch, **fields):
 HUGE = 1 << 40
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("fields", "text"),
     [

@@ -20,6 +20,7 @@ from graphkit.ops import F
 WIDTH = 256
 
 
+@pytest.mark.full
 def test_many_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHKIT_CACHE_MB", "1")
     packed: list[str] = []

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, InvalidModel, OutOfMemory, UsageError
@@ -99,6 +100,7 @@ def test_nested_checkpoint_is_an_error_that_says_what_to_pass():
         network().load_state_dict({"model": network().state_dict(), "epoch": 3})
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
 def test_floats_are_converted_to_the_type_of_the_parameter(dtype):
     net = network()
@@ -213,6 +215,7 @@ def test_a_file_with_a_whole_module_says_so(tmp_path):
         network().load_state_dict(tmp_path / "other.pt")
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "tied",
     ['{"other": "gone"}', '{"fc1_weight": "fc2_weight"}', '{"other": 3}', "[" * 100_000, "[1]"],
@@ -235,6 +238,7 @@ def npz_member(array, shape=None):
     return file.getvalue() + array.tobytes()
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(10**13,), (10**30,), (-1,), (3,)])
 def test_npz_arrays_with_false_shapes_are_damaged(tmp_path, shape):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
@@ -243,6 +247,7 @@ def test_npz_arrays_with_false_shapes_are_damaged(tmp_path, shape):
         network().load_state_dict(tmp_path / "a.npz")
 
 
+@in_one_item()
 @pytest.mark.parametrize(("place", "value"), [(6, 1), (8, 99), (8, 14), (4, 255)])
 def test_npz_files_with_damaged_tables_are_damaged(tmp_path, place, value):
     path = tmp_path / "a.npz"

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import UnsupportedError
 from graphkit.onnx_io.importer import import_model
@@ -16,6 +17,7 @@ def normal(rng, *shape, dtype=np.float32):
     return np.asarray(2 * rng.standard_normal(shape), dtype)
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(3, 4), (), (0, 2), (5, 6, 7)])
 @pytest.mark.parametrize(
     ("op", "attrs"),
@@ -26,6 +28,7 @@ def test_of_one_operand(node, agree, rng, op, attrs, shape):
     agree(node(op, normal(rng, *shape), names={3: "A", 5: "B"}, **attrs))
 
 
+@in_one_item()
 @pytest.mark.parametrize("op", ["BiasGelu", "FastGelu"])
 @pytest.mark.parametrize("shape", [(3, 4), (5, 6, 7), (0, 2)])
 def test_with_a_bias(node, agree, rng, op, shape):
@@ -74,6 +77,7 @@ def test_bias_add(node, agree, rng):
     agree(node("BiasAdd", x, bias, skip, names={3: "N"}), {"y0": x + bias + skip})
 
 
+@in_one_item()
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("shape", [(8,), (3, 8)])
 def test_bias_dropout_in_inference(node, agree, rng, residual, shape):
@@ -82,6 +86,7 @@ def test_bias_dropout_in_inference(node, agree, rng, residual, shape):
     agree(node("BiasDropout", x, bias, more, np.array(0.25, np.float32), outputs=(True, True), seed=3), expected)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("bias", "axis"), [((3, 1, 1, 7), 3), ((4, 7), 3), ((1, 1, 4, 7), -1), ((3, 1, 4, 7), 2)])
 def test_bias_softmax(node, agree, rng, bias, axis):
     x, b = normal(rng, 3, 2, 4, 7), normal(rng, *bias)
@@ -90,6 +95,7 @@ def test_bias_softmax(node, agree, rng, bias, axis):
     agree(case, {"y0": softmax(flat).reshape(x.shape)})
 
 
+@in_one_item()
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("attrs", [{}, {"limit": 0.75, "activation_alpha": 1.5, "activation_beta": 1.0}], ids=str)
 def test_swiglu(node, agree, rng, joined, attrs):

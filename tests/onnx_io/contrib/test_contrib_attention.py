@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import UnsupportedError
 from graphkit.onnx_io.importer import import_model
@@ -31,6 +32,7 @@ def masks(rng, kind, batch, queries, keys, dead):
 KINDS = ("none", "raw", "square", "ends", "both")
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(6))
 def test_attention(node, agree, kind, seed):
@@ -63,6 +65,7 @@ def test_attention(node, agree, kind, seed):
     agree(case)
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(6))
 def test_multi_head_attention(node, agree, kind, seed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import UnsupportedError
 from graphkit.onnx_io.importer import import_model
@@ -53,16 +54,19 @@ VARIANTS = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("attrs", VARIANTS, ids=str)
 def test_a_prompt(node, agree, rng, attrs):
     agree(group_query(node, rng, [7] * 5, 7, None, 7, **attrs))
 
 
+@in_one_item()
 @pytest.mark.parametrize("attrs", VARIANTS, ids=str)
 def test_a_step(node, agree, rng, attrs):
     agree(group_query(node, rng, [5, 9, 3, 9, 1], 1, 8, 9, **attrs))
 
 
+@in_one_item()
 @pytest.mark.parametrize("attrs", VARIANTS, ids=str)
 def test_a_step_in_a_buffer(node, agree, rng, attrs):
     agree(group_query(node, rng, [5, 9, 3, 9, 1], 1, 16, 9, **attrs))
@@ -123,12 +127,14 @@ def decoder(node, rng, *, bias, mask, more, cross, **attrs):
     )
 
 
+@in_one_item()
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_decoder_beside_its_encoder(node, agree, rng, mask, bias):
     agree(decoder(node, rng, bias=False, mask=mask, more=False, cross=True, **({"scale": 0.3} if bias else {})))
 
 
+@in_one_item()
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize(("bias", "more"), [(False, False), (True, False), (True, True)])
 def test_a_decoder_with_its_past(node, agree, rng, mask, bias, more):

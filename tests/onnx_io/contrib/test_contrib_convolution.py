@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import UnsupportedError
 from graphkit.onnx_io.importer import import_model
@@ -24,6 +25,7 @@ ACTIVATIONS = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("attrs", ACTIVATIONS, ids=str)
 @pytest.mark.parametrize("residual", [False, True])
 def test_fused_conv(node, agree, rng, attrs, residual):

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import UnsupportedError
 from graphkit.onnx_io.importer import import_model
@@ -18,6 +19,7 @@ def normal(rng, *shape, dtype=np.float32):
 FLAGS = list(itertools.product((0, 1), repeat=4))
 
 
+@in_one_item()
 @pytest.mark.parametrize(("a", "b", "batch_a", "batch_b"), FLAGS)
 def test_transposed_factors(node, agree, rng, a, b, batch_a, batch_b):
     left, right = [5, 2, 3, 4], [5, 2, 4, 6]
@@ -30,6 +32,7 @@ def test_transposed_factors(node, agree, rng, a, b, batch_a, batch_b):
     agree(node("FusedMatMul", normal(rng, *left), normal(rng, *right), names={5: "B"}, **attrs))
 
 
+@in_one_item()
 @pytest.mark.parametrize("op", ["FusedMatMul", "TransposeMatMul"])
 @pytest.mark.parametrize(
     ("left", "right", "attrs"),
@@ -60,6 +63,7 @@ def test_a_transposed_factor_needs_a_rank(node, rng):
         import_model(case.proto)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "attrs",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import UnsupportedError
 from graphkit.onnx_io.importer import import_model
@@ -19,6 +20,7 @@ def given(present, array):
     return array if present else None
 
 
+@in_one_item()
 @pytest.mark.parametrize("skip", [(5, 7, 8), (1, 7, 8), (7, 8)])
 @pytest.mark.parametrize(("beta", "bias"), [(True, False), (True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("total", [False, True])
@@ -33,6 +35,7 @@ def test_the_default_epsilon(node, agree, rng):
     agree(node("SkipLayerNormalization", x, x, normal(rng, 8), normal(rng, 8), names=NAMES), atol=1e-4)
 
 
+@in_one_item()
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(5, 7, 8), (5, 8)])
 def test_skip_simplified(node, agree, rng, bias, shape):
@@ -40,6 +43,7 @@ def test_skip_simplified(node, agree, rng, bias, shape):
     agree(node("SkipSimplifiedLayerNormalization", *operands, names=NAMES, outputs=(True, False, False, True)))
 
 
+@in_one_item()
 @pytest.mark.parametrize("axis", [-1, 1, 0])
 @pytest.mark.parametrize("opset", [13, 21])
 def test_simplified(node, agree, rng, axis, opset):
@@ -68,6 +72,7 @@ def test_layer_normalization_of_the_other_domain(node, agree, rng):
     agree(node("LayerNormalization", *operands, names=NAMES, axis=-1, epsilon=1e-3), standard.reference())
 
 
+@in_one_item()
 @pytest.mark.parametrize("activation", ["silu", "sigmoid", "swish"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_gated_rms_norm(node, agree, rng, activation, dtype):
@@ -84,6 +89,7 @@ def group_norm(x, gamma, beta, groups, silu):
     return (y / (1 + np.exp(-y)) if silu else y).astype(np.float32)
 
 
+@in_one_item()
 @pytest.mark.parametrize("channels_last", [0, 1])
 @pytest.mark.parametrize("silu", [0, 1])
 def test_group_norm(node, agree, rng, channels_last, silu):
@@ -95,6 +101,7 @@ def test_group_norm(node, agree, rng, channels_last, silu):
     agree(case, {"y0": expected})
 
 
+@in_one_item()
 @pytest.mark.parametrize("channels_last", [0, 1])
 @pytest.mark.parametrize("skip", [(5, 8), (5, 1, 1, 8), (5, 3, 2, 8)])
 def test_skip_group_norm(node, agree, rng, channels_last, skip):
@@ -112,6 +119,7 @@ def test_skip_group_norm(node, agree, rng, channels_last, skip):
     agree(case, dict(zip(("y0", "y1"), expected, strict=True)))
 
 
+@in_one_item()
 @pytest.mark.parametrize("segments", [False, True])
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("places", [None, 5, 1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.onnx_io.importer import import_model
@@ -15,6 +16,7 @@ def normal(rng, *shape, dtype=np.float32):
     return rng.standard_normal(shape).astype(dtype)
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(5, 7, 24), (5, 3, 7, 8)])
 @pytest.mark.parametrize("place", [(1,), (5, 7)])
 @pytest.mark.parametrize("attrs", [{}, {"interleaved": 1}, {"num_heads": 3, "rotary_embedding_dim": 4}], ids=str)
@@ -63,6 +65,7 @@ def bucket(distance, both, count, furthest):
     return found + min(exact + int(ratio * np.float32(count - exact)), count - 1)
 
 
+@in_one_item()
 @pytest.mark.parametrize("both", [0, 1])
 @pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (8, 20)])
 def test_relative_position_bias(node, agree, rng, both, buckets, furthest):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
@@ -132,6 +133,7 @@ def test_linear_quantisation():
 
 
 # ONNX Runtime has no products of 8 bits whose zero points are floats.
+@in_one_item()
 @pytest.mark.parametrize(("bits", "zeros"), [(4, "none"), (4, "integers"), (4, "floats"), (8, "none"), (8, "integers")])
 @pytest.mark.parametrize("constant", [True, False], ids=["constant", "computed"])
 def test_products_of_few_bits(bits, zeros, constant):
@@ -208,6 +210,7 @@ def test_layers_whose_float_form_is_onnxruntimes_too():
         np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["QLinearAdd", "QLinearAveragePool", "QLinearConv", "NhwcMaxPool", "MatMulNBits"])
 def test_an_attribute_that_nobody_knows_is_refused(name):
     x = numbers(U8, 1, 2, 4, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import UnsupportedError, UnsupportedOperator
 from graphkit.onnx_io.importer import import_model
@@ -19,6 +20,7 @@ def test_sample_op(node, agree, rng):
     agree(node("SampleOp", normal(rng, 5, 3), names=NAMES))
 
 
+@in_one_item()
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
 def test_expand_dims(node, agree, rng, axis):
     agree(node("ExpandDims", normal(rng, 5, 3), np.array(axis, np.int32), names=NAMES, constants=(1,)))
@@ -29,12 +31,14 @@ def test_gather_nd(node, agree, rng, index):
     agree(node("GatherND", normal(rng, 5, 3), index, names=NAMES))
 
 
+@in_one_item()
 @pytest.mark.parametrize("upper", [0, 1])
 @pytest.mark.parametrize("diagonal", [None, np.array(-1), np.array([2])])
 def test_trilu(node, agree, rng, upper, diagonal):
     agree(node("Trilu", normal(rng, 5, 4, 7), diagonal, names=NAMES, upper=upper))
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.float32])
 @pytest.mark.parametrize("step", [None, 2, -3])
 def test_range(node, agree, dtype, step):
@@ -43,6 +47,7 @@ def test_range(node, agree, dtype, step):
     agree(node("Range", *operands))
 
 
+@in_one_item()
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
 @pytest.mark.parametrize("shape", [(4,), (1, 4)])
 def test_pad(node, agree, rng, mode, shape):
@@ -56,6 +61,7 @@ def test_unique(node, agree):
     agree(node("Unique", x, outputs=(True, True, True)))
 
 
+@in_one_item()
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_grid_sample(node, agree, rng, mode, padding):
@@ -64,6 +70,7 @@ def test_grid_sample(node, agree, rng, mode, padding):
     agree(case, atol=1e-4)
 
 
+@in_one_item()
 @pytest.mark.parametrize("bad", [None, np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("attrs", "counts"), [({}, "ni"), ({"isnan_only": 1}, "n"), ({"isinf_only": 1}, "i")])
 def test_is_all_finite(node, agree, rng, bad, attrs, counts):
@@ -74,6 +81,7 @@ def test_is_all_finite(node, agree, rng, bad, attrs, counts):
     agree(node("IsAllFinite", x, y, np.zeros(0, np.float32), names=NAMES, **attrs), {"y0": np.array(fine)})
 
 
+@in_one_item()
 @pytest.mark.parametrize(("axis", "size", "step"), [(-1, 2, 1), (1, 3, 2), (0, 5, 1), (2, 4, 3)])
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
 def test_unfold(node, agree, rng, axis, size, step, dtype):
@@ -81,6 +89,7 @@ def test_unfold(node, agree, rng, axis, size, step, dtype):
     agree(node("UnfoldTensor", x, names=NAMES, dim=axis, size=size, step=step))
 
 
+@in_one_item()
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("length", [6, 20])
 def test_no_repeated_runs(node, agree, rng, size, length):
@@ -93,6 +102,7 @@ def test_embedding(node, agree, rng):
     agree(node("TorchEmbedding", table, ids, names=NAMES), {"y0": table[ids]})
 
 
+@in_one_item()
 @pytest.mark.parametrize("mode", ["bilinear", "nearest"])
 @pytest.mark.parametrize("size", [(3, 4), (1, 6), (9, 1)])
 def test_crop_and_resize(node, agree, rng, mode, size):
@@ -131,6 +141,7 @@ def test_complex_products(node, agree, rng, op):
     agree(node(op, a, b, names=NAMES), {"y0": np.stack((expected.real, expected.imag), -1).astype(np.float32)})
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64, np.uint64, np.float32, np.float64])
 @pytest.mark.parametrize("attrs", [{}, {"seed": 7, "positive": 0}], ids=str)
 def test_hashes(node, agree, rng, dtype, attrs):
@@ -138,6 +149,7 @@ def test_hashes(node, agree, rng, dtype, attrs):
     agree(node("MurmurHash3", x.astype(dtype), names=NAMES, **attrs), strict=False)
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(7, 6), (5, 7, 6)])
 @pytest.mark.parametrize(
     "attrs",

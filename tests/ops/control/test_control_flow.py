@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.errors import RuntimeFailure, TypeMismatch
 from graphkit.ir.dims import DimExpr, symbol
@@ -125,6 +126,7 @@ def test_if_refuses_misfits() -> None:
 ACCUMULATE = body([VECTOR, VECTOR], lambda i, c, s, w: [c, F.add(s, w), F.mul(s, w)])
 
 
+@in_one_item()
 @pytest.mark.parametrize("trips", [0, 1, 4])
 @pytest.mark.parametrize("cond", [None, True])
 def test_loop_carries_and_stacks(trips: int, cond: bool | None) -> None:
@@ -225,6 +227,7 @@ def test_iteration_and_condition_declared_with_one_dimension() -> None:
     assert indices.tolist() == [[0], [1], [2]]
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", [SequenceType(VECTOR), OptionalType(VECTOR), OptionalType(SequenceType(VECTOR))])
 def test_sequences_and_optionals_pass_through(kind: Type) -> None:
     value, cond = Value(kind, "value"), Value(FLAG, "cond")
@@ -264,6 +267,7 @@ ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 CUMULATE = sub([VECTOR, VECTOR], lambda s, x: (lambda t: [t, t])(F.add(s, x)))
 
 
+@in_one_item()
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("out_axis", [0, 1, -1, -2])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from PIL import Image
 
 import graphkit as gk
@@ -33,6 +34,7 @@ def decoded(data: np.ndarray, pixel_format: str = "RGB") -> np.ndarray:
     return decoder(pixel_format).run({"stream": data})["image"]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("kind", "options"),
     [("BMP", {}), ("PNG", {}), ("PPM", {}), ("TIFF", {}), ("WEBP", {"lossless": True}), ("JPEG2000", {})],
@@ -52,6 +54,7 @@ def test_jpeg() -> None:
     assert np.abs(decoded(encoded(Image.fromarray(smooth), "JPEG", quality=95)).astype(int) - smooth).max() < 8
 
 
+@in_one_item()
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "I;16"])
 def test_pictures_of_other_modes_have_three_channels(mode: str) -> None:
     """A bit, grey, a palette, transparency, 16 bits: always uint8 [height, width, channels]."""
@@ -75,6 +78,7 @@ def test_truncated_files_name_the_node(kind: str) -> None:
             decoded(data[:part])
 
 
+@in_one_item()
 @pytest.mark.parametrize("data", [b"", b"not an image", b"\x89PNG\r\n\x1a\n" + bytes(40), b"GIF89a" + bytes(40)])
 def test_what_is_no_picture(data: bytes) -> None:
     """GIF is an image format, but not one of the standard."""

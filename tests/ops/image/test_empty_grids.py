@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
 
 
+@in_one_item()
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize("size", [(2, 3, 0, 2), (2, 3, 2, 0), (2, 3, 0, 0)])
 def test_a_size_of_zero_stays_zero(size, align_corners):

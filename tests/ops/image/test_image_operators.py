@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import each_case
+from combinations import in_one_item
 
 from graphkit.autodiff import gradient
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
@@ -109,6 +110,7 @@ def run(function: Any, *arrays: Any, differentiate: bool = False) -> np.ndarray:
     return evaluate(Graph(operands, outputs), [np.asarray(a) for a in arrays])[0]
 
 
+@in_one_item()
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
 def test_grid_far_outside_is_finite(mode: str, padding: str) -> None:
@@ -126,6 +128,7 @@ def test_grid_far_outside_is_finite(mode: str, padding: str) -> None:
     assert np.isfinite(run(sampled, grid, x, differentiate=True)).all()
 
 
+@in_one_item()
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("expanded", [False, True], ids=["reference", "expansion"])
 def test_grid_of_nan_reads_no_other_point(padding: str, expanded: bool) -> None:
@@ -140,6 +143,7 @@ def test_grid_of_nan_reads_no_other_point(padding: str, expanded: bool) -> None:
     np.testing.assert_array_equal(found[..., 1], run(sampled, x, grid[:, :, 1:])[..., 0])
 
 
+@in_one_item()
 @pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
 def test_grid_of_one_element_reflects_it(mode: str) -> None:
     grid = np.linspace(-3, 3, 8).reshape(1, 2, 2, 2)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 from cases import each_case
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import GraphkitError, TypeMismatch
@@ -38,6 +39,7 @@ def check(ours: np.ndarray, expected: Any) -> None:
     np.testing.assert_allclose(ours, expected, rtol=tolerance, atol=tolerance)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("n", [1, 5, 32, 33, 100])
 @pytest.mark.parametrize("lower", [True, False], ids=["lower", "upper"])
@@ -56,6 +58,7 @@ def test_triangular_systems(n: int, lower: bool, dtype: str) -> None:
         )
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("lower", [True, False], ids=["lower", "upper"])
 def test_cholesky(lower: bool, dtype: str) -> None:
@@ -99,6 +102,7 @@ def test_cofactors_of_singular_matrices() -> None:
     np.testing.assert_allclose(ours, [[4.0, -2.0], [-2.0, 1.0]], atol=1e-12)
 
 
+@in_one_item()
 @pytest.mark.parametrize("n", [1, 2, 8, 9])
 def test_derivatives_of_determinants(n: int) -> None:
     """The first derivatives are cofactors, also of singular matrices; up to 8 rows, second derivatives exist there."""
@@ -221,6 +225,7 @@ NAMES_OF_MXNET = """det extractdiag extracttrian gelqf gemm gemm2 inverse makedi
     sumlogdiag syevd syrk trmm trsm""".split()  # noqa: SIM905
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", NAMES_OF_MXNET)
 def test_the_names_that_users_know(name: str) -> None:
     assert callable(getattr(gk.linalg, name))
@@ -233,6 +238,7 @@ def test_gemm_adds_a_third_matrix() -> None:
     np.testing.assert_allclose(found, 2 * np.swapaxes(a, 1, 2) @ b - 0.5 * c, rtol=1e-12)
 
 
+@in_one_item()
 @pytest.mark.parametrize("offset", [-2, -1, 0, 1, 2])
 def test_diagonals_and_triangles(offset: int) -> None:
     a = square(4, "float64")

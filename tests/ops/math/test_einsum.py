@@ -7,6 +7,7 @@ import re
 import numpy as np
 import onnxruntime as ort
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import GraphkitError, TypeMismatch
@@ -38,6 +39,7 @@ def arrays(shapes):
     return {f"x{i}": random.standard_normal(shape).astype(np.float32) for i, shape in enumerate(shapes)}
 
 
+@in_one_item()
 @pytest.mark.parametrize(("equation", "shapes"), [(e, s) for e, *s in BROADCAST])
 def test_letters_of_size_one_broadcast(equation, shapes):
     net, feeds = network(equation, shapes), arrays(shapes)
@@ -48,6 +50,7 @@ def test_letters_of_size_one_broadcast(equation, shapes):
     np.testing.assert_allclose(np.einsum(equation, *feeds.values()), right, rtol=1e-5, atol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("equation", "shapes"), [(e, s) for e, *s in BROADCAST])
 def test_gradients_sum_over_what_broadcast(equation, shapes):
     net = network(equation, shapes)
@@ -62,6 +65,7 @@ def test_a_size_one_beside_a_name_keeps_the_name():
     np.testing.assert_array_equal(gk.Model({"y": y}).run(feeds)["y"], np.full((5, 2, 4), 3, np.float32))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("equation", "shapes"), [("ij,ij->ij", [(2, 2), (2, 3)]), ("ij,jk->ik", [(2, 2), (3, 4)]), ("ii->i", [(1, 3)])]
 )
@@ -70,6 +74,7 @@ def test_sizes_that_differ_are_refused(equation, shapes):
         network(equation, shapes)
 
 
+@in_one_item()
 @pytest.mark.parametrize("names", [False, True])
 @pytest.mark.parametrize(
     ("equation", "shape"),
@@ -98,6 +103,7 @@ def test_gradients_of_diagonals_that_are_apart():
     assert gk.check_gradient(network("ibici->bc", [(3, 2, 3, 2, 3)]), wrt=["x0"]).passed
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(1, 3), (3, 1), (2, 3)])
 def test_a_diagonal_needs_equal_sizes_at_run_time(shape):
     with pytest.raises(GraphkitError):
@@ -110,12 +116,14 @@ def test_letters_summed_together_need_sizes_that_fit_at_run_time(shapes):
         network("ij,ij->", shapes, names=True).run(arrays(shapes))
 
 
+@in_one_item()
 @pytest.mark.parametrize("shapes", [[(2, 3), (2, 3)], [(1, 3), (2, 3)], [(2, 1), (1, 3)]])
 def test_letters_summed_together_broadcast_at_run_time(shapes):
     net, feeds = network("ij,ij->", shapes, names=True), arrays(shapes)
     np.testing.assert_allclose(net.run(feeds)["y"], np.einsum("ij,ij->", *feeds.values()), rtol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("equation", "message"),
     [

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.autodiff import gradient
 from graphkit.errors import RuntimeFailure, TypeMismatch, UsageError
@@ -42,6 +43,7 @@ def scalar_philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
     return c
 
 
+@in_one_item()
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
 def test_known_answers(counter: list[int], key: list[int], expected: list[int]) -> None:
     words = [np.array([c], np.uint32) for c in counter]
@@ -119,6 +121,7 @@ def run(outputs: Any, inputs: Sequence[Value] = (), feeds: Sequence[Any] = ()) -
     return evaluate(Graph(inputs, outputs), feeds)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_results_have_the_dtype_and_the_parameters(dtype: str) -> None:
     uniform, normal = run(
@@ -162,6 +165,7 @@ def test_dropout_passes_through_outside_training(training: Any) -> None:
     assert mask.all()
 
 
+@in_one_item()
 @pytest.mark.parametrize("as_input", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 def test_dropout_gradient_replays_the_mask(training: bool, as_input: bool) -> None:
@@ -181,6 +185,7 @@ def test_dropout_refuses_a_ratio_outside_the_unit_interval() -> None:
         run(F.dropout(np.ones(3, np.float32), ratio, np.array(True)), [ratio], [np.float32(1.5)])
 
 
+@in_one_item()
 @pytest.mark.parametrize("ratio", [2.0, -0.5, float("nan")])
 @pytest.mark.parametrize(
     "operands", [(), (np.array(False),), (np.array(True),)], ids=["alone", "inference", "training"]

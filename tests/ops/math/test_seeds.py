@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
@@ -42,6 +43,7 @@ FILES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", FILES)
 def test_first_draw_is_the_evaluators(kind: str) -> None:
     operands, outputs, attributes = FILES[kind]

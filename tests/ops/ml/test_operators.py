@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from onnx import numpy_helper
 
 import graphkit as gk
@@ -211,6 +212,7 @@ def calls() -> Iterator[Any]:
             yield pytest.param(make, seed, id=f"{make.__name__}-{seed}")
 
 
+@in_one_item()
 @pytest.mark.parametrize(("make", "seed"), [*calls()])
 def test_as_in_onnx_runtime(
     make: Callable[[np.random.Generator], Call], seed: int, as_in_runtime: Callable[..., Any]
@@ -231,6 +233,7 @@ def test_probabilities_of_many_rows_do_not_depend_on_each_other() -> None:
     np.testing.assert_allclose(together.sum(axis=1), 1, rtol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("build", "message"),
     [

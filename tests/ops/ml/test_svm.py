@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import UnsupportedError
@@ -29,6 +30,7 @@ def machine(x: Any, **changes: Any) -> gk.Model:
 DATA = np.array([[0.0, 1.0], [2.0, -1.0], [0.5, 0.5]], np.float32)
 
 
+@in_one_item()
 @pytest.mark.parametrize("rho", [np.inf, -np.inf, 1e9, 0.25])
 def test_any_rho(rho: float) -> None:
     """A large or infinite rho of one pair does not change the scores of the others."""
@@ -39,6 +41,7 @@ def test_any_rho(rho: float) -> None:
     np.testing.assert_allclose(found["scores"], wanted[1], rtol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

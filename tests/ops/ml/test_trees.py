@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from onnx import numpy_helper
 
 import graphkit as gk
@@ -25,6 +26,7 @@ def as_tensors(attributes: dict[str, Any], names: tuple[str, ...]) -> dict[str, 
     }
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", SEEDS)
 def test_regressor(seed: int, as_in_runtime: Check) -> None:
     rng = np.random.default_rng(seed)
@@ -48,6 +50,7 @@ def test_regressor(seed: int, as_in_runtime: Check) -> None:
     as_in_runtime("TreeEnsembleRegressor", [x], version=3, rtol=1e-3, **attributes)
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", SEEDS)
 def test_classifier(seed: int, as_in_runtime: Check) -> None:
     rng = np.random.default_rng(seed + 100)
@@ -112,6 +115,7 @@ def ensemble(rng: np.random.Generator, dtype: str, targets: int) -> dict[str, An
     return attributes | ({"membership_values": numpy_helper.from_array(np.array(members, kind))} if sets else {})
 
 
+@in_one_item()
 @pytest.mark.parametrize("seed", SEEDS)
 def test_ensemble_of_version_5(seed: int, as_in_runtime: Check) -> None:
     rng = np.random.default_rng(seed + 200)
@@ -131,6 +135,7 @@ STUMP: dict[str, Any] = {
 }  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -183,6 +188,7 @@ def test_features_that_only_the_run_tells(node_model: Callable[..., Any]) -> Non
         net.run({"x0": np.ones((2, 0), np.float32)})
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -243,6 +249,7 @@ def test_trees_have_no_gradient() -> None:
         gk.grad(net, wrt=["x"])
 
 
+@in_one_item()
 @pytest.mark.parametrize("weights", [(1.0, 0.5, np.nan), (np.nan, 2.0, 3.0), (0.0, np.nan, 2.0)], ids=str)
 def test_a_score_that_is_no_number_is_above_none(weights: tuple[float, ...], as_in_runtime: Check) -> None:
     leaf = {"nodes_treeids": [0], "nodes_nodeids": [0], "nodes_featureids": [0], "nodes_modes": ["LEAF"]}

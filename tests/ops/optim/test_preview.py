@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
@@ -39,6 +40,7 @@ def model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)])
 
 
+@in_one_item()
 @pytest.mark.parametrize(("kind", "kinds", "attributes"), CASES)
 @pytest.mark.parametrize("count", [0, 3])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

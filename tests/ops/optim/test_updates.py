@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.autodiff import gradient
 from graphkit.errors import MissingGradient, TypeMismatch, UsageError
@@ -76,6 +77,7 @@ TOLERANCE = {"float64": 1e-12, "float32": 2e-6}
 
 
 @FORMS
+@in_one_item()
 @pytest.mark.parametrize(
     "options",
     [
@@ -97,6 +99,7 @@ def test_sgd(options: dict[str, Any], dtype: str, expanded: bool, symbolic: bool
 
 
 @FORMS
+@in_one_item()
 @pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.25])
 @pytest.mark.parametrize("epsilon", [1e-8, 0.125])
@@ -139,6 +142,7 @@ def test_misfits_are_named() -> None:
         F.sgd_update(weight, grad, velocity)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", ["sgd_update", "adam_update", "adam_w_update"])
 def test_updates_are_not_differentiated(name: str) -> None:
     weight, grad, mean, variance, lr, step = operands("weight", "grad", "mean", "variance", "lr", "step")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import helper
 
 from graphkit.onnx_io.compare import OnnxRuntimeModel
@@ -62,6 +63,7 @@ PAIRS = [(np.uint8, np.uint8), (np.uint8, np.int8), (np.int8, np.int8)]
 QUANTISED = [np.uint8, np.int8, np.uint16, np.int16]
 
 
+@in_one_item()
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize("dtype", QUANTISED, ids=lambda d: d.__name__)
 def test_linear_quantisation(rng, dtype, half):
@@ -85,6 +87,7 @@ def test_dequantised_sums(rng):
     equal(registry.get("", "DequantizeLinear"), [integers(rng, np.int32, 50), scales(rng)])
 
 
+@in_one_item()
 @pytest.mark.parametrize("shift", [0.0, 5.0, -5.0])
 def test_dynamic_quantisation(rng, shift):
     dynamic = registry.get("", "DynamicQuantizeLinear")
@@ -102,6 +105,7 @@ def test_dynamic_quantisation(rng, shift):
         equal(dynamic, [np.array(special, np.float32)], 3)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("left", "right"), PAIRS, ids=lambda d: d.__name__)
 def test_products(rng, left, right):
     for depth, shapes in [(1, ((3,), ())), (64, ((2, 3), ())), (300, ((4,), ())), (7, ((2, 3), (2,)))]:
@@ -126,6 +130,7 @@ def test_a_product_quantised_on_the_way(rng):
     equal(DynamicQuantizeMatMul, [a, b, scales(rng, 5), integers(rng, np.int8, 5), bias], domain=MICROSOFT)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("image", "weights"), PAIRS, ids=lambda d: d.__name__)
 def test_convolutions(rng, image, weights):
     for group, channels, filters, kernel in [(1, 3, 4, 3), (2, 4, 6, 3), (8, 8, 8, 3), (1, 5, 7, 1)]:
@@ -142,6 +147,7 @@ def test_convolutions(rng, image, weights):
         equal(registry.get("", "QLinearConv"), operands, **where)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8], ids=lambda d: d.__name__)
 @pytest.mark.parametrize("cls", [QLinearAdd, QLinearMul], ids=lambda c: c.__name__)
 def test_sums_and_products_of_every_pair_of_bytes(rng, cls, dtype):

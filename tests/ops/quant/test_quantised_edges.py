@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import TypeMismatch
@@ -24,6 +25,7 @@ def test_sums_wrap_around_in_32_bits():
     assert net.compile().run({"x": a})["y"].item() == wrapped
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "make",
     [
@@ -70,6 +72,7 @@ def test_unknown_ranks_and_named_sizes():
         np.testing.assert_array_equal(net.compile().run({"x": given})["y"], np.full(shape, 1.5, np.float32))
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "int2", "uint2", "float8_e4m3fn", "float4_e2m1fn"])
 def test_narrow_types_are_moved_and_stored(dtype, tmp_path):
     packed = np.array([[0, 1, 1, 0], [1, 0, 1, 1], [1, 1, 0, 0]], np.float32).astype(gk.DType(dtype).numpy)

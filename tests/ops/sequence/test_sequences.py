@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import TensorProto, helper
 
 import graphkit as gk
@@ -81,6 +82,7 @@ def test_a_loop_that_fills_an_empty_sequence_knows_its_elements() -> None:
     assert found[0].base is None
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -112,6 +114,7 @@ def run(outputs: Any, *, optimize: bool = True, **feeds: Any) -> Any:
     return gk.Model({"y": outputs}, name="net").compile(optimize=optimize).run(feeds)["y"]
 
 
+@in_one_item()
 @pytest.mark.parametrize("optimize", [True, False])
 @pytest.mark.parametrize(
     ("build", "message"),
@@ -162,6 +165,7 @@ def test_elements_that_are_shown_later_keep_their_values() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(found["q"], kept, strict=True))
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [d for d in DType if d is not DType.STRING], ids=str)
 def test_every_element_type(dtype: DType) -> None:
     array = np.zeros((3, 2), dtype.numpy)
@@ -257,6 +261,7 @@ def split_model(split: Any, keepdims: int, fed: bool) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
+@in_one_item()
 @pytest.mark.parametrize("fed", [False, True])
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize("split", [None, 1, 2, [3], [1, 2], [1, 1, 1]], ids=str)
@@ -342,6 +347,7 @@ def test_a_declared_kind_that_is_another_is_refused() -> None:
         gk.load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))
 
 
+@in_one_item()
 @pytest.mark.parametrize("opset", [13, 15, 17, 18, 21])
 def test_older_opsets(opset: int) -> None:
     """Before opset 18, tensors are not optionals: the known results are written instead."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from onnx import helper
 
 import graphkit as gk
@@ -35,6 +36,7 @@ def cast(source, target):
     )
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", NUMBERS)
 def test_numbers_are_written_as_onnx_runtime_writes_them(dtype):
     x = np.array(NUMBERS[dtype], dtype)
@@ -48,6 +50,7 @@ def test_bfloat16_has_the_digits_of_its_value():
     assert found.tolist() == ["0.10009766", "-2", "NaN"]
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [*NUMBERS])
 def test_text_is_read_as_onnx_runtime_reads_it(dtype):
     words = ["1", "-3", " 7 ", "300", "0", "1.5", "+5", "2147483648"]
@@ -60,6 +63,7 @@ def test_text_is_read_as_onnx_runtime_reads_it(dtype):
     np.testing.assert_array_equal(gk.load(proto).run({"x": x})["y"], OnnxRuntimeModel(proto).run({"x": x})["y"])
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "bool"])
 @pytest.mark.parametrize("word", ["abc", "", "1_000", "True"])
 def test_text_that_is_no_number_is_an_error(dtype, word):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 from onnx import helper
 
 import graphkit as gk
@@ -151,6 +152,7 @@ def same(ours: Any, theirs: Any) -> None:
     assert shown == [w.rstrip("\0") if isinstance(w, str) else w for w in theirs]
 
 
+@in_one_item()
 @pytest.mark.parametrize("use", [*USES, *EMPTY], ids=lambda use: use.op)
 def test_strings(use: Use) -> None:
     """Compare the reference and a program, with known and with unknown sizes."""
@@ -166,6 +168,7 @@ def test_strings(use: Use) -> None:
             same(ours, their)
 
 
+@in_one_item()
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.op)
 def test_words_keep_their_zero_bytes(use: Use) -> None:
     """The results contain only strings of the operands, character by character."""
@@ -267,6 +270,7 @@ def cast(x: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
 NUMBERS = ["3.7", " 3 ", "INF", "-inf", "nan", "300", "-1", "1e-3", "+2", "0"]
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "int32", "int64", "uint8", "bool"])
 def test_from_strings(dtype: str) -> None:
     # For integers, ONNX Runtime ignores the exponent of a number.
@@ -276,6 +280,7 @@ def test_from_strings(dtype: str) -> None:
     np.testing.assert_array_equal(ours, theirs)
 
 
+@in_one_item()
 @pytest.mark.parametrize("word", ["", "abc", "1_0", "\uff13", "1 2", "0x10", "--1"])
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
 def test_what_is_no_number(word: str, dtype: str) -> None:
@@ -288,6 +293,7 @@ def test_what_is_no_number(word: str, dtype: str) -> None:
 FLOATS = [1 / 3, 1e10, 123456789.0, 1e-5, np.nan, np.inf, -np.inf, -0.0, 1.0, 0.1, 65504.0]
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "int64", "uint64", "bool"])
 def test_to_strings(dtype: str) -> None:
     numbers = np.array(FLOATS if dtype.startswith("float") else [0, 1, 100, 2, 3], np.float64)

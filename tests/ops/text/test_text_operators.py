@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from combinations import full
+from combinations import full, in_one_item
 
 import graphkit as gk
 from graphkit.errors import GraphkitError, MissingDependency, TypeMismatch, UsageError
@@ -47,6 +47,7 @@ def check(pairs: list[tuple[Any, Any]]) -> None:
         assert ours.tolist() == theirs.tolist()
 
 
+@in_one_item()
 @pytest.mark.parametrize("delimiter", [None, "", " ", ",", "aA", "é"])
 @pytest.mark.parametrize("maxsplit", [None, 0, 1, 3, -1])
 def test_string_split(delimiter: str | None, maxsplit: int | None) -> None:
@@ -57,6 +58,7 @@ def test_string_concat() -> None:
     check(both(gk.string_concat, drawn(3, 1, 4), drawn(5, 1)))
 
 
+@in_one_item()
 @pytest.mark.parametrize("action", ["NONE", "LOWER", "UPPER"])
 @pytest.mark.parametrize("sensitive", [False, True])
 @pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
@@ -108,11 +110,13 @@ PATTERNS = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_regex_full_match(pattern: str) -> None:
     check(both(gk.regex_full_match, drawn(20, 10, longest=5), pattern=pattern))
 
 
+@in_one_item()
 @pytest.mark.parametrize("pattern", ["(a+)+b", "(a|a)*b", "(a*)*b", "([a-z]+)*\\d", "(x+x+)+y", "(a{1,30}){1,30}b"])
 def test_hostile_patterns_take_linear_time(pattern: str) -> None:
     """Python's own matcher would take 2 ** 5000 steps for most of these."""
@@ -121,6 +125,7 @@ def test_hostile_patterns_take_linear_time(pattern: str) -> None:
     assert net.run({"x": ["a" * 5000 + "!", "x" * 5000]})["y"].tolist() == [False, False]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "pattern", ["(", "a\\", r"(a)\1", "(?<=a)b", "(?=a)", "x{1001}", "[z-a]", "((a{100}){100}){100}"]
 )
@@ -157,6 +162,7 @@ def pool(kind: str, longest: int) -> dict[str, Any]:
     return {**names, "ngram_counts": counts, "ngram_indexes": RNG.permutation(len(grams)).tolist()}
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", ["string", "int32", "int64"])
 @pytest.mark.parametrize("mode", ["TF", "IDF", "TFIDF"])
 @pytest.mark.parametrize(("shortest", "longest", "skips"), [(1, 1, 0), (1, 3, 0), (2, 2, 5), (1, 3, 4), (3, 3, 100)])
@@ -182,6 +188,7 @@ def test_tfidf_of_many_documents(steps: Any) -> None:
     assert steps(lambda: op.reference(np, many)) < steps(lambda: op.reference(np, few)) + 200
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -246,6 +253,7 @@ def test_tfidf_with_many_skips() -> None:
     assert gk.Model({"y": y}).run({"x": np.zeros(0, np.int64)})["y"].tolist() == [0]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("function", "shape", "attributes", "message"),
     [
@@ -277,6 +285,7 @@ def test_a_normalizer_of_unknown_rank_checks_its_rows() -> None:
         net.run({"x": [["a"], ["b"]]})
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     "attributes",
     [
@@ -308,6 +317,7 @@ def test_other_patterns_are_those_of_re2_alone() -> None:
     assert [pattern for pattern in [*FAST, *SLOW] if regex.run_of_characters(pattern) is not None] == FAST
 
 
+@in_one_item()
 @pytest.mark.parametrize("pattern", FAST)
 @pytest.mark.parametrize("least", [1, 3])
 def test_runs_of_characters_are_those_that_re2_finds(pattern: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from functools import cache
 from itertools import islice
 
 import pytest
+from combinations import in_one_item
 from deciding_graphs import deciding_graphs
 from interrupted_imports import run_in_new_process
 
@@ -94,12 +95,14 @@ def changed() -> dict[str, set[frozenset[str]]]:
     return found
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", LIMITED)
 def test_pass_changes_no_graph_without_its_operators(name: str) -> None:
     for present in changed()[name]:
         assert not present.isdisjoint(LIMITED[name]), sorted(present)
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", LIMITED)
 def test_each_listed_operator_decides_about_a_graph(name: str) -> None:
     """A graph that the pass changes has this operator, and no other one of the list."""

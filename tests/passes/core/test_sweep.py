@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.ir.graph import Graph, Node
@@ -112,6 +113,7 @@ def _formulas() -> Graph:
     return gk.Model({"y": gk.relu(gk.nn.linear(h, 3, name="fc") * np.float32(2))}).graph
 
 
+@in_one_item()
 @pytest.mark.parametrize("name", NETWORKS)
 def test_asking_about_every_node_changes_nothing_more(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operators that passes declare as relevant (`at`) are complete."""

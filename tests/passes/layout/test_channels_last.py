@@ -143,6 +143,7 @@ def test_one_and_three_spatial_axes(rank: int) -> None:
     assert ops(graph) == ["Transpose", "ChannelsLastConv", "Relu", "ChannelsLastConv", "Transpose"]
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("channels", "spatial", "kept"),
     [
@@ -178,6 +179,7 @@ def test_few_channels_whose_result_is_read_are_last() -> None:
     assert "Conv" not in ops(converted(returned_and_read, shape))
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("shape", "kernel", "attributes", "kept"),
     [
@@ -204,6 +206,7 @@ def test_windows_of_one_element_become_products(
     assert ("MatMul" in names, "ChannelsLastConv" in names) == (kept, not kept)
 
 
+@in_one_item()
 @pytest.mark.parametrize("residual_last", [False, True])
 @pytest.mark.parametrize("activation", ["", "Relu", "Clip"])
 def test_products_keep_what_follows(activation: str, residual_last: bool) -> None:

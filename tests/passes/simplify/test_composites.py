@@ -79,6 +79,7 @@ def test_same_results(case: Case) -> None:
         assert report.passed, str(report)
 
 
+@in_one_item()
 @pytest.mark.parametrize("axes", [[0], [1], [0, 2], None])
 def test_gradients_of_products_run_natively(axes) -> None:
     x = gk.input("x", ["N", 3, 2])
@@ -94,6 +95,7 @@ def test_gradients_of_products_run_natively(axes) -> None:
 LIMITS = np.iinfo(np.int64)
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("keys", "native"),
     [

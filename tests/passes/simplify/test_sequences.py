@@ -314,6 +314,7 @@ def test_names_inside_of_a_loop_are_its_own() -> None:
     np.testing.assert_allclose(found, np.vstack([np.zeros((3, 2)), np.sin(np.ones((8, 2)))]))
 
 
+@pytest.mark.full
 def test_loops_in_loops_are_written_out_within_bounds() -> None:
     """A thousand times a thousand times a thousand iterations in a few nodes."""
 

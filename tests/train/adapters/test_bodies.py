@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import GraphkitWarning, UsageError
@@ -77,6 +78,7 @@ def layer_names(model: gk.Model) -> list[str]:
     return [layer.name for layer in find_layers(model.graph)[0]]
 
 
+@in_one_item()
 @pytest.mark.parametrize("form", ["scan", "loop"])
 @pytest.mark.parametrize("options", [{}, {"dora": True}, {"rslora": True, "layers": "again"}])
 def test_outputs_and_gradients_equal_those_of_the_unrolled_network(form: str, options: dict) -> None:
@@ -124,6 +126,7 @@ def test_gradients_equal_differences_in_float64(form: str) -> None:
         np.testing.assert_allclose(array - adapted.params[name], gradient, rtol=1e-6, atol=1e-9)
 
 
+@in_one_item()
 @pytest.mark.parametrize("form", ["scan", "loop"])
 @pytest.mark.parametrize("dora", [False, True])
 def test_merged_and_unmerged_files_agree_in_onnx_runtime(tmp_path, form: str, dora: bool) -> None:
@@ -327,6 +330,7 @@ def test_loops_that_share_a_body_share_an_adapter_only_with_one_weight() -> None
         gk.lora(mixed, rank=2)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("dora", [False, True])
 def test_half_layers_in_a_loop_get_float32_adapters(dtype: str, dora: bool) -> None:

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 from safetensors.numpy import load_file, save_file
 
 import graphkit as gk
@@ -54,6 +55,7 @@ def test_files_have_the_names_and_shapes_of_peft(tmp_path) -> None:
     assert config["target_modules"] == ["body"]
 
 
+@in_one_item()
 @pytest.mark.parametrize("options", [{}, {"dora": True}, {"rslora": True, "alpha": 0.5}, {"train": "head*"}])
 def test_loaded_adapters_give_the_same_outputs(tmp_path, options: dict) -> None:
     adapted = disturbed(gk.lora(base(), rank=2, layers="body", dropout=0.1, **options))

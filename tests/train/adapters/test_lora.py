@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import GraphkitWarning, InvalidModel, UsageError
@@ -52,6 +53,7 @@ def layer_names(model: gk.Model) -> list[str]:
 # --- the function -----------------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_outputs_are_those_of_the_base_model_at_first(dora: bool, dropout: float) -> None:
@@ -63,6 +65,7 @@ def test_outputs_are_those_of_the_base_model_at_first(dora: bool, dropout: float
         np.testing.assert_allclose(adapted.run({"x": x})["y"], net.run({"x": x})["y"], rtol=1e-6, atol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("dora", [False, True])
 def test_half_layers_get_float32_adapters(dtype: type, dora: bool) -> None:
@@ -82,6 +85,7 @@ def test_half_layers_get_float32_adapters(dtype: type, dora: bool) -> None:
     )
 
 
+@in_one_item()
 @pytest.mark.parametrize("rslora", [False, True])
 @pytest.mark.parametrize("beside", ["Gemm", "MatMul"])
 def test_output_and_gradients_of_lora_follow_the_formula(rslora: bool, beside: str) -> None:
@@ -104,6 +108,7 @@ def test_output_and_gradients_of_lora_follow_the_formula(rslora: bool, beside: s
         np.testing.assert_allclose(found, gradient, rtol=1e-4, atol=1e-6)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dropout", [0.0, 1e-9])  # the ratio adds the nodes, but drops nothing
 @pytest.mark.parametrize("beside", ["Gemm", "MatMul"])
 def test_output_and_gradients_of_dora_follow_the_formula(dropout: float, beside: str) -> None:
@@ -258,6 +263,7 @@ def test_an_embedding_keeps_the_weight_that_it_shares() -> None:
     np.testing.assert_allclose(merged.run(data)["y"], adapted.run(data)["y"], rtol=1e-5, atol=1e-5)
 
 
+@in_one_item()
 @pytest.mark.parametrize("options", [{"bits": 4, "block_size": 16}, {"bits": 8}, {"bits": 4, "standard": True}])
 def test_quantised_weights_stay_frozen(tmp_path, options: dict) -> None:
     x = gk.input("x", ["N", 32])
@@ -418,6 +424,7 @@ def chain(layers: int) -> gk.Model:
     return gk.Model({"y": h}, seed=0)
 
 
+@in_one_item()
 @pytest.mark.parametrize(("batch", "programs"), [(1 << 20, 1), (130, 3), (1, 6)])
 def test_one_program_computes_the_weights_of_many_layers(monkeypatch, batch: int, programs: int) -> None:
     model = gk.lora(chain(6), rank=2, dora=True, seed=0)

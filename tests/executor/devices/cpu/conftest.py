@@ -39,9 +39,11 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
         yield name
 
 
-@pytest.fixture(params=ISAS)
+@pytest.fixture(
+    params=[pytest.param(name, marks=() if name in (ISAS[0], BEST_ISA) else pytest.mark.full) for name in ISAS]
+)
 def every_isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The same, with all of them in the default lane: for kernels that have code of their own for some."""
+    """The same, in the default lane with the lowest one, too: for kernels that have code of their own for some."""
     with _kernels_for(request.param) as name:
         yield name
 

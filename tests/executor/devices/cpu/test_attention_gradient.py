@@ -225,6 +225,7 @@ def test_large_scores_do_not_overflow(isa):
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3)
 
 
+@in_one_item()
 @pytest.mark.parametrize("position", range(4))
 def test_nan_spreads_as_in_the_formula(position, isa):
     arrays = operands(1, 1, 20, 30, 8, 8)

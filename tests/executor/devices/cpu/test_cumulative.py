@@ -32,6 +32,7 @@ def test_running_totals(shape, axis, reverse, exclusive, dtype):
         np.testing.assert_array_equal(y, expected)
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16"])
 def test_types_without_running_totals(dtype):
     with pytest.raises(

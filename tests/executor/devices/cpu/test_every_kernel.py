@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import each_case
-from combinations import full
+from combinations import full, in_one_item
 from instruction_sets import BEST_ISA, ISAS, using_isa
 from kernel_runs import at_page_end, unwritten
 
@@ -255,6 +255,7 @@ def check_kernels(cls: type[Op], default: bool) -> None:
 
 
 @pytest.mark.usefixtures("shared", "isa")
+@in_one_item(group=lambda arguments: arguments["cls"].name[0])
 @pytest.mark.parametrize("cls", ACCELERATED, ids=lambda cls: cls.name)
 def test_kernels_equal_the_reference(cls: type[Op]) -> None:
     check_kernels(cls, default=True)
@@ -262,6 +263,7 @@ def test_kernels_equal_the_reference(cls: type[Op]) -> None:
 
 @pytest.mark.full
 @pytest.mark.usefixtures("shared", "isa")
+@in_one_item(group=lambda arguments: arguments["cls"].name[0])
 @pytest.mark.parametrize("cls", ACCELERATED, ids=lambda cls: cls.name)
 def test_kernels_of_all_types_equal_the_reference(cls: type[Op]) -> None:
     check_kernels(cls, default=False)

@@ -20,6 +20,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.memory.packing import aligned_bytes
@@ -346,6 +347,7 @@ WIDE_TRANSPOSED = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize(("x", "w", "stride", "pad"), WIDE_TRANSPOSED, ids=str)
 def test_a_wide_transposed_convolution_adds_its_bias_once(x, w, stride, pad, last):
@@ -363,6 +365,7 @@ def test_a_wide_transposed_convolution_adds_its_bias_once(x, w, stride, pad, las
             np.testing.assert_array_equal(result, np.float32(expected))
 
 
+@in_one_item()
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("width", [13, 15, 17, 31, 39])
 def test_wide_kernels_have_no_reference_implementation(width, last):
@@ -392,6 +395,7 @@ WINDOWS = [
 ]
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("case", WINDOWS, ids=str)

@@ -53,6 +53,7 @@ def test_grid_sample_equals_torch(
     assert len(bits) == 1
 
 
+@in_one_item()
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("channels", [2, 20, 34])
 def test_deform_conv_equals_onnx_runtime(channels: int, groups: int) -> None:
@@ -142,6 +143,7 @@ def test_few_points_equal_many(every_isa: str, points: int, channels: int, borde
         np.testing.assert_array_equal(sampled(points, threads), every[:, :points])
 
 
+@in_one_item()
 @pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
 @pytest.mark.parametrize(("spatial", "axis"), [((0, 5), 2), ((4, 0), 3)])
 def test_images_without_elements(mode: str, spatial: tuple[int, int], axis: int) -> None:

@@ -143,6 +143,7 @@ def compare(case: Case, every_place: bool) -> None:
                 check(got, expected, f"{case.name}: {what}")
 
 
+@in_one_item(group=lambda arguments: arguments["cls"].name[0])
 @pytest.mark.parametrize("cls", OPERATORS_OF_FLOATS, ids=lambda cls: cls.name)
 def test_samples(cls: type[Op]) -> None:
     for case in float_cases(cls):
@@ -151,6 +152,7 @@ def test_samples(cls: type[Op]) -> None:
 
 
 @pytest.mark.full
+@in_one_item(group=lambda arguments: arguments["cls"].name[0])
 @pytest.mark.parametrize("cls", OPERATORS_OF_FLOATS, ids=lambda cls: cls.name)
 def test_samples_of_all_types(cls: type[Op], isa: str) -> None:
     for case in float_cases(cls):

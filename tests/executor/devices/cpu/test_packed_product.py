@@ -169,6 +169,7 @@ def test_what_is_no_product_with_a_matrix() -> None:
             native.PackedProduct(a, b)
 
 
+@in_one_item()
 @pytest.mark.parametrize("shape", [(200,), (1, 200), (2, 8, 200), (2, 9, 200), (0, 200)])
 @pytest.mark.parametrize("matrix", [(200, 40), (200, 1), (200, 0)])
 def test_products_with_constant_matrices_are_native(shape: tuple[int, ...], matrix: tuple[int, int]) -> None:
@@ -181,6 +182,7 @@ def test_products_with_constant_matrices_are_native(shape: tuple[int, ...], matr
         assert not executor.plan.fallbacks
 
 
+@in_one_item()
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("rows", [3, 16, 17])
 def test_networks_of_few_rows_use_it(tmp_path: Path, rows: int, threads: int) -> None:

@@ -130,6 +130,7 @@ ALL_FLOATS = {
 }  # fmt: skip
 
 
+@in_one_item()
 @pytest.mark.parametrize("opcode", ALL_FLOATS)
 def test_functions_of_all_exponents(opcode, every_isa):
     """The bits of the operands are evenly spaced: subnormal numbers, infinities and NaN are among them."""

@@ -375,6 +375,7 @@ def test_products_with_weights_of_few_bits(products: str, dtype: Any, bits: int)
             assert len(bits_found) == 1
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("a", "w", "block", "bits"),
     [

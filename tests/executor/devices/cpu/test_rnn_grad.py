@@ -272,6 +272,7 @@ def layer_and_gradients(kind, **attributes):
     return graph, feeds
 
 
+@in_one_item()
 @pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_layer_shares_the_recurrence_of_its_gradient(monkeypatch, kind, direction):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.errors import InputError, OutOfMemory, RuntimeFailure
@@ -63,6 +64,7 @@ KEYS = {
 }
 
 
+@in_one_item()
 @pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_encoders(keys: list[str], shape: tuple[int, ...]) -> None:
@@ -81,6 +83,7 @@ def test_a_string_without_a_category_is_named() -> None:
         run(node, np.array(["a", "red", "a"], object))
 
 
+@in_one_item()
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("indices", [[0], [[2, -1], [0, 0]], []])
 def test_gather(axis: int, indices: Any) -> None:
@@ -109,6 +112,7 @@ def test_arrays_that_are_not_contiguous() -> None:
     check(gk.tokenizer, strings(6, 4)[:, 1::2], mark=1, mincharnum=1, pad_value="#", tokenexp="[a-z]+")
 
 
+@in_one_item()
 @pytest.mark.parametrize("pattern", ["[a-zA-Z0-9_]+", "[a-z .]+", "[x]+"])
 @pytest.mark.parametrize("mark", [0, 1])
 @pytest.mark.parametrize("least", [1, 2, 5])
@@ -127,6 +131,7 @@ def test_words_that_do_not_fit_into_memory_are_refused() -> None:
         net.run({"x": texts})
 
 
+@in_one_item()
 @pytest.mark.parametrize("mode", ["TF", "IDF", "TFIDF"])
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 2), (2, 3), (3, 3)])
 @pytest.mark.parametrize("skips", [0, 2, 1000])
@@ -154,6 +159,7 @@ def test_a_string_function_is_no_interpreted_step() -> None:
     assert "interpreted" not in {step.kernel for step in executor.plan.steps}
 
 
+@in_one_item()
 @pytest.mark.parametrize(("element", "said"), [(None, "NoneType"), (1.5, "float"), (b"a", None)])
 def test_elements_that_are_no_strings(element: Any, said: str | None) -> None:
     x = gk.input("x", ["N"], dtype="string")
@@ -188,6 +194,7 @@ def test_what_the_table_refuses() -> None:
         native.StringTable({"a": 1, 1: 2}, -1)
 
 
+@in_one_item()
 @pytest.mark.parametrize("text", ["a", "é", "日本", "\U0001d538", ""])
 def test_text_of_any_script_is_taken_without_a_copy(text: str) -> None:
     x = np.array(["a", text], object)
@@ -195,6 +202,7 @@ def test_text_of_any_script_is_taken_without_a_copy(text: str) -> None:
     assert convert("x", gk.TensorType("string", ("N",)), x) is x
 
 
+@in_one_item()
 @pytest.mark.parametrize("element", ["\ud800", "\U0001d538\udfff", np.str_("a"), b"a", None])
 def test_other_elements_are_converted_or_refused(element: Any) -> None:
     assert not native.are_texts(np.array(["a", element], object))

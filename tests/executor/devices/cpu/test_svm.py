@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 from graphkit.executor.devices.cpu import native
 from graphkit.ops.ml.svm import coupled
 
 
+@in_one_item()
 @pytest.mark.parametrize("classes", [2, 3, 10, 30])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_many_rows(classes: int, threads: int) -> None:

@@ -74,6 +74,7 @@ def long_case(*case: Any) -> Any:
     return pytest.param(*case, marks=pytest.mark.full)
 
 
+@pytest.mark.full
 def test_training_in_one_job(job: Job, tmp_path: Path) -> None:
     """One job trains in all ways that the tests below have more options for. Sums of gradients are copied through host
     memory, but for the last ones.

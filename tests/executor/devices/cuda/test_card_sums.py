@@ -19,6 +19,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 from stand_in import Card
 from stand_in_nccl import Nccl, NcclError
 from together import together
@@ -101,6 +102,7 @@ def parts(rank: int, dtype: DType) -> list[np.ndarray]:
     return found
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.value)
 def test_sums_of_every_type(machine: Machine, dtype: DType) -> None:
     def work(store: Any, card: Card) -> list[np.ndarray]:
@@ -133,11 +135,13 @@ def test_ranks_with_other_fingerprints_do_not_meet(machine: Machine) -> None:
     assert machine.run(work, 3) == [True] * 3
 
 
+@in_one_item()
 @pytest.mark.parametrize("dtype", [DType.BOOL, DType.INT16, DType.COMPLEX64, DType.STRING], ids=lambda d: d.value)
 def test_other_types_are_not_carried(machine: Machine, dtype: DType) -> None:
     assert not nccl.supports(dtype)
 
 
+@in_one_item()
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("shapes", [((5,), (40, 3), (0,), (7,)), ((1,),), ((0,),)], ids=str)
 def test_slices(machine: Machine, shapes: Sequence[tuple[int, ...]], ranks: int) -> None:
@@ -261,6 +265,7 @@ def refuse() -> bytes:
 # --- before a run -----------------------------------------------------------------------------------------------------
 
 
+@in_one_item()
 @pytest.mark.parametrize(
     ("told", "expected"),
     [

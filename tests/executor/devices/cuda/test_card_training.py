@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from combinations import default_at
 from stand_in import Card
 from together import together
 
@@ -98,6 +99,7 @@ def test_what_consists_of_kernels_is_expanded(card: Card) -> None:
     assert not card.interpreted
 
 
+@default_at(1)
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2, "ema": 0.9}, {"clip_norm": 0.1}], ids=str)
 def test_weights_of_batches(card: Card, options: dict[str, object]) -> None:
     """The GPU computes the weight of a batch. It divides the sums that the host adds up."""

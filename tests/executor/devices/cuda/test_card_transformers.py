@@ -173,6 +173,7 @@ def test_the_standard_operator(dtype: str, card: Card, steps: list[Node]) -> Non
     assert not card.interpreted
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("precision", ["f16", pytest.param("bf16", marks=pytest.mark.full)])
 def test_moves_of_half_floats(precision: str, card: Card, steps: list[Node], monkeypatch: pytest.MonkeyPatch) -> None:
     """They leave half of the casts, and every bit as it was."""

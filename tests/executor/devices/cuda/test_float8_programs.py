@@ -91,6 +91,7 @@ def trained(name: str, precision: str, feeds: Mapping[str, Any], steps: int, **s
     return trainer, [float(trainer.step(feeds["x"], feeds["labels"])) for _ in range(steps)]
 
 
+@pytest.mark.full
 def test_training(card: Card) -> None:
     """Losses are near those of bfloat16, and fall; gradients are E5M2, parameters float32. A batch of 20 is filled up
     to 32 where products sum over it.

@@ -138,6 +138,7 @@ def test_training(cards: list[Card], name: str, which: str) -> None:
     assert here.executor.rng == there.executor.rng
 
 
+@pytest.mark.full
 @together(
     full=lambda which, options: (
         (which == "two cards") == ("accumulate" in options or "ema" in options or "recompute" in options)
