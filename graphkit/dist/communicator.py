@@ -112,7 +112,10 @@ class Communicator(Protocol):
         ...
 
     def depart(self, number: int) -> None:
-        """Send the other processes a number about the coming end of this one; see `graphkit.dist.job.departure`."""
+        """Tell the other processes, by a number, whether and after which step this one can stop.
+
+        `graphkit.dist.job.departure` defines the numbers.
+        """
         ...
 
     def departures(self) -> tuple[np.ndarray, np.ndarray] | None:

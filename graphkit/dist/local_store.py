@@ -40,7 +40,7 @@ class LocalKVStore(KVStore):
         # By key, the stored value as an array of `gk.nd`, if it was used as one. It shares the memory of `_values`, so
         # numpy may only use that memory after a wait.
         self._arrays: dict[Key, NDArray] = {}
-        # Held while a value changes whose key is in `_arrays`.
+        # Held during changes of values that are in `_arrays`.
         self._lock = threading.RLock()
         # Orders the updates on threads of the engine. None: there was no such update.
         self._order: Memory | None = None
@@ -82,7 +82,8 @@ class LocalKVStore(KVStore):
         keys, outs = ([key], [out]) if is_one(key) else (key, out)
         if not isinstance(outs, (list, tuple)) or len(keys) != len(outs):
             return super().pull(key, out)
-        # The usual call needs no other checks, which take longer than to push a copy.
+        # In the usual call, all types match, so no further checks are needed. The checks of `super().pull` would take
+        # longer than the copy.
         if not all(map(self._has_type_of, keys, outs)):
             return super().pull(key, out)
         from graphkit.dist import nd_values
@@ -178,8 +179,8 @@ class LocalKVStore(KVStore):
             nd_values.settle(self._order)
 
     def _set_updater(self, call: str, given: Any, updater: Updater) -> None:
-        # Earlier pushes of arrays of `gk.nd` keep the updater that they began with, so there is no need to wait for
-        # them, and a value that is invalid can get an updater that replaces it.
+        # Do not wait for earlier pushes of arrays of `gk.nd`: they keep the updater that they began with. A wait would
+        # raise the error of an invalid value, and then no new updater could replace this value.
         with self._lock:
             self.transport.compare(call, updater_facts(given))
             self._updater = updater
@@ -193,7 +194,7 @@ _stores: weakref.WeakSet[LocalKVStore] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Give stores new locks in the child of a fork: a thread that it does not have may hold the old ones."""
+    """Give stores new locks in the child of a fork. A thread that exists only in the parent may hold the old ones."""
     for store in _stores:
         store._lock = threading.RLock()
 

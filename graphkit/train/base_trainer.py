@@ -173,7 +173,7 @@ class BaseTrainer:
             trained = sparse.with_exact_row_updates(graph, trained, self.optimizer)
         may_be_sparse = self.optimizer.elementwise and memory.accumulate == 1
         tables = sparse.large_tables(graph, trained) if may_be_sparse else []
-        # Large tables with dense updates. With `lazy`, they would have row-sparse updates, whose results may differ.
+        # Large tables that get dense updates. `lazy` would give them row-sparse updates, which may change results.
         self.dense_tables = tuple(t.name for t in tables if not t.lazy)
         thread_count = quantity(config.num_threads(threads), "thread")
         self._described_options = f"device {self._options['device']}, {thread_count}, precision {numerics.precision}"
@@ -565,7 +565,7 @@ def _settings_conflicting_with_groups(
     selection: ParameterSelection, carry: Mapping[str, str], numerics: Numerics, memory: Memory, parallel: Parallel,
     mixes: Mapping[str, float], backends: Sequence[Any],
 ) -> dict[str, bool]:  # fmt: skip
-    """Return for each setting that cannot be combined with `groups` whether it is set. Keys: names for messages."""
+    """Return the settings that cannot be combined with `groups`: their names for messages, and whether they are set."""
     return {
         "accumulate= (--accumulate)": memory.accumulate > 1,
         "carry= (--recurrent-state)": bool(carry),

@@ -122,7 +122,7 @@ def of_mxnet(net: Model, output: str | None = None) -> dict[str, Loss]:
         The losses, for `gk.Trainer(net, loss=...)`. Empty if the model has no output operators of MXNet.
 
     Raises:
-        UsageError: No loss has the gradients of an operator. The message names it.
+        UsageError: For one of the output operators, there is no loss with its gradient. The message names the operator.
     """
     if HEADS not in net.meta:
         return {}

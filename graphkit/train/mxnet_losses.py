@@ -55,7 +55,7 @@ def losses_of(net: Model) -> dict[str, Loss]:
 
 
 def _kind(head: Head) -> str:
-    """Return the name of the operator without variants."""
+    """Return the name of the operator: "SoftmaxOutput" also for "Softmax", and without the prefix "_sparse_"."""
     name = head.operator.removeprefix("_sparse_")
     return "SoftmaxOutput" if name == "Softmax" else name
 

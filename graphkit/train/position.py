@@ -88,11 +88,12 @@ class Position:
         """Determine where the run of a `fit` begins and ends.
 
         If the current run is finished and `resumed` is false, a new run begins. It ends after `epochs` epochs or
-        `max_steps` updates, whichever comes first. If both are None, it has the default number of epochs. Otherwise the
-        current run continues. Then `epochs` is the length of the whole run, and `max_steps` the number of all its
-        updates. If both are None, the length stays the same. If the run was stopped early, it continues only if one of
-        these numbers is larger than before. Raises UsageError if the run already has more epochs or updates than these
-        numbers.
+        `max_steps` updates, whichever comes first. If both are None, it has the default number of epochs.
+
+        If the current run is not finished, or `resumed` is true, the current run continues. Then `epochs` is the length
+        of the whole run, and `max_steps` the number of all its updates. If both are None, the length stays the same. If
+        the run was stopped early, it continues only if one of these numbers is larger than before. Raises UsageError if
+        the run already has more epochs or updates than these numbers.
 
         Args:
             epochs: See above.

@@ -40,7 +40,7 @@ class ProgressBar:
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                 TextColumn("{task.fields[state]}"), console=Console(stderr=True),
-                redirect_stdout=_is_terminal(sys.stdout),  # in a file or pipe, lines need not be kept above the bar
+                redirect_stdout=_is_terminal(sys.stdout),  # print lines above the bar, unless they go to a file or pipe
             )  # fmt: skip
             self._bar.start()
         return self
@@ -96,7 +96,8 @@ class JsonLog:
             epoch: Number of complete epochs.
             updates: Number of updates.
             seconds: Duration of the run so far.
-            ended: Keep a line with the event "end" (the run ended within an epoch), because the run does not continue.
+            ended: Whether to keep a line with the event "end" (the run ended within an epoch). Set it if the run is
+                complete. If the run continues, the line is removed.
         """
         self._start = time.monotonic() - seconds
         if self._path is None or not self._path.exists():

@@ -182,8 +182,9 @@ def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> N
         trainer._agreement.set_resumed({"name": saved.run, **at})
         if own_residuals is not None:
             exchange.restore_residuals(own_residuals)
-        # Only rank 0 has restored the accumulated gradients. Workers with servers do not add up their gradients, so the
-        # weight is 0 on all workers except rank 0.
+        # Only rank 0 has restored the accumulated gradients. Ranks that all-reduce gradients divide the sum by the
+        # weight of all ranks, so each of them restores this weight. A worker with servers divides only its own
+        # gradients, so only rank 0 restores the weight.
         has_none = trainer.kvstore is not None and trainer.kvstore.is_remote and trainer._place[0] > 0
         weight = 0.0 if has_none else float(saved.settings.get("waiting_weight", 0.0))
         stepper.accumulated, stepper.accumulated_weight = accumulated, weight

@@ -157,7 +157,7 @@ class HeartbeatMonitor:
         )
 
     def depart(self, number: int) -> None:
-        """Send a number about the coming end of this process with its heartbeats. Callers define its meaning."""
+        """Send a number with the heartbeats: whether and when this process can stop. Callers define the numbers."""
         self._departure = number
         self._mine["departure"] = number
 

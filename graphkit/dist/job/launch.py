@@ -24,7 +24,8 @@ from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 _SIGNALS = frozenset(int(s) for s in signal.Signals)
 # Signals that end this process unless they are ignored (nohup) or handled.
 _UNLESS_HANDLED = (signal.SIGHUP, signal.SIGQUIT)
-# Exit codes of graphkit's own processes after an interruption or termination. They are not read as 128 plus a signal.
+# Exit codes of graphkit's own processes after an interruption or termination. For these codes, `_signal_of` does not
+# report that a signal ended the process, although they are 128 plus the number of a signal.
 _OWN_CODES = (130, 143)
 # MPICH's launcher may combine the statuses of its processes with a bitwise or: 2 and 5 give 7, 2 and 9 (SIGKILL) give
 # 11. Each status in this constant may be such a combination, or the number of a signal.

@@ -334,7 +334,7 @@ class MpiCommunicator:
             self._monitor.doing(call, self.steps)
 
     def depart(self, number: int) -> None:
-        """Send a number about the coming end of this process; see `HeartbeatMonitor.depart`."""
+        """Send a number that says whether and when this process can stop; see `HeartbeatMonitor.depart`."""
         if self._monitor is not None:
             self._monitor.depart(number)
 

@@ -56,7 +56,8 @@ class Emitter:
     def fixed(self, array: VersionedArray, kernel: NativeKernel | None = None, position: int = -1) -> Location:
         """Return the location of a parameter or constant.
 
-        If a kernel is given, it packs the array as its operand at this position.
+        If a kernel is given, return the location of a packed copy: the form in which this kernel reads the array as its
+        operand number `position`.
         """
         layout = "" if kernel is None else kernel.packed_layout(position)
         key = (id(array), layout)

@@ -25,8 +25,9 @@ class CarriedState(NamedTuple):
         before: Input of the body.
         output: Position of its last value among the node's outputs.
         after: Output of the body.
-        buffers: None if the size of the state is known only in a run. Otherwise, if the body also stacks the state, its
-            index in `LoopLayout.stacked`. Otherwise the offsets of two buffers, which the iterations write in turn.
+        buffers: Where the iterations write the state. A pair: the offsets of two buffers, which they write in turn. An
+            index in `LoopLayout.stacked`: they write it to the slices of this stacked output. None: the size of the
+            state is known only in a run.
     """
 
     operand: int

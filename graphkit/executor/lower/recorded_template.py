@@ -22,7 +22,10 @@ class RecordedFactory(NamedTuple):
 
 
 class RecordedStep(NamedTuple):
-    """A step whose kernels a factory makes. In the arena, the offset of a location is the number of a request."""
+    """A step whose kernels a factory makes.
+
+    A location in the arena contains the index of a memory request (`RecordedTemplate.requests`) instead of an offset.
+    """
 
     name: str
     factory: int
@@ -32,7 +35,10 @@ class RecordedStep(NamedTuple):
 
 
 class RecordedTemplate(NamedTuple):
-    """A template as plain data, for saved programs. It fits kernels of all kinds: no step works in place.
+    """A template as plain data, for saved programs.
+
+    Its memory plan is valid for every kernel that a factory can make. So each step has working memory, even if some of
+    its kernels need none, and no step writes a result over an operand.
 
     Attributes:
         symbols: The names of sizes.
@@ -62,7 +68,10 @@ class RecordedTemplate(NamedTuple):
 
 
 class UnplannedKernel(NamedTuple):
-    """A kernel whose program fits other kernels, too: it has working memory, and reads constants as they are."""
+    """Stands for all kernels of a step, so that the program is valid for each of them.
+
+    The program reserves working memory for the step, lets no result overwrite an operand, and packs no constants.
+    """
 
     kernel: Any
     scratch_bytes: int = 1

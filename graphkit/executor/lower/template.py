@@ -383,7 +383,7 @@ class Template:
         )
 
     def _unplanned(self, step: _Step, sizes: Sequence[int]) -> UnplannedKernel:
-        """Return a kernel of a step as if it had all needs. Raises NotNative if a kernel needs Python."""
+        """Return an UnplannedKernel for all kernels of a step. Raises NotNative if a kernel needs Python."""
         name = f"{step.node.op.name} {self.graph.node_name(step.node)!r}"
         if step.native is None or step.native.recipe is None:
             raise NotNative(f"the kernels of {name} are made by Python for each size")

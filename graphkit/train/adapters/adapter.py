@@ -148,7 +148,7 @@ class Adapter:
         return F.add(F.mul(less, plain), F.mul(gain, change))
 
     def _bias(self, base: Node, bias: Value) -> Value:
-        """Return the bias as the layer adds it to its result. bias: the third operand of the layer."""
+        """Return the term that the layer adds to its result. bias: the third operand of the layer."""
         if isinstance(base.op, Gemm):
             return _times(bias, base.op.beta)
         return F.reshape(bias, (1, -1, *(1 for _ in self.layer.input_shape[1:])))

@@ -33,8 +33,8 @@ _OWNER = "gk.AdapterSet"
 class AdapterSet:
     """Several LoRA adapters of one model. Each run uses one of them, or none.
 
-    The matrices A and B are inputs of the compiled program. Thus, to use another adapter needs no compilation, and all
-    adapters share the weights of the model. Runs with different adapters may run concurrently in several threads.
+    The matrices A and B are inputs of the compiled program. So you can change the adapter without a compilation, and
+    all adapters share the weights of the model. Runs with different adapters may run concurrently in several threads.
 
     All adapters have the same shapes. Adapters of smaller rank are padded with zeros. For a layer that an adapter does
     not change, the matrix B is zero. So every run costs as much as a run with the largest rank.

@@ -21,9 +21,14 @@ class Scope:
     """
 
     def __init__(self, graph: Graph, path: str, captures: Mapping[Value, Value] | None, slices: set[Value]):
-        """captures: For each input of a body that captures a fixed value: this value in the outermost graph.
+        """Find the fixed values of `graph`.
 
-        None if `graph` is the outermost graph. slices: Inputs of a body that are slices of fixed values.
+        Args:
+            graph: The graph or body.
+            path: See `Scope`.
+            captures: For each input of a body that captures a fixed value: this value in the outermost graph. If
+                `graph` is the outermost graph, `captures` is None.
+            slices: Inputs of a body that are slices of fixed values.
         """
         self.graph, self.path = graph, path
         self._fixed = FixedValues(graph) if captures is None else None

@@ -47,7 +47,8 @@ class LocalExchange:
         self._loss = spec.graph.output_names[0]
         self._outputs = tuple(name for name in spec.graph.output_names[1:] if name != BATCH_WEIGHT)
         self._unread: tuple[str, ...] = ()
-        # The setting `recompute`. "sqrt" becomes None after the first batch; a limit in bytes applies to all batches.
+        # The setting `recompute`; None if there is nothing left to choose. "sqrt" chooses once, for the first batch. A
+        # limit in bytes is checked again for larger batches.
         self._recompute = spec.recompute
         # Shapes of inputs for which the first program meets the limit. Then it also meets the limit for smaller shapes.
         self._checked_shapes: Mapping[str, Sequence[int]] = {}

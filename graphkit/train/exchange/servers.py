@@ -119,8 +119,8 @@ class Servers(WorkerExchange):
         graph, trained, rule = self.spec.graph, self.spec.trained, self.spec.rule
         self._dense = [t.name for t in trained if not t.lazy]
         self._tables = [t.name for t in trained if t.lazy]
-        # This program computes which rows of the tables a batch reads. The names of its data inputs and its executor
-        # follow.
+        # `_row_reads` is the program that computes which rows of the tables a batch reads. `_row_inputs` contains the
+        # names of its data inputs. `_row_reader` is its executor.
         self._row_reads = reads = server_gradients.row_reads(graph, trained)
         self._row_inputs = [] if reads is None else [reads.name_of(v) for v in reads.inputs if v.role == "data"]
         self._row_reader: Executor | None = None

@@ -15,7 +15,7 @@ from graphkit.train.programs import loss_scale
 
 
 def initial_slots(spec: StepSpec, types: Mapping[str, TensorType], own: Mapping[str, TensorType]) -> ParamStore:
-    """Return the store of the slots, before the first step.
+    """Return a store that contains the initial values of the slots.
 
     Optimizer slots start at the optimizer's initial values, averages at the values of the parameters, masks at
     `TrainedParameter.mask`, and the loss scale at `loss_scale.start()`. All other states start at 0.

@@ -95,8 +95,8 @@ def _input(graph: Graph, name: str) -> Value | None:
 def _replaced(graph: Graph, table: Mapping[Value, Value], read: Iterable[Value] = ()) -> Graph:
     """Replace inputs of a graph by the values in `table`.
 
-    The list of inputs of the result contains the new values. If nodes compute a new value, the caller must remove it
-    from the list.
+    The new values also replace the old ones in the list of inputs of the result. If a new value is the output of a
+    node, the caller must remove it from this list, because it is not an input.
 
     read: graph inputs that the new values read.
     """
@@ -106,7 +106,7 @@ def _replaced(graph: Graph, table: Mapping[Value, Value], read: Iterable[Value] 
 
 
 def _joined(inputs: Iterable[Value], more: Iterable[Value], leave_out: Iterable[Value] = ()) -> list[Value]:
-    """Return inputs without those that are left out. A value that occurs twice is included once."""
+    """Return the values of `inputs` and `more`, each value once, except those in `leave_out`."""
     dropped = set(leave_out)
     return [v for v in dict.fromkeys([*inputs, *more]) if v not in dropped]
 
@@ -220,7 +220,8 @@ def _selected_updates(
 ) -> Updates:
     """Return the updates of all states except gradient sums. States change only if an update is due and finite.
 
-    update: the second program of `split_step`. placed: the same program on the new gradient sums.
+    update: the second program of `split_step`. placed: the same program, which reads the new gradient sums instead of
+    the states with the old ones.
     """
     of_gradients = _is_finite(_guard(placed))
     of_losses = None if spec.rule.on_nonfinite == "ignore" else _is_finite(total)

@@ -63,9 +63,10 @@ class SubgraphStep(Lowering):
 
     @property
     def host_reason(self) -> str:
-        """Why no recording can contain this node. If there is a reason, the host reads values to choose the steps.
+        """Why the host must read values in each run to choose the steps of this node: no recording can contain them.
 
-        Empty if a recording can contain the node, or if its steps do not depend on values.
+        Empty if a recording can contain the node. Also empty if the steps do not depend on values: then the host can
+        choose them without reading values.
         """
         return next(filter(None, map(_why_not_recorded, self.subgraphs.values())), "")
 

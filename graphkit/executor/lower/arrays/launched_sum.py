@@ -172,7 +172,7 @@ class SumQueue:
         self._sums.wait(partial(self._streams.done, self._stream))
 
     def has_ended(self) -> bool:
-        """Wait, and return whether all work is done. It may not be if another process was lost."""
+        """Wait, and return whether all work is done. The result is False only if another process was lost."""
         self.wait()
         return self._streams.done(self._stream)
 

@@ -99,7 +99,7 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         self._true = device.copy_in(np.ones(UNIT, np.bool_)) if head else None
         self._numbers = None
         if self._reads_number and self._trips is not None:
-            # Each number is repeated to fill a unit of memory, so that it begins at a multiple of UNIT.
+            # The copies of a number fill one unit of memory, so the copies of number `trip` begin at UNIT * trip.
             self._numbers = device.copy_in(np.arange(self._trips).repeat(UNIT // 8))
 
     def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
