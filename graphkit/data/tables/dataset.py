@@ -64,10 +64,9 @@ def load(
     found = {name: targets_of(table, name) for name in named}
     targets, classes = found[named[0]] if len(named) == 1 else ({n: t for n, (t, _) in found.items()}, None)
     everything = np.arange(table.rows)
-    train, test = everything, everything[:0]
-    if test_fraction is not None:
-        labels = targets if isinstance(targets, np.ndarray) and targets.dtype.kind == "i" else None
-        train, test = order.hold_out(str(path), table.rows, test_fraction, seed, labels)
+    train, test = (
+        (everything, everything[:0]) if test_fraction is None else _held_out(table, targets, test_fraction, seed)
+    )
     if like is not None and like.encoding is not None:
         fitted = like.encoding
     else:
@@ -90,6 +89,12 @@ def load(
     if test_fraction is None:
         return part(everything, str(path))
     return Splits(part(train, f"{path} (train)"), part(test, f"{path} (test)"))
+
+
+def _held_out(path: Path, rows: int, targets: Any, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows for training and for testing. Classes have the same shares in both."""
+    labels = targets if isinstance(targets, np.ndarray) and targets.dtype.kind == "i" else None
+    return order.hold_out(str(path), rows, test_fraction, seed, labels)
 
 
 def _weights(table: Table, name: str, targets: tuple[str, ...]) -> np.ndarray:
