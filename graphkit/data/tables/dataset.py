@@ -64,9 +64,7 @@ def load(
     found = {name: targets_of(table, name) for name in named}
     targets, classes = found[named[0]] if len(named) == 1 else ({n: t for n, (t, _) in found.items()}, None)
     everything = np.arange(table.rows)
-    train, test = (
-        (everything, everything[:0]) if test_fraction is None else _held_out(table, targets, test_fraction, seed)
-    )
+    train, test = _divided(path, everything, targets, test_fraction, seed)
     if like is not None and like.encoding is not None:
         fitted = like.encoding
     else:
@@ -91,10 +89,14 @@ def load(
     return Splits(part(train, f"{path} (train)"), part(test, f"{path} (test)"))
 
 
-def _held_out(path: Path, rows: int, targets: Any, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _divided(
+    path: Path, rows: np.ndarray, targets: Any, test_fraction: float | None, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows for training and for testing. Classes have the same shares in both."""
+    if test_fraction is None:
+        return rows, rows[:0]
     labels = targets if isinstance(targets, np.ndarray) and targets.dtype.kind == "i" else None
-    return order.hold_out(str(path), rows, test_fraction, seed, labels)
+    return order.hold_out(str(path), len(rows), test_fraction, seed, labels)
 
 
 def _weights(table: Table, name: str, targets: tuple[str, ...]) -> np.ndarray:
