@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import Any
 
 from graphkit.executor.devices.kernel import MOST_READ_BYTES, NativeKernel, VersionedArray, is_native
@@ -17,14 +17,19 @@ from graphkit.ops.pointwise import divides_integers
 from graphkit.passes.core.sweep import read_positions
 
 
+def unread_operands(kernel: NativeKernel, node: Node) -> Set[int]:
+    """Return the positions of operands whose elements are not read. Their memory may contain another value."""
+    if not isinstance(node.op, Op) or not node.op.shape_only:
+        return frozenset()
+    return set(kernel.optional_inputs).difference(read_positions(node))
+
+
 class PreparedKernel(Lowering):
     """A kernel of the native extension, prepared for exactly these shapes."""
 
     def __init__(self, kernel: NativeKernel, node: Node):
         self.kernel = kernel
-        # Only the shape of these operands is read. Their memory may already contain another value.
-        if isinstance(node.op, Op) and node.op.shape_only:
-            self.unread = set(kernel.optional_inputs).difference(read_positions(node))
+        self.unread = unread_operands(kernel, node)
         self.scratch_bytes = int(kernel.scratch_bytes)
         self.inplace = kernel.inplace
         self.packing = kernel

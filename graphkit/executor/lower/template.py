@@ -24,6 +24,7 @@ from graphkit.executor.devices.kernel import (
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.devices.registry import SizedFactory, make_kernel, rule_of
 from graphkit.executor.lower.lowering import ABSENT, ARENA, Location, NotNative, Settings
+from graphkit.executor.lower.native_kernel import unread_operands
 from graphkit.executor.lower.recorded_template import (
     RecordedFactory,
     RecordedStep,
@@ -433,7 +434,8 @@ class _Writer:
         self.shape_values: dict[int, Value] = {}
 
     def step(self, builder: _native.Builder, index: int, node: Node, made: _native.NodeKernel) -> None:
-        inputs = [ABSENT if v is None else self._operand(made, i, v) for i, v in enumerate(node.inputs)]
+        unread = unread_operands(made.kernel, node)
+        inputs = [ABSENT if v is None or i in unread else self._operand(made, i, v) for i, v in enumerate(node.inputs)]
         inputs += [ABSENT] * (made.kernel.input_count - len(inputs))
         used = self._placement.used
         outputs = [self._location(v) if v in used else ABSENT for v in node.outputs]

@@ -25,6 +25,7 @@ from saved_programs import branch_model, outcome, trees_model
 import graphkit as gk
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.cpu import native
+from graphkit.executor.lower.lowering import ARENA
 from graphkit.executor.run import saved_program, saved_steps
 from graphkit.executor.run.c_runtime import CSession
 from graphkit.executor.run.saved_encoding import sequence
@@ -96,6 +97,26 @@ def test_inputs_of_a_program_are_not_packed_weights(tmp_path, monkeypatch):
     gk.models.build("mlp", inputs=12, hidden=(16,), classes=3).save(path, shapes={"x": (128, 12)})
     with pytest.raises(RuntimeFailure, match=r"'b' is packed, but not a constant \(GK_ERROR_FORMAT"):
         CSession(path)
+
+
+def test_steps_that_read_unwritten_memory_read_zeros(tmp_path, monkeypatch):
+    """The memory contains no data of the process: before, blocks with other contents are freed."""
+    encode, path, size = saved_steps._step, tmp_path / "net.gkp", 4096
+    first, second, output = (ARENA, 0), (ARENA, 4 * size), (1, 0)
+    places = {"sums": ([first], [output]), "end": ([first], [first]), "last": ([second], [output])}
+
+    def damaged(step, *arguments):
+        inputs, outputs = places.get(step.name, (step.inputs, step.outputs))
+        return encode(step._replace(inputs=inputs, outputs=outputs), *arguments)
+
+    monkeypatch.setattr(saved_steps, "_step", damaged)
+    x, axis = gk.input("x", [size]), gk.constant(np.array(0))
+    sums = gk.cum_sum(gk.sin(x), axis, name="sums")
+    gk.Model({"y": gk.cum_sum(gk.sin(sums, name="end"), axis, name="last")}).save(path)
+    with CSession(path) as session:
+        freed = [np.full(6 * size, 7.0, np.float32) for _ in range(8)]
+        del freed
+        assert not session.run({"x": np.ones(size, np.float32)})["y"].any()
 
 
 def test_strides_that_overflow_are_rejected():

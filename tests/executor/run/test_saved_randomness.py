@@ -48,6 +48,19 @@ def test_random_numbers_of_any_size_have_the_bits_of_python(tmp_path):
         assert session.find_runs({"x": (5, 6)}) == [0]
 
 
+def test_random_numbers_may_overwrite_a_value_with_their_shape(tmp_path):
+    x = gk.input("x", ["N", "T", 4])
+    weights = gk.constant(np.ones((4, 4), np.float32))
+    first = gk.exp(x) @ weights
+    net = gk.Model({"y": gk.tanh(first) @ weights @ weights + gk.random_normal_like(first) @ weights})
+    net.save(tmp_path / "net.gkp", shapes={"x": (2, 3, 4)}, any_size=True, seed=7)
+    executor = net.compile(seed=7)
+    with CSession(tmp_path / "net.gkp") as session:
+        for shape in ((2, 3, 4), (5, 7, 4)):
+            feeds = random_feeds(net, {"x": shape})
+            assert_same_bits(session.run(feeds), executor.run(feeds))
+
+
 def test_random_state_of_a_program_for_any_size_is_not_written(tmp_path, monkeypatch):
     """The state is memory between inputs and outputs, which steps may only read."""
     encode = saved_template._location

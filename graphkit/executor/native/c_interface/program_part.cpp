@@ -17,21 +17,24 @@ constexpr std::uint64_t kMostRuns = std::uint64_t{1} << 31;
 // Memory and kernels of one run. Concurrent runs use different runners.
 struct ProgramPart::Runner {
     struct Free {
-        void operator()(std::byte* memory) const { std::free(memory); }
+        void operator()(void* memory) const { std::free(memory); }
     };
 
-    std::unique_ptr<std::byte, Free> arena;
+    // Zero at first: a damaged file may read memory that no step has written.
+    std::unique_ptr<void, Free> memory;
     Instance instance;
 
-    explicit Runner(const Program& program)
-        : arena(static_cast<std::byte*>(
-              std::aligned_alloc(kAlignment, std::max(kAlignment, aligned(program.arena_bytes()))))),
-          instance(program) {
-        if (arena == nullptr) {
+    explicit Runner(const Program& program) : memory(std::calloc(1, room(program))), instance(program) {
+        if (memory == nullptr) {
             throw std::bad_alloc();
         }
-        instance.move(arena.get());
+        void* first = memory.get();
+        std::size_t left = room(program);
+        instance.move(static_cast<std::byte*>(std::align(kAlignment, program.arena_bytes(), first, left)));
     }
+
+    // `calloc` aligns to less than kAlignment.
+    static std::size_t room(const Program& program) { return aligned(program.arena_bytes()) + kAlignment; }
 };
 
 ProgramPart::ProgramPart(const SavedPart& saved, const SavedMemory& memory, const Kernels& kernels, int threads)

@@ -31,7 +31,7 @@ struct OwningPrepared : Prepared {
     std::unique_ptr<Kernel> owned;
 };
 
-// A step whose kernel each run makes for its sizes.
+// Makes the kernel of a step, for the shapes in a run.
 struct Maker {
     SavedStep step;
     std::vector<std::optional<SavedBuffer>> buffers;  // of the results; no value: not a buffer
