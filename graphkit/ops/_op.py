@@ -193,7 +193,7 @@ class Op:
             raise self._unknown(next(iter(attrs)))
 
     @classmethod
-    def shared(cls, **attrs: Any) -> Self:
+    def shared(cls, /, **attrs: Any) -> Self:
         """Return the operator with these attributes. If all of them are numbers or texts, equal calls share it."""
         key = attributes_key(attrs)
         if key is None:
