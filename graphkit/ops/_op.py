@@ -194,7 +194,7 @@ class Op:
 
     @classmethod
     def shared(cls, /, **attrs: Any) -> Self:
-        """Return the operator with these attributes. If all of them are numbers or texts, equal calls share it."""
+        """Return the operator with these attributes. If all are numbers or short texts, equal calls share it."""
         key = attributes_key(attrs)
         if key is None:
             return cls(**attrs)

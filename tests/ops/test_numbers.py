@@ -37,6 +37,12 @@ def test_nodes_share_operators_of_equal_attributes() -> None:
     assert alpha_of(float("nan")) is not alpha_of(float("nan"))
 
 
+def test_tables_of_operators_keep_no_long_texts() -> None:
+    shared = F.regex_full_match.op.shared
+    assert shared(pattern="a" * 256) is shared(pattern="a" * 256)
+    assert shared(pattern="a" * 257) is not shared(pattern="a" * 257)
+
+
 def test_equal_types_have_equal_numbers() -> None:
     made = [TensorType("float32", ["N", 3]) for _ in range(2)]
     assert made[0].number == made[1].number != TensorType("float32", ["M", 3]).number
