@@ -213,7 +213,7 @@ class Op:
             return None
         try:
             return COERCE[kind](given)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"{cls.name}: attribute {key}={given!r} must be {WORDS[kind]}: {error}") from None
         except UsageError as error:
             raise UsageError(f"{cls.name}: attribute {key}: {error}") from None
