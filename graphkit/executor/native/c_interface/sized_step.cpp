@@ -31,7 +31,7 @@ struct OwningPrepared : Prepared {
     std::unique_ptr<Kernel> owned;
 };
 
-// What a run needs of a step.
+// The facts about a step that a run uses.
 struct Maker {
     SavedStep step;
     std::vector<std::optional<SavedBuffer>> buffers;  // of the results; no value: not a buffer
