@@ -13,6 +13,8 @@ _LIMIT = 1 << 15
 # Classes of attributes that keys contain, and the largest number of objects in a table by such keys.
 _SIMPLE = frozenset({int, bool, float, str, type(None)})
 _MOST_SHARED = 256
+# Longer texts are in no key, so that the tables hold little memory.
+_LONGEST_TEXT = 256
 
 
 def unique_number() -> int:
@@ -42,12 +44,12 @@ class Numbering:
 
 
 def attributes_key(attributes: Mapping[str, Any]) -> tuple[tuple[str, type, Any], ...] | None:
-    """Return a key that only equal attributes have; None if some are neither numbers nor texts."""
+    """Return a key that only equal attributes have; None if some are neither numbers nor short texts."""
     key: list[tuple[str, type, Any]] = []
     for name, value in attributes.items():
         kind = value.__class__
         # NaNs may differ in bits that no comparison shows.
-        if kind not in _SIMPLE or value != value:
+        if kind not in _SIMPLE or value != value or (kind is str and len(value) > _LONGEST_TEXT):
             return None
         # 0.0 == -0.0
         key.append((name, kind, repr(value) if kind is float else value))

@@ -193,8 +193,8 @@ class Op:
             raise self._unknown(next(iter(attrs)))
 
     @classmethod
-    def shared(cls, **attrs: Any) -> Self:
-        """Return the operator with these attributes. If all of them are numbers or texts, equal calls share it."""
+    def shared(cls, /, **attrs: Any) -> Self:
+        """Return the operator with these attributes. If all are numbers or short texts, equal calls share it."""
         key = attributes_key(attrs)
         if key is None:
             return cls(**attrs)
@@ -213,7 +213,7 @@ class Op:
             return None
         try:
             return COERCE[kind](given)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"{cls.name}: attribute {key}={given!r} must be {WORDS[kind]}: {error}") from None
         except UsageError as error:
             raise UsageError(f"{cls.name}: attribute {key}: {error}") from None

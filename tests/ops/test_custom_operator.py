@@ -125,6 +125,28 @@ def test_without_gradient_or_expansion() -> None:
         registry.remove(Opaque)
 
 
+def test_an_attribute_may_have_the_name_of_a_parameter() -> None:
+    @gk.op
+    class Shifted(gk.Op):
+        """x + cls."""
+
+        cls: int = 0
+        domain = "com.example"
+        inputs = ("x",)
+
+        def infer(self, x: gk.TensorType) -> gk.TensorType:
+            return x
+
+        def reference(self, xp: Any, x: Any) -> Any:
+            return x + xp.asarray(self.cls, x.dtype)
+
+    try:
+        net = gk.Model(gk.shifted(gk.input("x", [2]), cls=3))
+        np.testing.assert_array_equal(net.run({"x": X[0, :2]})[net.outputs[0]], X[0, :2] + 3)
+    finally:
+        registry.remove(Shifted)
+
+
 def test_a_name_is_registered_once(swish: type[gk.Op]) -> None:
     with pytest.raises(UsageError, match="registered already"):
         gk.op(type("ScaledSwish", (gk.Op,), {"domain": "com.example"}))

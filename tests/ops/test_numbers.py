@@ -10,6 +10,7 @@ import pytest
 from combinations import in_one_item
 
 import graphkit as gk
+from graphkit.errors import UsageError
 from graphkit.ir import dims
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
@@ -35,6 +36,20 @@ def test_nodes_share_operators_of_equal_attributes() -> None:
     assert str(alpha_of(0.0).alpha) == "0.0"
     assert str(alpha_of(-0.0).alpha) == "-0.0"
     assert alpha_of(float("nan")) is not alpha_of(float("nan"))
+
+
+def test_tables_of_operators_keep_no_long_texts() -> None:
+    shared = F.regex_full_match.op.shared
+    assert shared(pattern="a" * 256) is shared(pattern="a" * 256)
+    assert shared(pattern="a" * 257) is not shared(pattern="a" * 257)
+
+
+def test_infinite_attribute_of_an_integer_is_an_error() -> None:
+    x = Value(TensorType("float32", [2, 3]))
+    with pytest.raises(UsageError, match="axis=inf must be an integer"):
+        F.softmax(x, axis=float("inf"))
+    with pytest.raises(UsageError, match="too large"):
+        F.leaky_relu(x, alpha=10**400)
 
 
 def test_equal_types_have_equal_numbers() -> None:
