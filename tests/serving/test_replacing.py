@@ -75,6 +75,17 @@ def test_a_file_of_equal_size_and_time_is_noticed(tmp_path, loaded):
         assert asyncio.run(asked(repository.get("net")))[0, 0] == 512 * factor
 
 
+def test_the_sign_of_a_zero_is_noticed(tmp_path, loaded):
+    """A comparison of numbers would keep the attribute of the old file, because 0.0 equals -0.0."""
+    x, path = gk.input("x", ["N", 3]), tmp_path / "net.onnx"
+    gk.Model({"y": gk.leaky_relu(-x, alpha=0.0)}).save(path)
+    repository = loaded(path)
+    assert np.signbit(asyncio.run(asked(repository.get("net"), width=3))).all()
+    gk.Model({"y": gk.leaky_relu(-x, alpha=-0.0)}).save(path)
+    repository.load("net")
+    assert not np.signbit(asyncio.run(asked(repository.get("net"), width=3))).any()
+
+
 def test_random_numbers_begin_again(tmp_path, loaded):
     x = gk.input("x", ["N", 3])
     gk.Model({"y": x + gk.random_normal_like(x)}).save(tmp_path / "net.onnx")
