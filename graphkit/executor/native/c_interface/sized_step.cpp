@@ -31,7 +31,7 @@ struct OwningPrepared : Prepared {
     std::unique_ptr<Kernel> owned;
 };
 
-// What a run needs of a step.
+// A step, with everything that a run needs.
 struct Maker {
     SavedStep step;
     std::vector<std::optional<SavedBuffer>> buffers;  // of the results; no value: not a buffer
