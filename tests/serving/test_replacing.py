@@ -190,6 +190,21 @@ def test_a_full_batch_packs_nothing(tmp_path, loaded, monkeypatch):
     assert packed == []
 
 
+def test_close_waits_for_a_load_in_progress(tmp_path):
+    closing = []
+
+    def reader(path):
+        closing.append(threading.Thread(target=repository.close))
+        closing[0].start()
+        closing[0].join(0.2)
+        return gk.load(path)
+
+    repository = ModelRepository([write_scaled(tmp_path / "net.onnx")], Settings(threads=1), reader=reader)
+    repository.load("net")
+    closing[0].join(60)
+    assert repository.loaded() == []
+
+
 def test_nothing_is_loaded_while_the_server_stops(tmp_path):
     """A reload of many models ends after the present one."""
     for name in ("a", "b"):
