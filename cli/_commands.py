@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
@@ -85,15 +86,37 @@ class _Commands(click.Group):
 
 
 def _without_parameter_files(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Remove each `.params` argument that follows a symbol of MXNet. Return the others, and these files by symbol."""
+    """Remove each `.params` argument that follows a symbol of MXNet. Return the others, and these files by symbol.
+
+    Raises UsageError if such a symbol is given twice: the file would be read for both models.
+    """
     kept: list[str] = []
     files: dict[str, str] = {}
     for argument in args:
-        if argument.endswith(".params") and kept and kept[-1].endswith(".json") and "--" not in kept:
-            files[kept[-1]] = argument
+        if argument.endswith(".params") and kept and _may_be_symbol(kept) and "--" not in kept:
+            files[_value(kept[-1])] = argument
         else:
             kept.append(argument)
+    for symbol in files:
+        if [_value(argument) for argument in kept].count(symbol) > 1:
+            raise click.UsageError(
+                f"{symbol} is given twice, so {files[symbol]} would be read for both models; for one of them, give the "
+                ".params file of an epoch alone (net-0010.params), or a copy of the symbol"
+            )
     return kept, files
+
+
+def _may_be_symbol(args: Sequence[str]) -> bool:
+    """Whether the last argument is a symbol of MXNet, or a .json file that is not the value of an option."""
+    path = _value(args[-1])
+    if args[-1].startswith("-") or (len(args) > 1 and args[-2].startswith("-")):
+        return path.endswith("-symbol.json") and os.path.isfile(path)
+    return path.endswith(".json")
+
+
+def _value(argument: str) -> str:
+    """Return the value in an argument `--option=value`, and any other argument itself."""
+    return argument.partition("=")[2] if argument.startswith("--") else argument
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:

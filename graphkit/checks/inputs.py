@@ -368,7 +368,8 @@ def _index_limits(graph: Graph) -> dict[Value, int]:
         found = [limits[v] for v in node.outputs if v in limits]
         for position, operand in enumerate(node.inputs):
             if operand is not None and (limit := _operand_limit(node, position, min(found, default=None))) is not None:
-                limits[operand] = min(limits.get(operand, limit), max(limit, 1))
+                # At least 1, also if an axis is empty, or a constant that is added is larger than the axis.
+                limits[operand] = max(min(limits.get(operand, limit), limit), 1)
     return limits
 
 

@@ -26,6 +26,7 @@ def judged(
     labels: tuple[str, str] = ENGINES,
     own: Mapping[str, str] | None = None,
     lower: Precision | None = None,
+    with_runtime: bool = False,
 ) -> tuple[OutputReport, ...]:
     """Return the reports. Outputs that may have failed because of rounding are judged again, in double precision.
 
@@ -38,6 +39,7 @@ def judged(
         labels: Titles of the two sides.
         own: The name of each result in `model`, if it has another one there.
         lower: The lower precision of two models.
+        with_runtime: Whether ONNX Runtime computes one of the sides, with its absolute errors.
     """
     judge_one = _Judge(labels, lower)
     if not any(map(judge_one.is_doubtful, reports)):
@@ -64,7 +66,11 @@ def judged(
         return measured(spreads(model, feeds, truth, lower.epsilon))
     found = measured({})
     # Measuring the effect of rounding takes several more runs in double precision, so it comes last.
-    return found if all(report.passed for report in found) else measured(spreads(model, feeds, truth))
+    return (
+        found
+        if all(report.passed for report in found)
+        else measured(spreads(model, feeds, truth, absolute=with_runtime))
+    )
 
 
 class _Judge:

@@ -18,10 +18,10 @@ from graphkit.ops.evaluate import run_node
 
 # Number of runs with random errors; factor on the epsilon of the element type for errors in models that quantise.
 _DRAWS, _BEFORE_STEPS = 4, 4.0
-# Functions with values up to 1. Engines approximate them with an absolute error, also where the values are tiny.
-BOUNDED = frozenset({"Sigmoid", "Tanh", "Erf", "Softmax", "HardSigmoid", "Sin", "Cos"})
+# Functions whose results ONNX Runtime computes with an absolute error, also where they are tiny.
+_ABSOLUTE = frozenset({"Sigmoid", "HardSigmoid"})
 # With OTHER_FACTOR of noise.py, this scale of their random errors allows 4 epsilons.
-_BOUNDED_SCALE = 0.25
+_ABSOLUTE_SCALE = 0.25
 # Operators that round to a grid which does not follow from the element type.
 _QUANTISING = ("Quantize", "QLinear", "QGemm")
 
@@ -31,7 +31,7 @@ class Rounding:
     """Random errors that are added after every node.
 
     of_element: error relative to each element. of_tensor: error relative to the largest element of the tensor.
-    of_bounds: whether `of_tensor` is relative to at least _BOUNDED_SCALE in results of the functions in BOUNDED.
+    absolute: whether `of_tensor` is relative to at least _ABSOLUTE_SCALE in results of the functions in _ABSOLUTE.
 
     If two results differ by no more than these errors change them, rounding explains the difference (random rounding:
     Parker, "Monte Carlo Arithmetic", UCLA CSD-970002, 1997).
@@ -40,15 +40,15 @@ class Rounding:
     of_element: float
     of_tensor: float
     seed: int
-    of_bounds: bool = False
+    absolute: bool = False
 
     def disturbed(self, value: Any, operator: str, rng: np.random.Generator) -> Any:
         if not isinstance(value, np.ndarray) or value.dtype != np.float64 or not value.size:
             return value
         finite = value[np.isfinite(value)]
         largest = float(np.abs(finite).max()) if finite.size else 0.0
-        if self.of_bounds and operator in BOUNDED:
-            largest = max(largest, _BOUNDED_SCALE)
+        if self.absolute and operator in _ABSOLUTE:
+            largest = max(largest, _ABSOLUTE_SCALE)
         own, common = (rng.uniform(-1.0, 1.0, value.shape) for _ in range(2))
         with np.errstate(all="ignore"):
             found = value * (1.0 + self.of_element * own) + self.of_tensor * largest * common
@@ -104,14 +104,15 @@ def quantises(graph: Graph) -> bool:
 
 
 def spreads(
-    model: Any, feeds: Mapping[str, Any], truth: Mapping[str, Any], epsilon: float | None = None
+    model: Any, feeds: Mapping[str, Any], truth: Mapping[str, Any], epsilon: float | None = None, absolute: bool = False
 ) -> dict[str, Spreads]:
     """How far rounding moves each output that is a tensor of floats, by name.
 
     truth: outputs in double precision. epsilon: of the rounding (default: that of the model's element types).
+    absolute: see `Rounding`.
     """
     step = epsilon or max((EPSILON.get(dtype, 0.0) for dtype in _dtypes(model.graph)), default=0.0)
-    kinds = [Rounding(0.0, step, 0, of_bounds=epsilon is None)]
+    kinds = [Rounding(0.0, step, 0, absolute=absolute)]
     if quantises(model.graph):
         kinds.append(Rounding(_BEFORE_STEPS * step, 0.0, 0))
     moved = [_moved(model, feeds, truth, kind) for kind in kinds]

@@ -253,6 +253,7 @@ def _within(
             PartOfModel.of(exact.model, list(own.values())), second.feeds(arrays) if exact is second else arrays,
             {name: mine[name] for name in names}, {name: other[name] for name in names}, reports,
             labels=(first.label, second.label), own=own, lower=limits.lower,
+            with_runtime="onnxruntime" in (first.engine, second.engine),
         )  # fmt: skip
     left = iter(reports)
     return {name: tuple(itertools.islice(left, len(part))) for name, part in zip(names, parts, strict=True)}

@@ -40,7 +40,7 @@ class LocalKVStore(KVStore):
         # By key, the stored value as an array of `gk.nd`, if it was used as one. It shares the memory of `_values`, so
         # numpy may only use that memory after a wait.
         self._arrays: dict[Key, NDArray] = {}
-        # Held during changes of values that are in `_arrays`.
+        # Held during changes of values and calls of the updater, except for updates on threads of the engine.
         self._lock = threading.RLock()
         # Orders the updates on threads of the engine. None: there was no such update.
         self._order: Memory | None = None
@@ -160,16 +160,16 @@ class LocalKVStore(KVStore):
                     updater(key, pushed, stored)
 
     def _apply_sum(self, key: Key, summed: np.ndarray | RowSparse) -> None:
-        if self._updater is None:
-            super()._apply_sum(key, summed)
-            self._arrays.pop(key, None)  # the value is in other memory now
-        elif (held := self._arrays.get(key)) is None:
-            super()._apply_sum(key, summed)
-        else:
-            with self._lock:
+        with self._lock:
+            if self._updater is None:
+                super()._apply_sum(key, summed)
+                self._arrays.pop(key, None)  # the value is in other memory now
+                return
+            self._settle()  # the updater may be running for another key
+            if (held := self._arrays.get(key)) is not None:
                 held._memory.written()
                 held.wait_to_write()
-                super()._apply_sum(key, summed)
+            super()._apply_sum(key, summed)
 
     def _settle(self) -> None:
         """Wait for the updates on threads of the engine."""

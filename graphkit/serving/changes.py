@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,13 @@ class Change(enum.Enum):
 
 
 def change(served: Model, read: Model) -> Change:
-    """Return how two models differ in nodes, names, metadata, constants and parameters. Arrays are compared by bits.
+    """Return how two models differ in nodes, names, metadata, constants and parameters. Numbers are compared by bits.
 
     Shapes that a file declares are not compared: they only cause warnings.
     """
     (one, tensors), (other, others) = _described(served), _described(read)
-    if one != other or tensors.keys() != others.keys():
+    # As text, because 0.0 equals -0.0, which may be an attribute.
+    if _text(one) != _text(other) or tensors.keys() != others.keys():
         return Change.GRAPH
     are_equal = all(_bits_are_equal(tensor, others[name]) for name, tensor in tensors.items())
     return Change.NONE if are_equal else Change.ARRAYS
@@ -38,6 +40,10 @@ def _described(model: Model) -> tuple[dict[str, Any], dict[str, Stored]]:
     """Return the graph as JSON-able data, and its large constants and parameters by name."""
     tensors = WeightsOut()
     return Encoder(tensors, model.params.entries()).graph(model.graph), tensors.stored
+
+
+def _text(graph: dict[str, Any]) -> str:
+    return json.dumps(graph, sort_keys=True)
 
 
 def _bits_are_equal(held: Stored, read: Stored) -> bool:

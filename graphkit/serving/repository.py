@@ -193,11 +193,11 @@ class ModelRepository:
         for problem in problems:
             self._log_problem(problem)
         for name in known:
-            if self._draining:
-                return
             if self._problems.get(name) != _UNLOADED:
                 try:
                     with self._changing:
+                        if self._draining:
+                            return
                         self._load(name, scan)
                 except Exception:  # noqa: BLE001 - `_load` has logged it, and the other models can be loaded
                     continue
@@ -208,9 +208,12 @@ class ModelRepository:
                 self.unload(name, "its files were removed")
 
     def close(self) -> None:
-        """Unload all models."""
-        for name in list(self._loaded):
-            self.unload(name)
+        """Unload all models, also one that another thread is loading."""
+        with self._changing:
+            names = list(self._loaded)
+        for name in names:
+            with contextlib.suppress(UnknownModel):  # a request has unloaded it meanwhile
+                self.unload(name)
 
     def _log_problem(self, problem: Problem) -> None:
         logger.error("load failed", extra={"model": problem.name, "error": problem.text})

@@ -8,7 +8,7 @@ from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.checks.inputs import make_feeds
-from graphkit.errors import InputError, OutOfMemory, UsageError
+from graphkit.errors import InputError, OutOfMemory, RuntimeFailure, UsageError
 from graphkit.ir import limits
 
 
@@ -138,6 +138,17 @@ def test_sums_and_products_of_inputs_stay_inside_the_axis(steps: tuple[str, ...]
     feeds = make_feeds(net).arrays
     net.run(feeds)
     assert feeds["ids"].max() > 1
+
+
+def test_sums_beyond_the_axis_leave_indices_of_zero() -> None:
+    """No input fits, but the error is that of the model, not one of the generator."""
+    ids, mask = (gk.input(name, [3], dtype="int64") for name in ("ids", "mask"))
+    for at in (ids + np.int64(12), gk.mul(ids, mask) + np.int64(12)):
+        net = gk.Model(gk.gather(gk.parameter("table", [10, 2]), at), seed=0)
+        feeds = make_feeds(net).arrays
+        assert not feeds["ids"].any()
+        with pytest.raises(RuntimeFailure, match="index 12"):
+            net.run(feeds)
 
 
 def test_sizes_that_can_be_reflected() -> None:

@@ -57,6 +57,28 @@ def test_commands_take_symbol_and_parameter_file(call, tmp_path, command):
         assert any((array == 5).all() for array in np.load("out.npz").values())
 
 
+def test_one_symbol_with_two_parameter_files_is_an_error(call, tmp_path):
+    """The second file would be read for both models, so they would be equal."""
+    path, params = _scaled(tmp_path, 5)
+    _scaled(tmp_path, 2)[1].rename(other := tmp_path / "other.params")
+    for given in (("--against", path, params), ("--against", path), (f"--against={path}", params)):
+        code, _, err = call("verify", path, other, *given)
+        assert code == 2
+        assert f"{path} is given twice" in err
+    copied = tmp_path / "copied-symbol.json"
+    copied.write_text(Path(path).read_text())
+    for given in (("--against", copied), (f"--against={copied}",)):
+        _scaled(tmp_path, 5)
+        assert call("verify", path, other, *given, params)[0] == 1
+
+
+def test_a_parameter_file_after_the_output_is_the_model(call, tmp_path):
+    _scaled(tmp_path, 5)[1].rename(params := tmp_path / "net-0001.params")
+    code, out, err = call("extract", "--output", "fc_output", "-o", "out.json", params)
+    assert code == 0, out + err
+    assert (gk.load("out.json").run({"data": np.ones((1, 3), np.float32)})["fc_output"] == 5).all()
+
+
 def test_a_parameter_file_needs_a_symbol_of_mxnet(call, tmp_path):
     _, params = _scaled(tmp_path, 2)
     gk.load(tmp_path / "net-symbol.json", params=params).save("own.json")

@@ -260,6 +260,32 @@ def test_several_threads_push_to_one_key() -> None:
     assert kv.pull("w").tolist() == [200] * 3
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_one_call_of_the_updater_at_a_time(background: bool) -> None:
+    """A push of numpy arrays waits while the updater runs for another key, on another thread or one of the engine."""
+    kv = store_of(a=np.zeros(3), b=np.zeros(3))
+    inside, two, running = threading.Event(), threading.Event(), []
+
+    class Updater:
+        runs_in_background = background
+
+        def __call__(self, key: str, pushed: np.ndarray, stored: np.ndarray) -> None:
+            running.append(key)
+            if len(running) > 1:
+                two.set()
+            inside.set()
+            two.wait(0.2)
+            running.remove(key)
+
+    kv.set_updater(Updater())
+    first = threading.Thread(target=kv.push, args=("a", (nd.ones if background else np.ones)(3, "float64")))
+    first.start()
+    assert inside.wait(60)
+    kv.push("b", np.ones(3))
+    first.join(60)
+    assert not two.is_set()
+
+
 def test_a_thread_finds_the_array_that_another_one_made_meanwhile() -> None:
     kv, into = store_of(w=nd.ones(3)), nd.zeros(3)
 

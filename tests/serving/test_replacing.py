@@ -75,6 +75,17 @@ def test_a_file_of_equal_size_and_time_is_noticed(tmp_path, loaded):
         assert asyncio.run(asked(repository.get("net")))[0, 0] == 512 * factor
 
 
+def test_the_sign_of_a_zero_is_noticed(tmp_path, loaded):
+    """A comparison of numbers would keep the attribute of the old file, because 0.0 equals -0.0."""
+    x, path = gk.input("x", ["N", 3]), tmp_path / "net.onnx"
+    gk.Model({"y": gk.leaky_relu(-x, alpha=0.0)}).save(path)
+    repository = loaded(path)
+    assert np.signbit(asyncio.run(asked(repository.get("net"), width=3))).all()
+    gk.Model({"y": gk.leaky_relu(-x, alpha=-0.0)}).save(path)
+    repository.load("net")
+    assert not np.signbit(asyncio.run(asked(repository.get("net"), width=3))).any()
+
+
 def test_random_numbers_begin_again(tmp_path, loaded):
     x = gk.input("x", ["N", 3])
     gk.Model({"y": x + gk.random_normal_like(x)}).save(tmp_path / "net.onnx")
@@ -177,6 +188,21 @@ def test_a_full_batch_packs_nothing(tmp_path, loaded, monkeypatch):
     monkeypatch.setattr(packing, "_packed", lambda *arguments: packed.append(1) or pack(*arguments))
     assert asyncio.run(asked_images(model, 64)) == 64
     assert packed == []
+
+
+def test_close_waits_for_a_load_in_progress(tmp_path):
+    closing = []
+
+    def reader(path):
+        closing.append(threading.Thread(target=repository.close))
+        closing[0].start()
+        closing[0].join(0.2)
+        return gk.load(path)
+
+    repository = ModelRepository([write_scaled(tmp_path / "net.onnx")], Settings(threads=1), reader=reader)
+    repository.load("net")
+    closing[0].join(60)
+    assert repository.loaded() == []
 
 
 def test_nothing_is_loaded_while_the_server_stops(tmp_path):

@@ -121,8 +121,9 @@ def _encoding(path: Path, given: str | None) -> str:
                 return "utf-16" if file.read(2) in _UTF16_MARKS else _UTF8
         return _UTF8
     try:
+        "".encode(given)  # `lookup` also finds codecs that are not for texts, such as hex
         name = codecs.lookup(given).name
-    except LookupError:
+    except (LookupError, TypeError, ValueError):
         raise InputError(
             f"{path}: unknown encoding {given!r}; expected a name such as latin-1, cp1252 or utf-16"
         ) from None
@@ -134,7 +135,7 @@ def _delimiter(path: Path, encoding: str) -> str:
     try:
         with path.open(encoding=encoding, errors="replace") as file:
             first = file.readline()
-    except OSError:
+    except (OSError, UnicodeError):
         return ","  # reading reports the error
     return ";" if ";" in first and "," not in first else ","
 
@@ -145,7 +146,7 @@ def _opened(path: Path, encoding: str) -> Iterator[TextIO]:
     try:
         with path.open(newline="", encoding=encoding) as file:
             yield file
-    except UnicodeDecodeError as error:
+    except UnicodeError as error:  # not always a UnicodeDecodeError: UTF-16 without a byte order mark
         raise InputError(
             f"{path}: cannot be read as text: {error}; if the file has another encoding, name it in encoding= "
             "(--data-option encoding=latin-1), or convert the file to UTF-8"

@@ -243,6 +243,12 @@ def test_semicolons_and_encodings_of_spreadsheets(tmp_path):
         data.read(tmp_path / "latin.csv")
     with pytest.raises(InputError, match="unknown encoding 'latin-9000'"):
         data.read(tmp_path / "latin.csv", encoding="latin-9000")
+    (tmp_path / "unmarked.csv").write_bytes(text.encode("utf-16-le"))
+    with pytest.raises(InputError, match=r"unmarked.csv: cannot be read as text: UTF-16 stream"):
+        data.read(tmp_path / "unmarked.csv", encoding="utf-16")
+    for wrong in ("hex", "a\0b", 5):
+        with pytest.raises(InputError, match="unknown encoding"):
+            data.read(tmp_path / "latin.csv", encoding=wrong)
 
 
 def test_numbers_beside_any_space_and_in_any_digits(tmp_path):
