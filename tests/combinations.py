@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, product
@@ -65,8 +66,9 @@ def in_one_item(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run all combinations of the `parametrize` marks below this decorator in one pytest item.
 
-    Each combination has its own `tmp_path` and `monkeypatch`. Other fixtures, parametrized ones too, stay as they are
-    and are set up once for the item: a test with other fixtures that it changes needs items of its own.
+    Each combination has its own `tmp_path` and `monkeypatch`. It draws the same numbers from random generators and sees
+    the same elements of lists, whichever combinations ran before it. Other fixtures, parametrized ones too, stay as
+    they are and are set up once for the item: a test with other fixtures that it changes needs items of its own.
 
     Args:
         default: Which combinations the default lane runs. The others are run by the full lane.
@@ -93,9 +95,15 @@ def in_one_item(
 
 @contextlib.contextmanager
 def _fresh(fixtures: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The fixtures of an item for one combination: with a folder and with patches of its own."""
+    """The fixtures of an item for one combination: with a folder, patches and random generators of its own.
+
+    Lists get their elements back afterwards. They cannot be copies, because fixtures add to them.
+    """
     with contextlib.ExitStack() as stack:
-        own = dict(fixtures)
+        own = {n: copy.deepcopy(v) if isinstance(v, np.random.Generator) else v for n, v in fixtures.items()}
+        for value in own.values():
+            if isinstance(value, list):
+                stack.callback(value.__setitem__, slice(None), [*value])
         if "monkeypatch" in own:
             own["monkeypatch"] = stack.enter_context(pytest.MonkeyPatch.context())
         if "tmp_path" in own:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -12,8 +13,9 @@ from graphkit.ir.types import TensorType
 def with_a_new_feature(cases: Iterable[Case]) -> frozenset[str]:
     """Names of the cases that have a feature that no earlier case of their operator has. The full lane runs the others.
 
-    Features are the operands that are there with their element types and ranks, and each attribute with its value. So
-    the default lane sees each value of each attribute, but not each combination of values.
+    Features are the operands that are there with their element types and ranks, which operands are empty, which have
+    the same shape, and each attribute with its value. So the default lane sees each value of each attribute, but not
+    each combination of values.
     """
     seen: set[Any] = set()
     names = set()
@@ -26,7 +28,10 @@ def with_a_new_feature(cases: Iterable[Case]) -> frozenset[str]:
 
 
 def _features(case: Case) -> Iterator[tuple[Any, ...]]:
+    shapes = [kind.shape if isinstance(kind, TensorType) else None for kind in case.types]
     yield "operands", tuple(map(_rank, case.types)), case.is_constant
+    yield "empty", tuple(shape is not None and 0 in shape for shape in shapes)
+    yield "equal shapes", tuple(a == b for a, b in itertools.pairwise(shapes))
     for name, value in case.op.attributes().items():
         yield name, repr(value)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import cases
+import numpy as np
 import pytest
 from cases import each_case
 from combinations import covering, default_at, in_one_item, seeds
@@ -177,3 +178,23 @@ def test_each_combination_has_its_own_folder_and_patches(
     assert "GRAPHKIT_COMBINATION" not in os.environ
     (tmp_path / "file").touch()
     monkeypatch.setenv("GRAPHKIT_COMBINATION", str(number))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def names() -> list[str]:
+    return ["first"]
+
+
+@in_one_item()
+@pytest.mark.parametrize("number", [0, 1])
+def test_no_combination_changes_numbers_or_lists_of_the_next(
+    number: int, rng: np.random.Generator, names: list[str]
+) -> None:
+    assert rng.random() == np.random.default_rng(0).random()
+    assert names == ["first"]
+    names.append("second")

@@ -1,7 +1,8 @@
-"""The samples that the default lane runs have every value of every attribute of their operator."""
+"""The samples that the default lane runs have every attribute value and every empty operand of their operator."""
 
 from __future__ import annotations
 
+import numpy as np
 from representative import with_a_new_feature
 
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
@@ -16,7 +17,11 @@ def ranks_of(cases: list[Case]) -> set[tuple[int | None, ...]]:
     return {tuple(None if a is None else len(getattr(a, "shape", ())) for a in case.arrays) for case in cases}
 
 
-def test_chosen_samples_have_every_value_and_rank() -> None:
+def empty_operands_of(cases: list[Case]) -> set[tuple[bool, ...]]:
+    return {tuple(np.size(a) == 0 for a in case.arrays) for case in cases}
+
+
+def test_chosen_samples_have_every_value_rank_and_empty_operand() -> None:
     left_out = 0
     for cls in ["Conv", "Einsum", "GridSample", "Pad", "ReduceSum", "Resize", "Slice", "Softmax"]:
         op = registry.get("", cls)
@@ -25,6 +30,7 @@ def test_chosen_samples_have_every_value_and_rank() -> None:
         chosen = [case for case in cases if case.name in names]
         assert values_of(chosen) == values_of(cases)
         assert ranks_of(chosen) == ranks_of(cases)
+        assert empty_operands_of(chosen) == empty_operands_of(cases)
         assert cases[0] in chosen
         left_out += len(cases) - len(chosen)
     assert left_out > 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -255,7 +256,7 @@ def test_resume_equals_an_uninterrupted_run(tmp_path, whole):
 WORKER = """
 import json, os, shutil, signal, sys, time, traceback
 from graphkit.errors import UsageError
-sys.path.append(sys.argv[2])
+sys.path += sys.argv[2].split(os.pathsep)
 from test_custom_trainer import STEPS, run, trainer
 
 def train(folder, begins):
@@ -302,7 +303,9 @@ print(json.dumps(codes))
 )
 def test_killed_run_can_resume(tmp_path, whole, moments):
     """After SIGKILL at several moments, the folder contains a complete checkpoint or none."""
-    command = [sys.executable, "-P", "-c", WORKER, tmp_path / "run", Path(__file__).parent, *map(str, moments)]
+    here = Path(__file__)
+    folders = os.pathsep.join([str(here.parent), str(here.parents[1])])  # of the modules that this one imports
+    command = [sys.executable, "-P", "-c", WORKER, tmp_path / "run", folders, *map(str, moments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     *killed, last = json.loads(done.stdout)

@@ -94,7 +94,7 @@ def test_smaller_history_keeps_the_last_pairs(tmp_path):
 KILLED = """
 import os, signal, sys
 import numpy as np
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {folders!r}
 from test_lbfgs_checkpoint import solver, take_steps
 from graphkit.ir.atomic import PendingFile
 from graphkit.train import checkpoint
@@ -125,7 +125,8 @@ while trainer.iterations < 12:
 
 @pytest.mark.full
 def test_resume_after_sigkill_is_bit_identical(tmp_path):
-    code = KILLED.format(tests=str(Path(__file__).parent))
+    here = Path(__file__)
+    code = KILLED.format(folders=[str(here.parent), str(here.parents[1])])  # of the modules that this one imports
     ends = []
     for at in (9, 7, 0):  # killed in a save or in a step; the last process is not killed
         done = subprocess.run([sys.executable, "-P", "-c", code, tmp_path, str(at)], capture_output=True, text=True)

@@ -369,7 +369,7 @@ def mutated_saves(make, path, count, seed):
 FUZZ = """
 import sys
 from pathlib import Path
-sys.path.insert(0, {folder!r})
+sys.path[:0] = {folders!r}
 import saved_loops
 from saved_programs import outcome
 from test_damaged_loops import mutated_saves
@@ -388,8 +388,9 @@ print("survived", len(found) - rejected, rejected)
     ],
 )  # fmt: skip
 def test_loops_with_other_places_and_numbers_do_not_crash(make, tmp_path):
-    folder, target = str(Path(__file__).parent), str(tmp_path / "net.gkp")
-    text = FUZZ.format(folder=folder, make=make, target=target, count=25, seed=1)
+    here, target = Path(__file__), str(tmp_path / "net.gkp")
+    folders = [str(here.parent), str(here.parents[2])]  # of the modules that this one imports
+    text = FUZZ.format(folders=folders, make=make, target=target, count=25, seed=1)
     done = subprocess.run([sys.executable, "-P", "-c", text], capture_output=True, text=True, timeout=300)
     assert "survived" in done.stdout, (done.returncode, done.stderr[-2000:])
     opened, rejected = map(int, done.stdout.split()[1:])

@@ -90,3 +90,16 @@ def test_equal_results_are_computed_once() -> None:
 def test_work_is_linear(build: Callable[[int], Graph], steps: Any) -> None:
     few, many = build(20), build(80)
     assert steps(lambda: merge_control(many)) < 6 * steps(lambda: merge_control(few))
+
+
+def test_scans_in_other_directions_stay_apart() -> None:
+    h, x = Value(TensorType("float32", ()), "h"), vector()
+    carry, row = (Value(TensorType("float32", ()), name) for name in ("carry", "row"))
+    total = F.add(carry, row)
+    body = Graph([carry, row], [total, total])
+    scans = [F.scan(h, x, body=body, num_scan_inputs=1, scan_input_directions=(way,)) for way in (0, 1, 0)]
+    graph = Graph([h, x], [sums for _, sums in scans])
+    merged = merge_control(graph)
+    assert sum(node.op.name == "Scan" for node in merged.nodes) == 2
+    for expected, found in zip(*(evaluate(g, [np.float32(1), X]) for g in (graph, merged)), strict=True):
+        np.testing.assert_array_equal(found, expected)

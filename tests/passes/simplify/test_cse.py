@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 
+from graphkit.frontend.scopes import attr_scope
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model
@@ -23,6 +24,20 @@ def test_equal_nodes_merge() -> None:
     assert sorted(n.op.name for n in merged.nodes) == ["Add", "Constant", "Exp", "Mul"]
     assert merged.output_names == graph.output_names
     assert merged.outputs[1] is merged.outputs[2]
+
+
+def test_nodes_of_different_groups_stay_apart() -> None:
+    """Nodes without a group, or without operands, belong to any."""
+    x, results = Value(VECTOR, "x"), []
+    for group in ("first", "second", "first", "second"):
+        with attr_scope(ctx_group=group):
+            results += [F.exp(x), F.constant(value=np.float32(2))]
+    merged = cse(Graph([x], [*results, F.exp(x)]))
+    assert sorted(n.op.name for n in merged.nodes) == ["Constant", "Exp", "Exp"]
+    first, second = merged.outputs[0], merged.outputs[2]
+    assert all(y is first for y in merged.outputs[4::4])
+    assert merged.outputs[6] is second
+    assert second is not first
 
 
 def test_attributes_and_order_of_operands_matter() -> None:

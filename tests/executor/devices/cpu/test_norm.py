@@ -133,3 +133,11 @@ def test_batches(shape, name, vectors, isa, near_float64):
 def test_neighbouring_channels(shape, size, beta, name, isa, near_float64):
     x = draw(np.random.default_rng(6), shape, name)
     near_float64("lrn", [x], TOLERANCE[name], size=size, beta=beta, alpha=0.5, bias=1.5)
+
+
+def test_gradients_of_groups_without_elements_are_zeros():
+    x, scale = np.zeros((2, 4, 0), np.float32), np.ones(4, np.float32)
+    dx, dscale, db = np.empty_like(x), np.full(4, np.nan, np.float32), np.full(4, np.nan, np.float32)
+    kernel = native.GroupNormGrad(x.shape, 2, "float32", 1e-5)
+    kernel([x, x, scale], [dx, dscale, db])
+    assert [*dscale, *db] == [0] * 8

@@ -129,6 +129,13 @@ def test_an_overlap_equal_to_the_threshold_hides_nothing():
         assert rows[:, 2].tolist() == kept
 
 
+def test_a_score_equal_to_the_threshold_is_not_chosen():
+    boxes = np.array([[[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5]]], np.float32)
+    arrays = [boxes, np.array([[[0.5, 0.75, 0.25]]], np.float32), *operands(3, 0.5, 0.5)]
+    for rows in (native.NonMaxSuppression(False)(arrays)[0], NonMaxSuppression().reference(numpy_xp, *arrays)):
+        assert rows.tolist() == [[0, 0, 1]]
+
+
 def test_suppression_of_what_does_not_fit():
     suppress = native.NonMaxSuppression(False)
     boxes, scores = np.zeros((1, 3, 4), np.float32), np.zeros((1, 2, 3), np.float32)

@@ -70,6 +70,12 @@ def test_slices_that_a_condition_chooses(dtype):
                         assert y.tobytes() == np.ascontiguousarray(wanted).tobytes()
 
 
+def test_every_byte_but_0_is_true():
+    condition = np.array([2, 0, 255, 1], np.uint8).view(bool)
+    (y,) = native.Compress("float32", 0)([np.arange(4, dtype=np.float32), condition])
+    assert y.tolist() == [0, 2, 3]
+
+
 def test_a_condition_beyond_the_axis():
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     (y,) = native.Compress("float32", 1)([x, np.array([True, False, True, False])])
