@@ -198,7 +198,7 @@ def test_bad_csv(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(InputError, match=message):
         data.read(path)
-    path.write_bytes(b"\xff\xfe\x00\x01")
+    path.write_bytes(b"\xfa\xfe\x00\x01")
     with pytest.raises(InputError, match="cannot be read as text"):
         data.read(path)
 

@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -315,7 +316,8 @@ def test_channels_that_do_not_fill_a_vector(stride):
 def swept(isa: str, dtype: str, seed: int, shapes: int, times: int) -> None:
     """Run the sweep in a new process, in which the library uses one instruction set."""
     numbers = [str(n) for n in (seed, shapes, times)]
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa}
+    modules = str(Path(__file__).parents[3])  # that this file imports
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa, "PYTHONPATH": modules}
     done = subprocess.run(
         [sys.executable, __file__, dtype, *numbers], env=environment, capture_output=True, text=True, check=False
     )
