@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.data.making import BatchMaker
-from graphkit.data.workers.memory import Layout, Slot, anonymous
+from graphkit.data.workers.memory import Layout, Lease, Slot, anonymous
 from graphkit.data.workers.parcel import Parcel, packed
 from graphkit.data.workers.progress import Progress
 from graphkit.data.workers.start import Started, started
@@ -110,6 +110,8 @@ class Crew:
         self._number = 0
         self._pending: deque[Task] = deque()
         self._free: deque[Slot] = deque()
+        # Leases of deleted batches, whose slots are free, too.
+        self._ended: deque[Lease] = deque()
         self._slots: dict[int, Slot] = {}
         # Number -> pickled data set.
         self._parcels: dict[int, Parcel] = {}
@@ -273,16 +275,23 @@ class Crew:
 
     def _slot(self, worker: _Worker) -> Slot:
         """Return the most recently freed slot, preferably one that the worker has already mapped; else a new one."""
-        free = [*self._free]  # a copy: finalizers may append to _free at any time
+        self._collect()
+        free = [*self._free]
         if not free:
-            slot = Slot(self._next(), self._free.append)
+            slot = Slot(self._next(), self._free.append, self._ended.append)
             self._slots[slot.number] = slot
             return slot
         slot = next((found for found in reversed(free) if found.filled_by == worker.pid), free[-1])
         self._free.remove(slot)
         return slot
 
+    def _collect(self) -> None:
+        """Free the slots of deleted batches. Deletions may append to `_ended` at any time."""
+        while self._ended:
+            self._ended.popleft().slot.release()
+
     def _trim(self) -> None:
+        self._collect()
         while self._free and (
             len(self._free) > self._spare
             or sum(slot.size for slot in self._slots.values() if not slot.lent) > self._memory

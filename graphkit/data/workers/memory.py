@@ -133,22 +133,38 @@ class Arena:
         os.close(self._file)
 
 
-class Slot:
-    """Reusable memory of a batch in the training process. `lent`: whether arrays of a returned batch use it."""
+class Lease(weakref.ref[np.ndarray]):
+    """A weak reference to the arrays of a batch that use a slot."""
 
-    def __init__(self, number: int, released: Callable[[Slot], None]):
+    __slots__ = ("slot",)
+    slot: Slot
+
+
+class Slot:
+    """Reusable memory of a batch in the training process. `lent`: whether arrays of a returned batch use it.
+
+    Args:
+        number: Its number.
+        released: Called when no array uses it any more.
+        ended: Called with the lease when the arrays of a returned batch are deleted. Later, call `release` of its slot.
+            It must be a builtin function: Python ignores exceptions of functions that a deletion calls, so a
+            KeyboardInterrupt in a Python function would be lost.
+    """
+
+    def __init__(self, number: int, released: Callable[[Slot], None], ended: Callable[[Lease], None]):
         self.number = number
         self.file = anonymous("batch", 0)
         self.size = 0
         # Process id of the worker that used it last, which still has it mapped.
         self.filled_by: int | None = None
         self._released = released
+        self._ended = ended
         self._map: mmap.mmap | None = None
-        self._lease: weakref.ref[np.ndarray] | None = None
+        self._lease: Lease | None = None
 
     @property
     def lent(self) -> bool:
-        return self._lease is not None
+        return self._lease is not None and self._lease() is not None
 
     def filled(self) -> None:
         """Read the size again: a worker has stored a batch, and may have enlarged the memory."""
@@ -160,8 +176,14 @@ class Slot:
         if not layout.size:
             self._released(self)
         else:
-            self._lease = weakref.ref(root, self._back)
+            self._lease = Lease(root, self._ended)
+            self._lease.slot = self
         return _formed(root, layout)
+
+    def release(self) -> None:
+        """End the lease: the arrays were deleted."""
+        self._lease = None
+        self._released(self)
 
     def copied(self, layout: Layout) -> tuple[Any, Any]:
         """Return copies of the arrays of a batch, and release the memory."""
@@ -175,10 +197,6 @@ class Slot:
         if self._map is None or size > len(self._map):
             self._map = mapped(self.file, self.size)
         return np.frombuffer(self._map, np.uint8, size)
-
-    def _back(self, _: object) -> None:
-        self._lease = None
-        self._released(self)
 
     def close(self) -> None:
         """Close the file. Existing arrays stay valid."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -178,3 +179,17 @@ def test_the_settings(monkeypatch):
     monkeypatch.setenv("GRAPHKIT_WORKER_TIMEOUT", "soon")
     with pytest.raises(UsageError, match="GRAPHKIT_WORKER_TIMEOUT='soon'"):
         config.WORKER_TIMEOUT.get()
+
+
+def test_deletion_of_a_batch_calls_no_python(sets):
+    """Python ignores exceptions of functions that a deletion calls: a KeyboardInterrupt there would be lost."""
+    with Workers(1) as workers:
+        batch = next(iter(sets.Noisy(9).batches(4, workers=workers)))
+        arrays, called = [batch.inputs, batch.targets], []
+        del batch
+        sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+        try:
+            arrays.clear()
+        finally:
+            sys.setprofile(None)
+    assert called == []
