@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import platform
+from collections.abc import Sequence
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -21,10 +23,21 @@ from tables import heading, table
 
 import graphkit as gk
 from graphkit.checks.timing import interleave, paired_ratio, quotients, summarise
+from graphkit.executor.devices.cpu import native
 
 SHAPES = ((512, 256), (512, 512), (512, 1376), (1376, 512), (1024, 1024), (768, 3072), (512, 32000), (4096, 1024))
 ROWS = (1, 2, 4, 8, 16)
 _BYTES = 100e6
+
+
+class LibraryProducts:
+    """Makes oneDNN's kernels of products for all sizes."""
+
+    def __init__(self, *, epilogue: native.Epilogue | None, has_bias: bool, vary: bool, **options: Any):
+        self.options = {"epilogue": epilogue or native.Epilogue(), **options}
+
+    def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> native.MatMul:
+        return native.MatMul(inputs[0], inputs[1], **self.options)
 
 
 def products(rows: int, shape: tuple[int, int]) -> gk.Model:
@@ -42,7 +55,7 @@ def cell(rows: int, shape: tuple[int, int], threads: int, rounds: int) -> str:
     executor, library = model.compile(threads=threads), model.compile(threads=threads)
     result = executor.run(feeds)
     # Kernels are made in the first run.
-    with patch("graphkit.executor.devices.cpu.matmul.native.PackedProductFactory", lambda **_: None):
+    with patch("graphkit.executor.devices.cpu.matmul.native.ProductFactory", LibraryProducts):
         library.run(feeds)
     for name, expected in zip(result, session.run(None, feeds), strict=True):
         np.testing.assert_allclose(result[name], expected, rtol=1e-3, atol=1e-3)
