@@ -36,14 +36,14 @@ def default_at(*places: int) -> Callable[[Callable[..., None]], Callable[..., No
     """Run the values at these places of the `parametrize` mark below by default, and the others in the full lane."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        *others, mark = test.pytestmark  # type: ignore[attr-defined]
+        *others, mark = test.__dict__["pytestmark"]
         names, values = mark.args[0], list(mark.args[1])
         if mark.name != "parametrize" or not places or not set(places) <= set(range(len(values))):
             raise ValueError(f"{test.__name__}: no parametrize mark below has values at {places}")
         several = not isinstance(names, str) or "," in names
         chosen = [v if place in places else _in_full_lane(v, several) for place, v in enumerate(values)]
         made = pytest.mark.parametrize(names, chosen, *mark.args[2:], **mark.kwargs)
-        test.pytestmark = [*others, made.mark]  # type: ignore[attr-defined]
+        test.__dict__["pytestmark"] = [*others, made.mark]
         return test
 
     return decorate

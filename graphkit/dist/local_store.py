@@ -150,7 +150,7 @@ class LocalKVStore(KVStore):
         with self._lock:
             stored, updater = self._array(key), self._updater
             if updater is None:
-                nd_values.replace(stored, pushed)
+                nd_values.copy_to(pushed, stored)
             elif runs_in_background(updater):
                 if self._order is None:
                     self._order = nd_values.Memory()

@@ -15,7 +15,7 @@ from graphkit.nd.operators import call, check_writable
 from graphkit.nd.runtime import Memory, queue
 
 __all__ = [
-    "Memory", "NDArray", "copied", "copy_to", "own", "pause", "replace", "settle", "total", "update_later",
+    "Memory", "NDArray", "copied", "copy_to", "own", "pause", "settle", "total", "update_later",
 ]  # fmt: skip
 
 
@@ -34,18 +34,12 @@ def total(values: Sequence[NDArray]) -> NDArray:
 
 
 def copy_to(source: NDArray, target: NDArray) -> None:
-    """Copy an array to an array of the user of the same shape. The dtype may differ."""
+    """Copy an array to another one of the same shape. The dtype may differ."""
     if source._signature is target._signature:
         check_writable(target)
         write(source, target)
     else:
         target[...] = source
-
-
-def replace(stored: NDArray, value: NDArray) -> None:
-    """Copy `value`, of the same type, to a stored array."""
-    check_writable(stored)
-    write(value, stored)
 
 
 def update_later(

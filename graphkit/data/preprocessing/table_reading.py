@@ -34,6 +34,9 @@ _SMALL = 1 << 20
 _UTF8 = "utf-8-sig"
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
+# The most characters of a first line in which a delimiter is looked for.
+_LONGEST_HEAD = 1 << 16
+
 # ASCII's unit separator. It replaces delimiters of several characters.
 _UNIT = "\x1f"
 
@@ -134,7 +137,7 @@ def _delimiter(path: Path, encoding: str) -> str:
     """Return a semicolon if the first line contains semicolons and no comma, else a comma."""
     try:
         with path.open(encoding=encoding, errors="replace") as file:
-            first = file.readline()
+            first = file.readline(_LONGEST_HEAD)
     except (OSError, UnicodeError):
         return ","  # reading reports the error
     return ";" if ";" in first and "," not in first else ","

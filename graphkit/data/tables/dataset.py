@@ -77,11 +77,7 @@ def load(
         arrays = {**fitted.inputs(table, rows), **{name: array[rows] for name, array in weights.items()}}
         chosen = {n: t[rows] for n, t in targets.items()} if isinstance(targets, dict) else targets[rows]
         return TableData(
-            arrays[NUMBERS] if list(arrays) == [NUMBERS] else arrays,
-            chosen,
-            fitted,
-            classes=classes,
-            name=name,
+            arrays[NUMBERS] if list(arrays) == [NUMBERS] else arrays, chosen, fitted, classes=classes, name=name
         )
 
     if test_fraction is None:

@@ -261,7 +261,7 @@ class StepList:
         outputs: Sequence[Location],
         results: Sequence[RunTimeOperand],
     ) -> None:
-        kernel: RunTimeKernel = make.__self__
+        kernel: RunTimeKernel = make.__self__  # `make` is its method, see `AtRunTime.emit`
         recipe, sizes = kernel.recipe, kernel.result_sizes
         assert recipe is not None, "such nodes are refused before"
         assert sizes is not None, "such nodes are refused before"

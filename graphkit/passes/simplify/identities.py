@@ -125,15 +125,14 @@ class _Sums:
             return Node(op, (x, axes), types=(kind,)).outputs
         # Usually the sum has the wanted shape. The operator's expansion would add a Reshape, which a later sweep
         # removes.
-        summed = operator(node, ReduceToShapeOf).summed_axes(x, like)
-        if not summed:
-            return (operator(node, Op).expand(x, like),)
-        total: Value = F.reduce_sum(x, axes := self._constants.ints(summed), keepdims=False)
-        if not _equal_shapes(total, node.output):
-            return (operator(node, Op).expand(x, like),)
-        assert total.node is not None
-        self._known[kinds] = operator(total.node, Op), axes, total.type
-        return (total,)
+        if summed := operator(node, ReduceToShapeOf).summed_axes(x, like):
+            axes = self._constants.ints(summed)
+            total: Value = F.reduce_sum(x, axes, keepdims=False)
+            if _equal_shapes(total, node.output):
+                assert total.node is not None
+                self._known[kinds] = operator(total.node, Op), axes, total.type
+                return (total,)
+        return (operator(node, Op).expand(x, like),)
 
 
 @_rule("Cast")

@@ -173,17 +173,21 @@ def test_loops_that_leave_their_memory_are_rejected(name, tmp_path, monkeypatch)
         CSession(tmp_path / "net.gkp")
 
 
+def change_steps(monkeypatch, change):
+    """Save the result of `change` instead of each step of a program."""
+    encode = saved_steps._step
+    monkeypatch.setattr(saved_steps, "_step", lambda step, *arguments: encode(change(step), *arguments))
+
+
 @pytest.mark.parametrize("name", DAMAGED_STACKS)
 def test_stacks_that_leave_their_buffers_are_rejected(name, tmp_path, monkeypatch):
     loop_name, change, message = DAMAGED_STACKS[name]
-    encode = saved_steps._step
 
-    def damaged(step, *arguments):
-        if step.loop is not None and step.name == loop_name:
-            step = step._replace(loop=change(step.loop))
-        return encode(step, *arguments)
+    def damaged(step):
+        is_changed = step.loop is not None and step.name == loop_name
+        return step._replace(loop=change(step.loop)) if is_changed else step
 
-    monkeypatch.setattr(saved_steps, "_step", damaged)
+    change_steps(monkeypatch, damaged)
     stacks_model().save(tmp_path / "net.gkp")
     with pytest.raises(RuntimeFailure, match=f"{loop_name}: .*{re.escape(message)}.*GK_ERROR_FORMAT"):
         CSession(tmp_path / "net.gkp")
@@ -192,17 +196,17 @@ def test_stacks_that_leave_their_buffers_are_rejected(name, tmp_path, monkeypatc
 @pytest.mark.parametrize("name", DAMAGED_STEPS)
 def test_steps_that_misuse_buffers_are_rejected(name, tmp_path, monkeypatch):
     operator, change, message = DAMAGED_STEPS[name]
-    encode, buffers, changed = saved_steps._step, [], []
+    buffers, changed = [], []
 
-    def damaged(step, *arguments):
+    def damaged(step):
         if step.loop is not None:
             buffers.extend(each.whole for each in step.loop.stacks)
         if step.name.rpartition("/")[2] == operator:
             step = change(step, buffers[-1])
             changed.append(step)
-        return encode(step, *arguments)
+        return step
 
-    monkeypatch.setattr(saved_steps, "_step", damaged)
+    change_steps(monkeypatch, damaged)
     stacks_model().save(tmp_path / "net.gkp")
     assert changed
     with pytest.raises(RuntimeFailure, match=f"{operator}: .*{re.escape(message)}.*GK_ERROR_FORMAT"):
@@ -216,21 +220,19 @@ def test_kernels_of_a_run_stay_in_their_memory(name, tmp_path, monkeypatch):
     monkeypatch.setattr(saved_steps, "_sized", lambda made: encode(change(made)))
     table_gradient().save(tmp_path / "net.gkp")
     feeds = {"x": np.ones((2, 3), np.float32), "table": np.ones((5, 3), np.float32), "n": np.array(3)}
-    with pytest.raises(RuntimeFailure, match=f"{re.escape(message)}.*GK_ERROR_{status}"):  # noqa: SIM117
-        with CSession(tmp_path / "net.gkp") as session:
-            session.run(feeds)
+    expected = pytest.raises(RuntimeFailure, match=f"{re.escape(message)}.*GK_ERROR_{status}")
+    with expected, CSession(tmp_path / "net.gkp") as session:
+        session.run(feeds)
 
 
 def test_kernels_of_a_run_do_not_write_their_operands(tmp_path, monkeypatch):
-    encode = saved_steps._step
+    def damaged(step):
+        if step.sized is None:
+            return step
+        buffers = [at for at, (shape, _) in zip(step.inputs, step.sized.operands, strict=False) if shape is None]
+        return step._replace(outputs=[buffers[0]])
 
-    def damaged(step, *arguments):
-        if step.sized is not None:
-            buffers = [at for at, (shape, _) in zip(step.inputs, step.sized.operands, strict=False) if shape is None]
-            step = step._replace(outputs=[buffers[0]])
-        return encode(step, *arguments)
-
-    monkeypatch.setattr(saved_steps, "_step", damaged)
+    change_steps(monkeypatch, damaged)
     second_gradient().save(tmp_path / "net.gkp")
     with pytest.raises(RuntimeFailure, match=r"a result cannot be written to its buffer.*GK_ERROR_FORMAT"):
         CSession(tmp_path / "net.gkp")
@@ -262,16 +264,16 @@ def test_states_may_not_overlap(tmp_path, monkeypatch):
 @pytest.mark.parametrize("target", ["initial", "whole"])
 def test_body_may_not_write_what_its_loop_reads(target, tmp_path, monkeypatch):
     """Steps of the body do not write to the first value of a state, nor past the row to the rows of an output."""
-    encode, loops = saved_steps._step, []
+    loops = []
 
-    def damaged(step, *arguments):
+    def damaged(step):
         if step.loop is not None:
             loops.append(step.loop)
         elif step.kernel is not None:
             step = step._replace(outputs=[getattr(loops[0].states[0], target, loops[0].slices[1].whole)])
-        return encode(step, *arguments)
+        return step
 
-    monkeypatch.setattr(saved_steps, "_step", damaged)
+    change_steps(monkeypatch, damaged)
     scan_model().save(tmp_path / "net.gkp")
     with pytest.raises(RuntimeFailure, match=r"running/body.*(overlaps|can only be read).*GK_ERROR_FORMAT"):
         CSession(tmp_path / "net.gkp")
