@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from graphkit.ir.graph import Graph, Value
 
-# Metadata key. In a model, its value is a JSON object with the settings of the adapters. In a node that adds an adapter
-# to a layer, it is the name of the layer.
+# Metadata key. In the metadata of a model, the value is a JSON object with the settings of the adapters. In a node that
+# adds an adapter to a layer, the value is the name of the layer.
 LORA = "graphkit.lora"
 # Attribute of parameters that are frozen because the model has adapters.
 FROZEN_BY = "frozen_by"

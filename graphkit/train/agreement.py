@@ -28,9 +28,9 @@ from graphkit.train.background import length_of
 from graphkit.train.programs import step as steps
 from graphkit.train.selection import TrainedParameter
 
-# The learning rate, three counts and a checksum.
+# Packed numbers: the learning rate, three counts and a checksum.
 _NUMBERS = struct.Struct("<d4q")
-# Number of labels in the checksum. If labels are masks, with one label per pixel, a checksum of all would take long.
+# The checksum covers at most this many labels. Images with one label per pixel have too many labels to cover all.
 _COMPARED_LABELS = 1 << 20
 
 
@@ -41,7 +41,7 @@ def compare_setup(
     params: ParamStore,
     options: Mapping[str, Any],
 ) -> None:
-    """Raise RanksDiffer on all ranks unless all create equal trainers. Collective.
+    """Raise RanksDiffer on all ranks if their Trainers differ. Collective.
 
     Args:
         store: The KVStore of the ranks. Without one, or with one rank, nothing is compared.
@@ -95,7 +95,7 @@ def data_facts(train: Dataset | IterableDataset) -> dict[str, int | None]:
     facts = {"samples": length_of(train), "checksum of labels": None}
     if labels is not None:
         compared = _COMPARED_LABELS // max(math.prod(labels.shape[1:]), 1)
-        # Ranks may have the same labels in different integer types.
+        # Convert, because ranks may store the same labels in different integer types.
         facts["checksum of labels"] = checksum(labels[: max(compared, 1)].astype(np.int64, copy=False))
     return facts
 
@@ -104,7 +104,7 @@ class NoAgreement:
     """The agreement of a rank that takes steps independently: nothing is compared."""
 
     def set_resumed(self, run: Mapping[str, Any]) -> None:
-        """Add the run that this rank has resumed to the compared state. run: facts of its checkpoint, by name."""
+        """Compare, in later steps, which run the ranks have resumed. run: facts of the checkpoint, by name."""
 
     def step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
         """Return the context of one step. rate: learning rate of the step; counts: the counts before the step."""
@@ -114,7 +114,7 @@ class NoAgreement:
 def agreement_of(store: KVStore | None, params: ParamStore, divided: bool) -> NoAgreement:
     """Return the object that compares the steps of ranks.
 
-    divided: whether the model is divided among ranks. Then assigned parameters are not compared.
+    divided: whether the model is divided among ranks. If so, assigned parameters are not compared.
     """
     if store is None or store.num_workers == 1 or store.is_remote:
         return NoAgreement()
@@ -126,8 +126,8 @@ class StepAgreement(NoAgreement):
 
     def __init__(self, store: KVStore, params: ParamStore):
         self._store, self._params = store, params
-        # How often parameters were assigned before the trainer was created: the count of each one, and the total. These
-        # numbers may differ between ranks, because only later assignments are compared.
+        # Numbers of assignments before the Trainer was created: of each parameter, and in all. They may differ between
+        # ranks, because only later assignments are compared.
         self._before = dict(params.assigned)
         self._assignments = params.assignments
         # Checksums of the parameters that were assigned later.

@@ -18,17 +18,17 @@ def ctc(
 ) -> Value:
     """Mean over samples of -log p(labels) / (number of labels), where p sums over all alignments (Graves et al., 2006).
 
-    An alignment gives each time step a class. Its labels are what remains after equal neighbours are merged and blanks
-    are removed. p is the sum of the probabilities of all alignments that give the labels of the target. It is computed
-    by the forward recursion in logarithms. PyTorch's `ctc_loss` with reduction="mean" has the same value.
+    An alignment gives each time step a class. To get its labels, merge equal neighbours, then remove blanks. p is the
+    sum of the probabilities of all alignments with the labels of the target. It is computed by the forward recursion in
+    logarithms. PyTorch's `ctc_loss` with reduction="mean" has the same value.
 
-    If a sequence is too short for its labels, its loss is infinite, and its gradient is 0. Labels need one time step
-    each, and one more between two equal neighbours.
+    Each label needs one time step, and two equal neighbours need one more between them. If a sequence is too short for
+    its labels, its loss is infinite, and its gradient is 0.
 
     Args:
         logits: Float tensor [N, T, classes].
         target: int64 [N, S], class numbers other than `blank`. Rows with fewer labels end with -1.
-        lengths: int64 [N], the number of time steps of each sequence, at most T; later ones do not count. Default: T.
+        lengths: int64 [N], the number of time steps of each sequence, at most T; later steps do not count. Default: T.
         blank: The class number of the blank.
         sample_weight: See `mse`.
 

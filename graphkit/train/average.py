@@ -45,7 +45,7 @@ class EMA:
             count = F.cast(step, to="float64")
             decay = F.min(decay, F.div(F.add(count, np.asarray(1.0)), F.add(count, np.asarray(10.0))))
         kept = F.cast(decay, to=weight.dtype)
-        # 1 - d is computed in float64 and rounded once, so that the factors add up to 1 as exactly as possible.
+        # 1 - d is computed in float64 and rounded once, so that d and 1 - d add up to 1 as exactly as possible.
         added = F.cast(F.sub(np.asarray(1.0), decay), to=weight.dtype)
         new: Value = F.add(F.mul(average, kept), F.mul(weight, added))
         return new
@@ -63,7 +63,7 @@ def ema(spec: float | EMA | Mapping[str, Any] | None) -> EMA | None:
 
 
 class SlotOwner(Protocol):
-    """Stores the slots of trained parameters, as an Exchange does."""
+    """An object that stores the slots of trained parameters, such as an Exchange."""
 
     @property
     def trained(self) -> Collection[str]:
@@ -83,10 +83,10 @@ class Averages:
 
     Args:
         owner: Stores the slots.
-        exist: Whether the trainer has moving averages.
+        exist: Whether the Trainer has moving averages (`ema=`).
 
     Attributes:
-        are_swapped: Whether parameters and averages are exchanged.
+        are_swapped: Whether `net` contains the averages, and the slots contain the parameters.
     """
 
     def __init__(self, params: ParamStore, owner: SlotOwner, exist: bool):

@@ -220,8 +220,8 @@ class BaseTrainer:
             )
         self._averages.check_not_swapped("sample_weight=")
         if self.kvstore is not None:
-            # If only some ranks have weights, the other ranks make another collective call instead of this one. The
-            # error about different calls then names "sample_weight=".
+            # If only some ranks have weights, only they make this collective call. The error about different calls then
+            # names "sample_weight=".
             self.kvstore.transport.compare("sample_weight=", {"updates": self.updates})
         old, exchange, rng = self._stepper, self._exchange, self.executor.rng
         spec = self._describe_step(*self._settings, sample_weights=True)
@@ -256,8 +256,8 @@ class BaseTrainer:
     def set_masks(self, masks: Mapping[str, Any]) -> None:
         """Replace masks, and set the parameters and their moving averages to 0 where the new masks are False.
 
-        Every rank must call it with the same masks. An element that becomes trained again starts at its present value,
-        which is usually 0.
+        Every rank must call it with the same masks. If an element was False and is now True, its training starts at its
+        present value, usually 0.
 
         Args:
             masks: Booleans by parameter name. The Trainer must have masks for these parameters.
@@ -273,7 +273,7 @@ class BaseTrainer:
     def swap(self) -> None:
         """Exchange the parameters of `net` and their moving averages. A second call exchanges them back.
 
-        While `net` contains the averages, you cannot train. Raises UsageError if the Trainer has no `ema`.
+        While `net` contains the averages, training raises UsageError. Without `ema`, `swap` raises UsageError.
         """
         self._averages.swap()
 
@@ -464,14 +464,15 @@ class BaseTrainer:
     def _set_rng(self, rng: tuple[int, int]) -> None:
         """Set the random state for the next step. rng: (seed, step) for rank 0.
 
-        Rank r of n draws the numbers of step + r, and advances by n in each step. These are the numbers of one process
-        that trains on the batches of all ranks one after another.
+        Rank r of n draws the random numbers of step + r, then adds n to its step. So n ranks draw the same numbers as
+        one process that trains on the batches of all ranks one after another.
         """
         seed, step = rng
         self.executor.rng = seed, step + self._place[0]
 
     def flush(self) -> None:
-        """Update the parameters with the gradients that are accumulated so far, from fewer than `accumulate` batches.
+        """Update the parameters with the gradients accumulated so far, even from fewer than `accumulate` batches.
+        `accumulate`.
 
         With parameter servers, all workers must call `flush`. Then they fetch the parameters from the servers.
         """
@@ -484,7 +485,10 @@ class BaseTrainer:
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.working()
 
     def _running_user_code(self, code: str) -> contextlib.AbstractContextManager[None]:
-        """Context in which code of the user runs.
+        """Context in which code of the user runs. It limits how long other processes wait.
+
+        code: name of this code, for messages.
+        this code, for messages.
 
         Other processes wait only for a limited time. code: name of this code, for messages.
         """
@@ -565,7 +569,7 @@ def _settings_conflicting_with_groups(
     selection: ParameterSelection, carry: Mapping[str, str], numerics: Numerics, memory: Memory, parallel: Parallel,
     mixes: Mapping[str, float], backends: Sequence[Any],
 ) -> dict[str, bool]:  # fmt: skip
-    """Return the settings that cannot be combined with `groups`: their names for messages, and whether they are set."""
+    """Map each setting that cannot be combined with `groups` to whether it is set. Keys: names for messages."""
     return {
         "accumulate= (--accumulate)": memory.accumulate > 1,
         "carry= (--recurrent-state)": bool(carry),

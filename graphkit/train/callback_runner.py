@@ -43,8 +43,8 @@ class CallbackRunner:
         self._at_steps = tuple(c for c in callbacks if type(c).on_step_end is not Callback.on_step_end)
         # The callbacks whose `on_fit_begin` was called.
         self._started: list[Callback] = []
-        # While `on_epoch_end` runs, and after it has failed: the states before the call. Checkpoints then contain these
-        # states, because a resumed run calls `on_epoch_end` again.
+        # The states before `on_epoch_end`, while it runs and after it has failed. Checkpoints written at these times
+        # contain them, because a resumed run calls `on_epoch_end` again.
         self._states: States | None = None
         store = trainer.kvstore
         self._store: KVStore | None = None if store is None or store.num_workers == 1 else store
@@ -52,7 +52,7 @@ class CallbackRunner:
         if self._store is not None:
             mine = np.array([self.stops_at_steps, self.any_rank_has_callbacks], np.int64)
             at_steps, callbacks_of_ranks = self._store.pushpull("callbacks", mine)
-            # Workers with servers take steps independently, so they cannot decide together after a step.
+            # With parameter servers, workers take steps independently, so they cannot decide together after a step.
             self.stops_at_steps = bool(at_steps) and not self._store.is_remote
             self.any_rank_has_callbacks = bool(callbacks_of_ranks)
 

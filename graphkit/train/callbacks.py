@@ -32,7 +32,7 @@ class Callback:
     Methods receive the trainer, and a dict of numbers. They may read everything in the trainer (`trainer.net`,
     `trainer.folder`, `trainer.rank`, `trainer.learning_rate`, ...), set `trainer.rate_scale`, and end training with
     `trainer.stop("why")`. If a method raises an exception, `fit` raises it, with a note that names the callback and the
-    method. If this happens within an epoch, `fit` writes neither the epoch's record nor another checkpoint.
+    method. After an exception within an epoch, `fit` writes no record of the epoch and no further checkpoint.
 
     With several processes, each rank calls its own callbacks. Pass the same callbacks on all ranks, and write files
     only `if trainer.rank == 0`. On every rank, `on_epoch_end` receives the numbers of rank 0, so that all ranks make
@@ -105,7 +105,7 @@ class Callback:
 
 
 class _Monitor(Callback):
-    """Compares epochs by one of their numbers. A number that is not finite is never better.
+    """Compares epochs by one of their numbers. NaN and infinite numbers never count as better.
 
     For the arguments, see EarlyStopping.
     """
@@ -140,7 +140,7 @@ class _Monitor(Callback):
         return float(numbers[self.monitor])
 
     def _lacking(self, numbers: Iterable[str]) -> UsageError:
-        """Return the error for a monitored number that is not among the numbers of an epoch."""
+        """Return the error if `numbers`, the names of an epoch's numbers, lack the monitored one."""
         if self.monitor.startswith("valid_") and (other := self.monitor.removeprefix("valid_")) in numbers:
             return UsageError(
                 f"{type(self).__name__}: the monitor {self.monitor!r} needs validation data: pass valid= to fit "
@@ -285,8 +285,8 @@ class ReduceOnPlateau(_Patient):
 class KeepBest(_Monitor):
     """Keeps the model of the best epoch in the run folder, as `best.json` and `best.*.safetensors`.
 
-    After the first epoch whose monitored number is finite, the folder always contains a complete best model: the old
-    one is replaced only when the new one is complete. The model's metadata contains the epoch (`best_epoch`) and the
+    From the first epoch with a finite monitored number, the folder always contains a complete best model: a new one
+    replaces the old one only when it is complete. The model's metadata contains the epoch (`best_epoch`) and the
     monitored number (such as `best_valid_loss`).
 
     With `keep` above 1, the folder also contains the models of the `keep` best epochs, as `best-epoch-N.json`. A model

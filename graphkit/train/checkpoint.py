@@ -24,7 +24,7 @@ from graphkit.train import manifest as manifests
 MANIFEST = "checkpoint.json"
 _FORMAT = "graphkit-checkpoint"
 _VERSION = 2
-# The end of the message if a checkpoint does not fit.
+# End of error messages about a checkpoint that does not fit the model or optimizer.
 ADVICE = (
     "To resume it, use the model, the optimizer and the moving average (ema) of that run. "
     "Otherwise start a new run in another folder"
@@ -211,7 +211,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 def check_names(stored: set[str], expected: set[str], folder: str | Path) -> None:
-    """Raise InvalidModel if a checkpoint lacks arrays of the model and the optimizer, or has others."""
+    """Raise InvalidModel unless a checkpoint contains exactly the arrays of the model and optimizer."""
     missing, surplus = sorted(expected - stored), sorted(stored - expected)
     parts = [f"the checkpoint lacks {listed(missing, len(missing), 5)}"] if missing else []
     parts += (

@@ -30,7 +30,7 @@ from graphkit.train.run_folder import RunFolder, check_links
 from graphkit.train.schedules import Schedule
 from graphkit.train.step_builder import TrainingStep
 
-# The state that counts the steps. It changes together with all other states.
+# Name of the state that counts the steps. A failed step changes neither it nor any other state.
 COUNT = "step_count"
 
 # The name of the loss in checkpoints.
@@ -89,12 +89,12 @@ class CustomTrainer:
     def step(self, feeds: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Run one step. Return its outputs by name.
 
-        If the step fails, no parameter or state changes. If a guarded loss is NaN or infinite, NotFinite is raised, and
-        its message names the node.
+        If the step fails, no parameter or state changes. If a guarded loss is NaN or infinite, `step` raises NotFinite,
+        whose message names the node.
 
         Args:
-            feeds: Arrays by input name. If a learning rate is left out, the schedule of its optimizer gives
-                the rate, for the number of steps so far.
+            feeds: Arrays by input name. If `feeds` contains no value for a learning rate, the schedule of its optimizer
+                computes it from the number of steps so far.
         """
         # The count is read, possibly from a device, only if a rate depends on it.
         done = self.steps if self._has_schedules else 0
@@ -200,7 +200,7 @@ class CustomTrainer:
 
 
 def _counted(graph: Graph) -> Graph:
-    """Return the graph with a state that counts its runs."""
+    """Add a state to a graph that counts its runs."""
     if COUNT in graph.input_names:
         raise UsageError(f"the step has an input {COUNT!r}, a name that CustomTrainer uses itself: rename it")
     count = Value(TensorType("int64", ()), COUNT, role="state")

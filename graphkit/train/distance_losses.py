@@ -13,8 +13,8 @@ from graphkit.signatures import typed
 from graphkit.train.loss_functions import average, value_of
 from graphkit.train.programs.weights import Term, quotient
 
-# Replaces the distances of pairs that do not count. An anchor counts only if its nearest negative is closer than half
-# of this.
+# Replaces the distances of pairs that do not count. If the nearest negative of an anchor is farther than half of this,
+# the anchor has no negative.
 _FAR = 1e30
 # Squared distances up to this number count as 0 without a gradient, because the root has no derivative at 0.
 _SAME = 1e-12

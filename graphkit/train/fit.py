@@ -284,7 +284,7 @@ class Fit:
                 # A run that continues after the last batch has no batches left, only the last update and validation.
                 if position.stopped is None and (count is None or position.batch < count):
                     for batch in background.batches(map(trainer._prepared, batches)):
-                        if self._has_all_updates():  # and the epoch has more batches
+                        if self._has_all_updates():  # the epoch stays incomplete, because this batch is left
                             ended = True
                             break
                         self._stop_if_terminated()
@@ -488,7 +488,7 @@ class Fit:
     def _end_if_terminated(self) -> None:
         """If any rank has received SIGTERM, write a checkpoint and end all ranks. All ranks decide alike.
 
-        A checkpoint contains accumulated gradients of one rank only, so this waits for the next update.
+        While gradients are accumulated, do nothing: a checkpoint could store only those of one rank.
         """
         if self._termination is not None and self._termination.is_due and not self.trainer._stepper.accumulated:
             self._save()

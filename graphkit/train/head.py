@@ -37,8 +37,8 @@ POOLS = ("mean", "first", "none")
 class Head:
     """The last layer: its node, and the operands that depend on the number of classes.
 
-    `axes` contains the axis of the classes in each of these operands; the first is the weight. All of them depend only
-    on parameters, states and constants, and on no random operator. `tail` contains the nodes between the layer and the
+    `axes` maps each of these operands to its axis of classes; the first is the weight. The operands are computed from
+    parameters, states and constants, without random operators. `tail` contains the nodes between the layer and the
     logits, in order, each with the operand that comes from the layer. Activations are left out.
     """
 
@@ -90,7 +90,7 @@ def find_head(graph: Graph, output: Value) -> Head:
 
 
 class _WeightValues:
-    """Finds out whether values depend only on parameters, states and constants, and on no random operator."""
+    """Finds out whether values are computed only from parameters, states and constants, without random operators."""
 
     def __init__(self) -> None:
         self._known: dict[Value, bool] = {}

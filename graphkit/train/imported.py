@@ -38,7 +38,7 @@ _LEARNED = {
     "Mul": (0, 1),
 }
 _STATISTICS = (3, 4)
-# Operators whose constant operands may also be numbers of a formula, not weights.
+# Operators for which a constant operand may be a weight, or just a number in a formula.
 _ELEMENTWISE = frozenset({"Add", "Mul"})
 # Operators that only rearrange, select or cast the elements of their first operand (Concat: of all operands).
 _ARRANGING = frozenset(
@@ -54,8 +54,8 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
     Args:
         model: Any model.
         name: Name of the new symbolic dimension.
-        axes: A dict of input name to the axis that counts samples, where it is not axis 0. With None instead of an
-            axis, the input does not change.
+        axes: A dict of input name to the axis that counts samples, for inputs where it is not axis 0. With None instead
+            of an axis, the input does not change.
 
     Raises:
         UsageError: The dimension is not 1; an operator fixes the batch size (such as a Reshape to [1, ...]); or the

@@ -85,7 +85,7 @@ class History:
         """Return the history from the arrays of a checkpoint. If it has more than `size` pairs, the last ones are kept.
 
         Args:
-            arrays: All arrays that `names_in` names.
+            arrays: The arrays of the checkpoint whose names `names_in` returns.
             elements: Number of elements of all trained parameters.
             where: Name of the checkpoint, for messages.
 

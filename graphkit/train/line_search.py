@@ -9,7 +9,7 @@ import numpy as np
 
 from graphkit.named_tuples import NamedTuple
 
-# Sufficient decrease and curvature, and the largest number of steps.
+# The constants of the two Wolfe conditions (decrease and curvature), and the largest number of steps.
 _DECREASE, _CURVATURE, _MOST_STEPS = 1e-4, 0.9, 25
 
 
@@ -66,8 +66,8 @@ def strong_wolfe(evaluate: Callable[[float], Point], start: Point, t: float, sca
 def _bracket(evaluate: Callable[[float], Point], start: Point, t: float) -> tuple[list[Point], int, bool]:
     """Return (points, number of steps, whether the search is complete).
 
-    The points are one that meets the conditions, or two that enclose such a point. After _MOST_STEPS steps without
-    either, they are the start and the last point, and the search is complete.
+    The points are one that meets the conditions, or two that enclose such a point. If _MOST_STEPS steps find neither,
+    the points are the start and the last point, and the search is complete.
     """
     previous, new = start, evaluate(t)
     for steps in range(_MOST_STEPS):

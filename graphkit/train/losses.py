@@ -47,7 +47,7 @@ __all__ = [
     "sigmoid_binary_cross_entropy", "sigmoid_focal", "softmax_cross_entropy", "triplet", "triplet_margin", "with_loss",
 ]  # fmt: skip
 
-# Returns the mean over the batch, or a sum and the weight that it is to be divided by.
+# Returns the mean over the batch, or a sum and its divisor.
 LossFunction: TypeAlias = Callable[..., Value | tuple[Value, Value]]
 
 # The inputs of a mixed loss: `<target>_second` are the targets of the second samples, `mix` is the share of the first
@@ -122,7 +122,7 @@ def of_mxnet(net: Model, output: str | None = None) -> dict[str, Loss]:
         The losses, for `gk.Trainer(net, loss=...)`. Empty if the model has no output operators of MXNet.
 
     Raises:
-        UsageError: For one of the output operators, there is no loss with its gradient. The message names the operator.
+        UsageError: No loss has the gradient of one of the output operators. The message names the operator.
     """
     if HEADS not in net.meta:
         return {}

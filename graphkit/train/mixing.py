@@ -14,7 +14,7 @@ from graphkit.train.losses import MIX, SECOND
 
 @dataclass(frozen=True)
 class Mixing:
-    """Mixes samples x of a batch with samples x', which are those of the batch in another order.
+    """Mixes the samples x of a batch with the samples x': the same samples in another order.
 
     mixup: inputs are m x + (1 - m) x', with m from Beta(mixup, mixup) (Zhang et al., 2018). cutmix: a box of x is
     replaced by the same box of x'. The box has the share 1 - m of the image's area, with m from Beta(cutmix, cutmix)

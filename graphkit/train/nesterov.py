@@ -30,7 +30,7 @@ class Settings(Protocol):
 
 
 def factors(settings: Settings, step: Value, dtype: DType) -> tuple[Value, Value, Value]:
-    """Return the factors of the gradient and of its mean in step t, and the divisor of the mean square.
+    """Return three scalars of step t: the factors of the gradient and of its mean, and the divisor of the mean square.
 
     They are (1 - mu[t]) / (1 - P[t]), mu[t + 1] / (1 - P[t + 1]) and 1 - beta2^t. See NAdam for mu and P.
 

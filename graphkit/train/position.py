@@ -91,9 +91,9 @@ class Position:
         `max_steps` updates, whichever comes first. If both are None, it has the default number of epochs.
 
         If the current run is not finished, or `resumed` is true, the current run continues. Then `epochs` is the length
-        of the whole run, and `max_steps` the number of all its updates. If both are None, the length stays the same. If
-        the run was stopped early, it continues only if one of these numbers is larger than before. Raises UsageError if
-        the run already has more epochs or updates than these numbers.
+        of the whole run, and `max_steps` the number of all its updates. If both are None, the length stays the same. A
+        run that was stopped early continues only if one of these numbers is larger than before. Raises UsageError if
+        the run already has more epochs or updates.
 
         Args:
             epochs: See above.
@@ -129,11 +129,11 @@ class Position:
         if until > self.until or (limit or 0) > (self.max_steps or 0):
             self.stopped = None
         self.until, self.max_steps = until, limit
-        # A run that was interrupted within its last epoch may have all updates, but not yet validation and the last
-        # checkpoint. It is then not complete.
+        # If a run was interrupted within its last epoch, it may have all updates, but it still lacks validation and the
+        # last checkpoint. So it is not complete.
         self.at_limit = limit is not None and done >= limit and (self.at_limit or not self.within)
         if self.open_ended and self.stopped is None and not self.at_limit:
-            self.until = max(until, self.epoch + 1)  # `end_epoch` adds more if they are needed
+            self.until = max(until, self.epoch + 1)  # `end_epoch` adds more epochs if needed
 
     def hold_out(self, share: float | None, resumed: bool) -> None:
         """Set the share of the data that the run holds out. Call it before `plan`.
@@ -150,7 +150,7 @@ class Position:
             )
 
     def _begin_run(self, epochs: int | None, max_steps: int | None, updates: int) -> None:
-        if self.within:  # the last run ended within an epoch, by `max_steps`; the new one begins with the next epoch
+        if self.within:  # `max_steps` ended the last run within an epoch; the new run begins with the next epoch
             self.end_epoch()
         self.open_ended = epochs is None and max_steps is not None
         self.start, self.until = self.epoch, self.epoch + (defaults.EPOCHS if epochs is None else epochs)
@@ -207,8 +207,8 @@ class Position:
     def end_epoch(self) -> None:
         """Count the current epoch as complete, and reset its sums.
 
-        If only `max_steps` ends the run, it gets another epoch, unless all steps of this one were skipped: then no
-        number of epochs would be enough.
+        If only `max_steps` ends the run, add another epoch to the run. If all steps of this epoch were skipped, add
+        none: such a run would never end.
         """
         self.epoch += 1
         if self.open_ended and self.epoch >= self.until and self.loss_weight and not self.at_limit:
@@ -223,7 +223,7 @@ class Position:
         self.batch, self.width = 0, width
 
     def describe(self) -> dict[str, Any]:
-        """Return a dict for JSON, which `read` takes. It does not contain the states of metrics, which are arrays."""
+        """Return a dict for JSON, which `read` takes. The states of metrics are arrays, and are left out."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "metrics"}
 
     @classmethod

@@ -1,7 +1,7 @@
 """Find out whether an output consists of probabilities, and which logits they come from.
 
-The search for a Softmax or Sigmoid passes operators that keep its values: operators that only move elements (Reshape,
-Squeeze, Transpose, ...), casts between floats, and bounds that keep probabilities away from 0 and 1.
+The search for a Softmax or Sigmoid continues through operators that keep its values: operators that only move elements
+(Reshape, Squeeze, Transpose, ...), casts between floats, and bounds that keep probabilities away from 0 and 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from graphkit.passes.core.match import RESHAPES, first, is_op, scalar
 
 # Operators that only move, repeat or select elements of their first operand.
 _MOVES = frozenset({*RESHAPES, "Identity", "Transpose", "Slice", "Gather", "Expand"})
-# A Clip, Max or Min whose bound is at most this far from 0 or 1 only keeps logarithms finite. It is ignored.
+# A Clip, Max or Min is ignored if its bound is at most this far from 0 or 1: it only keeps logarithms finite.
 _MARGIN = 1e-2
 
 
@@ -71,7 +71,7 @@ def _source(output: Value) -> _Source | None:
 
 
 def _keeps_values(node: Node) -> bool:
-    """Whether an operator keeps probabilities as they are."""
+    """Whether the result of an operator has the same probabilities as its first operand."""
     if node.op.name in _MOVES:
         return True
     if node.op.name == "Cast":

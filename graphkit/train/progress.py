@@ -15,7 +15,7 @@ from graphkit.text import short_repr
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    """Whether a standard stream is a terminal. None is a stream that was closed before Python started."""
+    """Whether a standard stream is a terminal. stream: None if the stream was closed before Python started."""
     return stream is not None and stream.isatty()
 
 
@@ -96,8 +96,8 @@ class JsonLog:
             epoch: Number of complete epochs.
             updates: Number of updates.
             seconds: Duration of the run so far.
-            ended: Whether to keep a line with the event "end" (the run ended within an epoch). Set it if the run is
-                complete. If the run continues, the line is removed.
+            ended: True if the run is complete: keep the line with the event "end" (the run ended within an epoch).
+                False if the run continues: remove this line.
         """
         self._start = time.monotonic() - seconds
         if self._path is None or not self._path.exists():

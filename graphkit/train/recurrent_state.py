@@ -63,7 +63,7 @@ class RecurrentState:
         self._arrays = {}
 
     def named(self, inputs: Any) -> dict[str, Any]:
-        """Return the inputs of a batch (an array, a tuple or a dict) by name. Carried states may be missing."""
+        """Return the inputs of a batch (an array, a tuple or a dict) by name. They need not include carried states."""
         if isinstance(inputs, Mapping):
             return dict(inputs)
         arrays = inputs if isinstance(inputs, tuple) else (inputs,)

@@ -24,17 +24,18 @@ from graphkit.train.adapter_marks import WEIGHTS as ADAPTER_WEIGHTS
 LOCK = ".lock"
 MODEL = "model.json"
 BEST = "best.json"
-# Adapters, if the model has some.
+# The files of adapters.
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 # Files of the command line: the options, and the record of its calls.
 CONFIG, RECORD = "config.toml", "run.json"
 
-# A run writes its model before its first checkpoint. Between these two, this file contains the SHA-256 of the model.
+# A run writes its model before its first checkpoint. Until the checkpoint is written, this file contains the SHA-256 of
+# the model.
 FIRST_SAVE = ".first-save"
 
-# The files of a run besides `.lock` and `.first-save`, in the order in which they are removed. `run.json` is removed
-# after `config.toml`: if this process is killed in between, no `config.toml` remains without a `run.json`. A later run
-# would refuse to replace a `config.toml` without `run.json`, because graphkit may not have written it.
+# The files of a run besides `.lock` and `.first-save`, in the order in which they are removed. `run.json` comes after
+# `config.toml`: a process that is killed in between must not leave a `config.toml` alone. A later run would refuse to
+# replace it, because graphkit may not have written it.
 _FILES = (
     checkpoint.MANIFEST, MODEL, BEST, *ADAPTER_FILES, "log.jsonl", "vocabulary.json", CONFIG, RECORD,
 )  # fmt: skip
@@ -43,8 +44,8 @@ _WEIGHTS = ("state.*.safetensors", "model.*.safetensors", "best.*.safetensors")
 _BEST_OF_EPOCHS = re.compile(r"best-epoch-\d+(\.json|\.[0-9a-f]+\.safetensors)")
 
 
-# Names and suffixes of files that are read from a run folder, or overwritten in it. Unless the folder is trusted, none
-# may be a link to a place outside.
+# Names and suffixes of files that are read from a run folder, or overwritten in it. In a folder that is not trusted,
+# these files must not be links to places outside of the folder.
 _READ = frozenset({*_FILES, LOCK, FIRST_SAVE, "tensorboard"})
 _SUFFIXES = frozenset({".data", ".json", ".jsonl", ".npz", ".onnx", ".safetensors", ".toml"})
 
@@ -118,7 +119,7 @@ class RunFolder:
             # Remove the file while it is locked. A process that gets the lock then checks that the file still exists.
             with contextlib.suppress(OSError):
                 (self.path / LOCK).unlink()
-            with contextlib.suppress(OSError):  # stop at the first that is not empty, or was removed by another process
+            with contextlib.suppress(OSError):  # stop at a folder that is not empty, or already removed
                 for folder in self._made:
                     folder.rmdir()
             os.close(self._descriptor)

@@ -18,8 +18,8 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
 
     Args:
         data: The data set.
-        given: The weights, float [N]; or the name of an array of the data, or of an entry in the targets of each
-            sample, that contains the weights.
+        given: The weights, float [N]; or the name under which the data contain them: of an array, or of an entry in the
+            targets of each sample.
         targets: The targets of the loss. Its `weight_name` is the name of the weights in a batch.
         argument: Name of the argument that the user gave, for messages.
     """
@@ -38,8 +38,8 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
         found.arrays = dict(data.arrays)
         weights = _named(found.arrays, own, given, data, argument)
         found.axes = {name: axis for name, axis in data.axes.items() if name != given}
-        # If data from a file or table have a single input, it is fed to the only input of a model, even if the names
-        # differ. An array of weights is not an input, so it does not change this.
+        # The single input of a file or table is fed to the only input of a model, even if the names differ. The weights
+        # do not count as an input here.
         found._single = data._single or (list(found.arrays) == ["x"] and given not in own)
     else:
         weights = given
@@ -53,7 +53,7 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
 
 
 def is_sample(item: Any) -> bool:
-    """Whether an item of a tuple is a sample: a pair (inputs, targets), or a dict by name."""
+    """Whether an object is a sample: a pair (inputs, targets), or a dict by name."""
     return isinstance(item, Mapping) or (isinstance(item, tuple) and len(item) == 2)
 
 

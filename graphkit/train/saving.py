@@ -89,7 +89,7 @@ def save_model(trainer: BaseTrainer, path: Path, meta: Mapping[str, str]) -> Non
 
 @contextlib.contextmanager
 def whole_model(trainer: BaseTrainer) -> Iterator[Model | None]:
-    """Context that yields the model for inference in rank 0, with the moving averages if any, and None in other ranks.
+    """Context that yields the model for inference on rank 0, with the moving averages if any, and None on other ranks.
 
     Collective: every rank must enter it.
     """
@@ -182,9 +182,9 @@ def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> N
         trainer._agreement.set_resumed({"name": saved.run, **at})
         if own_residuals is not None:
             exchange.restore_residuals(own_residuals)
-        # Only rank 0 has restored the accumulated gradients. Ranks that all-reduce gradients divide the sum by the
-        # weight of all ranks, so each of them restores this weight. A worker with servers divides only its own
-        # gradients, so only rank 0 restores the weight.
+        # Only rank 0 has restored accumulated gradients. With all-reduce, every rank divides the sum of all gradients
+        # by the weight of all ranks, so every rank restores this weight. With parameter servers, a worker divides only
+        # its own gradients, so only rank 0 restores the weight.
         has_none = trainer.kvstore is not None and trainer.kvstore.is_remote and trainer._place[0] > 0
         weight = 0.0 if has_none else float(saved.settings.get("waiting_weight", 0.0))
         stepper.accumulated, stepper.accumulated_weight = accumulated, weight

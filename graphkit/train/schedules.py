@@ -314,7 +314,7 @@ class RunRate:
     def __init__(self) -> None:
         self.scale = 1.0
         self.run_updates: int | None = None
-        # The last result of `over`, with its arguments.
+        # The last call of `over`: the schedule and the number of updates, and the result.
         self._resolved: tuple[tuple[Schedule, int], Schedule] | None = None
 
     def at(self, schedule: Schedule, update: int, first: int) -> float:

@@ -57,7 +57,7 @@ class Memory:
     Args:
         accumulate: Number of batches whose gradients are averaged for one update.
         recompute: "sqrt", a limit in bytes, or None: which activations the backward pass computes again.
-        swap_memory: Let activations move from GPU to host memory until the backward pass reads them.
+        swap_memory: Let activations move to host memory until the backward pass on the GPU reads them.
     """
 
     accumulate: int = 1

@@ -94,7 +94,7 @@ def filled(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
 def start(optimizer: Optimizer, name: str) -> float:
     """Return the initial value of every element of a state.
 
-    A master weight starts at 0. The first update starts from the parameter instead (see `update`).
+    A master weight starts at 0, because the first update reads the parameter instead (see `update`).
     """
     return 0.0 if name == MASTER else optimizer.start(name)
 
@@ -104,8 +104,8 @@ def update(
 ) -> Updated:
     """Build one update of a parameter. Arguments as for `Optimizer.update`; states are in the order of `names`.
 
-    If the master weight does not round to the parameter, the parameter was assigned since the last update. Then the
-    update starts from the parameter, and not from the master weight.
+    If the rounded master weight differs from the parameter, the parameter was assigned since the last update. In this
+    case, the update starts from the parameter instead of the master weight.
     """
     if weight.dtype not in HALVES:
         new, *changed = optimizer.update(weight, grad, states, lr, step, decay)

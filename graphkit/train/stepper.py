@@ -32,7 +32,7 @@ def create_exchange(spec: StepSpec, kvstore: KVStore | None, division: Division 
         shard: Whether ranks share the optimizer states.
 
     Raises:
-        UsageError: Settings exclude each other.
+        UsageError: Some settings cannot be combined.
     """
     # Imported here, so that a process without other ranks does not load the other Exchanges.
     if division is not None:
@@ -63,7 +63,7 @@ class Stepper:
 
     def __init__(self, spec: StepSpec, exchange: Exchange):
         self.exchange = exchange
-        # The exchange replaces elements of these lists, but not the lists.
+        # The exchange may replace elements of these two lists, but keeps the list objects.
         self.programs, self.executors = exchange.programs, exchange.executors
         self.trained, self.slots, self.store = exchange.trained, exchange.slots, exchange.store
         self.updates = self.skipped = self.accumulated = 0
@@ -100,11 +100,11 @@ class Stepper:
             self.skipped += results is None
             self.updates += results is not None or self.exchange.counts_every_step
         else:
-            # A skipped batch makes the weight NaN. `_update` then skips the whole update, and the gradients of its
-            # other batches are dropped.
+            # A skipped batch makes the weight NaN. `_update` then skips the update, and drops the gradients of all its
+            # batches.
             self.accumulated_weight += math.nan if results is None else weight_in(results, samples)
             self.accumulated += 1
-            if self.accumulated >= self._accumulate:  # more if the checkpoint was written with a larger `accumulate`
+            if self.accumulated >= self._accumulate:  # it is larger if the resumed run had a larger `accumulate`
                 self._use_accumulated(rate)
         if self.updates > before:
             self.exchange.after_step(self.updates)

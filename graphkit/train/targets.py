@@ -108,10 +108,10 @@ class Targets:
         return array_of(f"target {wanted!r}", named[wanted])
 
     def counted(self, name: str, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the parts of an output and a target that count: without targets that the loss ignores.
+        """Return an output and its target without the positions that the loss ignores.
 
         If the loss ignores targets, the results are [targets, classes] and [targets], for any shapes of the arguments.
-        The last axis of the output counts the classes, also if the loss has another `axis`.
+        In the result, the last axis of the output counts the classes, even if the loss has another `axis`.
 
         name: the output that is compared with the target.
         """
@@ -134,7 +134,7 @@ class Targets:
         if classes is None or classes == outputs or (classes < outputs and data.classes is None):
             return
         if data.classes is None and self._targets[self.names[0]].ignored is not None:
-            return  # the largest number may be the ignored one; each batch is checked
+            return  # the largest number may be the one that the loss ignores; `fitted` checks each batch
         if data.classes is None and data.vocabulary is not None:
             _check_tokens(data, net, outputs)
             return
@@ -274,7 +274,7 @@ class _Target:
             # Floats may be rounded to another float type. All other conversions must be exact.
             fits = np.isfinite(cast) == np.isfinite(array) if wanted.is_float else cast == array
             if wanted.is_integer and _is_float(array):
-                # Larger floats do not represent all whole numbers, so they may not be the intended class.
+                # Floats above this limit cannot represent every whole number, so they may not be the intended class.
                 fits &= np.abs(array) < 2.0 ** (ml_dtypes.finfo(array.dtype).nmant + 1)
         if not np.all(fits):
             odd = array[~fits].reshape(-1)[0]
@@ -292,7 +292,7 @@ class _Target:
             if not array.size:
                 return
         if array.dtype.kind == "i":
-            # As unsigned numbers, negative ones are very large. So one pass over the array finds both kinds of errors.
+            # Read as unsigned, negative numbers are very large. So one pass finds both negative and too large numbers.
             fits = int(array.view(f"u{array.itemsize}").max()) <= limit
         else:
             fits = not (array.min() < 0 or array.max() > limit)

@@ -39,7 +39,7 @@ class Termination:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._restore()
-        # A signal that came after the last step of the run.
+        # The signal came after the last step of the run.
         if self._fingerprint.leaving and error is None and callable(self._handler):
             self._handler(signal.SIGTERM, sys._getframe())
 
@@ -56,7 +56,7 @@ class Termination:
     def must_stop(self, accumulated: int) -> bool:
         """Return whether this rank must stop before its next step.
 
-        Here, the result is always False: ranks that take steps together stop after a step (see `is_due`).
+        Here, always False: ranks that take steps together stop after a step instead (see `is_due`).
 
         accumulated: number of batches whose gradients already wait for the next update.
         """
@@ -73,7 +73,7 @@ class Termination:
         return bool(asked.any())
 
     def take_effect(self) -> NoReturn:
-        """End this rank with the previous handler of SIGTERM. Collective: no rank ends before all have called this."""
+        """End this rank with the previous handler of SIGTERM. Collective: no rank ends before all have called it."""
         self._store.pushpull("ranks that end", np.zeros(1, np.int64))
         self._restore()
         self._fingerprint.leaving = False

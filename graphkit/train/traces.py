@@ -51,10 +51,10 @@ def write_merged(profile: Profile, trainer: Trainer, store: KVStore, path: str |
 
 
 def _origin(store: KVStore) -> int:
-    """Return a common point in time of all ranks, in nanoseconds of this process's clock.
+    """Return the time on this process's clock, in nanoseconds, of an event that is the same for all ranks.
 
-    Processes of one machine share its clock. On other machines, clocks are read after barriers, which end at about the
-    same time on all ranks. The offset of a clock is the median of the differences.
+    The event is the first barrier on rank 0. Processes of one machine share a clock. For other machines, the offset of
+    the clocks is the median of the differences after several barriers, which end at about the same time on all ranks.
     """
     readings = []
     for _ in range(_READINGS):
@@ -70,7 +70,7 @@ def _origin(store: KVStore) -> int:
 def _transfer_events(
     timed_collectives: Sequence[TimedCollective], span: tuple[int, int] | None, rank: int, origin: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield trace events of the transfers that start within `span`: asynchronous ones, because transfers overlap."""
+    """Yield asynchronous trace events, which may overlap, of the transfers that start within `span`."""
     for number, timed in enumerate(timed_collectives):
         if span is None or not timed.ended or timed.begun < span[0] or timed.begun > span[1]:
             continue

@@ -85,8 +85,8 @@ class OptimizerUpdater:
         self._slots: dict[Key, list[np.ndarray]] = {}
         self._averages: dict[Key, np.ndarray] = {}
         self._updates: dict[Key, int] = {}
-        # Compiled programs, each with the names of its inputs: updates of values, by type and weight decay; and updates
-        # of averages, by type.
+        # Compiled programs with the names of their inputs: updates of values by type and weight decay, and updates of
+        # averages by type.
         self._programs: dict[tuple[str, tuple[str, ...], float], tuple[tuple[str, ...], Executor]] = {}
         self._averaging: dict[tuple[str, tuple[int, ...]], tuple[tuple[str, ...], Executor]] = {}
 
@@ -111,7 +111,7 @@ class OptimizerUpdater:
     def average(self, key: Key, stored: np.ndarray) -> np.ndarray:
         """Return the moving average of a key. Do not change the array. Raises UsageError if there is no average.
 
-        stored: the value of the key, which is its average before the first update.
+        stored: the value of the key. Before the first update, it is the average.
         """
         if self._ema is None:
             raise UsageError(f"key {key!r} has no moving average: the optimizer was set without ema")

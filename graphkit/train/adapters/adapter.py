@@ -24,7 +24,7 @@ from graphkit.train.adapters.settings import Lora
 
 # Names of the tensors of an adapter, after the name of the layer. They are peft's.
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
-# Lower limit of the length of a row. It makes the gain of a zero row with magnitude 0 equal to 0, not to 0 / 0.
+# Lower limit for the length of a row. With it, a zero row of magnitude 0 has the gain 0 instead of 0 / 0.
 SHORTEST = 1e-30
 # Metadata keys that the nodes of an adapter copy from the layer: device placement, recomputation, swapping to the host.
 _INHERITED = (context.GROUP, "recompute", "swap_memory")
@@ -50,7 +50,7 @@ class Adapter:
 
     @classmethod
     def of(cls, layer: Layer, settings: Lora, names: Names) -> Adapter:
-        """Return the adapter of a layer, with new parameters. names: makes their names unique."""
+        """Return the adapter of a layer, with new parameters. names: the names that are already in use."""
         weight = layer.weight.dtype
         dtype = DType.FLOAT32 if weight in HALVES else weight
         ones = (1,) * (len(layer.input_shape) - 1)
@@ -82,7 +82,7 @@ class Adapter:
     def added_to(self, base: Node, gain: Value | None = None) -> Value:
         """Return the result of a layer with the adapter.
 
-        The node of the result has the metadata LORA. If you follow the first operands from this node, you reach `base`.
+        The node that computes the result has the metadata LORA. The first operands lead from this node to `base`.
 
         Args:
             base: The node of the layer, with operands in the new graph.

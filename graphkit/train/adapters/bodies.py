@@ -13,7 +13,7 @@ from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
 
 
 class Scope:
-    """A graph, or the body of an If, Loop or Scan in it. It finds the values that are fixed between runs.
+    """A graph, or the body of an If, Loop or Scan in it, and its fixed values: those that are equal in all runs.
 
     Attributes:
         graph: The graph or body.
@@ -26,8 +26,8 @@ class Scope:
         Args:
             graph: The graph or body.
             path: See `Scope`.
-            captures: For each input of a body that captures a fixed value: this value in the outermost graph. If
-                `graph` is the outermost graph, `captures` is None.
+            captures: Maps each input of a body that captures a fixed value to this value in the outermost graph. None
+                if `graph` is the outermost graph.
             slices: Inputs of a body that are slices of fixed values.
         """
         self.graph, self.path = graph, path
@@ -96,8 +96,8 @@ def replace_nodes(
 
     Args:
         needs: The nodes to replace, each with the values of the new outermost graph that its replacement reads.
-        replace: `replace(node, operands, values)` returns one value per output. `values` are the values of `needs`, as
-            seen in the body that contains the node.
+        replace: `replace(node, operands, values)` returns one value per output. `values` are the values that `needs`
+            lists for the node; if the node is in a body, the inputs of the body that capture them.
         inputs: Values that replace graph inputs.
         extra_inputs: Values that are appended to the graph inputs.
     """
@@ -124,7 +124,7 @@ def replace_nodes(
 
 
 def _needed(node: Node, needs: Mapping[Node, Sequence[Value]]) -> list[Value] | None:
-    """Return the values that the bodies of a node capture for replacements; None if no node in them is replaced."""
+    """Return the values that replacements in the bodies of a node read; None without replacements."""
     if not is_control(node):
         return None
     replaced = [inner for body in node.op.subgraphs().values() for inner in all_nodes(body) if inner in needs]

@@ -87,7 +87,7 @@ def combined(
 
 
 def _parts(saved: SavedAdapter, layer: Layer, factor: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return A, and B multiplied by factor and scaling. They are 0 if the adapter does not change the layer."""
+    """Return A, and B multiplied by factor and scaling. Both are 0 if the layer has no adapter."""
     a, b = (value.tensor for value in Adapter.of(layer, saved.settings, Names()).parameters)
     if layer.name not in saved.settings.layers:
         return np.zeros(a.static_shape, a.dtype.numpy), np.zeros(b.static_shape, b.dtype.numpy)

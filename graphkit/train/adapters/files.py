@@ -31,8 +31,8 @@ def save_adapter(model: Model, path: str | Path) -> None:
     peft. Each file is replaced as a whole. The files also contain the parameters that are trained besides the adapters
     (`train=` of `gk.lora`).
 
-    An `.onnx_adapter` file is for ONNX Runtime. Its arrays replace the default values of inputs of a model file that
-    `model.save(file, as_inputs=gk.adapter_parameters(model))` has written.
+    An `.onnx_adapter` file is for ONNX Runtime. Its arrays replace the default values of inputs in a model file. Write
+    the model file with the argument `as_inputs=gk.adapter_parameters(model)` of `model.save`.
 
     Args:
         model: A model with adapters, from `gk.lora`, `gk.load_adapter` or `trainer.net`.
@@ -60,7 +60,7 @@ def save_adapter(model: Model, path: str | Path) -> None:
 
 @typed("gk.adapter_parameters")
 def adapter_parameters(model: Model) -> tuple[str, ...]:
-    """Return the names of the parameters that `gk.save_adapter` writes: those of the adapters, and other trained ones.
+    """Return the names of the parameters that `gk.save_adapter` writes: of adapters, and others that are trained.
 
     Raises UsageError if the model has no adapters.
     """

@@ -38,7 +38,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "use_qalora": (False,),
     "alora_invocation_tokens": ({}, []),
 }
-# Settings of peft that must be lists of names, each with the other types that are accepted for it.
+# Settings of peft that must be lists of names. Each value: the types that are accepted besides a list.
 _OF_NAMES: Mapping[str, tuple[type, ...]] = {"target_modules": (str,), "modules_to_save": ()}
 
 

@@ -26,7 +26,7 @@ from graphkit.train.adapters.bodies import Scope, scopes
 _T = TypeVar("_T")
 # Operators of layers that can have adapters.
 KINDS = ("MatMul", "Gemm", "Conv")
-# The ending of the name of a weight, or of the scales of a quantised weight; the rest is the name of the layer.
+# Ending of the names of weights, and of the scales of quantised weights. The part before it is the name of the layer.
 _ENDING = re.compile(r"(?<=.)[._/]weight([._](Q[48]_)?scales?)?$")
 # Some exporters name a result after its node, with this ending.
 _RESULT = re.compile(r"[/_]output_\d+$")
@@ -73,7 +73,7 @@ class Layer(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A node with weights that cannot have an adapter: the names by which it is found, and the reason."""
+    """A node that has weights but cannot have an adapter: the names by which it is found, and the reason."""
 
     names: tuple[str, ...]
     reason: str
@@ -137,7 +137,7 @@ def _matching(pattern: str, by_name: Mapping[str, list[_T]], exact: Collection[s
 
 
 def _unmatched(graph: Graph, pattern: str, layers: Sequence[Layer], others: Sequence[Refused]) -> str:
-    """Return the error for a pattern that matches no layer."""
+    """Return the text of the error for a pattern that matches no layer."""
     if others:
         return (
             f"the layers that match {pattern!r} cannot have adapters: "
@@ -197,7 +197,7 @@ class _Place(NamedTuple):
 
 
 def _orientation(node: Node) -> str:
-    """Return what must be equal in nodes that share an adapter: the kind of layer, and the axis of the outputs."""
+    """Return the kind of layer and the axis of the outputs, as text. Nodes that share an adapter have equal texts."""
     return "Conv" if isinstance(node.op, Conv) else f"matrix {isinstance(node.op, Gemm) and node.op.transB}"
 
 

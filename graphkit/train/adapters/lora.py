@@ -60,7 +60,7 @@ def lora(
         rslora: Make the scaling alpha / sqrt(rank).
         train: Names or glob patterns of parameters that are trained as well, such as those of a new last layer. Layers
             whose weight is one of them get no adapter.
-        seed: Seed of A, which is uniform in +-1 / sqrt(inputs) (default: GRAPHKIT_SEED).
+        seed: Seed of the initial values of A, uniform in +-1 / sqrt(inputs) (default: GRAPHKIT_SEED).
 
     Raises:
         UsageError: A pattern matches no layer that can have an adapter, for example because the layer is a grouped

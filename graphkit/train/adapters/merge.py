@@ -202,7 +202,7 @@ def _in_order(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged
 
 
 def _named(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged]) -> dict[Value, Value]:
-    """Return a named copy of each merged parameter, by the parameter.
+    """Map each merged parameter to a copy that has a name.
 
     The name is that of the replaced weight, or `<layer>.weight`.
     """

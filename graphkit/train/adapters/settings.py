@@ -61,7 +61,7 @@ class Lora:
 
     @classmethod
     def from_text(cls, text: str) -> Lora:
-        """Return the settings of `to_text`. Raises InvalidModel if the text has another form."""
+        """Parse the result of `to_text`. Raises InvalidModel if the text has another form."""
         try:
             found = json.loads(text)
             return cls(**{field.name: found[field.name] for field in fields(cls)})
@@ -70,9 +70,9 @@ class Lora:
 
 
 def check_differentiable(graph: Graph) -> None:
-    """Raise UsageError if a model with DoRA has lost its StopGradient, so that gradients would be wrong.
+    """Raise UsageError if a model with DoRA has no StopGradient: its gradients would be wrong.
 
-    ONNX has no such operator: a file contains Identity instead.
+    ONNX has no StopGradient, so a model loses it when it is written to an .onnx file.
     """
     if has_adapters(graph) and Lora.from_text(graph.meta[LORA]).dora and "StopGradient" not in graph.operators:
         raise UsageError(
@@ -86,7 +86,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def from_options(given: Mapping[str, str], layers: Sequence[str], option: str, layers_option: str) -> Lora | None:
-    """Return the settings that a command line gives; None if it gives none.
+    """Return the settings from the options of a command line; None without options.
 
     Args:
         given: Texts by name, such as `{"rank": "8"}`.

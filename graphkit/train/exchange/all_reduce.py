@@ -36,15 +36,15 @@ class AllReduce(LocalExchange):
         if shard:
             _check_sharded(spec, kvstore.transport.compresses)
         ordered, device = spec.options["deterministic"], spec.options["device"]
-        # With more than two ranks, the bits of a sum may depend on the other gradients in its bucket. So deterministic
-        # runs use buckets of a fixed size.
+        # With more than two ranks, the bits of the sum of a gradient may depend on which other gradients are in its
+        # bucket. So deterministic runs use buckets of a fixed size.
         limit = kvstore.transport.bucket_bytes(fixed=ordered)
         dense = {i: t.value for i, t in enumerate(spec.trained) if not t.lazy}
         place = (kvstore.rank, kvstore.num_workers) if shard else None
         self.buckets = all_reduce.make_buckets(spec.graph, dense, limit, kvstore.transport.compresses, place)
         self.collectives = kvstore.transport.collectives(ordered, device, _host_reason(spec, kvstore, ordered))
         self.collectives.fingerprinted = all_reduce.LOSS
-        # The program of a rank without samples, and its executor.
+        # The program that this rank runs if it has no samples, and the executor of that program.
         self.idle_program: Graph | None = None
         self._idle_executor: Executor | None = None
         super().__init__(spec)

@@ -27,9 +27,9 @@ from graphkit.train.programs import step as steps
 from graphkit.train.programs.weights import BATCH_WEIGHT
 from graphkit.train.states import kinds, state_type
 
-# The lanes of messages. Two messages between the same ranks arrive in order if they are in the same lane. FORWARD and
-# BACKWARD are for the passes of a pipeline, GATHER for parameters and states that rank 0 gathers, COPIES for copies of
-# parameters that several stages read, and COPY_GRADIENTS for their gradients.
+# Lanes of messages. Messages in one lane between the same two ranks arrive in order. FORWARD and BACKWARD are for the
+# passes of a pipeline, GATHER for parameters and states that rank 0 gathers, COPIES for copies of parameters that
+# several stages read, and COPY_GRADIENTS for their gradients.
 FORWARD, BACKWARD, GATHER, COPIES, COPY_GRADIENTS = range(5)
 
 
@@ -40,7 +40,7 @@ class DividedModel:
 
     Args:
         spec: The step of the whole model. The parameters of other ranks are released.
-        division: Which rank has which groups.
+        division: Which rank computes which groups.
         owners: The rank of each parameter and state, by name.
         output_rank: The rank that computes the output that metrics use.
 
@@ -56,7 +56,7 @@ class DividedModel:
     counts_every_step = False
     divides_model = True
     compressing: Sequence[int] = ()
-    # Not measured: ranks of a divided model wait for each other, and transfer values, in every step.
+    # Not measured: a rank of a divided model waits for values of other ranks in every step.
     waited_seconds = 0.0
     timed_collectives: Sequence[TimedCollective] = ()
 
@@ -77,7 +77,7 @@ class DividedModel:
         self.slots = initial_slots(spec, types, {name: kind for name, kind in types.items() if self.keeps(name)})
 
     def _receive_initial_values(self) -> None:
-        """Receive the values of rank 0, one array after the other. Release those that other ranks store."""
+        """Receive initial values from rank 0, one array after the other. Release the arrays that other ranks store."""
         for name in list(self._params):
             array = self._kvstore.broadcast(name, self._params[name])
             if self.keeps(name):

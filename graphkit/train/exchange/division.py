@@ -43,7 +43,7 @@ class Division:
     def is_pipeline(self, graph: Graph) -> bool:
         """Return whether the ranks form a pipeline, that is, the dependencies between them have no cycle.
 
-        Raises UsageError if there is a cycle and a batch is divided into micro-batches, because these need a pipeline.
+        Raises UsageError if there is a cycle and `micro_batches` is above 1, because micro-batches need a pipeline.
         """
         try:
             self.stages(graph)
@@ -106,7 +106,7 @@ def division_of(
 
     Args:
         groups, micro_batches, axes, store, inputs: See `Division`.
-        conflicting: For each setting that cannot be combined with groups: whether the user has set it.
+        conflicting: Maps each setting that cannot be combined with groups to whether the user has set it.
     """
     if not groups:
         if micro_batches != 1:

@@ -96,7 +96,9 @@ class Exchange(Protocol):
 
     @property
     def counts_every_step(self) -> bool:
-        """Whether skipped updates and batches without samples count as updates, so that all ranks count alike."""
+        """Whether skipped updates and batches without samples count as updates, which keeps the counts of ranks equal.
+        counts.
+        """
 
     @property
     def divides_model(self) -> bool:
@@ -105,7 +107,9 @@ class Exchange(Protocol):
     # --- one batch -------------------------------------------------------------------------------
 
     def return_outputs(self, wanted: bool) -> None:
-        """Set whether `run` returns the outputs of the model. If not, a device may leave them in its own memory."""
+        """Set whether `run` returns the outputs of the model. If not, they may stay in the memory of the device.
+        the device.
+        """
 
     def send_ahead(self, feeds: Mapping[str, Any]) -> None:
         """Begin to copy the arrays of a later batch to the device. Any thread may call it."""
@@ -113,7 +117,7 @@ class Exchange(Protocol):
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
         """Run the forward and backward pass on a batch, and the update unless gradients are accumulated.
 
-        Return the outputs by name. If this rank has no samples, they contain the loss only if ranks all-reduce it.
+        Return the outputs by name. For a rank without samples, they contain the loss only if ranks all-reduce it.
 
         Args:
             feeds: Inputs and targets by name. Entries may be added.
@@ -136,7 +140,8 @@ class Exchange(Protocol):
         """Called after each step with an update. updates: number of updates so far."""
 
     def describe(self, error: NotFinite, feeds: Mapping[str, Any], rng: tuple[int, int]) -> tuple[str, str]:
-        """Return two clauses for the message of a failed step: what is not finite, and where it comes from.
+        """Return two clauses for the message of a NotFinite: which value is not finite, and its origin.
+        so.
 
         feeds: the batch. rng: (seed, step) of random numbers before the batch.
         """

@@ -47,10 +47,10 @@ class LocalExchange:
         self._loss = spec.graph.output_names[0]
         self._outputs = tuple(name for name in spec.graph.output_names[1:] if name != BATCH_WEIGHT)
         self._unread: tuple[str, ...] = ()
-        # The setting `recompute`; None if there is nothing left to choose. "sqrt" chooses once, for the first batch. A
-        # limit in bytes is checked again for larger batches.
+        # The setting `recompute`. It is None once the choice of activations is final: with "sqrt", after the first
+        # batch. With a limit in bytes, larger batches are checked again.
         self._recompute = spec.recompute
-        # Shapes of inputs for which the first program meets the limit. Then it also meets the limit for smaller shapes.
+        # The first program meets the limit for inputs of these shapes, and so for smaller shapes.
         self._checked_shapes: Mapping[str, Sequence[int]] = {}
         self.programs = self._create_programs()
         first = self.programs[0]
@@ -195,7 +195,7 @@ class LocalExchange:
     def _fit_memory(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Choose which activations are recomputed, for inputs of these shapes.
 
-        A limit in bytes is checked again for larger batches. If one exceeds it, the choice is made again.
+        With a limit in bytes, larger batches are checked again. If one exceeds the limit, activations are chosen again.
         """
         limit, checked_shapes, device = self._recompute, self._checked_shapes, self._options["device"]
         if limit is None or (checked_shapes and _are_within(shapes, checked_shapes)):
@@ -230,7 +230,7 @@ class LocalInference:
 
 
 def samples_of(feeds: Mapping[str, Any], size: int | None) -> int:
-    """Return the number of samples of a batch: `size`, or the length of its first array if that is None."""
+    """Return the number of samples of a batch: `size`, or if it is None, the length of the first array."""
     return len(next(iter(feeds.values()))) if size is None else size
 
 

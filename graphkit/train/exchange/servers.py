@@ -31,7 +31,7 @@ from graphkit.train.updater import KeyedOptimizer
 class WorkerExchange(LocalExchange):
     """Base of the Exchanges of workers, which take steps independently and share servers."""
 
-    # All workers save and stop after the same number of updates.
+    # Workers save and stop at given numbers of updates. So their counts must be equal.
     counts_every_step = True
 
     def __init__(self, spec: StepSpec, store: RemoteStore, shard: bool):
@@ -55,7 +55,7 @@ class WorkerExchange(LocalExchange):
         return super().run(feeds, size, rate, accumulated)
 
     def update(self, total: float, rate: float) -> None:
-        if total:  # otherwise this worker had no samples
+        if total:  # 0 if this worker had no samples
             self._update(total, rate)
 
     def _update(self, total: float, rate: float) -> None:
@@ -103,14 +103,14 @@ class WorkerExchange(LocalExchange):
 
 
 class Servers(WorkerExchange):
-    """An Exchange whose servers update parameters by the gradients that workers push.
+    """An Exchange for parameter servers: workers push gradients, and servers update the parameters.
 
     A step pulls parameters, computes gradients and pushes them. For lazy tables, it pulls only the rows that the batch
     reads, and pushes only their gradients. With `accumulate`, a worker pulls before the first of the accumulated
     batches, and pushes the mean gradient after the last.
 
     Servers apply the optimizer, the learning rate and the moving averages. Each push counts as an update of its key.
-    Workers clip their own gradients, by their own norm, and have their own running statistics.
+    Each worker clips its gradients by their norm on this worker, and has its own running statistics.
     """
 
     sets_rates = False
@@ -130,7 +130,7 @@ class Servers(WorkerExchange):
         return [server_gradients.gradient_step(graph, trained, rule)]
 
     def _slot_types(self) -> dict[str, TensorType]:
-        """Return the types of all states, including those of the servers, which are pulled for a checkpoint."""
+        """Return the types of all states, including those that servers store and a checkpoint pulls."""
         params = self.spec.params
         on_servers = {
             f"{name}/{slot}": state_type(params.type_of(name))

@@ -52,7 +52,7 @@ class Pipeline(DividedModel):
         self._nonfinite = (0, 0)
         self._draws = any(v.role == "rng" for v in graph.inputs)
         differentiated = stage_graphs.differentiated_crossings(partition, trained)
-        # For each parameter that several stages read: the stages besides its owner that compute gradients of it.
+        # For each parameter that several stages read: the stages that compute gradients of it, without its owner.
         stages = {t.name: stage_graphs.gradient_stages(partition, t, differentiated) for t in trained}
         self._gradient_stages = {name: found for name, found in stages.items() if found}
         updates = steps.stage_update(f"{graph.name}_{self.index}", self._own, rule) if self._own else ()
@@ -73,7 +73,7 @@ class Pipeline(DividedModel):
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
         """Return the plan of the stage's forward program for the last batch. `shapes` is not used.
 
-        Shapes of received values are unknown before the first batch. Raises UsageError if they are unknown.
+        Raises UsageError before the first batch, because the shapes of received values are then unknown.
         """
         return self.executors[0].plan
 
@@ -166,8 +166,8 @@ class Pipeline(DividedModel):
     def _update(self, losses: Sequence[np.ndarray], weights: Sequence[float], rate: float) -> np.ndarray:
         """Update by the accumulated gradients, and return the mean loss.
 
-        If a loss is not finite, all ranks raise NotFinite, and none updates. With the rule "skip", they do so also if a
-        gradient is not finite. With "ignore", all ranks update.
+        If a loss is not finite, all ranks raise NotFinite, and none updates. With `on_nonfinite="skip"`, they also
+        raise it if a gradient is not finite. With "ignore", all ranks update.
         """
         how, total = self._rule.on_nonfinite, np.float32(sum(weights))
         squares, finite = 0.0, 0.0

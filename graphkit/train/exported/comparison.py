@@ -17,9 +17,9 @@ from graphkit.train.exchange.exchange import StepSpec
 from graphkit.train.exchange.local import LocalExchange
 from graphkit.train.stepper import Stepper
 
-# Limits of relative differences. In each pair, the first limit is for the loss and the outputs, the second one for the
-# changes of states. The second pair applies if a state or the loss is float16 or bfloat16, the first one otherwise.
-# In float32, small networks differ by 1e-6.
+# Limits of relative differences: one for the loss and the outputs, one for the changes of states. The second pair is
+# for steps in which a state or the loss is float16 or bfloat16, the first pair for all other steps. In float32, small
+# networks differ by 1e-6.
 LIMITS = (1e-4, 1e-3), (3e-2, 1e-1)
 
 # If a difference is above its limit, `_noise` measures how much rounding changes graphkit's own step. Rounding can move
@@ -37,7 +37,7 @@ _UNCHECKED = "To write the file without the comparison: verify=False, --no-verif
 
 @dataclass(frozen=True)
 class RoleReport:
-    """The comparison of the losses, of outputs, or of all states with one role.
+    """The comparison of all arrays that have one role.
 
     Attributes:
         role: "loss", "output" (of the model), "metric", "batch_weight", the role of the states, or "skipped_step": the
@@ -100,7 +100,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Subject:
-    """An exported step and what it was made from.
+    """An exported step, and the training step that it was made from.
 
     Attributes:
         model: The exported step: a ModelProto.
@@ -207,7 +207,7 @@ def _noise(
     ours: _Graphkit, before: Subject, feeds: Mapping[str, Any], step: tuple[float, bool], new: _Taken,
     roles: Mapping[str, Sequence[str]],
 ) -> dict[str, float]:  # fmt: skip
-    """Return how much a step of graphkit differs, by role, if its parameters change by two units in the last place.
+    """Return, by role, how much a step of graphkit changes if its parameters change by two units in the last place.
 
     This can be large: if the exact gradient of a parameter is 0, Adam divides a rounding error by its own magnitude.
     The result is at least the effect of rounding the new states.
@@ -364,7 +364,8 @@ class _Graphkit:
         skips: skip a step that is not finite, as the file does, even if the Trainer would raise an error.
         """
         self._skips = skips
-        # Only the stepper gets the new rule. The programs of the exchange still check what the Trainer's rule says.
+        # Only the stepper gets the new rule. The programs are unchanged: they check the values that the old rule
+        # checks.
         rule = replace(self._spec.rule, on_nonfinite="skip") if skips else self._spec.rule
         self._stepper = Stepper(replace(self._spec, rule=rule), self._exchange)
         self._stepper.updates, self._stepper.accumulated, self._stepper.accumulated_weight = subject.counts

@@ -100,7 +100,7 @@ def _role(name: str, spec: StepSpec) -> dict[str, str]:
 
 
 def _slots(spec: StepSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield (parameter, slot, role) for all states of trained parameters. The slot of a parameter itself is empty."""
+    """Yield (parameter, slot, role) for all states of trained parameters. For a parameter itself, `slot` is ""."""
     for t in spec.trained:
         yield t.name, "", "parameter"
         yield t.name, AVERAGE, "average"

@@ -288,7 +288,7 @@ class _OfGraph:
 def _batch(trainer: BaseTrainer, spec: StepSpec, given: Any) -> dict[str, Any]:
     """Return the arrays of the batch for the comparison: the given ones, or generated ones.
 
-    Sample weights that are not given are random numbers, because weights that are all equal would test nothing.
+    Missing sample weights are generated at random: equal weights would test nothing.
     """
     targets = trainer._targets
     feeds = _generated(trainer, spec) if given is None else _given(trainer, spec, given)

@@ -220,8 +220,8 @@ def _selected_updates(
 ) -> Updates:
     """Return the updates of all states except gradient sums. States change only if an update is due and finite.
 
-    update: the second program of `split_step`. placed: the same program, which reads the new gradient sums instead of
-    the states with the old ones.
+    update: the second program of `split_step`. placed: a copy of `update` that reads the new gradient sums. `update`
+    reads the states that contain the old sums.
     """
     of_gradients = _is_finite(_guard(placed))
     of_losses = None if spec.rule.on_nonfinite == "ignore" else _is_finite(total)

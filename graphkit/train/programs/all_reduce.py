@@ -1,4 +1,4 @@
-"""All-reduce of gradients and losses inside a program, in buckets; each starts when its last gradient is ready.
+"""All-reduce gradients and losses inside a program, in buckets. A bucket starts when its last gradient is ready.
 
 Buckets: Li et al., "PyTorch Distributed", VLDB 2020. The backward pass runs from the loss to the inputs. A bucket
 contains parameters that it reaches at about the same time.
@@ -43,9 +43,9 @@ def make_buckets(
 ) -> Buckets:
     """Return buckets of parameters, in the order in which the backward pass computes their gradients.
 
-    All parameters of a bucket have one dtype. A bucket takes parameters until it has at least `limit` bytes. The last
-    bucket of a dtype is joined to the one before if it has less than half of `limit`: both start at almost the same
-    time, and another all-reduce would only add its latency.
+    All parameters of a bucket have one dtype. A bucket takes parameters until it has at least `limit` bytes. If the
+    last bucket of a dtype has less than half of `limit`, it is joined to the bucket before: both would start at almost
+    the same time, and a second all-reduce would add latency.
 
     Args:
         values: Parameters by position.
@@ -89,9 +89,9 @@ def mean_of_pair(loss_sum: Value, dtype: DType) -> tuple[Value, Value]:
 
 
 def zero_after(total: Value) -> Value:
-    """Return a 0 that is computed after the all-reduced `total`.
+    """Return a 0 that is computed from the all-reduced `total`.
 
-    Used as a guard, this value prevents updates if the all-reduce fails.
+    As a guard, it prevents updates if the all-reduce fails.
     """
     return after(F.constant(value=np.zeros((), np.float32)), [total])
 
@@ -123,7 +123,7 @@ def mean_gradients(
         sums = _start_all_reduce([dense[i] for i in group], bucket_key(number))
         heads.append(sums[0])
         started.update(zip(group, sums, strict=True))
-    # Every wait reads all of these, so every all-reduce starts before the first wait.
+    # Each wait reads all of `starts`, so every all-reduce starts before the first wait.
     starts = [*heads, *(F.row_sparse_all_reduce_start(*own[i], key=_row_key(i)) for i in tables)]
     done = [F.all_reduce_wait(*starts, keys=(bucket_key(number),)) for number in range(len(heads))]
     bucket_of = {i: number for number, group in enumerate(buckets.groups) for i in group}

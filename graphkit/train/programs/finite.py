@@ -36,7 +36,7 @@ def zero_if_finite(values: Sequence[Value]) -> Value:
 
 
 def loss_and_gradient_guard(loss: Value | None, zero: Value) -> Value:
-    """Return a guard that is finite if the loss and `zero` are. zero: the result of `zero_if_finite`."""
+    """Return a guard that is finite if the loss and `zero` are finite. zero: the result of `zero_if_finite`."""
     result: Value = zero if loss is None else F.add(cast_like(loss, zero), zero)
     return result
 
@@ -63,11 +63,11 @@ def origin(
 
     Args:
         program: The program that failed.
-        store: The parameters and states that it read.
-        feeds: The inputs that it got.
+        store: Its parameters and states.
+        feeds: Its other inputs.
         rng: (seed, step) of that run.
-        others: Whether the loss is the mean over several processes.
-        outputs: How many outputs of the program are examined (None: all, and what its guards check).
+        others: Whether the loss is the mean over several processes, so that another process may be the origin.
+        outputs: Number of outputs that are examined, from the first. None: all outputs, and all guards.
     """
     if others and not len(next(iter(feeds.values()), ())):
         return _ELSEWHERE
@@ -79,7 +79,7 @@ def origin(
         else:
             arrays.append(convert(name, value.type, feeds[name]) if name in feeds else store[name])
     wanted = list(program.outputs[:outputs])
-    if outputs is None:  # a guarded loss need not be an output
+    if outputs is None:  # a guard may check a loss that is not an output
         guards = [node.inputs[1] for node in program.nodes if node.op.name == "FiniteGuard"]
         wanted += dict.fromkeys(guard for guard in guards if guard is not None)
     needed = Graph(program.inputs, wanted)

@@ -28,8 +28,8 @@ class Partition:
 
     Attributes:
         ranks: The rank of each stage.
-        stage_of: The stage of each node with operands. Nodes without operands have no entry: each stage that reads the
-            value of such a node computes the value itself.
+        stage_of: The stage of each node with operands. A node without operands has no entry: each stage that reads its
+            value computes it.
         owner_of: The stage that stores each parameter and state.
         copies: The parameters and states that several stages read, each with the stages that read it but do not own it.
         crossings: The values that later stages read, in the order of the graph, each with the stages that read it.
@@ -43,7 +43,7 @@ class Partition:
     crossings: Mapping[Value, tuple[int, ...]]
 
     def stage_of_value(self, value: Value) -> int | None:
-        """Return the stage that computes or stores a value; None if each stage that reads it computes it itself."""
+        """Return the stage that computes or stores a value; None for the value of a node without operands."""
         if value.node is None:
             return self.owner_of.get(value)
         return self.stage_of.get(value.node)
@@ -125,13 +125,13 @@ def _order(graph: Graph, groups: Mapping[str, int]) -> list[int]:
     """Return the ranks in topological order: each after those whose values it needs."""
     # For each node: the ranks that it depends on, as bits.
     dependencies: dict[Node, int] = {}
-    # By (rank, other rank): a node of the first that depends on the second.
+    # By (rank, other rank): a node of `rank` that depends on a value of `other rank`.
     needs: dict[tuple[int, int], Node] = {}
     for node in graph.nodes:
         mask = 0
         for value in node.operands:
             mask |= dependencies[value.node] if value.node is not None else 0
-        # A node without operands creates no dependency: each rank that reads its value computes the value itself.
+        # A node without operands creates no dependency: each rank that reads its value computes it.
         if node.operands and (group := _group_of(node, groups)) is not None:
             rank = groups[group]
             for other in _bits(mask & ~(1 << rank)):
@@ -190,8 +190,8 @@ def _stages(graph: Graph, placed: Mapping[str, int]) -> dict[Node, int]:
         known = [stage_of[v.node] for v in node.operands if v.node in stage_of]
         if known:
             stage_of[node] = max(known)
-    # The remaining nodes depend only on graph inputs and on nodes without operands. In reverse order, the readers of a
-    # node come before it.
+    # The remaining nodes depend only on graph inputs and on nodes without operands. Reverse order: the readers of a
+    # node have their stages before the node gets its own.
     first: dict[Node, int] = {}
     for node in reversed(graph.nodes):
         if node.operands and node not in stage_of:

@@ -91,8 +91,8 @@ def _segments(program: Graph, shapes: Mapping[str, Sequence[int]]) -> Segments:
 def prepared(program: Graph, device: AnyDevice = "cpu") -> Graph:
     """Return the program in the form that recomputation needs.
 
-    Random nodes have fixed streams, so a copy of a node draws the same numbers. Common subexpressions of the forward
-    and backward pass are one node. Composite operators are expanded if the device has no kernel for them.
+    Random nodes have fixed streams, so a recomputed copy draws the same numbers. Equal expressions of the forward and
+    backward pass are one node. Composite operators are expanded if the device has no kernel for them.
     """
     kinds = kinds_of(device)
     for kind in kinds:

@@ -30,7 +30,7 @@ from graphkit.train.selection import TrainedParameter
 
 
 def gradient_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
-    """Return `graph` with the backward pass. Its last outputs are `<parameter>/gradient` of `trained`, in this order.
+    """Return `graph` with the backward pass. Its last outputs are `<parameter>/gradient`, in the order of `trained`.
 
     A lazy table has two outputs: first `<parameter>/rows`, int64 [K], the indices of the rows that the batch has read,
     without repetitions; then the gradients of these rows.
@@ -45,10 +45,10 @@ def gradient_step(graph: Graph, trained: Sequence[TrainedParameter], rule: Updat
 
 
 def split_gradients(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> tuple[Graph, Graph]:
-    """Return two programs: the accumulating one of `split_step`, and one that returns the mean gradients.
+    """Return two programs: the first one of `split_step`, which accumulates, and one that returns the mean gradients.
 
-    The second has the input `total_weight` and the outputs `<parameter>/gradient`, and resets the accumulators. Raises
-    UsageError for lazy tables.
+    The second program has the input `total_weight` and the outputs `<parameter>/gradient`, and resets the accumulators.
+    Raises UsageError for lazy tables.
     """
     accumulate, _ = split_step(graph, trained, rule)
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)

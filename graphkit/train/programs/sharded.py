@@ -51,7 +51,7 @@ def check_elementwise(optimizer: Optimizer) -> None:
 
 
 def slices_of_rank(values: Sequence[Value], buckets: Buckets, rank: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (position, begin, end) for each parameter that lies in the slices of a rank, completely or in part."""
+    """Yield (position, begin, end) for each parameter, or part of a parameter, in the slices of a rank."""
     for group, slices in zip(buckets.groups, _slices(values, buckets), strict=True):
         for place, begin, end in slices.parts(rank):
             yield group[place], begin, end
@@ -82,8 +82,8 @@ def reduce_scatter(
         buckets: The buckets, sharded.
 
     Returns:
-        The slices of this rank with their mean gradients, and one value for each reduce-scatter. The value is available
-        when the reduce-scatter is complete.
+        The slices of this rank with their mean gradients. For each reduce-scatter, a value that is available when it is
+        complete.
     """
     assert buckets.place is not None, _IS_SHARDED
     total = divisor(total)
@@ -125,8 +125,8 @@ def all_gather(
         own: The slices of this rank.
         new: Their new values.
         guard: See `finite.guarded`.
-        before: Values that are available when earlier collectives are complete. A rank must not fail until then: the
-            other ranks would wait for it.
+        before: Values that are available when earlier collectives are complete. A rank that failed earlier would let
+            the other ranks wait.
         buckets: The buckets, sharded.
     """
     by_index = {piece.position: (piece, result) for piece, result in zip(own, new, strict=True)}
@@ -134,7 +134,7 @@ def all_gather(
     for number, (group, slices) in enumerate(zip(buckets.groups, _slices(values, buckets), strict=True)):
         mine = [(place, *by_index[i]) for place, i in enumerate(group) if i in by_index]
         sent = [result for _, _, result in mine]
-        if not mine:  # an empty slice, with the same guard as the slices of other ranks
+        if not mine:  # this rank has no slice, but needs the same guard as the other ranks
             sent = [after(finite.guarded(_slice(values[group[0]], 0, 0), guard), before)]
         wholes = F.all_gather_start(
             *sent, key=_gather_key(number), sizes=slices.sizes, of=[place for place, _, _ in mine] or [0],

@@ -85,7 +85,7 @@ class Rows:
         return rows
 
     def at_every_position(self, gradient: Value) -> Value:
-        """Return for each position the summed gradient of the row that it reads.
+        """Return, for each position, the summed gradient of the row that the position reads.
 
         gradient: `self.gradient`, possibly scaled.
         """
@@ -130,7 +130,7 @@ def _gathers_rows(node: Node, table: Value) -> bool:
 
 
 def large_tables(graph: Graph, trained: Sequence[TrainedParameter]) -> list[TrainedParameter]:
-    """Return the parameters that could have row-sparse updates, and have many rows."""
+    """Return the parameters with many rows that could have row-sparse updates."""
     possible = {t.value: t for t in trained if t.value.rank and t.value.tensor.static_shape[0] >= _MANY_ROWS}
     read = set()
     for node in graph.nodes:

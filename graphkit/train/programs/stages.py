@@ -49,8 +49,8 @@ class Stage:
     `<parameter>/gradient_sum`.
 
     Attributes:
-        forward: Its inputs are all data of the model, the parameters and states that this stage stores or gets copies
-            of, and the received values. Its outputs are the sent values, the results, and the values to save.
+        forward: Inputs: all data of the model; the parameters and states that this stage stores or gets copies of; the
+            received values. Outputs: the sent values, the results, and the values to save.
         backward: None if no gradient flows through this stage.
         received: Values from earlier stages.
         sent: Values to later stages.
@@ -165,6 +165,8 @@ def training_stage(
 def differentiated_crossings(partition: Partition, trained: Sequence[TrainedParameter]) -> frozenset[Value]:
     """Return the values between stages that need gradients.
 
+    These values depend on trained parameters, and the loss depends on these values.
+
     These values depend on trained parameters, and the loss depends on them.
     """
     active = {t.value for t in trained}
@@ -236,8 +238,8 @@ class _JointGraph:
         """Return `forward`, `backward`, `saved` and `kept` of the Stage."""
         forward_part = self.forward
         outputs = forward_part.forward_outputs()
-        # The outputs of the joint graph are those of the forward pass. Each gradient is the update of a placeholder
-        # state. So it can be found by this state after graph passes have rewritten the graph.
+        # The joint graph has the outputs of the forward pass. Each gradient is the update of a placeholder state: by
+        # this state, the gradient can be found after graph passes have rewritten the graph.
         places = [Value(g.type, f"{n}/place", role="state") for n, g in zip(self.names, self.gradients, strict=True)]
         joint = Graph(
             [*forward_part.inputs(), *self.seeds.values(), self.weight, *self.sums, *places],
@@ -257,8 +259,8 @@ class _JointGraph:
         sums = [(new[s], updates[new[s]]) for s in self.sums]
         gradients = [updates[new[p]] for p in places]
         before = topological([*program.outputs, *(v for _, v in statistics)])
-        # The nodes that only the forward program computes. Views and nodes marked for recomputation are not among them:
-        # the backward program computes these again.
+        # The nodes that only the forward program computes. The backward program computes views and nodes marked for
+        # recomputation again, so they are left out here.
         forward_nodes = {n for n in before if n.operands and not is_marked(n) and not getattr(n.op, "views", ())}
         saved = _saved_values(forward_nodes, [*(v for _, v in sums), *gradients], {state for state, _ in statistics})
         placeholders = {v: Value(v.type, f"saved/{i}") for i, v in enumerate(saved)}
@@ -282,7 +284,7 @@ def _saved_values(forward_nodes: set[Node], roots: Sequence[Value], written: set
     """Return the values of the forward pass that the backward pass reads.
 
     roots: the results of the backward pass. written: states that the forward program overwrites. If the backward pass
-    reads such a state, it needs the old value, so the old value is saved, too.
+    reads such a state, it needs the old value. So the old value is saved, too.
     """
     stop = [v for n in forward_nodes for v in n.outputs]
     backward_nodes = topological(roots, stop=stop)
@@ -304,7 +306,7 @@ def _backward(
         seeds: Further inputs: the gradients that the backward pass starts from, and the weight of the batch.
         sums: The accumulators with their new values.
         gradients: The gradients that are sent to earlier stages.
-        names: Their names as outputs.
+        names: The names of the outputs for `gradients`.
         name: Name of the joint graph.
     """
     table: dict[Value, Value] = dict(placeholders)

@@ -57,11 +57,11 @@ class IdleStatistics:
     sums: tuple[tuple[AllReduce, tuple[Value, ...]], ...]
 
     def after_moments(self, value: Value) -> Value:
-        """Return the value, which becomes available after all AllReduceMoments."""
+        """Return `value` such that it becomes available only after all AllReduceMoments."""
         return after(value, () if self.last is None else [self.last])
 
     def after_sums(self, values: Sequence[Value], before: Value) -> list[Value]:
-        """Return the values, which become available after the last AllReduce of the step.
+        """Return `values` such that they become available only after the last AllReduce of the step.
 
         The AllReduces run one after another. The first one starts when `before` is available.
         """

@@ -56,10 +56,10 @@ class UpdateRule:
     Attributes:
         clip_norm: Upper limit of the global gradient norm.
         ema: The moving average of the parameters, if any.
-        on_nonfinite: "raise": the program raises NotFinite if the loss is not finite. "skip": also if a gradient is not
-            finite. "ignore": it does not raise.
+        on_nonfinite: "raise": the program raises NotFinite if the loss is not finite. "skip": it raises NotFinite if
+            the loss or a gradient is not finite. "ignore": it never raises NotFinite.
         scale: The state that contains the loss scale, if any (see `loss_scale`). With a scale, the program always
-            raises NotFinite if a gradient is not finite, because the scale must then be lowered.
+            raises NotFinite if a gradient is not finite, so that the Stepper lowers the scale.
     """
 
     optimizer: Optimizer
@@ -100,7 +100,7 @@ def _updates(
     optimizer = rule.optimizer
     fed = Value(TensorType(DType.FLOAT32, ()), LEARNING_RATE)
     count = Value(TensorType(DType.INT64, ()), STEP, role="state")
-    # Every update reads the rate or the step, so a guard on these two is a guard on all updates.
+    # Every update reads the learning rate or the step count. So a guard on both of them is a guard on all updates.
     rate = finite.guarded(fed, guard)
     step = F.add(finite.guarded(count, guard), F.constant(value=np.asarray(1, np.int64)))
     inputs, updates = [fed, count], [(count, step)]
@@ -152,7 +152,8 @@ def dense_of(gradients: Sequence[Value | Rows]) -> list[Value]:
 def guard_of(loss: Value | None, gradients: Sequence[Value | Rows], rule: UpdateRule) -> Value | None:
     """Return the guard of a step: a value that is finite if the loss is finite.
 
-    If the rule checks gradients, these must be finite, too. None if the rule checks nothing. See `finite.guarded`.
+    If the rule checks gradients, the guard is finite only if they are finite, too. None if the rule checks nothing. See
+    `finite.guarded`.
     """
     if not rule.checks_gradients:
         return loss if rule.on_nonfinite == "raise" else None
@@ -212,7 +213,7 @@ def placed_step(part: Graph, trained: Sequence[TrainedParameter], rule: UpdateRu
             updates, and are not outputs of the result.
         trained: The trained parameters of this rank.
         rule: How gradients become updates.
-        last: A value that is available when the rank has exchanged all values. NotFinite is not raised before.
+        last: A value that is available when the rank has exchanged all values. NotFinite is raised only then.
     """
     outputs = dict(zip(part.output_names, part.outputs, strict=True))
     stored = {part.name_of(v): v for v in part.inputs}
@@ -293,9 +294,9 @@ def _accumulated(
 ) -> tuple[list[tuple[Value, Value]], Value | None]:
     """Return the updates of the accumulators `sums` by weight * gradient, and the guard of the step.
 
-    shared: whether there are several ranks. If BatchNormalization then uses the statistics of all of them, gradients of
-    one rank's loss also flow through other ranks. So the weight multiplies the loss before the backward pass. In all
-    other cases, it multiplies the gradients.
+    shared: whether there are several ranks. If they also share the statistics of BatchNormalization, gradients of one
+    rank's loss flow through other ranks, too. In this case, the loss is multiplied by the weight before the backward
+    pass. Otherwise, the gradients are multiplied by the weight.
     """
     if not shared or not any(isinstance(node.op, AllReduceMoments) for node in topological([loss])):
         factor = finite.guarded(weight, guard)
@@ -304,7 +305,7 @@ def _accumulated(
         return [(s, F.add(s, F.mul(g, cast_like(factor, g)))) for s, g in zip(sums, wide, strict=True)], guard
     gradients = loss_scale.gradients(F.mul(loss, cast_like(weight, loss)), wanted, scale)
     if guard is not None:
-        guard = after(guard, gradients)  # a rank must not fail while another one waits for it in an all-reduce
+        guard = after(guard, gradients)  # a rank must not fail while another rank waits for it in an all-reduce
     wide = map(states.widened, gradients)
     return [(s, F.add(finite.guarded(s, guard), g)) for s, g in zip(sums, wide, strict=True)], guard
 
@@ -353,7 +354,7 @@ def stage_update(name: str, trained: Sequence[TrainedParameter], rule: UpdateRul
 def shared_step(
     graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, buckets: Buckets
 ) -> tuple[Graph, Graph]:
-    """Return two programs for data parallelism: the step of a rank, and that of a rank without samples.
+    """Return two programs for data parallelism: for a rank with samples, and for a rank without samples.
 
     Gradients are all-reduced while the backward pass runs. A rank without samples takes part in all all-reduces with
     zeros, and updates like the others. The last output of both programs is the weight of all ranks.
@@ -414,13 +415,13 @@ def split_idle_step(graph: Graph, accumulate: Graph, rule: UpdateRule, always: b
 
 
 def _idle_loss(graph: Graph, idle: IdleStatistics) -> tuple[Value, Value, Value]:
-    """Return the input LOSS_SUM of a rank without samples, fed with zeros, and the loss and weight of all ranks."""
+    """Return the input LOSS_SUM (for zeros) of a rank without samples, then the loss and the weight of all ranks."""
     loss_sum = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
     return loss_sum, *all_reduce.mean_of_pair(idle.after_moments(loss_sum), graph.outputs[0].dtype)
 
 
 def _zero_gradients(trained: Sequence[TrainedParameter]) -> list[Value]:
-    """Return the inputs for the gradients of a rank without samples. A lazy table has two, both without rows."""
+    """Return the inputs for the gradients of a rank without samples. A lazy table has two inputs, both without rows."""
     fed: list[Value] = []
     for t in trained:
         kind = t.value.tensor
@@ -461,8 +462,8 @@ def _shared_updates(
 def _guard_after(guard: Value | None, loss: Value | None, total: Value, done: Sequence[Value]) -> Value | None:
     """Return the guard of a step of several ranks. It is computed only after the values `done`.
 
-    A rank must not fail while another one waits for it in an all-reduce. If the rule checks nothing (`guard` is None),
-    a step with a loss still gets a guard. It prevents updates if the all-reduce that computes `total` fails.
+    A rank must not fail while another rank waits for it in an all-reduce. If the rule checks nothing (`guard` is None),
+    a step with a loss still gets a guard: it prevents updates if the all-reduce of `total` fails.
     """
     if guard is None and loss is not None:
         guard = all_reduce.zero_after(total)
@@ -477,7 +478,7 @@ def _sharded_updates(
     total: Value,
     buckets: Buckets,
 ) -> tuple[list[Value], list[tuple[Value, Value]], Value | None]:
-    """Do the same as `_shared_updates` with sharded optimizer states: update this rank's slices, gather the others."""
+    """Implement `_shared_updates` for sharded optimizer states: update this rank's slices, gather the others."""
     values = [t.value for t in trained]
     own, done = sharded.reduce_scatter(values, dense_of(gradients), total, buckets)
     means, guard = [piece.gradient for piece in own], loss if rule.on_nonfinite == "raise" else None

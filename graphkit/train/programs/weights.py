@@ -24,7 +24,7 @@ TOTAL_WEIGHT = "total_weight"
 
 
 class Term(NamedTuple):
-    """The loss of a batch: the mean, which is a sum divided by a weight, and this weight as a float32 scalar.
+    """The loss of a batch: the mean, and the weight (a float32 scalar) by which a sum was divided.
 
     If `weight` is None, the weight is the number of samples.
     """
@@ -34,7 +34,7 @@ class Term(NamedTuple):
 
 
 def quotient(total: Value, weight: Value) -> Term:
-    """Return the mean `total / weight` as a Term; `total` if the weight is 0. No gradient flows through the weight.
+    """Return the mean `total / weight` as a Term (`total` if the weight is 0). No gradient flows through the weight.
 
     The mean is computed in float32, or in float64 if `total` is float64.
     """
@@ -47,6 +47,9 @@ def quotient(total: Value, weight: Value) -> Term:
 def divisor(total: Value) -> Value:
     """Return a sum of weights, or 1 if it is 0.
 
+    A loss whose weight is 0 is then 0, because the sum of its terms is 0. The exception is label smoothing with class
+    weights.
+
     If the weight of a loss is 0, the sum of its terms is 0, too. The exception is label smoothing with class weights.
     """
     result: Value = F.where(F.equal(total, scalar_like(0.0, total)), scalar_like(1.0, total), total)
@@ -54,15 +57,15 @@ def divisor(total: Value) -> Value:
 
 
 def mean_of(total: float, weight: float) -> float:
-    """Return `total / weight`, or `total` if the weight is 0: the same rule as that of `divisor`, for numbers."""
+    """Return `total / weight`, or `total` if the weight is 0. `divisor` does the same for Values."""
     return total / weight if weight else total
 
 
 def target_count(graph: Graph, target: Value) -> Value | None:
     """Return the weight of a batch: the product of the symbolic dimensions of `target`, as a float32 scalar.
 
-    For a target [N, T, 3], this is N * T: a fixed dimension is the same factor in every batch, so it is left out. If
-    `target` has no symbolic dimension besides the number of samples, return None: the weight is then the number of
+    For a target [N, T, 3], the result is N * T. The fixed dimension 3 is left out, because it is the same in every
+    batch. If the number of samples is the only symbolic dimension, return None: the weight is then the number of
     samples. If the rank of `target` is unknown, all its elements are counted.
 
     Args:
