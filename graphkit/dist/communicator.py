@@ -66,9 +66,7 @@ class Communicator(Protocol):
     # The following collectives may be called only by actions.
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the elementwise sum over all processes, in a new array of the same dtype and shape, or written to
-        `out`.
-        """
+        """Return the elementwise sum over all processes, in a new array or in `out`."""
         ...
 
     def allgather(self, array: np.ndarray) -> np.ndarray:

@@ -472,7 +472,6 @@ class BaseTrainer:
 
     def flush(self) -> None:
         """Update the parameters with the gradients accumulated so far, even from fewer than `accumulate` batches.
-        `accumulate`.
 
         With parameter servers, all workers must call `flush`. Then they fetch the parameters from the servers.
         """

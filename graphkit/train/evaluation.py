@@ -53,7 +53,6 @@ class Evaluation:
         weighted: bool = False,
     ) -> dict[str, float]:
         """Return the metrics of a data set by name, in the order of `specs`. If `loss` is among them, it comes first.
-        order.
 
         `loss` is the mean over batches. A batch has the weight that `weight_in` returns: usually its number of samples.
 

@@ -1,4 +1,4 @@
-"""Steps that a backend computes: groups of nodes that `graphkit.passes.distribution.backends` has made."""
+"""Steps that a backend computes. `graphkit.passes.distribution.backends` has put their nodes into groups."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.bind import match_shapes
 from graphkit.passes.core.match import is_op
 
-# Bytes of a core's share of the caches. The data that a step reads and writes for one part should fit into it.
+# Bytes of cache for one core. The data that a step reads and writes for one part should fit into it.
 _CACHED = 8 << 20
 
-# Operators that may read sizes that depend on the batch. The types of their results show whether the examples are still
-# along the first axis.
+# Operators whose target sizes may depend on the batch. The types of their results show whether the first axis still
+# counts the examples.
 _SIZED = ("Reshape", "Resize")
 
 
@@ -42,11 +42,11 @@ class Batch:
             for v, kind in zip(examples, kinds, strict=True)
         }
         self._steps = [[v for v in (*node.inputs, *node.outputs) if v in self._kinds] for node in graph.nodes]
-        # The values that one step writes and another one reads.
+        # The values with examples that one step writes and another step reads.
         self._between = self._kinds.keys() - set(graph.inputs) - set(graph.outputs)
         operands = {v for node in graph.nodes for v in node.operands}
         fixed = {v for v in operands if v.node is None or isinstance(v.node.op, Constant)}
-        # Bytes of the values without examples, such as weights, which each part reads again.
+        # Bytes of the values without examples, such as weights. Every part reads all of them.
         self._fixed_bytes = sum(v.tensor.nbytes for v in fixed - set(self._kinds) if v.tensor.is_static)
 
     def part(self, shapes: Mapping[str, Any]) -> tuple[int, int]:
@@ -83,8 +83,8 @@ def _bytes(itemsize: int, dims: Iterable[int]) -> int:
 def batch_of(graph: Graph, fixed: Collection[int]) -> Batch | None:
     """Return the Batch of a graph. Takes linear time.
 
-    None if its examples are not independent, if its inputs have no common symbolic first dimension, or if it has
-    updates.
+    None if the examples are not independent, if the inputs do not have the same symbolic first dimension, or if the
+    graph has updates.
 
     All inputs are batched, except those at the positions `fixed`. Reshape and Resize may also read values that are
     computed only from the shapes of batched tensors. If another operator reads such a value together with a batched
@@ -126,7 +126,7 @@ def _symbol(fed: Collection[Value]) -> str | None:
 
 
 def _has_examples(value: Value, symbol: str) -> bool:
-    """Return whether the first dimension, and no other one, is the batch."""
+    """Return whether the first dimension is the batch size, and no other dimension depends on it."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     if not shape or shape[0] != symbol_dim(symbol):
         return False
@@ -134,7 +134,7 @@ def _has_examples(value: Value, symbol: str) -> bool:
 
 
 def _mentions(value: Value, symbol: str) -> bool:
-    """Return whether the shape depends on the batch, or is not known."""
+    """Return whether the shape depends on the batch size, or is unknown."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return shape is None or any(isinstance(d, DimExpr) and symbol in d.symbols for d in shape)
 

@@ -18,7 +18,7 @@ from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.ir.graph import Graph, Node
 from graphkit.passes.core.sweep import is_control
 
-# The branch that runs if the condition holds, and the other one.
+# Keys of the branch for a true condition, and of the branch for a false one.
 PARTS = ("then", "else")
 
 
@@ -27,8 +27,8 @@ class Branch(SubgraphStep):
 
     Args:
         node: The If.
-        lowered: The branches by their part.
-        refused: For each branch that could not be specialised, the reason. A run that takes such a branch fails.
+        lowered: The branches, by the keys in PARTS.
+        refused: Reasons why branches could not be specialised, by key. A run that takes such a branch fails.
         returned: Positions of the node's outputs that are used. The branches return only these.
         native: Whether the branches run in a native program.
     """
@@ -44,7 +44,7 @@ class Branch(SubgraphStep):
     ):
         self.node, self.refused, self.returned = node, refused, returned
         self.subgraphs = lowered
-        # Only one of them runs, so their arenas share the working memory.
+        # Only one branch runs, so the arenas of both share the working memory.
         self.scratch_bytes = max((graph.memory.layout.arena_bytes for graph in lowered.values()), default=0)
         self.executed_steps = 1 + sum(graph.executed_steps for graph in lowered.values())
         if native:

@@ -1,7 +1,7 @@
 """Steps that send values to other processes and receive values from them. They may be in any subgraph.
 
-A native program calls Python for each such step. The steps do not count as interpreted, because the call takes little
-time compared with the message.
+A native program calls Python for each such step. The plan does not count these steps as interpreted, because the call
+takes little time compared with the message.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RunAgreement(NamedTuple):
-    """How all processes execute the next run, as they agreed before it.
+    """The result of `DeviceSums.agree`: how all processes execute the next run.
 
     Args:
         can_record: Whether all processes can replay a recording of the run, or make one.
@@ -46,7 +46,7 @@ class DeviceSums(Protocol):
     def agree(self, order: str, nbytes: int, can_record: bool, recording: int, structure: int) -> RunAgreement:
         """Agree with all processes on how the next run is executed. Every process must call it before the run.
 
-        Raises RuntimeFailure if another process is missing, or is about to run something else.
+        Raises RuntimeFailure if a process is missing, or if the collectives of the processes differ.
 
         Args:
             order: Text that identifies the order and the types of the collectives.
@@ -63,11 +63,11 @@ class DeviceSums(Protocol):
         ...
 
     def reduce_scatter(self, arrays: Sequence[Any], dtype: DType) -> None:
-        """Launch a reduce-scatter, in place. The arrays form one vector: this process gets the sum of its slice."""
+        """Launch a reduce-scatter, in place. The arrays form one vector. This process gets the sum of its own slice."""
         ...
 
     def all_gather(self, wholes: Sequence[Any], dtype: DType) -> None:
-        """Launch an all-gather, in place. The arrays form one vector; each process has written its slice of it."""
+        """Launch an all-gather, in place. The arrays form one vector. Each process has written its own slice of it."""
         ...
 
     def wait(self, done: Callable[[], bool]) -> None:
@@ -78,7 +78,7 @@ class DeviceSums(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """Report to the other processes that this one leaves a run whose collectives they are waiting for.
+        """Report to the other processes, which may wait for this one, that its run has failed.
 
         Afterwards, no collective is possible.
         """
@@ -107,7 +107,7 @@ class Collectives(Protocol):
         ...
 
     def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
-        """Start the sum, over all processes, of the rows with the same index. Reads the arrays only during the call."""
+        """Start to sum rows with the same index over all processes. Reads the arrays only during the call."""
         ...
 
     def wait_rows(self, key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -115,7 +115,8 @@ class Collectives(Protocol):
         ...
 
     def start_scattered(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
-        """Start the reduce-scatter `key`, in place. The arrays form one vector: this process gets the sum of its slice.
+        """Start the reduce-scatter `key`, in place. The arrays form one vector. This process gets the sum of its slice.
+        slice.
 
         copied: As in `start`.
         """
@@ -136,10 +137,14 @@ class Collectives(Protocol):
 
 
 class Channels(Protocol):
-    """Sends single values between processes. `number` is a tag. Sender and receiver use tags in the same order."""
+    """Sends single values between processes.
+
+    `number` is a tag. Sender and receiver use the same tags in the same order.
+    order.
+    """
 
     def send(self, to: int, number: int, key: str, array: np.ndarray) -> None:
-        """Send a copy of an array to a rank, which receives it with the same number. key: its name in messages."""
+        """Send a copy of an array to the rank `to`. key: the name of the array in error messages."""
         ...
 
     def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], ndim: int) -> np.ndarray:

@@ -124,7 +124,7 @@ class _Start:
         sums, copied = [], 0
         for x, total in zip(inputs, outputs, strict=True):
             assert x is not None, "every operand is present"
-            if total is None:  # unused here, but the other processes need this operand
+            if total is None:  # the sum is unused here, but the other processes need it
                 total, copied = x.copy(), copied + x.nbytes
             elif address_of(x) != address_of(total):
                 np.copyto(total, x)
@@ -134,7 +134,7 @@ class _Start:
 
 
 class _StartGather:
-    """Starts an all-gather of the pieces of all processes. Its results are complete once a later step has waited."""
+    """Starts an all-gather of the pieces of all processes. Its results are complete after the step that waits."""
 
     def __init__(self, collectives: Collectives, op: AllGatherStart):
         self._collectives, self._op = collectives, op

@@ -1,4 +1,4 @@
-"""Writes lowered graphs into a native program: each operand becomes a place in the arena or in external memory."""
+"""Writes lowered graphs into a native program. Each operand becomes a location in the arena or in external memory."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Emitter:
     def fixed(self, array: VersionedArray, kernel: NativeKernel | None = None, position: int = -1) -> Location:
         """Return the location of a parameter or constant.
 
-        If a kernel is given, return the location of a packed copy: the form in which this kernel reads the array as its
-        operand number `position`.
+        If a kernel is given, return the location of a packed copy, in the layout in which the kernel reads its operand
+        `position`.
         """
         layout = "" if kernel is None else kernel.packed_layout(position)
         key = (id(array), layout)
@@ -88,8 +88,8 @@ class Emitter:
             inputs: Where its inputs are.
             results: Where its results are: updates, then outputs.
             prefix: Prefix of the steps' names; empty for the outermost graph.
-            copies: Whether to add steps that copy results to `results`, if no step writes them there directly (see
-                `Result.owned`). Subgraphs always have such steps.
+            copies: Whether to copy results that no step writes directly to `results` (see `Result.owned`). Results of
+                subgraphs are always copied.
         """
         locations = _Locations(self, lowered, base, inputs, results)
         if not prefix:
@@ -124,8 +124,8 @@ class Emitter:
         node, lowering = lowered.placement.steps[index], lowered.lowerings[index]
         name = prefix + lowered.graph.node_name(node)
         self.allocates |= lowering.allocates
-        # Steps in Python find their operands themselves. Do not call `locations.outputs` for them: it would create a
-        # buffer for each dynamic result, but these steps may return such results as new arrays.
+        # Steps in Python find their operands themselves. `locations.outputs` would create a buffer for each dynamic
+        # result, but steps in Python may return such results as new arrays.
         inputs = [] if lowering.in_python else locations.inputs(node, lowering)
         outputs = [] if lowering.in_python else locations.outputs(node)
         lowering.emit(Emission(self, builder, name, index, inputs, outputs, locations.scratch(index)))
@@ -186,8 +186,7 @@ class _Locations:
             if operand is None or position in unread:
                 found.append(ABSENT)
             elif position in packed:
-                # Refer only to the packed copy. Asking for the location of the unpacked array would keep it in memory,
-                # too.
+                # Do not call `of` for this operand: it would keep the unpacked array in memory, too.
                 array = self._lowered.fixed[self._root[operand]]
                 found.append(self._emitter.fixed(array, packing, position))
             else:

@@ -1,4 +1,4 @@
-"""Find the steps that can be the first to fail in a run, and the loop with the most iterations."""
+"""Find the steps that can fail first in a run, and the loop with the most iterations."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from graphkit.named_tuples import NamedTuple
 from graphkit.ops import Op
 from graphkit.ops._op import number_of, value_check
 
-# A loop that runs at most this many steps, in all iterations, is short. It may run after the first step that overwrites
-# a state, where neither the time limit nor Ctrl-C ends a run.
+# A loop is short if it runs at most this many steps, in all iterations. Short loops may run after the first step that
+# overwrites a state. From then on, neither the time limit nor Ctrl-C ends the run.
 SHORT_LOOP = 10_000
 
 
@@ -51,7 +51,8 @@ def longest_loop(lowered: LoweredGraph, prefix: str = "") -> KnownLoop | None:
 
 
 def repeated_checks(placement: Placement, lowerings: Iterable[Lowering | None]) -> frozenset[Node]:
-    """Return the steps that check the same operand values as an earlier step, so that the earlier one fails first.
+    """Return the steps that check the same operand values as an earlier step, and so cannot fail first.
+    fails first.
 
     Takes linear time. lowerings: one for each step; None for a native kernel.
     """
@@ -72,7 +73,7 @@ def repeated_checks(placement: Placement, lowerings: Iterable[Lowering | None]) 
 
 
 class _Accepting:
-    """Finds nodes without a check of operand values. Looks at equal operators once."""
+    """Finds nodes that accept all operand values. Equal operators are examined only once."""
 
     def __init__(self) -> None:
         self._known: dict[int, bool] = {}
@@ -97,10 +98,10 @@ def _check_key(part: object, placement: Placement) -> object:
 
 
 def failing_steps(placement: Placement, lowerings: Sequence[Lowering | None]) -> frozenset[Node]:
-    """Return the steps that can be the first to fail: because of values, Python code, iterations or unplanned memory.
+    """Return the steps that can fail first: because of values, Python code, iterations or unplanned memory.
 
-    A loop that is not short may fail, because a limit or Ctrl-C may end it. Collectives are not returned: they fail
-    only if another process fails.
+    A loop that is not short can fail, because a limit or Ctrl-C can end it. Collectives are left out: they fail only if
+    another process fails.
 
     These steps must run before any state is overwritten. If such a step reads the new value of a state, this value is
     written to separate memory (see `donated_states`). Takes time linear in nodes, including those of subgraphs.

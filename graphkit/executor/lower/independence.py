@@ -11,29 +11,28 @@ from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
 from graphkit.passes.core.match import is_op
 
-# The operands of a recurrent layer that have the rows, each with the axis of the rows if layout=0. If layout=1, this
-# axis is 0.
+# Operands of recurrent layers: the axis of the rows with layout=0. With layout=1, it is axis 0 for all of them.
 _RECURRENT = {"x": 1, "sequence_lens": 0, "initial_h": 1, "initial_c": 1}
 
-# Operators that compute along the axis of their attribute `axis`, each position of the other axes by itself.
+# Operators that compute along their attribute `axis`, separately for each position along the other axes.
 _ALONG_AN_AXIS = ("ArgMax", "ArgMin", "TopK", "Hardmax", "Softmax", "LogSoftmax", "Split")
 
 
 def rows_are_independent(graph: Graph, rows: str) -> bool:
-    """Return whether the operators prove that each row of the outputs depends only on the same row of the inputs.
+    """Return whether it can be proved that each row of the outputs depends only on the same row of the inputs.
 
-    If not, the rows may be independent all the same. Takes linear time. For the arguments, see `why_rows_mix`.
+    If the result is False, the rows may still be independent. Takes linear time. For the arguments, see `why_rows_mix`.
     """
     return why_rows_mix(graph, rows) is None
 
 
 def why_rows_mix(graph: Graph, rows: str) -> str | None:
-    """Return which node or output may mix rows. None: `rows_are_independent`.
+    """Return a clause that names a node or output that may mix rows; None if the rows are independent.
 
     Args:
         graph: The graph. A data input has the rows if its first dimension is `rows`. The types of other inputs must
             not contain this dimension. Passes must have removed nodes that only training needs.
-        rows: The name of that dimension.
+        rows: The name of the dimension that counts the rows.
     """
     proof = _Proof(graph, rows)
     for node in graph.nodes:
@@ -63,7 +62,8 @@ class _Proof:
         self.counts: set[Value] = set()
         self._used = {value for node in graph.nodes for value in node.operands} | set(graph.outputs)
         sizes = [size for value in fed for size in _shape(value.type) or ()]
-        # Sizes that do not depend on the number of rows. Other symbols may be computed from it.
+        # Symbols of the data inputs other than the number of rows. Any other symbol may be computed from the number of
+        # rows.
         self._fixed = {name for size in sizes if isinstance(size, DimExpr) for name in size.symbols} - {rows}
 
     def admits(self, node: Node) -> bool:
@@ -90,8 +90,8 @@ class _Proof:
     def _axes(self, node: Node) -> list[int] | None:
         """Return the axis of the rows in each used result of a node.
 
-        The method is for nodes with operands or results that may have the rows along another axis than the first.
-        None if the node may mix rows, or is not known here.
+        The method is for nodes whose operands or results may have the rows along an axis other than 0. None if the node
+        may mix rows, or if this method does not know its operator.
         """
         if not self.counts.isdisjoint(node.operands) or any(_shape(value.type) is None for value in node.operands):
             return None
@@ -101,11 +101,11 @@ class _Proof:
         axes |= {value: self.inner[value] for value in node.operands if value in self.inner}
         is_pointwise = isinstance(node.op, Op) and node.op.pointwise
         if len(set(node.operands)) < len(node.operands) and not is_pointwise:
-            return None  # one value in two roles, such as a table that is its own index
+            return None  # one value is two operands, such as both table and indices
         first, kind = node.operands[0], _shape(node.outputs[0].type) or ()
         if is_op(node, "Transpose", "Unsqueeze") or (is_op(node, "Squeeze") and len(node.operands) > 1):
-            # These operators keep the order of elements along each axis, so the type of the result shows which axis has
-            # the rows. A Squeeze without axes is left out: if there is one row, it also removes the axis of the rows.
+            # These operators keep the order of elements along each axis, so the type of the result shows the axis of
+            # the rows. A Squeeze without axes is left out: for a single row, it would remove this axis.
             return [kind.index(self._rows)] if axes.keys() == {first} and self._rows in kind else None
         if is_op(node, *_ALONG_AN_AXIS):
             return self._along(node, axes)
@@ -118,7 +118,7 @@ class _Proof:
         return self._gathered(node, axes) if is_op(node, "Gather") else None
 
     def _along(self, node: Node, axes: dict[Value, int]) -> list[int] | None:
-        """Return the axes of the results of an operator that computes along another axis, see `_axes`."""
+        """Return the result of `_axes` for an operator that computes along an axis other than that of the rows."""
         assert isinstance(node.op, Op)
         first, along = node.operands[0], node.op.attributes().get("axis")
         rank = len(_shape(first.type) or ())
@@ -139,7 +139,7 @@ class _Proof:
         return [(2 if place == 0 else 1) * inner for place, value in enumerate(node.outputs) if value in self._used]
 
     def _aligned(self, node: Node, axes: dict[Value, int]) -> list[int] | None:
-        """Return the axes of the results of an operator whose operands broadcast, see `_axes`."""
+        """Return the result of `_axes` for an operator whose operands broadcast."""
         ranks = {value: len(_shape(value.type) or ()) for value in node.operands}
         places = {ranks[value] - axis for value, axis in axes.items()}
         if len(places) != 1:
@@ -151,7 +151,7 @@ class _Proof:
         return [max(ranks.values()) - place] * len([value for value in node.outputs if value in self._used])
 
     def _gathered(self, node: Node, axes: dict[Value, int]) -> list[int] | None:
-        """Return the axis of the rows after a Gather from a table, or along another axis; see `_axes`."""
+        """Return the result of `_axes` for a Gather from a table, or along an axis other than that of the rows."""
         assert isinstance(node.op, Op)
         x, indices = node.operands
         rank, places = len(_shape(x.type) or ()), len(_shape(indices.type) or ())
@@ -173,7 +173,7 @@ class _Proof:
             self.inner |= dict.fromkeys(results, axis)
 
     def _repeated_axis(self, node: Node) -> int | None:
-        """Return the axis along which a node repeats the same row for each row of the inputs. None: it does not."""
+        """Return the axis along which a node repeats the same row for each row of the inputs; None for other nodes."""
         kind = _shape(node.outputs[0].type) or ()
         axis = kind.index(self._rows) if self._rows in kind else 0
         if not self._has_rows(node.outputs[0], axis):
@@ -193,11 +193,11 @@ class _Proof:
         if not self.counts.isdisjoint(node.operands) and not is_op(node, "Reshape", "Resize"):
             return False
         if is_op(node, "MaxPool"):
-            return node.outputs[1] not in self._used  # positions count the elements of all rows
+            return node.outputs[1] not in self._used  # the second output counts the elements of all rows
         return op.is_batchwise(types, [value in self.examples for value in node.inputs])
 
     def _has_rows(self, value: Value, axis: int = 0) -> bool:
-        """Return whether the dimension of this axis, and no other one, is the number of rows."""
+        """Return whether the size along this axis is the number of rows, and no other size depends on it."""
         shape = _shape(value.type) or ()
         return shape[axis : axis + 1] == (self._rows,) and self._are_known((*shape[:axis], *shape[axis + 1 :]))
 

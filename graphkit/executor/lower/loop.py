@@ -1,8 +1,8 @@
 """Lower Loop and Scan to a subgraph of a native program, or to kernels on device arrays.
 
-The number of iterations may be known only in a run. In a native program, outputs that are stacked an unknown number of
-times are in buffers that grow, and so are states whose size is known only in a run. The step owns a block of working
-memory: the states that pass from one iteration to the next, and the arena of its body.
+The number of iterations may be known only in a run. In a native program, two kinds of values are in buffers that grow:
+outputs with an unknown number of slices, and states whose size is known only in a run. The step owns a block of working
+memory, which contains the other states and the arena of its body.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from graphkit.ops.control.loop_state import output_types
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.sweep import is_control
 
-# An argument of the native builder, with three entries: a function that returns shapes, the locations of its operands,
-# and a `RunTimeOperand` for each operand.
+# A function that returns shapes, then for each of its operands the location and the `RunTimeOperand`.
 _ShapesIfEmpty: TypeAlias = tuple[Callable[[Shapes, Shapes], Prepared], list[Location], list[RunTimeOperand]]
 
 
@@ -49,7 +48,7 @@ class Loop(SubgraphStep):
         self.subgraphs = {"body": layout.body}
         known = layout.known_trips
         self.trips = math.inf if known is None else known
-        # The loop's own work counts as one step per iteration. If it were 0, an empty body would give infinity * 0.
+        # Each iteration counts as one step besides its body, so that an empty body does not give infinity * 0.
         self.executed_steps = 1 if known == 0 else self.trips * (1 + layout.body.executed_steps)
         if native:
             self.unread = frozenset() if _has_data_dependent_rows(layout) else layout.unread
@@ -101,7 +100,9 @@ class Loop(SubgraphStep):
                 step.writer.copy(step.builder, name, value, inputs[operand], outputs[output])
 
     def _shapes_if_empty(self, inputs: Sequence[Location]) -> _ShapesIfEmpty:
-        """Return a function that computes the shapes of stacked outputs if no iteration runs, and its operands."""
+        """Return how the builder computes the shapes of stacked outputs if no iteration runs.
+        runs.
+        """
         node = self.layout.node
         operands = [run_time_operand(v, at) for v, at in zip(node.inputs, inputs, strict=True)]
         outputs = [s.output for s in self.layout.dynamic_stacks]
@@ -109,7 +110,7 @@ class Loop(SubgraphStep):
 
 
 def _iteration_limit_error(node: Node, word: int) -> LimitReached:
-    """Return the error of a loop that reached the limit of iterations. word: as set by the device."""
+    """Return the error of a loop that reached the limit of iterations. word: the fault word."""
     return limits.too_many_iterations(node.describe())
 
 
@@ -121,9 +122,9 @@ def _has_data_dependent_rows(layout: LoopLayout) -> bool:
 class _NativeMemory:
     """The locations of a loop's values in each iteration, as arguments for the native builder.
 
-    `states`, `dynamic_states`, `slices` and `stacks` are arguments of the builder's `loop`. `rows` contains the
-    locations where the body writes the slices that are stacked. `after` contains the location where it writes each
-    state, by the input of the body that reads the state.
+    `states`, `dynamic_states`, `slices` and `stacks` are arguments of the builder's `loop`. `rows`: the locations where
+    the body writes the slices that are stacked. `after`: the location where the body writes each state. Its keys are
+    the inputs of the body that read the states.
     """
 
     def __init__(self, layout: LoopLayout, step: Emission):

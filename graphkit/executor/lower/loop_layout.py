@@ -25,9 +25,9 @@ class CarriedState(NamedTuple):
         before: Input of the body.
         output: Position of its last value among the node's outputs.
         after: Output of the body.
-        buffers: Where the iterations write the state. A pair: the offsets of two buffers, which they write in turn. An
-            index in `LoopLayout.stacked`: they write it to the slices of this stacked output. None: the size of the
-            state is known only in a run.
+        buffers: Where the iterations write the state. A pair: the offsets of two buffers, which take turns. An index of
+            `LoopLayout.stacked`: the slices of this stacked output. None: a buffer outside of the block, because the
+            size is known only in a run.
     """
 
     operand: int
@@ -46,7 +46,7 @@ class Scanned(NamedTuple):
 
 
 class Stacked(NamedTuple):
-    """An output that slices are stacked to. `row` is the output of the body."""
+    """An output of the node that consists of slices. `row` is the output of the body."""
 
     output: int
     row: Value
@@ -99,7 +99,7 @@ class LoopLayout:
 
     @property
     def dynamic_stacks(self) -> tuple[Stacked, ...]:
-        """The outputs whose size is not known before a run, because of the number or the shapes of their slices."""
+        """The outputs for which the number of slices, or the shape of a slice, is known only in a run."""
         return tuple(s for s in self.stacked if not has_fixed_size(self.node.outputs[s.output]))
 
     @property
@@ -120,7 +120,7 @@ class LoopLayout:
     def bounds(self, inputs: Sequence[T], absent: T) -> tuple[T, T]:
         """Return the iteration limit and the initial condition of a Loop, from `inputs`.
 
-        `absent` replaces each one that is missing. A Scan has neither.
+        If one is missing, `absent` replaces it. A Scan has neither.
         """
         limit, condition = (*inputs, absent, absent)[:2]
         return (limit, condition) if self.is_loop else (absent, absent)
@@ -133,14 +133,15 @@ class LoopLayout:
         row: Callable[[Scanned], T],
         captured: Callable[[Value, T], T] = lambda value, given: given,
     ) -> list[T]:
-        """Return where the inputs of the body are, in their order.
+        """Return the locations of the inputs of the body, in their order.
 
         Args:
             head: The iteration number and the condition of a Loop.
-            inputs: The operands of the node.
-            before: Returns where a state is.
-            row: Returns where a slice is.
-            captured: Called with an input of the body and the captured operand; returns where that operand is.
+            inputs: The locations of the operands of the node.
+            before: Returns the location of a state.
+            row: Returns the location of a slice.
+            captured: Called with an input of the body and the location of the captured operand; returns the location
+                for the body.
         """
         found = [*head]
         for value in self.body.graph.inputs[len(head) :]:
@@ -159,12 +160,12 @@ class LoopLayout:
         return {**{s.before: s for s in self.states}, **{s.row: s for s in self.scanned}}
 
     def written(self, flag: T | None, rows: Sequence[T], after: Callable[[CarriedState], T]) -> list[T]:
-        """Return where the body writes its outputs, in their order.
+        """Return the locations where the body writes its outputs, in their order.
 
         Args:
-            flag: Where it writes the condition; None if there is none.
-            rows: Where it writes the slices that are stacked.
-            after: Returns where it writes a state. It is not called for a state that is also a stacked slice.
+            flag: The location of the condition; None if the body writes none.
+            rows: The locations of the slices that are stacked.
+            after: Returns the location of a new state. It is not called for a state that is also a stacked slice.
         """
         states = [rows[s.buffers] if isinstance(s.buffers, int) else after(s) for s in self.states]
         return [*([] if flag is None else [flag]), *states, *rows]
@@ -186,8 +187,8 @@ def layout_of(site: Site) -> LoopLayout:
     """Return the layout of a Loop or a Scan over slices along the first axis.
 
     Raises NotNative for other axes, for values that are not tensors of numbers, and if the body cannot be specialised
-    or lowered. Also raises it if the size of a state is known in the body but not after the loop, or the other way
-    round; or if the size of a stacked output is known, but the size of its slices is not.
+    or lowered. Also raises NotNative if the size of a state is known in only one of two places: in the body and after
+    the loop. The same holds for the size of a stacked output that is known while the size of its slices is not.
     """
     node, block = site.node, Block()
     if not all(has_fixed_size(v) or has_run_time_size(v) for v in (*node.operands, *node.outputs)):
@@ -227,7 +228,7 @@ def layout_of(site: Site) -> LoopLayout:
 
 
 def _states(view: LoopView, rows: Sequence[Value], block: Block) -> tuple[list[CarriedState], list[tuple[int, int]]]:
-    """Return the states that change, with their place in `block`, and (operand, output) of those that do not."""
+    """Return the states that change, with their place in `block`, and pairs (operand, output) of the other states."""
     states: list[CarriedState] = []
     unchanged: list[tuple[int, int]] = []
     free = [*rows]  # each slice can hold at most one state

@@ -33,7 +33,7 @@ KernelKind = Literal["native", "interpreted", "view", "constant", "copy", "nccl"
 
 # Where a value is: (number of a memory block, offset in bytes). ARENA is the arena, and ABSENT is an absent operand.
 # Numbers from 0 are external memory: blocks outside the arena, such as inputs, results and parameters. A buffer is
-# external memory whose size is known only in a run; it also stores the shape of its value.
+# external memory whose size is known only in a run. A buffer also stores the shape of its value.
 Location: TypeAlias = tuple[int, int]
 
 ARENA = -1
@@ -46,7 +46,7 @@ class Settings(NamedTuple):
 
     Args:
         device: The kind of device.
-        native: Whether its programs are native ones.
+        native: Whether a native program executes the steps.
         threads: Number of threads.
         deterministic: Whether results must not depend on the number of threads.
         inplace: Whether a result may overwrite an operand.
@@ -104,7 +104,7 @@ if TYPE_CHECKING:
             ...
 
         def copy(self, builder: _native.Builder, name: str, value: Value, source: Location, target: Location) -> None:
-            """Write the steps that copy a value. If the target is a buffer, they also set its shape."""
+            """Write the steps that copy a value. If the target is a buffer, the steps also set its shape."""
             ...
 
         def graph(
@@ -152,15 +152,15 @@ class Lowering(ABC):
         inplace: Positions (input, output) that may share memory.
         packing: The kernel that reads constant operands in its own layout.
         unread: Positions of operands that the step does not read.
-        subgraphs: The graphs that the node runs, by "then" and "else", or by "body". This key is a part of the names of
-            their steps.
+        subgraphs: The graphs that the node runs. The keys are "then" and "else", or "body". The names of their steps
+            contain the key.
         in_python: Whether the step is a call of Python.
         may_fail: Whether steps of this class can fail in a run for reasons that `Op.value_check` does not cover,
             such as an error in Python code.
         allocates: Whether a native program allocates memory for such steps in a run.
         runs_in_subgraph: Whether a device with its own memory can run the step in a subgraph.
         trips: For a loop, the number of iterations in each run; infinity if it depends on values. None for other nodes.
-        executed_steps: Upper bound of the steps that one execution of the node runs, in all iterations; infinity if
+        executed_steps: Upper bound of the number of steps in one execution of the node, in all iterations; infinity if
             unknown.
     """
 
@@ -187,8 +187,8 @@ class LoweredGraph(NamedTuple):
     """A graph with the lowering of each node, the order of its steps and its memory.
 
     It is the graph of a program, a branch, or the body of a loop. The arena of a subgraph is working memory of the step
-    that runs it. `lowerings` are those of `placement.steps`. `fixed` contains the arrays of parameters and constants.
-    Kernels may keep packed copies of them, until their version changes.
+    that runs it. `lowerings` belong to `placement.steps`. `fixed` contains the arrays of parameters and constants.
+    Kernels may keep a packed copy of an array until its version changes.
     """
 
     graph: Graph
@@ -215,7 +215,7 @@ class LoweredGraph(NamedTuple):
 
     @property
     def executed_steps(self) -> float:
-        """Upper bound of the steps that one execution of the graph runs, also in subgraphs; infinity if unknown."""
+        """Upper bound of the number of steps in one execution of the graph, with its subgraphs; infinity if unknown."""
         return sum(lowering.executed_steps for lowering in self.lowerings)
 
     def contents(self) -> str:
@@ -238,7 +238,7 @@ def steps_text(count: int) -> str:
     return f"{count} step{'s' * (count != 1)}"
 
 
-# Lowers a subgraph. The mapping contains the fixed arrays among its inputs, by position. Raises NotNative.
+# Lowers a subgraph. The mapping contains the inputs that are fixed arrays, by position. Raises NotNative.
 LowerSubgraph: TypeAlias = Callable[[Graph, Mapping[int, VersionedArray]], LoweredGraph]
 
 

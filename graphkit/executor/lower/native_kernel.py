@@ -18,7 +18,7 @@ from graphkit.passes.core.sweep import read_positions
 
 
 def unread_operands(kernel: NativeKernel, node: Node) -> Set[int]:
-    """Return the positions of operands whose elements are not read. Their memory may contain another value."""
+    """Return the positions of operands whose elements the kernel does not read. Their memory may be reused earlier."""
     if not isinstance(node.op, Op) or not node.op.shape_only:
         return frozenset()
     return set(kernel.optional_inputs).difference(read_positions(node))
@@ -46,7 +46,7 @@ class PreparedKernel(Lowering):
 
 
 class SharedKernels:
-    """The lowerings to kernels of the device that equal nodes of a graph share. Kernels have no state.
+    """Lowerings to kernels of the device. Equal nodes of a graph share one, because kernels have no state.
 
     Args:
         placement: The storages of the graph.
@@ -58,7 +58,7 @@ class SharedKernels:
         self._lowerings: dict[Hashable, PreparedKernel] = {}
 
     def lowering(self, node: Node, choose: Callable[[Node], Lowering]) -> Lowering:
-        """Return the lowering of an equal node, or else what `choose` returns for this one."""
+        """Return the lowering of an equal earlier node. If there is none, return `choose(node)`."""
         key = self._key(node)
         earlier = self._lowerings.get(key)
         if earlier is not None:
@@ -69,10 +69,10 @@ class SharedKernels:
         return found
 
     def _key(self, node: Node) -> Hashable:
-        """Return everything that the kernel of a node with tensors of known sizes depends on.
+        """Return a key that is equal for two nodes if the same kernel fits both. All tensors must have known sizes.
 
-        The key contains constants and small parameters by identity, so it is valid while these arrays exist. It says
-        which operands are the same value. Layers whose large parameters have equal types have equal keys.
+        The key contains the ids of constants and of small parameters, so it is valid while these arrays exist. It
+        contains which operands are the same value. Of large parameters, it contains only the types.
         """
         root, known = self._placement.root, self._known
         places: dict[Value, int] = {}
@@ -96,7 +96,7 @@ class SharedKernels:
 
 
 def _identity(value: Value, kind: TensorType, array: VersionedArray) -> int:
-    """Return a number that says whose elements a kernel may depend on; 0 if the factory reads no elements."""
+    """Return the id of an array whose elements a kernel may depend on; 0 if its factory reads no elements."""
     # Factories read the elements of a Constant in the graph.
     return 0 if value.node is None and kind.is_static and kind.nbytes > MOST_READ_BYTES else id(array)
 

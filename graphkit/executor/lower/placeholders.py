@@ -1,8 +1,8 @@
 """Placeholders: numbers that lowering assumes for sizes and elements that are known only at run time.
 
-(A template needs none: its sizes stay symbolic.) Lowering makes a kernel for the assumed numbers. If this succeeds, a
-kernel is expected for all valid operands. If there is no kernel for the operands of a run, the run interprets the node.
-If operands are invalid, the run raises an error.
+Lowering makes a kernel for the assumed numbers. If this succeeds, a kernel is expected for all valid operands. If there
+is no kernel for the operands of a run, the run interprets the node. Invalid operands raise an error in the run.
+Templates use no placeholders, because their sizes stay symbolic.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLACEHOLDER = 16
 
 
 def deciding_operands(node: Node) -> frozenset[int]:
-    """Return the positions of operands whose elements are not known, and may be needed to prepare a kernel."""
+    """Return the positions of operands with unknown elements that may be needed to prepare a kernel."""
     floats = _deciding_floats(node)
     return frozenset(
         i for i, v in enumerate(node.inputs) if v is not None and _may_decide(v.tensor, floats=i in floats)
@@ -35,9 +35,9 @@ def deciding_operands(node: Node) -> frozenset[int]:
 
 
 def _may_decide(kind: TensorType, *, floats: bool) -> bool:
-    """Return whether the elements of an operand are not known, and may determine shapes or the kernel.
+    """Return whether an operand has unknown elements that may determine shapes or the kernel.
 
-    Such an operand is a scalar or a short vector of integers. floats: Whether its elements must be float32, not
+    Such an operand is a scalar or a short vector of integers. floats: Whether its elements are float32 instead of
     integers.
     """
     small = not kind.is_static or kind.nbytes <= MAX_KNOWN_ELEMENTS * kind.dtype.itemsize
@@ -91,7 +91,7 @@ def _parts(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
 
 
 def _padded_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Return the padded axes, along which the first two operands differ in size, and then the other axes."""
+    """Return the axes along which the first two operands differ in size (the padded ones), then the other axes."""
     padded, plain = _first_shapes(node, sizes)
     return sorted(range(len(padded)), key=lambda axis: padded[axis] == plain[axis])[:count]
 
@@ -136,7 +136,7 @@ _OTHERS = (_ZERO, _axes)
 
 
 def placeholder_types(node: Node, sizes: dict[str, Dim], by_value: frozenset[int]) -> list[TensorType | None]:
-    """Return the operands' types with placeholders for unknown sizes, and for the elements of operands in `by_value`.
+    """Return the operands' types, with placeholders for unknown sizes and for the elements of operands in `by_value`.
 
     by_value: Positions of operands whose elements are needed. Raises TypeMismatch if placeholder elements depend on a
     shape of unknown rank.
@@ -204,9 +204,9 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
 def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
     """Return placeholders for unknown sizes that are in the result of a Reshape, but not in its operand.
 
-    All but one are 1. The remaining one is chosen so that the result has as many elements as the operand. If the target
-    shape contains -1, all are 1. Returns None if there are no such sizes, or if no placeholder fits. sizes: the
-    placeholders of the operand.
+    One size is chosen so that the result has as many elements as the operand; all others are 1. If the target shape
+    contains -1, all are 1. Returns None if there are no such sizes, or if no placeholder fits. sizes: the placeholders
+    of the operand.
     """
     if node.op.name != "Reshape" or node.operands[0].tensor.shape is None:
         return None
@@ -228,8 +228,8 @@ def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
 def _given_to_reshape(node: Node, unknown: Set[str]) -> dict[str, Dim] | None:
     """Return placeholders for the unknown sizes of a Reshape's operand, if its result has a known size.
 
-    All but one are 1. The remaining one is chosen so that the operand has as many elements as the result. Returns None
-    if there are no such sizes, or if no placeholder fits.
+    One size is chosen so that the operand has as many elements as the result; all others are 1. Returns None if there
+    are no such sizes, or if no placeholder fits.
     """
     x = node.operands[0].tensor
     if node.op.name != "Reshape" or x.shape is None or not node.outputs[0].tensor.is_static or not unknown:

@@ -21,13 +21,12 @@ from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.draws import is_random
 from graphkit.passes.core.sweep import rewrite
 
-# Derived arrays up to this size stay in memory. Larger ones are released when no program refers to them, because most
-# of them are read only once, by a kernel that packs them.
+# Derived arrays up to this size stay in memory. Larger arrays are released when no program refers to them: most of them
+# are read only once, by a kernel that packs them.
 KEPT_BYTES = 1 << 16
 
 # A node is prepacked only if its results have at most this many times the bytes of its operands, or at most 1024 bytes.
-# Prepacked results, or packed copies of them, stay in memory between runs; results that each run computes need memory
-# only during the run.
+# The limit saves memory: prepacked results, or packed copies of them, stay in memory between runs.
 GROWTH_LIMIT = 4
 
 
@@ -47,7 +46,7 @@ class _Group:
         return sum(source.version for source in self._sources)
 
     def get(self, index: int, scratch: Scratch | None = None) -> np.ndarray:
-        """Return an output. If it must be computed, the sources are read into `scratch`."""
+        """Return an output. If it must be computed, `scratch` is memory for reading the sources."""
         scratch = Scratch() if scratch is None else scratch
         with self._lock:
             version = self.version
@@ -138,7 +137,7 @@ def _prepacked_nodes(graph: Graph, parameters: Mapping[Value, VersionedArray]) -
 
 
 def _components(nodes: Mapping[Node, None]) -> list[list[Node]]:
-    """Return groups of nodes that are connected by values that they compute, each in topological order."""
+    """Return the connected components of the nodes, each in topological order. Computed values connect nodes."""
     leader: dict[Node, Node] = {}
 
     def find(node: Node) -> Node:

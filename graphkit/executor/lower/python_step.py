@@ -63,8 +63,7 @@ class LaunchedStep(PythonStep):
 class PythonFunction(PythonStep):
     """A function that returns its results as arrays, instead of writing them to planned memory.
 
-    owned: True if no result shares memory with an operand. Otherwise, the caller copies results that may share memory
-    with an operand.
+    owned: Whether no result shares memory with an operand. If False, the caller copies results that may share memory.
     """
 
     may_fail = True
@@ -82,7 +81,9 @@ def launched(site: Site) -> Lowering | None:
 
 
 def string_function(site: Site) -> Lowering | None:
-    """Return the lowering of a node that reads or returns strings, to a function in Python; None if there is none."""
+    """Return the lowering of a node with strings to a function in Python; None for other nodes, or without a function.
+    function.
+    """
     node = site.node
     if site.inner or not any(_holds_strings(value) for value in (*node.operands, *node.outputs)):
         return None

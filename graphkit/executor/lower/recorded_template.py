@@ -37,19 +37,19 @@ class RecordedStep(NamedTuple):
 class RecordedTemplate(NamedTuple):
     """A template as plain data, for saved programs.
 
-    Its memory plan is valid for every kernel that a factory can make. So each step has working memory, even if some of
-    its kernels need none, and no step writes a result over an operand.
+    Its memory plan is valid for every kernel that a factory can make: each step has working memory, even if some of its
+    kernels need none, and no step writes a result over an operand.
 
     Attributes:
         symbols: The names of sizes.
-        instructions: They compute the table of sizes.
-        shape_of: Returns the shape of a value, as positions in the table.
+        instructions: The instructions that compute the table of sizes.
+        shape_of: A function that returns the shape of a value, as positions in the table.
         equal: Positions of sizes that must be equal, and the name of the node that requires it.
-        nonnegative: Positions of sizes that must not be negative, in the order of the graph, and the name of the first
-            node whose results have them; empty for inputs.
-        factories: Make the kernels of the steps.
-        requests: Blocks of the arena: (first step, last step, size). The size is a position in the table; for the
-            working memory of step i, it is -1 - i.
+        nonnegative: Positions of sizes that must not be negative, in the order of the graph. Each with the name of the
+            first node whose results have this size; "" for inputs.
+        factories: The factories of the steps' kernels.
+        requests: Blocks of the arena: (first step, last step, size). The size is a position in the table, or -1 - i for
+            the working memory of step i.
         steps: In the order of a run.
         constants: Arrays that steps read, by external memory.
         values: Tensors whose elements are sizes, by external memory: positions in the table, and the dtype.
@@ -68,9 +68,9 @@ class RecordedTemplate(NamedTuple):
 
 
 class UnplannedKernel(NamedTuple):
-    """Stands for all kernels of a step, so that the program is valid for each of them.
+    """Represents all kernels of a step in a memory plan that is valid for each of them.
 
-    The program reserves working memory for the step, lets no result overwrite an operand, and packs no constants.
+    The step gets working memory, does not write results over operands, and packs no constants.
     """
 
     kernel: Any
@@ -81,7 +81,7 @@ class UnplannedKernel(NamedTuple):
 
 
 class StepRecorder:
-    """Keeps the steps of a program that is written."""
+    """Stores the steps that a `_Writer` of `graphkit.executor.lower.template` writes."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, Sequence[Location], Sequence[Location], Location]] = []

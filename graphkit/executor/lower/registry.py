@@ -103,8 +103,8 @@ def _interpreted_in_subgraph(site: Site) -> Lowering | None:
     return interpreted_in_subgraph(site)
 
 
-# Returns the lowering of a node, or None if the rule is for other operators. If the rule does not apply to this node,
-# it raises NotNative, which says why.
+# Returns the lowering of a node, or None if the rule is for other operators. If the rule is for this operator but does
+# not apply to this node, it raises NotNative with the reason.
 LoweringRule: TypeAlias = Callable[[Site], Lowering | None]
 
 # Views of known size need no rule. They are not steps, because `place_values` gives them the memory of their operand.
@@ -157,7 +157,7 @@ def lower_graph(
     known = {**fixed, **{node.output: node.op.value for node in graph.nodes if isinstance(node.op, Constant)}}
     placement = place_values(graph, swaps=settings.device != "cpu" and not inner, hosted=hosted)
     require_shapes_for(graph.nodes)
-    # Check the memory first: preparing a kernel may take time and memory in proportion to the size of its results.
+    # Check the memory before kernels are prepared, which may take time and memory in proportion to their results.
     require_memory_for(placement.steps, placement.used)
 
     def lower(subgraph: Graph, arrays: Mapping[int, VersionedArray]) -> LoweredGraph:
@@ -185,7 +185,7 @@ def lower_graph(
         needs,
         inplace=settings.inplace,
         share=settings.share,
-        group_updates=not settings.native,  # devices merge the launches of updates that are next to each other
+        group_updates=not settings.native,  # devices launch adjacent updates together
         order=None if order is None else [place[node] for node in order],
     )
     return LoweredGraph(graph, known, placement, lowerings, memory, settings)

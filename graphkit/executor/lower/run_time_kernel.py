@@ -1,4 +1,4 @@
-"""Nodes whose operands have run-time sizes: the run prepares a kernel for the sizes, and keeps it.
+"""Nodes whose operands have run-time sizes: a run prepares a kernel for its sizes. Later runs reuse the kernel.
 
 Lowering finds out whether this is possible by making a kernel for placeholder sizes. If it is not possible, the node is
 interpreted, and the plan says so.
@@ -35,8 +35,8 @@ from graphkit.ops.evaluate import failure_of, run_node
 # The number of shapes whose kernels are kept, for one node.
 _KEPT = 4096
 
-# An operand or result of the native program: its buffer, the bytes of an element, the number of elements if there is no
-# buffer, and whether shapes depend on its values.
+# An operand or result of the native program: its buffer, the bytes of an element, the number of elements (if it has no
+# buffer), and whether shapes depend on its values.
 RunTimeOperand: TypeAlias = tuple[int, int, int, bool]
 
 Shapes: TypeAlias = Sequence[Sequence[int] | None]
@@ -46,11 +46,11 @@ class Prepared(NamedTuple):
     """The implementation of a node for given shapes: a kernel, views, known elements, or a function.
 
     Attributes:
-        kernel: The kernel, if it runs one.
+        kernel: The kernel, or None.
         shapes: The shapes of the results; empty for a function, which returns arrays.
-        views: Pairs of positions (operand, result): the result is a view of the operand.
-        known: The bytes of the elements of those results whose elements are known, by position.
-        function: A function from the operands' memory to the results.
+        views: Pairs (operand, result) of positions: this result is a view of this operand.
+        known: Results whose elements are known: their bytes, by position.
+        function: A function that takes the operands' memory and returns the results.
     """
 
     kernel: NativeKernel | None
@@ -79,7 +79,8 @@ class AtRunTime(Lowering):
         """
 
     def emit(self, step: Emission) -> None:
-        # A kernel expects a location for each operand of the operator, also for optional ones that the node leaves out.
+        # A kernel expects a location for each operand of the operator, even for optional operands that the node leaves
+        # out.
         padding = max(len(getattr(self.node.op, "formals", ())) - len(step.inputs), 0)
         operands = enumerate(zip(self.node.inputs, step.inputs, strict=True))
         step.builder.dynamic(
@@ -152,7 +153,7 @@ class RunTimeKernel(AtRunTime):
     def result_sizes(self) -> list[list[tuple[int, int]]] | None:
         """The source of each size of each result: (operand, axis), or (-1, size) for a known size.
 
-        None if a size is another one, or if the rows of a result have no known shape.
+        None if a size has another source, or if the shape of a result's rows is unknown.
         """
         axes: dict[Dim, tuple[int, int]] = {}
         for i, value in enumerate(self.node.inputs):
@@ -204,8 +205,8 @@ class RunTimeKernel(AtRunTime):
 def run_time_kernel(site: Site) -> RunTimeKernel | None:
     """Return the lowering of a node with run-time sizes, or None.
 
-    It is None if nothing suitable can be prepared for the placeholders, if results have data-dependent shapes, if a
-    value is not a tensor of numbers, or if all sizes and elements that a kernel needs are known before the run.
+    It is None in four cases: nothing can be prepared for the placeholders; a result has a data-dependent shape; a value
+    is not a tensor of numbers; or all sizes and elements that a kernel needs are known before the run.
     """
     node, declared = site.node, site.settings.declared
     context = site.without_constants._replace(sizes_vary=True)
@@ -220,8 +221,8 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
             try:
                 types = placeholder_types(node, sizes, by_value)
                 found = _prepared(_bound(node, types), context)
-                # If all sizes are known, accept only a kernel. A view or known elements may be correct for the
-                # placeholder elements, but not for the elements of a run.
+                # If all sizes are known, accept only a kernel: views and known elements may depend on the placeholder
+                # elements.
                 if found is not None and (found.kernel is not None or not site.static):
                     return RunTimeKernel(node, context, by_value, declared)
             except GraphkitError:  # a shape is not known, or does not fit others
@@ -238,7 +239,7 @@ def decided_by_sizes(node: Node) -> bool:
     try:
         ones: dict[str, Dim] = dict.fromkeys(next(assumed_sizes(node)), 1)
         bound = _bound(node, placeholder_types(node, ones, frozenset()))
-    except GraphkitError:  # such sizes do not fit: no run has them
+    except GraphkitError:  # the sizes are invalid, so no run has them
         return True
     return all(has_fixed_size(v) for v in bound.outputs)
 

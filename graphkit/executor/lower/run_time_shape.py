@@ -1,4 +1,4 @@
-"""Steps without a kernel that read only the shape, or one row, of a value with a data-dependent shape."""
+"""Steps that need no kernel: they read only the shape, or one row, of a value with a data-dependent shape."""
 
 from __future__ import annotations
 

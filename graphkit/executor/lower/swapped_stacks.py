@@ -10,21 +10,20 @@ from graphkit.ir.graph import Node, Value
 from graphkit.passes.core.sweep import elements_read
 from graphkit.passes.training.swap import is_swapped
 
-# Stacks with fewer slices are not swapped, because this would save little memory: the loop that writes slices keeps two
-# of them on the device, and so does each loop that reads them.
+# Stacks with fewer slices are not swapped: two slices stay on the device in each loop that writes or reads them, so
+# swapping would save little memory.
 LEAST_ROWS = 5
 
-# Each iteration copies one slice, and very small copies are not worthwhile. So a slice must have at least
-# MIN_BYTES / ROW_PARTS bytes.
+# A slice must have at least MIN_BYTES / ROW_PARTS bytes, because each iteration copies one slice, and very small copies
+# are slow.
 ROW_PARTS = 16
 
 
 def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
     """Return the outputs of loops whose slices are stacked in host memory. Takes linear time.
 
-    An output is among them if a marked loop (`is_swapped`) stacks it, and only other loops read it, slice by slice. The
-    number of iterations of each of these loops must be known, and the output must be large enough (see LEAST_ROWS and
-    ROW_PARTS).
+    The loop that stacks such an output is marked (`is_swapped`). All steps that read the output are loops, and read it
+    slice by slice. The numbers of iterations are known, and the output is large enough (see LEAST_ROWS, ROW_PARTS).
 
     lowered: the graph as it would run without swapping.
     """

@@ -57,8 +57,8 @@ _KEPT = 256
 class SizedCode(NamedTuple):
     """A native program for given sizes, and the memory outside its arena.
 
-    `results` are shape, dtype and bytes of the outputs. External memory is numbered in this order: inputs, then
-    outputs. `operands` are the parameters and constants that the program reads.
+    `results`: shape, dtype and bytes of each output. `operands`: the parameters and constants that the program reads.
+    External memory is numbered in this order: inputs, then outputs.
     """
 
     native: _native.Program
@@ -99,13 +99,13 @@ class _Step:
         symbolic_inference: bool,
         types: Mapping[Value, _Typed],
     ):
-        self.node = node  # one of them
-        # Whether symbolic inference has given the results' types, so that inference for given sizes is not necessary.
+        self.node = node  # the first of the nodes
+        # Whether symbolic inference determines the results' types. If so, types are not inferred again for given sizes.
         self.symbolic_inference = symbolic_inference
         # Positions, in the table of sizes, of the symbols in the nodes' types.
         self.mentioned = mentioned
         self.context = known  # None: no kernel is needed
-        # Makes the kernels from sizes alone. None if each kernel needs a node with static types (see `_bound`).
+        # Makes a kernel from sizes. None if a kernel must be made from a node with static types (see `_bound`).
         self.make: SizedFactory | None = None
         prepare = rule_of("cpu", node.op).prepare
         if prepare is not None and known is not None and symbolic_inference:
@@ -141,8 +141,8 @@ class Template:
     """A graph that is lowered once, with symbolic sizes. `at` makes the program for given sizes.
 
     `fixed`: the arrays of parameters among the inputs. Kernels may keep packed copies of them, until their version
-    changes. Raises NotNative, which says why, if the inputs have fixed sizes, and for graphs that `_require` rejects:
-    for example with updates, with control flow, or with sizes that are known only in a run.
+    changes. Raises NotNative, with the reason, if the inputs have fixed sizes, or if `_require` rejects the graph: for
+    example, because it has updates, control flow, or sizes that are known only in a run.
     """
 
     def __init__(self, graph: Graph, fixed: Mapping[Value, VersionedArray], settings: Settings):
@@ -160,8 +160,8 @@ class Template:
         for value in graph.values:
             self._types[value] = _Typed(value.tensor, self._table)
             self._bytes[value] = self._table.add(value.tensor.size * value.dtype.itemsize)
-        # Pairs of positions in the table of sizes that must be equal, because symbolic inference assumes it, or because
-        # they are the bytes of a view and of its root. The text is the name of the node that requires it.
+        # Pairs of positions in the table whose sizes must be equal: symbolic inference assumes it, or they are the
+        # bytes of a view and of its root. The text is the name of the node that requires it.
         self._equal: list[tuple[int, int, str]] = []
         computed = set(self.placement.steps)
         alike: dict[Hashable, _Step] = {}
@@ -210,7 +210,7 @@ class Template:
 
         Raises InputError if the shapes contradict each other. Raises NotNative if there is no kernel, or if inference
         or the kernel rejects the sizes. The caller then compiles a program for these sizes only. If the sizes are
-        wrong, that compilation raises the error that the user gets.
+        invalid, this compilation raises an error for the user.
         """
         given = [shapes.get(name) for name in self._inputs]
         try:
@@ -234,9 +234,9 @@ class Template:
             raise NotNative(f"the value of {name} is unknown") from name
 
     def _step(self, node: Node, computed: bool, alike: dict[Hashable, _Step]) -> _Step:
-        """Return the _Step of this node, which nodes with equal operators, types and small constants share."""
+        """Return the _Step of this node. Nodes with equal operators, types and small constants share a _Step."""
         known = kernel_context(node, self.placement, self._known, self.settings)
-        # A view of a constant may have symbolic sizes. It is treated like an operand that is computed.
+        # Leave out views of constants with symbolic sizes: they are like computed operands.
         arrays = {
             i: (v, a)
             for i, a in known.constant_inputs.items()
@@ -262,7 +262,7 @@ class Template:
         return alike[key]
 
     def _substitutes(self, node: Node) -> bool:
-        """Return whether symbolic inference gives the results' types. Its assumptions are added to `_equal`."""
+        """Return whether symbolic inference determines the results' types. Add its assumptions to `_equal`."""
         if not isinstance(node.op, Op) or not node.op.symbolic_inference:
             return False
         with assumptions() as assumed:
@@ -295,7 +295,9 @@ class Template:
     # --- one node ---------------------------------------------------------------------------------------
 
     def _kernel(self, number: int, sizes: Sequence[int]) -> NativeKernel | None:
-        """Make a kernel in Python, because the step has no native factory, or the native factory makes no kernel.
+        """Make a kernel in Python. It is called if the step has no native factory, or if the factory returns no kernel.
+
+        number: the position of the step in `_distinct_steps`. Returns None for a view.
 
         None for a view.
 
@@ -331,7 +333,7 @@ class Template:
     # --- memory and the native program ------------------------------------------------------------------
 
     def _structured(self, made: Sequence[_native.NodeKernel], sizes: Sequence[int]) -> tuple[Any, ...]:
-        """Return the structure of a program with these kernels, as `SizedPrograms.at` needs it."""
+        """Return the structure of a program with these kernels, for `SizedPrograms.at`."""
         plan = self._plan(made, sizes)
         writer = _Writer(self.graph, self.placement, self._known, plan)
         program = native_module().Program(self.settings.threads, 0, writer.externals)
@@ -351,7 +353,7 @@ class Template:
     def recorded(self, symbols: Mapping[str, int]) -> RecordedTemplate:
         """Return the template as plain data. Raises NotNative, which names a node whose kernels need Python.
 
-        symbols: Sizes for which the order of the steps is chosen.
+        symbols: Sizes by symbol. They are used to choose the order of the steps.
         """
         sizes = self._table.values(symbols)
         made = [self._unplanned(step, sizes) for step in self._nodes]
@@ -394,7 +396,10 @@ class Template:
         return UnplannedKernel(kernel)
 
     def _plan(self, made: Sequence[_native.NodeKernel], sizes: Sequence[int]) -> MemoryPlan:
-        """Return the memory plan. It depends only on which kernels need working memory, and on their in-place pairs."""
+        """Return the memory plan. A cache keeps plans by the kernels' need of working memory and by their in-place
+        pairs.
+        pairs.
+        """
         key = tuple([(m.scratch_bytes > 0, *m.inplace) for m in made])
         if key not in self._plans:
             self._plans[key] = plan_graph(
@@ -409,7 +414,7 @@ class Template:
         return self._plans[key]
 
     def _elements(self, value: Value) -> tuple[int, ...]:
-        """Return the positions, in the table, of the elements of a value that is computed from sizes."""
+        """Return the elements of a value that is computed from sizes, as positions in the table."""
         elements = self._types[value].elements
         assert elements is not None, "the placement says that they are known"
         return elements
@@ -502,7 +507,7 @@ def _names(dim: Dim) -> frozenset[str]:
 
 
 def _require(graph: Graph, placement: Placement, fixed: Iterable[Value]) -> Placement:
-    """Return the placement. Raises NotNative for graphs that a Template cannot represent, and says why."""
+    """Return the placement. Raises NotNative, with the reason, for graphs that a Template cannot represent."""
     if graph.updates:
         raise NotNative("states are written")
     for value in graph.values:

@@ -96,9 +96,7 @@ class Exchange(Protocol):
 
     @property
     def counts_every_step(self) -> bool:
-        """Whether skipped updates and batches without samples count as updates, which keeps the counts of ranks equal.
-        counts.
-        """
+        """Whether skipped updates and batches without samples count as updates, which keeps the counts of ranks equal."""
 
     @property
     def divides_model(self) -> bool:

@@ -24,8 +24,8 @@ class InstanceContext:
     """State that the kernels of one instance of a program share.
 
     Args:
-        faults: An array of uint32 words on the device: one fault word for each `Faulty` kernel, in the order of
-            `faulty`. The host sets one more word, the last one, to end all loops.
+        faults: An array of uint32 words on the device. Each `Faulty` kernel has a fault word, in the order of `faulty`.
+            The last word is for the host, which sets it to end all loops.
         iteration_limit: The largest number of iterations that any loop in a recording may take, an int64 on the device.
         without_collectives: Whether recordings contain no collective with other processes.
     """
@@ -38,7 +38,8 @@ class InstanceContext:
     @property
     def conditions(self) -> bool:
         """Whether recordings may contain conditions."""
-        # A recording with NCCL waits for events outside of it. A recording with conditions cannot wait for such events.
+        # A recording with NCCL waits for events outside of the recording. With conditions, a recording cannot wait for
+        # such events.
         return self._without_collectives and isinstance(self._device, Recorder) and self._device.supports_conditions()
 
     def word(self) -> Any:
@@ -49,8 +50,8 @@ class InstanceContext:
 class SubgraphStep(Lowering):
     """A node that runs subgraphs: in a native program, or as steps on device arrays.
 
-    failure: If the step itself can fail, a function of the node and its fault word that returns the error (see
-    `Faulty`); else None. The word of the step comes after the words of its subgraphs.
+    failure: None if the step itself cannot fail. Otherwise a function that returns the error, given the node and its
+    fault word (see `Faulty`). This word comes after the words of the subgraphs.
     """
 
     runs_in_subgraph = True
@@ -63,16 +64,16 @@ class SubgraphStep(Lowering):
 
     @property
     def host_reason(self) -> str:
-        """Why the host must read values in each run to choose the steps of this node: no recording can contain them.
+        """The reason why the host must read values in each run, to choose the steps of this node.
 
-        Empty if a recording can contain the node. Also empty if the steps do not depend on values: then the host can
-        choose them without reading values.
+        Such a node cannot be in a recording. "" if the node can be in a recording, or if its steps do not depend on
+        values.
         """
         return next(filter(None, map(_why_not_recorded, self.subgraphs.values())), "")
 
 
 def _why_not_recorded(graph: LoweredGraph) -> str:
-    """Return why no recording can contain the steps of a subgraph; empty if one can."""
+    """Return why the steps of a subgraph cannot be in a recording; "" if they can."""
     for node, lowering in graph.steps:
         name = f"{graph.graph.node_name(node)} ({node.op.name})"
         if lowering.kind == "interpreted":
@@ -88,9 +89,9 @@ class SubgraphKernel(ABC):
     """The kernel of a node with subgraphs.
 
     Attributes:
-        launches: About how many steps a call runs, or its recording contains.
+        launches: Approximate number of steps in a call or a recording.
         host_reads: Whether the host reads values during a call.
-        repeats: Whether its recording contains loops whose number of iterations depends on values.
+        repeats: Whether a recording contains loops whose number of iterations depends on values.
     """
 
     can_be_recorded: bool
@@ -125,12 +126,12 @@ class ArrayMaker(ABC):
 
 
 def launches_of(kernel: ArrayKernel | None) -> int:
-    """Return about how many steps a call of a kernel runs."""
+    """Return the approximate number of steps in a call of a kernel."""
     return kernel.launches if isinstance(kernel, SubgraphKernel) else 1
 
 
 class Faulty(NamedTuple):
-    """A node whose kernel can fail on the device. A kernel that fails sets its fault word to a non-zero number.
+    """A node whose kernel can fail on the device. If it fails, it sets its fault word to a number other than 0.
 
     `failure` returns the error, given the node and the word. `rejects_operands`: whether the kernel can fail because of
     the values of its operands.
@@ -199,11 +200,13 @@ class ArrayBody:
         }
 
     def reads(self, value: Value) -> bool:
-        """Return whether a step reads an input of the graph."""
+        """Return whether a step reads `value`, an input of the graph."""
         return value in self._lowered.placement.used
 
     def steps(self, arena: Any, inputs: Sequence[Any], results: Sequence[Any]) -> Iterator[BoundStep]:
-        """Yield the steps. Offsets of the plan count from `arena`; inputs and results are in the given memory."""
+        """Yield the steps of a call, which uses the given memory for the arena, the inputs and the results.
+        results.
+        """
         lowered, placement = self._lowered, self._lowered.placement
         places = {**self._constants, **dict(zip(lowered.graph.inputs, inputs, strict=True))}
         for result, target in zip(placement.results, results, strict=True):
@@ -231,7 +234,7 @@ class ArrayBody:
 
 
 def host_reads_values(kernel: ArrayKernel | None) -> bool:
-    """Return whether the host reads values in a call of a kernel, to choose its steps."""
+    """Return whether the host reads values in a call of a kernel, to choose the kernel's steps."""
     return isinstance(kernel, SubgraphKernel) and kernel.host_reads
 
 

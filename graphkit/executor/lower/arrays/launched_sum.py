@@ -1,9 +1,8 @@
 """Collectives of device arrays, launched on a separate stream while the host continues.
 
-All processes must launch their collectives in the same order. The order of the steps may differ between ranks, because
-their programs may be for different sizes. So collectives are launched in the order of the graph. If the operands of a
-collective are ready early, it waits until all collectives before it in the graph are launched. See `_order` for an
-exception.
+All processes must launch their collectives in the same order. The order of steps may differ between ranks, because
+ranks may have different shapes. So collectives are launched in the order of the graph. If the operands of a collective
+are ready early, it waits until all collectives before it in the graph are launched. See `_order` for an exception.
 """
 
 from __future__ import annotations
@@ -49,7 +48,9 @@ class LaunchedSum(PythonStep):
 
 
 class Progress(NamedTuple):
-    """The state of a run: how many collectives are launched, and which ones are ready but wait for earlier ones."""
+    """The state of a run: the number of launched collectives, and those that are ready but must be launched later.
+    later.
+    """
 
     launched: int
     ready: Mapping[str, Callable[[], None]]
@@ -78,7 +79,7 @@ class SumQueue:
         self._begun, self._launched = False, 0
         self._is_recorded = False
         self._ready: dict[str, Callable[[], None]] = {}
-        # For each collective that the program's stream has not waited for, an event recorded after it.
+        # For each collective that the program's stream has not waited for: an event that was recorded after it.
         self._events: dict[str, Any] = {}
         self._recording, self._structure = 0, 0
 
@@ -87,18 +88,17 @@ class SumQueue:
     def set_recordings(self, recordings: Iterable[Iterable[str]]) -> None:
         """Set which collectives are recorded together. All processes must have the same recordings.
 
-        recordings: For each recording, a list of texts. The list is empty if the recording contains no collectives.
-        Otherwise, the first text says whether the recording comes after the last step that can fail. The other texts
-        are the keys of the collectives.
+        recordings: A list of texts for each recording; empty if it contains no collectives. The first text says whether
+        the recording comes after the last step that can fail. The other texts are the keys of the collectives.
         """
         with_sums = [keys for keys in map(list, recordings) if keys]
         self._structure = zlib.crc32(repr(with_sums).encode()) % (2**20 - 1) + 1
 
     @contextmanager
     def taking_part(self) -> Iterator[None]:
-        """Enclose a run. If it fails while other processes take part in its collectives, they are notified.
+        """Context of a run. If the run fails while other processes take part in its collectives, notify them.
 
-        NotFinite is not reported, because every process detects it on its own.
+        NotFinite needs no notification: every process raises it on its own.
         """
         self._begun, self._launched = False, 0
         self._ready, self._events = {}, {}
@@ -117,7 +117,8 @@ class SumQueue:
         can_record: Whether this process can replay a recording of the run, or make one.
 
         Returns:
-            Whether all processes record or replay the run, and whether all must record it again.
+            Two booleans: whether all processes record or replay the run; whether all processes must make a new
+            recording.
         """
         self._recording = self._recording if can_record else 0
         agreed = self._sums.agree(self._order_text, self._nbytes, can_record, self._recording, self._structure)
@@ -129,7 +130,7 @@ class SumQueue:
     def begin(self, key: str, launch: Callable[[], None]) -> None:
         """Launch a collective now, or in a later call as soon as all collectives before it are launched.
 
-        Its operands are ready at this point of the program's stream.
+        Call it when the program's stream has computed, or will compute, the operands.
         """
         self._ready[key] = launch
         while self._launched < len(self._order) and (key := self._order[self._launched]) in self._ready:
@@ -143,8 +144,8 @@ class SumQueue:
     def stream_wait(self, keys: Sequence[str]) -> None:
         """Let later work of the program's stream wait for collectives.
 
-        Outside recordings, the host waits too. Otherwise the stream would fill up with waiting work if another process
-        was lost, and a call that queues more work would never return.
+        Outside recordings, the host waits, too. Without this, a lost process could block the host: the queue of the
+        stream would become full, and calls that add work to it would not return.
         """
         known = [key for key in keys if key in self._events]
         if known:
@@ -158,7 +159,7 @@ class SumQueue:
     def join(self) -> None:
         """Call `stream_wait` for all launched collectives.
 
-        Each recording ends with this call: its events are not valid in other recordings.
+        Every recording ends with this call, because events of one recording are not valid in another one.
         """
         self.stream_wait([*self._events])
 
@@ -172,7 +173,7 @@ class SumQueue:
         self._sums.wait(partial(self._streams.done, self._stream))
 
     def has_ended(self) -> bool:
-        """Wait, and return whether all work is done. The result is False only if another process was lost."""
+        """Wait for all work of the program's stream. Return False if a process was lost before the work was done."""
         self.wait()
         return self._streams.done(self._stream)
 
@@ -183,7 +184,7 @@ class SumQueue:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Enclose work that is recorded."""
+        """Context in which work is recorded."""
         self._is_recorded = True
         try:
             yield
@@ -207,8 +208,8 @@ def _key(node: Node) -> str:
 def _order(keys: Sequence[str], steps: Sequence[tuple[Any, Any]]) -> Sequence[str]:
     """Return the keys in the order in which the collectives are launched.
 
-    Usually, this is their order in the graph, which is the order of `keys`. But in this order, a step may wait for a
-    collective that is launched only after the step. In that case, return the keys in the order of the steps.
+    This is the order in the graph (`keys`), unless a step would then wait for a collective that is launched only after
+    the step. In that case, it is the order of the steps.
     """
     launched, ready = 0, set()
     for begun, awaited in steps:
@@ -222,7 +223,7 @@ def _order(keys: Sequence[str], steps: Sequence[tuple[Any, Any]]) -> Sequence[st
 
 
 def _order_checksum(nodes: Sequence[Node]) -> str:
-    """Return a short text that identifies the order and the types of collectives, by a checksum."""
+    """Return a short text with a checksum of the order and the types of collectives."""
     described = "; ".join(f"{node.op.name} {_key(node)} {[str(v.type) for v in node.outputs]}" for node in nodes)
     return f"{len(nodes)} in the order {hashlib.blake2b(described.encode(), digest_size=4).hexdigest()}"
 
@@ -246,7 +247,7 @@ class LaunchedStart:
 
     def __init__(self, device: Device, queue: SumQueue, node: Node, launch: Callable[[Sequence[Any]], None]):
         self._device, self._queue, self._node, self._launch = device, queue, node, launch
-        # Memory for results that this program does not use. Other processes need the sums, so it still computes them.
+        # Memory for unused results. This process must compute them, too, because other processes need the sums.
         self._own: dict[int, Any] = {}
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
@@ -264,7 +265,7 @@ class LaunchedStart:
 
 
 class LaunchedGather:
-    """Starts an all-gather of the pieces that each process holds."""
+    """Starts an all-gather of the pieces that the processes store."""
 
     can_be_recorded = True
 

@@ -1,9 +1,9 @@
 """The iterations of Loop and Scan on the arrays of a device.
 
 If the number of iterations is known, the steps of all iterations are recorded with the other steps of the program,
-unless there are more than MOST_RECORDED, or the body cannot be recorded. If the number is unknown, the host reads the
-condition after each iteration, and stacked outputs grow. If nothing is stacked, a recording can contain the body once
-and repeat it, provided that the device supports this.
+unless there are more than MOST_RECORDED steps, or the body cannot be recorded. If the number is unknown, the host reads
+the condition after each iteration, and stacked outputs grow. Without scanned operands and stacked outputs, some devices
+can instead record the body once, and repeat it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from graphkit.ir.types import TensorType
 from graphkit.ops.control.views import LoopView
 from graphkit.ops.evaluate import failure_of
 
-# Kernels access memory in units of this many bytes: slices that do not begin at a multiple of it are copied.
+# Alignment in bytes that kernels need. A slice that does not begin at a multiple of UNIT is copied.
 UNIT = 16
 
 # The largest number of steps of one loop in a recording. The driver needs memory for each step of a recording.
@@ -36,14 +36,14 @@ MOST_RECORDED = 1 << 16
 
 
 def has_fixed_operands(node: Node) -> bool:
-    """Return whether the sizes of a loop's operands, apart from captures, and of its states are known."""
+    """Return whether the sizes of a loop's operands and states are known. Captures are not checked."""
     view = LoopView.of(node)
     values = (*view.operands[: view.at_captures.start], *node.outputs[: view.state_count])
     return all(v is None or has_fixed_size(v) for v in values)
 
 
 def check_stacks(site: Site, layout: LoopLayout) -> None:
-    """Raise NotNative for sizes that the arrays of a device cannot have."""
+    """Raise NotNative if states or stacked outputs have sizes that device arrays do not support."""
     if any(s.buffers is None for s in layout.states):
         raise NotNative("a state's size changes")
     if not all(has_fixed_size(s.row) for s in layout.stacked):
@@ -57,7 +57,9 @@ def check_stacks(site: Site, layout: LoopLayout) -> None:
 
 
 def with_copied_slices(layout: LoopLayout, hosted: Set[Value]) -> LoopLayout:
-    """Return the layout with memory for the slices that are copied: those in host memory, and those that are not
+    """Return the layout with memory for slices that are copied, because they are in host memory or not aligned.
+
+    hosted: operands and outputs of the node that are in host memory.
     aligned. hosted: operands and outputs of the node that are in host memory.
     """
     node, block = layout.node, Block(layout.scratch_bytes)
@@ -66,13 +68,16 @@ def with_copied_slices(layout: LoopLayout, hosted: Set[Value]) -> LoopLayout:
     copied: dict[Value, tuple[int, int]] = {}
     for row in (*(s.row for s in layout.scanned), *(s.row for s in layout.stacked)):
         if (row in from_host | to_host or row.tensor.nbytes % UNIT) and row not in copied:
-            # Two buffers: one may contain a state while the body writes the next value of the state to the other.
+            # Two buffers: if the slice is also a state, the body reads one buffer and writes the new value to the other
+            # one.
             copied[row] = block.take(row.tensor.nbytes), block.take(row.tensor.nbytes)
     return replace(layout, copied=copied, hosted=from_host | to_host, scratch_bytes=block.size)
 
 
 def may_repeat(layout: LoopLayout) -> bool:
-    """Return whether a recording can repeat one copy of the body. This requires two things: the number of iterations
+    """Return whether a recording may contain the body once, and repeat it.
+
+    It may if the number of iterations depends on values, and all iterations read and write the same memory.
     depends on values, and each iteration reads and writes the same memory.
     """
     return layout.is_loop and layout.known_trips is None and not (layout.scanned or layout.stacked)
@@ -86,8 +91,8 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         self._rows = SwappedRows(copies, layout.hosted) if layout.hosted and copies is not None else None
         self._layout, self._trips = layout, layout.known_trips
         self._copied = Copied(device)
-        # In each iteration, there are at most two further steps for each slice in host memory: a step that copies it,
-        # and a step that waits for copies.
+        # For each slice in host memory, an iteration has up to two more steps: one copies the slice, one waits for
+        # copies.
         self.launches = (self._body.launches + 2 * len(layout.hosted)) * (self._trips or 1)
         known = self._trips is not None and not layout.dynamic_stacks and self.launches <= MOST_RECORDED
         self.can_be_recorded = known and self._body.can_be_recorded
@@ -99,7 +104,8 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         self._true = device.copy_in(np.ones(UNIT, np.bool_)) if head else None
         self._numbers = None
         if self._reads_number and self._trips is not None:
-            # The copies of a number fill one unit of memory, so the copies of number `trip` begin at UNIT * trip.
+            # Each number is repeated until it fills UNIT bytes, so that number `trip` is aligned: it begins at UNIT *
+            # trip.
             self._numbers = device.copy_in(np.arange(self._trips).repeat(UNIT // 8))
 
     def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
@@ -131,7 +137,7 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         yield from (self._copied.step(*pair) for pair in memory.finals(trip))
 
     def _check_limits(self, trip: int) -> None:
-        """Raise LimitReached, which names the loop, if no further iteration is allowed."""
+        """Raise LimitReached, which names the loop, if the loop must not begin iteration `trip`."""
         try:
             limits.check_iterations(trip)
             limits.check_time()
@@ -139,7 +145,7 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
             raise failure_of(self._layout.node, error) from None
 
     def _limit(self, inputs: Sequence[Any]) -> int | None:
-        """Return the largest number of iterations; None: any number."""
+        """Return the largest number of iterations; None if there is no limit."""
         if self._trips is not None:
             return self._trips
         if not self._layout.is_loop:
@@ -176,9 +182,8 @@ class RecordedLoop(PreparedLoop, Conditional):
         self.launches = 3 + body.launches + 3 * len(layout.states)
 
     def recorded(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[Recorded]:
-        # The recording repeats the steps of the second iteration, which read each state from the place where the first
-        # iteration writes it. So states are copied to this place before the loop (`first`) and after each iteration
-        # (`carried`).
+        # The recording repeats the steps of iteration 1, which read each state from the buffer that iteration 0 writes.
+        # So states are copied to this buffer before the loop (`first`) and after each iteration (`carried`).
         layout, memory = self._layout, _Memory(self._device, self._layout, inputs, outputs, scratch)
         number = layout.iteration
         assert number is not None, "it is a Loop"
@@ -204,7 +209,7 @@ class _Stack:
         self._memory = device.alloc(kind.nbytes)
 
     def row(self, number: int) -> Any:
-        """Return the memory of slice `number`, which exists already or is the next one to be added."""
+        """Return the memory of slice `number`. If it does not exist, it must be the next one, and is added."""
         if number == self._capacity:
             self._capacity *= 2
             memory = self._device.alloc(self._capacity * self._kind.nbytes)
@@ -311,12 +316,12 @@ class _Memory:
                 yield stack.row, self._written_row(stack, trip), self._stacked_row(stack, trip)
 
     def first(self) -> Iterator[tuple[Any, Any]]:
-        """Yield pairs (initial value of a state, memory where the second iteration reads the state)."""
+        """Yield pairs (initial value of a state, memory where iteration 1 reads the state)."""
         for state in self._layout.states:
             yield self._inputs[state.operand], self._after(state, 0)
 
     def carried(self) -> Iterator[tuple[Any, Any]]:
-        """Yield pairs (memory where the second iteration writes a state, memory where it reads the state)."""
+        """Yield pairs (memory where iteration 1 writes a state, memory where iteration 1 reads it)."""
         for state in self._layout.states:
             yield self._after(state, 1), self._after(state, 0)
 
@@ -339,9 +344,9 @@ class SwappedRows:
     def before(self, trip: int, memory: _Memory) -> Iterator[BoundStep]:
         """Yield the steps before an iteration.
 
-        They wait until the slices that the iteration reads have arrived, and until the buffers that it overwrites are
-        copied to the host. Then they start to copy the slices of the next iteration. Before the first iteration, they
-        also start to copy the slices of this iteration.
+        The steps wait for the slices that the iteration reads, and for copies to the host from the buffers that it
+        overwrites. Then they start to copy the slices of the next iteration. Before iteration 0, the steps first start
+        to copy its own slices.
         """
         for row, source, target in memory.from_host(trip) if trip == 0 else ():
             yield self._copies.copy_step((row, 0), source, target, to_host=False)

@@ -18,12 +18,14 @@ from graphkit.executor.lower.python_step import PythonStep
 from graphkit.executor.memory.resident import host_arrays
 from graphkit.ir.graph import Node, Value
 
-# The pending collectives by key: arrays of the host, and the device's arrays that they are copied to.
+# The pending collectives by key: pairs (host array, device array to which it is copied).
 PendingSums: TypeAlias = dict[str, list[tuple[np.ndarray, Any]]]
 
 
 class StagedStep(PythonStep):
-    """A step of a collective. `prepared` makes its kernel for one instance of a program, whose steps share the pending
+    """A step of a collective.
+
+    `prepared` makes the kernel for one instance of a program. The steps of an instance share the pending collectives.
     collectives.
     """
 
@@ -35,7 +37,7 @@ class StagedStep(PythonStep):
 class _Staged:
     """Holds host arrays for the operands and the results of a node of static types."""
 
-    can_be_recorded = False  # it waits for other processes
+    can_be_recorded = False  # its collective waits for other processes
 
     def __init__(self, device: Device, inputs: Iterable[Value | None], outputs: Iterable[Value]):
         self._device = device

@@ -21,7 +21,7 @@ from graphkit.ops.internal.swap import SwapOut
 class SwapStep(PythonStep):
     """A step that starts a copy to host memory or back.
 
-    `prepared` makes its kernel for one instance of a program, whose steps share a SwapQueue.
+    `prepared` makes the kernel for one instance of a program. The steps of an instance share a SwapQueue.
     """
 
     def __init__(self, node: Node):
@@ -35,13 +35,13 @@ class SwapStep(PythonStep):
 class SwapQueue:
     """The copies of one instance of a program, which has one run at a time.
 
-    A copy is identified by the value that it writes, or by any other key. There is one copy of a key at a time.
+    The key of a copy is the value that it writes, or any other object. Only one copy with the same key may be pending.
     """
 
     def __init__(self, device: Device):
         self._streams, self._memory = streams_of(device), pinned_memory_of(device)
         self._copy_stream = self._streams.stream()
-        # For each copy that the program's stream has not waited for, an event recorded after it, in order.
+        # For each copy that the program's stream has not waited for, in order: an event that was recorded after it.
         self._events: dict[Hashable, Any] = {}
 
     def begin(self, key: Hashable, copy: Callable[[], None]) -> None:
@@ -67,7 +67,7 @@ class SwapQueue:
     def join(self) -> None:
         """Call `stream_wait` for all copies.
 
-        Each recording ends with this call, because its events are valid only in it.
+        Every recording ends with this call, because events of one recording are not valid in another one.
         """
         self.stream_wait([*self._events])
 
@@ -89,7 +89,7 @@ class SwapQueue:
         return BoundStep(_WaitForCopies(self.join), (), (), None)
 
     def clear(self) -> None:
-        """End the run, also after an error."""
+        """Forget all copies. Call it at the end of a run, also after an error."""
         self._events.clear()
 
     def wait(self) -> None:
