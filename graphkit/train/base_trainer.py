@@ -487,9 +487,6 @@ class BaseTrainer:
         """Context in which code of the user runs. It limits how long other processes wait.
 
         code: name of this code, for messages.
-        this code, for messages.
-
-        Other processes wait only for a limited time. code: name of this code, for messages.
         """
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.running(code)
 

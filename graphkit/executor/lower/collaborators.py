@@ -116,7 +116,6 @@ class Collectives(Protocol):
 
     def start_scattered(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
         """Start the reduce-scatter `key`, in place. The arrays form one vector. This process gets the sum of its slice.
-        slice.
 
         copied: As in `start`.
         """
@@ -140,7 +139,6 @@ class Channels(Protocol):
     """Sends single values between processes.
 
     `number` is a tag. Sender and receiver use the same tags in the same order.
-    order.
     """
 
     def send(self, to: int, number: int, key: str, array: np.ndarray) -> None:

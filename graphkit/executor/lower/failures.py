@@ -52,7 +52,6 @@ def longest_loop(lowered: LoweredGraph, prefix: str = "") -> KnownLoop | None:
 
 def repeated_checks(placement: Placement, lowerings: Iterable[Lowering | None]) -> frozenset[Node]:
     """Return the steps that check the same operand values as an earlier step, and so cannot fail first.
-    fails first.
 
     Takes linear time. lowerings: one for each step; None for a native kernel.
     """

@@ -100,9 +100,7 @@ class Loop(SubgraphStep):
                 step.writer.copy(step.builder, name, value, inputs[operand], outputs[output])
 
     def _shapes_if_empty(self, inputs: Sequence[Location]) -> _ShapesIfEmpty:
-        """Return how the builder computes the shapes of stacked outputs if no iteration runs.
-        runs.
-        """
+        """Return how the builder computes the shapes of stacked outputs if no iteration runs."""
         node = self.layout.node
         operands = [run_time_operand(v, at) for v, at in zip(node.inputs, inputs, strict=True)]
         outputs = [s.output for s in self.layout.dynamic_stacks]

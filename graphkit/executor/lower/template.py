@@ -298,10 +298,6 @@ class Template:
         """Make a kernel in Python. It is called if the step has no native factory, or if the factory returns no kernel.
 
         number: the position of the step in `_distinct_steps`. Returns None for a view.
-
-        None for a view.
-
-        number: the position of the step in `_distinct_steps`.
         """
         step = self._distinct_steps[number]
         if step.make is not None:
@@ -396,10 +392,7 @@ class Template:
         return UnplannedKernel(kernel)
 
     def _plan(self, made: Sequence[_native.NodeKernel], sizes: Sequence[int]) -> MemoryPlan:
-        """Return the memory plan. A cache keeps plans by the kernels' need of working memory and by their in-place
-        pairs.
-        pairs.
-        """
+        """Return the memory plan. Of a kernel, only the need of working memory and the in-place pairs count."""
         key = tuple([(m.scratch_bytes > 0, *m.inplace) for m in made])
         if key not in self._plans:
             self._plans[key] = plan_graph(

@@ -96,7 +96,7 @@ class Exchange(Protocol):
 
     @property
     def counts_every_step(self) -> bool:
-        """Whether skipped updates and batches without samples count as updates, which keeps the counts of ranks equal."""
+        """Whether skipped updates and batches without samples count as updates, so that ranks have equal counts."""
 
     @property
     def divides_model(self) -> bool:
@@ -105,9 +105,7 @@ class Exchange(Protocol):
     # --- one batch -------------------------------------------------------------------------------
 
     def return_outputs(self, wanted: bool) -> None:
-        """Set whether `run` returns the outputs of the model. If not, they may stay in the memory of the device.
-        the device.
-        """
+        """Set whether `run` returns the outputs of the model. If not, they may stay in the memory of the device."""
 
     def send_ahead(self, feeds: Mapping[str, Any]) -> None:
         """Begin to copy the arrays of a later batch to the device. Any thread may call it."""
@@ -139,7 +137,6 @@ class Exchange(Protocol):
 
     def describe(self, error: NotFinite, feeds: Mapping[str, Any], rng: tuple[int, int]) -> tuple[str, str]:
         """Return two clauses for the message of a NotFinite: which value is not finite, and its origin.
-        so.
 
         feeds: the batch. rng: (seed, step) of random numbers before the batch.
         """

@@ -166,8 +166,6 @@ def differentiated_crossings(partition: Partition, trained: Sequence[TrainedPara
     """Return the values between stages that need gradients.
 
     These values depend on trained parameters, and the loss depends on these values.
-
-    These values depend on trained parameters, and the loss depends on them.
     """
     active = {t.value for t in trained}
     for node in partition.graph.nodes:

@@ -49,8 +49,6 @@ def divisor(total: Value) -> Value:
 
     A loss whose weight is 0 is then 0, because the sum of its terms is 0. The exception is label smoothing with class
     weights.
-
-    If the weight of a loss is 0, the sum of its terms is 0, too. The exception is label smoothing with class weights.
     """
     result: Value = F.where(F.equal(total, scalar_like(0.0, total)), scalar_like(1.0, total), total)
     return result

@@ -204,9 +204,7 @@ class ArrayBody:
         return value in self._lowered.placement.used
 
     def steps(self, arena: Any, inputs: Sequence[Any], results: Sequence[Any]) -> Iterator[BoundStep]:
-        """Yield the steps of a call, which uses the given memory for the arena, the inputs and the results.
-        results.
-        """
+        """Yield the steps of a call, which uses the given memory for the arena, the inputs and the results."""
         lowered, placement = self._lowered, self._lowered.placement
         places = {**self._constants, **dict(zip(lowered.graph.inputs, inputs, strict=True))}
         for result, target in zip(placement.results, results, strict=True):

@@ -48,9 +48,7 @@ class LaunchedSum(PythonStep):
 
 
 class Progress(NamedTuple):
-    """The state of a run: the number of launched collectives, and those that are ready but must be launched later.
-    later.
-    """
+    """The state of a run: the number of launched collectives, and those that are ready but must be launched later."""
 
     launched: int
     ready: Mapping[str, Callable[[], None]]

@@ -60,7 +60,6 @@ def with_copied_slices(layout: LoopLayout, hosted: Set[Value]) -> LoopLayout:
     """Return the layout with memory for slices that are copied, because they are in host memory or not aligned.
 
     hosted: operands and outputs of the node that are in host memory.
-    aligned. hosted: operands and outputs of the node that are in host memory.
     """
     node, block = layout.node, Block(layout.scratch_bytes)
     from_host = {s.row for s in layout.scanned if node.inputs[s.operand] in hosted}
@@ -78,7 +77,6 @@ def may_repeat(layout: LoopLayout) -> bool:
     """Return whether a recording may contain the body once, and repeat it.
 
     It may if the number of iterations depends on values, and all iterations read and write the same memory.
-    depends on values, and each iteration reads and writes the same memory.
     """
     return layout.is_loop and layout.known_trips is None and not (layout.scanned or layout.stacked)
 

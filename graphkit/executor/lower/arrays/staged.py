@@ -26,7 +26,6 @@ class StagedStep(PythonStep):
     """A step of a collective.
 
     `prepared` makes the kernel for one instance of a program. The steps of an instance share the pending collectives.
-    collectives.
     """
 
     def __init__(self, prepared: Callable[[Device, PendingSums], ArrayKernel]):
