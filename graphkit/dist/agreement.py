@@ -26,7 +26,7 @@ _DIGEST = 32
 
 
 def compare(communicator: Communicator, what: str, facts: Mapping[str, Any], advice: str = "") -> None:
-    """Raise RanksDiffer on all ranks unless `facts` are equal on all of them. Collective: every rank calls it.
+    """Raise RanksDiffer on all ranks if their `facts` differ. Collective: every rank must call it.
 
     If the settings are equal, each rank sends only a digest of 32 bytes.
 
@@ -85,7 +85,7 @@ def _ranks(found: Sequence[int]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a setting as text for a message. Equal settings give equal texts."""
+    """Return a setting as text for a message. Equal settings have equal texts."""
     match value:
         case None:
             return "none"
@@ -128,7 +128,7 @@ LIMIT = 1 << 20
 def powers(number: int) -> list[int]:
     """Return a number and its square.
 
-    Ranks sum both, and `are_alike` tells from the sums whether all numbers are equal.
+    Both are summed over the ranks. From these sums, `are_alike` finds out whether the numbers of all ranks are equal.
     """
     return [number, number * number]
 
@@ -136,8 +136,7 @@ def powers(number: int) -> list[int]:
 def are_alike(sums: np.ndarray, ranks: int) -> bool:
     """Whether all ranks have the same number, and it is not 0.
 
-    By the inequality of Cauchy and Schwarz, the square of the sum of n numbers is n times the sum of their squares only
-    if the numbers are equal.
+    For n numbers, (sum of x)^2 = n * (sum of x^2) only if all x are equal (Cauchy-Schwarz inequality).
 
     Args:
         sums: The sums of the `powers` of each rank's number.

@@ -1,7 +1,7 @@
 """Checks of the arguments of a store: keys, values, arrays to write to, numbers and paths.
 
-All arguments are checked before anything is sent. So a wrong call in one process does not leave other processes in the
-middle of an exchange.
+All arguments are checked before anything is sent. So after a wrong call in one process, no other process waits for data
+that never arrive.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Outs:
     def only(self, place: int) -> np.ndarray | None:
         """Return the array of the key at position `place`.
 
-        None if there is none, if there are several, or if it is an array of gk.nd.
+        None if the key has no array or several arrays, or if the array is one of gk.nd.
         """
         arrays = self._by_key[place][1]
         return arrays[0] if len(arrays) == 1 and isinstance(arrays[0], np.ndarray) else None
@@ -132,7 +132,7 @@ class Outs:
 
     @property
     def are_arrays(self) -> bool:
-        """Whether there are arrays to write to, all of them of gk.nd."""
+        """Whether `out` was given and contains only arrays of gk.nd."""
         return self.given is not None and all(is_array(array) for _, arrays in self._by_key for array in arrays)
 
     def write(self, place: int, value: np.ndarray) -> None:
@@ -144,7 +144,7 @@ class Outs:
                 np.copyto(array, value, casting="same_kind")
 
     def write_rows(self, place: int, indices: np.ndarray, values: np.ndarray) -> None:
-        """Write these rows to the arrays of the key at position `place`; other rows stay as they are."""
+        """Write these rows to the arrays of the key at position `place`. Other rows stay unchanged."""
         for array in self._by_key[place][1]:
             array[indices] = values
 
@@ -154,7 +154,7 @@ class Outs:
         return any(np.may_share_memory(array, v) for array in arrays for v in values)
 
     def result(self, found: list[Any]) -> Any:
-        """Return the result of the call: the arrays to write to, if given, or else the values."""
+        """Return the result of the call: `out` if it was given, otherwise the values."""
         return self.given if self.given is not None else found if self._several else found[0]
 
 

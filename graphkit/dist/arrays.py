@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-# Up to this number of bytes, one call of np.add.accumulate, which also stores partial sums, is faster than one call of
-# np.add per summand.
+# Up to this number of bytes, a single call of np.add.accumulate is faster than one call of np.add per summand, although
+# it also stores partial sums.
 _SMALL = 64 << 10
 
 

@@ -21,7 +21,7 @@ class Communicator(Protocol):
 
     rank: int
     size: int
-    local: int  # number of this process among those of its host
+    local: int  # number of this process among the processes of its host
     steps: int  # number of steps that this process has begun, for errors
 
     @property
@@ -31,7 +31,7 @@ class Communicator(Protocol):
 
     @property
     def levels(self) -> Levels | None:
-        """Groups for collectives inside this host and then between hosts; None if two levels save nothing."""
+        """Groups for collectives inside this host, then between hosts; None if two levels save nothing."""
         ...
 
     def post(
@@ -70,7 +70,7 @@ class Communicator(Protocol):
         ...
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all processes along a new first axis; all pass one of the same dtype and shape."""
+        """Return the arrays of all processes along a new first axis. All processes pass the same dtype and shape."""
         ...
 
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
@@ -82,7 +82,7 @@ class Communicator(Protocol):
         ...
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
-        """Return the root's array, in a new array; all processes pass one of the same dtype and shape."""
+        """Return the root's array, in a new array. All processes pass the same dtype and shape."""
         ...
 
     @property
@@ -106,11 +106,11 @@ class Communicator(Protocol):
         ...
 
     def lost(self) -> str | None:
-        """Return why another process is considered lost; None if none is."""
+        """Return why another process is considered lost; None if no process is."""
         ...
 
     def depart(self, number: int) -> None:
-        """Tell the other processes, by a number, whether and after which step this one can stop.
+        """Send a number to the other processes: whether this process can stop, and after which step.
 
         `graphkit.dist.job.departure` defines the numbers.
         """
@@ -169,7 +169,7 @@ class LocalCommunicator:
         raise UsageError("a local store has no other process to send messages to")
 
     def doing(self, call: bytes) -> None:
-        """Do nothing: no other process waits for this one."""
+        """Do nothing: there are no other processes that could wait."""
 
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -27,22 +27,22 @@ class LocalKVStore(KVStore):
     """The store of one process.
 
     If pushed values, or arrays to pull to, are arrays of `gk.nd`, the call returns at once, and the dependency engine
-    does the work. It orders this work with all other operations on these arrays. An updater then gets two such arrays:
-    the sum, which may be the pushed array itself and must not be changed, and the stored array. If the computation of a
-    pushed array fails, the stored value is invalid: pulled arrays get the error, and `wait` raises it, until a push
-    replaces the whole value.
+    does the work. It orders this work with all other operations on these arrays. An updater then gets two arrays of
+    `gk.nd`: the sum and the stored array. It must not change the sum, which may be the pushed array itself. If the
+    computation of a pushed array fails, the stored value is invalid: pulled arrays get the error, and `wait` raises it,
+    until a push replaces the whole value.
 
     All other values are pushed and pulled before the call returns.
     """
 
     def __init__(self, type: str, transport: Transport):
         super().__init__(type, transport)
-        # By key, the stored value as an array of `gk.nd`, if it was used as one. It shares the memory of `_values`, so
-        # numpy may only use that memory after a wait.
+        # By key: stored values that were used as arrays of `gk.nd`. They share memory with `_values`. Wait for an array
+        # before numpy uses its memory.
         self._arrays: dict[Key, NDArray] = {}
         # Held during changes of values and calls of the updater, except for updates on threads of the engine.
         self._lock = threading.RLock()
-        # Orders the updates on threads of the engine. None: there was no such update.
+        # Makes updates on threads of the engine run one after the other. None before the first such update.
         self._order: Memory | None = None
         _stores.add(self)
 
@@ -65,13 +65,13 @@ class LocalKVStore(KVStore):
         return super().pushpull(key, value, out, priority)
 
     def _sums_written(self, keys: Sequence[Key], values: Sequence[Sequence[NDArray]], outs: Outs) -> Any:
-        """Write the sum of the values of each key to its arrays. Nothing is stored."""
+        """Write the sum of each key's values to the arrays that `outs` gives for the key. Nothing is stored."""
         from graphkit.dist import nd_values
 
         for place, (k, given) in enumerate(zip(keys, values, strict=True)):
             check_pushed(k, given, given[0])
             outs.check(place, given[0].dtype, given[0].shape)
-        # One sum may be written over a value of another key.
+        # Compute all sums before the first write: an array in `outs` may be a value of another key.
         sums = [nd_values.total(given) if len(given) > 1 else nd_values.copied(given[0]) for given in values]
         for place, found in enumerate(sums):
             for array in outs.of(place):
@@ -179,8 +179,8 @@ class LocalKVStore(KVStore):
             nd_values.settle(self._order)
 
     def _set_updater(self, call: str, given: Any, updater: Updater) -> None:
-        # Do not wait for earlier pushes of arrays of `gk.nd`: they keep the updater that they began with. A wait would
-        # raise the error of an invalid value, and then no new updater could replace this value.
+        # Do not wait for earlier pushes of arrays of `gk.nd`: they keep the updater that they began with. If a stored
+        # value is invalid, a wait would raise its error, and a new updater could not be set.
         with self._lock:
             self.transport.compare(call, updater_facts(given))
             self._updater = updater
@@ -194,7 +194,7 @@ _stores: weakref.WeakSet[LocalKVStore] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Give stores new locks in the child of a fork. A thread that exists only in the parent may hold the old ones."""
+    """Give stores new locks in a forked child. Threads that exist only in the parent may hold the old locks."""
     for store in _stores:
         store._lock = threading.RLock()
 

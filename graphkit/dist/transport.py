@@ -27,9 +27,9 @@ _LATENCIES, _TRIALS = 20, 5
 
 
 class Transport(Collectives):
-    """Carries arrays and messages between ranks, compares their settings, and reports what this rank does.
+    """Sends arrays and messages between ranks, compares their settings, and reports the state of this rank.
 
-    A store is built on it. Training uses it for everything that is not part of MXNet's interface of stores.
+    Stores use it. Training uses it for everything that is not part of MXNet's interface of stores.
 
     Args:
         communicator: Connects all workers of the job, without servers.
@@ -112,7 +112,7 @@ class Transport(Collectives):
         """
         compare(self.communicator, what, facts, advice)
 
-    # --- what this rank does ----------------------------------------------------------------------
+    # --- state of this rank -----------------------------------------------------------------------
 
     @property
     def steps(self) -> int:
@@ -141,8 +141,8 @@ class Transport(Collectives):
     def bucket_bytes(self, fixed: bool = False) -> int:
         """Return how many bytes of gradients are all-reduced together; equal on all ranks.
 
-        It is the given number, or one for which the measured latency is a small part of the time of an all-reduce.
-        fixed: do not measure.
+        It is the number that the user gave, or else it is measured: the latency is then a small part of the time of an
+        all-reduce. fixed: do not measure.
         """
         if self._bucket_bytes is None and (fixed or self.size == 1):
             return FIXED_BUCKET

@@ -31,7 +31,7 @@ class HasUpdater(Protocol):
 
 
 def runs_in_background(updater: Updater) -> bool:
-    """Whether an updater takes numpy's arrays, and a thread of the engine may call it after `push` has returned.
+    """Whether an updater takes numpy arrays, and may run on a thread of the engine after `push` has returned.
 
     A store makes one such call at a time.
     """

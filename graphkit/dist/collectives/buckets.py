@@ -60,7 +60,7 @@ class ProgramCollectives:
         self._ordered = ordered
         self._buckets: dict[str, Bucket] = {}
         self._started: dict[str, Pending] = {}
-        # By key, residuals of an earlier run that are not yet passed to the transport.
+        # Restored residuals by key. Each is removed when it is passed to the transport.
         self._restored: dict[str, Sequence[np.ndarray]] = {}
         self.fingerprinted: str | None = None
         self.copied_bytes = 0
@@ -100,7 +100,7 @@ class ProgramCollectives:
         self._started[key] = self._transport.start_sum(key, joined, joined, self._ordered, copy_back)
 
     def _start_fingerprinted(self, key: str, array: np.ndarray) -> None:
-        """Sum an array together with the fingerprint. Waiting for the sum raises RanksDiffer if the ranks differ."""
+        """Sum an array and the fingerprint together. Waiting for the sum raises RanksDiffer if fingerprints differ."""
         size = array.size
         fingerprint = self._transport.fingerprint
         joined = np.empty(size + 3, array.dtype)
@@ -117,7 +117,7 @@ class ProgramCollectives:
         self._started[key] = self._transport.start_sum(key, joined, joined, self._ordered, check)
 
     def residuals(self) -> dict[str, Sequence[np.ndarray]]:
-        """Return the residuals of compression by key: a vector for each array. No sum may be pending."""
+        """Return the residuals of compression by key: a vector for each array. Call it while no sum is pending."""
         found = dict(self._restored)
         for key, residual in self._transport.residuals().items():
             if isinstance(key, str) and key in self._buckets and key not in found:
@@ -127,7 +127,7 @@ class ProgramCollectives:
         return found
 
     def restore(self, residuals: Mapping[str, Sequence[np.ndarray]]) -> None:
-        """Set residuals that `residuals` returned. They are added to the next sums."""
+        """Restore the result of `residuals`. The residuals are added to the next sums."""
         self._restored = dict(residuals)
 
     def _pass_residuals(self, key: str, bucket: Bucket) -> None:

@@ -1,8 +1,8 @@
 """Gradient compression. The part of a gradient that is not sent (the residual) is added to the next gradient.
 
-Error feedback: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014. It keeps the rate of convergence:
-Karimireddy et al., ICML 2019. Elements that are not finite leave no residual. A NaN that is sent stays NaN. `2bit`
-sends infinity as NaN. `top_k` ranks NaN as infinity.
+This is error feedback: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014. Training with error
+feedback converges as fast as without compression: Karimireddy et al., ICML 2019. NaN and infinite elements leave no
+residual. A NaN that is sent stays NaN. `2bit` sends infinity as NaN. `top_k` ranks NaN as infinity.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Compression(ABC):
 
 
 class Halves(Compression):
-    """float16 or bfloat16: half the bytes. Values out of range are clipped; the rest goes to the residual."""
+    """float16 or bfloat16: half the bytes. Values out of range are clipped; the residual contains the difference."""
 
     def __init__(self, type: str):
         self._native = _native(type)
@@ -85,7 +85,7 @@ class TwoBit(Compression):
 
 
 class TopK(Compression):
-    """The elements with the largest magnitude: `ratio` of all, at least one. Among equal magnitudes, the first count.
+    """The elements with the largest magnitude: `ratio` of all, at least one. Of equal magnitudes, the first are sent.
 
     Raises UsageError for a ratio outside (0, 1], and for arrays of 2**32 elements and more.
     """
@@ -186,7 +186,7 @@ class Residuals:
             raise InputError(f"key {key!r} had {known} elements in an earlier push, but has {size} now")
 
     def of(self, key: Any, size: int) -> np.ndarray:
-        """Return the residual of a key, to be changed in place; it begins as zeros."""
+        """Return the residual of a key, zeros at first. The caller changes it in place."""
         self.check(key, size)
         if key not in self._arrays:
             self._arrays[key] = np.zeros(size, np.float32)
@@ -196,7 +196,7 @@ class Residuals:
         return {key: array.copy() for key, array in self._arrays.items()}
 
     def restore(self, given: Mapping[Any, np.ndarray]) -> None:
-        """Set residuals that `copies` returned. Raises InputError unless they are float32."""
+        """Restore the result of `copies`. Raises InputError unless all residuals are float32."""
         found = {key: np.array(array).reshape(-1) for key, array in given.items()}
         for key, array in found.items():
             if array.dtype != np.float32:
@@ -247,7 +247,7 @@ class CompressedSums:
         return self.compression.pack(np.ascontiguousarray(array).reshape(-1), residual)
 
     def _sum_of(self, packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the sum in the order of the ranks, which is the same on all of them."""
+        """Return the sum, added in the order of the ranks, so that all ranks get the same bits."""
         return self._added(self._communicator.allgather(packed), shape)
 
     def _added(self, parts: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

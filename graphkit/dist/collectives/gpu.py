@@ -188,7 +188,7 @@ class GpuCollectives:
 _REPORT, _REASON = 1024, 300
 # Bytes of an ncclUniqueId.
 _UNIQUE = 128
-# Least time limit for the creation of a communicator, in seconds. GRAPHKIT_RANK_TIMEOUT may be a longer one.
+# Time limit for the creation of a communicator, in seconds. GRAPHKIT_RANK_TIMEOUT may set a longer limit.
 _JOINING = 30.0
 
 
@@ -328,7 +328,7 @@ class GpuGroups:
 
 
 def sum_route(processes: int) -> str:
-    """Return how this number of processes would all-reduce gradients of the GPUs of this machine.
+    """Return how `processes` ranks on this machine would all-reduce gradients on its GPUs.
 
     Returns:
         "nccl" and its version; or "staged (copied through host memory)" and the reason.

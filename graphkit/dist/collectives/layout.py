@@ -43,7 +43,7 @@ class Slices(NamedTuple):
         return slice(self.bounds[rank], self.bounds[rank + 1])
 
     def parts(self, rank: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (index, begin, end) for each array with a part in the slice of a rank. begin, end: as from `part`."""
+        """Yield (index, begin, end) for each array with a part in the slice of a rank. begin, end: see `part`."""
         low, high = self.bounds[rank], self.bounds[rank + 1]
         for index in range(max(bisect_right(self.begins, low) - 1, 0), bisect_left(self.begins, high)):
             begin, end = self.part(index, rank)

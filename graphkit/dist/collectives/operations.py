@@ -24,7 +24,7 @@ from graphkit.ir.types import NUMERIC, DType
 _SUMMED = frozenset(dtype.value for dtype in NUMERIC | {DType.COMPLEX64, DType.COMPLEX128})
 
 
-@functools.lru_cache(maxsize=64)  # the name of a dtype takes numpy microseconds
+@functools.lru_cache(maxsize=64)  # numpy needs microseconds for the name of a dtype
 def _is_summed(dtype: np.dtype[Any]) -> bool:
     return dtype.name in _SUMMED
 
@@ -56,8 +56,8 @@ class Collectives:
 
     Args:
         communicator: Connects the ranks.
-        every_rank_compresses: Whether every rank compresses what it sends. Otherwise, on several hosts, only the first
-            rank of each host does, after summing the arrays of its host.
+        every_rank_compresses: Whether every rank compresses its own arrays. If not, and there are several hosts, only
+            the first rank of each host compresses: the sum of the arrays of its host.
     """
 
     def __init__(self, communicator: Communicator, every_rank_compresses: bool = False):
@@ -99,7 +99,7 @@ class Collectives:
         return {} if self.compressed is None else self.compressed.residuals.copies()
 
     def restore_residuals(self, residuals: Mapping[Key, np.ndarray]) -> None:
-        """Set the residuals of these keys, which are added to their next sums.
+        """Set the residuals of these keys. They are added to the next sums of these keys.
 
         Raises UsageError without compression, and on ranks that are not `compressing`; InputError for arrays that are
         not float32, or if a key has another size.
@@ -128,7 +128,7 @@ class Collectives:
 
         Args:
             key: Name of the operation.
-            out: Where the sum is written; may be the same array.
+            out: The array for the sum; may be `array`.
             ordered: Sum in the order of the ranks, independent of MPI's own order.
             then: Called with the sum.
         """
@@ -201,7 +201,7 @@ class Collectives:
 
         Args:
             value: An array or rows.
-            out: Where the sum of arrays is written; default: a new array.
+            out: The array for the sum of arrays (default: a new array).
             then: Called with the sum.
             priority: Operations with a higher priority come first.
             later: True if no thread waits for the sum soon. The array is then copied, so you may change it at once.
@@ -214,7 +214,7 @@ class Collectives:
         return self.communicator.post(call, [value], action, priority=priority, later=later, operation=how)
 
     def sum(self, key: Key, array: np.ndarray, out: np.ndarray | None, priority: int) -> np.ndarray:
-        """Return the sum of an array; the same as `post_sum` and `wait`, and faster if nothing else is pending."""
+        """Return the sum of an array, as `post_sum` and `wait` do. It is faster if nothing else is pending."""
         action, how = self._sum(key, array, out, unchanged), self._operation(array, False)
         found: np.ndarray = self.communicator.perform(f"sum {key!r}", [array], action, priority=priority, operation=how)
         return found

@@ -35,7 +35,7 @@ class Group(Protocol):
         ...
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all processes along a new first axis. All pass one of the same dtype and shape."""
+        """Return the arrays of all processes along a new first axis. All processes pass the same dtype and shape."""
         ...
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
@@ -43,7 +43,7 @@ class Group(Protocol):
         ...
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:
-        """Return the array of the first process, in a new one. All pass one of the same dtype and shape."""
+        """Return the array of the first process, in a new array. All processes pass the same dtype and shape."""
         ...
 
 
@@ -151,7 +151,7 @@ class Hosts:
         self.all = tuple(Host(named, tuple(ranks)) for _, (named, ranks) in sorted(found.items()))
         self.index = sorted(found).index(leader)
         self.leads = leader == world.rank
-        # The communicator of the leaders. The other processes get one that they do not use.
+        # The communicator of the leaders. The other processes get a communicator that they do not use.
         self.leaders = world.Split(0 if self.leads else 1, world.rank)
         self.several = len(self.all) > 1
         self.sent = 0

@@ -56,7 +56,7 @@ _LATE = 4
 
 
 class HeartbeatBoard:
-    """Shared memory with a slot for each process, and with the time at which each host was last heard.
+    """Shared memory with a slot for each process, and with the time of the last heartbeat of each host.
 
     All processes of a host map the same file.
     """
@@ -157,7 +157,7 @@ class HeartbeatMonitor:
         )
 
     def depart(self, number: int) -> None:
-        """Send a number with the heartbeats: whether and when this process can stop. Callers define the numbers."""
+        """Send a number with the heartbeats: whether this process can stop, and when. Callers define the numbers."""
         self._departure = number
         self._mine["departure"] = number
 
@@ -219,7 +219,7 @@ class HeartbeatMonitor:
     def exclude(self, rank: int) -> None:
         """Continue without a lost process. It does not count as lost again.
 
-        If it was a leader, hosts whose heartbeats it relayed are no longer checked.
+        If it was the leader of another host, the processes of that host are no longer checked.
         """
         self._excluded.add(rank)
         for index, host in enumerate(self._hosts):
@@ -243,7 +243,7 @@ class HeartbeatMonitor:
         return None if slot is None else int(self._board.slots[slot]["process"]) or None
 
     def lost(self) -> str | None:
-        """Return why a process counts as lost; None if none does.
+        """Return why a process counts as lost; None if no process does.
 
         It is always None until this process has waited for longer than the timeout.
         """
@@ -264,7 +264,7 @@ class HeartbeatMonitor:
                 heard = float(self._board.heard[index])
                 if latest - heard > self.timeout:
                     found.append(_silent_host(host, slots, now - heard))
-                else:  # measured at `heard`, because the later state of these ranks is unknown
+                else:  # check the ranks at time `heard`: their later state is unknown
                     found += [self._loss_of(rank, slots[rank], host, heard) for rank in host.ranks]
         return "; ".join(reason for reason in found if reason is not None) or self._all_wait(slots, now)
 
@@ -278,7 +278,7 @@ class HeartbeatMonitor:
         texts = []
         for index, host in enumerate(self._hosts):
             if index != self._here and host.ranks[0] in self._excluded:
-                return None  # this host is not heard any longer
+                return None  # heartbeats of this host no longer arrive
             known = now if index == self._here else float(self._board.heard[index])
             for rank in host.ranks:
                 slot = slots[rank]
@@ -328,7 +328,7 @@ class HeartbeatMonitor:
             if self._relay is not None:
                 # Read the heartbeats of other hosts before this process writes its own: `lost` compares their times.
                 self._relay.read()
-            # A process that waits is not the one that is stalled, so its heartbeats report progress.
+            # A process that waits is not stalled itself, so its heartbeats report progress.
             self._write(progress=self.is_working or self._waits_since is not None)
             if self._relay is not None:
                 self._relay.send()

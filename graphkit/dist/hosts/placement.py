@@ -55,8 +55,8 @@ def thread_count(processes: Sequence[Allowed], mine: int) -> int:
 def own_cores(processes: Sequence[Allowed], mine: int) -> list[int] | None:
     """Return the cores for this process alone.
 
-    None if there is only one process, if the processes may use different cores, if one of them needs more threads than
-    its equal part of the cores, or if one of them must not be bound.
+    None if there is only one process, if the processes may use different cores, or if a process needs more threads than
+    its equal part of the cores, or must not be bound.
     """
     count, allowed = len(processes), processes[mine].cores
     if count == 1 or not all(process.may_bind and process.cores == allowed for process in processes):

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from graphkit.dist.communicator import Communicator
     from graphkit.dist.job.mpi import MpiCommunicator
 
-# The numbers that a process passes to `depart`. _NOTHING: it cannot stop together with the others. _READY: it can.
-# _VOTE + n: it votes to stop after n steps.
+# Arguments of `depart`. _NOTHING: this process cannot stop together with the others. _READY: this process can stop
+# together with the others. _VOTE + n: this process votes to stop after n steps.
 _NOTHING, _READY, _VOTE = 0, 1, 2
 # Seconds between two looks at the votes.
 _PAUSE = 0.01
@@ -94,7 +94,7 @@ class Departure:
 
 
 def leave_to_workers(communicator: MpiCommunicator) -> None:
-    """On a server: let the first SIGTERM stop the workers, if they can stop together. Otherwise it ends the job."""
+    """On a server: let the first SIGTERM stop the workers together. If they cannot, the signal ends the job."""
     before: Any = signal.getsignal(signal.SIGTERM)
     if not callable(before):
         return

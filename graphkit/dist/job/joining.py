@@ -13,10 +13,10 @@ _joined: MpiCommunicator | None = None
 def join(servers: int = 0, timeout: float | None = None, replicated: bool = False) -> MpiCommunicator:
     """Return the communicator of the workers: all processes except the last `servers`.
 
-    The first call initialises MPI. Every process must make it within `timeout` seconds (default: GRAPHKIT_RANK_TIMEOUT;
-    at least start.LEAST_TIMEOUT); otherwise the job ends. Later calls return the same communicator. replicated: survive
-    the loss of a server. Raises UsageError if a later call with `servers` above 0 passes another `servers`
-    or `replicated`.
+    The first call initialises MPI. Every process must call `join` within `timeout` seconds (default:
+    GRAPHKIT_RANK_TIMEOUT; at least start.LEAST_TIMEOUT); otherwise the job ends. Later calls return the same
+    communicator. replicated: survive the loss of a server. Raises UsageError if a later call with `servers` above 0
+    passes another `servers` or `replicated`.
     """
     global _joined
     if _joined is None:

@@ -123,7 +123,7 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     sent = signals.sent
     if status < 0:
         return 128 - status
-    # A server, or a process inside an MPI call, may have been ended by the signal itself.
+    # The signal itself may have ended a server, or a process inside an MPI call.
     if sent and (status in (_ENDED_BY_LAUNCHER, sent[0]) or _signal_of(status) == sent[0]):
         what = "interrupted" if sent[0] == signal.SIGINT else "terminated"
         _say(f"the job was {what}")  # the output of its processes may be lost

@@ -131,7 +131,7 @@ class MpiCommunicator:
                         f"MPI provides thread level {level}, but graphkit needs MPI_THREAD_SERIALIZED "
                         f"({mpi.THREAD_SERIALIZED})"
                     )
-            # A communicator of our own: its messages do not mix with those of the script.
+            # A separate communicator, so that messages do not mix with those of the user's script.
             self._job = mpi.COMM_WORLD.Dup()
             self.job_rank, self.processes, self.servers = self._job.rank, self._job.size, servers
             check_launcher(self.processes)
@@ -429,7 +429,7 @@ class MpiCommunicator:
             self._monitor.end()
         mpi = _mpi()
         if self._opened and not self.cannot_finalize and not mpi.Is_finalized():
-            # MPI would wait forever for a process that is lost from now on.
+            # If a process is lost from now on, MPI_Finalize never returns.
             with deadline(max(self.timeout, LEAST_TIMEOUT), (self.job_rank, self.processes), "finalised MPI"):
                 mpi.Finalize()
 
@@ -437,8 +437,8 @@ class MpiCommunicator:
         """End every process of the job."""
         for callback in self._abort_callbacks:
             callback(code)
-        # Once another process has gone, a thread that calls MPI may call exit(), and MPI_Abort calls exit(), too. Two
-        # concurrent calls crash in the C library, and the job would end with the status of that signal.
+        # MPI_Abort calls exit(). If another process has gone, a thread that calls MPI may call exit(), too. Two
+        # concurrent calls of exit() crash, and the job would end with the status of the crash.
         self.engine.stop_driving(_STOPPING)
         self.messages.stop(_STOPPING)
         self._job.Abort(code)

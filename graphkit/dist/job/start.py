@@ -1,4 +1,4 @@
-"""The start of a job's processes. If some do not start, those that wait for them end with an error.
+"""The start of a job's processes. If a process does not start, the processes that wait for it end with an error.
 
 Before MPI starts, information about the job comes from environment variables of the launcher.
 """

@@ -145,7 +145,7 @@ class StatusPipe:
         return sorted(lost, key=by_launchers.__contains__)
 
     def not_ended(self) -> list[str]:
-        """Return the ranks about whose end there is no report: neither ENDED nor FAILED nor EXCLUDED."""
+        """Return the ranks without a report ENDED, FAILED or EXCLUDED."""
         return [str(self._begun.get(rank, f"rank {rank}")) for rank in range(self._ranks) if rank not in self._reports]
 
     def _follow(self, process: int, rank: int | None) -> None:
@@ -251,7 +251,7 @@ def report(word: str, rank: int) -> None:
 def _end_with_command(pipe: int, path: str) -> NoReturn:
     """Wait until the command closes the pipe; then end this process. The MPI launcher then ends the other ranks."""
     events = select.poll()
-    events.register(pipe, 0)  # no event but POLLERR, which says that the pipe has no reader
+    events.register(pipe, 0)  # wait only for POLLERR: the pipe has no reader any more
     events.poll()
     _remove(path)
     with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""The message that ranks exchange in each progress step: where a rank is, what it waits for, what is pending.
+"""The message of a rank in each progress step: how many steps it has begun, and its pending operations.
 
-Small arrays to be summed are sent with it, so that their sum needs no further exchange.
+The message also contains small arrays to be summed, so that their sum needs no further exchange.
 """
 
 from __future__ import annotations

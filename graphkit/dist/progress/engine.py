@@ -6,8 +6,8 @@ different orders; those with the same name run in the order in which they were p
 way, through rank 0 (Sergeev and Del Balso, arXiv:1802.05799, 2018).
 
 A thread that waits for an operation drives the progress steps. While no thread waits, a thread of the engine does,
-except with `overlap="funnelled"`. If all ranks wait and have no pending operation in common, all raise the same error,
-which names what each waits for.
+except with `overlap="funnelled"`. If all ranks wait and have no pending operation in common, all raise the same error.
+It names the operation for which each rank waits.
 """
 
 from __future__ import annotations
@@ -198,9 +198,9 @@ class ProgressEngine:
                 if failure is not None:
                     raise failure
                 return total
-            # Some rank has announced other operations, so `_run_common` compares what each rank has announced. Another
-            # thread may have posted operations with the name of `pending` meanwhile. They were not announced, so
-            # `pending` goes before them.
+            # A rank has announced other operations, so `_run_common` compares the announcements. Meanwhile, another
+            # thread may have posted operations with the name of `pending`. They were not announced, so `pending` comes
+            # first.
             with self._queue.lock:
                 self._queue.prepend(pending)
             self._run_common([pending], {}, message, rows, self._queue.calls)
@@ -244,12 +244,12 @@ class ProgressEngine:
                         self._queue.notify()
 
     def _check_not_driving(self, before: str, forbidden: str) -> None:
-        """Raise UsageError, whose text begins with `before`, if this thread drives: it would wait for itself."""
+        """Raise UsageError if this thread drives, because it would wait for itself. The text begins with `before`."""
         if self._driver == threading.get_ident():
             raise UsageError(f"{before}a function that handles the result of an all-reduce must not {forbidden}")
 
     def _try_to_drive(self, pending: Pending) -> bool:
-        """Return whether this thread drives from now on. If another one does, wait for a notification first."""
+        """Return whether this thread drives from now on. If another thread drives, wait for a notification first."""
         with self._queue.lock:
             if self._driver:
                 if not pending.done:
@@ -390,7 +390,7 @@ class ProgressEngine:
         return bool(self._queue.waiting)
 
     def poll(self) -> None:
-        """Check running sums and lost ranks. Called regularly during a wait.
+        """Finish complete sums, and check for lost ranks. Called regularly during a wait.
 
         Raises RuntimeFailure if a rank is lost.
         """
@@ -400,7 +400,7 @@ class ProgressEngine:
             self._check_ranks()
 
     def _without_common(self, rows: Sequence[bytes], calls: int) -> None:
-        """Handle a step without a common operation. If all ranks keep waiting, none can ever continue."""
+        """Handle a step without a common operation. Stop the engine if all ranks wait and so can never continue."""
         least = min(Announcement.unpack(row).waits for row in rows)
         self._steps_without_common = self._steps_without_common + 1 if least else 0
         if self._steps_without_common >= (_STUCK if least == Waits.ALL else _STUCK_THREADS):
@@ -471,7 +471,7 @@ class ProgressEngine:
         """Return the sum. known: the sum, if it is already known."""
         if known is not None:
             return known
-        # Add in the order of the ranks, as payload_sums does, so that the bits do not depend on how a sum is sent.
+        # Add in the order of the ranks, as `payload_sums` does. So the bits do not depend on how the arrays are sent.
         if summed.alone and fits_announcement(summed):
             return sum_in_order(self._links.allgather(summed.array))
         return self._links.allreduce(summed.array, summed.out)

@@ -11,8 +11,8 @@ import numpy as np
 from graphkit.dist.arrays import sum_in_order
 from graphkit.dist.progress.announcement import PAYLOAD
 
-# Sums of the same dtype, and of at most _SMALL bytes each, are sent together. Sums of at most _PAYLOAD_BYTES bytes are
-# sent with announcements.
+# Arrays of the same dtype, of at most _SMALL bytes each, are summed together. Arrays of at most _PAYLOAD_BYTES bytes
+# are sent with announcements.
 _SMALL, _PAYLOAD_BYTES = 16 << 10, PAYLOAD.stop - PAYLOAD.start
 
 
@@ -20,8 +20,8 @@ _SMALL, _PAYLOAD_BYTES = 16 << 10, PAYLOAD.stop - PAYLOAD.start
 class Sum:
     """A sum over the ranks.
 
-    array: this rank's summand. out: where the sum is written; default: a new array. then: called with the sum; it
-    returns the result of the operation. alone: send it separately, so that its bits do not depend on other sums.
+    array: this rank's summand. out: the array for the sum (default: a new array). then: called with the sum; returns
+    the result of the operation. alone: send it separately, so that its bits do not depend on other sums.
     """
 
     array: np.ndarray
@@ -119,7 +119,7 @@ def grouped(chosen: Sequence[Pending], payload_sums: Mapping[str, np.ndarray]) -
         yield [*chosen]
         return
     group: list[Pending] = []
-    dtype = None  # of the group
+    dtype = None  # the dtype of `group`
     for pending in chosen:
         action = pending.action
         small = isinstance(action, Sum) and not action.alone and action.array.nbytes <= _SMALL

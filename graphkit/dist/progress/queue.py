@@ -11,7 +11,7 @@ from graphkit.dist.progress.pending import Pending
 
 
 class Waits(IntEnum):
-    """Which threads of a rank wait: none, some of those that have posted operations, or all of these."""
+    """Which of the threads that have posted operations wait: none, some or all."""
 
     NONE = 0
     SOME = 1

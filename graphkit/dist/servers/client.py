@@ -56,7 +56,7 @@ class ServerClient:
         self.lock = threading.RLock()
         self._connection = connection
         self._sharding = Sharding(connection.servers)
-        # For each server, the numbers that it can translate into keys, because a message has contained both.
+        # For each server: the numbers of keys that the server knows, because a message contained both number and key.
         self._introduced: list[set[int]] = [set() for _ in range(connection.servers)]
 
     @property
@@ -105,7 +105,7 @@ class ServerClient:
     ) -> dict[int, tuple[Any, list[np.ndarray]]]:
         """Send a request to each of these servers, and return their answers.
 
-        Raises the error of a server that rejects its request, or could not carry it out.
+        If a server rejects its request or fails, raises the error of the server.
         """
         with self.lock:
             for server, (fields, arrays) in messages.items():

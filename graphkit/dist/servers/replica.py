@@ -86,8 +86,8 @@ class Replica:
         kept = self._kept.get(worker)
         if kept is not None and kept.number == number:
             return True, [kept]
-        # Run a repeated request again. Either it has changed nothing, or it still waits for other workers. In the
-        # second case, `forget` drops the waiting request.
+        # Run a repeated request again: it changed nothing, or it still waits for other workers. In the second case,
+        # drop the waiting request first.
         self.server.forget(worker)
         return True, self._take(worker, fields, arrays)
 
@@ -137,7 +137,9 @@ class Replica:
 
 
 class _Unreleased(NamedTuple):
-    """Answers, and the acknowledgement of message `number`, to send after the follower applied `position` messages."""
+    """Answers and an acknowledgement of message `number`, which wait until the follower has applied `position`
+    messages.
+    """
 
     position: int
     worker: int
@@ -173,10 +175,10 @@ class ReplicatedServer:
         self._roles: dict[int, _Role] = {}
         # Messages to parts that this server does not lead yet: their senders noticed a loss before this server did.
         self._early: dict[int, list[tuple[int, Frame]]] = {}
-        # `flush` sends the content of this dict and of the next one. By worker and part, the number of the last message
-        # that cannot be lost, because the follower has applied it, or because the part has no follower.
+        # By worker and part: the number of the last message that cannot be lost, because the follower has applied it,
+        # or because the part has no follower. `flush` sends these numbers to the workers.
         self._safe: dict[tuple[int, int], int] = {}
-        # By part, the rank of the leader, which learns how many messages this follower has applied.
+        # By part: the rank of the leader. `flush` sends the number of messages that this follower has applied to it.
         self._advanced: dict[int, int] = {}
         for part in range(servers):
             leader, follower = leader_and_follower(part, servers, self.lost)
@@ -213,7 +215,7 @@ class ReplicatedServer:
     def flush(self) -> None:
         """Send acknowledgements.
 
-        Workers learn which messages cannot be lost, leaders how many messages this server has applied.
+        Tell workers which messages cannot be lost, and leaders how many messages this server has applied.
         """
         for (worker, part), number in self._safe.items():
             self._send(worker, Frame(FrameKind.ACKNOWLEDGED, part, number=number))
@@ -233,7 +235,7 @@ class ReplicatedServer:
             self._release(part, role, role.replica.count)
 
     def _release(self, part: int, role: _Role, count: int) -> None:
-        """Send what waited for the follower to apply `count` messages."""
+        """Send the answers and acknowledgements that waited until the follower had applied `count` messages."""
         while role.held and role.held[0].position <= count:
             held = role.held.popleft()
             if held.number is not None:
@@ -268,7 +270,7 @@ class ReplicatedServer:
                 self._lead(role, source, frame)
 
     def _begin_to_replicate(self, part: int, role: _Role, follower: int | None) -> None:
-        """Make a server the follower of this part, and send it the whole state first.
+        """Make a server the follower of this part, and send the whole state to it.
 
         follower: None if no such server is left.
         """

@@ -187,8 +187,8 @@ def serve(communicator: MpiCommunicator) -> None:
                 arrived = mesh.receive(_CHECK)
                 if (reason := communicator.lost()) is not None:
                     raise RuntimeFailure(reason)
-        # Handle failures first, because a failure explains the losses. Handle reports of losses last: the frames of a
-        # lost rank arrived before them.
+        # Handle failures first, because a failure explains losses. Handle reports of losses last, because the frames of
+        # a lost rank arrived before the report.
         arrived.sort(key=lambda each: 0 if _is(each[1], FrameKind.FAILED) else 2 if _is(each[1], FrameKind.LOST) else 1)
         for source, frame in arrived:
             if frame is not None and frame.kind == FrameKind.END:
@@ -227,8 +227,8 @@ def _serve_one(
 def _disconnect(mesh: Mesh, rank: int) -> list[Frame]:
     """Disconnect from a lost server and tell all others; return the frames that it had sent.
 
-    If the server still runs, and only a connection is broken, the LOST frame tells it that the others continue without
-    it.
+    If the server still runs, and only a connection is broken, it learns from the LOST frame that the others continue
+    without it.
     """
     for other in mesh.ranks:
         mesh.send(other, Frame(FrameKind.LOST, number=rank))

@@ -61,7 +61,7 @@ class Server:
         self.ended = False
         self.stalest = 0
         self._workers = workers
-        # Finished steps of each worker; infinite for one that has left.
+        # Number of finished steps of each worker; infinity for a worker that has left.
         self._clocks = [0.0] * workers
         self._parts: dict[Key, StoredPart] = {}
         # By worker: the key of each number in its messages.
@@ -70,7 +70,7 @@ class Server:
         self._updater_given: np.ndarray | None = None  # pickled
         self._compression: compression.Compression | None = None
         self._compression_given: str | dict[str, Any] | None = None
-        # The first error of each worker's pushes, until its next request that waits for an answer.
+        # By worker: the first error of its pushes, until the worker waits for an answer and gets the error.
         self._errors: list[GraphkitError | None] = [None] * workers
         self._waiting: list[_Request] = []
 
@@ -103,8 +103,8 @@ class Server:
     ) -> Answers:
         """Handle an unpacked message, as `handle` does.
 
-        answered_elsewhere: Another server runs the request, which changes nothing, and answers the sender. Only the
-        clock and the keys are taken from the message.
+        answered_elsewhere: The request changes nothing, and another server answers it. So only the clock and the keys
+        are read from the message.
         """
         self._keys[worker].update(dict(fields.get("names", ())))
         if "clock" in fields:
@@ -133,7 +133,8 @@ class Server:
     def _answer(self, request: _Request) -> np.ndarray | None:
         """Run a request and return the answer; None if its worker does not wait for one.
 
-        If a worker does not wait for an answer and its request fails, the next answer that it waits for is the error.
+        If a request fails whose worker does not wait, the worker gets the error as the answer to its next request that
+        waits.
         """
         worker, call, asks = request.worker, request.fields["call"], request.fields["asks"]
         try:

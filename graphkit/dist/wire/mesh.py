@@ -173,7 +173,7 @@ class Mesh:
             connection.flush()
             waits = bool(connection.outgoing)
         if waits:
-            with contextlib.suppress(BlockingIOError):  # the pipe is full: the receiver wakes anyway
+            with contextlib.suppress(BlockingIOError):  # if the pipe is full, the receiver wakes anyway
                 os.write(self._wake, b"x")
 
     def receive(self, seconds: float) -> list[tuple[int, Frame | None]]:

@@ -192,9 +192,9 @@ class Messages:
             self._thread.join(_ENDING)
 
     def stop(self, seconds: float) -> bool:
-        """Keep all other threads from calling MPI for messages from now on, and return whether that was possible.
+        """Keep all other threads from calling MPI for messages from now on. Return whether that was possible in time.
 
-        Wait at most this time for a call that is under way. Other threads that use this object wait forever.
+        seconds: how long to wait for a call that is under way. Other threads that use this object then wait forever.
         """
         return self._condition.acquire(timeout=seconds)
 
@@ -227,7 +227,8 @@ class Messages:
         before = self._left
         try:
             self._sent = [(request, part) for request, part in self._sent if not request.Test()]
-            # Messages of a lane arrive in order, so the arrays of one are allocated before those of the next.
+            # Messages of a lane arrive in order. So allocate the arrays of a message only after those of the message
+            # before.
             blocked = set()
             for arrival in self._expected:
                 if (arrival.source, arrival.lane) not in blocked and not self._header_arrived(arrival):
@@ -344,7 +345,7 @@ class Channels:
     def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], ndim: int) -> np.ndarray:
         """Return the array that a rank sends under this number.
 
-        ndim: number of axes. Raises RuntimeFailure if the array does not arrive, or another one does.
+        ndim: number of axes. Raises RuntimeFailure if the array does not arrive, or if another array arrives.
         """
         arrival = self._messages.expect(source, [Kind(dtype, ndim)], _VALUES, number)
         (array,) = self._messages.receive(arrival, f"the values of {key}")

@@ -81,7 +81,7 @@ def launched(site: Site) -> Lowering | None:
 
 
 def string_function(site: Site) -> Lowering | None:
-    """Return the lowering of a node with strings to a function in Python; None for other nodes, or without a function."""
+    """Return the lowering of a node with strings to a function in Python; None if there is no function for it."""
     node = site.node
     if site.inner or not any(_holds_strings(value) for value in (*node.operands, *node.outputs)):
         return None

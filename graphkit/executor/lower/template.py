@@ -392,7 +392,7 @@ class Template:
         return UnplannedKernel(kernel)
 
     def _plan(self, made: Sequence[_native.NodeKernel], sizes: Sequence[int]) -> MemoryPlan:
-        """Return the memory plan. Of a kernel, only the need of working memory and the in-place pairs count."""
+        """Return the memory plan. Kernels affect it only by their need of working memory and their in-place pairs."""
         key = tuple([(m.scratch_bytes > 0, *m.inplace) for m in made])
         if key not in self._plans:
             self._plans[key] = plan_graph(
