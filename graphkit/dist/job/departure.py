@@ -94,7 +94,7 @@ class Departure:
 
 
 def leave_to_workers(communicator: MpiCommunicator) -> None:
-    """On a server: let the first SIGTERM stop the workers together. If they cannot, the signal ends the job."""
+    """On a server: let the first SIGTERM stop the workers together, or end the job if they cannot."""
     before: Any = signal.getsignal(signal.SIGTERM)
     if not callable(before):
         return

@@ -249,7 +249,7 @@ class ProgressEngine:
             raise UsageError(f"{before}a function that handles the result of an all-reduce must not {forbidden}")
 
     def _try_to_drive(self, pending: Pending) -> bool:
-        """Return whether this thread drives from now on. If another thread drives, wait for a notification first."""
+        """Return whether this thread drives from now on. If another one drives, wait for a notification first."""
         with self._queue.lock:
             if self._driver:
                 if not pending.done:

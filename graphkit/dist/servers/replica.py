@@ -137,9 +137,7 @@ class Replica:
 
 
 class _Unreleased(NamedTuple):
-    """Answers and an acknowledgement of message `number`, which wait until the follower has applied `position`
-    messages.
-    """
+    """Answers and an acknowledgement of message `number`, held until the follower has applied `position` messages."""
 
     position: int
     worker: int
