@@ -47,14 +47,14 @@ def compare(communicator: Communicator, what: str, facts: Mapping[str, Any], adv
     size = np.array([data.nbytes], np.int64)
     sizes = communicator.perform(f"{what}: sizes", [size], partial(communicator.allgather, size)).reshape(-1).tolist()
     parts = communicator.perform(f"{what}: details", (), partial(communicator.allgather_parts, data, sizes))
-    said = _message(what, [unpack(part)[0] for part in parts])
-    raise RanksDiffer(f"{said}. {advice}" if advice else said)
+    message = _message(what, [unpack(part)[0] for part in parts])
+    raise RanksDiffer(f"{message}. {advice}" if advice else message)
 
 
 def _message(what: str, facts: Sequence[Mapping[str, str]]) -> str:
     """Return an error text: for each setting that differs, every value and its ranks. facts: settings by rank."""
     names = list(dict.fromkeys(name for each in facts for name in each))
-    said = []
+    differences = []
     for name in names:
         ranks: dict[str, list[int]] = {}
         for rank, each in enumerate(facts):
@@ -65,10 +65,10 @@ def _message(what: str, facts: Sequence[Mapping[str, str]]) -> str:
                 f"{_ranks(first)} {name} {_short(value)}",
                 *(f"{_ranks(found)} {_short(v)}" for v, found in others),
             ]
-            said.append(", ".join(sides))
-    more = f" and {len(said) - _MOST} more" if len(said) > _MOST else ""
+            differences.append(", ".join(sides))
+    more = f" and {len(differences) - _MOST} more" if len(differences) > _MOST else ""
     advice = "Give every rank the same settings. If you change one, change it on all ranks"
-    return f"the ranks differ in {what}: {'; '.join(said[:_MOST])}{more}. {advice}"
+    return f"the ranks differ in {what}: {'; '.join(differences[:_MOST])}{more}. {advice}"
 
 
 def _short(value: str) -> str:

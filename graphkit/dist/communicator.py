@@ -95,7 +95,7 @@ class Communicator(Protocol):
         ...
 
     def running(self, code: str) -> AbstractContextManager[None]:
-        """Context in which user code runs. Errors name it by `code`. Other processes wait for it until the timeout."""
+        """Context in which user code runs. Errors contain its name, `code`. Others wait only until the timeout."""
         ...
 
     def waiting(self, for_progress: bool) -> AbstractContextManager[None]:

@@ -338,7 +338,7 @@ class KVStore:
         return self.transport.residuals()
 
     def restore_residuals(self, residuals: Mapping[Key, np.ndarray]) -> None:
-        """Set the residuals of these keys, which are added to their next pushes.
+        """Set the residuals of these keys. They are added to the next pushes of these keys.
 
         Raises UsageError without compression, and on ranks that are not in `compressing`. Raises InputError for arrays
         that are not float32, or that have another size than the key.

@@ -106,7 +106,7 @@ class Transport(Collectives):
         self.fingerprint.leaving_ranks = int(sums[2])
 
     def compare(self, what: str, facts: Mapping[str, Any], advice: str = "") -> None:
-        """Raise RanksDiffer on all ranks unless `facts`, settings by name, are equal on all of them.
+        """Raise RanksDiffer on all ranks if their `facts` (settings by name) differ.
 
         Every rank must call it. what: name of the call in errors. advice: a sentence that errors add.
         """
@@ -141,8 +141,8 @@ class Transport(Collectives):
     def bucket_bytes(self, fixed: bool = False) -> int:
         """Return how many bytes of gradients are all-reduced together; equal on all ranks.
 
-        It is the number that the user gave, or else it is measured: the latency is then a small part of the time of an
-        all-reduce. fixed: do not measure.
+        It is the user's number, or else it is chosen from a measurement, so that the latency is a small part of the
+        time of an all-reduce. fixed: do not measure.
         """
         if self._bucket_bytes is None and (fixed or self.size == 1):
             return FIXED_BUCKET

@@ -342,7 +342,7 @@ class KeepBest(_Monitor):
 
 
 class GradualPruning(Callback):
-    """Prunes weights of the smallest magnitude during training, more of them with every call.
+    """Prunes the weights of smallest magnitude during training, more and more of them.
 
     The Trainer must have masks for the parameters that are pruned. At the beginning, these may be True everywhere.
     After update u, the share of zeros is sparsity * (1 - (1 - t)^3), where t = (u - start) / (end - start) (Zhu and

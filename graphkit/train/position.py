@@ -207,8 +207,8 @@ class Position:
     def end_epoch(self) -> None:
         """Count the current epoch as complete, and reset its sums.
 
-        If only `max_steps` ends the run, add another epoch to the run. If all steps of this epoch were skipped, add
-        none: such a run would never end.
+        If only `max_steps` ends the run, and no epoch is left, add an epoch to the run. If all steps of this epoch were
+        skipped, add none: such a run might never end.
         """
         self.epoch += 1
         if self.open_ended and self.epoch >= self.until and self.loss_weight and not self.at_limit:

@@ -86,7 +86,7 @@ class RecurrentState:
         self._arrays = {name: results[output] for name, output in self.names.items() if output in results}
 
     def _state(self, name: str, inputs: Mapping[str, Any]) -> np.ndarray:
-        """Return the state of an input, whose shape follows from the shapes of the other inputs."""
+        """Return the state of an input, or zeros if its shape, which follows from the other inputs, has changed."""
         declared = self._types[name]
         given = [(k, t, TensorType(t.dtype, np.shape(inputs[k]))) for k, t in self._others.items() if k in inputs]
         sizes = match_shapes(given)

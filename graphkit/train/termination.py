@@ -83,7 +83,7 @@ class Termination:
 
 
 class WorkerTermination(Termination):
-    """A Termination of workers with parameter servers, which take steps independently: they agree on the last step."""
+    """A Termination of workers with parameter servers. They take steps independently, and agree on the last step."""
 
     def __init__(self, store: KVStore):
         super().__init__(store)

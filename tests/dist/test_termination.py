@@ -41,7 +41,7 @@ SIGNALLED = """
 
     def wait_until_told(ranks, least):
         end = time.monotonic() + 60
-        while (departures[-1]._told()[0][ranks] < least).any():
+        while (departures[-1]._departures()[0][ranks] < least).any():
             assert time.monotonic() < end, "the others do not tell it"
             time.sleep(0.01)
 

@@ -209,8 +209,8 @@ class CompressedSums:
     """All-reduces of compressed float32 arrays.
 
     Each rank compresses its array, and all ranks sum the compressed arrays in the order of the ranks. If there are
-    several hosts, and more ranks than hosts, the arrays of a host are summed first. Its first rank then compresses the
-    sum and keeps the residual, and the arrays of all hosts are summed in order.
+    several hosts, and more ranks than hosts, the arrays of a host are summed first. The first rank of the host then
+    compresses this sum and keeps the residual. The compressed sums of all hosts are added in order.
     """
 
     def __init__(self, compression: Compression, communicator: Communicator):

@@ -165,7 +165,7 @@ class GpuCollectives:
     def _end(self, reason: str, done: Callable[[], bool]) -> None:
         """Abort the collectives, so that GPUs stop waiting.
 
-        A thread does it, because the abort itself may wait until CUDA graphs are freed.
+        A thread calls the abort, which may wait until CUDA graphs are freed.
         """
         self.broken = True
         self._communicator.fail(reason)

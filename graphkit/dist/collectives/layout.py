@@ -83,13 +83,13 @@ def bucket_of(arrays: Sequence[np.ndarray]) -> Bucket:
         return Bucket(arrays, begins, 0, arrays[0].reshape(-1), ())
     item = filled[0].dtype.itemsize
     first = filled[0].__array_interface__["data"][0]
-    froms = [a.__array_interface__["data"][0] - first for a in filled]
-    tos = [at + a.nbytes for at, a in zip(froms, filled, strict=True)]
-    between = list(zip(tos, froms[1:], strict=False))
+    begins_in_bytes = [a.__array_interface__["data"][0] - first for a in filled]
+    ends_in_bytes = [at + a.nbytes for at, a in zip(begins_in_bytes, filled, strict=True)]
+    between = list(zip(ends_in_bytes, begins_in_bytes[1:], strict=False))
     if any(not 0 <= begin - end < _GAP or (begin - end) % item for end, begin in between):
         return Bucket(arrays, begins, ends[-1], None, ())
-    whole = as_strided(filled[0].reshape(-1), (tos[-1] // item,), (item,))
+    whole = as_strided(filled[0].reshape(-1), (ends_in_bytes[-1] // item,), (item,))
     gaps = [whole[end // item : begin // item] for end, begin in between if end < begin]
-    places = iter(froms)
+    places = iter(begins_in_bytes)
     begins = [next(places) // item if a.size else 0 for a in arrays]
     return Bucket(arrays, begins, whole.size, whole, gaps)

@@ -56,8 +56,8 @@ class Collectives:
 
     Args:
         communicator: Connects the ranks.
-        every_rank_compresses: Whether every rank compresses its own arrays. If not, and there are several hosts, only
-            the first rank of each host compresses: the sum of the arrays of its host.
+        every_rank_compresses: Whether every rank compresses its own arrays. If not, and there are several hosts, the
+            first rank of each host compresses the sum of the arrays of its host.
     """
 
     def __init__(self, communicator: Communicator, every_rank_compresses: bool = False):

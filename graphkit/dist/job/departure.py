@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Arguments of `depart`. _NOTHING: this process cannot stop together with the others. _READY: this process can stop
 # together with the others. _VOTE + n: this process votes to stop after n steps.
 _NOTHING, _READY, _VOTE = 0, 1, 2
-# Seconds between two looks at the votes.
+# Seconds between two checks of the votes.
 _PAUSE = 0.01
 
 
@@ -61,7 +61,7 @@ class Departure:
 
     def is_wanted(self) -> bool:
         """Return whether any process has reported a SIGTERM."""
-        return bool((self._told()[0] >= _VOTE).any())
+        return bool((self._departures()[0] >= _VOTE).any())
 
     def must_stop(self, wanted: bool) -> bool:
         """Return whether this worker must stop before its next step. The call may wait for votes of other workers.
@@ -77,9 +77,9 @@ class Departure:
             self._voted = True
             self._communicator.depart(_VOTE + done)
         while True:
-            told, steps = (each[: self._workers] for each in self._told())
-            has_voted = told >= _VOTE
-            largest = int(np.where(has_voted, told - _VOTE, steps).max())
+            departures, steps = (each[: self._workers] for each in self._departures())
+            has_voted = departures >= _VOTE
+            largest = int(np.where(has_voted, departures - _VOTE, steps).max())
             if has_voted.all() or done < largest:
                 return done >= largest
             with self._communicator.waiting(False):
@@ -87,10 +87,10 @@ class Departure:
                 if (reason := self._communicator.lost()) is not None:
                     raise RuntimeFailure(reason)
 
-    def _told(self) -> tuple[np.ndarray, np.ndarray]:
-        told = self._communicator.departures()
-        assert told is not None, "see is_possible"
-        return told
+    def _departures(self) -> tuple[np.ndarray, np.ndarray]:
+        departures = self._communicator.departures()
+        assert departures is not None, "see is_possible"
+        return departures
 
 
 def leave_to_workers(communicator: MpiCommunicator) -> None:
@@ -102,8 +102,8 @@ def leave_to_workers(communicator: MpiCommunicator) -> None:
 
     def arrived(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, before)
-        told = communicator.departures()
-        if told is None or (told[0][:workers] < _READY).any():
+        departures = communicator.departures()
+        if departures is None or (departures[0][:workers] < _READY).any():
             before(number, frame)
         communicator.depart(_VOTE)
 

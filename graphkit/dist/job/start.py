@@ -48,7 +48,7 @@ def checked_timeout(seconds: float | None) -> float:
 def check_launcher(size: int) -> None:
     """Raise UsageError if the launcher has started several processes, but each is alone according to MPI.
 
-    Otherwise, each would do the same work and write the same files.
+    Without this error, each process would do the same work and write the same files.
     """
     processes = _first_number(_SIZES)
     if size == 1 and processes is not None and processes > 1:
@@ -107,7 +107,7 @@ def deadline(seconds: float, place: tuple[int, int] | None = None, done: str = "
     """Context that ends this process, with RuntimeFailure's exit code, if it takes longer than `seconds`.
 
     MPI_Init_thread and MPI_Finalize hold Python's global interpreter lock, so a native thread checks the time. Without
-    the native extension, Python's faulthandler does; it prints a traceback and exits with status 1.
+    the native extension, Python's faulthandler checks the time: it prints a traceback and exits with status 1.
 
     Args:
         seconds: The limit. No limit if it is infinite, or if the job has one process.

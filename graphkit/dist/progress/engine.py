@@ -5,9 +5,9 @@ pending on all ranks are run, ordered by priority, then by name. Ranks may post 
 different orders; those with the same name run in the order in which they were posted. Horovod negotiates in a similar
 way, through rank 0 (Sergeev and Del Balso, arXiv:1802.05799, 2018).
 
-A thread that waits for an operation drives the progress steps. While no thread waits, a thread of the engine does,
-except with `overlap="funnelled"`. If all ranks wait and have no pending operation in common, all raise the same error.
-It names the operation for which each rank waits.
+A thread that waits for an operation drives the progress steps. While no thread waits, a thread of the engine drives
+them, except with `overlap="funnelled"`. If all ranks wait and have no pending operation in common, all raise the same
+error. It names the operation for which each rank waits.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Links(Protocol):
         ...
 
     def lost(self) -> str | None:
-        """Return why another rank is considered lost; None if none is."""
+        """Return why another rank is considered lost; None if no rank is."""
         ...
 
 
@@ -101,8 +101,8 @@ class Negotiation:
         names = set(by_rank[0]).intersection(*by_rank[1:])
         for name in sorted(names):
             if len({lines[name][0] for lines in by_rank}) > 1:
-                meant = next(pending for pending in heads if pending.name_digest == name)
-                self.disagree(self.exchange(self.own_announcement(heads, meant), meant))
+                differing = next(pending for pending in heads if pending.name_digest == name)
+                self.disagree(self.exchange(self.own_announcement(heads, differing), differing))
         found = [pending for pending in heads if pending.name_digest in names]
         for pending in found:  # ranks may have given different priorities
             pending.priority = max(announcement.signed(lines[pending.name_digest][1]) for lines in by_rank)

@@ -176,7 +176,7 @@ class ReplicatedServer:
         # By worker and part: the number of the last message that cannot be lost, because the follower has applied it,
         # or because the part has no follower. `flush` sends these numbers to the workers.
         self._safe: dict[tuple[int, int], int] = {}
-        # By part: the rank of the leader. `flush` sends the number of messages that this follower has applied to it.
+        # By part: the rank of the leader. `flush` tells the leader how many messages this follower has applied.
         self._advanced: dict[int, int] = {}
         for part in range(servers):
             leader, follower = leader_and_follower(part, servers, self.lost)

@@ -133,8 +133,8 @@ class Server:
     def _answer(self, request: _Request) -> np.ndarray | None:
         """Run a request and return the answer; None if its worker does not wait for one.
 
-        If a request fails whose worker does not wait, the worker gets the error as the answer to its next request that
-        waits.
+        If the worker does not wait and the request fails, the error is stored. It becomes the answer to the next
+        request for which this worker waits.
         """
         worker, call, asks = request.worker, request.fields["call"], request.fields["asks"]
         try:

@@ -248,7 +248,7 @@ class Mesh:
 
 
 class Listener:
-    """Accepts connections from other processes; a context.
+    """Context that accepts connections from other processes.
 
     A process must know the secret of the job. Leaving the context closes the listener. expected: how many processes
     will connect.

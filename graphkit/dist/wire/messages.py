@@ -172,8 +172,8 @@ class Messages:
     def fail(self, error: BaseException, where: str) -> None:
         """Stop communicating after an error, so that other ranks do not wait for messages of this one.
 
-        Every later call on this rank raises RuntimeFailure. The calls at the exit of the process do so too, which
-        aborts the job.
+        Every later call on this rank raises RuntimeFailure. This includes the calls at the exit of the process, so the
+        job is aborted.
         """
         with self._condition:
             if self._failure is None:

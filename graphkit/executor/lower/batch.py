@@ -50,7 +50,7 @@ class Batch:
         self._fixed_bytes = sum(v.tensor.nbytes for v in fixed - set(self._kinds) if v.tensor.is_static)
 
     def part(self, shapes: Mapping[str, Any]) -> tuple[int, int]:
-        """Return (examples of the batch, examples of a part) for inputs of these shapes, by name.
+        """Return the numbers of examples (in the batch, in a part) for inputs of these shapes, by name.
 
         Raises InputError if the shapes contradict each other or the graph.
         """

@@ -78,7 +78,7 @@ class _Accepting:
         self._known: dict[int, bool] = {}
 
     def all_values(self, node: Node) -> bool:
-        """Return whether `value_check` is known to return None. False for operators that define it themselves."""
+        """Return whether `value_check` is known to return None. False for operators that override `value_check`."""
         op = node.op
         if not isinstance(op, Op) or type(op).value_check is not Op.value_check:
             return False
@@ -133,7 +133,7 @@ def _may_fail(
         return True
     if lowering is not None and lowering.subgraphs:
         is_branch = lowering.trips is None
-        # The iterations of a short loop are compared with their limit before a run, unless it is in a branch.
+        # The iterations of a short loop are compared with their limit before a run, unless the loop is in a branch.
         if not is_branch and (in_branch or lowering.executed_steps > SHORT_LOOP):
             return True
         steps = ((step, graph) for graph in lowering.subgraphs.values() for step in graph.steps)

@@ -50,7 +50,7 @@ class _Proof:
 
     Attributes:
         examples: Values whose first axis has the rows, each computed from the same row of the inputs.
-        inner: Values that have the rows along another axis, and this axis.
+        inner: Maps each value that has the rows along another axis to this axis.
         counts: Other values that depend on the number of rows, such as a shape.
     """
 

@@ -97,7 +97,7 @@ class SharedKernels:
 
 def _identity(value: Value, kind: TensorType, array: VersionedArray) -> int:
     """Return the id of an array whose elements a kernel may depend on; 0 if its factory reads no elements."""
-    # Factories read the elements of a Constant in the graph.
+    # Factories read the elements of Constant nodes of any size, but of other arrays only up to MOST_READ_BYTES.
     return 0 if value.node is None and kind.is_static and kind.nbytes > MOST_READ_BYTES else id(array)
 
 

@@ -1,7 +1,7 @@
 """Steps that are calls of Python: kernels that are Python functions, and interpreted nodes.
 
-In a native program, they are only in the outermost graph; for interpreted nodes of its subgraphs, see
-`graphkit.executor.lower.run_time_kernel`. Devices with their own memory run some of them in subgraphs, too.
+In a native program, such steps are only in the outermost graph. For interpreted nodes of its subgraphs, see
+`graphkit.executor.lower.run_time_kernel`. Devices with their own memory run some of these steps in subgraphs, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Nodes whose operands have run-time sizes: a run prepares a kernel for its sizes. Later runs reuse the kernel.
 
-Lowering finds out whether this is possible by making a kernel for placeholder sizes. If it is not possible, the node is
-interpreted, and the plan says so.
+Lowering tries to make a kernel for placeholder sizes. If there is none, the node is interpreted, and the plan says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Programs for inputs whose sizes change. A graph is lowered once with symbolic sizes; each program is derived from it.
 
-The order of the steps, the views and the values that may share memory do not depend on the sizes. The kernels and the
-bytes of values depend on them; `Template.at` computes these. If the sizes in a node's types have not changed, its
+The order of the steps, the views and the values that may share memory do not depend on the sizes. `Template.at` makes
+the kernels and computes the bytes of values for given sizes. If the sizes in a node's types have not changed, its
 kernel is reused.
 """
 

@@ -100,7 +100,7 @@ def _others(
 ) -> dict[str, np.ndarray]:
     """Return the trained parameters that belong to no adapter.
 
-    Raises UsageError if two folders contain the same one of these parameters, if a folder with such a parameter has a
+    Raises UsageError if two folders contain such a parameter of the same name, if a folder with such a parameter has a
     factor other than 1, or if a layer with adapters uses such a parameter.
     """
     found: dict[str, np.ndarray] = {}

@@ -73,7 +73,7 @@ class SavedAdapter(NamedTuple):
 
 
 def read_folder(folder: Path) -> SavedAdapter:
-    """Read a folder. Raises UsageError, or InvalidModel if a file is damaged or has a setting that is not supported."""
+    """Read a folder. Raises UsageError without adapter files, and InvalidModel for damaged or unsupported files."""
     if folder.is_file():
         raise UsageError(f"{folder} is a file; give the folder that contains {CONFIG} and {WEIGHTS}")
     for name in (CONFIG, WEIGHTS):

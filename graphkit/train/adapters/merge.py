@@ -156,22 +156,22 @@ class _Merged(NamedTuple):
 def _stored(adapter: Adapter) -> Value:
     """Return the weight with the adapter, in the layout in which the model stores the weight."""
     merged = adapter.merged(adapter.layer.weight)
-    return merged if _turned(adapter.layer.weight) is None else F.transpose(merged, perm=(1, 0))
+    return merged if _transpose_of(adapter.layer.weight) is None else F.transpose(merged, perm=(1, 0))
 
 
-def _turned(weight: Value) -> Node | None:
-    """Return the node that transposes a parameter into the weight; None if there is no such node."""
+def _transpose_of(weight: Value) -> Node | None:
+    """Return the node that computes the weight by transposing a parameter; None if there is no such node."""
     node = producer(weight, "Transpose")
     return node if node is not None and permutation(node) == (1, 0) and _is_parameter(first(node)) else None
 
 
 def _merged(weight: Value, array: np.ndarray) -> _Merged:
     """Return the merged weight of a layer. weight: the old weight that the layer reads. array: see `_stored`."""
-    turned = _turned(weight)
-    origin = first(turned) if turned is not None else weight if _is_parameter(weight) else None
+    transpose = _transpose_of(weight)
+    origin = first(transpose) if transpose is not None else weight if _is_parameter(weight) else None
     attrs = {} if origin is None else _unfrozen(origin)
     parameter = Value(TensorType(weight.dtype, array.shape), role="parameter", attrs=attrs)
-    return _Merged(parameter, parameter if turned is None else turned.rebuilt([parameter]).output, array, origin)
+    return _Merged(parameter, parameter if transpose is None else transpose.rebuilt([parameter]).output, array, origin)
 
 
 def _is_parameter(value: Value) -> bool:

@@ -123,7 +123,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class _Taken:
+class _Results:
     """Results of a step: the loss, other outputs by their names in the file, and the states after it."""
 
     loss: Any
@@ -178,7 +178,7 @@ def compare_steps(
 
 
 def _limits(
-    before: Subject, roles: Mapping[str, Sequence[str]], new: _Taken, given: _Taken, found: Mapping[str, float]
+    before: Subject, roles: Mapping[str, Sequence[str]], new: _Results, given: _Results, found: Mapping[str, float]
 ) -> dict[str, float]:
     """Return the limit of each role, before the effect of rounding is measured (see `_noise`)."""
     kinds = [array.dtype for array in new.states.values()] + [np.asarray(given.loss).dtype]
@@ -190,7 +190,7 @@ def _limits(
 
 
 def _differences(
-    subject: Subject, roles: Mapping[str, Sequence[str]], before: Mapping[str, Any], ours: _Taken, theirs: _Taken
+    subject: Subject, roles: Mapping[str, Sequence[str]], before: Mapping[str, Any], ours: _Results, theirs: _Results
 ) -> dict[str, float]:
     """Return how much the results `theirs` of a step differ from the results `ours`, by role.
 
@@ -204,7 +204,7 @@ def _differences(
 
 
 def _noise(
-    ours: _Graphkit, before: Subject, feeds: Mapping[str, Any], step: tuple[float, bool], new: _Taken,
+    ours: _Graphkit, before: Subject, feeds: Mapping[str, Any], step: tuple[float, bool], new: _Results,
     roles: Mapping[str, Sequence[str]],
 ) -> dict[str, float]:  # fmt: skip
     """Return, by role, how much a step of graphkit changes if its parameters change by two units in the last place.
@@ -283,7 +283,7 @@ def _output_difference(ours: Any, theirs: Any) -> float:
     return error / max(size, 1e-6 * float(np.sqrt(mine.size))) if np.isfinite(error) else float("inf")
 
 
-def _metric_error(given: _Taken, feeds: Mapping[str, Any], name: str, kind: str, output: str, target: str) -> float:
+def _metric_error(given: _Results, feeds: Mapping[str, Any], name: str, kind: str, output: str, target: str) -> float:
     """Return the relative difference between a metric in the file and the metric computed from the file's output."""
     scores, wanted = np.asarray(given.outputs[output], np.float64), np.asarray(feeds[target])
     if kind == "accuracy":
@@ -309,16 +309,16 @@ def _skipped_step(
     loops = any(node.op_type == "Loop" for node in before.model.graph.node)
     if before.spec.rule.on_nonfinite == "ignore" or loops:
         return ()
-    for spoiled, states in _with_nan(before, feeds):
+    for with_nan, states in _with_nan(before, feeds):
         try:
-            given = theirs.step(spoiled, states, rate, True)
+            given = theirs.step(with_nan, states, rate, True)
         except CheckFailed:  # ONNX Runtime fails, for example because NaN became an index
             continue
         if np.isfinite(given.loss):
             continue
         ours.load(replace(before, states=states), skips=True)
         try:
-            new = ours.step(spoiled, rate, True)
+            new = ours.step(with_nan, rate, True)
         except RuntimeFailure:
             continue
         if np.isfinite(new.loss):
@@ -385,7 +385,7 @@ class _Graphkit:
         """The counts of `Subject`."""
         return self._stepper.updates, self._stepper.accumulated, self._stepper.accumulated_weight
 
-    def step(self, feeds: Mapping[str, Any], rate: float, flush: bool) -> _Taken:
+    def step(self, feeds: Mapping[str, Any], rate: float, flush: bool) -> _Results:
         """Return the results of a step, with copies of the states. Raises CheckFailed if it is not finite."""
         try:
             loss, results = self._stepper.take(dict(feeds), None, rate, None)
@@ -404,7 +404,7 @@ class _Graphkit:
         states = self._subject.description["states"]
         found = {s["input"]: own[s["role"]] if s["role"] in own else self._exchange.store[s["input"]] for s in states}
         outputs = {name: results[own] for name, own in self._subject.outputs.items() if own in results}
-        return _Taken(float(loss), outputs, {name: np.array(array) for name, array in found.items()})
+        return _Results(float(loss), outputs, {name: np.array(array) for name, array in found.items()})
 
 
 def random_state(rng: tuple[int, int]) -> np.ndarray:
@@ -433,7 +433,7 @@ class _Runtime:
             raise InvalidModel(f"{error}. {_UNCHECKED}") from None
         self._controls = {i["role"]: i["name"] for i in self._described["inputs"]}
 
-    def step(self, feeds: Mapping[str, Any], states: Mapping[str, np.ndarray], rate: float, flush: bool) -> _Taken:
+    def step(self, feeds: Mapping[str, Any], states: Mapping[str, np.ndarray], rate: float, flush: bool) -> _Results:
         """Return the results of a step. Raises CheckFailed if ONNX Runtime fails."""
         given = {**{name: np.asarray(array) for name, array in feeds.items()}, **states}
         if "flush" in self._controls:
@@ -444,6 +444,6 @@ class _Runtime:
             found = self._model.run({name: array for name, array in given.items() if name in self._model.inputs})
         except RuntimeFailure as error:
             raise _untestable(str(error)) from None
-        return _Taken(
+        return _Results(
             found[self._described["loss"]], found, {s["input"]: found[s["output"]] for s in self._described["states"]}
         )

@@ -279,7 +279,7 @@ def target_inputs(trainer: BaseTrainer) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class _OfGraph:
+class _GraphOnly:
     """Wraps a graph for functions that take a model but read only its graph."""
 
     graph: Graph
@@ -299,7 +299,7 @@ def _batch(trainer: BaseTrainer, spec: StepSpec, given: Any) -> dict[str, Any]:
 
 
 def _generated(trainer: BaseTrainer, spec: StepSpec) -> dict[str, Any]:
-    subject = _OfGraph(spec.graph)
+    subject = _GraphOnly(spec.graph)
     shapes, _ = concrete_shapes(subject, None, _SAMPLES)
     feeds = make_feeds(subject, shapes=shapes, seed=config.SEED.get()).arrays
     loss = get_loss(trainer.loss) if isinstance(trainer.loss, str) else trainer.loss

@@ -1,4 +1,4 @@
-"""All-reduce gradients and losses inside a program, in buckets. A bucket starts when its last gradient is ready.
+"""All-reduce gradients and losses inside a program, in buckets: each bucket as soon as its last gradient is ready.
 
 Buckets: Li et al., "PyTorch Distributed", VLDB 2020. The backward pass runs from the loss to the inputs. A bucket
 contains parameters that it reaches at about the same time.
@@ -101,7 +101,7 @@ def mean_gradients(
 ) -> tuple[list[Value | Rows], list[Value]]:
     """All-reduce gradients, and divide them by the weight of all ranks.
 
-    Row-sparse gradients are not in buckets. Their sum contains each row once, if at least one rank has read it.
+    Row-sparse gradients are not in buckets. Their sum contains every row that at least one rank has read, once.
 
     Args:
         gradients: The weighted gradients of this rank.

@@ -82,8 +82,8 @@ def reduce_scatter(
         buckets: The buckets, sharded.
 
     Returns:
-        The slices of this rank with their mean gradients. For each reduce-scatter, a value that is available when it is
-        complete.
+        The slices of this rank with their mean gradients. Then one value for each reduce-scatter. The value is
+        available when the reduce-scatter is complete.
     """
     assert buckets.place is not None, _IS_SHARDED
     total = divisor(total)
@@ -125,8 +125,8 @@ def all_gather(
         own: The slices of this rank.
         new: Their new values.
         guard: See `finite.guarded`.
-        before: Values that are available when earlier collectives are complete. A rank that failed earlier would let
-            the other ranks wait.
+        before: Values that are available when earlier collectives are complete. If a rank failed earlier, the other
+            ranks would wait for it.
         buckets: The buckets, sharded.
     """
     by_index = {piece.position: (piece, result) for piece, result in zip(own, new, strict=True)}

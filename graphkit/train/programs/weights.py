@@ -24,7 +24,7 @@ TOTAL_WEIGHT = "total_weight"
 
 
 class Term(NamedTuple):
-    """The loss of a batch: the mean, and the weight (a float32 scalar) by which a sum was divided.
+    """The mean loss of a batch, and the weight (a float32 scalar) by which the sum of the losses was divided.
 
     If `weight` is None, the weight is the number of samples.
     """

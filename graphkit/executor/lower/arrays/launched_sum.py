@@ -121,9 +121,9 @@ class SumQueue:
         self._recording = self._recording if can_record else 0
         agreed = self._sums.agree(self._order_text, self._nbytes, can_record, self._recording, self._structure)
         self._begun = True
-        anew = agreed.can_record and not agreed.recording
-        self._recording = (agreed.fresh if anew else agreed.recording) if agreed.can_record else 0
-        return agreed.can_record, anew
+        must_record = agreed.can_record and not agreed.recording
+        self._recording = (agreed.fresh if must_record else agreed.recording) if agreed.can_record else 0
+        return agreed.can_record, must_record
 
     def begin(self, key: str, launch: Callable[[], None]) -> None:
         """Launch a collective now, or in a later call as soon as all collectives before it are launched.
