@@ -75,7 +75,7 @@ def create(
         period: For `elastic`: updates between two exchanges of a worker with the centre variable (default: 10); tau of
             Zhang, Choromanska and LeCun (NIPS 2015).
         strength: For `elastic`: moving rate, above 0 and up to 1 (default: 0.9); beta of the same paper. In an
-            exchange, a worker and the centre variable move towards each other by this rate times their difference,
+            exchange, a worker and the centre variable move towards each other: by their difference times this rate,
             divided by the number of workers.
         replicate: Keep a second copy of each server's state on another server, so that training survives the loss of
             one server. Needs at least two servers, and an MPI launcher that does not end the job when a process dies

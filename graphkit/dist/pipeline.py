@@ -37,7 +37,7 @@ def one_forward_one_backward(stages: int, stage: int, batches: int) -> list[Pass
 
 
 def sizes(samples: int, batches: int) -> list[int]:
-    """Return the number of samples of each micro-batch: nearly equal, larger ones first, and at least one each."""
+    """Return the number of samples of each micro-batch, at least 1. They differ by at most 1, larger ones first."""
     count = min(samples, batches)
     return [samples // count + (index < samples % count) for index in range(count)]
 

@@ -89,7 +89,7 @@ class KVStore:
 
     @property
     def sent_between_hosts(self) -> int:
-        """Bytes that this process exchanged with other hosts. One process of each host does this for its whole host."""
+        """Bytes that this process exchanged with other hosts. Only one process of each host does so."""
         return self.transport.sent_between_hosts
 
     def init(self, key: Key | Sequence[Key], value: Any) -> None:

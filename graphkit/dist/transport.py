@@ -56,7 +56,7 @@ class Transport(Collectives):
 
     @property
     def sent_between_hosts(self) -> int:
-        """Bytes that this rank exchanged with other hosts. One rank of each host does this for its whole host."""
+        """Bytes that this rank exchanged with other hosts. Only one rank of each host does so."""
         return self.communicator.sent_between_hosts
 
     @property
@@ -141,8 +141,8 @@ class Transport(Collectives):
     def bucket_bytes(self, fixed: bool = False) -> int:
         """Return how many bytes of gradients are all-reduced together; equal on all ranks.
 
-        It is the user's number, or else it is chosen from a measurement, so that the latency is a small part of the
-        time of an all-reduce. fixed: do not measure.
+        If the user gave no number, it is measured: the number is so large that the latency is a small part of the time
+        of an all-reduce. fixed: do not measure.
         """
         if self._bucket_bytes is None and (fixed or self.size == 1):
             return FIXED_BUCKET

@@ -22,8 +22,8 @@ def ctc(
     sum of the probabilities of all alignments with the labels of the target. It is computed by the forward recursion in
     logarithms. PyTorch's `ctc_loss` with reduction="mean" has the same value.
 
-    Each label needs one time step, and two equal neighbours need one more between them. If a sequence is too short for
-    its labels, its loss is infinite, and its gradient is 0.
+    Each label needs one time step. Between two equal neighbours, one more time step is needed, for a blank. If a
+    sequence is too short for its labels, its loss is infinite, and its gradient is 0.
 
     Args:
         logits: Float tensor [N, T, classes].

@@ -289,9 +289,8 @@ class BaseTrainer:
     def graphs(self) -> tuple[Graph, ...]:
         """The training graphs: one for a whole step, or with `accumulate` one that accumulates and one that updates.
 
-        In a pipeline, they are those of this rank's stage: the forward pass, the backward pass, one graph that checks
-        whether the gradients are finite and sums their squares, and one that updates. A stage without trained
-        parameters has only the graphs of the passes.
+        In a pipeline, a rank has four graphs, for its stage: forward pass, backward pass, sum of the squared gradients
+        (with a check that they are finite), and update. A stage without trained parameters has only the first two.
 
         With `recompute`, the first step adds nodes that recompute activations to the first graph. If `recompute` is a
         number of bytes and a later batch needs more, these nodes are chosen again.

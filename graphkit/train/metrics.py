@@ -25,8 +25,8 @@ class Metric(Protocol):
     `loss` is a dict, and otherwise the first output of the model.
 
     `state` and `restore` are for checkpoints within an epoch. `state` returns arrays by name, without "/" in the names.
-    `merge` adds the state of another process. Your own metric need not define these three. Without them, after an
-    interruption the metric counts only the remaining samples of the epoch, and each process has its own value.
+    `merge` adds the state of another process. Your own metric need not define these three methods. Without them, the
+    metric counts only the remaining samples of the epoch after an interruption, and each process has its own value.
     """
 
     name: str

@@ -88,8 +88,8 @@ def check_links(folder: str | Path) -> None:
 class RunFolder:
     """A folder that training writes to. Its `with` block holds a lock on the folder.
 
-    The block is reentrant. At its end, it removes the folders that it has created if they are empty.
-    If the file system has no locks, there is a warning.
+    The block is reentrant. At its end, folders that it has created are removed if they are empty. If the file system
+    has no locks, there is a warning.
 
     Args:
         path: The folder.
@@ -225,8 +225,8 @@ class RunFolder:
 def model_then_checkpoint(folder: Path) -> Iterator[Callable[[Path], None] | None]:
     """Context in which a run writes its model and then its checkpoint. Yields the argument `before` of `Model.save`.
 
-    If a run is killed between its first model and its first checkpoint, FIRST_SAVE marks the model, so that a later run
-    may remove it.
+    Between the first model and the first checkpoint of a run, FIRST_SAVE marks the model. If the run is killed at this
+    time, a later run may remove the model.
     """
     first_save = folder / FIRST_SAVE
 

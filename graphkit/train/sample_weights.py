@@ -18,8 +18,8 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
 
     Args:
         data: The data set.
-        given: The weights, float [N]; or the name under which the data contain them: of an array, or of an entry in the
-            targets of each sample.
+        given: The weights, float [N]; or their name, if an array of the data or an entry in the targets of each sample
+            contains them.
         targets: The targets of the loss. Its `weight_name` is the name of the weights in a batch.
         argument: Name of the argument that the user gave, for messages.
     """

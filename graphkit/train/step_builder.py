@@ -58,7 +58,8 @@ class StepNetwork:
     """A network in a training step. `StepBuilder.network` creates it.
 
     Call it like a Model, with graph values. Each call uses the current values of its parameters, and updates the
-    running statistics of its batch normalisations. (A call of the model itself uses the parameters before the step.)
+    running statistics of its batch normalisations. If you call the model itself instead, it uses the parameters from
+    before the step.
     """
 
     def __init__(self, model: Model, name: str, training: bool):

@@ -139,9 +139,9 @@ class Trainer(BaseTrainer):
         batch_axes: A dict of input or target name to the axis that counts samples, where it is not axis 0. If None is
             given instead of an axis, every micro-batch gets the whole array. By default, `fit` uses the axes that the
             data set declares.
-        shard_optimizer: Each process of `kvstore` stores a part of the optimizer states, updates the parameters of this
-            part, and receives the other parameters from the other processes. All processes must then call `save`; rank
-            0 writes the files.
+        shard_optimizer: Each process of `kvstore` stores a part of the optimizer states, and updates the parameters of
+            this part. It receives the other parameters from the other processes. All processes must then call `save`;
+            rank 0 writes the files.
         batch_norm: "train": BatchNormalization normalises by the statistics of each batch and updates the running
             statistics, whatever mode the model or file has. "frozen": it normalises by the running statistics, which do
             not change; its scale and offset are trained.
@@ -303,9 +303,9 @@ class Trainer(BaseTrainer):
                 hold out the same samples.
             sample_weight: Weights of the samples of `train`, not negative: an array [N], or the name of the array or
                 target of the data that contains them. The loss of a batch is then sum(w * l) / sum(w), where l is the
-                loss of each sample, as with class weights (Keras divides by the number of samples instead). Means over
-                accumulated batches, processes and epochs are weighted by sum(w). Metrics do not use the weights. If
-                `sample_weight` is a name, the validation data must have weights of this name, too.
+                loss of each sample. (Keras divides by the number of samples instead.) Means over accumulated batches,
+                processes and epochs are weighted by sum(w). Metrics do not use the weights. If `sample_weight` is a
+                name, the validation data must have weights of this name, too.
             fast_dev_run: Try the run: train on this number of batches (True: 1), validate on as many, and end. The
                 number of epochs is 1. Callbacks are called, and parameters change. Files are written only to
                 `folder`, if it is given, and by callbacks.

@@ -37,8 +37,8 @@ from graphkit.executor.lower.collaborators import RunAgreement
 from graphkit.ir.types import DType
 from graphkit.named_tuples import NamedTuple
 
-# While this rank waits for its GPU: seconds during which it only yields the core, seconds of each sleep after that,
-# and seconds between two checks for lost ranks.
+# While this rank waits for its GPU, it yields the core for _EAGER seconds, then sleeps, _PAUSE seconds at a time. It
+# checks for lost ranks every _CHECK seconds.
 _EAGER, _PAUSE, _CHECK = 0.02, 5e-5, 0.05
 # Seconds that aborted kernels may take to end.
 _ENDING = 10.0
@@ -195,8 +195,11 @@ _JOINING = 30.0
 class _Report(NamedTuple):
     """The report of a rank about its GPU.
 
-    gpu: the GPU; "" without one. reason: why the rank cannot use NCCL; "" if it can. chosen_by_user: whether a setting
-    of the user is the reason. communicator: number of the communicator that the GPU already belongs to; 0 for none.
+    Attributes:
+        gpu: The GPU; "" without one.
+        reason: Why the rank cannot use NCCL; "" if it can.
+        chosen_by_user: Whether a setting of the user is the reason.
+        communicator: Number of the communicator that the GPU already belongs to; 0 for none.
     """
 
     gpu: str

@@ -63,8 +63,11 @@ class Slices(NamedTuple):
 class Bucket(NamedTuple):
     """Arrays that are summed together, as parts of one vector.
 
-    begins: where each array begins in the vector. size: elements of the vector. whole: the memory of all arrays as one
-    vector; None if they are not next to each other, and must be copied. gaps: elements of `whole` between the arrays.
+    Attributes:
+        begins: Where each array begins in the vector.
+        size: Number of elements of the vector.
+        whole: The memory of all arrays as one vector; None if the arrays are not adjacent, and must be copied.
+        gaps: The elements of `whole` between the arrays.
     """
 
     arrays: Sequence[np.ndarray]

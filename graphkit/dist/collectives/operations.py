@@ -32,8 +32,8 @@ def _is_summed(dtype: np.dtype[Any]) -> bool:
 def check_summed(key: Key, dtype: np.dtype[Any]) -> None:
     """Raise InputError unless arrays of this dtype can be summed.
 
-    The same dtypes are rejected in one process and in several, so that a program that runs in one process also runs in
-    several. bool has no sum, and float8 and int4 overflow after a few summands.
+    A single process rejects the same dtypes as several processes, so that a program that runs in one process also runs
+    in several. bool has no sum, and float8 and int4 overflow after a few summands.
 
     Args:
         key: The key, or the name of a gradient, for the message.
@@ -101,8 +101,8 @@ class Collectives:
     def restore_residuals(self, residuals: Mapping[Key, np.ndarray]) -> None:
         """Set the residuals of these keys. They are added to the next sums of these keys.
 
-        Raises UsageError without compression, and on ranks that are not `compressing`; InputError for arrays that are
-        not float32, or if a key has another size.
+        Raises UsageError without compression, and on ranks that are not `compressing`. Raises InputError for arrays
+        that are not float32, or that have another size than the key.
         """
         if not isinstance(residuals, Mapping):
             raise UsageError(f"residuals must be a dict of vectors by key, not {described(residuals)}")

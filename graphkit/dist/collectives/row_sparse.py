@@ -112,8 +112,8 @@ def check_within(what: str, indices: np.ndarray, rows: int) -> None:
 def total(parts: Sequence[RowSparse]) -> RowSparse:
     """Return the sum: each row once, by ascending index.
 
-    Rows with the same index are added part by part, and in the order in which each part lists them. float16 and
-    bfloat16 are added in float32. There must be at least one part.
+    Rows with the same index are added in the order of the parts, and within a part in the order of its rows. float16
+    and bfloat16 are added in float32. There must be at least one part.
     """
     kind, tail = parts[0].dtype, parts[0].values.shape[1:]
     wide = sum_dtype(kind)
@@ -154,9 +154,8 @@ def rows_of(what: str, stored: np.ndarray, given: Any) -> RowSparse:
 class RowSum:
     """The sum of rows over all ranks. Call it once all ranks have posted their rows. All ranks get the same result.
 
-    Rows are added in the order of the ranks. If there are several hosts, and more ranks than hosts, the rows of each
-    host are added first, then the sums of the hosts, so that a row crosses the network once per host. The given rows
-    are copied.
+    Rows are added in the order of the ranks. With several hosts, and more ranks than hosts, the rows of each host are
+    added first, then the sums of the hosts. So a row crosses the network once per host. The given rows are copied.
 
     ordered: add in the order of the ranks, also across hosts.
     """

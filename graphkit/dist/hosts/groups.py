@@ -16,8 +16,8 @@ import numpy as np
 from graphkit.dist.arrays import as_bytes
 from graphkit.named_tuples import NamedTuple
 
-# A function that waits for an MPI request. Its other arguments are the buffers of the request, which it keeps alive as
-# long as MPI may write to them.
+# A function that waits for an MPI request. Its other arguments are the buffers of the request. The function keeps the
+# buffers alive as long as MPI may write to them.
 Complete: TypeAlias = Callable[..., None]
 
 # Larger sums are divided into parts of this many bytes, because MPI's non-blocking calls do not divide them.

@@ -1,7 +1,7 @@
 """Cores and threads of each process of a job on one host.
 
-If the launcher gave each process its own cores, each process keeps them. If all processes may use the same cores, and
-there are enough cores, each process is bound to an equal part of them.
+If the launcher gave each process its own cores, nothing changes. If all processes may use the same cores, and there are
+enough cores, each process is bound to an equal part of them.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def thread_count(processes: Sequence[Allowed], mine: int) -> int:
 def own_cores(processes: Sequence[Allowed], mine: int) -> list[int] | None:
     """Return the cores for this process alone.
 
-    None if there is only one process, if the processes may use different cores, or if a process needs more threads than
-    its equal part of the cores, or must not be bound.
+    None if there is only one process, or if the processes may use different cores. Also None if a process must not be
+    bound, or needs more threads than its equal part of the cores.
     """
     count, allowed = len(processes), processes[mine].cores
     if count == 1 or not all(process.may_bind and process.cores == allowed for process in processes):
@@ -75,7 +75,7 @@ def has_own_cores(processes: Sequence[Allowed], mine: int) -> bool:
 
 
 def place(processes: Sequence[Allowed], mine: int) -> bool:
-    """Set the number of threads of this process, and bind all its threads to its own cores, if it gets some.
+    """Set the number of threads of this process. If it gets its own cores, bind all its threads to them.
 
     Returns:
         Whether no other process uses these cores.

@@ -1,8 +1,9 @@
 """SIGTERM in a job with parameter servers: workers agree on the step after which all of them stop.
 
-Workers take steps independently, so there is no collective in which they could agree. They use their heartbeats. If a
-worker has received SIGTERM, or sees that another process has, it votes: its heartbeats contain the number of steps that
-it has completed. When all workers have voted, all stop after the step with the number of the largest vote.
+Workers take steps independently, so there is no collective in which they could agree. They use their heartbeats. A
+worker votes if it has received SIGTERM, or sees that another process has received it. Its vote is the number of steps
+that it has completed, and is sent with its heartbeats. When all workers have voted, all stop after the step with the
+number of the largest vote.
 
 A worker that has voted takes a further step only if another worker has begun more steps than it has. That other worker
 votes for at least the steps that it has begun, so no worker takes more steps than the largest vote.
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from graphkit.dist.communicator import Communicator
     from graphkit.dist.job.mpi import MpiCommunicator
 
-# Arguments of `depart`. _NOTHING: this process cannot stop together with the others. _READY: this process can stop
-# together with the others. _VOTE + n: this process votes to stop after n steps.
+# Arguments of `depart`. _READY: this process can stop together with the others. _NOTHING: it cannot. _VOTE + n: it
+# votes to stop after n steps.
 _NOTHING, _READY, _VOTE = 0, 1, 2
 # Seconds between two checks of the votes.
 _PAUSE = 0.01

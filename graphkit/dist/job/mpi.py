@@ -45,8 +45,8 @@ _COUNTS = (
     ("PMI_SIZE", "SLURM_STEP_TASKS_PER_NODE"),
 )
 
-# During a wait: seconds after which a process begins to yield its core (at once if others use the core), seconds after
-# which it sleeps instead, and the seconds of each sleep.
+# During a wait, a process yields its core after _SPIN seconds (at once if others use the core). After _EAGER seconds,
+# it sleeps instead, _PAUSE seconds at a time.
 _SPIN, _EAGER, _PAUSE = 2e-4, 0.02, 5e-5
 
 # Seconds that a process which aborts the job waits for each thread that is in a call of MPI.

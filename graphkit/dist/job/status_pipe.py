@@ -1,9 +1,9 @@
 """Reports of the ranks to the command that has started the job, through a named pipe.
 
-An MPI launcher may end with status 0 although a rank left in the middle of its program, and it does not name the rank.
-So each rank writes a line to the pipe when it starts, and another one when its program has ended. The command reads
-which ranks have not ended, and which of them left first. If a rank notices that the command has ended, it ends too,
-because nothing could stop the job any more.
+If a rank leaves in the middle of its program, an MPI launcher may end with status 0, and does not name the rank. So
+each rank writes a line to the pipe when it starts, and another line when its program has ended. The command reads which
+ranks have not ended, and which of them left first. If a rank notices that the command has ended, it ends too, because
+nothing could stop the job any more.
 """
 
 from __future__ import annotations

@@ -35,9 +35,13 @@ _KEPT = 4096
 class Announcement(NamedTuple):
     """The report of a rank in a progress step.
 
-    steps: how many steps the rank has begun. text: the operation that it waits for, or else a pending one. number:
-    serial number of this operation, from 1, in the order of posting. digest: one digest of all heads; the head of a
-    name is the first pending operation of that name. pending: number of heads. waits: which threads wait (see `Waits`).
+    Attributes:
+        steps: Number of steps that the rank has begun.
+        number: Serial number of the operation in `text`, from 1, in the order of posting.
+        digest: One digest of all heads. The head of a name is the first pending operation of that name.
+        pending: Number of heads.
+        waits: Which threads wait (see `Waits`).
+        text: The operation that the rank waits for. If it waits for none, a pending operation.
     """
 
     steps: int

@@ -45,8 +45,8 @@ from graphkit.named_tuples import NamedTuple
 Overlap: TypeAlias = Literal["funnelled", "chained", "concurrent"]
 OVERLAPS: tuple[Overlap, ...] = ("funnelled", "chained", "concurrent")
 
-# After this many progress steps without a common operation, the ranks stop with an error: _STUCK if all threads that
-# have posted operations wait, _STUCK_THREADS if only some of them wait. _PAUSE: seconds between two such steps.
+# Number of progress steps without a common operation after which the ranks stop with an error. _STUCK: if all threads
+# that have posted operations wait. _STUCK_THREADS: if only some of them wait. _PAUSE: seconds between two such steps.
 _STUCK, _STUCK_THREADS, _PAUSE = 500, 20_000, 1e-3
 # Seconds between two checks for lost ranks.
 _CHECK = 0.05

@@ -20,8 +20,11 @@ _SMALL, _PAYLOAD_BYTES = 16 << 10, PAYLOAD.stop - PAYLOAD.start
 class Sum:
     """A sum over the ranks.
 
-    array: this rank's summand. out: the array for the sum (default: a new array). then: called with the sum; returns
-    the result of the operation. alone: send it separately, so that its bits do not depend on other sums.
+    Attributes:
+        array: This rank's summand.
+        out: The array for the sum; None: a new array.
+        then: Called with the sum; returns the result of the operation.
+        alone: Sum the array separately, so that the bits of the sum do not depend on other sums.
     """
 
     array: np.ndarray

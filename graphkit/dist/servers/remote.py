@@ -233,7 +233,7 @@ class RemoteStore(KVStore):
         return self.pull(key, out)
 
     def exchange(self, values: Mapping[Any, np.ndarray], alpha: float) -> dict[Any, np.ndarray]:
-        """Move these values and the stored ones towards each other, both by alpha times their difference.
+        """Move given and stored values towards each other, both by alpha times their difference.
 
         Elastic averaging (Zhang, Choromanska, LeCun, NIPS 2015, equations 2 and 3).
 

@@ -1,8 +1,8 @@
 """A parameter server: it stores parts of keys, applies pushes, and answers pulls with values that are fresh enough.
 
-The clock of a worker counts its finished steps. If a worker is more than `bound` steps ahead of the slowest one, its
-request waits until it is at most `bound` steps ahead (stale synchronous parallel: Ho et al., NIPS 2013; bounded delay:
-Li et al., OSDI 2014). Elastic averaging: Zhang, Choromanska, LeCun, NIPS 2015.
+The clock of a worker counts its finished steps. The request of a worker waits while the worker is more than `bound`
+steps ahead of the slowest worker (stale synchronous parallel: Ho et al., NIPS 2013; bounded delay: Li et al., OSDI
+2014). Elastic averaging: Zhang, Choromanska, LeCun, NIPS 2015.
 """
 
 from __future__ import annotations

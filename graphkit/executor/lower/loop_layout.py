@@ -187,8 +187,8 @@ def layout_of(site: Site) -> LoopLayout:
     """Return the layout of a Loop or a Scan over slices along the first axis.
 
     Raises NotNative for other axes, for values that are not tensors of numbers, and if the body cannot be specialised
-    or lowered. Also raises NotNative if the size of a state is known in the body but not after the loop, or after the
-    loop but not in the body; and if the size of a stacked output is known, but not the size of its slices.
+    or lowered. Also raises NotNative if the size of a state is known in the body but not after the loop, or the
+    reverse. The same applies if the size of a stacked output is known, but not the size of its slices.
     """
     node, block = site.node, Block()
     if not all(has_fixed_size(v) or has_run_time_size(v) for v in (*node.operands, *node.outputs)):

@@ -37,8 +37,8 @@ class RecordedStep(NamedTuple):
 class RecordedTemplate(NamedTuple):
     """A template as plain data, for saved programs.
 
-    Its memory plan is valid for every kernel that a factory can make: each step has working memory, even if some of its
-    kernels need none, and no step writes a result over an operand.
+    Its memory plan is valid for every kernel that a factory can make. So each step has working memory, even for kernels
+    that need none. No step writes a result over an operand.
 
     Attributes:
         symbols: The names of sizes.

@@ -204,8 +204,8 @@ class RunTimeKernel(AtRunTime):
 def run_time_kernel(site: Site) -> RunTimeKernel | None:
     """Return the lowering of a node with run-time sizes, or None.
 
-    It is None in four cases: nothing can be prepared for the placeholders; a result has a data-dependent shape; a value
-    is not a tensor of numbers; or all sizes and elements that a kernel needs are known before the run.
+    It is None if nothing can be prepared for the placeholders, if a result has a data-dependent shape, or if a value is
+    not a tensor of numbers. It is also None if all sizes and elements that a kernel needs are known before the run.
     """
     node, declared = site.node, site.settings.declared
     context = site.without_constants._replace(sizes_vary=True)

@@ -10,8 +10,8 @@ from graphkit.ir.graph import Node, Value
 from graphkit.passes.core.sweep import elements_read
 from graphkit.passes.training.swap import is_swapped
 
-# Stacks with fewer slices are not swapped: two slices stay on the device in each loop that writes or reads them, so
-# swapping would save little memory.
+# Stacks with fewer slices are not swapped, because it would save little memory: each loop that writes or reads slices
+# keeps two of them on the device.
 LEAST_ROWS = 5
 
 # A slice must have at least MIN_BYTES / ROW_PARTS bytes, because each iteration copies one slice, and very small copies

@@ -160,8 +160,8 @@ class Template:
         for value in graph.values:
             self._types[value] = _Typed(value.tensor, self._table)
             self._bytes[value] = self._table.add(value.tensor.size * value.dtype.itemsize)
-        # Pairs of positions in the table whose sizes must be equal: symbolic inference assumes it, or they are the
-        # bytes of a view and of its root. The text is the name of the node that requires it.
+        # Pairs of positions in the table whose sizes must be equal, and the name of the node that requires it. Symbolic
+        # inference assumes that the sizes are equal, or they are the bytes of a view and of its root.
         self._equal: list[tuple[int, int, str]] = []
         computed = set(self.placement.steps)
         alike: dict[Hashable, _Step] = {}

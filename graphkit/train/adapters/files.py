@@ -129,8 +129,8 @@ def load_adapter(
         weights: A factor for each folder (default: 1).
 
     Raises:
-        UsageError: There are no such files; the model has adapters already, or lacks a layer of the files; or the
-            adapters cannot be added, for example because one is a DoRA adapter, or two folders replace one parameter.
+        UsageError: The files do not exist; the model already has adapters, or lacks a layer of the files; or the
+            adapters cannot be added: one is a DoRA adapter, for example, or two folders replace the same parameter.
         InvalidModel: A file is damaged, or a tensor has another shape or type than the layer needs.
     """
     return loaded(model, folder, weights, "gk.load_adapter")

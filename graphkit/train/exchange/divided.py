@@ -173,7 +173,7 @@ class DividedModel:
 
     @contextlib.contextmanager
     def _failing_together(self) -> Iterator[None]:
-        """Context of a step: if this rank fails, notify the others, because they may wait for it.
+        """Context of a step: if this rank fails, notify the other ranks, which may wait for it.
 
         NotFinite needs no notification: all ranks raise it.
         """

@@ -110,7 +110,7 @@ class Servers(WorkerExchange):
     batches, and pushes the mean gradient after the last.
 
     Servers apply the optimizer, the learning rate and the moving averages. Each push counts as an update of its key.
-    Each worker clips its gradients by their norm on this worker, and has its own running statistics.
+    Each worker clips the gradients that it has computed, and has its own running statistics.
     """
 
     sets_rates = False

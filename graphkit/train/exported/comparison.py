@@ -302,9 +302,9 @@ def _skipped_step(
 ) -> tuple[RoleReport, ...]:
     """Compare the states of both runtimes after a step whose loss is NaN. Both must skip the update.
 
-    Return no report in three cases: `on_nonfinite` is "ignore"; the graph has a Loop, which may never end if its
-    condition reads NaN; or no array of NaN makes the loss NaN in both runtimes. For example, the MaxPool of ONNX
-    Runtime drops NaN.
+    Return no report if `on_nonfinite` is "ignore", or if the graph has a Loop, which may never end if its condition
+    reads NaN. Also return none if no array of NaN makes the loss NaN in both runtimes: the MaxPool of ONNX Runtime
+    drops NaN, for example.
     """
     loops = any(node.op_type == "Loop" for node in before.model.graph.node)
     if before.spec.rule.on_nonfinite == "ignore" or loops:

@@ -44,8 +44,8 @@ def make_buckets(
     """Return buckets of parameters, in the order in which the backward pass computes their gradients.
 
     All parameters of a bucket have one dtype. A bucket takes parameters until it has at least `limit` bytes. If the
-    last bucket of a dtype has less than half of `limit`, it is joined to the bucket before: both would start at almost
-    the same time, and a second all-reduce would add latency.
+    last bucket of a dtype has less than half of `limit`, it is joined to the bucket before. Both would start at almost
+    the same time, so a second all-reduce would only add latency.
 
     Args:
         values: Parameters by position.

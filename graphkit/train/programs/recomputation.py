@@ -46,8 +46,8 @@ def limit_memory(
 ) -> Graph:
     """Return the training program with the recomputation that the setting asks for.
 
-    "sqrt" recomputes every segment (see `recompute_sqrt`). A number of bytes is a limit on the arena: as few segments
-    as possible are recomputed, beginning with those that save the most bytes per arithmetic operation.
+    "sqrt" recomputes every segment (see `recompute_sqrt`). A number of bytes limits the arena: as few segments as
+    possible are recomputed. Segments that save the most bytes per arithmetic operation come first.
 
     Args:
         program: The training program without recomputation.

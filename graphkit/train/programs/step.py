@@ -329,10 +329,10 @@ def _update(
 def stage_update(name: str, trained: Sequence[TrainedParameter], rule: UpdateRule) -> tuple[Graph, Graph]:
     """Return two programs that update the parameters of one stage by accumulated gradients.
 
-    The first measures the mean gradients: its outputs are `squares`, the sum of their squares, and `finite`, 0 if they
-    are finite and NaN otherwise. The ranks add these numbers up, and decide together whether they update. The second
-    program updates, and resets the accumulators. If the rule clips gradients, the second program multiplies them by its
-    input `gradient_scale`. Both programs have the input `total_weight`. Tables must not be lazy.
+    The first program checks the mean gradients. Its output `squares` is the sum of their squares; its output `finite`
+    is 0, or NaN if a gradient is not finite. The ranks sum both numbers, and decide together whether they update. The
+    second program updates, and resets the accumulators. If the rule clips gradients, the second program multiplies them
+    by its input `gradient_scale`. Both programs have the input `total_weight`. Tables must not be lazy.
     """
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     scale = Value(TensorType(DType.FLOAT32, ()), SCALE)

@@ -142,8 +142,8 @@ class SumQueue:
     def stream_wait(self, keys: Sequence[str]) -> None:
         """Let later work of the program's stream wait for collectives.
 
-        Outside recordings, the host waits, too. Without this, a lost process could block the host: the queue of the
-        stream would become full, and calls that add work to it would not return.
+        Outside recordings, the host waits, too. Otherwise, a lost process could block the host: if the queue of the
+        stream is full, calls that add work to it do not return.
         """
         known = [key for key in keys if key in self._events]
         if known:

@@ -1,9 +1,9 @@
 """The iterations of Loop and Scan on the arrays of a device.
 
-If the number of iterations is known, the steps of all iterations are recorded with the other steps of the program,
-unless there are more than MOST_RECORDED steps, or the body cannot be recorded. If the number is unknown, the host reads
-the condition after each iteration, and stacked outputs grow. Without scanned operands and stacked outputs, some devices
-can instead record the body once, and repeat it.
+If the number of iterations is known, the steps of all iterations are recorded with the other steps of the program.
+There must be at most MOST_RECORDED steps, and a body that can be recorded. If the number is unknown, the host reads the
+condition after each iteration, and stacked outputs grow. Without scanned operands and stacked outputs, some devices can
+instead record the body once, and repeat it.
 """
 
 from __future__ import annotations
