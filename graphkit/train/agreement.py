@@ -44,7 +44,7 @@ def compare_setup(
     """Raise RanksDiffer on all ranks if their Trainers differ. Collective.
 
     Args:
-        store: The KVStore of the ranks. Without one, or with one rank, nothing is compared.
+        store: The KVStore of the ranks. Without a KVStore, or with a single rank, nothing is compared.
         rule: How gradients become updates.
         trained: The parameters that are trained.
         params: All parameters and states of the model.

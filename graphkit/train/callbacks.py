@@ -214,7 +214,7 @@ class EarlyStopping(_Patient):
         monitor: Key in the records of `fit`, such as "valid_loss", "valid_accuracy" or "loss".
         mode: "min" if smaller is better, "max" if larger is better. The default is "min" for loss, mse, rmse, mae,
             perplexity and skipped, also with the prefix valid_, and "max" for all other names.
-        min_delta: A number improves only if it is better than the best one so far by more than this.
+        min_delta: An improvement counts only if the number is better than the best one so far by more than this.
 
     Raises:
         UsageError: From `fit`: the records of epochs have no number called `monitor`.
@@ -242,7 +242,7 @@ class ReduceOnPlateau(_Patient):
         monitor: Key in the records of `fit`, such as "valid_loss", "valid_accuracy" or "loss".
         mode: "min" if smaller is better, "max" if larger is better. The default is "min" for loss, mse, rmse, mae,
             perplexity and skipped, also with the prefix valid_, and "max" for all other names.
-        min_delta: A number improves only if it is better than the best one so far by more than this.
+        min_delta: An improvement counts only if the number is better than the best one so far by more than this.
         cooldown: Number of epochs after a reduction that are not counted as epochs without improvement.
         lowest: Lower limit of the product of all reductions, from 0 to 1. With 0.01, the rate never falls below 1% of
             the optimizer's rate.

@@ -387,9 +387,9 @@ class FunctionMetric(_Average):
 
     Args:
         function: Function (output, target) of numpy arrays. It returns one number for each sample, or for each element;
-            the metric is the mean of all. Or it returns one number for the batch, which counts once for each sample. If
-            the loss ignores targets (`ignore_index`), the function gets the other targets as a vector [n], and their
-            outputs as [n, classes].
+            the metric is the mean of all. Or it returns one number for the batch, whose weight in the mean is the
+            number of samples. If the loss ignores targets (`ignore_index`), the function gets the other targets as a
+            vector [n], and their outputs as [n, classes].
         name: Name of the metric (default: that of the function).
     """
 

@@ -22,8 +22,8 @@ def _is_terminal(stream: TextIO | None) -> bool:
 class ProgressBar:
     """A progress bar on stderr for one task at a time (with the library rich).
 
-    Bars of earlier tasks remain above it, except for transient ones. enabled: whether to show bars (by default: only
-    on a terminal).
+    Bars of earlier tasks remain above the current bar, except for transient bars. enabled: whether to show bars (by
+    default: only on a terminal).
     """
 
     def __init__(self, enabled: bool | None = None):

@@ -222,7 +222,7 @@ def _epoch_states_of_rank(
 def _residuals_of_rank(
     trainer: BaseTrainer, saved: residuals.ByRank, folder: str | Path
 ) -> dict[str, np.ndarray] | None:
-    """Return the residuals that this rank restores, for every float32 parameter; None if it does not compress."""
+    """Return the residuals that this rank restores, for every float32 parameter; None if the rank does not compress."""
     compressing = trainer._exchange.compressing
     if not compressing:
         if any(saved):

@@ -18,7 +18,7 @@ from graphkit.passes.core.sweep import read_positions
 
 
 def unread_operands(kernel: NativeKernel, node: Node) -> Set[int]:
-    """Return the positions of operands whose elements the kernel does not read. Their memory may contain other values."""
+    """Return the positions of operands whose elements are not read. Their memory may contain another value."""
     if not isinstance(node.op, Op) or not node.op.shape_only:
         return frozenset()
     return set(kernel.optional_inputs).difference(read_positions(node))

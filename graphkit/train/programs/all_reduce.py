@@ -75,7 +75,7 @@ def make_buckets(
 
 
 def mean_loss(loss: Value, weight: Value) -> tuple[Value, Value]:
-    """Return the mean loss over all ranks, and the sum of their weights (float32). loss, weight: those of this rank."""
+    """Return the mean loss over all ranks, and the weight of all ranks (float32). loss, weight: those of this rank."""
     wide = F.cast(weight, to="float64")
     return mean_of_pair(pair(F.mul(F.cast(loss, to="float64"), wide), wide), loss.dtype)
 

@@ -40,7 +40,8 @@ def sync_statistics(graph: Graph, kvstore: KVStore | None) -> Graph:
 class IdleStatistics:
     """The collectives of BatchNormalization in a rank that has no samples in a step.
 
-    The rank contributes zeros to each collective. It updates its running statistics from those of the other ranks.
+    The rank contributes zeros to each collective. It updates its running statistics from the statistics of the other
+    ranks.
 
     Attributes:
         inputs: Graph inputs that must be fed with zeros.

@@ -61,7 +61,8 @@ class SumQueue:
         stream: The stream of the program.
         sums: Launches collectives.
         nodes: The nodes that start collectives, in the order of the graph.
-        steps: (key, None) for each step that starts a collective and (None, keys) for each that waits, in order.
+        steps: In order: (key, None) for a step that starts a collective, (None, keys) for a step that waits for
+            collectives.
     """
 
     def __init__(

@@ -207,7 +207,7 @@ class _Stack:
         self._memory = device.alloc(kind.nbytes)
 
     def row(self, number: int) -> Any:
-        """Return the memory of slice `number`. If it does not exist, it must be the next one, and is added."""
+        """Return the memory of slice `number`, which exists or is the next one. The next one is added."""
         if number == self._capacity:
             self._capacity *= 2
             memory = self._device.alloc(self._capacity * self._kind.nbytes)
