@@ -174,7 +174,7 @@ def _along(sample_weight: Value, values: Value) -> Value:
 
 
 def _over_rows(sample_weight: Value, target: Value) -> Value:
-    """Return a vector with one weight for each target: the weight of its sample. sample_weight: [N]; target: [N, ...]."""
+    """Return a vector with one weight per target: the weight of its sample. sample_weight: [N]; target: [N, ...]."""
     if target.rank == 1:
         return _along(sample_weight, target)
     every = F.expand(_along(sample_weight, target), F.shape(target))
