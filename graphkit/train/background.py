@@ -31,7 +31,7 @@ def length_of(data: object) -> int | None:
 
 
 def first_batches(batches: Iterable[T], count: int | None) -> Iterable[T]:
-    """Return the first `count` batches, or all if it is None. The result has a length if `batches` has one."""
+    """Return the first `count` batches, or all if `count` is None. The result has a length if `batches` has one."""
     if count is None:
         return batches
     length = length_of(batches)

@@ -352,7 +352,7 @@ class BaseTrainer:
         """Learning rate of the next update.
 
         A schedule such as Cosine without `steps` spans the whole run, whose length only `fit` knows. With such a
-        schedule, this raises UsageError before the first `fit`.
+        schedule, `learning_rate` raises UsageError before the first `fit`.
         """
         return self._rates.at(self.optimizer.schedule, self.updates, self.position.first_update)
 
@@ -479,7 +479,7 @@ class BaseTrainer:
             self._stepper.flush(self.learning_rate)
 
     def _working(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which other processes may wait for this one without a time limit."""
+        """Context in which other processes may wait for this process without a time limit."""
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.working()
 
     def _running_user_code(self, code: str) -> contextlib.AbstractContextManager[None]:

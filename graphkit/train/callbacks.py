@@ -140,7 +140,7 @@ class _Monitor(Callback):
         return float(numbers[self.monitor])
 
     def _lacking(self, numbers: Iterable[str]) -> UsageError:
-        """Return the error if `numbers`, the names of an epoch's numbers, lack the monitored one."""
+        """Return the error for an epoch that lacks the monitored number. numbers: the names of its numbers."""
         if self.monitor.startswith("valid_") and (other := self.monitor.removeprefix("valid_")) in numbers:
             return UsageError(
                 f"{type(self).__name__}: the monitor {self.monitor!r} needs validation data: pass valid= to fit "

@@ -244,8 +244,8 @@ class Fit:
     def _end_within(self, scores: dict[str, float]) -> dict[str, float]:
         """End the run within an epoch, because it has made `max_steps` updates. Return the record so far.
 
-        The epoch stays incomplete, so that a longer run can continue it. So `on_epoch_end` of the callbacks is not
-        called. If the run continues, the line that is logged here is removed.
+        The epoch stays incomplete, because a longer run may continue it. `on_epoch_end` of the callbacks is not called.
+        If the run continues, the line that is logged here is removed.
         """
         trainer, position = self.trainer, self.trainer.position
         record = {**self._partial, **_of_validation(scores)}

@@ -183,7 +183,7 @@ def constants_to_parameters(model: Model, names: Sequence[str] | None = None) ->
     Args:
         model: Any model. The returned model shares its parameter arrays.
         names: Turn only these floating-point constants into parameters, by the names of their values. Scalars are
-            allowed, such as a temperature. Constants in subgraphs are not.
+            allowed, such as a temperature. Constants in subgraphs are not allowed.
 
     Raises:
         UsageError: The model has no such constants.

@@ -40,7 +40,7 @@ class LBFGS:
 
     L-BFGS is for smooth losses of few samples, such as regression, physics and fine fits: give all samples to each
     `step`. A step evaluates the loss several times (see `max_eval`). Each evaluation updates running statistics, and
-    draws other random numbers for dropout. One process only.
+    draws new random numbers for dropout. Several processes are not supported.
 
     Args:
         net: The model.
@@ -170,7 +170,7 @@ class LBFGS:
 
     @typed("LBFGS.step")
     def step(self, inputs: Any, targets: Any) -> float:
-        """Take up to `max_iter` iterations on these samples. Return the loss before the first one.
+        """Take up to `max_iter` iterations on these samples. Return the loss before the first iteration.
 
         Args:
             inputs: An array, a tuple, or a dict by name.

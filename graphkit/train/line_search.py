@@ -18,8 +18,8 @@ class Point(NamedTuple):
 
     Attributes:
         t: The step length.
-        loss: The loss there.
-        gradient: Its gradient, a vector.
+        loss: The loss at the point.
+        gradient: The gradient of the loss, a vector.
         slope: The derivative of the loss along the direction.
     """
 
@@ -30,7 +30,7 @@ class Point(NamedTuple):
 
 
 def strong_wolfe(evaluate: Callable[[float], Point], start: Point, t: float, scale: float, tolerance: float) -> Point:
-    """Return a point that meets the strong Wolfe conditions if one is found, else the best one.
+    """Return a point that meets the strong Wolfe conditions if one is found, else the best point.
 
     Args:
         evaluate: Returns the point of a step length.

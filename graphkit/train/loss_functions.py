@@ -184,8 +184,8 @@ def _over_rows(sample_weight: Value, target: Value) -> Value:
 def average(each: Value, sample_weight: Value | None) -> Value:
     """Return the mean of losses [N, ...].
 
-    With weights w [N], it is sum(w * l) / sum(w), where l is the mean loss of each sample. If sum(w) is 0, it is 0.
-    Sums are float32, or float64 if the losses are.
+    With weights w [N], the result is sum(w * l) / sum(w), where l is the mean loss of each sample. If sum(w) is 0, the
+    result is 0. Sums are float32, or float64 if the losses are.
     """
     if sample_weight is None:
         return _mean(each)

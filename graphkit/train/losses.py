@@ -132,7 +132,7 @@ def of_mxnet(net: Model, output: str | None = None) -> dict[str, Loss]:
 
 
 def default_loss(net: Model, given: AnyLoss | None = None, output: str | None = None) -> AnyLoss:
-    """Return the given loss. If there is none, return those of MXNet's output operators, or the usual loss.
+    """Return the given loss. If there is none, return the losses of MXNet's output operators, or the usual loss.
 
     output: the output that the user chose for the loss, or None.
     """

@@ -143,7 +143,7 @@ class Loss:
 
     @property
     def ignore_index(self) -> int | None:
-        """The class number of targets that do not count; None if all count."""
+        """The class number of targets that do not count; None if all targets count."""
         return self.options.get("ignore_index")
 
     @property

@@ -34,7 +34,7 @@ def _check_names(cls: type[Optimizer], options: Mapping[str, Any]) -> None:
 class Optimizer:
     """Base class of optimizers. A subclass names its slots and builds the update of one parameter.
 
-    `lr` is a number, a Schedule, or a function: `lr(n)` is the learning rate of the update after n earlier ones.
+    `lr` is a number, a Schedule, or a function: `lr(n)` is the learning rate of the update after n earlier updates.
     """
 
     lr: Rate

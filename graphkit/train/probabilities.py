@@ -57,7 +57,7 @@ def logits_of(output: Value, name: str) -> Value:
 
 
 def _source(output: Value) -> _Source | None:
-    """Return the Softmax or Sigmoid that an output comes from; None if it does not come from one."""
+    """Return the Softmax or Sigmoid that an output comes from; None if there is no such operator."""
     path: list[Node] = []
     value = output
     while (node := value.node) is not None and not node.op.domain:
@@ -98,7 +98,7 @@ def _is_negligible(bound: Value | None, end: float) -> bool:
 def _classes_are_last(found: _Source) -> bool:
     """Whether the axis of a Softmax is the last axis of the output.
 
-    Operators between the Softmax and the output may remove axes of size 1 that come after its axis.
+    Operators between the Softmax and the output may remove axes of size 1 that come after the axis of the Softmax.
     """
     shape = first(found.node).tensor.shape
     if shape is None:

@@ -56,7 +56,7 @@ def best_of_epoch(epoch: int) -> str:
 
 
 def remove_model(path: Path) -> None:
-    """Remove a model and its weights. The model comes first, so that none remains without weights."""
+    """Remove a model, then its weights: an interruption then leaves no model without weights."""
     path.unlink(missing_ok=True)
     for weights in path.parent.glob(f"{path.stem}.*.safetensors"):
         weights.unlink(missing_ok=True)
@@ -150,7 +150,7 @@ class RunFolder:
                         os.write(descriptor, json.dumps(holder).encode())
                         opened.pop_all()
                         break
-                    if locked:  # its last owner has just removed it
+                    if locked:  # its last owner has just removed the file
                         continue
                     if time.monotonic() >= deadline:
                         owner = _describe_holder(os.read(descriptor, 4096))

@@ -19,7 +19,7 @@ Rate: TypeAlias = "float | Schedule | Callable[[int], float]"
 
 @dataclass(frozen=True)
 class Schedule:
-    """Base class of learning-rate schedules: `schedule(n)` returns the rate of the update after n earlier ones.
+    """Base class of learning-rate schedules: `schedule(n)` returns the rate of the update after n earlier updates.
 
     The first update has n = 0. To define a schedule, override `__call__`.
     """
@@ -160,7 +160,7 @@ class Linear(_OverSteps):
 class OneCycle(_OverSteps):
     """Up from rate / start_factor to `rate`, then down to rate / (start_factor * end_factor), each as half a cosine.
 
-    The rate rises in the first `rise * steps` updates, with `rise` from 0 to 1, and falls in the others. Without
+    The rate rises in the first `rise * steps` updates, with `rise` from 0 to 1, and falls in the later updates. Without
     `steps`, the schedule covers all updates of the run. The momentum does not change. (Smith and Topin, 2018, in the
     form that PyTorch and fastai use.)
     """

@@ -111,7 +111,7 @@ class OptimizerUpdater:
     def average(self, key: Key, stored: np.ndarray) -> np.ndarray:
         """Return the moving average of a key. Do not change the array. Raises UsageError if there is no average.
 
-        stored: the value of the key. Before the first update, it is the average.
+        stored: the value of the key. Before the first update, this value is the average.
         """
         if self._ema is None:
             raise UsageError(f"key {key!r} has no moving average: the optimizer was set without ema")

@@ -283,7 +283,7 @@ class MpiCommunicator:
     # --- heartbeats ------------------------------------------------------------------------------
 
     def _started_monitor(self) -> HeartbeatMonitor | None:
-        """Return a monitor of all hosts, or of this host only if MPI does not allow concurrent calls of threads.
+        """Return a monitor of all hosts. If threads cannot call MPI concurrently, it monitors only this host.
 
         None if it would monitor only this process.
         """

@@ -42,7 +42,7 @@ NO_BUFFER = -1
 
 
 class Settings(NamedTuple):
-    """How programs are made.
+    """Settings with which graphs are lowered to programs.
 
     Args:
         device: The kind of device.
@@ -246,7 +246,7 @@ class Site(NamedTuple):
     """A node whose lowering is to be chosen.
 
     Args:
-        settings: How programs are made.
+        settings: The settings of the program.
         context: The context of the kernel of the node.
         inner: Whether the node is in a subgraph.
         dynamic: Whether a used result is in dynamic memory, which is not planned.

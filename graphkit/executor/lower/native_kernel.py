@@ -71,8 +71,8 @@ class SharedKernels:
     def _key(self, node: Node) -> Hashable:
         """Return a key that is equal for two nodes if the same kernel fits both. All tensors must have known sizes.
 
-        The key contains the ids of constants and of small parameters, so it is valid while these arrays exist. It
-        contains which operands are the same value. Of large parameters, it contains only the types.
+        The key contains the ids of constants and of small parameters, so it is valid while these arrays exist. It also
+        says which operands are the same value. Of large parameters, it contains only the types.
         """
         root, known = self._placement.root, self._known
         places: dict[Value, int] = {}

@@ -148,7 +148,7 @@ def lower_graph(
     Args:
         graph: The graph. Its inputs have static types, except those of an `inner` graph.
         fixed: The arrays of parameters. Kernels may keep packed copies of them, until their version changes.
-        settings: How programs are made.
+        settings: The settings of the program.
         unspecialised: The subgraphs that could not be specialised, and why.
         inner: Whether the graph is a subgraph.
         order: The order of the steps. None: it is chosen here.

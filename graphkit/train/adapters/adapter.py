@@ -22,7 +22,7 @@ from graphkit.train.adapter_marks import LORA
 from graphkit.train.adapters.layers import Layer
 from graphkit.train.adapters.settings import Lora
 
-# Names of the tensors of an adapter, after the name of the layer. They are peft's.
+# Endings of the names of an adapter's tensors, after the name of the layer, as in peft.
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 # Lower limit for the length of a row. With it, a zero row of magnitude 0 has the gain 0 instead of 0 / 0.
 SHORTEST = 1e-30

@@ -151,7 +151,7 @@ class AdapterSet:
 
     @typed("AdapterSet.feeds")
     def feeds(self, adapter: str | None = None) -> dict[str, np.ndarray]:
-        """Return the arrays of an adapter by the names of the inputs of `model`. They are read-only.
+        """Return the arrays of an adapter, read-only, by the names of the inputs of `model`.
 
         adapter: Its name. None: arrays that change nothing, so the outputs are those of the model without adapters.
 
@@ -167,8 +167,8 @@ class AdapterSet:
     def model_with(self, adapter: str | None = None) -> Model:
         """Return a model with an adapter in the shapes of this set. It shares the frozen weights.
 
-        All these models have the same graph, so you need only one ONNX file. Save it from any of the models, with
-        `as_inputs=gk.adapter_parameters(model)`. It accepts the `.onnx_adapter` files of all the models
+        The models of all adapters have the same graph, so you need only one ONNX file. Save it from any of the models,
+        with `as_inputs=gk.adapter_parameters(model)`. This file accepts the `.onnx_adapter` files of all the models
         (`gk.save_adapter`).
 
         adapter: Its name; None: an adapter that changes nothing.

@@ -76,7 +76,7 @@ class Scope:
 
 
 def scopes(graph: Graph) -> Iterator[Scope]:
-    """Yield a graph, then all bodies in it: each after the one that contains it."""
+    """Yield a graph, then all bodies in it: each after the graph or body that contains it."""
     pending = [Scope(graph, "", None, set())]
     while pending:
         scope = pending.pop(0)

@@ -187,8 +187,8 @@ def _unfrozen(value: Value) -> dict[str, object]:
 def _in_order(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged]) -> list[Value]:
     """Return the inputs of the merged graph.
 
-    A merged weight has the position of the old weight. If the graph still reads the old weight, the merged weight comes
-    after it. Weights that replace no parameter come last.
+    A merged weight takes the place of the old weight, or comes after it if the graph still reads the old weight.
+    Weights that replace no parameter come last.
     """
     found: list[Value] = []
     still_read = set(kept)

@@ -70,7 +70,7 @@ class Inference(Protocol):
         """Context around the runs of an evaluation. If the model is divided among ranks, every rank must enter it."""
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the outputs by name. If the model is divided among ranks, only those that this rank computes."""
+        """Return the outputs by name. If ranks divide the model, return only the outputs that this rank computes."""
 
 
 class Exchange(Protocol):
@@ -127,7 +127,7 @@ class Exchange(Protocol):
         """
 
     def update(self, total: float, rate: float) -> None:
-        """Update by the accumulated gradients, and set the accumulators to 0.
+        """Update the parameters with the accumulated gradients, and set the accumulators to 0.
 
         total: sum of the weights of the accumulated batches. rate: learning rate of the update.
         """
@@ -155,7 +155,7 @@ class Exchange(Protocol):
     def metric_pairs(
         self, results: Mapping[str, Any], target: tuple[str, np.ndarray]
     ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-        """Return pairs (output, target) for metrics, from the results of a step. target: its name and its array."""
+        """Return pairs (output, target) for metrics, from the results of a step. target: its name and array."""
 
     def epoch_states(self, mine: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
         """Return the states of an incomplete epoch for a checkpoint, by rank. mine: the states of this rank."""

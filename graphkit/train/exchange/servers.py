@@ -106,8 +106,8 @@ class Servers(WorkerExchange):
     """An Exchange for parameter servers: workers push gradients, and servers update the parameters.
 
     A step pulls parameters, computes gradients and pushes them. For lazy tables, it pulls only the rows that the batch
-    reads, and pushes only their gradients. With `accumulate`, a worker pulls before the first of the accumulated
-    batches, and pushes the mean gradient after the last.
+    reads, and pushes only the gradients of these rows. With `accumulate`, a worker pulls before the first of the
+    accumulated batches, and pushes the mean gradient after the last.
 
     Servers apply the optimizer, the learning rate and the moving averages. Each push counts as an update of its key.
     Each worker clips the gradients that it has computed, and has its own running statistics.

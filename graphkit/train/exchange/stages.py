@@ -164,7 +164,7 @@ class Pipeline(DividedModel):
                     self._sums.commit(key, np.asarray(self._sums[key] + part))
 
     def _update(self, losses: Sequence[np.ndarray], weights: Sequence[float], rate: float) -> np.ndarray:
-        """Update by the accumulated gradients, and return the mean loss.
+        """Update the parameters with the accumulated gradients, and return the mean loss.
 
         If a loss is not finite, all ranks raise NotFinite, and none updates. With `on_nonfinite="skip"`, they also
         raise it if a gradient is not finite. With "ignore", all ranks update.

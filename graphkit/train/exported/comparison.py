@@ -1,4 +1,4 @@
-"""Check an exported step: ONNX Runtime takes some steps with it, and a Trainer takes the same ones."""
+"""Check an exported step: ONNX Runtime takes some steps with it, and a Trainer takes the same steps."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def _skipped_step(
     """Compare the states of both runtimes after a step whose loss is NaN. Both must skip the update.
 
     Return no report if `on_nonfinite` is "ignore", or if the graph has a Loop, which may never end if its condition
-    reads NaN. Also return none if no array of NaN makes the loss NaN in both runtimes: the MaxPool of ONNX Runtime
+    reads NaN. Also return no report if no array of NaN makes the loss NaN in both runtimes: the MaxPool of ONNX Runtime
     drops NaN, for example.
     """
     loops = any(node.op_type == "Loop" for node in before.model.graph.node)

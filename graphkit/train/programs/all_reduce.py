@@ -44,8 +44,8 @@ def make_buckets(
     """Return buckets of parameters, in the order in which the backward pass computes their gradients.
 
     All parameters of a bucket have one dtype. A bucket takes parameters until it has at least `limit` bytes. If the
-    last bucket of a dtype has less than half of `limit`, it is joined to the bucket before. Both would start at almost
-    the same time, so a second all-reduce would only add latency.
+    last bucket of a dtype has less than half of `limit`, it is joined to the bucket before. The all-reduces of both
+    buckets would start at almost the same time, so the second one would only add latency.
 
     Args:
         values: Parameters by position.
@@ -75,7 +75,7 @@ def make_buckets(
 
 
 def mean_loss(loss: Value, weight: Value) -> tuple[Value, Value]:
-    """Return the mean loss over all ranks, and the weight of all ranks (float32). loss, weight: those of this rank."""
+    """Return the mean loss over all ranks, and the weight of all ranks (float32). loss, weight: of this rank."""
     wide = F.cast(weight, to="float64")
     return mean_of_pair(pair(F.mul(F.cast(loss, to="float64"), wide), wide), loss.dtype)
 

@@ -45,7 +45,7 @@ def gradient_step(graph: Graph, trained: Sequence[TrainedParameter], rule: Updat
 
 
 def split_gradients(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> tuple[Graph, Graph]:
-    """Return two programs: the first one of `split_step`, which accumulates, and one that returns the mean gradients.
+    """Return the first program of `split_step`, which accumulates, and a program that returns the mean gradients.
 
     The second program has the input `total_weight` and the outputs `<parameter>/gradient`, and resets the accumulators.
     Raises UsageError for lazy tables.

@@ -47,7 +47,7 @@ class IdleStatistics:
         inputs: Graph inputs that must be fed with zeros.
         updates: The updates of running statistics.
         states: The states that these updates read or write.
-        last: Output of the last AllReduceMoments, or None without any.
+        last: Output of the last AllReduceMoments; None without AllReduceMoments.
         sums: For each AllReduce of the step, in order: the operator and its operands.
     """
 

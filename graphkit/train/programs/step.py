@@ -75,7 +75,7 @@ class UpdateRule:
 
 
 def clip_by_global_norm(gradients: Sequence[Value], max_norm: float) -> list[Value]:
-    """Scale gradients by min(1, max_norm / norm), where norm is the 2-norm of all together (Pascanu et al., 2013)."""
+    """Scale gradients by min(1, max_norm / norm). norm: the 2-norm of all gradients together (Pascanu et al., 2013)."""
     squares = [F.reduce_sum_square(g, keepdims=False) for g in gradients]
     return _clipped(gradients, F.sqrt(sum_of(squares)), max_norm)
 
@@ -313,7 +313,7 @@ def _accumulated(
 def _update(
     name: str, trained: Sequence[TrainedParameter], rule: UpdateRule, sums: Sequence[Value], buckets: Buckets | None
 ) -> Graph:
-    """Return the program that updates by the accumulated gradients, and resets the accumulators `sums`."""
+    """Return the program that updates the parameters by accumulated gradients, and resets the accumulators `sums`."""
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     if buckets is None:
         means = mean_of_sums(sums, total)
