@@ -220,8 +220,8 @@ class BaseTrainer:
             )
         self._averages.check_not_swapped("sample_weight=")
         if self.kvstore is not None:
-            # If only some ranks have weights, only they make this collective call. The error about different calls then
-            # names "sample_weight=".
+            # All ranks must make this collective call. If only some ranks have weights, only these make it: all ranks
+            # then raise an error that says that their calls differ, and names "sample_weight=".
             self.kvstore.transport.compare("sample_weight=", {"updates": self.updates})
         old, exchange, rng = self._stepper, self._exchange, self.executor.rng
         spec = self._describe_step(*self._settings, sample_weights=True)

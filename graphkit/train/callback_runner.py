@@ -43,8 +43,8 @@ class CallbackRunner:
         self._at_steps = tuple(c for c in callbacks if type(c).on_step_end is not Callback.on_step_end)
         # The callbacks whose `on_fit_begin` was called.
         self._started: list[Callback] = []
-        # The states before `on_epoch_end`, while it runs and after it has failed. Checkpoints written at these times
-        # contain them, because a resumed run calls `on_epoch_end` again.
+        # While `on_epoch_end` runs, and after it has failed: the states from before the call. At other times: None. A
+        # checkpoint that is written while they are set contains them, because a resumed run calls `on_epoch_end` again.
         self._states: States | None = None
         store = trainer.kvstore
         self._store: KVStore | None = None if store is None or store.num_workers == 1 else store

@@ -91,8 +91,8 @@ def distillation(
 
     It is (1 - weight) * loss + weight * T^2 * KL, where KL is the mean over all rows of sum(t (log t - log p)), with
     t = softmax(teacher's logits / T) and p = softmax(logits / T) along the last axis. The teacher runs in inference
-    mode, as part of the training step, and gets the inputs of the model, also after mixup. It is not trained, and not
-    saved with the model.
+    mode, as part of the training step, and gets the same inputs as the model: with mixup or cutmix, the mixed inputs.
+    It is not trained, and not saved with the model.
 
     Args:
         teacher: A model with the same classes. Its inputs must have the names of the inputs of the model. If both have

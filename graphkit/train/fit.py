@@ -281,10 +281,10 @@ class Fit:
         with BackgroundWork(self.prefetch) as background:
             self._measured, self._background = measured, background
             try:
-                # A run that continues after the last batch has no batches left, only the last update and validation.
+                # If the run resumes after the last batch of an epoch, only the last update and validation are left.
                 if position.stopped is None and (count is None or position.batch < count):
                     for batch in background.batches(map(trainer._prepared, batches)):
-                        if self._has_all_updates():  # the epoch stays incomplete, because this batch is left
+                        if self._has_all_updates():  # the epoch stays incomplete: a longer run trains on this batch
                             ended = True
                             break
                         self._stop_if_terminated()

@@ -244,7 +244,7 @@ def _with_outputs(
 
 
 def _new_layer(value: Value, at: str, classes: int, pool: str | None) -> Value:
-    """Return the logits of a new layer on a value of features."""
+    """Return the logits of a new layer that reads the features `value`. at: the name of this value."""
     kind = value.tensor
     if not kind.dtype.is_float or kind.rank not in (2, 3, 4):
         raise UsageError(f"a head needs a float value [N, F], [N, T, F] or [N, F, H, W]; {at!r} is {kind}")

@@ -174,9 +174,10 @@ def _check_samples_are_separate(single: Model, freed: Model, axes: Mapping[str, 
 def constants_to_parameters(model: Model, names: Sequence[str] | None = None) -> Model:
     """Turn constant weights into parameters, and constant running statistics into states. Return the new model.
 
-    By default, the weights are these floating-point constants: the weights of convolutions, matrix products, recurrent
-    layers, normalisations and tables, slopes of PRelu, and operands of Add and Mul with more than one element. Scalars
-    are left out.
+    By default, these floating-point constants count as weights: the weights of convolutions, matrix products, recurrent
+    layers, normalisations and embedding tables; the slopes of PRelu; and operands of Add and Mul with more than one
+    element. Scalars are left out.
+
     Constants are also found behind operators that only rearrange them (Unsqueeze, Concat, Slice, ...). Nodes in
     subgraphs of If, Loop and Scan are searched, too.
 

@@ -38,9 +38,11 @@ from graphkit.train.training_graph import Criterion, training_graph
 class LBFGS:
     """Trains the model `net` in place with L-BFGS (Nocedal and Wright, 2006), by the rules of torch.optim.LBFGS.
 
-    L-BFGS is for smooth losses of few samples, such as regression, physics and fine fits: give all samples to each
-    `step`. A step evaluates the loss several times (see `max_eval`). Each evaluation updates running statistics, and
-    draws new random numbers for dropout. Several processes are not supported.
+    Use L-BFGS for smooth losses of few samples, for example in regression or physics, or to fit data very precisely.
+    Give all samples to each `step`.
+
+    A step evaluates the loss several times (see `max_eval`). Each evaluation updates running statistics, and draws new
+    random numbers for dropout. Several processes are not supported.
 
     Args:
         net: The model.

@@ -122,7 +122,8 @@ def of_mxnet(net: Model, output: str | None = None) -> dict[str, Loss]:
         The losses, for `gk.Trainer(net, loss=...)`. Empty if the model has no output operators of MXNet.
 
     Raises:
-        UsageError: No loss has the gradient of one of the output operators. The message names the operator.
+        UsageError: For an output operator of the model, graphkit has no loss with the same gradient. The message names
+            the operator.
     """
     if HEADS not in net.meta:
         return {}
@@ -336,7 +337,7 @@ def _term(found: Any) -> Term:
 
 
 def _weighted_term(function: LossFunction, *values: Value, sample_weight: Value) -> Term:
-    """Return the result of a loss function of the user with sample weights as a Term."""
+    """Call a user's loss function with sample weights. Return its result as a Term."""
     name = getattr(function, "__name__", "function")
     if SAMPLE_WEIGHT not in inspect.signature(function).parameters:
         raise UsageError(

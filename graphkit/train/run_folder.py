@@ -116,7 +116,8 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._depth -= 1
         if not self._depth and self._descriptor is not None:
-            # Remove the file while it is locked. A process that gets the lock then checks that the file still exists.
+            # Remove the file while it is locked. Another process may have opened the file before. When that process
+            # gets the lock, it checks that the file still exists.
             with contextlib.suppress(OSError):
                 (self.path / LOCK).unlink()
             with contextlib.suppress(OSError):  # stop at a folder that is not empty, or already removed

@@ -38,8 +38,8 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
         found.arrays = dict(data.arrays)
         weights = _named(found.arrays, own, given, data, argument)
         found.axes = {name: axis for name, axis in data.axes.items() if name != given}
-        # The single input of a file or table is fed to the only input of a model, even if the names differ. The weights
-        # do not count as an input here.
+        # In data from a file or table, the weights are an array beside the inputs. If only the input "x" remains, it is
+        # fed to the only input of a model, even if that input has another name.
         found._single = data._single or (list(found.arrays) == ["x"] and given not in own)
     else:
         weights = given

@@ -401,7 +401,10 @@ def _is_float(array: np.ndarray) -> bool:
 
 
 def _check_tokens(data: Dataset, net: str, outputs: int) -> None:
-    """Raise InputError if a language model has no output for a token of the text. Other tokens need no output."""
+    """Raise InputError if a language model has no output for a token of the text.
+
+    Tokens of the vocabulary that do not occur in the text need no output.
+    """
     assert data.vocabulary is not None
     largest = int(np.max(data.targets))
     if largest >= outputs:

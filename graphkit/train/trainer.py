@@ -494,8 +494,8 @@ class Trainer(BaseTrainer):
         States, such as parameters and optimizer states, are inputs and outputs of the file. For `step.onnx`, `to_onnx`
         also writes `step_init.onnx`, which computes the first values of the states, and `step_roles.json`, which
         describes all inputs and outputs (see docs/training_step.md). The file computes in the types of the model.
-        `precision`, `device` and `backends` have no effect. If a step is not finite, all its states, including the
-        random state, keep their values, as in `step`.
+        `precision`, `device` and `backends` have no effect. If the loss is NaN or infinite, all states, including the
+        random state, keep their values, as in `step`; only a loss scale may change (see docs/training_step.md).
 
         Args:
             path: The file, which must end in `.onnx`.

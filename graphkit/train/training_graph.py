@@ -66,7 +66,7 @@ def training_graph(
         mixed: Whether the loss is that of mixed samples (mixup, cutmix).
         straight_through: Whether gradients pass through rounding.
         batch_statistics: Whether BatchNormalization uses the statistics of the batch.
-        statistics_over: The store over whose processes these statistics are computed, or None.
+        statistics_over: The store of the processes whose samples these statistics include; None: this process alone.
         sample_weights: Whether the loss takes weights of samples.
     """
     _check_names(net)

@@ -24,7 +24,8 @@ from graphkit.train.adapters.settings import Lora
 
 # Endings of the names of an adapter's tensors, after the name of the layer, as in peft.
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
-# Lower limit for the length of a row. With it, a zero row of magnitude 0 has the gain 0 instead of 0 / 0.
+# Lower limit for the length of a row of W + scaling * B A. If such a row and its trained magnitude are 0, the gain is
+# then 0 instead of 0 / 0.
 SHORTEST = 1e-30
 # Metadata keys that the nodes of an adapter copy from the layer: device placement, recomputation, swapping to the host.
 _INHERITED = (context.GROUP, "recompute", "swap_memory")
@@ -82,7 +83,8 @@ class Adapter:
     def added_to(self, base: Node, gain: Value | None = None) -> Value:
         """Return the result of a layer with the adapter.
 
-        The node that computes the result has the metadata LORA. The first operands lead from this node to `base`.
+        The node that computes the result has the metadata LORA. To find `base` again, begin at this node, and go from
+        each node to its first operand.
 
         Args:
             base: The node of the layer, with operands in the new graph.
@@ -148,7 +150,10 @@ class Adapter:
         return F.add(F.mul(less, plain), F.mul(gain, change))
 
     def _bias(self, base: Node, bias: Value) -> Value:
-        """Return the term that the layer adds to its result. bias: the third operand of the layer."""
+        """Return the bias as a term of the layer's result: beta * bias of a Gemm, [1, outputs, 1, ...] of a Conv.
+
+        bias: the third operand of the layer.
+        """
         if isinstance(base.op, Gemm):
             return _times(bias, base.op.beta)
         return F.reshape(bias, (1, -1, *(1 for _ in self.layer.input_shape[1:])))

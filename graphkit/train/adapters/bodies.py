@@ -13,7 +13,10 @@ from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
 
 
 class Scope:
-    """A graph, or the body of an If, Loop or Scan in it, and its fixed values: those that are equal in all runs.
+    """A graph, or the body of an If, Loop or Scan, with its fixed values.
+
+    A value is fixed if it does not change between runs, because it depends only on parameters, constants and unchanged
+    states (see `FixedValues`).
 
     Attributes:
         graph: The graph or body.
@@ -44,7 +47,10 @@ class Scope:
         return value if value is not None and value in self._fixed else None
 
     def is_sliced(self, value: Value) -> bool:
-        """Return whether a value is computed from slices of fixed values, which differ between iterations of a Scan."""
+        """Return whether a value is computed from slices of fixed values.
+
+        Each iteration of a Scan reads another slice, so the value differs between iterations.
+        """
         return value in self._slices
 
     def _follow(self) -> None:
@@ -97,7 +103,7 @@ def replace_nodes(
     Args:
         needs: The nodes to replace, each with the values of the new outermost graph that its replacement reads.
         replace: `replace(node, operands, values)` returns one value per output. `values` are the values that `needs`
-            lists for the node; if the node is in a body, the inputs of the body that capture them.
+            lists for the node. For a node in a body, they are the inputs of the body that capture these values.
         inputs: Values that replace graph inputs.
         extra_inputs: Values that are appended to the graph inputs.
     """
@@ -124,7 +130,7 @@ def replace_nodes(
 
 
 def _needed(node: Node, needs: Mapping[Node, Sequence[Value]]) -> list[Value] | None:
-    """Return the values that replacements in the bodies of a node read; None without replacements."""
+    """Return the values that `needs` lists for nodes in the bodies of `node`; None if it lists no such node."""
     if not is_control(node):
         return None
     replaced = [inner for body in node.op.subgraphs().values() for inner in all_nodes(body) if inner in needs]

@@ -41,7 +41,7 @@ class Layer(NamedTuple):
         name: The name of the layer, the same in each export of a network as far as possible.
         nodes: The nodes that apply the weight, in the graph or in bodies. Several nodes share one adapter.
         weight: The weight as the first node reads it: a parameter, or a value that is computed from parameters and
-            constants. If the node is in a body, this is the value that the outermost graph would compute.
+            constants. If the node is in a body, this is an equal value of the outermost graph (see `Scope.fixed`).
         aliases: Other names by which the layer is found: those of its nodes and of its weight.
     """
 

@@ -47,8 +47,8 @@ class LocalExchange:
         self._loss = spec.graph.output_names[0]
         self._outputs = tuple(name for name in spec.graph.output_names[1:] if name != BATCH_WEIGHT)
         self._unread: tuple[str, ...] = ()
-        # The setting `recompute`. It is None once the choice of activations is final: with "sqrt", after the first
-        # batch. With a limit in bytes, larger batches are checked again.
+        # The setting `recompute`. With "sqrt", activations are chosen at the first batch, and this attribute is then
+        # set to None. With a limit in bytes, it does not change, because larger batches are checked again.
         self._recompute = spec.recompute
         # The first program meets the limit for inputs of these shapes, and so for smaller shapes.
         self._checked_shapes: Mapping[str, Sequence[int]] = {}

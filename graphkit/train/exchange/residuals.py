@@ -1,7 +1,8 @@
 """Residuals of gradient compression in checkpoints: gather them from ranks, and divide them among ranks.
 
-A residual is the part of the gradients that compression has not sent yet. When training resumes, other ranks, or
-another number of them, may compress. Only the sum of all residuals matters, not which rank sends it later.
+A residual is the part of the gradients that compression has not sent yet. When training resumes, the ranks that
+compress gradients, or their number, may have changed. Only the sum of all residuals matters, not which rank sends it
+later.
 """
 
 from __future__ import annotations

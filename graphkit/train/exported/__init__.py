@@ -1,1 +1,1 @@
-"""The training step as a standard ONNX file, which other runtimes train with."""
+"""Export the training step as a standard ONNX file. Other runtimes can train with this file."""

@@ -28,7 +28,7 @@ LIMITS = (1e-4, 1e-3), (3e-2, 1e-1)
 _NOISE_FACTOR, _LARGEST = 4.0, 0.5
 _DRAWS = 2
 
-# Roles in reports that are not roles of states.
+# A report has these roles besides the roles of states.
 LOSS, OUTPUT, METRIC, SKIPPED = "loss", "output", "metric", "skipped_step"
 
 
@@ -180,7 +180,7 @@ def compare_steps(
 def _limits(
     before: Subject, roles: Mapping[str, Sequence[str]], new: _Results, given: _Results, found: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the limit of each role, before the effect of rounding is measured (see `_noise`)."""
+    """Return the limit of each role. If a difference exceeds it, the caller may raise it (see `_NOISE_FACTOR`)."""
     kinds = [array.dtype for array in new.states.values()] + [np.asarray(given.loss).dtype]
     of_outputs, of_states = LIMITS[any(dtype_of(kind) in HALVES for kind in kinds)]
     limits = {role: of_states if role in roles else of_outputs for role in found}
@@ -210,7 +210,7 @@ def _noise(
     """Return, by role, how much a step of graphkit changes if its parameters change by two units in the last place.
 
     This can be large: if the exact gradient of a parameter is 0, Adam divides a rounding error by its own magnitude.
-    The result is at least the effect of rounding the new states.
+    For the roles of states, return at least the difference that `_rounding` returns.
     """
     draw = np.random.default_rng(0)
     worst = {role: _rounding(names, before.states, new.states) for role, names in roles.items()}
@@ -303,8 +303,8 @@ def _skipped_step(
     """Compare the states of both runtimes after a step whose loss is NaN. Both must skip the update.
 
     Return no report if `on_nonfinite` is "ignore", or if the graph has a Loop, which may never end if its condition
-    reads NaN. Also return no report if no array of NaN makes the loss NaN in both runtimes: the MaxPool of ONNX Runtime
-    drops NaN, for example.
+    reads NaN. To get a NaN loss, one array after another is replaced by NaN. If this never gives a NaN loss in both
+    runtimes, return no report. For example, the MaxPool of ONNX Runtime drops NaN.
     """
     loops = any(node.op_type == "Loop" for node in before.model.graph.node)
     if before.spec.rule.on_nonfinite == "ignore" or loops:
@@ -359,13 +359,13 @@ class _Graphkit:
         self._stepper = Stepper(self._spec, self._exchange)
 
     def load(self, subject: Subject, *, skips: bool = False) -> None:
-        """Begin with the states and counts of a subject with the same training step.
+        """Set the states and counts to those of `subject`. Its training step must be that of the constructor's subject.
 
         skips: skip a step that is not finite, as the file does, even if the Trainer would raise an error.
         """
         self._skips = skips
-        # Only the stepper gets the new rule. The programs are unchanged: they check the values that the old rule
-        # checks.
+        # Only the Stepper gets the new rule. The programs keep the old rule, because they must check the same values as
+        # the file: with "skip", they would check gradients, too.
         rule = replace(self._spec.rule, on_nonfinite="skip") if skips else self._spec.rule
         self._stepper = Stepper(replace(self._spec, rule=rule), self._exchange)
         self._stepper.updates, self._stepper.accumulated, self._stepper.accumulated_weight = subject.counts

@@ -183,8 +183,8 @@ def _compared_outputs(
 def _steps(trainer: BaseTrainer, accumulate: int) -> list[tuple[float, bool]]:
     """Return the steps of the comparison: the learning rate of each, and whether it flushes.
 
-    They are all steps up to the next update, and one more. With `accumulate`, a step that flushes comes before the last
-    one, so the last step begins a new group of accumulated batches.
+    First come all steps up to the next update. With `accumulate`, a step with `flush` follows, which updates with one
+    batch. The last step follows an update. So with `accumulate`, it begins a new group of accumulated batches.
     """
     schedule, count = trainer.optimizer.schedule, accumulate - trainer._stepper.accumulated
     if schedule.is_open and trainer._rates.run_updates is None:

@@ -57,8 +57,11 @@ def standalone_step(spec: StepSpec, rate: Rate) -> Graph:
 
     Inputs: data, targets, parameters and states. The updates of the graph say which value replaces each state. If
     `spec` accumulates gradients, each run takes one batch, and every `spec.accumulate`-th run updates. If the input
-    `flush` is True, the run updates early. If a loss or gradient is not finite and `on_nonfinite` is not "ignore", the
-    states keep their values as in a Trainer. The graph cannot raise an error.
+    `flush` is True, the run updates early.
+
+    The graph cannot raise an error. If a Trainer would raise NotFinite or skip the update, parameters and optimizer
+    states keep their values. With accumulation, the gradients of all batches of this update are dropped. A loss scale
+    is lowered as in a Trainer.
 
     Raises:
         UnsupportedError: Standard operators cannot express the random numbers or the learning rate.

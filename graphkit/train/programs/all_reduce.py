@@ -89,9 +89,9 @@ def mean_of_pair(loss_sum: Value, dtype: DType) -> tuple[Value, Value]:
 
 
 def zero_after(total: Value) -> Value:
-    """Return a 0 that is computed from the all-reduced `total`.
+    """Return a 0 that becomes available only after the all-reduced `total`.
 
-    As a guard, it prevents updates if the all-reduce fails.
+    Updates with this 0 as their guard wait for the all-reduce. If it raises an error, they do not run.
     """
     return after(F.constant(value=np.zeros((), np.float32)), [total])
 

@@ -125,8 +125,8 @@ def all_gather(
         own: The slices of this rank.
         new: Their new values.
         guard: See `finite.guarded`.
-        before: Values that are available when earlier collectives are complete. If a rank failed earlier, the other
-            ranks would wait for it.
+        before: Values that are available when earlier collectives are complete. A rank checks `guard` only after them:
+            otherwise, it could fail while other ranks wait for it in these collectives.
         buckets: The buckets, sharded.
     """
     by_index = {piece.position: (piece, result) for piece, result in zip(own, new, strict=True)}

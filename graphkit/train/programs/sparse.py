@@ -64,8 +64,9 @@ class Lookups:
 class Rows:
     """A row-sparse gradient: indices of rows of a table, with repetitions, and one gradient row for each position.
 
-    The last position with an index is the owner of that row. Its gradient row is the sum over all positions with this
-    index; the other positions have zeros. So the norm of `gradient` is that of the dense gradient.
+    If several positions have the same index, the last of them is the owner of that row. The gradient row of the owner
+    is the sum over all these positions; the other positions have zeros. So the norm of `gradient` is that of the dense
+    gradient.
 
     Attributes:
         table: The parameter.

@@ -236,8 +236,8 @@ class _JointGraph:
         """Return `forward`, `backward`, `saved` and `kept` of the Stage."""
         forward_part = self.forward
         outputs = forward_part.forward_outputs()
-        # The joint graph has the outputs of the forward pass. Each gradient is the update of a placeholder state: by
-        # this state, the gradient can be found after graph passes have rewritten the graph.
+        # The joint graph has the outputs of the forward pass. Each gradient is the update of a placeholder state.
+        # Graph passes replace the gradients by other values, but keep the states, which thus identify the gradients.
         places = [Value(g.type, f"{n}/place", role="state") for n, g in zip(self.names, self.gradients, strict=True)]
         joint = Graph(
             [*forward_part.inputs(), *self.seeds.values(), self.weight, *self.sums, *places],

@@ -161,7 +161,7 @@ def guard_of(loss: Value | None, gradients: Sequence[Value | Rows], rule: Update
 
 
 def guarded_updates(updates: Sequence[tuple[Value, Value]], guard: Value | None) -> list[tuple[Value, Value]]:
-    """Return updates with a guard, such as those of running statistics."""
+    """Add a guard (see `finite.guarded`) to updates, for example to the updates of running statistics."""
     return [(state, finite.guarded(new, guard)) for state, new in updates]
 
 
@@ -415,7 +415,10 @@ def split_idle_step(graph: Graph, accumulate: Graph, rule: UpdateRule, always: b
 
 
 def _idle_loss(graph: Graph, idle: IdleStatistics) -> tuple[Value, Value, Value]:
-    """Return the input LOSS_SUM (for zeros) of a rank without samples, then the loss and the weight of all ranks."""
+    """Return the input LOSS_SUM of a rank without samples, then the mean loss and the weight of all ranks.
+
+    The rank feeds zeros to LOSS_SUM.
+    """
     loss_sum = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
     return loss_sum, *all_reduce.mean_of_pair(idle.after_moments(loss_sum), graph.outputs[0].dtype)
 
@@ -463,7 +466,7 @@ def _guard_after(guard: Value | None, loss: Value | None, total: Value, done: Se
     """Return the guard of a step of several ranks. It is computed only after the values `done`.
 
     A rank must not fail while another rank waits for it in an all-reduce. If the rule checks nothing (`guard` is None),
-    a step with a loss still gets a guard: it prevents updates if the all-reduce of `total` fails.
+    a step with a loss still gets a guard: if the all-reduce of `total` raises an error, no update runs.
     """
     if guard is None and loss is not None:
         guard = all_reduce.zero_after(total)

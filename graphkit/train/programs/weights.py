@@ -47,15 +47,15 @@ def quotient(total: Value, weight: Value) -> Term:
 def divisor(total: Value) -> Value:
     """Return a sum of weights, or 1 if it is 0.
 
-    A loss whose weight is 0 is then 0, because the sum of its terms is 0. The exception is label smoothing with class
-    weights.
+    If all weights are 0, all terms of a loss are usually 0, so dividing by 1 gives 0. With label smoothing and class
+    weights, terms may differ from 0: the loss is then their sum.
     """
     result: Value = F.where(F.equal(total, scalar_like(0.0, total)), scalar_like(1.0, total), total)
     return result
 
 
 def mean_of(total: float, weight: float) -> float:
-    """Return `total / weight`, or `total` if the weight is 0. `divisor` does the same for Values."""
+    """Return `total / weight`, or `total` if the weight is 0. `quotient` does the same for Values."""
     return total / weight if weight else total
 
 
