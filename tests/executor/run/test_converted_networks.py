@@ -5,6 +5,7 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from converters import OUTPUT, opened, opened_memory, write_script
 from saved_programs import assert_same_bits, random_feeds
 
 import graphkit as gk
-from graphkit.executor.run.c_runtime import CSession
+from graphkit.executor.run.c_runtime import CSession, library_path
 
 
 @pytest.fixture(scope="module")
@@ -257,6 +258,27 @@ def test_child_gets_no_state_of_the_application(tmp_path):
     assert str(write) not in lines
     standard = (1 << 31) - 1  # glibc uses some of the others
     assert [int(line.split()[1], 16) & standard for line in lines if line.startswith("Sig")] == [0, 0]
+
+
+def test_application_without_standard_streams(copies, tmp_path):
+    """The pipes of the converter then get the numbers of the standard streams."""
+    script = f"""
+import ctypes, os
+library = ctypes.CDLL({str(library_path())!r})
+library.gk_error.restype = ctypes.c_char_p
+for number in range(3):
+    os.close(number)
+session = ctypes.c_void_p()
+path = {os.fsencode(network(tmp_path))!r}
+status = library.gk_open_checked(path, None, ctypes.byref(session), 1, ctypes.c_size_t(24))
+with open({str(tmp_path / "result")!r}, "w") as file:
+    file.write(f"{{status}} {{library.gk_error().decode()}}")
+"""
+    prints = write_script(tmp_path / "prints", "echo out; echo err >&2; cat; exit 5")
+    for converter, expected in ((copies, "0 $"), (prints, "11 .*exit code 5: err$")):
+        environment = os.environ | {"GRAPHKIT_CONVERTER": os.fsdecode(converter)}
+        subprocess.run([sys.executable, "-S", "-c", script], env=environment, check=True, timeout=60)
+        assert re.match(expected, (tmp_path / "result").read_text())
 
 
 def test_eight_threads_open_networks(copies, tmp_path):

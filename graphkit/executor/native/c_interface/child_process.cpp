@@ -19,6 +19,12 @@
 extern char** environ;
 #endif
 
+#ifdef __GLIBC__
+#if __GLIBC_PREREQ(2, 34)
+#define GRAPHKIT_CLOSEFROM
+#endif
+#endif
+
 namespace graphkit {
 namespace {
 
@@ -155,7 +161,7 @@ class FileActions {
         require(posix_spawn_file_actions_addopen(&actions_, STDIN_FILENO, "/dev/null", O_RDONLY, 0), what);
         require(posix_spawn_file_actions_adddup2(&actions_, out.writable(), STDOUT_FILENO), what);
         require(posix_spawn_file_actions_adddup2(&actions_, err.writable(), STDERR_FILENO), what);
-#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 34)
+#ifdef GRAPHKIT_CLOSEFROM
         require(posix_spawn_file_actions_addclosefrom_np(&actions_, kFirstFree), what);
 #elif !defined(__APPLE__)  // there, a flag closes them
         const long most = std::min(sysconf(_SC_OPEN_MAX), 65536L);
