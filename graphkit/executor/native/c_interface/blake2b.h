@@ -1,4 +1,4 @@
-// BLAKE2b (RFC 7693) with 32 bytes of result: a hash for which nobody can make two contents with one result.
+// BLAKE2b (RFC 7693) with 32 bytes of result: a cryptographic hash, so that different contents have different results.
 #pragma once
 
 #include <array>
