@@ -113,15 +113,12 @@ def test_network_that_changes_during_the_conversion_is_not_kept(path, program, c
     assert list(cached.folder.iterdir()) == []
 
 
-def test_cache_needs_no_converter(cached, path):
+def test_cache_needs_no_converter(cached, path, monkeypatch):
     found = opened(path, converter=b"", cache_folder=os.fsencode(cached.folder))
     assert found.status == "GK_ERROR_CONVERTER"
-    os.environ["GRAPHKIT_CONVERTER"] = os.fsdecode(cached.converter)
-    try:
-        assert cached.converts(path, converter=None) == 1
-        assert cached.converts(path, converter=b"") == 0
-    finally:
-        del os.environ["GRAPHKIT_CONVERTER"]
+    monkeypatch.setenv("GRAPHKIT_CONVERTER", os.fsdecode(cached.converter))
+    assert cached.converts(path, converter=None) == 1
+    assert cached.converts(path, converter=b"") == 0
 
 
 def external_model(path, location):

@@ -15,6 +15,7 @@
 #include "../../include/graphkit.h"
 #include "c_interface/call_status.h"
 #include "c_interface/converter.h"
+#include "c_interface/open_options.h"
 #include "c_interface/saved_program.h"
 
 namespace {
@@ -213,31 +214,6 @@ graphkit::RunLimits limits_of(const gk_options& options) {
     return limits;
 }
 
-// Returns the options of a caller whose gk_options may be shorter: it was compiled with an older graphkit.h.
-std::optional<gk_options> options_of(const gk_options* given, std::size_t size) {
-    constexpr std::size_t kFirst = offsetof(gk_options, converter);  // in the first graphkit.h of this version
-    if (size != kFirst && size != sizeof(gk_options)) {
-        return std::nullopt;
-    }
-    gk_options options{};
-    if (given != nullptr) {
-        std::memcpy(&options, given, size);
-    }
-    return options;
-}
-
-graphkit::ConverterOptions converter_options(const gk_options& options) {
-    graphkit::ConverterOptions found;
-    found.program = options.converter == nullptr ? "" : options.converter;
-    found.is_forbidden = options.converter != nullptr && found.program.empty();
-    for (const char* const* each = options.converter_arguments; each != nullptr && *each != nullptr; ++each) {
-        found.arguments.emplace_back(*each);
-    }
-    found.timeout = options.convert_timeout;
-    found.cache = options.cache_folder == nullptr ? "" : options.cache_folder;
-    return found;
-}
-
 // Checks the arguments of a function that opens a session, and opens it with `open`, which returns a saved file.
 template <typename Open>
 gk_status opened(const char* function, const void* source, const gk_options* options, gk_session** session,
@@ -252,7 +228,7 @@ gk_status opened(const char* function, const void* source, const gk_options* opt
         if (source == nullptr || session == nullptr) {
             return refused(GK_ERROR_ARGUMENT, "the path or data, and session, must not be NULL");
         }
-        const auto given = options_of(options, options_size);
+        const auto given = graphkit::options_of(options, options_size);
         if (abi_version != GK_ABI_VERSION || !given) {
             return refused(GK_ERROR_VERSION, "the program was compiled with the graphkit.h of another version");
         }
@@ -327,7 +303,7 @@ GK_API size_t gk_type_size(gk_type type) {
 GK_API gk_status gk_open_checked(const char* path, const gk_options* options, gk_session** session,
                                  uint32_t abi_version, size_t options_size) {
     return opened("gk_open", path, options, session, abi_version, options_size, [&](const gk_options& given) {
-        return graphkit::open_network(path, given.threads, converter_options(given));
+        return graphkit::open_network(path, given.threads, graphkit::converter_options(given));
     });
 }
 
