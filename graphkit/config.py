@@ -130,7 +130,8 @@ CONVERTER: Knob[str | None] = Knob(
     "GRAPHKIT_CONVERTER",
     str,
     None,
-    "read by libgraphkit.so: path of the command that converts .onnx files for programs in C; default: graphkit on PATH",
+    "read by libgraphkit.so: path of the command that converts .onnx files for programs in C; default: graphkit on"
+    " PATH",
 )
 CACHE_MB = Knob(
     "GRAPHKIT_CACHE_MB",
