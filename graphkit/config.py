@@ -126,6 +126,13 @@ CACHE: Knob[str | None] = Knob(
     "folder in which processes cache memory plans of large programs and compiled GPU kernels; default: only GPU kernels"
     " are cached, in the user's cache folder (~/.cache/graphkit)",
 )
+CONVERTER: Knob[str | None] = Knob(
+    "GRAPHKIT_CONVERTER",
+    str,
+    None,
+    "read by libgraphkit.so: path of the command that converts .onnx files for programs in C; default: graphkit on"
+    " PATH",
+)
 CACHE_MB = Knob(
     "GRAPHKIT_CACHE_MB",
     _positive,

@@ -1,4 +1,4 @@
-/* graphkit.h - runs saved graphkit programs (.gkp files) without Python.
+/* graphkit.h - runs saved graphkit programs (.gkp files) without Python, and other networks after a conversion.
  *
  * Write a program with `graphkit export net -o net.gkp`, or in Python with net.save("net.gkp"). Link with -lgraphkit.
  * docs/c_interface.md has an example.
@@ -23,22 +23,25 @@ extern "C" {
 #define GK_API
 #endif
 
-/* The version of this interface. gk_open compares it with the library's. New functions do not change it: programs that
- * were compiled with an older graphkit.h of the same version still run. */
+/* The version of this interface. gk_open compares it with the library's. New functions, statuses, and fields at the end
+ * of gk_options do not change it: programs that were compiled with an older graphkit.h of the same version still run. */
 #define GK_ABI_VERSION 1
 
 typedef enum gk_status {
     GK_OK = 0,
     GK_ERROR_ARGUMENT = 1,  /* an argument is wrong, such as a null pointer */
     GK_ERROR_FILE = 2,      /* the file cannot be read */
-    GK_ERROR_FORMAT = 3,    /* the file is not a saved program, or is damaged */
+    GK_ERROR_FORMAT = 3,    /* the file is not a saved program or network, or is damaged */
     GK_ERROR_VERSION = 4,   /* another version of graphkit wrote the file, or this header is another version's */
     GK_ERROR_PROCESSOR = 5, /* the file was written for another kind of processor, or for another oneDNN */
     GK_ERROR_MEMORY = 6,    /* there is not enough memory */
     GK_ERROR_RUN = 7,       /* a step of the program failed, for example because an index is out of range */
     GK_ERROR_INTERNAL = 8,  /* an error of graphkit itself */
     GK_ERROR_LIBRARY = 9,   /* oneDNN's libdnnl.so.3 is neither beside libgraphkit.so nor where the system looks */
-    GK_ERROR_LIMIT = 10     /* a run exceeded max_iterations or timeout of gk_options */
+    GK_ERROR_LIMIT = 10,    /* a run or a conversion exceeded a limit of gk_options */
+    /* of networks that are not saved programs: */
+    GK_ERROR_CONVERTER = 11,  /* there is no converter, or it failed */
+    GK_ERROR_UNSUPPORTED = 12 /* graphkit cannot save the network as a program */
 } gk_status;
 
 /* Types of elements. float16 and bfloat16 have 2 bytes. A bool has 1 byte, 0 or 1. */
@@ -62,7 +65,7 @@ typedef enum gk_type {
 /* A program that is ready to run. */
 typedef struct gk_session gk_session;
 
-/* Set unused fields to zero. */
+/* Set unused fields to zero, for example with gk_options options = {0}. The library copies all texts. */
 typedef struct gk_options {
     /* Most threads of a run. 0: as many as when the program was written, but at most one for each core. The number does
      * not change results. */
@@ -71,6 +74,19 @@ typedef struct gk_options {
     int64_t max_iterations;
     /* Most seconds of a run. 0: any time. It is checked between steps, about every 0.1 s. */
     double timeout;
+
+    /* The following fields are for networks that are not saved programs: see gk_open. */
+
+    /* The converter: the path of the command `graphkit`, or a name that is searched for on PATH. NULL: the environment
+     * variable GRAPHKIT_CONVERTER, or else `graphkit` on PATH. "": no process may be started. */
+    const char* converter;
+    /* More arguments of `graphkit export`, such as "x:1,64" or "--any-size". The list ends with NULL. NULL: none. */
+    const char* const* converter_arguments;
+    /* Most seconds of a conversion. 0: any time. A longer one is killed, and gk_open returns GK_ERROR_LIMIT. */
+    double convert_timeout;
+    /* A folder that keeps converted programs, for later calls. It is made if it does not exist. Other users must not be
+     * able to write into it. NULL or "": programs are not kept. */
+    const char* cache_folder;
 } gk_options;
 
 /* The library's version, such as "0.1.0". */
@@ -91,11 +107,22 @@ GK_API const char* gk_type_name(gk_type type);
 GK_API size_t gk_type_size(gk_type type);
 
 /* Opens a saved program. `options` may be NULL. On success, *session must be closed with gk_close; otherwise it is
- * NULL. The file must not be changed while the session is open. */
+ * NULL. The file must not be changed while the session is open.
+ *
+ * If the name of another file ends in .onnx or .json (a graph of graphkit, or NAME-symbol.json of MXNet), gk_open runs
+ * the command `graphkit export` of graphkit for Python as a separate process. It writes a temporary program, which
+ * gk_open opens and removes. Without this command, the status is GK_ERROR_CONVERTER. */
 #define gk_open(path, options, session) \
     gk_open_checked((path), (options), (session), GK_ABI_VERSION, sizeof(gk_options))
 GK_API gk_status gk_open_checked(const char* path, const gk_options* options, gk_session** session,
                                  uint32_t abi_version, size_t options_size);
+
+/* Opens a saved program from `size` bytes of memory, the contents of a .gkp file. The bytes are copied. Networks in
+ * other formats can only be opened as files. */
+#define gk_open_memory(data, size, options, session) \
+    gk_open_memory_checked((data), (size), (options), (session), GK_ABI_VERSION, sizeof(gk_options))
+GK_API gk_status gk_open_memory_checked(const void* data, size_t size, const gk_options* options, gk_session** session,
+                                        uint32_t abi_version, size_t options_size);
 
 /* Closes a file: frees the session that gk_open returned, and those of its other programs. NULL is allowed. */
 GK_API void gk_close(gk_session* session);

@@ -111,15 +111,26 @@ class Array {
     std::vector<std::byte> data_;
 };
 
-/* A saved program. */
+/* A program that is ready to run. */
 class Program {
    public:
-    /* The arguments after the path are the fields of gk_options. */
-    explicit Program(const std::string& path, int threads = 0, std::int64_t max_iterations = 0, double timeout = 0) {
-        const gk_options options{threads, max_iterations, timeout};
+    /* Opens a saved program, or a network that gk_open converts. The arguments after the path are the first fields of
+     * gk_options. */
+    explicit Program(const std::string& path, int threads = 0, std::int64_t max_iterations = 0, double timeout = 0)
+        : Program(path, limits(threads, max_iterations, timeout)) {}
+
+    /* The same with all options, such as a converter. */
+    Program(const std::string& path, const gk_options& options) {
         gk_session* opened = nullptr;
         check(gk_open(path.c_str(), &options, &opened));
         *this = Program(std::shared_ptr<gk_session>(opened, gk_close), opened);
+    }
+
+    /* Opens a saved program from the contents of a .gkp file, which are copied. */
+    static Program from_memory(const void* data, std::size_t size, const gk_options& options = {}) {
+        gk_session* opened = nullptr;
+        check(gk_open_memory(data, size, &options, &opened));
+        return Program(std::shared_ptr<gk_session>(opened, gk_close), opened);
     }
 
     /* Returns the program of the same file for inputs of these shapes. */
@@ -197,6 +208,14 @@ class Program {
                                 {dims, dims + gk_output_rank(session, i)}, gk_output_bytes(session, i),
                                 gk_output_batch_axis(session, i)});
         }
+    }
+
+    static gk_options limits(int threads, std::int64_t max_iterations, double timeout) {
+        gk_options options{};
+        options.threads = threads;
+        options.max_iterations = max_iterations;
+        options.timeout = timeout;
+        return options;
     }
 
     /* The library cannot know the lengths of shapes. */

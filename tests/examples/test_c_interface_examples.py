@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -192,6 +193,29 @@ def test_eight_threads_of_rust_share_a_program(tools, cnn):
     assert "3 passed" in tools.call(*command, GRAPHKIT_PROGRAM=str(cnn.path))
 
 
+@pytest.fixture
+def converter(tmp_path) -> str:
+    path = tmp_path / "converter"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m graphkit "$@"\n')
+    path.chmod(0o700)
+    return str(path)
+
+
+def test_examples_open_onnx_files(tools, tmp_path, converter):
+    gk.models.build("mlp", inputs=4, hidden=(4,), classes=2).save(tmp_path / "net.onnx")
+    tools.call(needed("cc"), *C_FLAGS, "c/open_onnx.c", *tools.flags(), "-o", "open_c")
+    tools.call(needed("c++"), *CXX_FLAGS, "cpp/open_onnx.cpp", *tools.flags(), "-o", "open_cpp")
+    cache = tmp_path / "kept"
+    command = ("./open_c", "--cache", cache, "--timeout", "100", tmp_path / "net.onnx", "x:3,4")
+    first = tools.call(*command, GRAPHKIT_CONVERTER=converter)
+    assert first.startswith("input x float32 [3, 4]\noutput ")
+    assert tools.call(*command, GRAPHKIT_CONVERTER=converter) == first
+    assert len(list(cache.iterdir())) == 1
+    found = tools.call("./open_cpp", tmp_path / "net.onnx", cache, GRAPHKIT_CONVERTER=converter)
+    assert found.endswith(": 8 bytes\n")
+    assert len(list(cache.iterdir())) == 2
+
+
 def test_header_for_cpp_checks_types_and_sizes(tools, cnn, recommender):
     program = f"""
         #include <graphkit.hpp>
@@ -205,6 +229,7 @@ def test_header_for_cpp_checks_types_and_sizes(tools, cnn, recommender):
             const gk::Program program("{cnn.path}"), other("{recommender.path}");
             report([&] {{ gk::Program("none.gkp"); }});
             report([&] {{ gk::Program("{cnn.path}", -1); }});
+            report([&] {{ gk::Program::from_memory("ONNX", 4); }});
             report([&] {{ program.run({{}}); }});
             report([&] {{ program.run({{other.make_inputs()[0]}}); }});
             report([&] {{ program.make_inputs()[0].values<double>(); }});
@@ -221,7 +246,8 @@ def test_header_for_cpp_checks_types_and_sizes(tools, cnn, recommender):
     (tools.folder / "errors.cpp").write_text(program)
     tools.call(needed("c++"), *CXX_FLAGS, "errors.cpp", *tools.flags(), "-o", "errors")
     assert tools.call("./errors").splitlines() == [
-        "GK_ERROR_FILE", "GK_ERROR_ARGUMENT", "GK_ERROR_ARGUMENT", "the array of 'x' has another size",
+        "GK_ERROR_FILE", "GK_ERROR_ARGUMENT", "GK_ERROR_FORMAT",
+        "GK_ERROR_ARGUMENT", "the array of 'x' has another size",
         "'x' has another type", "nothing", "the shape of 'x' has another rank", "GK_ERROR_ARGUMENT", "nothing",
         "the shape of 'x' has another rank", "'x' has an impossible shape", "9 9",
     ]  # fmt: skip

@@ -43,6 +43,8 @@ _ERROR_ARGUMENT = 1  # GK_ERROR_ARGUMENT of graphkit.h
 class _Options(ctypes.Structure):
     _fields_ = (
         ("threads", ctypes.c_int32), ("max_iterations", ctypes.c_int64), ("timeout", ctypes.c_double),
+        ("converter", ctypes.c_char_p), ("converter_arguments", ctypes.POINTER(ctypes.c_char_p)),
+        ("convert_timeout", ctypes.c_double), ("cache_folder", ctypes.c_char_p),
     )  # fmt: skip
 
 
@@ -56,6 +58,9 @@ def _library() -> ctypes.CDLL:
     library.gk_status_name.restype = text
     library.gk_open_checked.argtypes = (
         text, ctypes.POINTER(_Options), ctypes.POINTER(handle), ctypes.c_uint32, size,
+    )  # fmt: skip
+    library.gk_open_memory_checked.argtypes = (
+        text, size, ctypes.POINTER(_Options), ctypes.POINTER(handle), ctypes.c_uint32, size,
     )  # fmt: skip
     library.gk_close.argtypes = (handle,)
     library.gk_close.restype = None

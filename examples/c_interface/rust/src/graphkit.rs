@@ -94,6 +94,8 @@ pub enum Error {
     Internal(String),
     Library(String),
     Limit(String),
+    Converter(String),
+    Unsupported(String),
 }
 
 impl Error {
@@ -111,6 +113,8 @@ impl Error {
             7 => Error::Run(text),
             9 => Error::Library(text),
             10 => Error::Limit(text),
+            11 => Error::Converter(text),
+            12 => Error::Unsupported(text),
             _ => Error::Internal(text),
         }
     }
@@ -128,7 +132,9 @@ impl fmt::Display for Error {
             | Error::Run(text)
             | Error::Internal(text)
             | Error::Library(text)
-            | Error::Limit(text) => f.write_str(text),
+            | Error::Limit(text)
+            | Error::Converter(text)
+            | Error::Unsupported(text) => f.write_str(text),
         }
     }
 }

@@ -2,28 +2,31 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstring>
-#include <exception>
 #include <memory>
-#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
 #include "../../include/graphkit.h"
+#include "c_interface/call_status.h"
+#include "c_interface/converter.h"
+#include "c_interface/open_options.h"
 #include "c_interface/saved_program.h"
-#include "onednn/missing_library.h"
 
 namespace {
 
 struct OpenFile {
-    graphkit::SavedFile file;
+    std::unique_ptr<graphkit::SavedFile> saved;
+    graphkit::SavedFile& file;
     gk_options options;
     std::vector<gk_session> sessions;  // one for each program
 
-    OpenFile(const char* path, const gk_options& given);
+    OpenFile(std::unique_ptr<graphkit::SavedFile> opened, const gk_options& given);
 };
 
 }  // namespace
@@ -35,53 +38,15 @@ struct gk_session {
 
 namespace {
 
+using graphkit::failed;
+using graphkit::guarded;
 using graphkit::SavedPort;
 using Ports = graphkit::SavedPorts;
 
-OpenFile::OpenFile(const char* path, const gk_options& given) : file(path, given.threads), options(given) {
+OpenFile::OpenFile(std::unique_ptr<graphkit::SavedFile> opened, const gk_options& given)
+    : saved(std::move(opened)), file(*saved), options(given) {
     for (const auto& program : file.programs()) {
         sessions.push_back({*this, *program});
-    }
-}
-
-thread_local std::string latest_error;
-
-gk_status failed(gk_status status, const char* text) {
-    try {
-        latest_error = text;
-    } catch (const std::bad_alloc&) {
-        latest_error.clear();
-    }
-    return status;
-}
-
-// Calls a function that returns a status. Exceptions become statuses.
-template <typename Body>
-gk_status guarded(const Body& body) noexcept {
-    try {
-        return body();
-    } catch (const graphkit::FileError& error) {
-        return failed(GK_ERROR_FILE, error.what());
-    } catch (const graphkit::BadFile& error) {
-        return failed(GK_ERROR_FORMAT, error.what());
-    } catch (const graphkit::OtherVersion& error) {
-        return failed(GK_ERROR_VERSION, error.what());
-    } catch (const graphkit::OtherProcessor& error) {
-        return failed(GK_ERROR_PROCESSOR, error.what());
-    } catch (const graphkit::MissingLibrary& error) {
-        return failed(GK_ERROR_LIBRARY, error.what());
-    } catch (const graphkit::LimitReached& error) {
-        return failed(GK_ERROR_LIMIT, error.text_for_c.c_str());
-    } catch (const graphkit::NoMemory& error) {
-        return failed(GK_ERROR_MEMORY, error.what());
-    } catch (const graphkit::NativeError& error) {
-        return failed(GK_ERROR_RUN, error.what());
-    } catch (const std::bad_alloc&) {
-        return failed(GK_ERROR_MEMORY, "there is not enough memory");
-    } catch (const std::exception& error) {
-        return failed(GK_ERROR_INTERNAL, error.what());
-    } catch (...) {
-        return failed(GK_ERROR_INTERNAL, "unknown error");
     }
 }
 
@@ -249,6 +214,34 @@ graphkit::RunLimits limits_of(const gk_options& options) {
     return limits;
 }
 
+// Checks the arguments of a function that opens a session, and opens it with `open`, which returns a saved file.
+template <typename Open>
+gk_status opened(const char* function, const void* source, const gk_options* options, gk_session** session,
+                 std::uint32_t abi_version, std::size_t options_size, const Open& open) {
+    if (session != nullptr) {
+        *session = nullptr;
+    }
+    return guarded([&] {
+        const auto refused = [&](gk_status status, const char* text) {
+            return failed(status, (std::string(function) + ": " + text).c_str());
+        };
+        if (source == nullptr || session == nullptr) {
+            return refused(GK_ERROR_ARGUMENT, "the path or data, and session, must not be NULL");
+        }
+        const auto given = graphkit::options_of(options, options_size);
+        if (abi_version != GK_ABI_VERSION || !given) {
+            return refused(GK_ERROR_VERSION, "the program was compiled with the graphkit.h of another version");
+        }
+        if (given->threads < 0 || given->max_iterations < 0 || !(given->timeout >= 0) ||
+            !(given->convert_timeout >= 0)) {
+            return refused(GK_ERROR_ARGUMENT,
+                           "threads, max_iterations, timeout and convert_timeout must not be negative");
+        }
+        *session = (new OpenFile(open(*given), *given))->sessions.data();
+        return GK_OK;
+    });
+}
+
 void check_count(const Ports& ports, std::size_t count, const void* arrays, const char* what) {
     if (count != ports.size()) {
         throw std::invalid_argument("the program has " + std::to_string(ports.size()) + " " + what + ", but " +
@@ -272,11 +265,11 @@ GK_API uint32_t gk_abi_version(void) {
 }
 
 GK_API const char* gk_error(void) {
-    return latest_error.c_str();
+    return graphkit::latest_error.c_str();
 }
 
 GK_API const char* gk_status_name(gk_status status) {
-    constexpr std::array<const char*, 11> kNames{"GK_OK",
+    constexpr std::array<const char*, 13> kNames{"GK_OK",
                                                  "GK_ERROR_ARGUMENT",
                                                  "GK_ERROR_FILE",
                                                  "GK_ERROR_FORMAT",
@@ -286,7 +279,9 @@ GK_API const char* gk_status_name(gk_status status) {
                                                  "GK_ERROR_RUN",
                                                  "GK_ERROR_INTERNAL",
                                                  "GK_ERROR_LIBRARY",
-                                                 "GK_ERROR_LIMIT"};
+                                                 "GK_ERROR_LIMIT",
+                                                 "GK_ERROR_CONVERTER",
+                                                 "GK_ERROR_UNSUPPORTED"};
     const auto number = static_cast<unsigned>(status);
     return number < kNames.size() ? kNames[number] : "unknown status";
 }
@@ -307,22 +302,21 @@ GK_API size_t gk_type_size(gk_type type) {
 
 GK_API gk_status gk_open_checked(const char* path, const gk_options* options, gk_session** session,
                                  uint32_t abi_version, size_t options_size) {
-    if (session != nullptr) {
-        *session = nullptr;
-    }
-    if (path == nullptr || session == nullptr) {
-        return failed(GK_ERROR_ARGUMENT, "gk_open: path and session must not be NULL");
-    }
-    if (abi_version != GK_ABI_VERSION || options_size != sizeof(gk_options)) {
-        return failed(GK_ERROR_VERSION, "gk_open: the program was compiled with the graphkit.h of another version");
-    }
-    const gk_options given = options == nullptr ? gk_options{0, 0, 0} : *options;
-    if (given.threads < 0 || given.max_iterations < 0 || !(given.timeout >= 0)) {
-        return failed(GK_ERROR_ARGUMENT, "gk_open: threads, max_iterations and timeout must not be negative");
-    }
-    return guarded([&] {
-        *session = (new OpenFile(path, given))->sessions.data();
-        return GK_OK;
+    return opened("gk_open", path, options, session, abi_version, options_size, [&](const gk_options& given) {
+        return graphkit::open_network(path, given.threads, graphkit::converter_options(given));
+    });
+}
+
+GK_API gk_status gk_open_memory_checked(const void* data, size_t size, const gk_options* options, gk_session** session,
+                                        uint32_t abi_version, size_t options_size) {
+    return opened("gk_open_memory", data, options, session, abi_version, options_size, [&](const gk_options& given) {
+        const std::string_view bytes(static_cast<const char*>(data), size);
+        if (!graphkit::begins_as_program(bytes)) {
+            throw graphkit::BadFile(
+                "gk_open_memory: the data are not a saved graphkit program. Only the contents of .gkp files can be "
+                "opened from memory. Write another network to a file, and pass its path to gk_open");
+        }
+        return std::make_unique<graphkit::SavedFile>(bytes, "the program in memory", given.threads);
     });
 }
 

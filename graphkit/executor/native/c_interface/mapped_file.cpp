@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 namespace graphkit {
 namespace {
@@ -49,6 +50,19 @@ MappedFile::MappedFile(const std::string& path) {
         fail(path, errno);
     }
     start_ = mapped;
+}
+
+MappedFile::MappedFile(std::string_view bytes) : size_(bytes.size()) {
+    if (size_ == 0) {
+        return;
+    }
+    void* const mapped = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) {
+        throw std::bad_alloc();
+    }
+    start_ = mapped;
+    std::memcpy(mapped, bytes.data(), size_);
+    mprotect(mapped, size_, PROT_READ);
 }
 
 MappedFile::~MappedFile() {

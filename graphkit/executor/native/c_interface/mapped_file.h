@@ -18,6 +18,8 @@ class MappedFile {
   public:
     // Throws FileError.
     explicit MappedFile(const std::string& path);
+    // Copies bytes. Throws std::bad_alloc.
+    explicit MappedFile(std::string_view bytes);
     ~MappedFile();
     MappedFile(const MappedFile&) = delete;
     MappedFile& operator=(const MappedFile&) = delete;

@@ -110,6 +110,10 @@ std::uint64_t program_checksum(std::string_view bytes, std::uint64_t seed) {
     return total;
 }
 
+bool begins_as_program(std::string_view bytes) {
+    return bytes.substr(0, kMagic.size()) == kMagic;
+}
+
 std::vector<std::string> program_target() {
     std::vector<std::string> facts{std::string("kernels for ") + isa_name()};
 #ifdef GRAPHKIT_ONEDNN
@@ -164,8 +168,10 @@ struct SavedFile::Layout {
 
 std::string_view SavedFile::checked_metadata(const std::string& path) const {
     const std::string_view all = file_.bytes();
-    if (all.size() < kHeaderBytes || all.substr(0, kMagic.size()) != kMagic) {
-        throw BadFile(path + ": not a saved graphkit program");
+    if (all.size() < kHeaderBytes || !begins_as_program(all)) {
+        throw BadFile(path +
+                      ": not a saved graphkit program. `graphkit export` writes one, a .gkp file. gk_open also "
+                      "opens networks whose file names end in .onnx or .json");
     }
     const Header header = header_of(all);
     if (header.byte_order != 0x01020304) {
@@ -296,6 +302,14 @@ void SavedProgram::run(const void* const* inputs, void* const* outputs, const Ru
 }
 
 SavedFile::SavedFile(const std::string& path, int threads) : file_(path) {
+    read(path, threads);
+}
+
+SavedFile::SavedFile(std::string_view bytes, const std::string& name, int threads) : file_(bytes) {
+    read(name, threads);
+}
+
+void SavedFile::read(const std::string& path, int threads) {
     const std::string_view metadata = checked_metadata(path);
     try {
         RecipeReader from(metadata);

@@ -41,6 +41,9 @@ constexpr std::uint32_t kProgramFormat = 4;
 constexpr std::size_t kChecksumPiece = std::size_t{1} << 20;
 std::uint64_t program_checksum(std::string_view bytes, std::uint64_t seed);
 
+// Whether bytes begin as those of a saved program do.
+bool begins_as_program(std::string_view bytes);
+
 // Returns the properties of this machine that kernels and layouts of weights depend on: the instruction sets, and the
 // version and instruction sets of oneDNN. A file can only be loaded on a machine with the same properties.
 std::vector<std::string> program_target();
@@ -109,6 +112,8 @@ class SavedFile {
     // `threads`: most threads of a run; 0: as many as when the file was written, at most one for each core. Throws
     // FileError, BadFile, OtherVersion, OtherProcessor or NativeError.
     SavedFile(const std::string& path, int threads);
+    // The same for a copy of the bytes of a file. Errors call them `name`.
+    SavedFile(std::string_view bytes, const std::string& name, int threads);
     ~SavedFile();
 
     const std::vector<std::unique_ptr<SavedProgram>>& programs() const { return programs_; }
@@ -122,6 +127,7 @@ class SavedFile {
   private:
     struct Layout;
 
+    void read(const std::string& path, int threads);
     std::string_view checked_metadata(const std::string& path) const;
     void read_programs(const Layout& layout, int threads);
 

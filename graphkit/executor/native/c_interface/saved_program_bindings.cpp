@@ -1,4 +1,5 @@
 // For Python, which writes saved programs.
+#include "c_interface/blake2b.h"
 #include "c_interface/saved_program.h"
 #include "runtime/array.h"
 #include "runtime/bindings.h"
@@ -18,6 +19,23 @@ GRAPHKIT_BINDINGS(saved_program) {
         },
         "bytes"_a, "seed"_a, nb::sig("def program_checksum(bytes: numpy.ndarray, seed: int) -> int"),
         "Return a checksum that continues `seed`.");
+    m.def(
+        "blake2b",
+        [](nb::handle bytes, std::size_t piece) {
+            const Array array = open_array(bytes, "bytes", false);
+            const std::string_view all(static_cast<const char*>(array.data), array.bytes);
+            Blake2b hash;
+            if (piece == 0) {
+                add_long(hash, all);
+            }
+            for (std::size_t at = 0; piece > 0 && at < all.size(); at += piece) {
+                hash.add(all.substr(at, piece));
+            }
+            return hash.hex();
+        },
+        "bytes"_a, "piece"_a, nb::sig("def blake2b(bytes: numpy.ndarray, piece: int) -> str"),
+        "Return a hash as the C library's cache of converted networks computes it, of `piece` bytes at once; 0: in "
+        "eight lanes.");
     m.def("records_recipes", &records_recipes, "Return whether kernels that this thread makes keep their recipe.");
     m.def("record_recipes", &record_recipes, "on"_a,
           "Whether kernels that this thread makes from now on keep their recipe.");

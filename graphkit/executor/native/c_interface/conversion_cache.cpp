@@ -1,0 +1,228 @@
+#include "c_interface/conversion_cache.h"
+
+#include <dirent.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <set>
+#include <system_error>
+
+#include "c_interface/blake2b.h"
+#include "c_interface/mapped_file.h"
+#include "runtime/threads.h"
+#ifdef __APPLE__
+#include <crt_externs.h>
+#else
+extern char** environ;
+#endif
+
+namespace graphkit {
+namespace {
+
+constexpr std::string_view kSymbol = "-symbol.json";
+
+// A hash of texts, each of which is preceded by its length.
+class Key {
+  public:
+    void add(std::string_view text) { add_long(hash_, text); }
+    std::string hex() { return hash_.hex(); }
+
+  private:
+    Blake2b hash_;
+};
+
+// Variables that change what `graphkit export` writes, such as GRAPHKIT_SEED.
+void add_settings(Key& key) {
+    std::set<std::string> settings;
+#ifdef __APPLE__
+    char** const all = *_NSGetEnviron();
+#else
+    char** const all = environ;
+#endif
+    for (char** each = all; each != nullptr && *each != nullptr; ++each) {
+        const std::string_view text(*each);
+        if (text.starts_with("GRAPHKIT_")) {
+            settings.emplace(text);
+        }
+    }
+    for (const std::string& each : settings) {
+        key.add(each);
+    }
+    key.add("end of settings");
+}
+
+// Reads the length of a field of a protobuf message. Returns nothing if it is not one.
+std::optional<std::uint64_t> read_length(std::string_view& bytes) {
+    std::uint64_t length = 0;
+    for (unsigned shift = 0; shift < 35 && !bytes.empty(); shift += 7) {
+        const auto byte = static_cast<unsigned char>(bytes[0]);
+        bytes.remove_prefix(1);
+        length |= static_cast<std::uint64_t>(byte & 0x7FU) << shift;
+        if (byte < 0x80U) {
+            return length;
+        }
+    }
+    return std::nullopt;
+}
+
+// Returns the locations of external data in the bytes of an ONNX file: the values of entries with the key "location".
+// Texts that only look like an entry are returned, too.
+std::set<std::string> external_locations(std::string_view onnx) {
+    constexpr std::string_view kKey{"\x0A\x08location", 10};  // field 1, 8 bytes
+    constexpr std::string_view kValue{"\x12", 1};             // field 2
+    std::set<std::string> found;
+    for (std::size_t at = onnx.find(kKey); at != std::string_view::npos; at = onnx.find(kKey, at + 1)) {
+        std::string_view rest = onnx.substr(at + kKey.size());
+        if (!rest.starts_with(kValue)) {
+            continue;
+        }
+        rest.remove_prefix(kValue.size());
+        const auto length = read_length(rest);
+        if (length && *length <= rest.size()) {
+            found.emplace(rest.substr(0, *length));
+        }
+    }
+    return found;
+}
+
+void add_external_data(Key& key, const std::string& network, std::string_view bytes) {
+    // A location is relative to the folder of the network, or to that of the file behind a symbolic link.
+    namespace fs = std::filesystem;
+    std::error_code ignored;
+    const fs::path path(network);
+    const std::set<fs::path> folders{
+        fs::canonical(path.has_parent_path() ? path.parent_path() : ".", ignored),
+        fs::canonical(path, ignored).parent_path(),
+    };
+    for (const std::string& location : external_locations(bytes)) {
+        for (const auto& folder : folders) {
+            const std::string data = folder / location;
+            struct stat facts{};
+            const bool is_file = stat(data.c_str(), &facts) == 0 && S_ISREG(facts.st_mode);
+            key.add(location);
+            key.add(is_file ? MappedFile(data).bytes() : "no file");
+        }
+    }
+}
+
+// The parameters of an MXNet symbol are in a file beside it, NAME-EPOCH.params or NAME.params. All of them count, since
+// a new file may replace the one that was read. Their contents are not read: a change leaves another time.
+void add_parameters(Key& key, const std::string& symbol) {
+    const std::filesystem::path path(symbol);
+    const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
+    std::string prefix = path.filename();
+    prefix.resize(prefix.size() - kSymbol.size());
+    std::set<std::string> names;
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+        std::string name = entry.path().filename();
+        if (name.starts_with(prefix) && name.ends_with(".params")) {
+            names.insert(std::move(name));
+        }
+    }
+    for (const std::string& name : names) {
+        struct stat facts{};
+        if (stat((folder + "/" + name).c_str(), &facts) != 0) {
+            continue;
+        }
+#ifdef __APPLE__
+        const timespec changed = facts.st_ctimespec;
+#else
+        const timespec changed = facts.st_ctim;
+#endif
+        key.add(name);
+        for (const auto number : {static_cast<std::int64_t>(facts.st_dev), static_cast<std::int64_t>(facts.st_ino),
+                                  static_cast<std::int64_t>(facts.st_size), static_cast<std::int64_t>(changed.tv_sec),
+                                  static_cast<std::int64_t>(changed.tv_nsec)}) {
+            key.add(std::to_string(number));
+        }
+    }
+}
+
+std::string key_of(const std::string& network, const std::vector<std::string>& command) {
+    Key key;
+    key.add(GRAPHKIT_VERSION);
+    key.add(std::to_string(kProgramFormat));
+    for (const std::string& fact : program_target()) {
+        key.add(fact);
+    }
+    key.add("end of processor");
+    key.add(std::to_string(default_threads()));
+    for (const std::string& argument : command) {
+        key.add(argument);
+    }
+    key.add("end of command");
+    add_settings(key);
+    const MappedFile file(network);
+    key.add(file.bytes());
+    // A graph in graphkit's JSON contains the hash of its weights.
+    if (network.ends_with(kSymbol)) {
+        key.add("MXNet");
+        add_parameters(key, network);
+    } else if (network.ends_with(".onnx")) {
+        key.add("ONNX");
+        add_external_data(key, network, file.bytes());
+    }
+    return key.hex();
+}
+
+[[noreturn]] void fail(const std::string& folder, const std::string& why) {
+    throw FileError(folder + " (gk_options.cache_folder): " + why);
+}
+
+void check_folder(const std::string& folder) {
+    if (mkdir(folder.c_str(), S_IRWXU) != 0 && errno != EEXIST) {
+        fail(folder, std::string("the folder cannot be made: ") + std::strerror(errno));
+    }
+    struct stat facts{};
+    if (stat(folder.c_str(), &facts) != 0) {
+        fail(folder, std::strerror(errno));
+    }
+    if (!S_ISDIR(facts.st_mode)) {
+        fail(folder, "not a folder");
+    }
+    if ((facts.st_mode & S_IWOTH) != 0 || (facts.st_uid != geteuid() && facts.st_uid != 0)) {
+        fail(folder,
+             "other users may write into it, so that programs in it could be theirs. Name a folder of your own");
+    }
+}
+
+}  // namespace
+
+ConversionCache::ConversionCache(const std::string& folder, const std::string& network, const std::string& program,
+                                 const std::vector<std::string>& arguments)
+    : network_(network), command_{program} {
+    command_.insert(command_.end(), arguments.begin(), arguments.end());
+    check_folder(folder);
+    key_ = key_of(network, command_);
+    place_ = folder + "/" + key_ + ".gkp";
+}
+
+std::unique_ptr<SavedFile> ConversionCache::find(int threads) const {
+    try {
+        return std::make_unique<SavedFile>(place_, threads);
+    } catch (const FileError&) {
+    } catch (const BadFile&) {
+    } catch (const OtherVersion&) {
+    } catch (const OtherProcessor&) {
+    }
+    return nullptr;
+}
+
+void ConversionCache::keep(const std::string& file) const {
+    if (key_of(network_, command_) != key_) {
+        return;  // it may be the program of another version of the network
+    }
+    if (std::rename(file.c_str(), place_.c_str()) != 0) {
+        const int error = errno;
+        throw FileError(place_ + ": the converted program cannot be stored: " + std::strerror(error));
+    }
+}
+
+}  // namespace graphkit

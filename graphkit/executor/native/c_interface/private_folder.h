@@ -1,0 +1,29 @@
+// A temporary folder that only this user can read.
+#pragma once
+
+#include <string>
+
+namespace graphkit {
+
+class PrivateFolder {
+  public:
+    // Makes a folder in `parent`. Throws FileError.
+    explicit PrivateFolder(const std::string& parent);
+    // Removes the folder and its files.
+    ~PrivateFolder();
+    PrivateFolder(const PrivateFolder&) = delete;
+    PrivateFolder& operator=(const PrivateFolder&) = delete;
+
+    const std::string& path() const { return path_; }
+
+  private:
+    std::string path_;
+};
+
+// Returns an environment variable; "" if it is not set, or if the process has other rights than its user (setuid).
+std::string environment_text(const char* name);
+
+// Returns the folder for temporary files: TMPDIR, or else /tmp.
+std::string temporary_folder();
+
+}  // namespace graphkit

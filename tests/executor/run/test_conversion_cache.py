@@ -1,0 +1,168 @@
+"""The C library keeps converted networks in a folder, and converts a network again if anything of it has changed."""
+
+import hashlib
+import os
+import stat
+
+import numpy as np
+import pytest
+from converters import MODEL, OUTPUT, opened, write_script
+from onnx import TensorProto, helper
+
+import graphkit as gk
+from graphkit.executor.devices.cpu import native
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    path = tmp_path_factory.mktemp("kept") / "net.gkp"
+    gk.models.build("mlp", inputs=4, hidden=(4,), classes=2).save(path, shapes={"x": (2, 4)})
+    return path
+
+
+class Cached:
+    """Opens networks with a cache folder, and counts conversions."""
+
+    def __init__(self, folder, program):
+        self.folder, self.log = folder / "kept", folder / "log"
+        self.converter = write_script(folder / "copies", f'echo "{MODEL}" >> "{self.log}"; cp "{program}" "{OUTPUT}"')
+
+    def converts(self, path, **options):
+        """Open a network. Return how often it was converted."""
+        before = self.count()
+        options = {"converter": self.converter, "cache_folder": os.fsencode(self.folder)} | options
+        assert opened(path, **options) == ("GK_OK", "", 1)
+        assert [path.suffix for path in self.folder.iterdir()] == [".gkp"] * len(list(self.folder.iterdir()))
+        return self.count() - before
+
+    def count(self):
+        return len(self.log.read_text().splitlines()) if self.log.exists() else 0
+
+
+@pytest.fixture
+def cached(tmp_path, program):
+    return Cached(tmp_path, program)
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / "net.onnx").write_bytes(b"a network")
+    return tmp_path / "net.onnx"
+
+
+def test_hash_is_that_of_hashlib():
+    data = np.random.default_rng(0).integers(0, 256, 1000, dtype=np.uint8)
+    for size in (0, 1, 127, 128, 129, 255, 256, 257, 1000):
+        expected = hashlib.blake2b(data[:size].tobytes(), digest_size=32).hexdigest()
+        for piece in (1, 64, 100, 128, 1000):
+            assert native.blake2b(data[:size], piece) == expected
+
+
+def test_hash_in_lanes_is_the_same_on_all_processors():
+    """Eight parts of the contents are hashed at the same time. Each byte counts."""
+    data = np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8)
+    sizes = (0, 1, 1023, 1024, 1025, 5000)
+    try:
+        native.use_isa("baseline")
+        expected = [native.blake2b(data[:size], 0) for size in sizes]
+        native.use_isa("")
+        assert [native.blake2b(data[:size], 0) for size in sizes] == expected
+    finally:
+        native.use_isa("")
+    changed = set(expected)
+    for place in range(0, 5000, 37):
+        other = data.copy()
+        other[place] ^= 1
+        changed.add(native.blake2b(other, 0))
+    assert len(changed) == len(sizes) + len(range(0, 5000, 37))
+
+
+def test_second_opening_needs_no_conversion(cached, path, tmp_path):
+    assert cached.converts(path) == 1
+    assert cached.converts(path) == 0
+    # The name of the file does not matter.
+    assert cached.converts(path.rename(tmp_path / "renamed.onnx")) == 0
+    (kept,) = cached.folder.iterdir()
+    assert (stat.S_IMODE(kept.stat().st_mode), stat.S_IMODE(cached.folder.stat().st_mode)) == (0o600, 0o700)
+
+
+def test_damaged_entry_is_made_again(cached, path):
+    assert cached.converts(path) == 1
+    (kept,) = cached.folder.iterdir()
+    whole = kept.read_bytes()
+    for damaged in (b"", whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1])):
+        kept.write_bytes(damaged)
+        assert cached.converts(path) == 1
+        assert kept.read_bytes() == whole
+
+
+def test_other_settings_make_other_entries(cached, path, monkeypatch):
+    assert cached.converts(path) == 1
+    assert cached.converts(path, converter_arguments=[b"x:2,4"]) == 1
+    assert cached.converts(path, converter_arguments=[b"x:2", b"4"]) == 1
+    assert cached.converts(path, converter_arguments=[b"x:2,4"]) == 0
+    monkeypatch.setenv("GRAPHKIT_SEED", "3")
+    assert cached.converts(path) == 1
+    path.write_bytes(b"another network")
+    assert cached.converts(path) == 1
+
+
+def test_network_that_changes_during_the_conversion_is_not_kept(path, program, cached, tmp_path):
+    changes = write_script(tmp_path / "changes", f'echo more >> "{MODEL}"; cp "{program}" "{OUTPUT}"')
+    cached.converts(path, converter=changes)
+    assert list(cached.folder.iterdir()) == []
+
+
+def test_cache_needs_no_converter(cached, path, monkeypatch):
+    found = opened(path, converter=b"", cache_folder=os.fsencode(cached.folder))
+    assert found.status == "GK_ERROR_CONVERTER"
+    monkeypatch.setenv("GRAPHKIT_CONVERTER", os.fsdecode(cached.converter))
+    assert cached.converts(path, converter=None) == 1
+    assert cached.converts(path, converter=b"") == 0
+
+
+def external_model(path, location):
+    """An ONNX file with a tensor in another file."""
+    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    node = helper.make_node("Constant", [], ["y"], value=tensor)
+    graph = helper.make_graph([node], "g", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])])
+    path.write_bytes(helper.make_model(graph).SerializeToString())
+
+
+def test_changed_external_data_are_converted(cached, tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    monkeypatch.chdir(tmp_path / "real")
+    external_model(tmp_path / "real" / "net.onnx", "net.onnx.data")
+    data = tmp_path / "real" / "net.onnx.data"
+    (tmp_path / "link.onnx").symlink_to("real/net.onnx")
+    for path in ("net.onnx", tmp_path / "link.onnx"):
+        data.write_bytes(b"12345678")
+        cached.converts(path)
+        assert cached.converts(path) == 0
+        data.write_bytes(os.urandom(8))
+        assert cached.converts(path) == 1
+        data.unlink()
+        assert cached.converts(path) == 1
+
+
+def test_changed_parameters_of_mxnet_are_converted(cached, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net-symbol.json").write_text("{}")
+    for name in ("net-0001.params", "net-0002.params"):
+        (tmp_path / name).write_bytes(b"parameters")
+        assert cached.converts("net-symbol.json") == 1
+        assert cached.converts(tmp_path / "net-symbol.json") == 0
+    (tmp_path / "net-0001.params").write_bytes(b"other data")
+    assert cached.converts("net-symbol.json") == 1
+
+
+def test_folder_of_other_users_is_refused(cached, path):
+    cached.folder.mkdir(mode=0o777)
+    cached.folder.chmod(0o777)
+    found = opened(path, converter=cached.converter, cache_folder=os.fsencode(cached.folder))
+    assert found.status == "GK_ERROR_FILE"
+    assert "other users may write into it" in found.text
+    found = opened(path, converter=cached.converter, cache_folder=os.fsencode(path))
+    assert (found.status, found.text) == ("GK_ERROR_FILE", f"{path} (gk_options.cache_folder): not a folder")
+    assert cached.count() == 0
