@@ -28,9 +28,9 @@ class LocalKVStore(KVStore):
 
     If pushed values, or arrays to pull to, are arrays of `gk.nd`, the call returns at once, and the dependency engine
     does the work. It orders this work with all other operations on these arrays. An updater then gets two arrays of
-    `gk.nd`: the sum and the stored array. It must not change the sum, which may be the pushed array itself. If the
-    computation of a pushed array fails, the stored value is invalid: pulled arrays get the error, and `wait` raises it,
-    until a push replaces the whole value.
+    `gk.nd`: the sum and the stored array. If the updater `runs_in_background`, it gets numpy arrays instead. It must
+    not change the sum, which may be the pushed array itself. If the computation of a pushed array fails, the stored
+    value is invalid: pulled arrays get the error, and `wait` raises it, until a push replaces the whole value.
 
     All other values are pushed and pulled before the call returns.
     """

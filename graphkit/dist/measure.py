@@ -16,7 +16,7 @@ from graphkit.errors import OutOfMemory, RuntimeFailure
 
 # Seconds of one round of calls, and the largest number of calls in it.
 _SECONDS, _MOST = 0.05, 2000
-# Number of elements that are compared with a sum by numpy.
+# This many elements of each result are compared with the sum that numpy computes.
 _COMPARED = 1024
 
 

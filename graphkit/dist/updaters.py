@@ -11,7 +11,8 @@ from graphkit.dist.arguments import Key, callable_of, described
 from graphkit.errors import UsageError
 
 # A function of a key, the sum of the pushed values, and the stored value, which it changes in place. The sum is a
-# RowSparse if the pushed values are. In a local store, both are arrays of gk.nd if the pushed values are.
+# RowSparse if the pushed values are. In a local store, both are arrays of gk.nd if the pushed values are, unless the
+# updater `runs_in_background`.
 Updater: TypeAlias = Callable[[Key, Any, Any], Any]
 
 

@@ -42,7 +42,7 @@ from graphkit.named_tuples import NamedTuple
 _EAGER, _PAUSE, _CHECK = 0.02, 5e-5, 0.05
 # Seconds that aborted kernels may take to end.
 _ENDING = 10.0
-# The name in plans of an all-reduce without NCCL.
+# Plans print this name for all-reduces that do not use NCCL.
 _STAGED = "staged (copied through host memory)"
 
 
@@ -222,7 +222,8 @@ class GpuGroups:
         """Return (collectives between GPUs, ""), or (None, reason why arrays are copied through host memory).
 
         Every rank must call it. If one rank cannot take part, no rank does. Rank 0 then warns, unless a setting rules
-        out NCCL on every rank that has a GPU. If no rank has a GPU, the reason is `staged`.
+        out NCCL on every rank that has a GPU. If no rank reports a GPU, each rank gets its own `staged` as the reason,
+        which may be "". A rank with `staged` reports no GPU.
 
         Args:
             device: Device of this rank's program.

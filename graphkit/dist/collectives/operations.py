@@ -164,7 +164,8 @@ class Collectives:
             parts = self.communicator.allgather_parts(as_bytes(mine), sizes)
             return then([part.view(mine.dtype) for part in parts])
 
-        # Slices differ in length. Ranks compare the type of the whole vector instead.
+        # Ranks compare the types of the arrays that they post. Slices may differ in length, so post an array with the
+        # type of the whole vector.
         whole = np.broadcast_to(np.zeros((), mine.dtype), (slices.bounds[-1],))
         return self.communicator.post(f"gather {key}", [whole], gathered)
 

@@ -152,7 +152,7 @@ def rows_of(what: str, stored: np.ndarray, given: Any) -> RowSparse:
 
 
 class RowSum:
-    """The sum of rows over all ranks. Call it once all ranks have posted their rows. All ranks get the same result.
+    """The sum of rows over all ranks. Call it after all ranks have posted their rows. All ranks get the same result.
 
     Rows are added in the order of the ranks. With several hosts, and more ranks than hosts, the rows of each host are
     added first, then the sums of the hosts. So a row crosses the network once per host. The given rows are copied.

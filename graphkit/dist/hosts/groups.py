@@ -61,7 +61,7 @@ class Levels(NamedTuple):
 
 
 class MpiGroup:
-    """The processes of an MPI communicator. count: called with the bytes that this process gives to an all-gather."""
+    """The processes of an MPI communicator. count: called with the number of bytes that this process all-gathers."""
 
     def __init__(self, processes: Any, complete: Complete, count: Callable[[int], None]):
         self._processes, self._complete, self._count = processes, complete, count

@@ -269,7 +269,9 @@ class HeartbeatMonitor:
         return "; ".join(reason for reason in found if reason is not None) or self._all_wait(slots, now)
 
     def _all_wait(self, slots: Mapping[int, np.void], now: float) -> str | None:
-        """Return a text with the call of each rank if all have waited for the timeout without progress; otherwise None.
+        """If all ranks have waited without progress, each longer than the timeout, return a text with their calls.
+
+        Otherwise, return None.
 
         For ranks of other hosts, it uses the last heartbeats.
         """

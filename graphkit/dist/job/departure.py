@@ -5,8 +5,9 @@ worker votes if it has received SIGTERM, or sees that another process has receiv
 that it has completed, and is sent with its heartbeats. When all workers have voted, all stop after the step with the
 number of the largest vote.
 
-A worker that has voted takes a further step only if another worker has begun more steps than it has. That other worker
-votes for at least the steps that it has begun, so no worker takes more steps than the largest vote.
+A worker that has voted takes a further step only if another worker has voted for a later step, or has begun more steps.
+In the second case, the other worker will vote for at least the number of steps that it has begun. So no worker takes
+more steps than the largest vote.
 
 This cannot deadlock. A worker may wait inside a step, in an exchange or for a slower worker (`dist_bounded`). It has
 then begun more steps than the slower worker, so the slower worker does not wait for votes: it takes its next step.

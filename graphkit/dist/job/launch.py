@@ -123,7 +123,8 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     sent = signals.sent
     if status < 0:
         return 128 - status
-    # The signal itself may have ended a server, or a process inside an MPI call.
+    # The forwarded signal may end a process directly, without its handler: a server, or a process inside an MPI call.
+    # The status then contains its number.
     if sent and (status in (_ENDED_BY_LAUNCHER, sent[0]) or _signal_of(status) == sent[0]):
         what = "interrupted" if sent[0] == signal.SIGINT else "terminated"
         _say(f"the job was {what}")  # the output of its processes may be lost
@@ -163,7 +164,7 @@ def _signal_of(status: int) -> signal.Signals | None:
 
 
 class _Signals:
-    """Forwards signals to a job, in order. Signals that arrive before its start are forwarded then."""
+    """Forwards signals to a job, in order. Signals that arrive before the job starts are forwarded at its start."""
 
     def __init__(self) -> None:
         self.sent: list[int] = []

@@ -49,7 +49,7 @@ _COUNTS = (
 # it sleeps instead, _PAUSE seconds at a time.
 _SPIN, _EAGER, _PAUSE = 2e-4, 0.02, 5e-5
 
-# Seconds that a process which aborts the job waits for each thread that is in a call of MPI.
+# Before a process aborts the job, it waits up to this many seconds for each thread that is inside a call of MPI.
 _STOPPING = 0.2
 
 

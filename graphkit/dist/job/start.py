@@ -19,7 +19,8 @@ from graphkit.errors import RuntimeFailure, UsageError
 from graphkit.executor.devices.loading import load_native
 
 # Environment variables with the rank of a process, set by Open MPI, PMI (MPICH, Slurm) and PMIx (Slurm); and with the
-# number of processes, set by Open MPI, PMI and Slurm. If a launcher runs inside a Slurm task, its variables come first.
+# number of processes, set by Open MPI, PMI and Slurm. The first variable that is set counts. So if an MPI launcher runs
+# inside a Slurm task, the variables of the launcher count, and not those of Slurm.
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _TASKS = "SLURM_STEP_NUM_TASKS"
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", _TASKS)

@@ -158,7 +158,8 @@ class StatusPipe:
             if rank is not None:
                 self._exited.append(rank)
         except OSError as error:
-            # For example, the system lacks the call. `not_ended` still names the ranks that did not report their end.
+            # The system may lack pidfd_open, or forbid it. `not_ended` still names the ranks that did not report their
+            # end.
             if error.errno not in (errno.ENOSYS, errno.EPERM):
                 raise
         else:

@@ -42,8 +42,8 @@ def launcher_options(mpiexec: str) -> list[str]:
 def prepare(servers: int) -> None:
     """Prepare a process of a job with replicated servers, before MPI starts. The last `servers` processes are servers.
 
-    If Hydra has started this process as a server, the program continues in a child process. Raises UsageError if MPI
-    has already started, or outside the main thread.
+    Does nothing unless Hydra has started this process. If Hydra has started it as a server, the program continues in a
+    child process. Under Hydra, raises UsageError if MPI has already started, or outside the main thread.
     """
     global _confirmation
     if not all(name in os.environ for name in (_RANK, _SIZE, _FILE)):

@@ -111,7 +111,8 @@ class ProgressEngine:
             action: The function to run. If there is only one rank, it runs at once.
             priority: Operations with a higher priority run first.
             later: True if no thread will wait for the result soon. A thread of the engine then runs the operation,
-                unless `overlap` is "funnelled". False: the caller that waits for the result runs it.
+                unless `overlap` is "funnelled". False: no thread is started for it. Usually, the caller that waits for
+                the result runs it.
             operation: Name of the algorithm, such as "compressed". Ranks compare both it and the array types.
 
         Raises:
@@ -249,7 +250,7 @@ class ProgressEngine:
             raise UsageError(f"{before}a function that handles the result of an all-reduce must not {forbidden}")
 
     def _try_to_drive(self, pending: Pending) -> bool:
-        """Return whether this thread drives from now on. If another one drives, wait for a notification first."""
+        """Return whether this thread drives from now on. If another thread drives, wait briefly and return False."""
         with self._queue.lock:
             if self._driver:
                 if not pending.done:
@@ -342,7 +343,7 @@ class ProgressEngine:
     # --- progress steps ---------------------------------------------------------------------------
 
     def _drive(self) -> None:
-        """Run one progress step, or check the sums in the background if nothing else is pending."""
+        """Finish the background sums that are complete. Then run one progress step if operations are pending."""
         self._finish_running()
         with self._queue.lock:
             heads, calls = self._queue.heads(), self._queue.calls
@@ -386,7 +387,7 @@ class ProgressEngine:
 
     @property
     def awaited(self) -> bool:
-        """Whether a thread waits, so that this rank does not need the core."""
+        """Whether a thread waits for an operation. This rank then does not need the core."""
         return bool(self._queue.waiting)
 
     def poll(self) -> None:

@@ -255,14 +255,14 @@ class RemoteStore(KVStore):
     def wait(self, key: Key | Sequence[Key] | None = None) -> None:
         """Wait until the servers have applied all pushes of this worker; raise the first error of a push.
 
-        The servers then count this worker's current step as finished when they apply the bound.
+        The servers, which apply the bound, then count this worker's current step as finished.
         """
         for k in () if key is None else keys_of(key):
             self._client.spec(k)
         self._client.ask_all("wait", {"clock": self.transport.steps})
 
     def barrier(self) -> None:
-        """Wait until every worker has called it. The bound does not apply to workers that wait here."""
+        """Wait until every worker has called it. Workers that wait here do not delay others, despite the bound."""
         if self._bound is not None:
             self._client.ask_all("wait", {"clock": None})
             self.transport.barrier()

@@ -65,7 +65,7 @@ class Links(Protocol):
 
 
 class Kind(NamedTuple):
-    """The type of an array that both sides know: dtype and number of axes."""
+    """The dtype and the number of axes of an array. Both sides know them before the message is sent."""
 
     dtype: np.dtype[Any]
     ndim: int
@@ -194,7 +194,8 @@ class Messages:
     def stop(self, seconds: float) -> bool:
         """Keep all other threads from calling MPI for messages from now on. Return whether that was possible in time.
 
-        seconds: how long to wait for a call that is under way. Other threads that use this object then wait forever.
+        After a success, other threads that use this object wait forever. seconds: how long to wait for a call that is
+        under way.
         """
         return self._condition.acquire(timeout=seconds)
 

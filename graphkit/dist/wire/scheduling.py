@@ -20,9 +20,9 @@ SLICE = 100_000
 def reduce_wakeup_latency() -> bool:
     """Give this thread a short time slice, so that it gets a core soon after it wakes.
 
-    Return whether the system supports it. Linux from 6.12 on schedules threads with shorter time slices earlier. The
-    default slice is up to 3 ms, and a thread that wakes may wait that long. Timers of this thread also become exact,
-    instead of 50 us late.
+    Return whether the system supports it. Since Linux 6.12, a thread with a shorter time slice is scheduled earlier.
+    The default slice is up to 3 ms, and a thread that wakes may wait that long. Timers of this thread also become
+    exact, instead of 50 us late.
     """
     if not sys.platform.startswith("linux") or platform.machine() not in _CALLS:
         return False

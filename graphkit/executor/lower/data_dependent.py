@@ -62,7 +62,7 @@ def _shape_check(node: Node, declared: Declarations) -> Callable[[Sequence[Seque
 def data_dependent(site: Site) -> DataDependent | None:
     """Return the lowering to a kernel whose results have data-dependent shapes.
 
-    None if the device has none, or if an operand or result is not a tensor of numbers.
+    None if the device has no such kernel for the node, or if an operand or result is not a tensor of numbers.
     """
     node = site.node
     values = (*node.operands, *node.outputs)

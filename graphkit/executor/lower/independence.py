@@ -193,7 +193,7 @@ class _Proof:
         if not self.counts.isdisjoint(node.operands) and not is_op(node, "Reshape", "Resize"):
             return False
         if is_op(node, "MaxPool"):
-            return node.outputs[1] not in self._used  # the second output counts the elements of all rows
+            return node.outputs[1] not in self._used  # the second output contains positions in the whole tensor
         return op.is_batchwise(types, [value in self.examples for value in node.inputs])
 
     def _has_rows(self, value: Value, axis: int = 0) -> bool:

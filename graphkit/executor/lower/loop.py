@@ -35,7 +35,7 @@ from graphkit.ops.control.loop_state import output_types
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.sweep import is_control
 
-# A function that returns shapes, then for each of its operands the location and the `RunTimeOperand`.
+# Three parts: a function that returns shapes; the location of each of its operands; the `RunTimeOperand` of each.
 _ShapesIfEmpty: TypeAlias = tuple[Callable[[Shapes, Shapes], Prepared], list[Location], list[RunTimeOperand]]
 
 

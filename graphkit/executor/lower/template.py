@@ -161,7 +161,7 @@ class Template:
             self._types[value] = _Typed(value.tensor, self._table)
             self._bytes[value] = self._table.add(value.tensor.size * value.dtype.itemsize)
         # Pairs of positions in the table whose sizes must be equal, and the name of the node that requires it. Symbolic
-        # inference assumes that the sizes are equal, or they are the bytes of a view and of its root.
+        # inference has assumed that they are equal, or one is the bytes of a view, and the other the bytes of its root.
         self._equal: list[tuple[int, int, str]] = []
         computed = set(self.placement.steps)
         alike: dict[Hashable, _Step] = {}

@@ -129,7 +129,7 @@ class SumQueue:
     def begin(self, key: str, launch: Callable[[], None]) -> None:
         """Launch a collective now, or in a later call as soon as all collectives before it are launched.
 
-        Call it when the program's stream has computed, or will compute, the operands.
+        Before the call, the work that computes the operands must be queued on the program's stream.
         """
         self._ready[key] = launch
         while self._launched < len(self._order) and (key := self._order[self._launched]) in self._ready:
@@ -172,7 +172,10 @@ class SumQueue:
         self._sums.wait(partial(self._streams.done, self._stream))
 
     def has_ended(self) -> bool:
-        """Wait for all work of the program's stream. Return False if a process was lost before the work was done."""
+        """Wait for all work of the program's stream, and return True. If a process is lost meanwhile, raises as `wait`.
+
+        If collectives were aborted earlier, return at once whether the work is done.
+        """
         self.wait()
         return self._streams.done(self._stream)
 
