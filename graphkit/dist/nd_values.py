@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,13 @@ from graphkit.nd.operators import call, check_writable
 from graphkit.nd.runtime import Memory, queue
 
 __all__ = [
-    "Memory", "NDArray", "copied", "copy_to", "own", "pause", "settle", "total", "update_later",
+    "Memory", "NDArray", "batch", "copied", "copy_to", "own", "pause", "settle", "total", "update_later",
 ]  # fmt: skip
+
+
+def batch(name: str) -> AbstractContextManager[None]:
+    """Context manager: the operations on arrays that this thread pushes are one operation of the engine."""
+    return queue().batch(name)
 
 
 def total(values: Sequence[NDArray]) -> NDArray:

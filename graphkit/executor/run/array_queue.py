@@ -30,6 +30,10 @@ class ArrayQueue:
     Attributes:
         engine: The engine that runs them.
         state: Returns the state of a new array.
+        batch: Returns a context manager. In its block, the operations that this thread pushes are gathered, and pushed
+            as one operation of the engine with the name that `batch` gets. They run one after the other, and each has
+            its own error. If any thread waits, the operations gathered so far begin. Within another batch, the block
+            has no effect. Calls of Python functions are not gathered.
     """
 
     def __init__(self, engine: Engine):
@@ -37,6 +41,7 @@ class ArrayQueue:
         self._native: _native.ArrayQueue = load_native().ArrayQueue(engine._native)
         self._raised = engine.raised
         self.state: Callable[[], _native.ArrayState] = self._native.state
+        self.batch: Callable[[str], _native.ArrayBatch] = self._native.batch
         self._push_task = self._native.push_task
         self._bytes = 0
         self._operations = 0
@@ -106,6 +111,7 @@ class ArrayQueue:
         self._operations += 1
         if self._operations > _AHEAD_OPERATIONS:
             # The next operations are counted up to the limit again, so twice as many would be pending otherwise.
+            self._native.flush()
             self._operations = self.engine.pending
             if self._operations > _AHEAD_OPERATIONS // 2:
                 self.settle()
@@ -126,4 +132,5 @@ class ArrayQueue:
     def settle(self) -> None:
         """Wait for all operations. Errors stay with their arrays, and are returned by later waits."""
         self._bytes = self._operations = 0
+        self._native.flush()
         self.engine.wait_all()
