@@ -99,9 +99,7 @@ class LocalKVStore(KVStore):
             return super().pull(key, out)
         from graphkit.dist import nd_values
 
-        with nd_values.batch("pull"):
-            for k, array in zip(keys, outs, strict=True):
-                nd_values.copy_to(self._array(k), array)
+        nd_values.copy_all([self._arrays[k] for k in keys], outs)
         return out
 
     def _has_type_of(self, key: Any, array: Any) -> bool:

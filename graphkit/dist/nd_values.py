@@ -11,12 +11,12 @@ import numpy as np
 from graphkit.dist.arrays import is_half
 from graphkit.ir.types import DType
 from graphkit.nd.autograd import pause
-from graphkit.nd.ndarray import NDArray, copied, own, write
+from graphkit.nd.ndarray import NDArray, copied, own, write, write_all
 from graphkit.nd.operators import call, check_writable
 from graphkit.nd.runtime import Memory, queue
 
 __all__ = [
-    "Memory", "NDArray", "batch", "copied", "copy_to", "own", "pause", "settle", "total", "update_later",
+    "Memory", "NDArray", "batch", "copied", "copy_all", "copy_to", "own", "pause", "settle", "total", "update_later",
 ]  # fmt: skip
 
 
@@ -46,6 +46,14 @@ def copy_to(source: NDArray, target: NDArray) -> None:
         write(source, target)
     else:
         target[...] = source
+
+
+def copy_all(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+    """Copy each array to the one of the same shape and dtype at its position. The copies are one operation."""
+    for target in targets:
+        check_writable(target)
+    with batch("pull"):
+        write_all(sources, targets)
 
 
 def update_later(

@@ -7,7 +7,7 @@ invalid: every wait for them raises its error, and operations that read them fai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 _AHEAD_BYTES = 1 << 30
 # Number of operations that may be pending before a push waits for them.
 _AHEAD_OPERATIONS = 4096
+
+# Source, target, states of the arrays that a copy reads, and of those that it writes.
+Copy: TypeAlias = (
+    "tuple[np.ndarray, np.ndarray, Sequence[_native.ArrayState], Sequence[_native.ArrayState]]"
+)
 
 
 class ArrayQueue:
@@ -93,6 +98,12 @@ class ArrayQueue:
     ) -> None:
         """Copy all elements between arrays of one shape and dtype, which may have any strides."""
         self._native.push_copy(name, source, target, reads, writes)
+        self._count(0)
+
+    def push_copies(self, name: str, copies: list[Copy]) -> None:
+        """Make copies like `push_copy`, each of which is an operation."""
+        self._native.push_copies(name, copies)
+        self._operations += len(copies) - 1
         self._count(0)
 
     def push_call(

@@ -126,6 +126,14 @@ void push_copy(BoundArrayQueue& self, std::string name, nb::handle source, nb::h
         states_of(reads), states_of(writes), Runner::any, bytes);
 }
 
+void push_copies(BoundArrayQueue& self, const std::string& name, nb::list copies) {
+    for (nb::handle copy : copies) {
+        const auto [source, target, reads, writes] =
+            nb::cast<std::tuple<nb::handle, nb::handle, nb::handle, nb::handle>>(copy);
+        push_copy(self, name, source, target, reads, writes);
+    }
+}
+
 void push_call(BoundArrayQueue& self, std::string name, nb::callable function, nb::dict raised, nb::handle reads,
                nb::handle writes) {
     orphans().drop();
@@ -217,6 +225,10 @@ GRAPHKIT_BINDINGS(array_queue, "engine", "program", "kernel_call") {
              nb::sig("def push_copy(self, name: str, source: numpy.ndarray, target: numpy.ndarray, reads: "
                      "collections.abc.Sequence[ArrayState], writes: collections.abc.Sequence[ArrayState]) -> None"),
              "Copy the elements of an array of any strides to another one.")
+        .def("push_copies", &push_copies, "name"_a, "copies"_a,
+             nb::sig("def push_copies(self, name: str, copies: list[tuple[numpy.ndarray, numpy.ndarray, "
+                     "collections.abc.Sequence[ArrayState], collections.abc.Sequence[ArrayState]]]) -> None"),
+             "Like push_copy, for each (source, target, reads, writes).")
         .def("push_call", &push_call, "name"_a, "function"_a, "raised"_a, "reads"_a, "writes"_a,
              nb::sig("def push_call(self, name: str, function: collections.abc.Callable[[], object], raised: "
                      "dict[int, BaseException], reads: collections.abc.Sequence[ArrayState], writes: "
