@@ -24,9 +24,7 @@ _AHEAD_BYTES = 1 << 30
 _AHEAD_OPERATIONS = 4096
 
 # Source, target, states of the arrays that a copy reads, and of those that it writes.
-Copy: TypeAlias = (
-    "tuple[np.ndarray, np.ndarray, Sequence[_native.ArrayState], Sequence[_native.ArrayState]]"
-)
+Copy: TypeAlias = "tuple[np.ndarray, np.ndarray, Sequence[_native.ArrayState], Sequence[_native.ArrayState]]"
 
 
 class ArrayQueue:
