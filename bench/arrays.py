@@ -11,7 +11,9 @@ process, with all its threads. A ratio is the median over rounds of an engine's 
 in the same round. PyTorch is left out if it is not installed. The result is printed as Markdown.
 
 With `--loop`, a step also pulls all weights from a local KVStore, and pushes all gradients to it. An updater changes
-the stored weights. The symbolic program uses numpy arrays, and the hybridized network uses arrays of gk.nd.
+the stored weights. The symbolic program uses numpy arrays, and the hybridized network uses arrays of gk.nd. If numpy
+arrays are pushed, the store gives the updater a copy of each gradient; arrays of gk.nd are not copied. The last engine
+does the same computations with numpy arrays in lists: it has no store, and copies no gradients.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ SHAPES = {"lenet": (32, 1, 28, 28), "resnet18": (4, 3, 224, 224)}
 # Name and options in networks.py.
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {"lenet": ("lenet", {}), "resnet18": ("resnet", {"layers": 18})}
 ENGINES = ("symbolic program", "gk.nd, hybridized", "gk.nd, eager", "PyTorch, eager")
+LOOPS = (*ENGINES[:2], "symbolic program, no store")
 # Learning rate of the loop with a KVStore: so small that the loss stays the same in all steps.
 RATE = 1e-6
 
@@ -47,7 +50,7 @@ def main() -> None:
     parser.add_argument("--loop", action="store_true", help="with a KVStore: pull, forward and backward pass, push")
     options = parser.parse_args()
     os.environ["GRAPHKIT_NUM_THREADS"] = str(options.threads)
-    names = ENGINES[:2] if options.loop else ENGINES
+    names = LOOPS if options.loop else ENGINES
     print(f"| network | {' | '.join(f'{name}, ms' for name in names)} | {' | '.join(names[1:])} |")
     print(f"| --- |{' ---: |' * (2 * len(names) - 1)}")
     for name in options.only.split(","):
@@ -138,9 +141,12 @@ def engines(name: str, threads: int) -> dict[str, Callable[[], Any]]:
 
 def loops(task: Task, threads: int) -> dict[str, Callable[[], Any]]:
     """Return by engine a step of the loop with a KVStore. A step returns the loss."""
-    calls = {ENGINES[0]: symbolic_loop(task, threads), ENGINES[1]: array_loop(task)}
-    expected = calls[ENGINES[0]]()
-    np.testing.assert_allclose(calls[ENGINES[1]](), expected, rtol=1e-3)
+    calls = {
+        LOOPS[0]: symbolic_loop(task, threads), LOOPS[1]: array_loop(task), LOOPS[2]: loop_without_store(task, threads)
+    }  # fmt: skip
+    expected = calls[LOOPS[0]]()
+    for name, call in calls.items():
+        np.testing.assert_allclose(call(), expected, rtol=1e-3, err_msg=name)
     return calls
 
 
@@ -157,6 +163,26 @@ def symbolic_loop(task: Task, threads: int) -> Callable[[], Any]:
         store.pull(names, weights)
         loss, *gradients = executor.run(feeds).values()
         store.push(names, gradients)
+        return float(loss)
+
+    return step
+
+
+def loop_without_store(task: Task, threads: int) -> Callable[[], Any]:
+    """Return a step with the run of one graph, whose weights are copied from other numpy arrays, and updated there."""
+    executor, feeds = symbolic_program(task, threads)
+    names = [f"i{task.graph.inputs.index(v)}" for v in task.trained]
+    stored = [feeds[name].copy() for name in names]
+    for name in names:
+        feeds[name] = feeds[name].copy()
+    weights = [feeds[name] for name in names]
+
+    def step() -> float:
+        for weight, value in zip(weights, stored, strict=True):
+            np.copyto(weight, value)
+        loss, *gradients = executor.run(feeds).values()
+        for value, gradient in zip(stored, gradients, strict=True):
+            value -= RATE * gradient
         return float(loss)
 
     return step

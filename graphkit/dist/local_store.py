@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
@@ -13,7 +14,6 @@ import numpy as np
 
 from graphkit.dist.arguments import Key, Outs, checked_integer, is_array, is_one, keys_of, pairs_of
 from graphkit.dist.arrays import is_half
-from graphkit.dist.collectives.operations import check_summed
 from graphkit.dist.collectives.row_sparse import RowSparse
 from graphkit.dist.store import KVStore, check_pushed
 from graphkit.dist.transport import Transport
@@ -48,12 +48,22 @@ class LocalKVStore(KVStore):
 
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
         priority = checked_integer("push: priority", priority)
+        keys, values = ([key], [value]) if is_one(key) else (key, value)
+        # In the usual call, all types match, so no further checks are needed.
+        if (
+            isinstance(values, (list, tuple))
+            and all(map(self._can_take, keys, values))
+            and len(keys) == len(values) == len(set(keys))
+        ):
+            self._apply_arrays(keys, values)
+            return
         sums = [(k, self._sum(k, v)) for k, v in pairs_of(key, value, "push")]
-        for k, v in sums:
-            if isinstance(v, (np.ndarray, RowSparse)):
+        for are_arrays, several in itertools.groupby(sums, lambda pair: is_array(pair[1])):
+            if are_arrays:
+                self._apply_arrays(*zip(*several, strict=True))
+                continue
+            for k, v in several:
                 self._post_sum(k, v, priority)
-            else:
-                self._apply_array(k, v)
 
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> Any:
         if self._updater is None and out is not None:
@@ -71,11 +81,12 @@ class LocalKVStore(KVStore):
         for place, (k, given) in enumerate(zip(keys, values, strict=True)):
             check_pushed(k, given, given[0])
             outs.check(place, given[0].dtype, given[0].shape)
-        # Compute all sums before the first write: an array in `outs` may be a value of another key.
-        sums = [nd_values.total(given) if len(given) > 1 else nd_values.copied(given[0]) for given in values]
-        for place, found in enumerate(sums):
-            for array in outs.of(place):
-                nd_values.copy_to(found, array)
+        with nd_values.batch("pushpull"):
+            # Compute all sums before the first write: an array in `outs` may be a value of another key.
+            sums = [nd_values.total(given) if len(given) > 1 else nd_values.copied(given[0]) for given in values]
+            for place, found in enumerate(sums):
+                for array in outs.of(place):
+                    nd_values.copy_to(found, array)
         return outs.given
 
     def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
@@ -88,8 +99,7 @@ class LocalKVStore(KVStore):
             return super().pull(key, out)
         from graphkit.dist import nd_values
 
-        for k, array in zip(keys, outs, strict=True):
-            nd_values.copy_to(self._array(k), array)
+        nd_values.copy_all([self._arrays[k] for k in keys], outs)
         return out
 
     def _has_type_of(self, key: Any, array: Any) -> bool:
@@ -99,15 +109,20 @@ class LocalKVStore(KVStore):
         held = self._arrays.get(key)
         return held is not None and getattr(array, "_signature", None) is held._signature
 
+    def _can_take(self, key: Any, value: Any) -> bool:
+        """Whether `value` is an array of `gk.nd` that can be pushed to this key."""
+        return self._has_type_of(key, value) and value.dtype.kind in "iuf"
+
     def _write_pulled(self, keys: Sequence[Key], outs: Outs) -> Any:
         if not outs.are_arrays:
             return super()._write_pulled(keys, outs)
         from graphkit.dist import nd_values
 
-        for place, k in enumerate(keys):
-            stored = self._array(k)
-            for array in outs.of(place):
-                nd_values.copy_to(stored, array)
+        with nd_values.batch("pull"):
+            for place, k in enumerate(keys):
+                stored = self._array(k)
+                for array in outs.of(place):
+                    nd_values.copy_to(stored, array)
         return outs.given
 
     def wait(self, key: Key | Sequence[Key] | None = None) -> None:
@@ -118,9 +133,6 @@ class LocalKVStore(KVStore):
 
     def _sum(self, key: Key, value: Any) -> Any:
         """Return the sum of the values of a key: an array of `gk.nd` if all of them are."""
-        if self._has_type_of(key, value):
-            check_summed(key, value.dtype)
-            return value
         given = _listed(value)
         if not _are_summed(given):
             return self._local_sum(key, value, known=True)
@@ -143,21 +155,22 @@ class LocalKVStore(KVStore):
                     found = self._arrays[key] = nd_values.own(self._stored(key))
         return found
 
-    def _apply_array(self, key: Key, pushed: NDArray) -> None:
-        """Store a sum, or pass it to the updater."""
+    def _apply_arrays(self, keys: Sequence[Key], sums: Sequence[NDArray]) -> None:
+        """Store the sums, or pass them to the updater. All its operations are one operation of the engine."""
         from graphkit.dist import nd_values
 
-        with self._lock:
-            stored, updater = self._array(key), self._updater
-            if updater is None:
-                nd_values.copy_to(pushed, stored)
-            elif runs_in_background(updater):
-                if self._order is None:
-                    self._order = nd_values.Memory()
-                nd_values.update_later(f"update of key {key!r}", partial(updater, key), pushed, stored, self._order)
-            else:
-                with nd_values.pause():
-                    updater(key, pushed, stored)
+        with self._lock, nd_values.batch("push"), nd_values.pause():
+            for k, pushed in zip(keys, sums, strict=True):
+                stored, updater = self._array(k), self._updater
+                if updater is None:
+                    nd_values.copy_to(pushed, stored)
+                elif runs_in_background(updater):
+                    if self._order is None:
+                        self._order = nd_values.Memory()
+                    name = f"update of key {k!r}"
+                    nd_values.update_later(name, partial(updater, k), pushed, stored, self._order)
+                else:
+                    updater(k, pushed, stored)
 
     def _apply_sum(self, key: Key, summed: np.ndarray | RowSparse) -> None:
         with self._lock:

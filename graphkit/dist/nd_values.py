@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,18 @@ import numpy as np
 from graphkit.dist.arrays import is_half
 from graphkit.ir.types import DType
 from graphkit.nd.autograd import pause
-from graphkit.nd.ndarray import NDArray, copied, own, write
+from graphkit.nd.ndarray import NDArray, copied, own, write, write_all
 from graphkit.nd.operators import call, check_writable
 from graphkit.nd.runtime import Memory, queue
 
 __all__ = [
-    "Memory", "NDArray", "copied", "copy_to", "own", "pause", "settle", "total", "update_later",
+    "Memory", "NDArray", "batch", "copied", "copy_all", "copy_to", "own", "pause", "settle", "total", "update_later",
 ]  # fmt: skip
+
+
+def batch(name: str) -> AbstractContextManager[None]:
+    """Context manager: the operations on arrays that this thread pushes are one operation of the engine."""
+    return queue().batch(name)
 
 
 def total(values: Sequence[NDArray]) -> NDArray:
@@ -40,6 +46,14 @@ def copy_to(source: NDArray, target: NDArray) -> None:
         write(source, target)
     else:
         target[...] = source
+
+
+def copy_all(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+    """Copy each array to the one of the same shape and dtype at its position. The copies are one operation."""
+    for target in targets:
+        check_writable(target)
+    with batch("pull"):
+        write_all(sources, targets)
 
 
 def update_later(

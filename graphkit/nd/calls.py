@@ -75,6 +75,19 @@ class Call:
         inputs, reads = _readable(operands)
         self.push(inputs, reads, made)
 
+    def overwrite(self, x: NDArray, other: NDArray) -> bool:
+        """Push the program of a single result, which is written to `x`. Return False if that is not possible.
+
+        The call is a result of `Immediate.in_place` for operands of these types.
+        """
+        data, given, memory = x._data, other._data, x._memory
+        if not data.flags.carray or not given.flags.carray or (memory is other._memory and data is not given):
+            return False  # not contiguous, or they may overlap in part
+        memory.written()
+        reads, write = (memory.state, other._memory.readable()), (memory.state,)
+        queue().push_task(self.name, self.task, [data, given, data], reads, write, 1, self.nbytes)  # type: ignore[arg-type]
+        return True
+
     def push(self, inputs: list[np.ndarray], reads: list[Any], made: Sequence[NDArray]) -> None:
         """Push the program, which writes its results to the arrays `made`. inputs: contiguous arrays, which it owns."""
         waiting, program = queue(), self.program
@@ -194,19 +207,18 @@ class Immediate:
             self._record(call, arrays, made)
         return made
 
-    def overwrite(self, operator: Op, x: NDArray, other: NDArray) -> bool:
-        """Write the result of an operator of two operands to the first one. Return False if that is not possible."""
-        if (0, 0) not in operator.inplace or not x._data.flags.carray or not other._data.flags.carray:
-            return False
-        if x._memory is other._memory and x._data is not other._data:
-            return False  # they may overlap in part
+    def known(self, operator: Op, operands: Sequence[NDArray]) -> Call | None:
+        """Return the compiled call of an operator for arrays; None if there is none, or if it reads their elements."""
+        found = None if operator.random else _calls.get((operator, *[x._signature for x in operands]))
+        return None if found is _NEEDS_INTEGERS or found is _NEEDS_NUMBERS else found
+
+    def in_place(self, operator: Op, x: NDArray, other: NDArray) -> Call | None:
+        """Return the call of an operator that can write its result to the first of its two operands, or None."""
+        if (0, 0) not in operator.inplace:
+            return None
         key = (operator, x._signature, other._signature)
         found = _calls.get(key) or _compile(operator, (x, other), key)
-        if not found.single or found.outputs != (x._signature,):
-            return False
-        x._memory.written()
-        found.push([x._data, other._data], [x._memory.state, other._memory.readable()], [x])
-        return True
+        return found if found.single and found.outputs == (x._signature,) else None
 
 
 # Kept instead of a call if the types of the results depend on the elements of small arrays: of integers, or of floats

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphkit.errors import UsageError
+from graphkit.executor.run.array_queue import Copy
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType, dtype_of
 from graphkit.nd import elements
@@ -351,11 +352,21 @@ def copied(x: NDArray) -> NDArray:
 
 def write(source: NDArray, target: NDArray, data: np.ndarray | None = None) -> None:
     """Copy `source`, of the same shape and dtype, to an array, or to the part `data` of its memory."""
-    to = target._data if data is None else data
-    # Elements that are not written keep their error.
+    copy = _copy_to(source, target, target._data if data is None else data)
+    queue().push_copy("assignment", *copy)
+
+
+def write_all(sources: Iterable[NDArray], targets: Iterable[NDArray]) -> None:
+    """Copy each source to the target of the same shape and dtype at its position."""
+    copies = [_copy_to(source, target, target._data) for source, target in zip(sources, targets, strict=True)]
+    queue().push_copies("assignment", copies)
+
+
+def _copy_to(source: NDArray, target: NDArray, data: np.ndarray) -> Copy:
+    """Return the arguments of a copy to `data`, a part of the memory of `target`, and count the write."""
     memory = target._memory
-    reads_old = to.nbytes != memory.nbytes
     memory.written()
-    state = source._memory.readable()
-    reads = (state, memory.state) if reads_old else (state,)
-    queue().push_copy("assignment", source._data, to, reads, (memory.state,))
+    given, state = source._memory, memory.state
+    read = given.state if given.maker is None else given.readable()
+    # Elements that are not written keep their error.
+    return source._data, data, (read,) if data.nbytes == memory.nbytes else (read, state), (state,)

@@ -10,9 +10,9 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir.arrays import array_of
 from graphkit.ir.graph import Value
-from graphkit.nd.calls import Immediate, exact, remember
+from graphkit.nd.calls import Call, Immediate, exact, remember
 from graphkit.nd.hybrid import hybridize
-from graphkit.nd.ndarray import NDArray, own, write
+from graphkit.nd.ndarray import NDArray, Signature, own, write
 from graphkit.nd.runtime import settings
 from graphkit.nd.tape import is_tracked, record
 from graphkit.ops import Op, registry
@@ -68,6 +68,10 @@ def _other(x: Any, like: NDArray, exponent: bool = False) -> NDArray:
 
 # Each of these functions runs as one program.
 _BUILT = {name: hybridize(function) for name, function in BUILT.items()}
+# Calls of operators of two arrays, by function and signatures. They are found faster than by operator.
+_of_two: dict[tuple[str, Signature, Signature], Call] = {}
+# Calls that write the result to the first operand. None: it is not possible for these signatures.
+_in_place: dict[tuple[str, Signature, Signature], Call | None] = {}
 
 
 def combine(function: str, a: Any, b: Any) -> Any:
@@ -80,7 +84,19 @@ def combine(function: str, a: Any, b: Any) -> Any:
         b = _other(b, a, function == "pow")
     elif type(a) is not NDArray:
         a = _other(a, b)
-    return _BUILT[function](a, b) if function in _BUILT else call(function, a, b)
+    if function in _BUILT:
+        return _BUILT[function](a, b)
+    key = (function, a._signature, b._signature)
+    found = _of_two.get(key)
+    if found is None:
+        found = immediate.known(_operator_of(function), (a, b))
+        if found is None:
+            return call(function, a, b)
+        remember(_of_two, key, found)
+    made = found.run((a, b))
+    if settings.recording:
+        record(found, (a, b), made)
+    return made[0]
 
 
 def _symbolic(function: str, a: Any, b: Any) -> Any:
@@ -105,7 +121,13 @@ def in_place(function: str) -> Callable[[NDArray, Any], NDArray]:
             if isinstance(other, Value):
                 raise UsageError(f"{self.describe()} cannot be changed in place by a value of a graph")
             other = _other(other, self, function == "pow")
-        if function not in _BUILT and immediate.overwrite(_operator_of(function), self, other):
+        key = (function, self._signature, other._signature)
+        try:
+            found = _in_place[key]
+        except KeyError:
+            found = None if function in _BUILT else immediate.in_place(_operator_of(function), self, other)
+            remember(_in_place, key, found)
+        if found is not None and found.overwrite(self, other):
             return self
         result = combine(function, self, other)
         if result._signature is not self._signature:

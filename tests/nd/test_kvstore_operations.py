@@ -76,27 +76,88 @@ def _no_errors_of_other_tests() -> Iterator[None]:
         nd.waitall()
 
 
-def test_a_pull_is_one_copy_for_each_array() -> None:
+def test_a_pull_of_several_arrays_is_one_operation() -> None:
     kv = store_of(v=nd.ones((2, 3)), w=nd.ones(4))
     into = [nd.zeros((2, 3)), [nd.zeros(4), nd.zeros(4)]]
-    assert operations(lambda: kv.pull(["v", "w"], into)) == {"assignment": 3}
+    for _ in range(2):  # the second pull finds the stored arrays
+        assert operations(lambda: kv.pull(["v", "w"], into)) == {"pull": 1}
     assert into[0].asnumpy().tolist() == [[1] * 3] * 2
     assert into[1][1].asnumpy().tolist() == [1] * 4
+    assert operations(lambda: kv.pull(["v", "w"], [into[0], into[1][0]])) == {"pull": 1}
 
 
-def test_a_push_runs_only_the_operations_of_the_updater() -> None:
-    kv, g = store_of(w=nd.full((3,), 2.0)), nd.ones(3)
+def test_a_push_of_several_keys_is_one_operation() -> None:
+    kv, g = store_of(v=nd.ones(2), w=nd.full((3,), 2.0)), [nd.ones(2), nd.ones(3)]
     kv.set_updater(descend)
-    assert operations(lambda: kv.push("w", g)) == {"Mul": 1, "Sub": 1}
-    assert kv.pull("w").tolist() == [1.5] * 3
+    for _ in range(2):
+        assert operations(lambda: kv.push(["v", "w"], g)) == {"push": 1}
+    assert kv.pull("w").tolist() == [1] * 3
+    plain = store_of(v=nd.zeros(2), w=nd.zeros(3))
+    assert operations(lambda: plain.push(["v", "w"], g)) == {"push": 1}
+    assert plain.pull("w").tolist() == [1] * 3
+
+
+def test_a_push_of_large_arrays_is_several_operations() -> None:
+    keys = ["u", "v", "w"]
+    kv, g = store_of(**{k: nd.zeros(1 << 20) for k in keys}), nd.ones(1 << 20)
+    kv.set_updater(descend)
+    assert operations(lambda: kv.push(keys, [g] * 3)) == {"push": 2}
+    assert [kv.pull(k)[-1] for k in keys] == [-0.5] * 3
 
 
 def test_values_of_devices_are_added_by_the_engine() -> None:
     kv, g = store_of(w=nd.zeros(3)), nd.ones(3)
-    assert operations(lambda: kv.push("w", [g, g, g])) == {"Add": 2, "assignment": 1}
+    assert operations(lambda: kv.push("w", [g, g, g])) == {"Add": 2, "push": 1}
     assert kv.pull("w").tolist() == [3] * 3
-    assert operations(lambda: kv.push("w", g)) == {"assignment": 1}
-    assert operations(lambda: kv.pushpull("sum", [g, g], [nd.zeros(3), nd.zeros(3)])) == {"Add": 1, "assignment": 2}
+    assert operations(lambda: kv.push("w", g)) == {"push": 1}
+    assert operations(lambda: kv.pushpull("sum", [g, g], [nd.zeros(3), nd.zeros(3)])) == {"pushpull": 1}
+
+
+def test_a_failed_operation_of_a_push_is_that_of_its_key_only() -> None:
+    kv, g = store_of(u=nd.ones(3), v=nd.ones(3), w=nd.ones(3)), nd.ones(3)
+
+    def update(key: str, gradient: Any, weight: Any) -> None:
+        weight -= 0.5 * (failing() if key == "v" else gradient)
+
+    kv.set_updater(update)
+    kv.push(["u", "v", "w"], [g, g, g])
+    with pytest.raises(RuntimeFailure, match="Gather: gather"):
+        kv.wait("v")
+    assert kv.pull("u", nd.zeros(3)).asnumpy().tolist() == [0.5] * 3
+    assert kv.pull("w", nd.zeros(3)).asnumpy().tolist() == [0.5] * 3
+
+
+def test_an_updater_may_read_elements() -> None:
+    kv, g, read = store_of(v=nd.ones(2), w=nd.ones(2)), nd.ones(2), []
+
+    def update(key: str, gradient: Any, weight: Any) -> None:
+        descend(key, gradient, weight)
+        read.append(weight.asnumpy().tolist())
+
+    kv.set_updater(update)
+    kv.push(["v", "w"], [g, g])
+    assert read == [[0.5] * 2] * 2
+
+
+def test_a_thread_reads_what_an_updater_has_computed() -> None:
+    kv, g, read = store_of(w=nd.ones(2)), nd.ones(2), []
+
+    def update(key: str, gradient: Any, weight: Any) -> None:
+        made = gradient * 3.0
+
+        def read_it() -> None:
+            read.append(made.asnumpy().tolist())
+            made.__iadd__(1.0)  # an operation of another thread, after that of this one
+
+        other = threading.Thread(target=read_it)
+        other.start()
+        other.join()
+        weight -= made
+
+    kv.set_updater(update)
+    kv.push("w", g)
+    assert read == [[3.0] * 2]
+    assert kv.pull("w").tolist() == [-3.0] * 2
 
 
 def test_the_updater_gets_arrays_of_the_kind_that_was_pushed() -> None:

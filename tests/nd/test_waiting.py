@@ -70,6 +70,21 @@ def test_a_thread_that_waits_runs_the_operation(copies: Copies, works: list[Work
     assert happens(is_run_by_the_caller)
 
 
+def test_a_thread_that_waits_runs_a_chain_of_operations(copies: Copies, works: list[Work]) -> None:
+    last, copied = np.zeros_like(SOURCE), copies.queue.state()
+
+    def are_run_by_the_caller() -> bool:
+        last[:] = 0
+        copies.push()
+        copies.queue.push_copy("second copy", copies.target, last, [copies.written], [copied])
+        assert copies.queue.wait(copied) is None
+        assert last.tolist() == SOURCE.tolist()
+        copies.engine._append_traced(works)
+        return [work.worker for work in works[-2:]] == [-1, -1]
+
+    assert happens(are_run_by_the_caller)
+
+
 def test_operations_run_without_a_wait(copies: Copies) -> None:
     for count in (1, 2, 5):
         for _ in range(30):

@@ -7,7 +7,7 @@ invalid: every wait for them raises its error, and operations that read them fai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,9 @@ _AHEAD_BYTES = 1 << 30
 # Number of operations that may be pending before a push waits for them.
 _AHEAD_OPERATIONS = 4096
 
+# Source, target, states of the arrays that a copy reads, and of those that it writes.
+Copy: TypeAlias = "tuple[np.ndarray, np.ndarray, Sequence[_native.ArrayState], Sequence[_native.ArrayState]]"
+
 
 class ArrayQueue:
     """The operations on arrays of a process.
@@ -30,6 +33,10 @@ class ArrayQueue:
     Attributes:
         engine: The engine that runs them.
         state: Returns the state of a new array.
+        batch: Returns a context manager. In its block, the operations that this thread pushes are gathered, and pushed
+            as one operation of the engine with the name that `batch` gets. They run one after the other, and each has
+            its own error. If any thread waits, the operations gathered so far begin. Within another batch, the block
+            has no effect. Calls of Python functions are not gathered.
     """
 
     def __init__(self, engine: Engine):
@@ -37,6 +44,7 @@ class ArrayQueue:
         self._native: _native.ArrayQueue = load_native().ArrayQueue(engine._native)
         self._raised = engine.raised
         self.state: Callable[[], _native.ArrayState] = self._native.state
+        self.batch: Callable[[str], _native.ArrayBatch] = self._native.batch
         self._push_task = self._native.push_task
         self._bytes = 0
         self._operations = 0
@@ -90,6 +98,12 @@ class ArrayQueue:
         self._native.push_copy(name, source, target, reads, writes)
         self._count(0)
 
+    def push_copies(self, name: str, copies: list[Copy]) -> None:
+        """Make copies like `push_copy`, each of which is an operation."""
+        self._native.push_copies(name, copies)
+        self._operations += len(copies) - 1
+        self._count(0)
+
     def push_call(
         self,
         name: str,
@@ -106,6 +120,7 @@ class ArrayQueue:
         self._operations += 1
         if self._operations > _AHEAD_OPERATIONS:
             # The next operations are counted up to the limit again, so twice as many would be pending otherwise.
+            self._native.flush()
             self._operations = self.engine.pending
             if self._operations > _AHEAD_OPERATIONS // 2:
                 self.settle()
@@ -126,4 +141,5 @@ class ArrayQueue:
     def settle(self) -> None:
         """Wait for all operations. Errors stay with their arrays, and are returned by later waits."""
         self._bytes = self._operations = 0
+        self._native.flush()
         self.engine.wait_all()

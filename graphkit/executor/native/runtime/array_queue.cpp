@@ -11,37 +11,6 @@ namespace {
 std::atomic<std::uint64_t> queues{0};      // number of queues made so far
 std::atomic<std::uint64_t> operations{0};  // number of operations pushed so far
 
-// An operation on arrays, which never throws: its failure becomes that of the arrays.
-struct ArrayOperation {
-    std::uint64_t sequence;  // number of operations pushed before
-    std::string name;
-    Work work;
-    ArrayStates reads;
-    ArrayStates writes;
-    std::shared_ptr<UnreportedFailures> unreported;
-
-    void operator()() const {
-        std::shared_ptr<const Failure> failure;
-        for (const ArrayStatePtr& state : reads) {
-            std::shared_ptr<const Failure> found = state->failure();
-            if (found != nullptr && (failure == nullptr || found->sequence < failure->sequence)) {
-                failure = std::move(found);
-            }
-        }
-        if (failure == nullptr) {
-            try {
-                work();
-            } catch (...) {
-                failure = std::make_shared<const Failure>(Failure{sequence, name, std::current_exception()});
-                unreported->add(failure);
-            }
-        }
-        for (const ArrayStatePtr& state : writes) {
-            state->set_failure(failure);
-        }
-    }
-};
-
 }  // namespace
 
 std::shared_ptr<const Failure> ArrayState::failure() const {
@@ -109,6 +78,27 @@ void TaskArenas::put_back(std::unique_ptr<TaskArena> arena) {
     idle_.push_back(std::move(arena));
 }
 
+void ArrayOperation::operator()() const {
+    std::shared_ptr<const Failure> failure;
+    for (const ArrayStatePtr& state : reads) {
+        std::shared_ptr<const Failure> found = state->failure();
+        if (found != nullptr && (failure == nullptr || found->sequence < failure->sequence)) {
+            failure = std::move(found);
+        }
+    }
+    if (failure == nullptr) {
+        try {
+            work();
+        } catch (...) {
+            failure = std::make_shared<const Failure>(Failure{sequence, name, std::current_exception()});
+            unreported->add(failure);
+        }
+    }
+    for (const ArrayStatePtr& state : writes) {
+        state->set_failure(failure);
+    }
+}
+
 ArrayQueue::ArrayQueue(Engine& engine) : engine_(engine), number_(queues.fetch_add(1)) {}
 
 ArrayStatePtr ArrayQueue::state() {
@@ -124,7 +114,58 @@ const VariablePtr& ArrayQueue::variable_of(ArrayState& state) {
     return state.variable;
 }
 
-void ArrayQueue::push(std::string name, Work work, ArrayStates reads, ArrayStates writes, Runner runner) {
+void ArrayQueue::push(std::string name, Work work, ArrayStates reads, ArrayStates writes, Runner runner,
+                      std::size_t bytes) {
+    ArrayOperation operation{operations.fetch_add(1), std::move(name),   std::move(work),
+                             std::move(reads),        std::move(writes), unreported_};
+    if (runner == Runner::any && gathering_ == std::this_thread::get_id()) {
+        gathered_.push_back(std::move(operation));
+        gathered_bytes_ += bytes;
+        if (gathered_bytes_ > kMostBytes || gathered_.size() >= kMostGathered) {
+            flush();
+        }
+        return;
+    }
+    flush();
+    const ArrayStates read = operation.reads, written = operation.writes;
+    std::string label = operation.name;
+    submit(std::move(label), std::move(operation), read, written, runner);
+}
+
+bool ArrayQueue::begin_batch(std::string name) {
+    if (gathering_ != std::thread::id()) {
+        return false;
+    }
+    gathering_ = std::this_thread::get_id();
+    batch_name_ = std::move(name);
+    return true;
+}
+
+void ArrayQueue::end_batch() {
+    gathering_ = std::thread::id();
+    flush();
+}
+
+void ArrayQueue::flush() {
+    if (gathered_.empty()) {
+        return;
+    }
+    ArrayStates reads, writes;
+    for (const ArrayOperation& operation : gathered_) {
+        reads.insert(reads.end(), operation.reads.begin(), operation.reads.end());
+        writes.insert(writes.end(), operation.writes.begin(), operation.writes.end());
+    }
+    gathered_bytes_ = 0;
+    auto run_all = [batch = std::exchange(gathered_, {})] {
+        for (const ArrayOperation& operation : batch) {
+            operation();
+        }
+    };
+    submit(batch_name_, std::move(run_all), reads, writes, Runner::any);
+}
+
+void ArrayQueue::submit(std::string name, Work work, const ArrayStates& reads, const ArrayStates& writes,
+                        Runner runner) {
     Variables read, written;
     for (const ArrayStatePtr& state : reads) {
         read.push_back(variable_of(*state));
@@ -132,11 +173,7 @@ void ArrayQueue::push(std::string name, Work work, ArrayStates reads, ArrayState
     for (const ArrayStatePtr& state : writes) {
         written.push_back(variable_of(*state));
     }
-    std::string label = name;
-    engine_.push(std::move(label),
-                 ArrayOperation{operations.fetch_add(1), std::move(name), std::move(work), std::move(reads),
-                                std::move(writes), unreported_},
-                 read, written, 0, runner);
+    engine_.push(std::move(name), std::move(work), read, written, 0, runner);
 }
 
 std::shared_ptr<const Failure> ArrayQueue::wait(const ArrayStatePtr& state, const VariablePtr& variable, bool exclusive,

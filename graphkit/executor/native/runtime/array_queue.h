@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/engine.h"
@@ -76,14 +77,38 @@ class TaskArenas {
     std::vector<std::unique_ptr<TaskArena>> idle_;
 };
 
+// An operation on arrays, which never throws: its failure becomes that of the arrays.
+struct ArrayOperation {
+    void operator()() const;
+
+    std::uint64_t sequence;  // number of operations pushed before
+    std::string name;
+    Work work;
+    ArrayStates reads;
+    ArrayStates writes;
+    std::shared_ptr<UnreportedFailures> unreported;
+};
+
 // Pushes operations on arrays. The engine must outlive the queue.
+//
+// Between begin_batch and end_batch, the thread that called begin_batch gathers the operations that it pushes. They are
+// one operation of the engine, which runs them one after the other, so that no more than one worker is woken. Each of
+// them has its own failure. If any thread waits, or another thread pushes an operation, the gathered ones are pushed
+// first. So the order of all operations is that of the calls of `push`.
 class ArrayQueue {
   public:
     explicit ArrayQueue(Engine& engine);
 
     ArrayStatePtr state();
-    // Runs `work` after earlier operations on these arrays, unless one of `reads` has failed.
-    void push(std::string name, Work work, ArrayStates reads, ArrayStates writes, Runner runner);
+    // Runs `work`, which writes `bytes` bytes, after earlier operations on these arrays, unless one of `reads` has
+    // failed.
+    void push(std::string name, Work work, ArrayStates reads, ArrayStates writes, Runner runner, std::size_t bytes);
+    // Begins a batch with the name `name`. Returns false if there is one already. Like `push`, `begin_batch`,
+    // `end_batch` and `flush` are called by one thread at a time, which holds the GIL.
+    bool begin_batch(std::string name);
+    void end_batch();
+    // Pushes the gathered operations.
+    void flush();
     // Waits for earlier writes of the array and, if `exclusive`, reads. Returns the failure of the array. The variable
     // is that of the array.
     std::shared_ptr<const Failure> wait(const ArrayStatePtr& state, const VariablePtr& variable, bool exclusive,
@@ -99,8 +124,19 @@ class ArrayQueue {
     const VariablePtr& variable_of(ArrayState& state);
 
   private:
+    // Gathered operations are pushed when they write more than this, so that workers run a large batch in parallel.
+    static constexpr std::size_t kMostBytes = std::size_t{8} << 20;
+    static constexpr std::size_t kMostGathered = 256;
+
+    void submit(std::string name, Work work, const ArrayStates& reads, const ArrayStates& writes, Runner runner);
+
     Engine& engine_;
     std::uint64_t number_;
+    // The thread that gathers operations; none outside of a batch.
+    std::thread::id gathering_;
+    std::string batch_name_;
+    std::vector<ArrayOperation> gathered_;
+    std::size_t gathered_bytes_ = 0;
     std::shared_ptr<UnreportedFailures> unreported_ = std::make_shared<UnreportedFailures>();
     // Operations share it, which may outlive the queue.
     std::shared_ptr<TaskArenas> arenas_ = std::make_shared<TaskArenas>();

@@ -45,6 +45,22 @@ struct BoundArrayTask {
     std::shared_ptr<ArrayTask> task;
 };
 
+// A context manager. Python cannot be interrupted between the calls of its methods and the `with` statement.
+struct BoundBatch {
+    BoundBatch(nb::object owner, std::string label) : queue(std::move(owner)), name(std::move(label)) {}
+
+    void enter() { began = nb::cast<BoundArrayQueue&>(queue).queue.begin_batch(name); }
+    void exit() {
+        if (std::exchange(began, false)) {
+            nb::cast<BoundArrayQueue&>(queue).queue.end_batch();
+        }
+    }
+
+    nb::object queue;
+    std::string name;
+    bool began = false;
+};
+
 ArrayStates states_of(nb::handle sequence) {
     ArrayStates found;
     for (nb::handle item : nb::iter(sequence)) {
@@ -60,9 +76,16 @@ void push_task(BoundArrayQueue& self, std::string name, nb::handle task, nb::lis
     std::vector<void*> externals;
     const std::size_t count = nb::len(arrays);
     externals.reserve(count);
+    std::size_t bytes = 0;
     for (std::size_t i = 0; i < count; ++i) {
         const nb::handle array = arrays[i];
-        externals.push_back(array.is_none() ? nullptr : open_array(array, "operand", i + written >= count).data);
+        const bool is_written = i + written >= count;
+        externals.push_back(nullptr);
+        if (!array.is_none()) {
+            const Array opened = open_array(array, "operand", is_written);
+            externals.back() = opened.data;
+            bytes += is_written ? opened.bytes : 0;
+        }
     }
     const std::shared_ptr<ArrayTask> run = nb::cast<const BoundArrayTask&>(task).task;
     self.queue.push(
@@ -70,17 +93,21 @@ void push_task(BoundArrayQueue& self, std::string name, nb::handle task, nb::lis
         [run, externals = std::move(externals), arenas = self.queue.arenas(), held = keep(arrays), owner = keep(task)] {
             run->run(externals, *arenas);
         },
-        states_of(reads), states_of(writes), Runner::any);
+        states_of(reads), states_of(writes), Runner::any, bytes);
 }
 
 void push_kernel(BoundArrayQueue& self, std::string name, nb::handle kernel, nb::list inputs, nb::list outputs,
                  nb::handle reads, nb::handle writes) {
     orphans().drop();
+    std::size_t bytes = 0;
+    for (nb::handle output : outputs) {
+        bytes += open_array(output, "output", true).bytes;
+    }
     self.queue.push(
         std::move(name),
         [call = open_call(nb::cast<const Kernel&>(kernel), inputs, outputs), owner = keep(kernel), in = keep(inputs),
          out = keep(outputs)] { call.run(); },
-        states_of(reads), states_of(writes), Runner::any);
+        states_of(reads), states_of(writes), Runner::any, bytes);
 }
 
 void push_copy(BoundArrayQueue& self, std::string name, nb::handle source, nb::handle target, nb::handle reads,
@@ -90,16 +117,28 @@ void push_copy(BoundArrayQueue& self, std::string name, nb::handle source, nb::h
     if (from.shape != to.shape || from.item != to.item) {
         throw nb::value_error("'source' and 'target' must have the same shape and element size");
     }
+    std::size_t bytes = to.item;
+    for (std::int64_t size : to.shape) {
+        bytes *= static_cast<std::size_t>(size);
+    }
     self.queue.push(
         std::move(name), [from, to, source = keep(source), target = keep(target)] { copy_strided(from, to); },
-        states_of(reads), states_of(writes), Runner::any);
+        states_of(reads), states_of(writes), Runner::any, bytes);
+}
+
+void push_copies(BoundArrayQueue& self, const std::string& name, nb::list copies) {
+    for (nb::handle copy : copies) {
+        const auto [source, target, reads, writes] =
+            nb::cast<std::tuple<nb::handle, nb::handle, nb::handle, nb::handle>>(copy);
+        push_copy(self, name, source, target, reads, writes);
+    }
 }
 
 void push_call(BoundArrayQueue& self, std::string name, nb::callable function, nb::dict raised, nb::handle reads,
                nb::handle writes) {
     orphans().drop();
     self.queue.push(std::move(name), PythonWork{keep(function), keep(raised), self.numbers, false}, states_of(reads),
-                    states_of(writes), Runner::worker);
+                    states_of(writes), Runner::worker, 0);
 }
 
 // Like `report`, with the class of the native error.
@@ -127,6 +166,7 @@ nb::object report_array(const std::shared_ptr<const Failure>& failure) {
 
 nb::object wait_array(BoundArrayQueue& self, const BoundArrayState& state, bool exclusive) {
     std::shared_ptr<const Failure> failure;
+    self.queue.flush();
     const ArrayStatePtr held = state.state;
     const VariablePtr variable = self.queue.variable_of(*held);
     if (!exclusive && self.queue.is_readable(*held, variable)) {
@@ -142,6 +182,7 @@ nb::object wait_array(BoundArrayQueue& self, const BoundArrayState& state, bool 
 
 nb::object wait_all_arrays(BoundArrayQueue& self) {
     std::shared_ptr<const Failure> failure;
+    self.queue.flush();
     {
         const WithoutGil no_gil;
         failure = self.queue.wait_all(poll_signals);
@@ -159,6 +200,12 @@ GRAPHKIT_BINDINGS(array_queue, "engine", "program", "kernel_call") {
              nb::sig("def __init__(self, program: Program, externals: collections.abc.Sequence[int], arrays: "
                      "list[numpy.ndarray]) -> None"),
              "externals: the external memory of constants, whose arrays are `arrays`.");
+
+    nb::class_<BoundBatch>(m, "ArrayBatch", "Context manager: gathers the operations that this thread pushes.")
+        .def("__enter__", &BoundBatch::enter)
+        .def(
+            "__exit__", [](BoundBatch& self, nb::args) { self.exit(); },
+            nb::sig("def __exit__(self, *args: object) -> None"));
 
     nb::class_<BoundArrayQueue>(m, "ArrayQueue", "Pushes operations on arrays to an engine.")
         .def(nb::init<nb::object>(), "engine"_a)
@@ -178,10 +225,19 @@ GRAPHKIT_BINDINGS(array_queue, "engine", "program", "kernel_call") {
              nb::sig("def push_copy(self, name: str, source: numpy.ndarray, target: numpy.ndarray, reads: "
                      "collections.abc.Sequence[ArrayState], writes: collections.abc.Sequence[ArrayState]) -> None"),
              "Copy the elements of an array of any strides to another one.")
+        .def("push_copies", &push_copies, "name"_a, "copies"_a,
+             nb::sig("def push_copies(self, name: str, copies: list[tuple[numpy.ndarray, numpy.ndarray, "
+                     "collections.abc.Sequence[ArrayState], collections.abc.Sequence[ArrayState]]]) -> None"),
+             "Like push_copy, for each (source, target, reads, writes).")
         .def("push_call", &push_call, "name"_a, "function"_a, "raised"_a, "reads"_a, "writes"_a,
              nb::sig("def push_call(self, name: str, function: collections.abc.Callable[[], object], raised: "
                      "dict[int, BaseException], reads: collections.abc.Sequence[ArrayState], writes: "
                      "collections.abc.Sequence[ArrayState]) -> None"))
+        .def(
+            "batch", [](nb::object self, std::string name) { return BoundBatch(std::move(self), std::move(name)); },
+            "name"_a, nb::sig("def batch(self, name: str) -> ArrayBatch"))
+        .def(
+            "flush", [](BoundArrayQueue& self) { self.queue.flush(); }, "Push the operations gathered so far.")
         .def("wait", &wait_array, "state"_a, "exclusive"_a,
              nb::sig("def wait(self, state: ArrayState, exclusive: bool) -> tuple[BaseException | int, str] | None"),
              "Wait for an array. Return None, or (exception or its key in `raised`, name of the failed operation).")

@@ -118,17 +118,19 @@ std::size_t Engine::State::run(Lock& lock, EngineOperation& operation, int worke
     return finish(operation, std::move(failure));
 }
 
-// Runs a ready operation that needed(operation) accepts on this thread, which waits. Returns whether it ran one.
+// Runs a ready operation that needed(operation) accepts on this thread, which waits. Returns whether it ran one. Then
+// `owed` says whether this thread should run the only ready operation next, so that no worker was woken for it.
 template <typename Needed>
-bool Engine::State::help(Lock& lock, Needed&& needed) {
+bool Engine::State::help(Lock& lock, Needed&& needed, bool& owed) {
     // The search is short: if many operations are ready, the workers are about to take them.
     constexpr std::size_t kMostReady = 16;
     if (busy_ >= workers_ || ready_.size() > kMostReady) {
         return false;
     }
-    const auto found = std::find_if(ready_.begin(), ready_.end(), [&](const EngineOperation* operation) {
+    const auto accepts = [&](const EngineOperation* operation) {
         return operation->runner == Runner::any && needed(*operation);
-    });
+    };
+    const auto found = std::find_if(ready_.begin(), ready_.end(), accepts);
     if (found == ready_.end()) {
         return false;
     }
@@ -141,7 +143,8 @@ bool Engine::State::help(Lock& lock, Needed&& needed) {
     const std::size_t made_ready = run(lock, operation, -1);
     --running_;
     current = previous;
-    wake(made_ready);
+    owed = made_ready == 1 && ready_.size() == 1 && accepts(ready_.front());
+    wake(owed ? 0 : made_ready);
     if (stopping_) {
         done_.notify_all();
     }
@@ -161,9 +164,9 @@ void Engine::State::push(EngineOperation&& made, const Variables& reads, const V
         throw NativeError("the engine is closed; operation '" + made.name + "' was not accepted");
     }
     start();
-    const bool may_be_held = made.runner == Runner::any && operations_.empty();
+    const bool is_only = operations_.empty(), for_any = made.runner == Runner::any;
     const std::size_t made_ready = submit(std::move(made), reads, writes);
-    if (may_be_held && start_.hold()) {
+    if (for_any && (is_only ? start_.hold() : made_ready == 0 && start_.hold_longer())) {
         return;
     }
     wake(made_ready + (start_.release() ? 1 : 0));
@@ -285,18 +288,23 @@ void Engine::State::wake(std::size_t count) {
 template <typename Done, typename Needed>
 void Engine::State::wait_until(Lock& lock, const Poll& poll, Done&& done, Needed&& needed) {
     auto next = Clock::now() + Engine::kPollInterval;
+    bool owed = false;
+    const auto wake_owed = [&] { wake(std::exchange(owed, false) ? 1 : 0); };
     while (!done()) {
-        const bool helped = help(lock, needed);
-        if (!helped && start_.release()) {
-            wake(1);
+        const bool helped = help(lock, needed, owed);
+        if (!helped) {
+            wake_owed();
+            wake(start_.release() ? 1 : 0);
         }
         if (helped ? Clock::now() >= next : done_.wait_until(lock, next) == std::cv_status::timeout) {
+            wake_owed();
             lock.unlock();
             poll();
             lock.lock();
             next = Clock::now() + Engine::kPollInterval;
         }
     }
+    wake_owed();
 }
 
 void Engine::State::check_waiter() const {
@@ -313,14 +321,14 @@ std::shared_ptr<const Failure> Engine::State::wait(const VariablePtr& variable, 
     place.mark = std::make_shared<Mark>();
     const std::shared_ptr<Mark> mark = place.mark;
     const Variables list{variable};
-    const auto uses_variable = [&](const EngineOperation& operation) {
+    const auto is_needed = [&](const EngineOperation& operation) {
         const Variables& used = operation.variables;
-        return std::find(used.begin(), used.end(), variable) != used.end();
+        return start_.held() || std::find(used.begin(), used.end(), variable) != used.end();
     };
     Lock lock(mutex_);
     submit(std::move(place), exclusive ? Variables{} : list, exclusive ? list : Variables{});
     try {
-        wait_until(lock, poll, [&] { return mark->reached; }, uses_variable);
+        wait_until(lock, poll, [&] { return mark->reached; }, is_needed);
     } catch (...) {
         lock.lock();
         mark->abandoned = true;

@@ -54,7 +54,7 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
     void rest(Lock& lock);
     std::size_t run(Lock& lock, EngineOperation& operation, int worker);
     template <typename Needed>
-    bool help(Lock& lock, Needed&& needed);
+    bool help(Lock& lock, Needed&& needed, bool& owed);
     std::size_t submit(EngineOperation&& made, const Variables& reads, const Variables& writes);
     std::size_t finish(EngineOperation& operation, std::shared_ptr<const Failure> failure);
     void erase(const EngineOperation& operation);

@@ -1,9 +1,12 @@
-// Decides when the only pending operation of an engine is left to the thread that will wait for it.
+// Decides when the only pending operation of an engine, and those that depend on it, are left to the thread that will
+// wait for them.
 //
 // Waking a worker, and being woken by it, costs a thread about as much as kWorth of work. A thread that pushes an
 // operation and waits for it at once is faster if it runs the operation itself. So no worker is woken for such an
-// operation: it is held. A worker, the watcher, looks for held operations from time to time, so that each of them
-// starts. If threads do not wait soon for held operations, workers are woken at once for a while.
+// operation: it is held. Operations that are pushed soon afterwards, and cannot start before it has run, do not change
+// that; any other one ends it. All pending operations depend on the held one, so every wait needs it. A worker, the
+// watcher, looks for held operations from time to time, so that each of them starts. If threads do not wait soon for
+// held operations, workers are woken at once for a while.
 //
 // The mutex of the engine guards all of it.
 #pragma once
@@ -23,8 +26,12 @@ class HeldStart {
     static constexpr std::chrono::milliseconds kRareLook{32};
     // An operation that was held for less than this is left to the next look, which comes after the same time.
     static constexpr std::chrono::milliseconds kPatience{1};
-    // A wait that comes later was not worth holding the operation.
+    // A wait that comes later, after the last push, was not worth holding the operation.
     static constexpr std::chrono::microseconds kWorth{200};
+    // No worker computes during the hold, while the thread pushes. So a thread that pushes for longer, or pushes more
+    // operations, ends the hold.
+    static constexpr std::chrono::microseconds kMostPushing{300};
+    static constexpr int kMostPushed = 4;
 
     bool held() const { return held_; }
 
@@ -39,8 +46,19 @@ class HeldStart {
             return false;
         }
         held_ = true;
-        since_ = Clock::now();
+        first_ = since_ = Clock::now();
+        pushed_ = 1;
         return true;
+    }
+
+    // Called for a pushed operation that cannot start before the held one, if any, has run. Returns whether that one
+    // is still held.
+    bool hold_longer() {
+        if (!held_) {
+            return false;
+        }
+        since_ = Clock::now();
+        return ++pushed_ <= kMostPushed && since_ - first_ <= kMostPushing;
     }
 
     // The held operation, if any, is handed to a worker, or run. Returns whether there was one.
@@ -93,7 +111,9 @@ class HeldStart {
 
     bool held_ = false;
     bool watched_ = false;
-    Clock::time_point since_;
+    Clock::time_point first_;  // when the held operation was pushed
+    Clock::time_point since_;  // when the last operation was pushed that did not end the hold
+    int pushed_ = 0;  // the held operation, and those that were pushed later and did not end the hold
     int idle_looks_ = kIdleLooks;  // looks since the last operation that could have been held
     int refusals_ = 0;             // how many operations will not be held
     int penalty_ = kFirstPenalty;
