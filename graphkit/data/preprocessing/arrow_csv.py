@@ -38,6 +38,9 @@ _LONGEST = 1 << 26
 _BOM = b"\xef\xbb\xbf"
 _QUOTE, _LF, _CR = b'"\n\r'
 
+# Rows that a column has memory for at first.
+_ROWS = 1 << 12
+
 # Delimiters that both parsers treat alike. The last one replaces delimiters of several characters.
 _DELIMITERS = ",;\t|:\x1f"
 
@@ -132,19 +135,20 @@ def _regular(block: bytes, delimiter: str, replaced: str | None, limit: int) -> 
 
 
 def _quotes_whole_cells(text: np.ndarray, delimiter: int) -> bool:
-    """Whether quotes in a block only enclose whole cells without line feeds, and are doubled between these quotes."""
+    """Whether quotes in a block only enclose whole cells, and are doubled between these quotes.
+
+    Line feeds between quotes are found by `_Lines`: such a row has several lines with text.
+    """
     places = np.flatnonzero(text == _QUOTE)
     if places.size % 2:
         return False
     # The second and third quotes of "a""b" close and open as well.
     opening, closing = places[::2], places[1::2]
-    before = np.where(opening > 0, text[opening - 1], _LF)
-    line_feeds = np.flatnonzero(text == _LF)
-    return bool(
-        np.isin(before, (delimiter, _LF, _QUOTE)).all()
-        and np.isin(text[closing + 1], (delimiter, _LF, _CR, _QUOTE)).all()
-        and np.array_equal(np.searchsorted(line_feeds, opening), np.searchsorted(line_feeds, closing))
-    )
+    starts, ends = np.zeros((2, 256), bool)
+    starts[[delimiter, _LF, _QUOTE]] = ends[[delimiter, _LF, _CR, _QUOTE]] = True
+    if opening[0] == 0:
+        opening = opening[1:]
+    return bool(starts[text[opening - 1]].all() and ends[text[closing + 1]].all())
 
 
 class _Lines:
@@ -159,11 +163,11 @@ class _Lines:
 
     def add(self, block: bytes, rows: int) -> None:
         """Add a block that has `rows` rows. Raises _Doubt if this is not the number of lines with text."""
-        count = block.count(b"\n")
+        text = np.frombuffer(block, np.uint8)
+        count = int(np.count_nonzero(text == _LF))
         if not rows or rows == count:
             lines = np.arange(self.next, self.next + rows)
         else:
-            text = np.frombuffer(block, np.uint8)
             ends = np.flatnonzero(text == _LF)
             starts = np.concatenate([[0], ends[:-1] + 1])
             empty = (starts == ends) | ((starts + 1 == ends) & (text[starts] == _CR))
@@ -181,14 +185,35 @@ class _Lines:
 # --- columns ----------------------------------------------------------------------------------------
 
 
+class _Growing:
+    """An array that grows at its end. Large arrays grow without a copy."""
+
+    def __init__(self, dtype: type):
+        self._array = np.empty(_ROWS, dtype)
+        self.size = 0
+
+    def extend(self, count: int) -> np.ndarray:
+        """Add `count` elements, and return a view of them that is valid until the next call."""
+        end = self.size + count
+        if end > len(self._array):
+            self._array.resize(max(end, len(self._array) * 5 // 4), refcheck=False)
+        added = self._array[self.size : end]
+        self.size = end
+        return added
+
+    def taken(self) -> np.ndarray:
+        """Return the elements as an array of their size. Nothing can be added then."""
+        self._array.resize(self.size, refcheck=False)
+        return self._array
+
+
 class _Filling:
     """A column that grows by blocks. `texts`: whether pyarrow returns its next cells as texts, not as numbers."""
 
     def __init__(self, name: str, place: str, categorical: bool):
         self.name, self.place, self.texts = name, place, True
         self._categorical = categorical
-        self._numbers: list[np.ndarray] = []
-        self._codes: list[np.ndarray] = []
+        self._numbers, self._codes = _Growing(np.float64), _Growing(np.int64)
         self._places: dict[str, int] = {}
         self._has_number = False
 
@@ -204,7 +229,7 @@ class _Filling:
         if chunks.null_count:
             values = np.where(np.isnan(values), np.nan, values)  # all with the same bits
         self._has_number = self._has_number or chunks.null_count < len(values)
-        self._numbers.append(values)
+        self._numbers.extend(len(values))[:] = values
         return True
 
     def add_texts(self, encoded: Any) -> None:
@@ -222,14 +247,16 @@ class _Filling:
                 values = [float(cell) if number else np.nan for cell, number in zip(cells, numeric, strict=True)]
                 found = np.array([*values, np.nan])
                 found[np.isnan(found)] = np.nan
-                self._numbers.append(found[indices])
+                found.take(indices, out=self._numbers.extend(len(indices)), mode="clip")
                 return
         seen = np.maximum.accumulate(indices[indices < len(raw)])
         if (np.diff(seen, prepend=-1) > 1).any():  # texts must be numbered in the order of the file
             raise _Doubt
         places = self._places
         codes = [-1 if cell in MISSING else places.setdefault(cell, len(places)) for cell in cells]
-        self._codes.append(np.array([*codes, -1], np.int64)[indices])
+        if not self._codes.size:  # until now, all cells were empty
+            self._codes.extend(self._numbers.size)[:] = -1
+        np.array([*codes, -1], np.int64).take(indices, out=self._codes.extend(len(indices)), mode="clip")
 
     def choose_reading(self, encoded: Any) -> None:
         """Read the next cells as numbers, if the column has no texts and pyarrow can convert these cells."""
@@ -245,12 +272,10 @@ class _Filling:
             self.texts = not np.isfinite(values.to_numpy(zero_copy_only=False)).all()
 
     def column(self) -> Column:
-        """Return the column, and release its parts."""
-        numbers, codes, self._numbers, self._codes = self._numbers, self._codes, [], []
-        if not self._is_text:
-            return Numbers(self.name, np.concatenate([np.zeros(0), *numbers]))
-        before = np.full(sum(map(len, numbers)), -1, np.int64)
-        return Texts(self.name, np.concatenate([before, *codes]), tuple(self._places))
+        """Return the column. Nothing can be added to it then."""
+        if self._is_text:
+            return Texts(self.name, self._codes.taken(), tuple(self._places))
+        return Numbers(self.name, self._numbers.taken())
 
 
 def _add(block: bytes, delimiter: str, width: int, fillings: list[_Filling], is_first: bool) -> int:

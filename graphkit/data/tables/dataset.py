@@ -63,8 +63,7 @@ def load(
     inputs = _inputs(table, (*named, *further), taken)
     found = {name: targets_of(table, name) for name in named}
     targets, classes = found[named[0]] if len(named) == 1 else ({n: t for n, (t, _) in found.items()}, None)
-    everything = np.arange(table.rows)
-    train, test = _divided(path, everything, targets, test_fraction, seed)
+    train, test = _divided(path, table.rows, targets, test_fraction, seed)
     if like is not None and like.encoding is not None:
         fitted = like.encoding
     else:
@@ -73,7 +72,7 @@ def load(
             categories=categories,
         )  # fmt: skip
 
-    def part(rows: np.ndarray, name: str) -> TableData:
+    def part(rows: np.ndarray | slice, name: str) -> TableData:
         arrays = {**fitted.inputs(table, rows), **{name: array[rows] for name, array in weights.items()}}
         chosen = {n: t[rows] for n, t in targets.items()} if isinstance(targets, dict) else targets[rows]
         return TableData(
@@ -81,18 +80,18 @@ def load(
         )
 
     if test_fraction is None:
-        return part(everything, str(path))
+        return part(train, str(path))
     return Splits(part(train, f"{path} (train)"), part(test, f"{path} (test)"))
 
 
 def _divided(
-    path: Path, rows: np.ndarray, targets: Any, test_fraction: float | None, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
+    path: Path, rows: int, targets: Any, test_fraction: float | None, seed: int
+) -> tuple[np.ndarray | slice, np.ndarray | slice]:
     """Return the rows for training and for testing. Classes have the same shares in both."""
     if test_fraction is None:
-        return rows, rows[:0]
+        return slice(None), slice(0)
     labels = targets if isinstance(targets, np.ndarray) and targets.dtype.kind == "i" else None
-    return order.hold_out(str(path), len(rows), test_fraction, seed, labels)
+    return order.hold_out(str(path), rows, test_fraction, seed, labels)
 
 
 def _weights(table: Table, name: str, targets: tuple[str, ...]) -> np.ndarray:

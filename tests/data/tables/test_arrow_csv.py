@@ -27,6 +27,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(arrow_csv, "_FIRST", 40)
     monkeypatch.setattr(arrow_csv, "_BLOCK", 70)
     monkeypatch.setattr(arrow_csv, "_FEWEST_ROWS", 1)
+    monkeypatch.setattr(arrow_csv, "_ROWS", 1)
 
 
 def contents(path, choice=ALL, **options):

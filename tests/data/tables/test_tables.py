@@ -13,6 +13,7 @@ import pytest
 from combinations import in_one_item
 
 from graphkit import data
+from graphkit.data.preprocessing import encoding as encodings
 from graphkit.data.preprocessing import table_reading as reading
 from graphkit.data.preprocessing.encoding import Encoding
 from graphkit.errors import InputError, UsageError
@@ -61,6 +62,17 @@ def test_codes_flags_and_scales(path):
     assert found.inputs["x"].shape == (5, 5), "age, its flag, income, its flag, rooms without one"
     scaled = data.read(path, missing="zero", scale="minmax", drop="city").inputs
     assert scaled[:, 2].tolist() == pytest.approx([1 / 3, 2 / 3, 0, 1 / 3, 1])
+
+
+@pytest.mark.parametrize("categories", ["onehot", "codes"])
+def test_rows_are_encoded_alike_in_parts_of_any_size(path, monkeypatch, categories):
+    options = {"missing": "zero", "indicator": True, "scale": "standard", "categories": categories}
+    whole = data.read(path, **options).take(slice(None))[0]
+    monkeypatch.setattr(encodings, "_ROWS", 2)
+    parts = data.read(path, **options).take(slice(None))[0]
+    for found, expected in zip(*(x.values() if isinstance(x, dict) else [x] for x in (parts, whole)), strict=True):
+        assert found.dtype == expected.dtype
+        assert np.array_equal(found, expected)
 
 
 def test_the_test_part_teaches_nothing(tmp_path):
