@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from graphkit.data.preprocessing.column import MISSING, Column, Numbers, Texts, is_number
+from graphkit.data.preprocessing.column import MISSING, Column, Numbers, Texts, is_number, number
 from graphkit.errors import InputError
 
 # Bytes of a file that are in memory as text at a time: of the first block, which shows the kinds of the columns, and of
@@ -51,12 +53,13 @@ class _Doubt(Exception):
 
 def read(
     path: Path, delimiter: str, replaced: str | None, names: Callable[[list[str]], tuple[bool, int, dict[str, int]]],
-    categorical: Collection[str],
+    categorical: Collection[str], decimal: str = ".",
 ) -> tuple[dict[str, Column], list[tuple[int, int]]] | None:  # fmt: skip
     """Return (columns, lines as in Table) of a file; None if pyarrow is missing, or the csv module must read the file.
 
     replaced: a text that `delimiter` replaces first. names: returns for the cells of the first line whether they are a
     header, how many columns there are, and the places of those to read. categorical: as in Choice.
+    decimal: the decimal mark of numbers.
     """
     try:
         import pyarrow
@@ -67,14 +70,14 @@ def read(
         return None
     try:
         with path.open("rb") as file:
-            return _read(_blocks(file, delimiter, replaced), delimiter, names, categorical)
+            return _read(_blocks(file, delimiter, replaced), delimiter, names, categorical, decimal)
     except (_Doubt, pyarrow.ArrowException, InputError, UnicodeDecodeError, OSError, csv.Error):
         return None
 
 
 def _read(
     blocks: Iterator[bytes], delimiter: str, names: Callable[[list[str]], tuple[bool, int, dict[str, int]]],
-    categorical: Collection[str],
+    categorical: Collection[str], decimal: str,
 ) -> tuple[dict[str, Column], list[tuple[int, int]]]:  # fmt: skip
     lines = _Lines()
     fillings: list[_Filling] = []
@@ -83,11 +86,13 @@ def _read(
         if not fillings:
             end = block.index(b"\n") + 1
             header, width, places = names(next(csv.reader([block[:end].decode()], delimiter=delimiter)))
-            fillings = [_Filling(name, str(place), name in categorical) for name, place in places.items()]
+            fillings = [_Filling(name, str(place), name in categorical, decimal) for name, place in places.items()]
             if header:
                 block = block[end:]
                 lines.next = 2
-        lines.add(block, _add(block, delimiter, width, fillings, not lines.rows) if block.lstrip(b"\r\n") else 0)
+        lines.add(
+            block, _add(block, delimiter, decimal, width, fillings, not lines.rows) if block.lstrip(b"\r\n") else 0
+        )
     if not lines.rows:
         raise _Doubt
     return {filling.name: filling.column() for filling in fillings}, lines.found
@@ -189,7 +194,7 @@ class _Growing:
     """An array that grows at its end. Large arrays grow without a copy."""
 
     def __init__(self, dtype: type):
-        self._array = np.empty(_ROWS, dtype)
+        self._array: np.ndarray = np.empty(_ROWS, dtype)
         self.size = 0
 
     def extend(self, count: int) -> np.ndarray:
@@ -210,8 +215,9 @@ class _Growing:
 class _Filling:
     """A column that grows by blocks. `texts`: whether pyarrow returns its next cells as texts, not as numbers."""
 
-    def __init__(self, name: str, place: str, categorical: bool):
+    def __init__(self, name: str, place: str, categorical: bool, decimal: str):
         self.name, self.place, self.texts = name, place, True
+        self._decimal = decimal
         self._categorical = categorical
         self._numbers, self._codes = _Growing(np.float64), _Growing(np.int64)
         self._places: dict[str, int] = {}
@@ -238,14 +244,14 @@ class _Filling:
         cells = [cell.strip() for cell in raw]
         indices = encoded.indices.fill_null(len(raw)).to_numpy(zero_copy_only=False)
         if not self._categorical:
-            numeric = [cell not in MISSING and is_number(cell) for cell in cells]
+            numeric = [cell not in MISSING and is_number(cell, self._decimal) for cell in cells]
             self._has_number = self._has_number or any(numeric)
-            has_text = any(cell not in MISSING for cell, number in zip(cells, numeric, strict=True) if not number)
+            has_text = any(cell not in MISSING for cell, known in zip(cells, numeric, strict=True) if not known)
             if self._has_number and (has_text or self._places):
                 raise _Doubt
             if not has_text and not self._places:
-                values = [float(cell) if number else np.nan for cell, number in zip(cells, numeric, strict=True)]
-                found = np.array([*values, np.nan])
+                found = np.full(len(cells) + 1, np.nan)
+                found[:-1][numeric] = [number(cell, self._decimal) for cell in compress(cells, numeric)]
                 found[np.isnan(found)] = np.nan
                 found.take(indices, out=self._numbers.extend(len(indices)), mode="clip")
                 return
@@ -266,7 +272,10 @@ class _Filling:
         self.texts = True
         if not self._is_text:
             try:
-                values = pyarrow.compute.utf8_trim(encoded.dictionary, " \t").cast(pyarrow.float64())
+                cells = pyarrow.compute.utf8_trim(encoded.dictionary, " \t")
+                if self._decimal == ",":
+                    cells = pyarrow.compute.replace_substring(cells, ",", ".")
+                values = cells.cast(pyarrow.float64())
             except pyarrow.ArrowInvalid:
                 return
             self.texts = not np.isfinite(values.to_numpy(zero_copy_only=False)).all()
@@ -278,24 +287,25 @@ class _Filling:
         return Numbers(self.name, self._numbers.taken())
 
 
-def _add(block: bytes, delimiter: str, width: int, fillings: list[_Filling], is_first: bool) -> int:
+def _add(block: bytes, delimiter: str, decimal: str, width: int, fillings: list[_Filling], is_first: bool) -> int:
     """Add the cells of a block to the columns. Returns the number of rows."""
     import pyarrow
 
     if block.startswith(_BOM):  # pyarrow would remove it
         raise _Doubt
+    parse = partial(_parse, block, delimiter, decimal, width)
     again = []
     try:
-        table = _parse(block, delimiter, width, {filling.place: filling.texts for filling in fillings})
+        table = parse({filling.place: filling.texts for filling in fillings})
     except pyarrow.ArrowInvalid:
-        table = _parse(block, delimiter, width, {filling.place: True for filling in fillings})
+        table = parse({filling.place: True for filling in fillings})
         again = [filling for filling in fillings if not filling.texts]
     else:
         for filling in fillings:
             if not filling.texts and not filling.add_numbers(table.column(filling.place)):
                 again.append(filling)
         if again:
-            texts = _parse(block, delimiter, width, {filling.place: True for filling in again})
+            texts = parse({filling.place: True for filling in again})
             for filling in again:
                 table = table.set_column(
                     table.column_names.index(filling.place), filling.place, texts.column(filling.place)
@@ -309,7 +319,7 @@ def _add(block: bytes, delimiter: str, width: int, fillings: list[_Filling], is_
     return int(table.num_rows)
 
 
-def _parse(block: bytes, delimiter: str, width: int, texts: Mapping[str, bool]) -> Any:
+def _parse(block: bytes, delimiter: str, decimal: str, width: int, texts: Mapping[str, bool]) -> Any:
     """Return the columns of a block as float64, or with a dictionary of texts where `texts` is True."""
     import pyarrow
     import pyarrow.csv
@@ -323,6 +333,7 @@ def _parse(block: bytes, delimiter: str, width: int, texts: Mapping[str, bool]) 
         parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter),
         convert_options=pyarrow.csv.ConvertOptions(
             check_utf8=False,
+            decimal_point=decimal,
             column_types={place: text if is_text else pyarrow.float64() for place, is_text in texts.items()},
             include_columns=list(texts),
             null_values=list(MISSING),

@@ -119,10 +119,14 @@ class Encoding:
                 part[known, place - 1 + found[rows][known]] = 1
         return x
 
-    def read(self, path: Path) -> dict[str, np.ndarray]:
-        """Return the inputs of all rows of a file. Other columns are ignored. Raises InputError as `inputs` does."""
+    def read(self, path: Path, **form: Any) -> dict[str, np.ndarray]:
+        """Return the inputs of all rows of a file. Other columns are ignored. Raises InputError as `inputs` does.
+
+        form: header, delimiter, encoding and decimal of a text file, as in `read_table`.
+        """
         named = [column.name for column in self.categories]
-        return self.inputs(read_table(path, Choice([*(column.name for column in self.numbers), *named], (), named)))
+        choice = Choice([*(column.name for column in self.numbers), *named], (), named)
+        return self.inputs(read_table(path, choice, **form))
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -314,3 +314,14 @@ def test_random_tables(tmp_path, monkeypatch, seed):
     assert kinds[False, False] > 2
     assert kinds[False, True] > 10
     assert not kinds[True, True]
+
+
+def test_random_tables_with_decimal_commas(tmp_path, monkeypatch):
+    rng = np.random.default_rng(4)
+    path = tmp_path / "a.csv"
+    kinds = Counter()
+    for _ in range(60):
+        path.write_text(random_table(rng).translate(str.maketrans(",.;", ";,.")), encoding="utf-8", newline="")
+        is_read, found = compared(monkeypatch, path, delimiter=";", decimal=",")
+        kinds[is_read and "numbers" if "Numbers" in str(found) else "texts"] += 1
+    assert kinds["numbers"] > 10
