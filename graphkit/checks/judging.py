@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,15 +69,22 @@ def judged(
     if lower is None and all(report.passed for report in found):
         return found
     epsilon = None if lower is None else lower.epsilon
-    runs = 0
-    # A run in double precision takes long. More runs only raise the limits, so they end when every output passes.
-    for limits in spreads(model, feeds, truth, epsilon, lower is None and with_runtime, progress):
-        found, runs = measured(limits), runs + 1
-        if all(after.passed for before, after in zip(reports, found, strict=True) if judge_one.is_doubtful(before)):
+    doubtful = list(map(judge_one.is_doubtful, reports))
+    limits = spreads(model, feeds, truth, epsilon, lower is None and with_runtime, progress)
+    return _measured(map(measured, limits), doubtful)
+
+
+def _measured(runs: Iterator[tuple[OutputReport, ...]], doubtful: Sequence[bool]) -> tuple[OutputReport, ...]:
+    """Return the first reports in which every doubtful output passes, else the last ones.
+
+    A run in double precision takes long, and more runs only raise the limits.
+    """
+    for count, found in enumerate(runs, 1):  # noqa: B007 - there is at least one run
+        if all(report.passed for report, is_doubtful in zip(found, doubtful, strict=True) if is_doubtful):
             return found
-    note = f" (rounding was measured in {quantity(runs, 'run')} instead of {DRAWS}, because the outputs are large)"
-    if runs == DRAWS:
+    if count == DRAWS:
         return found
+    note = f" (rounding was measured in {quantity(count, 'run')} instead of {DRAWS}, because the outputs are large)"
     return tuple(replace(r, reason=r.reason + note) if r.noise and not r.passed else r for r in found)
 
 
