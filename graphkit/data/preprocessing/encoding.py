@@ -111,7 +111,8 @@ class Encoding:
         for start in range(0, len(x), _ROWS):
             part, rows = x[start : start + _ROWS], slice(start, start + _ROWS)
             for place, column, (values, missing) in zip(places, self.numbers, numbers, strict=False):
-                part[:, place] = (values[rows] - column.shift) / column.scale
+                is_scaled = (column.shift, column.scale) != (0, 1)
+                part[:, place] = (values[rows] - column.shift) / column.scale if is_scaled else values[rows]
                 if column.flagged:
                     part[:, place + 1] = missing[rows]
             for place, found in zip(places[len(numbers) :], codes, strict=False):
