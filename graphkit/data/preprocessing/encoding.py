@@ -24,7 +24,7 @@ CATEGORIES = ("onehot", "codes")
 NUMBERS, CODES = "x", "categories"
 
 # Rows of x that are filled at a time.
-_ROWS = 1 << 12
+_ROWS = 1 << 10
 
 
 @dataclass(frozen=True)
