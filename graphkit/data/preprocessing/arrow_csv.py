@@ -106,16 +106,18 @@ def _blocks(file: BinaryIO, delimiter: str, replaced: str | None) -> Iterator[by
     limit = csv.field_size_limit()
     rest, size = file.read(len(_BOM)).removeprefix(_BOM), _FIRST
     while part := file.read(size):
-        rest += part
-        end = rest.rfind(b"\n") + 1
+        end = part.rfind(b"\n") + 1
         if end:
-            yield _regular(rest[:end], delimiter, replaced, limit)
-            size = min(max(_BLOCK, _FEWEST_ROWS * (end - 1 - rest.rfind(b"\n", 0, end - 1))), _LONGEST)
-            rest = rest[end:]
-        elif len(rest) > _LONGEST:
-            raise _Doubt
+            block = b"".join((rest, memoryview(part)[:end]))
+            size = min(max(_BLOCK, _FEWEST_ROWS * (len(block) - 1 - block.rfind(b"\n", 0, -1))), _LONGEST)
+            rest = part[end:]
+            del part  # its memory is used for the next block
+            yield _regular(block, delimiter, replaced, limit)
         else:
+            rest += part
             size = _BLOCK
+            if len(rest) > _LONGEST:
+                raise _Doubt
     if rest:
         yield _regular(rest + b"\n", delimiter, replaced, limit)
 
