@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from graphkit.cli._groups import COMPARISON, DATA, LOSS, option
 from graphkit.cli._options import source_options
-from graphkit.cli._output import log, print_json, print_table, show
+from graphkit.cli._output import log, print_json, print_table, rounding_bar, show
 from graphkit.cli._ranges import FloatRange, IntRange
 from graphkit.errors import UsageError
 from graphkit.quantisation.quantize import BATCH_SIZE
@@ -222,9 +222,11 @@ class Comparison(ABC):
         from graphkit.checks.verify import verify
 
         new = self.found.model
-        self.verification = verify(
-            new, self.samples.first(new), source=self.found.message, rtol=rtol, atol=atol, threads=self.threads
-        )
+        with rounding_bar() as progress:
+            self.verification = verify(
+                new, self.samples.first(new), source=self.found.message, rtol=rtol, atol=atol, threads=self.threads,
+                progress=progress,
+            )  # fmt: skip
 
     def passes(self, max_drop: float | None) -> bool:
         """Return whether the file may be written; if not, `reason` says why."""

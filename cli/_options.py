@@ -450,11 +450,12 @@ def check_run_folder(folder: str | Path) -> None:
         check_links(folder)
 
 
-def data_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return option(
-        "--data-option", "data_options", group=DATA, multiple=True, metavar="NAME=VALUE",
-        help="Option of the data, such as size=64 or augment=crop,flip for images, level=char for text. Repeatable.",
-    )(command)  # fmt: skip
+def data_option(
+    command: Callable[..., Any],
+    text: str = "Option of the data, such as size=64 or augment=crop,flip for images, level=char for text, decimal=, "
+    "for tables. Repeatable.",
+) -> Callable[..., Any]:
+    return option("--data-option", "data_options", group=DATA, multiple=True, metavar="NAME=VALUE", help=text)(command)
 
 
 def source_options(pairs: tuple[str, ...]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -52,6 +53,22 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
         Console().print(table)
         return
     click.echo("\n".join([title, *aligned([list(columns), *cells])]))
+
+
+@contextmanager
+def rounding_bar() -> Iterator[Callable[[int, int], None]]:
+    """A bar for the runs of `gk.verify` in double precision: its `progress`."""
+    from graphkit.train.progress import ProgressBar
+
+    with ProgressBar() as bar:
+
+        def progress(done: int, total: int) -> None:
+            if not done:
+                bar.start("measuring rounding in double precision", total, transient=True)
+            else:
+                bar.advance()
+
+        yield progress
 
 
 def log(message: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from graphkit.cli._compression import Comparison, CompressionData, check_output
 from graphkit.cli._options import check_needed
-from graphkit.cli._output import log, print_table, show
+from graphkit.cli._output import log, print_table, rounding_bar, show
 from graphkit.data.images.feeding import Said
 from graphkit.model import Model
 from graphkit.quantisation.quantize import BATCH_SIZE
@@ -62,10 +62,11 @@ class _Precision(Comparison):
         engine = "onnxruntime" if self.found.precision == "fp16" else "graphkit"
         if engine == "graphkit":
             log("ONNX Runtime has no kernels for bfloat16 on CPUs: the comparison runs both models in graphkit")
-        self.verification = verify(
-            self.net, self.samples.first(self.net), against=self.found.message, against_engine=engine, rtol=rtol,
-            atol=atol, threads=self.threads,
-        )  # fmt: skip
+        with rounding_bar() as progress:
+            self.verification = verify(
+                self.net, self.samples.first(self.net), against=self.found.message, against_engine=engine, rtol=rtol,
+                atol=atol, threads=self.threads, progress=progress,
+            )  # fmt: skip
 
     def report(self, model: str) -> None:
         """Print all tables."""

@@ -33,6 +33,7 @@ from graphkit.cli._options import (
 from graphkit.cli._output import log, print_json, print_table, show
 from graphkit.cli._ranges import IntRange
 from graphkit.ir.atomic import write_whole
+from graphkit.text import quantity
 from graphkit.train import defaults
 
 if TYPE_CHECKING:
@@ -175,8 +176,8 @@ def _read(
     from graphkit.model import PREPROCESSING
 
     found, chosen = read_labelled(net, spec, part=part, axes=axes, **options)
-    noun = "images" if isinstance(found, ImageDataset) else "tokens" if isinstance(found, TokenStream) else "samples"
-    line = f"{found.name}: {len(found):,} {noun}"
+    noun = "image" if isinstance(found, ImageDataset) else "token" if isinstance(found, TokenStream) else "sample"
+    line = f"{found.name}: {quantity(len(found), noun)}"
     if part is None and chosen == "all":
         line += " (all; --part test takes only those that graphkit train holds out for validation)"
     log(line)
@@ -213,13 +214,13 @@ def _print(found: Evaluation, model: str) -> None:
     if isinstance(found.dataset, TokenStream):
         found = _with_quoted_tokens(found)
     print_table(
-        f"{model} on {found.data}: {found.task}, output {found.output}, {found.samples:,} samples in "
+        f"{model} on {found.data}: {found.task}, output {found.output}, {quantity(found.samples, 'sample')} in "
         f"{found.seconds:.2f} s by {found.engine}",
         ["metric", "value"],
         _metrics(found),
     )
     if found.nonfinite:
-        show(f"the output contains NaN or infinity for {found.nonfinite:,} of {found.samples:,} samples")
+        show(f"the output contains NaN or infinity for {found.nonfinite:,} of {quantity(found.samples, 'sample')}")
     _print_classes(found)
     if found.worst:
         columns = ["sample", "loss", "target", "predicted", "probability"]
@@ -255,7 +256,8 @@ def _print_classes(found: Evaluation) -> None:
         (s.name, _cell(s.precision), _cell(s.recall), _cell(s.f1), s.count, s.predicted) for s in seen
     ))  # fmt: skip
     if hidden := len(found.classes) - len(seen):
-        show(f"{hidden:,} more classes occur neither in the targets nor in the predictions")
+        verb = "occurs" if hidden == 1 else "occur"
+        show(f"{hidden:,} more class{'es' * (hidden != 1)} {verb} neither in the targets nor in the predictions")
     if len(found.classes) <= _MATRIX:
         rows = ((name, *row) for name, row in zip(found.classes, found.confusion.tolist(), strict=True))
         print_table("confusion matrix (rows: targets, columns: predictions)", ["", *found.classes], rows)

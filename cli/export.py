@@ -20,7 +20,7 @@ from graphkit.cli._options import (
     read_model,
     verify_option,
 )
-from graphkit.cli._output import log, print_json
+from graphkit.cli._output import log, print_json, rounding_bar
 from graphkit.cli._ranges import IntRange
 from graphkit.cli._reduced_precision import check_options, export
 from graphkit.cli.verify import print_report
@@ -163,7 +163,8 @@ def _export_onnx(
     written.save(Path(output), opset=opset)
     log(f"wrote {output}: {written!r}")
     if feeds is not None:
-        report = verify(net, feeds, against=output)
+        with rounding_bar() as progress:
+            report = verify(net, feeds, against=output, progress=progress)
         print_report(report, as_json)
         return 0 if report.passed else 1
     if as_json:

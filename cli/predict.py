@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,12 @@ from graphkit.cli._groups import INPUTS, OUTPUT, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
+    data_option,
     device_of,
     device_options,
     engine_option,
     json_option,
+    key_values,
     model_file_options,
     read_model,
     tokenizer_option,
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     help="If an image cannot be read, write a row with the error, and continue. The exit code is then 1. Default: "
     "stop, and write no file.",
 )  # fmt: skip
+@partial(data_option, text="Option of a table: delimiter, encoding, decimal or header, such as decimal=,. Repeatable.")
 @tokenizer_option
 @engine_option
 @image_options
@@ -67,8 +71,8 @@ if TYPE_CHECKING:
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], output: str, batch_size: int, top: int | None, names: tuple[str, ...],
-    skip_errors: bool, tokenizer: str | None, engine: str, device: str, threads: int | None,
-    adapters: tuple[str, ...], external_root: str | None, as_json: bool, **image: Any,
+    skip_errors: bool, data_options: tuple[str, ...], tokenizer: str | None, engine: str, device: str,
+    threads: int | None, adapters: tuple[str, ...], external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Apply MODEL (.json, .onnx or a run folder) to many samples, and write the predictions to a file.
 
@@ -91,6 +95,7 @@ def command(
     graphkit predict net.onnx "photos/**/*.jpg" --top 3 -o classes.jsonl
     find photos -name "*.jpg" | graphkit predict net.onnx - -o classes.csv --skip-errors
     graphkit predict net.onnx customers.csv -o scores.csv
+    graphkit predict net.onnx kunden.csv --data-option decimal=, -o scores.csv
     graphkit predict bert.onnx reviews.txt --tokenizer tokenizer.json -o classes.csv
     graphkit predict net.onnx samples.npy --batch-size 256 -o outputs.npz
     graphkit predict base.onnx photos/ --adapter tuned/ -o classes.csv
@@ -106,6 +111,7 @@ def command(
     stream = predict(
         net, _named(inputs), batch_size=batch_size, engine=engine, device=device_of(device), threads=threads, top=top,
         outputs=names or None, skip_errors=skip_errors, images=images_of(image), tokenizer=tokenizer,
+        data_options=key_values(data_options, "--data-option"),
     )  # fmt: skip
     if stream.preprocessing is not None:
         log(stream.preprocessing)

@@ -13,7 +13,7 @@ from graphkit.cli._groups import COMPARISON, OUTPUT, GroupedCommand, option
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import ENGINES, input_options, json_option, model_file_options, read_model, tolerance_options
-from graphkit.cli._output import log, print_json, print_table, show
+from graphkit.cli._output import log, print_json, print_table, rounding_bar, show
 from graphkit.errors import UsageError
 from graphkit.loading import is_onnx_file
 from graphkit.model import Model
@@ -112,7 +112,8 @@ def command(
         return _bisect(net, feeds, output, as_json, settings)
     from graphkit.checks.verify import verify
 
-    report = verify(net, feeds, strict_tolerance=strict_tolerance or None, **settings)
+    with rounding_bar() as progress:
+        report = verify(net, feeds, strict_tolerance=strict_tolerance or None, progress=progress, **settings)
     print_report(report, as_json)
     return 0 if report.passed else 1
 

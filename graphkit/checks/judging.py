@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,10 @@ import numpy as np
 from graphkit.checks.comparison import OutputReport, errors, flattened
 from graphkit.checks.lower_precision import Precision
 from graphkit.checks.noise import ENGINES, EPSILON, Spreads, judge, judge_lower, measurable
-from graphkit.checks.rounding import in_double_precision, spreads
+from graphkit.checks.rounding import DRAWS, Progress, in_double_precision, spreads
 from graphkit.errors import GraphkitError
 from graphkit.ir.types import FLOATS, dtype_of
+from graphkit.text import quantity
 
 
 def judged(
@@ -27,6 +28,7 @@ def judged(
     own: Mapping[str, str] | None = None,
     lower: Precision | None = None,
     with_runtime: bool = False,
+    progress: Progress | None = None,
 ) -> tuple[OutputReport, ...]:
     """Return the reports. Outputs that may have failed because of rounding are judged again, in double precision.
 
@@ -40,6 +42,7 @@ def judged(
         own: The name of each result in `model`, if it has another one there.
         lower: The lower precision of two models.
         with_runtime: Whether ONNX Runtime computes one of the sides, with its absolute errors.
+        progress: See `spreads`.
     """
     judge_one = _Judge(labels, lower)
     if not any(map(judge_one.is_doubtful, reports)):
@@ -62,15 +65,27 @@ def judged(
             for r, (a, b) in zip(reports, arrays, strict=True)
         )
 
-    if lower is not None:
-        return measured(spreads(model, feeds, truth, lower.epsilon))
-    found = measured({})
-    # Measuring the effect of rounding takes several more runs in double precision, so it comes last.
-    return (
-        found
-        if all(report.passed for report in found)
-        else measured(spreads(model, feeds, truth, absolute=with_runtime))
-    )
+    found = measured({}) if lower is None else tuple(reports)
+    if lower is None and all(report.passed for report in found):
+        return found
+    epsilon = None if lower is None else lower.epsilon
+    doubtful = list(map(judge_one.is_doubtful, reports))
+    limits = spreads(model, feeds, truth, epsilon, lower is None and with_runtime, progress)
+    return _measured(map(measured, limits), doubtful)
+
+
+def _measured(runs: Iterator[tuple[OutputReport, ...]], doubtful: Sequence[bool]) -> tuple[OutputReport, ...]:
+    """Return the first reports in which every doubtful output passes, else the last ones.
+
+    A run in double precision takes long, and more runs only raise the limits.
+    """
+    for count, found in enumerate(runs, 1):  # noqa: B007 - there is at least one run
+        if all(report.passed for report, is_doubtful in zip(found, doubtful, strict=True) if is_doubtful):
+            return found
+    if count == DRAWS:
+        return found
+    note = f" (rounding was measured in {quantity(count, 'run')} instead of {DRAWS}, because the outputs are large)"
+    return tuple(replace(r, reason=r.reason + note) if r.noise and not r.passed else r for r in found)
 
 
 class _Judge:

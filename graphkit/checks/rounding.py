@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +17,10 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.evaluate import run_node
 
-# Number of runs with random errors; factor on the epsilon of the element type for errors in models that quantise.
-_DRAWS, _BEFORE_STEPS = 4, 4.0
+# Number of runs with random errors. There are fewer if nodes compute more than this number of elements in them.
+DRAWS, _ELEMENTS = 4, 1 << 31
+# Factor on the epsilon of the element type for errors in models that quantise.
+_BEFORE_STEPS = 4.0
 # Functions whose results ONNX Runtime computes with an absolute error, also where they are tiny.
 _ABSOLUTE = frozenset({"Sigmoid", "HardSigmoid"})
 # With OTHER_FACTOR of noise.py, this scale of their random errors allows 4 epsilons.
@@ -49,9 +52,12 @@ class Rounding:
         largest = float(np.abs(finite).max()) if finite.size else 0.0
         if self.absolute and operator in _ABSOLUTE:
             largest = max(largest, _ABSOLUTE_SCALE)
-        own, common = (rng.uniform(-1.0, 1.0, value.shape) for _ in range(2))
+        found = value
         with np.errstate(all="ignore"):
-            found = value * (1.0 + self.of_element * own) + self.of_tensor * largest * common
+            if self.of_element:
+                found = found * (1.0 + self.of_element * rng.uniform(-1.0, 1.0, value.shape))
+            if self.of_tensor:
+                found = found + self.of_tensor * largest * rng.uniform(-1.0, 1.0, value.shape)
         # Whole numbers stay: they are exact, and may be positions, or quantised values that Cast would truncate to
         # other ones.
         return np.where(value == np.rint(value), value, found)
@@ -63,6 +69,11 @@ def in_double_precision(model: Any, feeds: Mapping[str, Any], rounding: Rounding
     Operators that do not support float64 compute in their own types. Raises GraphkitError if there is too little
     memory.
     """
+    return _run(model, feeds, rounding)[0]
+
+
+def _run(model: Any, feeds: Mapping[str, Any], rounding: Rounding | None) -> tuple[dict[str, Any], int]:
+    """Return the outputs of `in_double_precision`, and the number of elements that nodes computed."""
     graph = model.graph
     given = [feeds[name] if name in feeds else model.params[name] for name in graph.input_names]
     needed = sum(8 * np.asarray(array).size for array in given)
@@ -74,23 +85,25 @@ def in_double_precision(model: Any, feeds: Mapping[str, Any], rounding: Rounding
         )
     wide = in_float64(graph, narrow=True)
     try:
-        results = _evaluated(wide, [widened_value(array) for array in given], rounding)
+        results, elements = _evaluated(wide, [widened_value(array) for array in given], rounding)
     except MemoryError as error:
         raise UnsupportedError(f"double precision needs more memory than is available: {error}") from None
-    return dict(zip(model.outputs, results, strict=True))
+    return dict(zip(model.outputs, results, strict=True)), elements
 
 
-def _evaluated(graph: Graph, inputs: Sequence[Any], rounding: Rounding | None) -> list[Any]:
+def _evaluated(graph: Graph, inputs: Sequence[Any], rounding: Rounding | None) -> tuple[list[Any], int]:
+    elements = 0
     rng = np.random.default_rng(0 if rounding is None else rounding.seed)
     table: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
     for node, spent in zip(graph.nodes, graph.spent, strict=True):
         made: Sequence[Any] = run_node(node, [None if v is None else table[v] for v in node.inputs])
         if rounding is not None and node.operands:
             made = [rounding.disturbed(value, node.op.name, rng) for value in made]
+        elements += sum(np.size(value) for value in made if isinstance(value, np.ndarray))
         table.update(zip(node.outputs, made, strict=True))
         for value in spent:
             del table[value]
-    return [table[v] for v in graph.outputs]
+    return [table[v] for v in graph.outputs], elements
 
 
 def quantises(graph: Graph) -> bool:
@@ -103,36 +116,65 @@ def quantises(graph: Graph) -> bool:
     return any(map(does, graph.nodes))
 
 
+# Called with the numbers of finished runs, and of all runs at most.
+Progress = Callable[[int, int], None]
+
+
 def spreads(
-    model: Any, feeds: Mapping[str, Any], truth: Mapping[str, Any], epsilon: float | None = None, absolute: bool = False
-) -> dict[str, Spreads]:
-    """How far rounding moves each output that is a tensor of floats, by name.
+    model: Any, feeds: Mapping[str, Any], truth: Mapping[str, Any], epsilon: float | None = None,
+    absolute: bool = False, progress: Progress | None = None,
+) -> Iterator[dict[str, Spreads]]:  # fmt: skip
+    """Yield how far rounding moves each output that is a tensor of floats, by name, after 1, 2, ... random runs.
+
+    Each run can only raise `highest`. If nodes compute very many elements, there are fewer runs than DRAWS.
 
     truth: outputs in double precision. epsilon: of the rounding (default: that of the model's element types).
-    absolute: see `Rounding`.
+    absolute: see `Rounding`. progress: called before each run.
     """
     step = epsilon or max((EPSILON.get(dtype, 0.0) for dtype in _dtypes(model.graph)), default=0.0)
     kinds = [Rounding(0.0, step, 0, absolute=absolute)]
     if quantises(model.graph):
         kinds.append(Rounding(_BEFORE_STEPS * step, 0.0, 0))
-    moved = [_moved(model, feeds, truth, kind) for kind in kinds]
-    return {name: Spreads(found, moved[1][name] if len(moved) > 1 else None) for name, found in moved[0].items()}
+    moved = [_Moved(truth) for _ in kinds]
+    draws, elements = DRAWS, 0
+    for seed in itertools.count():
+        for place, (kind, found) in enumerate(zip(kinds, moved, strict=True)):
+            if progress is not None:
+                progress(seed * len(kinds) + place, draws * len(kinds))
+            drawn, made = _run(model, feeds, replace(kind, seed=seed))
+            found.add(drawn)
+            elements += made
+        draws = max(1, min(DRAWS, _ELEMENTS * (seed + 1) // max(elements, 1)))
+        steps = moved[1].spreads if len(moved) > 1 else {}
+        yield {name: Spreads(found, steps.get(name)) for name, found in moved[0].spreads.items()}
+        if seed + 1 >= draws:
+            break
 
 
-def _moved(model: Any, feeds: Mapping[str, Any], truth: Mapping[str, Any], kind: Rounding) -> dict[str, Spread]:
-    """The distances from `truth` over _DRAWS random runs, by output."""
-    names = [name for name, value in truth.items() if isinstance(value, np.ndarray) and value.dtype == np.float64]
-    found = {name: Spread(np.zeros(truth[name].shape), 0.0) for name in names}
-    for seed in range(_DRAWS):
-        drawn = in_double_precision(model, feeds, replace(kind, seed=seed))
-        for name in names:
-            if drawn[name].shape == truth[name].shape:
+class _Moved:
+    """The distances of random runs from `truth`, by output: `spreads`."""
+
+    def __init__(self, truth: Mapping[str, Any]):
+        self._truth = {
+            name: value for name, value in truth.items() if isinstance(value, np.ndarray) and value.dtype == np.float64
+        }
+        self._runs = 0
+        self.spreads = {name: Spread(np.zeros(value.shape), 0.0) for name, value in self._truth.items()}
+
+    def add(self, drawn: Mapping[str, Any]) -> None:
+        """Add the outputs of a run."""
+        self._runs += 1
+        for name, truth in self._truth.items():
+            mean, before = 0.0, self.spreads[name]
+            distance = np.zeros(truth.shape)
+            if drawn[name].shape == truth.shape:
                 with np.errstate(all="ignore"):
-                    distance = np.abs(drawn[name] - truth[name])
+                    distance = np.abs(drawn[name] - truth)
                 distance = np.where(np.isfinite(distance), distance, 0.0)
                 mean = float(distance.mean()) if distance.size else 0.0
-                found[name] = Spread(np.fmax(found[name].highest, distance), found[name].mean + mean / _DRAWS)
-    return found
+            self.spreads[name] = Spread(
+                np.fmax(before.highest, distance), before.mean + (mean - before.mean) / self._runs
+            )
 
 
 def _dtypes(graph: Graph) -> Iterator[DType]:

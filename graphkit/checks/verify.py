@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -114,6 +114,7 @@ def verify(
     source: Any = None,
     against_source: Any = None,
     strict_tolerance: bool | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Run a model in graphkit and in ONNX Runtime, or two models, on the same inputs, and compare every output.
 
@@ -125,8 +126,9 @@ def verify(
        of an engine is its distance from this result. graphkit's error may be at most twice that of ONNX Runtime. ONNX
        Runtime's error may be at most 16 times that of graphkit. Both limits must hold in the mean, and at every element
        that failed check 1 (see `graphkit.checks.noise` for the exact rule).
-    3. Measured rounding: graphkit measures how much rounding can change the output. This can raise the limit for ONNX
-       Runtime in check 2; in quantised models, it can raise both limits.
+    3. Measured rounding: graphkit measures how much rounding can change the output, in up to 4 runs in double precision
+       (8 in quantised models). This can raise the limit for ONNX Runtime in check 2; in quantised models, it can raise
+       both limits.
 
     If `against` is another model, a and b are the results of `model` and of `against`. If the precisions of the two
     models differ, the limits come from the lower precision: its tolerances in check 1; then the error of both models
@@ -159,6 +161,7 @@ def verify(
             file instead of an export.
         against_source: The ONNX file (or ModelProto) that `against` was read from, if it is a Model.
         strict_tolerance: Leave out checks 2 and 3. The default is True if rtol or atol is given, else False.
+        progress: Called in check 3 with the numbers of finished runs, and of all runs at most.
 
     Returns:
         A report with the verdict, and one line per output.
@@ -192,7 +195,7 @@ def verify(
             return Report(lines, opset_run, feeds.guesses, labels, notes)
     if strict_tolerance is None:
         strict_tolerance = rtol is not None or atol is not None
-    settings = _Settings(rtol, atol, strict_tolerance)
+    settings = _Settings(rtol, atol, strict_tolerance, progress)
     reports, more = _compared(first, second, arrays, mine, theirs, settings)
     return Report(reports, opset_run, feeds.guesses, labels, (*notes, *more))
 
@@ -202,6 +205,7 @@ class _Settings:
     rtol: float | None
     atol: float | None
     strict: bool
+    progress: Callable[[int, int], None] | None
 
 
 def _compared(
@@ -253,7 +257,7 @@ def _within(
             PartOfModel.of(exact.model, list(own.values())), second.feeds(arrays) if exact is second else arrays,
             {name: mine[name] for name in names}, {name: other[name] for name in names}, reports,
             labels=(first.label, second.label), own=own, lower=limits.lower,
-            with_runtime="onnxruntime" in (first.engine, second.engine),
+            with_runtime="onnxruntime" in (first.engine, second.engine), progress=settings.progress,
         )  # fmt: skip
     left = iter(reports)
     return {name: tuple(itertools.islice(left, len(part))) for name, part in zip(names, parts, strict=True)}

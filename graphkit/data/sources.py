@@ -94,7 +94,7 @@ def load(
       last. Targets that are whole numbers become int64; texts become class numbers, with the classes in sorted order.
       The other columns are the input `x`, float32 [N, columns]. By default, text columns are one-hot encoded: each
       different text becomes a column of 0 and 1. Options: target, columns, drop, categorical, categories, missing,
-      indicator, scale, header, delimiter, encoding, weight; see docs/tables.md.
+      indicator, scale, header, delimiter, encoding, decimal, weight; see docs/tables.md.
     - "ratings:FOLDER", or the folder: u.data, ratings.dat or ratings.csv of MovieLens; "ratings:FILE": such a file with
       any name; see Ratings. Option: held_out, "random" (default) or "last". With "last", the test part consists of the
       latest rating of each user.

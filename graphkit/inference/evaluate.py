@@ -68,8 +68,8 @@ def evaluate(
         loss: A name (see `gk.losses.names()`), or a result of `gk.losses.get`. Default: softmax_cross_entropy,
             sigmoid_binary_cross_entropy or mse, by the task. It is computed from the output of the file.
         metrics: Names (see `gk.metrics.names()`), or objects with the methods of `gk.metrics.Metric`. Default:
-            accuracy, macro F1 and top-5 accuracy for classes; accuracy, F1 and AUC for a binary classification;
-            squared and absolute errors for a regression.
+            accuracy, F1 and top-5 accuracy for classes (macro F1; with two classes, the F1 of class 1); accuracy, F1
+            and AUC for a binary classification; squared and absolute errors for a regression.
         output: Name of the output. Default: the only one that can be compared with the targets.
         probabilities: Whether the output contains probabilities, and not logits. Default: True if it comes from a
             Softmax or Sigmoid, or if all rows of the first batch have sum 1 and no negative number.

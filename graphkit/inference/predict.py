@@ -142,6 +142,7 @@ def predict(
     skip_errors: bool = False,
     images: Said | None = None,
     tokenizer: Vocabulary | str | Path | None = None,
+    data_options: Mapping[str, Any] | None = None,
 ) -> PredictionStream:
     """Apply a model to many samples, in batches. Predictions come in the order of the samples.
 
@@ -154,18 +155,17 @@ def predict(
         inputs: An array or a dict of arrays by input name, whose first axis counts samples; or names of files. Names of
             images are files, folders (with all subfolders), glob patterns and `@LIST` (a file with one name per line).
             One .npy, .npz, .csv, .tsv, .parquet, .txt (one text per line), .jsonl or .rec file is possible, too.
-        batch_size: Samples per batch. If the model fixes its batch size, batches are split and the last one is padded;
-            padding is never returned.
+        batch_size: Samples per batch. If the model fixes its size, batches are split, and the last one is padded.
         engine: "graphkit" or "onnxruntime".
         device: Device of graphkit's engine.
-        threads: Number of CPU threads (default: GRAPHKIT_NUM_THREADS, else one per core), for the model and for reading
-            images.
+        threads: CPU threads for the model and for reading images (default: GRAPHKIT_NUM_THREADS, else one per core).
         top: Number of most probable classes for each sample. Default: 1 if the model has class names, else none.
         outputs: Names of the outputs to compute (default: all).
         skip_errors: Return a Prediction with an error for each image that cannot be read, instead of raising.
         images: Preprocessing of images, instead of that in the model's metadata.
-        tokenizer: How the texts of a file become numbers, instead of the vocabulary in the model's metadata: a
-            Hugging Face tokenizer.json, a vocabulary.json of a run folder, or an object of `gk.data`.
+        tokenizer: Encodes texts, instead of the vocabulary in the metadata: a Hugging Face tokenizer.json, a
+            vocabulary.json of a run folder, or an object of `gk.data`.
+        data_options: Options of a .csv or .tsv file, as in `gk.data.load`: header, delimiter, encoding, decimal.
 
     Returns:
         An iterator of `Prediction`; its length is the number of samples.
@@ -180,7 +180,7 @@ def predict(
     net = net.select(*outputs) if outputs else net
     fixed = fixed_batch_size(net)
     tokens = read_vocabulary(tokenizer) if isinstance(tokenizer, (str, Path)) else tokenizer
-    samples = open_samples(inputs, net, images, tokens)
+    samples = open_samples(inputs, net, images, tokens, data_options)
     size = batch_size if fixed is None else -(-batch_size // fixed) * fixed
     # ONNX Runtime runs the given file itself, unless only some outputs are wanted.
     file = model if not isinstance(model, Model) and not outputs and str(model).endswith(".onnx") else None

@@ -16,8 +16,9 @@ from graphkit.data.preprocessing.table_reading import TABLES
 from graphkit.data.preprocessing.vocabulary import Vocabulary
 from graphkit.data.records.dataset import RecordImages
 from graphkit.data.records.reading import RecordFile
+from graphkit.data.tables.dataset import flag_of
 from graphkit.data.text.rows import SUFFIXES, read_columns, target_column, text_column
-from graphkit.errors import InputError, UsageError
+from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.inference.file_names import files_of
 from graphkit.inference.table_columns import inputs_of_table
 from graphkit.inference.texts import Encoder, encoder_for, lines_of
@@ -154,7 +155,10 @@ class TextSamples:
         return Chunk([Part(numbers, self._encoder.inputs(self._texts[numbers.start : numbers.stop]))], {})
 
 
-def open_samples(inputs: Any, model: Model, images: Said | None = None, tokenizer: Vocabulary | None = None) -> Samples:
+def open_samples(
+    inputs: Any, model: Model, images: Said | None = None, tokenizer: Vocabulary | None = None,
+    data_options: Mapping[str, Any] | None = None,
+) -> Samples:  # fmt: skip
     """Return the samples that `inputs` stands for.
 
     Args:
@@ -162,12 +166,13 @@ def open_samples(inputs: Any, model: Model, images: Said | None = None, tokenize
         model: The model. Its metadata describe how images, columns of tables and texts become inputs.
         images: Preprocessing of images, instead of that in the metadata.
         tokenizer: Vocabulary or tokenizer of texts, instead of that in the metadata.
+        data_options: Options of a table in a text file: header, delimiter, encoding, decimal.
 
     Raises:
         InputError: A file cannot be read, or does not match the model.
-        UsageError: `inputs` is something else, or a tokenizer is given for samples that are not text.
+        UsageError: `inputs` is something else, or a tokenizer or options are given for samples of another kind.
     """
-    types, how = model.input_types, _How(model, images, tokenizer)
+    types, how = model.input_types, _How(model, images, tokenizer, _form(inputs, data_options or {}))
     if tokenizer is not None:
         return _text(_text_file(inputs), how)
     if isinstance(inputs, Mapping):
@@ -195,6 +200,22 @@ class _How(NamedTuple):
     model: Model
     images: Said | None
     tokenizer: Vocabulary | None
+    form: Mapping[str, Any]
+
+
+# Options of tables in text files.
+_FORM = ("header", "delimiter", "encoding", "decimal")
+
+
+def _form(inputs: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return options as keywords of `read_table`. Raises UsageError if one is unknown, or no table is given."""
+    names = [inputs] if isinstance(inputs, (str, Path)) else inputs if isinstance(inputs, (list, tuple)) else []
+    for name in options:
+        if name not in _FORM:
+            raise UsageError(f"tables have no option {name!r}{did_you_mean(name, _FORM)}")
+        if not any(isinstance(n, (str, Path)) and Path(n).suffix.lower() in (".csv", ".tsv") for n in names):
+            raise UsageError(f"the option {name!r} is for tables (.csv, .tsv)")
+    return {name: flag_of(name, value) if name == "header" else value for name, value in options.items()}
 
 
 def _text_file(inputs: Any) -> Path:
@@ -258,7 +279,7 @@ def _table(path: Path, how: _How) -> Samples:
     model = how.model
     if path.suffix.lower() in _OF_TEXTS and VOCABULARY in model.meta and encoding_of(model.meta) is None:
         return _text(path, how)
-    arrays, description = inputs_of_table(path, encoding_of(model.meta), model.input_types)
+    arrays, description = inputs_of_table(path, encoding_of(model.meta), model.input_types, how.form)
     return ArraySamples(arrays, model.input_types, str(path), [path], description)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,19 +17,19 @@ from graphkit.text import quantity
 
 
 def inputs_of_table(
-    path: Path, encoding: Encoding | None, types: Mapping[str, Type]
+    path: Path, encoding: Encoding | None, types: Mapping[str, Type], form: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], str]:
     """Return the inputs of a table's rows, and how they were made.
 
     With an encoding, columns are encoded as in training. Otherwise, each input is the column of the same name, or the
-    only input gets all columns in their order.
+    only input gets all columns in their order. form: header, delimiter, encoding and decimal, as in `read_table`.
 
     Raises:
         InputError: The file cannot be read, or its columns do not match the inputs.
     """
     if encoding is not None:
-        return encoding.read(path), f"{path}: columns are encoded as in training, by the model's metadata"
-    table = read_table(path)
+        return encoding.read(path, **form), f"{path}: columns are encoded as in training, by the model's metadata"
+    table = read_table(path, **form)
     if set(types) <= set(table.columns):
         return {name: _named(table, name, kind) for name, kind in types.items()}, (
             f"{path}: each column is the input of the same name, because the model's metadata describe no columns"

@@ -12,6 +12,7 @@ from onnx import numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 import graphkit as gk
+from graphkit.checks import rounding
 from graphkit.checks.noise import judge
 from graphkit.checks.rounding import in_double_precision
 from graphkit.onnx_io.compare import OnnxRuntimeModel
@@ -73,6 +74,26 @@ def test_rounding_that_both_engines_share_passes(monkeypatch, times):
     # Tolerances that somebody names are what decides.
     assert not gk.verify(net, feeds, rtol=1e-4).passed
     assert gk.verify(net, feeds, rtol=1e-4, strict_tolerance=False).passed
+
+
+def test_rounding_is_measured_until_every_output_passes(monkeypatch):
+    net, feeds = cancelling(), cancelling_inputs()
+    runs = []
+
+    def verified():
+        runs.clear()
+        return gk.verify(net, feeds, progress=lambda *numbers: runs.append(numbers))
+
+    with_error_of_the_other(monkeypatch, net, feeds, 1 / 40)  # the other engine fails without the measurement
+    assert verified().passed
+    assert runs == [(0, 4)]
+    with_error_of_the_other(monkeypatch, net, feeds, 3.0)  # the measurement does not help graphkit
+    assert not verified().passed
+    assert runs == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    monkeypatch.setattr(rounding, "_ELEMENTS", 1)
+    (y,) = verified().outputs
+    assert runs == [(0, 4)]
+    assert y.reason.endswith("(rounding was measured in 1 run instead of 4, because the outputs are large)")
 
 
 def test_more_noise_than_the_other_engine_makes_fails(monkeypatch):

@@ -52,6 +52,18 @@ def test_tables_and_page(call, digits):
     assert not list(digits.glob("*.tmp*"))
 
 
+def test_counts_of_one_are_singular(call, digits):
+    np.savez("one.npz", x=RNG.random((1, 1, 8, 8), np.float32), y=np.array([3]))
+    gk.Model({"logits": gk.input("x", ["N", 3]) * np.float32(2)}).save("three.json")
+    np.savez("two.npz", x=np.float32([[9, 0, 0], [9, 0, 0]]), y=np.array([0, 2]))
+    code, out, err = call("evaluate", digits / "net.json", "--data", "one.npz")
+    assert code == 0
+    assert "one.npz: 1 sample (all" in err
+    assert ", 1 sample in " in out
+    code, out, _ = call("evaluate", "three.json", "--data", "two.npz")
+    assert "1 more class occurs neither in the targets nor in the predictions" in out
+
+
 def test_options(call, digits):
     np.savez("numbers.npz", x=RNG.normal(size=(9, 3)).astype(np.float32), y=RNG.normal(size=(9, 1)).astype(np.float32))
     gk.Model({"a": gk.nn.linear(gk.input("x", ["N", 3]), 1, name="fc")}).save("n.json")

@@ -210,3 +210,21 @@ def test_ctrl_c_leaves_nothing(net, photos, tmp_path):
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert leftovers(tmp_path) == []
+
+
+def test_options_of_tables(call, tmp_path):
+    (tmp_path / "a.csv").write_text("größe;y\n1,5;0\n2,5;1\n", encoding="latin-1")
+    given = {"decimal": ",", "encoding": "latin-1"}
+    train = gk.data.read("a.csv", **given)
+    x = gk.input("x", ["N", 1])
+    gk.data.described(gk.Model({"y": x * np.float32(2)}), train).save("n.json")
+    options = [text for name, value in given.items() for text in ("--data-option", f"{name}={value}")]
+    assert call("predict", "n.json", "a.csv", "-o", "o.csv", *options)[0] == 0
+    assert rows_of("o.csv")[1:] == [["0", "3.0"], ["1", "5.0"]]
+    assert [found.outputs["y"].item() for found in gk.predict("n.json", "a.csv", data_options=given)] == [3, 5]
+    code, _, err = call("predict", "n.json", "a.csv", "-o", "o.csv", "--data-option", "missing=mean")
+    assert code == 2
+    assert "tables have no option 'missing'; known: 'header', 'delimiter', 'encoding', 'decimal'" in err
+    code, _, err = call("predict", "n.json", "x.npy", "-o", "o.csv", "--data-option", "decimal=,")
+    assert code == 2
+    assert "the option 'decimal' is for tables (.csv, .tsv)" in err

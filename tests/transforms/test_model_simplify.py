@@ -101,6 +101,11 @@ IDENTITIES = {
     "add_0": ([node("Add", "z,x", "a")], {"z": np.float32(0)}),
     "sub_0": ([node("Sub", "x,z", "a")], {"z": np.zeros((3, 4), np.float32)}),
     "mul_1": ([node("Mul", "x,o", "a")], {"o": np.ones(4, np.float32)}),
+    "neg_twice": ([node("Neg", "x", "b"), node("Neg", "b", "a")], {}),
+    "mul_minus_1_twice": ([node("Mul", "x,m", "b"), node("Mul", "n,b", "a")], {
+        "m": np.float32([-1]), "n": np.full((3, 4), np.float32(-1)),
+    }),
+    "neg_of_mul_minus_1": ([node("Mul", "m,x", "b"), node("Neg", "b", "a")], {"m": np.float32(-1)}),
     "div_1": ([node("Div", "x,o", "a")], {"o": np.float32(1)}),
     "pow_1": ([node("Pow", "x,o", "a")], {"o": np.float32(1)}),
     "where": ([node("Where", "c,x,z", "a")], {"c": np.ones((3, 1), bool), "z": np.float32(3)}),

@@ -50,11 +50,12 @@ Column = Numbers | Texts
 class TextReader:
     """Reads a column of text cell by cell. It becomes numbers, unless it is `categorical` or its cells are texts.
 
-    Cells are added in order, in parts of any size.
+    Cells are added in order, in parts of any size. decimal: the decimal mark of numbers, "." or ",".
     """
 
-    def __init__(self, name: str, categorical: bool):
+    def __init__(self, name: str, categorical: bool, decimal: str = "."):
         self.name = name
+        self._decimal = decimal
         self._numbers: list[np.ndarray] | None = None if categorical else []
         self._codes: list[np.ndarray] = []
         self._places: dict[str, int] = {}
@@ -67,7 +68,7 @@ class TextReader:
     def add(self, cells: Sequence[str]) -> None:
         """Add the next cells. Raises Mixed, which has row numbers from 0, if the column contains numbers and texts."""
         if self._numbers is not None and self._text is None:
-            numbers = _numbers(cells)
+            numbers = _numbers(cells, self._decimal)
             if numbers is not None:
                 self._see(cells, np.flatnonzero(~np.isnan(numbers))[:1], is_text=False)
                 self._numbers.append(numbers)
@@ -75,8 +76,8 @@ class TextReader:
                 return
         if not self._categorical:
             stripped = [cell.strip() for cell in cells]
-            texts = [i for i, cell in enumerate(stripped) if cell not in MISSING and not is_number(cell)]
-            numeric = [i for i, cell in enumerate(stripped) if cell not in MISSING and is_number(cell)]
+            texts = [i for i, cell in enumerate(stripped) if cell not in MISSING and not is_number(cell, self._decimal)]
+            numeric = [i for i, cell in enumerate(stripped) if cell not in MISSING and is_number(cell, self._decimal)]
             self._see(cells, texts[:1], is_text=True)
             self._see(cells, numeric[:1], is_text=False)
         self._codes.append(self._coded(cells))
@@ -116,23 +117,33 @@ class Mixed(InputError):
         self.column, self.text, self.number = column, text, number
 
 
-def is_number(cell: str) -> bool:
+# Exchanges the decimal point and the decimal comma: "1.5" is not a number where numbers have decimal commas.
+_EXCHANGED = str.maketrans(".,", ",.")
+
+
+def is_number(cell: str, decimal: str = ".") -> bool:
+    """Return whether a cell is a number with this decimal mark, "." or ","."""
     try:
-        float(cell)
+        number(cell, decimal)
     except ValueError:
         return False
     # Python accepts 1_000; in a table, this is a text.
     return "_" not in cell
 
 
-def _numbers(cells: Sequence[str]) -> np.ndarray | None:
+def number(cell: str, decimal: str) -> float:
+    """Return the number in a cell. Raises ValueError if there is none."""
+    return float(cell if decimal == "." else cell.translate(_EXCHANGED))
+
+
+def _numbers(cells: Sequence[str], decimal: str) -> np.ndarray | None:
     """Convert cells to float64, NaN for cells without a value; None if a cell is a text."""
     try:
-        found = np.array(cells).astype(np.float64)
+        found = np.array(cells if decimal == "." else [cell.translate(_EXCHANGED) for cell in cells]).astype(np.float64)
     except ValueError:
         try:
             # Like `is_number`, this accepts spaces and digits of every script.
-            found = np.array([np.nan if (c := cell.strip()) in MISSING else float(c) for cell in cells])
+            found = np.array([np.nan if (c := cell.strip()) in MISSING else number(c, decimal) for cell in cells])
         except ValueError:
             return None
     if any("_" in cell for cell in cells):

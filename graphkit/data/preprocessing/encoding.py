@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
@@ -21,6 +22,9 @@ CATEGORIES = ("onehot", "codes")
 
 # Names of the inputs: of numbers, and of the codes of categories.
 NUMBERS, CODES = "x", "categories"
+
+# Rows of x that are filled at a time.
+_ROWS = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,8 @@ class Encoding:
 
     @staticmethod
     def fit(
-        table: Table, names: Collection[str], rows: np.ndarray, *, missing: str = "raise", indicator: bool = False,
-        scale: str = "none", categories: str = "onehot",
+        table: Table, names: Collection[str], rows: np.ndarray | slice, *, missing: str = "raise",
+        indicator: bool = False, scale: str = "none", categories: str = "onehot",
     ) -> Encoding:  # fmt: skip
         """Learn the fills, shifts, scales and values of the named columns from `rows`.
 
@@ -72,7 +76,7 @@ class Encoding:
         ):  # fmt: skip
             if value not in known:
                 raise UsageError(f"{table.path}: {option} must be one of {', '.join(known)}, not {value!r}")
-        if not len(rows):
+        if not len(np.arange(table.rows)[rows]):
             raise InputError(f"{table.path}: there are no rows to learn the columns from")
         numbers, named = [], []
         for name in names:
@@ -88,30 +92,50 @@ class Encoding:
         """Return the inputs of a table's rows. Raises InputError if a column is missing or of another kind, or a
         cell is empty and has no fill.
         """
-        parts = [part for column in self.numbers for part in self._number(table, column, rows)]
+        numbers = [self._number(table, column, rows) for column in self.numbers]
         codes = [self._codes(table, column)[rows] for column in self.categories]
-        if self.onehot:
-            for column, found in zip(self.categories, codes, strict=True):
-                parts.append((found[:, None] == np.arange(1, len(column.values) + 1)).astype(np.float32))
-            codes = []
         inputs = {}
-        if parts:
-            inputs[NUMBERS] = np.concatenate([p.reshape(len(p), -1) for p in parts], axis=1)
-        if codes:
+        if numbers or (codes and self.onehot):
+            inputs[NUMBERS] = self._filled(numbers, codes if self.onehot else [])
+        if codes and not self.onehot:
             inputs[CODES] = np.stack(codes, axis=1)
         return inputs
 
-    def read(self, path: Path) -> dict[str, np.ndarray]:
-        """Return the inputs of all rows of a file. Other columns are ignored. Raises InputError as `inputs` does."""
+    def _filled(self, numbers: list[tuple[np.ndarray, np.ndarray]], codes: list[np.ndarray]) -> np.ndarray:
+        """Return x of the (values, missing) of each column of numbers, and the codes of those that are one-hot."""
+        widths = [1 + column.flagged for column in self.numbers]
+        widths += [len(column.values) for column in self.categories[: len(codes)]]
+        places = [0, *itertools.accumulate(widths)]
+        x = np.zeros((len(codes[0] if codes else numbers[0][0]), places[-1]), np.float32)
+        # Parts of x stay in the processor's cache until all their columns are filled.
+        for start in range(0, len(x), _ROWS):
+            part, rows = x[start : start + _ROWS], slice(start, start + _ROWS)
+            for place, column, (values, missing) in zip(places, self.numbers, numbers, strict=False):
+                is_scaled = (column.shift, column.scale) != (0, 1)
+                part[:, place] = (values[rows] - column.shift) / column.scale if is_scaled else values[rows]
+                if column.flagged:
+                    part[:, place + 1] = missing[rows]
+            for place, found in zip(places[len(numbers) :], codes, strict=False):
+                known = np.flatnonzero(found[rows])
+                part[known, place - 1 + found[rows][known]] = 1
+        return x
+
+    def read(self, path: Path, **form: Any) -> dict[str, np.ndarray]:
+        """Return the inputs of all rows of a file. Other columns are ignored. Raises InputError as `inputs` does.
+
+        form: header, delimiter, encoding and decimal of a text file, as in `read_table`.
+        """
         named = [column.name for column in self.categories]
-        return self.inputs(read_table(path, Choice([*(column.name for column in self.numbers), *named], (), named)))
+        choice = Choice([*(column.name for column in self.numbers), *named], (), named)
+        return self.inputs(read_table(path, choice, **form))
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Return the number of codes of each column of `categories`: the number of rows of its embedding table."""
         return tuple(len(column.values) + 1 for column in self.categories)
 
-    def _number(self, table: Table, column: NumberColumn, rows: np.ndarray | slice) -> list[np.ndarray]:
+    def _number(self, table: Table, column: NumberColumn, rows: np.ndarray | slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return the values of a column, with its empty cells filled, and which cells were empty."""
         found = _column(table, column.name)
         if not isinstance(found, Numbers):
             raise InputError(f"{table.path}: column {column.name!r} contains text, but contained numbers in training")
@@ -120,8 +144,7 @@ class Encoding:
             if column.fill is None:
                 raise _gap(table, found)
             values = np.where(missing, column.fill, values)
-        parts = [((values - column.shift) / column.scale).astype(np.float32)]
-        return [*parts, missing.astype(np.float32)] if column.flagged else parts
+        return values, missing
 
     def _codes(self, table: Table, column: CategoryColumn) -> np.ndarray:
         found = _column(table, column.name)
@@ -158,12 +181,14 @@ class Encoding:
 
 
 def _number_column(
-    table: Table, column: Numbers, rows: np.ndarray, missing: str, indicator: bool, scale: str
+    table: Table, column: Numbers, rows: np.ndarray | slice, missing: str, indicator: bool, scale: str
 ) -> NumberColumn:
     gaps = column.missing
     if gaps.any() and missing == "raise":
         raise _gap(table, column)
-    known = column.values[rows][~gaps[rows]]
+    known = column.values[rows]
+    if gaps.any():
+        known = known[~gaps[rows]]
     if not known.size:
         raise InputError(
             f"{table.path}: column {column.name!r} is empty in all training rows; drop={column.name} (--data-option "

@@ -10,15 +10,16 @@ import codecs
 import contextlib
 import csv
 import itertools
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from graphkit.data.preprocessing import arrow_csv
-from graphkit.data.preprocessing.column import Column, Mixed, Numbers, TextReader, is_number
+from graphkit.data.preprocessing.column import Column, Mixed, Numbers, TextReader, Texts, is_number
 from graphkit.data.preprocessing.parquet import column_of, read_parquet
-from graphkit.errors import InputError, did_you_mean
+from graphkit.errors import GraphkitWarning, InputError, UsageError, did_you_mean
 from graphkit.named_tuples import NamedTuple
 
 # The suffixes of tables.
@@ -100,21 +101,60 @@ def read_table(
     header: bool | None = None,
     delimiter: str | None = None,
     encoding: str | None = None,
+    decimal: str = ".",
 ) -> Table:
     """Return the chosen columns of a file.
 
     header: whether the first line of a .csv contains names; None: it does if no cell of it is a number. Columns without
     names are called by position: "0", "1", ... delimiter: between cells in text files (default: a tab in .tsv; a
     semicolon if the first line of a .csv contains semicolons and no comma; else a comma). encoding: of the characters
-    of a text file, such as "latin-1" (default: UTF-8; UTF-16 if the file begins with its byte order mark). Raises
-    InputError, which names file and line, if it is not a table.
+    of a text file, such as "latin-1" (default: UTF-8; UTF-16 if the file begins with its byte order mark). decimal: the
+    decimal mark of numbers in text files, "." or ",". Texts that look like numbers with decimal commas give a
+    GraphkitWarning. Raises InputError, which names file and line, if it is not a table.
     """
+    if decimal not in (".", ","):
+        raise UsageError(f'{path}: decimal must be "." or ",", not {decimal!r}')
     if path.suffix == ".parquet":
         return _parquet(path, choice)
     encoding = _encoding(path, encoding)
-    mark = delimiter or ("\t" if path.suffix == ".tsv" else _delimiter(path, encoding))
-    table = _with_pyarrow(path, choice, header, mark) if encoding == _UTF8 else None
-    return table or _with_csv(path, choice, header, mark, encoding)
+    mark = delimiter or ("\t" if path.suffix == ".tsv" else _delimiter(path, encoding, decimal))
+    if mark == decimal:
+        raise UsageError(f"{path}: delimiter and decimal are both {mark!r}; set delimiter to the mark between cells")
+    form = _Form(mark, header, decimal)
+    table = _with_pyarrow(path, choice, form) if encoding == _UTF8 else None
+    table = table or _with_csv(path, choice, form, encoding)
+    if found := _with_decimal_commas(table, choice, form):
+        warnings.warn(
+            f"{path}: {found} look{'s' * (',' not in found)} like numbers with decimal commas, but "
+            f"{'is' if ',' not in found else 'are'} read as text; {_ADVICE}",
+            GraphkitWarning, stacklevel=2,
+        )  # fmt: skip
+    return table
+
+
+class _Form(NamedTuple):
+    """Form of a text file: the delimiter, whether there is a header, the decimal mark. See `read_table`."""
+
+    mark: str
+    header: bool | None
+    decimal: str
+
+    def may_be_comma(self, cell: str) -> bool:
+        """Return whether a text is a number with a decimal comma, which is not the file's decimal mark."""
+        return self.decimal == "." and self.mark != "," and "," in cell and is_number(cell, ",")
+
+
+_ADVICE = "to read them as numbers, set decimal=, (--data-option decimal=,)"
+
+
+def _with_decimal_commas(table: Table, choice: Choice, form: _Form) -> str:
+    """Return the names of text columns whose cells are all numbers with decimal commas."""
+    found = [
+        repr(name)
+        for name, column in table.columns.items()
+        if isinstance(column, Texts) and name not in choice.categorical and all(map(form.may_be_comma, column.texts))
+    ]
+    return f"column{'s' * (len(found) > 1)} {', '.join(found)}" if found else ""
 
 
 def _encoding(path: Path, given: str | None) -> str:
@@ -133,14 +173,18 @@ def _encoding(path: Path, given: str | None) -> str:
     return _UTF8 if name == "utf-8" else name
 
 
-def _delimiter(path: Path, encoding: str) -> str:
-    """Return a semicolon if the first line contains semicolons and no comma, else a comma."""
+def _delimiter(path: Path, encoding: str, decimal: str) -> str:
+    """Return a semicolon if the first line contains semicolons, and no commas but decimal ones. Otherwise, a comma."""
     try:
         with path.open(encoding=encoding, errors="replace") as file:
             first = file.readline(_LONGEST_HEAD)
     except (OSError, UnicodeError):
         return ","  # reading reports the error
-    return ";" if ";" in first and "," not in first else ","
+    if ";" not in first:
+        return ","
+    cells = [cell.strip() for cell in first.split(";")]
+    has_only_decimal = all(is_number(cell, ",") for cell in cells if "," in cell)
+    return ";" if decimal == "," or has_only_decimal else ","
 
 
 @contextlib.contextmanager
@@ -158,33 +202,34 @@ def _opened(path: Path, encoding: str) -> Iterator[TextIO]:
         raise InputError(f"{path}: cannot be read as text: {error}") from None
 
 
-def _with_pyarrow(path: Path, choice: Choice, header: bool | None, mark: str) -> Table | None:
+def _with_pyarrow(path: Path, choice: Choice, form: _Form) -> Table | None:
     """Return a large table as `_with_csv` does, but faster; None if `_with_csv` must read it."""
     if not path.is_file() or path.stat().st_size < _SMALL:
         return None
 
     def places(first: list[str]) -> tuple[bool, int, dict[str, int]]:
-        has_names, names, found = _names(path, first, choice, header)
+        has_names, names, found = _names(path, first, choice, form)
         return has_names, len(names), found
 
-    unit, replaced = (mark, None) if len(mark) == 1 else (_UNIT, mark)
-    found = arrow_csv.read(path, unit, replaced, places, choice.categorical)
+    unit, replaced = (form.mark, None) if len(form.mark) == 1 else (_UNIT, form.mark)
+    found = arrow_csv.read(path, unit, replaced, places, choice.categorical, form.decimal)
     return None if found is None else Table(path, *found)
 
 
-def _with_csv(path: Path, choice: Choice, header: bool | None, mark: str, encoding: str) -> Table:
+def _with_csv(path: Path, choice: Choice, form: _Form, encoding: str) -> Table:
+    mark = form.mark
     with _opened(path, encoding) as file:
         # The csv module only accepts delimiters of one character.
         lines = file if len(mark) == 1 else (line.replace(mark, _UNIT) for line in file)
-        return _csv(path, csv.reader(lines, delimiter=mark if len(mark) == 1 else _UNIT), choice, header)
+        return _csv(path, csv.reader(lines, delimiter=mark if len(mark) == 1 else _UNIT), choice, form)
 
 
-def _csv(path: Path, lines: Any, choice: Choice, header: bool | None) -> Table:
+def _csv(path: Path, lines: Any, choice: Choice, form: _Form) -> Table:
     first: list[str] = next(lines, [])
     if not first and next(lines, None) is None:
         raise InputError(f"{path}: the file is empty; expected one line of comma-separated cells per sample")
-    header, names, places = _names(path, first, choice, header)
-    readers = {name: TextReader(name, name in choice.categorical) for name in places}
+    header, names, places = _names(path, first, choice, form)
+    readers = {name: TextReader(name, name in choice.categorical, form.decimal) for name in places}
     found: list[tuple[int, int]] = []
     rows = 0
     try:
@@ -196,20 +241,26 @@ def _csv(path: Path, lines: Any, choice: Choice, header: bool | None) -> Table:
         row, cell = error.text
         raise InputError(
             f"{path}: line {_line(found, row)}: {cell!r} in column {error.column!r} is not a number, but "
-            f"{error.number[1]!r} in line {_line(found, error.number[0])} is; correct the file, or set "
-            f"categorical={error.column} (--data-option categorical={error.column}) to read all cells as names"
+            f"{error.number[1]!r} in line {_line(found, error.number[0])} is; "
+            + (
+                _ADVICE
+                if form.may_be_comma(cell)
+                else f"correct the file, or set categorical={error.column} (--data-option "
+                f"categorical={error.column}) to read all cells as names"
+            )
         ) from None
     if not rows:
         raise InputError(f"{path}: there is a header, but no sample below it")
     return Table(path, {name: reader.column() for name, reader in readers.items()}, found)
 
 
-def _names(path: Path, first: list[str], choice: Choice, header: bool | None) -> tuple[bool, list[str], dict[str, int]]:
+def _names(path: Path, first: list[str], choice: Choice, form: _Form) -> tuple[bool, list[str], dict[str, int]]:
     """(whether the first line is a header, names of all columns, places of the chosen ones) of a first line's cells."""
     if not any(cell.strip() for cell in first):
         raise InputError(f"{path}: the first line is empty; expected comma-separated names or numbers in it")
+    header = form.header
     if header is None:
-        header = not any(is_number(cell) for cell in first)
+        header = not any(is_number(cell, form.decimal) or form.may_be_comma(cell) for cell in first)
     names = [cell.strip() or str(i) for i, cell in enumerate(first)] if header else list(map(str, range(len(first))))
     place = {name: i for i, name in enumerate(names)}
     return header, names, {name: place[name] for name in choice.of(path, names)}

@@ -33,7 +33,7 @@ def load(
     target: str | Collection[str] | None = None, columns: str | Collection[str] | None = None,
     drop: str | Collection[str] = (), categorical: str | Collection[str] = (), categories: str = "onehot",
     missing: str = "raise", indicator: bool | str = False, scale: str = "none", header: bool | str | None = None,
-    delimiter: str | None = None, encoding: str | None = None, weight: str | None = None,
+    delimiter: str | None = None, encoding: str | None = None, decimal: str = ".", weight: str | None = None,
 ) -> Splits | Dataset:  # fmt: skip
     """Load (train, test) of the rows of a table; with test_fraction None, one data set of all rows.
 
@@ -48,7 +48,7 @@ def load(
         drop: Columns that are not inputs.
         categorical: Columns of numbers that are names of categories.
         like: Data of the same table, whose encoding is used.
-        header, delimiter, encoding: See read_table.
+        header, delimiter, encoding, decimal: See read_table.
         weight: A column with weights of the samples. It is an array of this name, for `fit(sample_weight=...)`.
 
     Raises:
@@ -57,23 +57,24 @@ def load(
     named, taken = names_of(target), names_of(columns)
     further = (weight,) if weight else ()
     choice = Choice((*taken, *named, *further) if taken and named else None, names_of(drop), names_of(categorical))
-    table = read_table(path, choice, header=_flag("header", header), delimiter=delimiter, encoding=encoding)
+    table = read_table(
+        path, choice, header=flag_of("header", header), delimiter=delimiter, encoding=encoding, decimal=decimal
+    )
     weights = {} if weight is None else {weight: _weights(table, weight, named)}
     named = _targets(table, named, weight)
     inputs = _inputs(table, (*named, *further), taken)
     found = {name: targets_of(table, name) for name in named}
     targets, classes = found[named[0]] if len(named) == 1 else ({n: t for n, (t, _) in found.items()}, None)
-    everything = np.arange(table.rows)
-    train, test = _divided(path, everything, targets, test_fraction, seed)
+    train, test = _divided(path, table.rows, targets, test_fraction, seed)
     if like is not None and like.encoding is not None:
         fitted = like.encoding
     else:
         fitted = Encoding.fit(
-            table, inputs, train, missing=missing, indicator=bool(_flag("indicator", indicator)), scale=scale,
+            table, inputs, train, missing=missing, indicator=bool(flag_of("indicator", indicator)), scale=scale,
             categories=categories,
         )  # fmt: skip
 
-    def part(rows: np.ndarray, name: str) -> TableData:
+    def part(rows: np.ndarray | slice, name: str) -> TableData:
         arrays = {**fitted.inputs(table, rows), **{name: array[rows] for name, array in weights.items()}}
         chosen = {n: t[rows] for n, t in targets.items()} if isinstance(targets, dict) else targets[rows]
         return TableData(
@@ -81,18 +82,18 @@ def load(
         )
 
     if test_fraction is None:
-        return part(everything, str(path))
+        return part(train, str(path))
     return Splits(part(train, f"{path} (train)"), part(test, f"{path} (test)"))
 
 
 def _divided(
-    path: Path, rows: np.ndarray, targets: Any, test_fraction: float | None, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
+    path: Path, rows: int, targets: Any, test_fraction: float | None, seed: int
+) -> tuple[np.ndarray | slice, np.ndarray | slice]:
     """Return the rows for training and for testing. Classes have the same shares in both."""
     if test_fraction is None:
-        return rows, rows[:0]
+        return slice(None), slice(0)
     labels = targets if isinstance(targets, np.ndarray) and targets.dtype.kind == "i" else None
-    return order.hold_out(str(path), len(rows), test_fraction, seed, labels)
+    return order.hold_out(str(path), rows, test_fraction, seed, labels)
 
 
 def _weights(table: Table, name: str, targets: tuple[str, ...]) -> np.ndarray:
@@ -137,7 +138,7 @@ def _inputs(table: Table, targets: tuple[str, ...], taken: tuple[str, ...]) -> l
     return found
 
 
-def _flag(option: str, given: bool | str | None) -> bool | None:
+def flag_of(option: str, given: bool | str | None) -> bool | None:
     if given is None or isinstance(given, bool):
         return given
     if given.lower() in ("true", "false"):

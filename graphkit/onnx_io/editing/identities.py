@@ -112,6 +112,11 @@ def _split(round: Round, node: Node) -> str:
 
 def _neutral(round: Round, node: Node) -> str:
     places, value = _NEUTRAL[node.kind]
+    return _beside(round, node, places, value) or (_negated_twice(round, node) if node.kind == "Mul" else "")
+
+
+def _beside(round: Round, node: Node, places: tuple[int, ...], value: int) -> str:
+    """The other operand, if one operand is the constant `value` and does not change the shape."""
     for place in places:
         other, array = node.inputs[1 - place], round.array(node.inputs[place])
         if array is None or not const_all(array, value):
@@ -121,6 +126,17 @@ def _neutral(round: Round, node: Node) -> str:
         if fits or round.same(other, node.outputs[0]):
             return other
     return ""
+
+
+def _negated_twice(round: Round, node: Node) -> str:
+    """The operand of two nodes in a row, Neg or products with -1, which change its sign twice."""
+    once = _negated(round, node)
+    inner = round.producer(once, "Neg", "Mul") if once else None
+    return "" if inner is None else _negated(round, inner)
+
+
+def _negated(round: Round, node: Node) -> str:
+    return node.inputs[0] if node.kind == "Neg" else _beside(round, node, (0, 1), -1)
 
 
 def _where(round: Round, node: Node) -> str:
@@ -166,6 +182,7 @@ _RULES: Mapping[str, _Rule] = {
     "Resize": _resize,
     "Upsample": _resize,
     **dict.fromkeys(_NEUTRAL, _neutral),
+    "Neg": _negated_twice,
 }
 
 

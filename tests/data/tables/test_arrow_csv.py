@@ -27,6 +27,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(arrow_csv, "_FIRST", 40)
     monkeypatch.setattr(arrow_csv, "_BLOCK", 70)
     monkeypatch.setattr(arrow_csv, "_FEWEST_ROWS", 1)
+    monkeypatch.setattr(arrow_csv, "_ROWS", 1)
 
 
 def contents(path, choice=ALL, **options):
@@ -313,3 +314,14 @@ def test_random_tables(tmp_path, monkeypatch, seed):
     assert kinds[False, False] > 2
     assert kinds[False, True] > 10
     assert not kinds[True, True]
+
+
+def test_random_tables_with_decimal_commas(tmp_path, monkeypatch):
+    rng = np.random.default_rng(4)
+    path = tmp_path / "a.csv"
+    kinds = Counter()
+    for _ in range(60):
+        path.write_text(random_table(rng).translate(str.maketrans(",.;", ";,.")), encoding="utf-8", newline="")
+        is_read, found = compared(monkeypatch, path, delimiter=";", decimal=",")
+        kinds[is_read and "numbers" if "Numbers" in str(found) else "texts"] += 1
+    assert kinds["numbers"] > 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import warnings
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +14,10 @@ import pytest
 from combinations import in_one_item
 
 from graphkit import data
+from graphkit.data.preprocessing import encoding as encodings
 from graphkit.data.preprocessing import table_reading as reading
 from graphkit.data.preprocessing.encoding import Encoding
-from graphkit.errors import InputError, UsageError
+from graphkit.errors import GraphkitWarning, InputError, UsageError
 
 TEXT = """age,city,income,rooms,price
 30,Bern,1000.5,2,100.5
@@ -61,6 +63,17 @@ def test_codes_flags_and_scales(path):
     assert found.inputs["x"].shape == (5, 5), "age, its flag, income, its flag, rooms without one"
     scaled = data.read(path, missing="zero", scale="minmax", drop="city").inputs
     assert scaled[:, 2].tolist() == pytest.approx([1 / 3, 2 / 3, 0, 1 / 3, 1])
+
+
+@pytest.mark.parametrize("categories", ["onehot", "codes"])
+def test_rows_are_encoded_alike_in_parts_of_any_size(path, monkeypatch, categories):
+    options = {"missing": "zero", "indicator": True, "scale": "standard", "categories": categories}
+    whole = data.read(path, **options).take(slice(None))[0]
+    monkeypatch.setattr(encodings, "_ROWS", 2)
+    parts = data.read(path, **options).take(slice(None))[0]
+    for found, expected in zip(*(x.values() if isinstance(x, dict) else [x] for x in (parts, whole)), strict=True):
+        assert found.dtype == expected.dtype
+        assert np.array_equal(found, expected)
 
 
 def test_the_test_part_teaches_nothing(tmp_path):
@@ -249,6 +262,47 @@ def test_semicolons_and_encodings_of_spreadsheets(tmp_path):
     for wrong in ("hex", "a\0b", 5):
         with pytest.raises(InputError, match="unknown encoding"):
             data.read(tmp_path / "latin.csv", encoding=wrong)
+
+
+COMMAS = "größe;b;y\n1,5;-2,25e1;ja\n3;;nein\n"
+
+
+def test_decimal_commas_are_numbers_if_the_option_says_so(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(COMMAS)
+    found = data.read(path, decimal=",", missing="zero")
+    assert found.inputs.tolist() == [[1.5, -22.5], [3, 0]]
+    path.write_text(COMMAS.split("\n", 1)[1])
+    assert data.read(path, decimal=",", missing="zero").inputs.tolist() == [[1.5, -22.5], [3, 0]]
+    path.write_text("a;y\n1.5;0,5\n2.5;1,5\n")  # a point is not a decimal mark then
+    found = data.read(path, decimal=",")
+    assert found.inputs.tolist() == [[1, 0], [0, 1]]
+    assert found.targets.tolist() == [0.5, 1.5]
+    with pytest.raises(UsageError, match=r'decimal must be "\." or ",", not \'x\''):
+        data.read(path, decimal="x")
+    path.write_text("a,y\n1,2\n")
+    with pytest.raises(UsageError, match="delimiter and decimal are both ','"):
+        data.read(path, decimal=",")
+
+
+def test_columns_that_look_like_decimal_commas_give_a_warning(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("a;b;y\n1,5;x;2,5\n0,25;1,5;1,5\n")
+    with pytest.warns(GraphkitWarning, match="a.csv: columns 'a', 'y' look like numbers with decimal commas") as seen:
+        data.read(path)
+    assert "--data-option decimal=," in str(seen[0].message)
+    path.write_text("1,5;0\n0,25;1\n")  # the commas in the first line are not between cells
+    with pytest.warns(GraphkitWarning, match="column '0' looks like numbers with decimal commas"):
+        assert data.read(path).inputs.shape == (2, 2)
+    path.write_text("a;y\n1,5;0\n2;1\n")
+    with pytest.raises(InputError, match=r"'1,5' in column 'a' is not a number.*set decimal=,"):
+        data.read(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        path.write_text('a,y\n"1,500",0\n"2,500",1\n')  # a comma between thousands
+        data.read(path)
+        path.write_text("a;y\n1,5;0\n2,5;1\n")
+        data.read(path, categorical="a")
 
 
 def test_numbers_beside_any_space_and_in_any_digits(tmp_path):
