@@ -234,9 +234,7 @@ void ArgExtreme::run_as(const T* x, std::int64_t* y) const {
     for_each_tile(
         g, threads(),
         [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t row = begin; row < end; ++row) {
-                y[row] = functions.row(x + row * g.size, g.size, largest_, last_);
-            }
+            functions.rows(x + begin * g.size, end - begin, g.size, largest_, last_, y + begin);
         },
         [&](std::int64_t outer, std::int64_t column, std::int64_t width) {
             functions.columns(x + outer * g.size * g.inner + column, g.size, g.inner, width, largest_, last_,
@@ -278,10 +276,15 @@ void Hardmax::run_as(const T* x, Y* y, Y one) const {
     for_each_tile(
         g, threads(),
         [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t row = begin; row < end; ++row) {
-                Y* to = y + row * g.size;
-                std::memset(to, 0, static_cast<std::size_t>(g.size) * sizeof(Y));
-                to[functions.row(x + row * g.size, g.size, true, false)] = one;
+            std::int64_t positions[kArgTile];
+            for (std::int64_t first = begin; first < end; first += kArgTile) {
+                const std::int64_t rows = std::min(kArgTile, end - first);
+                Y* to = y + first * g.size;
+                functions.rows(x + first * g.size, rows, g.size, true, false, positions);
+                std::memset(to, 0, static_cast<std::size_t>(rows * g.size) * sizeof(Y));
+                for (std::int64_t i = 0; i < rows; ++i) {
+                    to[i * g.size + positions[i]] = one;
+                }
             }
         },
         [&](std::int64_t outer, std::int64_t column, std::int64_t width) {
