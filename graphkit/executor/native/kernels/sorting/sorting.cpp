@@ -121,6 +121,8 @@ class TopK : public Kernel {
 constexpr double kElementNanoseconds = 0.2;
 // If k is at most this, the k best elements are kept in order while a row is read.
 constexpr std::int64_t kInserted = 32;
+// Elements of a row for which searching blocks does not pay.
+constexpr std::int64_t kShortRow = 16;
 
 // Calls body.operator()<T>(), where T is the C++ type of an element.
 template <typename Body>
@@ -356,8 +358,20 @@ std::int64_t TopK::insert(const T* from, Candidate<Key<T>>* candidates) const {
         }
         candidates[place] = candidate;
     };
+    const auto flip = static_cast<K>(largest_ ? -1 : 0);
+    const auto candidate_at = [&](std::int64_t i) {
+        return Candidate<K>{static_cast<K>(key_of(from[i * inner]) ^ flip), i};
+    };
     for (std::int64_t i = 0; i < k_; ++i) {
-        put({functions.key(from[i * inner], largest_), i}, i);
+        put(candidate_at(i), i);
+    }
+    if (size <= kShortRow) {
+        for (std::int64_t i = k_; i < size; ++i) {
+            if (const Candidate<K> candidate = candidate_at(i); candidate < candidates[k_ - 1]) {
+                put(candidate, k_ - 1);
+            }
+        }
+        return size;
     }
     K keys[kKeyBlock];
     std::int64_t at = k_;
