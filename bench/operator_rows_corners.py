@@ -235,8 +235,8 @@ _PRODUCTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], bool]] = {
     "heads": ((1, 12, 61, 67), (1, 12, 67, 61), False),
 }
 for _name, (_a, _b, _fixed) in _PRODUCTS.items():
-    _one, _two = normal(*_a), normal(*_b)
-    corner(f"MatMul_{_name}", "MatMul", [_one, *(held(_two) if _fixed else [_two])], [normal(2, 5), normal(5, 3)])
+    _weights = [held(normal(*shape)) if _fixed else [normal(*shape)] for shape in (_b, (5, 3))]
+    corner(f"MatMul_{_name}", "MatMul", [normal(*_a), *_weights[0]], [normal(2, 5), *_weights[1]])
 corner("Gemm_3_rows", "Gemm", [normal(3, 997), *held(normal(1009, 997), normal(1009))],
        [normal(2, 5), *held(normal(3, 5), normal(3))], transB=1)  # fmt: skip
 corner("Gemm_transA", "Gemm", [normal(997, 3), normal(997, 211)], [normal(5, 2), normal(5, 3)], transA=1)
