@@ -1,12 +1,14 @@
 """Single operators in graphkit, compared with ONNX Runtime; and their gradients, compared with PyTorch.
 
-    python bench/operators.py [--table forward,gradients] [--shapes first,other] [--threads 1] [--rounds 7]
+    python bench/operators.py [--table forward,corners,...] [--shapes first,other] [--threads 1] [--rounds 7]
                               [--only NAME,...] [--output FILE]
 
-A row is one node on about a million elements. For a gradient, the value is the result times a given array, summed;
-PyTorch computes forward and backward, and graphkit what the gradients need. All engines are opened in one process and
-take turns in rounds. With one thread, times are processor times, which other processes disturb less; otherwise they are
-wall times. A ratio is the median over rounds of the peer's time divided by graphkit's: above 1, graphkit is faster.
+A row is one node on about a million elements. In the tables `corners` and `gradient_corners`, rows have unusual shapes,
+and with `--shapes other`, they have about 10 elements: that measures the cost of a call. For a gradient, the value is
+the result times a given array, summed; PyTorch computes forward and backward, and graphkit what the gradients need. All
+engines are opened in one process and take turns in rounds. With one thread, times are processor times, which other
+processes disturb less; otherwise they are wall times. A ratio is the median over rounds of the peer's time divided by
+graphkit's: above 1, graphkit is faster.
 Results are compared before. If they differ, or if an engine fails, the row says so and the exit code is 1.
 """
 
@@ -23,10 +25,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gradient_rows
+import gradient_rows_corners
 import numpy as np
 import onnx
 import onnxruntime
 import operator_rows
+import operator_rows_corners
 import operator_rows_dense  # noqa: F401 (adds rows)
 from operator_operands import Operand, describe
 from processes import machine
@@ -128,7 +132,9 @@ def gradient(
 
 TABLES: dict[str, tuple[str, Any, Any]] = {
     "forward": ("ONNX Runtime", operator_rows.ROWS, forward),
+    "corners": ("ONNX Runtime", operator_rows_corners.CORNERS, forward),
     "gradients": ("PyTorch", gradient_rows.ROWS, gradient),
+    "gradient_corners": ("PyTorch", gradient_rows_corners.CORNERS, gradient),
 }
 
 
@@ -173,8 +179,10 @@ def measured(name: str, shapes: str, threads: int, options: argparse.Namespace) 
 
 
 def versions(tables: Sequence[str]) -> str:
-    peers = [f"ONNX Runtime {onnxruntime.__version__}"] if "forward" in tables else []
-    if "gradients" in tables:
+    peers = (
+        [f"ONNX Runtime {onnxruntime.__version__}"] if any(TABLES[name][0] == "ONNX Runtime" for name in tables) else []
+    )
+    if any(TABLES[name][0] == "PyTorch" for name in tables):
         import torch
 
         peers.append(f"PyTorch {torch.__version__}")

@@ -6,8 +6,10 @@ import argparse
 from typing import Any
 
 import gradient_rows
+import gradient_rows_corners
 import numpy as np
 import operator_rows
+import operator_rows_corners
 import operators
 import pytest
 from combinations import in_one_item
@@ -24,6 +26,14 @@ def test_each_row_has_two_sets_of_shapes() -> None:
         kinds = [[(o.dtype, o.constant) for o in operands] for operands in (row.operands, row.other)]
         assert kinds[0] == kinds[1], row.name
         assert [o.shape for o in row.operands] != [o.shape for o in row.other] or row.name == "Range", row.name
+
+
+def test_tables_of_unusual_shapes_have_the_same_kinds_in_both_sets() -> None:
+    assert len(operator_rows_corners.CORNERS) > 200
+    assert len(gradient_rows_corners.CORNERS) > 60
+    for row in (*operator_rows_corners.CORNERS.values(), *gradient_rows_corners.CORNERS.values()):
+        kinds = [[(o.dtype, o.constant) for o in operands] for operands in (row.operands, row.other)]
+        assert kinds[0] == kinds[1], row.name
 
 
 def test_operands_are_what_they_say() -> None:

@@ -6,6 +6,7 @@
 #include "primitives/reduction_table.h"
 #include "simd/exp.h"
 #include "simd/half_convert.h"
+#include "simd/narrow_rows.h"
 #include "simd/row_loops.h"
 
 namespace graphkit {
@@ -141,8 +142,36 @@ T reduce_row(const T* x, std::int64_t size, T shift) {
     return across<Op, T>(total);
 }
 
+// Reduces contiguous rows of `Columns` elements, as many together as a vector has lanes.
+template <typename Op, int Columns, typename T>
+void reduce_narrow_rows(const T* x, std::int64_t rows, const T* shift, T* out) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    T last[Columns * lanes] = {};
+    for (std::int64_t row = 0; row < rows; row += lanes) {
+        const std::int64_t part = rows - row < lanes ? rows - row : lanes;
+        const T* from = x + row * Columns;
+        if (part < lanes) {
+            __builtin_memcpy(last, from, static_cast<std::size_t>(part) * Columns * sizeof(T));
+            from = last;
+        }
+        Vector<T> columns[Columns];
+        load_columns<T, Columns>(from, columns);
+        const Vector<T> about = shift == nullptr ? splat(T{0}) : load_part(shift + row, part, T{0});
+        Vector<T> total = Op::map(columns[0], about);
+#pragma GCC unroll 8
+        for (int c = 1; c < Columns; ++c) {
+            total = Op::combine(total, Op::map(columns[c], about));
+        }
+        store_part(out + row, total, part);
+    }
+}
+
 template <typename Op, typename T>
 void reduce_rows(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t size, const T* shift, T* out) {
+    if ((stride == size || rows == 1) && size >= 2 && size <= kNarrow) {
+        return with_columns(size,
+                            [&](auto narrow) { reduce_narrow_rows<Op, decltype(narrow)::value>(x, rows, shift, out); });
+    }
     for (std::int64_t i = 0; i < rows; ++i) {
         out[i] = reduce_row<Op, T>(x + i * stride, size, shift == nullptr ? T{0} : shift[i]);
     }

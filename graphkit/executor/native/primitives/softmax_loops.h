@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "primitives/reduction_loops.h"
+#include "simd/math.h"
 
 namespace graphkit {
 namespace {
@@ -137,8 +138,30 @@ void softmax_short(const T* x, T* y, std::int64_t rows, std::int64_t size) {
     }
 }
 
+template <bool Log, typename T>
+void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, std::int64_t width);
+
+// Computes rows of `Columns` elements as the columns of a tile.
+template <bool Log, int Columns, typename T>
+void softmax_narrow(const T* x, T* y, std::int64_t rows) {
+    constexpr std::int64_t tile = 128;
+    alignas(kVectorBytes) T panel[Columns * tile];
+    auto* bytes = reinterpret_cast<std::byte*>(panel);
+    for (std::int64_t row = 0; row < rows; row += tile) {
+        const std::int64_t part = rows - row < tile ? rows - row : tile;
+        split_rows<T, Columns>(reinterpret_cast<const std::byte*>(x + row * Columns), bytes, tile, part);
+        softmax_columns<Log>(panel, panel, Columns, tile, part);
+        join_columns<T, Columns>(bytes, reinterpret_cast<std::byte*>(y + row * Columns), tile, part);
+    }
+}
+
 template <bool Log, typename T, int Count = 1>
 void softmax_rows(const T* x, T* y, std::int64_t rows, std::int64_t size) {
+    if constexpr (Count == 1) {
+        if (size >= 2 && size <= kNarrow) {
+            return with_columns(size, [&](auto narrow) { softmax_narrow<Log, decltype(narrow)::value>(x, y, rows); });
+        }
+    }
     if constexpr (Count <= kShortVectors) {
         if (size <= Count * kLanes<T>) {
             softmax_short<Log, Count, T>(x, y, rows, size);
@@ -202,9 +225,7 @@ void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, s
     own_reduction<T>(Reduction::largest).columns(x, rows, stride, width, nullptr, largest);
     if constexpr (Log) {
         own_reduction<T>(Reduction::sum_exp).columns(x, rows, stride, width, largest, sums);
-        for (std::int64_t c = 0; c < width; ++c) {
-            sums[c] = log_of(sums[c]);
-        }
+        map_row(sums, width, [&](auto&& read) { return log<T>(read(sums, T{1})); });
         for (std::int64_t r = 0; r < rows; ++r) {
             const T* from = x + r * stride;
             prefetch_columns(y + std::min(r + kRowsAhead, rows - 1) * stride, width);

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstring>
 
 #include "primitives/elements.h"
+#include "primitives/narrow.h"
 #include "runtime/isa.h"
 #include "runtime/threads.h"
 
@@ -183,6 +185,21 @@ bool StridedCopy::lines_stay_whole(const std::byte* target) const {
            std::all_of(outer_.begin(), outer_.end(), [](const CopyAxis& axis) { return axis.target % kLine == 0; });
 }
 
+// Writes `rows` contiguous copies of a row. After the first bytes, each copy is of all copies before it.
+static void repeat_row(std::byte* target, const std::byte* source, std::int64_t bytes, std::int64_t rows) {
+    constexpr std::int64_t kLongest = 4096;
+    const std::int64_t total = bytes * rows;
+    std::memcpy(target, source, static_cast<std::size_t>(bytes));
+    std::int64_t period = bytes;
+    std::int64_t done = bytes;
+    while (done < total) {
+        const std::int64_t next = std::min(period, total - done);
+        std::memcpy(target + done, target, static_cast<std::size_t>(next));
+        done += next;
+        period = done <= kLongest ? done : period;
+    }
+}
+
 double StridedCopy::nanoseconds(double bytes) const {
     return bytes / kBytesPerNanosecond;
 }
@@ -215,8 +232,13 @@ void StridedCopy::run_rows(int threads, const std::byte* source, std::byte* targ
     constexpr std::int64_t kAhead = 6;
     const std::int64_t ahead = bytes >= kLine && bytes <= 1024 && step.source > bytes ? kAhead * step.source : 0;
     const bool stream_whole = stream_ && lines_stay_whole(target) && bytes % kLine == 0;
+    constexpr std::int64_t kShortRow = 256;
+    const bool repeats = step.source == 0 && step.target == bytes && bytes < kShortRow;
     parallel_for(threads, product(outer_), cost, [&](std::int64_t begin, std::int64_t end) {
         for_runs(outer_, begin, end, [&](std::int64_t from, std::int64_t to, std::int64_t rows) {
+            if (repeats) {
+                return repeat_row(target + to, source + from, bytes, rows);
+            }
             for (std::int64_t i = 0; i < rows; ++i) {
                 const std::byte* source_row = source + from + i * step.source;
                 std::byte* target_row = target + to + i * step.target;
@@ -270,9 +292,9 @@ void StridedCopy::run_elements(int threads, const std::byte* source, std::byte* 
 void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* target) const {
     const TransposeTable::Tile tile = table_->tile[std::countr_zero(static_cast<std::uint64_t>(element_))];
     const bool direct = stream_ && lines_stay_whole(target) && column_.target % kLine == 0;
-    const bool alternate =
-        column_.size == 2 && row_.source == 2 * element_;  // two rows of the target alternate in the source
-    const bool buffered = stream_ && !direct && !alternate && row_.size * element_ >= 8 * kLine;
+    // The source has contiguous rows of a few elements: the tile function reads any number of them at a time.
+    const bool narrow = column_.size <= kNarrow && row_.source == column_.size * element_;
+    const bool buffered = stream_ && !direct && !narrow && row_.size * element_ >= 8 * kLine;
     // Blocks contain whole rows of the source or, if these are long, long parts of a few rows, for the hardware
     // prefetchers. Blocks that go through a buffer also have long rows in the target, because only whole cache lines
     // can bypass the caches.
@@ -280,7 +302,7 @@ void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* tar
     const std::int64_t strip = kLine / element_;
     const std::int64_t side = std::min<std::int64_t>(512 / element_, kBufferSide);
     const std::int64_t down = buffered ? side : (long_rows ? 2048 : 1024) / element_;
-    const std::int64_t along = buffered ? side : alternate ? 16384 / element_ : long_rows ? strip : 256 / element_;
+    const std::int64_t along = buffered ? side : narrow ? 16384 / element_ : long_rows ? strip : 256 / element_;
     const std::int64_t blocks_down = (column_.size + down - 1) / down;
     const std::int64_t blocks_along = (row_.size + along - 1) / along;
     const std::int64_t blocks = blocks_down * blocks_along;

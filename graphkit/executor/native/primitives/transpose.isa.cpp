@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "primitives/strided_copy.h"
-#include "simd/vector.h"
+#include "simd/narrow_rows.h"
 
 namespace graphkit {
 namespace {
@@ -114,44 +114,6 @@ inline void transpose_tile(const std::byte* from, std::byte* to, std::int64_t so
     }
 }
 
-// Writes rows of a few elements, e.g. the channels of an image.
-template <typename T, int Columns>
-inline void interleave(const std::byte* from, std::byte* to, std::int64_t source_stride, std::int64_t target_stride,
-                       std::int64_t rows) {
-    for (std::int64_t a = 0; a < rows; ++a) {
-        for (int b = 0; b < Columns; ++b) {
-            __builtin_memcpy(to + a * target_stride + b * static_cast<int>(sizeof(T)),
-                             from + a * static_cast<int>(sizeof(T)) + b * source_stride, sizeof(T));
-        }
-    }
-}
-
-// Returns every second of 2 * sizeof...(Lane) elements: the even or the odd ones.
-template <bool Odd, typename V, int... Lane>
-inline V halved(V a, V b, std::integer_sequence<int, Lane...>) {
-    return __builtin_shufflevector(a, b, (2 * Lane + (Odd ? 1 : 0))...);
-}
-
-// Writes two rows of the target whose elements alternate in the source.
-template <typename T>
-inline void deinterleave(const std::byte* from, std::byte* to, std::int64_t target_stride, std::int64_t columns) {
-    constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
-    constexpr auto kAll = std::make_integer_sequence<int, static_cast<int>(kLanes<T>)>();
-    std::int64_t b = 0;
-    for (; b + kLanes<T> <= columns; b += kLanes<T>) {
-        Vector<T> parts[2];
-        __builtin_memcpy(parts, from + 2 * b * kSize, sizeof parts);
-        const Vector<T> even = halved<false>(parts[0], parts[1], kAll);
-        const Vector<T> odd = halved<true>(parts[0], parts[1], kAll);
-        __builtin_memcpy(to + b * kSize, &even, sizeof even);
-        __builtin_memcpy(to + target_stride + b * kSize, &odd, sizeof odd);
-    }
-    for (; b < columns; ++b) {
-        __builtin_memcpy(to + b * kSize, from + 2 * b * kSize, sizeof(T));
-        __builtin_memcpy(to + target_stride + b * kSize, from + (2 * b + 1) * kSize, sizeof(T));
-    }
-}
-
 // Rows of the target have `columns` elements. Parts that do not fill a tile of N x N are transposed in smaller tiles.
 template <typename T, int N, bool Stream>
 void transpose_block(const std::byte* from, std::byte* to, std::int64_t source_stride, std::int64_t target_stride,
@@ -190,14 +152,16 @@ constexpr int kTile = static_cast<int>(kLanes<T> < 16 ? kLanes<T> : 16);
 template <typename T>
 void transpose(const std::byte* from, std::byte* to, std::int64_t source_stride, std::int64_t target_stride,
                std::int64_t rows, std::int64_t columns, bool stream) {
-    if (rows == 2 && source_stride == 2 * static_cast<std::int64_t>(sizeof(T))) {
-        return deinterleave<T>(from, to, target_stride, columns);
+    constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
+    if (rows >= 2 && rows <= kNarrow && source_stride == rows * kSize && target_stride % kSize == 0) {
+        return with_columns(rows, [&](auto narrow) {
+            split_rows<T, decltype(narrow)::value>(from, to, target_stride / kSize, columns);
+        });
     }
-    if (columns == 2) {
-        return interleave<T, 2>(from, to, source_stride, target_stride, rows);
-    }
-    if (columns == 3) {
-        return interleave<T, 3>(from, to, source_stride, target_stride, rows);
+    if (columns >= 2 && columns <= kNarrow && target_stride == columns * kSize && source_stride % kSize == 0) {
+        return with_columns(columns, [&](auto narrow) {
+            join_columns<T, decltype(narrow)::value>(from, to, source_stride / kSize, rows);
+        });
     }
     constexpr bool kStreams = kTile<T> * sizeof(T) >= 32;
     if (kStreams && stream && reinterpret_cast<std::uintptr_t>(to) % (kTile<T> * sizeof(T)) == 0) {

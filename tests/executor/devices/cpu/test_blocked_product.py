@@ -27,6 +27,10 @@ SHAPES = [
     ((29, 263), (263, 131)),
     ((3, 17), (17, 500)),
     ((70, 600), (600, 50)),
+    ((70, 1), (1, 129)),
+    ((9, 2), (2, 35)),
+    ((2, 70, 3), (3, 1000)),
+    ((2, 5, 4), (2, 4, 5000)),
     ((4, 3, 5), (5, 6)),
     ((4, 3, 5), (4, 5, 1)),
     ((2, 1, 9, 5), (3, 5, 30)),
@@ -160,9 +164,9 @@ def test_models_are_not_interpreted(dtype: str) -> None:
 
 
 @in_one_item()
-@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("shapes", [((1, 100), (100, 1)), ((40, 100), (100, 1)), ((80, 3), (3, 90))], ids=str)
 @pytest.mark.parametrize("constant", [False, True])
-def test_one_column_is_multiplied_by_dot_products(monkeypatch: Any, rows: int, constant: bool) -> None:
+def test_own_kernel_multiplies_one_column_and_few_terms(monkeypatch: Any, shapes: Any, constant: bool) -> None:
     made = []
     factory = native.ProductFactory
 
@@ -174,12 +178,11 @@ def test_one_column_is_multiplied_by_dot_products(monkeypatch: Any, rows: int, c
         return make
 
     monkeypatch.setattr(native, "ProductFactory", recorded)
-    w = numbers((100, 1), "float32", 1)
-    x = gk.input("x", [rows, 100])
-    y = x @ (w if constant else gk.input("w", [100, 1]))
-    a = numbers((rows, 100), "float32", 0)
+    a, w = (numbers(shape, "float32", seed) for seed, shape in enumerate(shapes))
+    x = gk.input("x", list(a.shape))
+    y = x @ (w if constant else gk.input("w", list(w.shape)))
     result = gk.Model({"y": y}).compile().run({"x": a} if constant else {"x": a, "w": w})["y"]
-    close(result, a.astype(np.float64) @ w, 100)
+    close(result, a.astype(np.float64) @ w, a.shape[1])
     assert [type(kernel).__name__ for kernel in made] == ["BlockedMatMul"]
 
 

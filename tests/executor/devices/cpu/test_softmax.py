@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
+
 import numpy as np
 import pytest
 from combinations import in_one_item
@@ -63,3 +66,21 @@ def test_softmax_of_infinities_and_nan(size, axis, log, isa):
     x[5] = np.linspace(-1e30, 1e30, size)
     x = np.ascontiguousarray(x.T) if axis == 0 else x
     np.testing.assert_allclose(softmax(x, axis, log), plain_softmax(x, axis, log), rtol=2e-6)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="reads a flag of this processor")
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(("shape", "axis"), [((6, 37), 1), ((6, 5), 1), ((6, 300), 1), ((3, 40, 61), 1)], ids=str)
+def test_hidden_scores_and_ends_of_rows_do_not_underflow(shape, axis, log, isa):
+    """Underflow takes processors more than a hundred cycles for each vector."""
+    underflow, c_library = 0x10, ctypes.CDLL(None)
+    x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+    x[1, 2:] = -np.inf
+    x[2, 3:] = -1e9
+    x[:, 0] = 0
+    kernel = native.Softmax(shape, axis, "float32", log, 1)
+    y = np.empty_like(x)
+    c_library.feclearexcept(underflow)
+    kernel([x], [y])
+    assert not c_library.fetestexcept(underflow)
+    np.testing.assert_allclose(y, plain_softmax(x, axis, log), rtol=2e-6, atol=2e-6)

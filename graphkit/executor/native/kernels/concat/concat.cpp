@@ -1,8 +1,11 @@
 // Concat and Split: arrays that are concatenated along an axis.
 #include <algorithm>
+#include <bit>
+#include <cstring>
 
 #include "primitives/elements.h"
 #include "primitives/pieces.h"
+#include "primitives/strided_copy.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel.h"
 #include "runtime/operator_kernels.h"
@@ -45,6 +48,23 @@ Pieces make_pieces(const std::vector<TensorSpec>& parts, std::size_t axis) {
     return pieces;
 }
 
+// Calls body(buffer, offset in a piece, rows, tile) for blocks of rows that fit into the buffer, column by column.
+// `tile` exchanges the rows and columns of elements of a piece.
+template <typename Body>
+void for_column_blocks(int threads, const Pieces& pieces, Body&& body) {
+    constexpr std::int64_t kBuffer = 8192;
+    const std::int64_t bytes = pieces.column_bytes();
+    const auto tile = transpose_table().tile[std::countr_zero(static_cast<std::uint64_t>(bytes))];
+    const std::int64_t most = kBuffer / pieces.row();
+    const double cost = 3 * static_cast<double>(pieces.row()) / kBytesPerNanosecond;
+    parallel_for(threads, pieces.rows, cost, [&](std::int64_t begin, std::int64_t end) {
+        alignas(kAlignment) std::byte buffer[kBuffer];
+        for (std::int64_t first = begin; first < end; first += most) {
+            body(buffer, first * bytes, std::min(most, end - first), tile);
+        }
+    });
+}
+
 }  // namespace
 
 Concat::Concat(const std::vector<Dims>& xs, std::int64_t axis, ElementType type, int threads)
@@ -73,6 +93,25 @@ Concat::Concat(const std::vector<Dims>& xs, std::int64_t axis, ElementType type,
 
 void Concat::run(const void* const* inputs, void* const* outputs, std::byte*) const {
     auto* y = static_cast<std::byte*>(outputs[0]);
+    const auto columns = static_cast<std::int64_t>(pieces_.ends.size());
+    if (const std::int64_t bytes = pieces_.column_bytes(); bytes > 0) {
+        return for_column_blocks(
+            threads(), pieces_, [&](std::byte* buffer, std::int64_t at, std::int64_t rows, TransposeTable::Tile tile) {
+                for (std::int64_t i = 0; i < columns; ++i) {
+                    const auto* x = static_cast<const std::byte*>(inputs[i]) + at;
+                    std::memcpy(buffer + i * rows * bytes, x, static_cast<std::size_t>(rows * bytes));
+                }
+                tile(buffer, y + at * columns, rows * bytes, columns * bytes, rows, columns, false);
+            });
+    }
+    if (pieces_.are_short()) {
+        return for_short_parts(
+            threads(), pieces_,
+            [&](std::size_t piece, std::int64_t from, std::int64_t to, std::int64_t bytes, std::int64_t rows) {
+                const auto* x = static_cast<const std::byte*>(inputs[piece]) + from;
+                copy_parts_of_rows(y + to, pieces_.row(), x, bytes, bytes, rows);
+            });
+    }
     for_parts(threads(), pieces_, [&](std::size_t piece, std::int64_t from, std::int64_t to, auto bytes, bool stream) {
         copy_piece(y + to, static_cast<const std::byte*>(inputs[piece]) + from, bytes, stream);
     });
@@ -97,6 +136,29 @@ Split::Split(Dims x, const Dims& sizes, std::int64_t axis, ElementType type, int
 
 void Split::run(const void* const* inputs, void* const* outputs, std::byte*) const {
     const auto* x = static_cast<const std::byte*>(inputs[0]);
+    const auto columns = static_cast<std::int64_t>(pieces_.ends.size());
+    if (const std::int64_t bytes = pieces_.column_bytes(); bytes > 0) {
+        return for_column_blocks(
+            threads(), pieces_, [&](std::byte* buffer, std::int64_t at, std::int64_t rows, TransposeTable::Tile tile) {
+                tile(x + at * columns, buffer, columns * bytes, rows * bytes, columns, rows, false);
+                for (std::int64_t i = 0; i < columns; ++i) {
+                    if (outputs[i] != nullptr) {
+                        auto* y = static_cast<std::byte*>(outputs[i]) + at;
+                        std::memcpy(y, buffer + i * rows * bytes, static_cast<std::size_t>(rows * bytes));
+                    }
+                }
+            });
+    }
+    if (pieces_.are_short()) {
+        return for_short_parts(
+            threads(), pieces_,
+            [&](std::size_t piece, std::int64_t to, std::int64_t from, std::int64_t bytes, std::int64_t rows) {
+                if (outputs[piece] != nullptr) {
+                    auto* y = static_cast<std::byte*>(outputs[piece]) + to;
+                    copy_parts_of_rows(y, bytes, x + from, pieces_.row(), bytes, rows);
+                }
+            });
+    }
     for_parts(threads(), pieces_, [&](std::size_t piece, std::int64_t to, std::int64_t from, auto bytes, bool stream) {
         if (outputs[piece] != nullptr) {
             copy_piece(static_cast<std::byte*>(outputs[piece]) + to, x + from, bytes, stream);

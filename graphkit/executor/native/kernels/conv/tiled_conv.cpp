@@ -19,6 +19,10 @@ constexpr std::int64_t kLongSum = 512;
 // With at least kManyResults results, it pays to reorder the weights in every run. kFewResults fill the registers.
 constexpr std::int64_t kManyResults = 512;
 constexpr std::int64_t kFewResults = 14;
+// With constant weights that do not fit into a near cache, and fewer results than fill the registers, the time is that
+// of reading the weights: graphkit's code reads them in order. Windows of fewer results are mostly padding.
+constexpr std::int64_t kCachedWeights = 1 << 19;
+constexpr std::int64_t kFewestResults = 4;
 // Reordering at most this many weights takes no longer than making one of the library's kernels.
 constexpr std::int64_t kFewWeights = 1 << 16;
 // With fewer channels, sums are so short that storing them dominates.
@@ -136,6 +140,9 @@ bool suits(const TiledShape& s, std::int64_t images, bool constant) {
     const std::int64_t results = images * s.out_height * s.out_width;
     const bool is_long = s.kernel[0] == 3 && s.kernel[1] == 3 && s.taps() * s.channels >= kLongSum;
     const bool is_product = s.taps() == 1 && constant && s.channels >= kFewChannels;
+    if (is_long && constant && results >= kFewestResults && results < kFewResults) {
+        return s.taps() * s.channels * s.filters > kCachedWeights;
+    }
     return TiledConvolution::fills_blocks(s.filters) &&
            (is_product || (is_long && results >= (constant ? kFewResults : kManyResults)));
 }

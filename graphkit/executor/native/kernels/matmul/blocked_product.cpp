@@ -12,6 +12,9 @@
 namespace graphkit {
 namespace {
 
+// Rows of b with at most this many columns stay in a near cache, if they are few.
+constexpr std::int64_t kShallowColumns = 4096;
+
 struct BlockedOptions {
     bool transpose_a = false;  // swap the last two dimensions of an operand; no effect on vectors
     bool transpose_b = false;
@@ -209,7 +212,9 @@ void BlockedMatMul::cut() {
     with_type([&]<typename T>(const ProductFunctions<T>& functions) {
         // All parts have about the same number of panels.
         const std::int64_t panels = (columns_ + functions.panel - 1) / functions.panel;
-        column_parts_ = (panels + functions.panels - 1) / functions.panels;
+        const bool shallow = depth_ <= kShallowDepth && b_.column_step == 1 && columns_ <= kShallowColumns;
+        column_parts_ =
+            shallow ? std::min<std::int64_t>(panels, 1) : (panels + functions.panels - 1) / functions.panels;
         const std::int64_t together = (panels + column_parts_ - 1) / std::max<std::int64_t>(column_parts_, 1);
         part_columns_ = together * functions.panel;
         const std::int64_t room = dots_of_a() || dots_of_b() ? 0 : functions.scratch(part_columns_, depth_);

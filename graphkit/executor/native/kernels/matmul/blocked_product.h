@@ -7,6 +7,9 @@
 
 namespace graphkit {
 
+// With a depth of 1 to this, and contiguous rows of b, blocks are computed row by row. Columns need not be divided.
+constexpr std::int64_t kShallowDepth = 4;
+
 // y [rows, columns] = a [rows, depth] b [depth, columns]. Matrices may have any strides, given in elements; the rows of
 // y are contiguous.
 template <typename T>

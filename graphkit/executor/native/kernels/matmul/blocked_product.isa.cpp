@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "simd/vector.h"
+#include "simd/row_loops.h"
 
 namespace graphkit {
 namespace {
@@ -190,8 +190,37 @@ void multiply_part(const ProductBlock<T>& p, std::int64_t first, std::int64_t de
     }
 }
 
+// Computes row by row, so that results are written in the order of memory: with so small a depth, that takes longer
+// than the sums.
+template <typename T, int Depth>
+void multiply_shallow(const ProductBlock<T>& p) {
+    for (std::int64_t row = 0; row < p.rows; ++row) {
+        const T* a = p.a + row * p.a_row;
+        map_row(p.y + row * p.y_row, p.columns, [&](auto&& read) {
+            Vector<T> sum = read(p.b, T{0}) * a[0];
+#pragma GCC unroll 4
+            for (int k = 1; k < Depth; ++k) {
+                sum += read(p.b + k * p.b_depth, T{0}) * a[k * p.a_depth];
+            }
+            return sum;
+        });
+    }
+}
+
 template <typename T>
 void multiply(const ProductBlock<T>& p) {
+    if (p.depth <= kShallowDepth && p.b_column == 1) {
+        switch (p.depth) {
+            case 1:
+                return multiply_shallow<T, 1>(p);
+            case 2:
+                return multiply_shallow<T, 2>(p);
+            case 3:
+                return multiply_shallow<T, 3>(p);
+            default:
+                return multiply_shallow<T, 4>(p);
+        }
+    }
     for (std::int64_t first = 0; first < p.depth; first += kDepth) {
         multiply_part(p, first, std::min(kDepth, p.depth - first));
     }

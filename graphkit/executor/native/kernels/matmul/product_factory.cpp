@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels/matmul/blocked_product.h"
 #include "kernels/matmul/products.h"
 #include "runtime/bindings.h"
 #include "runtime/kernel_factory.h"
@@ -22,6 +23,8 @@ constexpr std::int64_t kShortProduct = std::int64_t{1} << 28;
 constexpr std::int64_t kLongRowByColumn = 64;
 // The same for a product with one row, if the second matrix is transposed.
 constexpr std::int64_t kLongColumnByRow = 256;
+// Rows and columns from which a product of a small depth mostly writes its result.
+constexpr std::int64_t kWideResult = 64;
 // numpy multiplies one row of float64 by a matrix of at least this many elements faster than graphkit.
 constexpr std::int64_t kLargeMatrix = 1 << 17;
 
@@ -43,7 +46,7 @@ class ProductFactory final : public KernelFactory {
             const bool is_long = options_.type == ElementType::f64 && is_long_row(a, b);
             return is_long ? nullptr : blocked_product(a, b, with_bias(inputs), threads_);
         }
-        if (suits_dots(a, b)) {
+        if (suits_dots(a, b) || is_shallow(a, b)) {
             return blocked_product(a, b, with_bias(inputs), threads_);
         }
         const bool packs = packs_b() && b.size() == 2 && count(b) != 0;
@@ -91,6 +94,15 @@ class ProductFactory final : public KernelFactory {
         }
         const bool is_row = a.size() == 1 || a[a.size() - 2] == 1;
         return is_row && options_.transpose_b && !packs_b() && a.back() >= kLongColumnByRow;
+    }
+
+    // Whether the sums are so short that graphkit's kernel, which writes results in the order of memory, is faster.
+    bool is_shallow(const Dims& a, const Dims& b) const {
+        if (options_.type != ElementType::f32 || fused_ || options_.transpose_b || a.size() < 2 || b.size() < 2) {
+            return false;
+        }
+        const std::int64_t rows = a[a.size() - (options_.transpose_a ? 1 : 2)];
+        return b[b.size() - 2] <= kShallowDepth && rows >= kWideResult && b.back() >= kWideResult;
     }
 
     // On one thread, the library's kernel is always faster for many rows. But it divides a product into larger parts,

@@ -121,6 +121,8 @@ class TopK : public Kernel {
 constexpr double kElementNanoseconds = 0.2;
 // If k is at most this, the k best elements are kept in order while a row is read.
 constexpr std::int64_t kInserted = 32;
+// Elements of a row for which searching blocks does not pay.
+constexpr std::int64_t kShortRow = 16;
 
 // Calls body.operator()<T>(), where T is the C++ type of an element.
 template <typename Body>
@@ -234,9 +236,7 @@ void ArgExtreme::run_as(const T* x, std::int64_t* y) const {
     for_each_tile(
         g, threads(),
         [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t row = begin; row < end; ++row) {
-                y[row] = functions.row(x + row * g.size, g.size, largest_, last_);
-            }
+            functions.rows(x + begin * g.size, end - begin, g.size, largest_, last_, y + begin);
         },
         [&](std::int64_t outer, std::int64_t column, std::int64_t width) {
             functions.columns(x + outer * g.size * g.inner + column, g.size, g.inner, width, largest_, last_,
@@ -278,10 +278,15 @@ void Hardmax::run_as(const T* x, Y* y, Y one) const {
     for_each_tile(
         g, threads(),
         [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t row = begin; row < end; ++row) {
-                Y* to = y + row * g.size;
-                std::memset(to, 0, static_cast<std::size_t>(g.size) * sizeof(Y));
-                to[functions.row(x + row * g.size, g.size, true, false)] = one;
+            std::int64_t positions[kArgTile];
+            for (std::int64_t first = begin; first < end; first += kArgTile) {
+                const std::int64_t rows = std::min(kArgTile, end - first);
+                Y* to = y + first * g.size;
+                functions.rows(x + first * g.size, rows, g.size, true, false, positions);
+                std::memset(to, 0, static_cast<std::size_t>(rows * g.size) * sizeof(Y));
+                for (std::int64_t i = 0; i < rows; ++i) {
+                    to[i * g.size + positions[i]] = one;
+                }
             }
         },
         [&](std::int64_t outer, std::int64_t column, std::int64_t width) {
@@ -353,8 +358,20 @@ std::int64_t TopK::insert(const T* from, Candidate<Key<T>>* candidates) const {
         }
         candidates[place] = candidate;
     };
+    const auto flip = static_cast<K>(largest_ ? -1 : 0);
+    const auto candidate_at = [&](std::int64_t i) {
+        return Candidate<K>{static_cast<K>(key_of(from[i * inner]) ^ flip), i};
+    };
     for (std::int64_t i = 0; i < k_; ++i) {
-        put({functions.key(from[i * inner], largest_), i}, i);
+        put(candidate_at(i), i);
+    }
+    if (size <= kShortRow) {
+        for (std::int64_t i = k_; i < size; ++i) {
+            if (const Candidate<K> candidate = candidate_at(i); candidate < candidates[k_ - 1]) {
+                put(candidate, k_ - 1);
+            }
+        }
+        return size;
     }
     K keys[kKeyBlock];
     std::int64_t at = k_;

@@ -1,7 +1,7 @@
 // Positions of extreme elements, and the keys that order elements. The loops are simple, so that the compiler can
 // vectorise them.
 #include "kernels/sorting/sorting_table.h"
-#include "simd/vector.h"
+#include "simd/narrow_rows.h"
 
 namespace graphkit {
 namespace {
@@ -190,6 +190,30 @@ void arg_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_
     }
 }
 
+// Computes rows of `Columns` elements as the columns of a tile.
+template <int Columns, typename T>
+void arg_narrow_rows(const T* x, std::int64_t rows, bool largest, bool last, std::int64_t* out) {
+    constexpr std::int64_t tile = 128;
+    alignas(kVectorBytes) T panel[Columns * tile];
+    for (std::int64_t row = 0; row < rows; row += tile) {
+        const std::int64_t part = rows - row < tile ? rows - row : tile;
+        split_rows<T, Columns>(reinterpret_cast<const std::byte*>(x + row * Columns),
+                               reinterpret_cast<std::byte*>(panel), tile, part);
+        arg_columns(panel, Columns, tile, part, largest, last, out + row);
+    }
+}
+
+template <typename T>
+void arg_rows(const T* x, std::int64_t rows, std::int64_t size, bool largest, bool last, std::int64_t* out) {
+    if (rows > 1 && size >= 2 && size <= kNarrow) {
+        return with_columns(
+            size, [&](auto narrow) { arg_narrow_rows<decltype(narrow)::value>(x, rows, largest, last, out); });
+    }
+    for (std::int64_t row = 0; row < rows; ++row) {
+        out[row] = arg_row(x + row * size, size, largest, last);
+    }
+}
+
 template <typename T>
 void rank_halves(const T* x, std::int64_t size, bool largest, std::int16_t* to) {
     const int nan = largest ? 0x7fff : -0x8000;
@@ -259,7 +283,7 @@ std::int64_t next_block(const T* x, std::int64_t stride, std::int64_t at, std::i
 
 template <typename T>
 constexpr SortingFunctions<T> sorting_functions() {
-    return {{arg_row<T>, arg_columns<T>}, {key<T>, next_block<T>}};
+    return {{arg_rows<T>, arg_columns<T>}, {key<T>, next_block<T>}};
 }
 
 constexpr SortingTable make_sorting_table() {

@@ -19,7 +19,8 @@ constexpr std::int64_t kKeyBlock = 64;
 // and bfloat16 elements are given as ranks.
 template <typename T>
 struct ArgFunctions {
-    std::int64_t (*row)(const T* x, std::int64_t size, bool largest, bool last);
+    // For each of `rows` contiguous rows of `size` > 0 elements.
+    void (*rows)(const T* x, std::int64_t rows, std::int64_t size, bool largest, bool last, std::int64_t* out);
     // For each of `width` <= kArgTile columns of `rows` > 0 elements, `stride` apart.
     void (*columns)(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, bool largest, bool last,
                     std::int64_t* out);
