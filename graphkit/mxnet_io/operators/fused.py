@@ -89,8 +89,8 @@ def _rounded(weight: Value, factors: Value | None) -> Value:
     if factors is not None:
         factors = F.reshape(factors, i64(-1, *(1 for _ in range(rank - 1))))
         weight = F.mul(weight, factors)
-    magnitude = F.reduce_max(F.abs(weight), i64(*range(1, rank)), keepdims=1)
-    magnitude = F.max(magnitude, scalar(np.finfo(np.float32).tiny, weight))
+    magnitude = F.reduce_max(F.abs(weight), i64(*range(1, rank)), keepdims=True)
+    magnitude = F.max(magnitude, scalar(float(np.finfo(np.float32).tiny), weight))
     steps = F.div(scalar(127.5, weight), magnitude)
     integers = F.clip(F.round(F.mul(weight, steps)), scalar(-128.0, weight), scalar(127.0, weight))
     result: Value = F.div(integers, steps if factors is None else F.mul(steps, factors))
