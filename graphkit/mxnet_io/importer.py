@@ -16,7 +16,7 @@ from graphkit.ir import context
 from graphkit.ir.graph import Graph, Value, give_name, next_serial
 from graphkit.ir.names import unique_names
 from graphkit.ir.stored import StoredArray
-from graphkit.ir.types import TensorType, dtype_of
+from graphkit.ir.types import DType, TensorType, dtype_of
 from graphkit.mxnet_io import operators, output_heads
 from graphkit.mxnet_io.arrays import read_arrays
 from graphkit.mxnet_io.attributes import Attributes
@@ -273,7 +273,7 @@ class _Builder:
                 self.auxiliary.add(bare)
         self.statistics = _statistics(graph)
         self.shapes = shapes
-        self.readers = Readers(graph, {key: tuple(array.shape) for key, array in self.arrays.items()})
+        self.readers = Readers(graph, self.arrays)
         self.inputs: dict[str, Value] = {}
         self.stored: dict[str, Value] = {}
         self.built, self.most_nodes = 0, config.MAX_NODES.get()
@@ -352,7 +352,9 @@ class _Builder:
         shape = (_annotated(node) or self.readers.shape(index)) if given is None else given
         prefix = f"{node.name}_" if self.inputs and node.name not in self.shapes else ""
         dims = None if shape is None else sizes(node.name, shape, prefix)
-        made = Value(TensorType(_dtype(node), dims), node.name)
+        default = self.readers.dtype(index) or DType.FLOAT32
+        dtype = Attributes(node.annotations).dtype("dtype", default.value)
+        made = Value(TensorType(dtype, dims), node.name)
         self.inputs[node.name] = made
         return made
 
@@ -401,10 +403,6 @@ def _annotated(node: SymbolNode) -> tuple[int | None, ...] | None:
     """Return the shape that the symbol's author declared for a variable; a size 0 is unknown."""
     shape = Attributes(node.annotations).integers("shape")
     return tuple(size or None for size in shape) or None
-
-
-def _dtype(node: SymbolNode) -> Any:
-    return Attributes(node.annotations).dtype("dtype", "float32")
 
 
 def _number(node: SymbolNode, key: str) -> float:

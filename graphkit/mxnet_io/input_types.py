@@ -1,13 +1,14 @@
-"""The shapes of a symbol's data inputs. A file does not contain them: they are deduced from the operators that read
-an input, and from the shapes of their weights.
+"""The shapes and element types of a symbol's data inputs. A file does not contain them: they are deduced from the
+operators that read an input, and from their weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from graphkit.ir.dims import Dim, symbol
+from graphkit.ir.types import DType, dtype_of
 from graphkit.mxnet_io.attributes import Attributes
 from graphkit.mxnet_io.symbol import Symbol, SymbolNode
 
@@ -17,6 +18,19 @@ _SAME_SHAPE = frozenset({
     "SoftmaxActivation", "_contrib_quantize", "_contrib_quantize_v2", "_copy", "_contrib_SyncBatchNorm",
     "_div_scalar", "_minus_scalar", "_mul_scalar", "_plus_scalar", "abs", "amp_cast", "broadcast_div",
     "broadcast_mul", "broadcast_sub", "cast", "clip", "identity", "relu", "sigmoid", "tanh",
+})  # fmt: skip
+# Operators whose first operand has the element type of the result. Those that convert types do not belong here.
+_SAME_TYPE = (_SAME_SHAPE - {"Cast", "_contrib_quantize", "_contrib_quantize_v2", "amp_cast", "cast"}) | {
+    "Flatten", "Pad", "Pooling", "Reshape", "SwapAxis", "UpSampling", "_contrib_AdaptiveAvgPooling2D",
+    "_contrib_BilinearResize2D", "expand_dims", "flatten", "pad", "reshape", "slice_axis", "squeeze", "swapaxes",
+    "transpose",
+}  # fmt: skip
+_JOINING = frozenset({"Concat", "L2Normalization", "_rnn_param_concat", "concat"})
+# (operator, position of an operand) whose element type is that of the weight, the second operand. A normalisation
+# does not belong here: next to float16 data, its parameters are float32.
+_TYPE_OF_WEIGHT = frozenset({
+    ("Convolution", 0), ("Convolution_v1", 0), ("Deconvolution", 0), ("FullyConnected", 0), ("RNN", 0), ("RNN", 2),
+    ("RNN", 3),
 })  # fmt: skip
 _FUSED = frozenset({"_sg_mkldnn_conv", "_sg_mkldnn_fully_connected"})
 _SPATIAL = {1: ("T",), 2: ("H", "W"), 3: ("D", "H", "W")}
@@ -78,10 +92,10 @@ _RULES: dict[tuple[str, int], Callable[[Attributes, tuple[int, ...] | None], _Sh
 class Readers:
     """Finds the operators that read a value of a symbol."""
 
-    def __init__(self, graph: Symbol, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """shapes: of the parameters, by name."""
+    def __init__(self, graph: Symbol, arrays: Mapping[str, Any]) -> None:
+        """arrays: the parameters, by name."""
         self._graph = graph
-        self._shapes = shapes
+        self._arrays = arrays
         self._readers: dict[int, list[tuple[int, int]]] = {}
         for index, node in enumerate(graph.nodes):
             for position, (source, _) in enumerate(node.inputs):
@@ -89,25 +103,48 @@ class Readers:
 
     def shape(self, variable: int) -> _Shape | None:
         """Return the shape that the first operator with a rule needs; None if no operator has one."""
+        for index, position in self._reached(variable, _SAME_SHAPE):
+            node = self._graph.nodes[index]
+            first = _first(node)
+            rule = _RULES.get((first.op, position))
+            weight = self._weight(node)
+            shape = None if weight is None else tuple(weight.shape)
+            found = None if rule is None else rule(Attributes(first.attributes), shape)
+            if found is not None:
+                return found
+        return None
+
+    def dtype(self, variable: int) -> DType | None:
+        """Return the element type of the first weight that the variable is multiplied by; None if there is none."""
+        for index, position in self._reached(variable, _SAME_TYPE):
+            node = self._graph.nodes[index]
+            weight = self._origin(node.inputs[1][0]) if (node.op, position) in _TYPE_OF_WEIGHT else None
+            if weight is not None and dtype_of(weight.dtype).is_float:
+                return dtype_of(weight.dtype)
+        return None
+
+    def _reached(self, variable: int, passing: frozenset[str]) -> Iterator[tuple[int, int]]:
+        """Yield the readers of a variable, then those of the results of `passing` operators: (node, position)."""
         pending, seen = [variable], {variable}
         for source in pending:
             for index, position in self._readers.get(source, ()):
-                node = self._graph.nodes[index]
-                first = _first(node)
-                rule = _RULES.get((first.op, position))
-                found = None if rule is None else rule(Attributes(first.attributes), self._weight(node))
-                if found is not None:
-                    return found
-                if position == 0 and node.op in _SAME_SHAPE and index not in seen:
+                yield index, position
+                if position == 0 and self._graph.nodes[index].op in passing and index not in seen:
                     seen.add(index)
                     pending.append(index)
-        return None
 
-    def _weight(self, node: SymbolNode) -> tuple[int, ...] | None:
-        """Return the shape of a node's second operand, if it is a parameter."""
+    def _origin(self, index: int) -> Any:
+        """Return the parameter that a weight is computed from, such as the parts of a fused RNN's; None if unknown."""
+        node = self._graph.nodes[index]
+        while node.inputs and node.op in _SAME_TYPE | _JOINING:
+            node = self._graph.nodes[node.inputs[0][0]]
+        return self._arrays.get(node.name) if node.is_variable else None
+
+    def _weight(self, node: SymbolNode) -> Any:
+        """Return the array of a node's second operand, if it is a parameter."""
         if len(node.inputs) < 2:
             return None
-        return self._shapes.get(self._graph.nodes[node.inputs[1][0]].name)
+        return self._arrays.get(self._graph.nodes[node.inputs[1][0]].name)
 
 
 def _first(node: SymbolNode) -> SymbolNode:

@@ -196,6 +196,31 @@ def test_given_shapes_come_first(tmp_path):
         gk.load(_written(tmp_path), shapes={"date": (1, 4)})
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_input_has_the_type_of_the_weight_that_it_meets(tmp_path, dtype):
+    """`net.cast("float16")` of Gluon converts the parameters; the exported symbol declares no type of the data."""
+    nodes = [node("null", "data"), node("tanh", "t", [(0, 0)]), node("null", "w"), node("null", "b")]
+    nodes.append(node("FullyConnected", "fc", [(1, 0), (2, 0), (3, 0)], attrs={"num_hidden": "3"}))
+    w, b, x = (v.astype(dtype) for v in (W, B, X))
+    net = gk.load(_written(tmp_path, symbol(nodes, [(4, 0)]), {"arg:w": w, "arg:b": b}), shapes={"data": ("N", 4)})
+    assert str(net.input_types["data"]) == f"{dtype}[N, 4]"
+    y = net.run({"data": x})["fc_output"]
+    wanted = np.tanh(x.astype(np.float64)) @ w.T.astype(np.float64) + b
+    assert y.dtype == dtype
+    np.testing.assert_allclose(y, wanted, rtol=8 * np.finfo(dtype).eps)
+
+
+def test_inputs_of_a_fused_rnn_have_the_type_of_its_parts(tmp_path):
+    parts = {f"p{i}": np.zeros(size) for i, size in enumerate((6, 9, 3, 3))}
+    nodes = [node("null", name) for name in (*parts, "data", "state")]
+    nodes.append(node("_rnn_param_concat", "all", [(i, 0) for i in range(4)], attrs={"num_args": "4", "dim": "0"}))
+    attributes = {"mode": "rnn_tanh", "num_layers": "1", "state_size": "3"}
+    nodes.append(node("RNN", "rnn", [(4, 0), (6, 0), (5, 0)], attrs=attributes))
+    path = _written(tmp_path, symbol(nodes, [(7, 0)]), parts)
+    net = gk.load(path, shapes={"data": (4, 2, 2), "state": (1, 2, 3)})
+    assert [str(t) for t in net.input_types.values()] == ["float64[4, 2, 2]", "float64[1, 2, 3]"]
+
+
 def test_a_shape_that_does_not_follow_is_asked_for(tmp_path):
     document = symbol([node("null", "data"), node("Flatten", "f", [(0, 0)]), node("sum", "s", [(0, 0)])], [(2, 0)])
     path = _written(tmp_path, document, {})

@@ -90,6 +90,7 @@ CONVERSIONS = [
     ),
 ]
 
+NORM = [np.float32(v) for v in ([1, 2], [0.5, 0], [0.1, 0.2], [1, 1])]  # scale, shift, mean and variance
 DATA, WEIGHT, BIAS = np.array([[10, 20, 30], [1, 2, 3]]), I8([[1, -2, 3], [4, 5, -6]]), I8([50, -100])
 RANGES, BIAS_RANGE = one(-1, 1, -2, 2), one(-0.5, 0.5)
 SIGNED, UNSIGNED = 2 / 127**2 * (2**31 - 1), 2 / 127 / 255 * (2**31 - 1)
@@ -98,11 +99,11 @@ KERNELS = np.random.default_rng(1).integers(-127, 127, (3, 2, 3, 2)).astype(I8)
 
 
 def convolved(x, w):
-    x, rows, columns = x.astype(np.int64), x.shape[2] - w.shape[2] + 1, x.shape[3] - w.shape[3] + 1
-    y = np.zeros((len(x), len(w), rows, columns), np.int64)
+    rows, columns = x.shape[2] - w.shape[2] + 1, x.shape[3] - w.shape[3] + 1
+    y = np.zeros((len(x), len(w), rows, columns), np.int64 if w.dtype.kind == "i" else np.float64)
     for i, j in np.ndindex(w.shape[2:]):
-        y += np.einsum("nchw,fc->nfhw", x[..., i : i + rows, j : j + columns], w[..., i, j].astype(np.int64))
-    return y.astype(np.int32)
+        y += np.einsum("nchw,fc->nfhw", x[..., i : i + rows, j : j + columns], w[..., i, j])
+    return y.astype(np.int32) if w.dtype.kind == "i" else y
 
 
 PRODUCTS = [
@@ -211,12 +212,12 @@ OTHERS = [
     case("_contrib_quantized_elemwise_add", SMALL.astype(U8), U8([[30, 100]]), *RANGES, gives=[U8([[28, 88]]),
          *one(-2.5, 2)],
          min_calib_range=-2.5, max_calib_range=2.0),
-    # MXNet gives 30 and -6: it rounds the scale and the shift, too.
-    case("_contrib_quantized_batch_norm", I8([[10, 20]]), np.float32([1, 2]), np.float32([0.5, 0]), np.float32([0.1,
-         0.2]),
-         *[np.ones(2, np.float32)], *one(-1, 1), gives=[I8([[31, -5]]), *one(-2, 2)], min_calib_range=-2.0,
-              max_calib_range=2.0,
-         fix_gamma=False),
+    # The products are divided by sqrt(1 + eps) twice, which gives 30.498, and not 30.5005.
+    case("_contrib_quantized_batch_norm", I8([[10, 20]]), *NORM, *one(-1, 1), gives=[I8([[30, -6]]), *one(-2, 2)],
+         min_calib_range=-2.0, max_calib_range=2.0, fix_gamma=False),
+    # uint8 data become int8 first: 3 and 51 of 255.5 steps are 1 and 25 of 127.5 steps.
+    case("_contrib_quantized_batch_norm", U8([[3, 51]]), *NORM, *one(0, 8), eps=3.0, gives=[I8([[30, 37]]),
+         *one(-2, 2)], min_calib_range=-2.0, max_calib_range=2.0, fix_gamma=False),
 ]  # fmt: skip
 
 
@@ -236,7 +237,24 @@ REAL = (DATA / 255.5) @ (WEIGHT * (2 / 127.5)).T + BIAS * (0.5 / 127.5)
 EXACT = KERNELS.astype(np.float32)
 EXACT[:, 0, 0, 0] = 127
 ADDED = np.random.default_rng(2).integers(0, 255, (2, 3, 3, 5)).astype(U8)
-SUM = convolved(IMAGE, EXACT) * (1 / 255.5) + ADDED * (400 / 255.5)
+NORMED = symbol(
+    [*(variable(name) for name in ("x", "w", "gamma", "beta", "mean", "var")),
+     node("Convolution", "conv", [0, 1], kernel=(3, 2), num_filter=3, no_bias=True),
+     node("BatchNorm", "norm", [6, 2, 3, 4, 5], eps=1.0, fix_gamma=False)],
+    [7],
+)  # fmt: skip
+GAMMA = np.float32([-3, 0, 0.25])
+FACTORS = GAMMA.reshape(3, 1, 1, 1) / 2  # the deviation is sqrt(3 + 1)
+SHIFTS = (np.float32([1, 2, 3]) - np.float32([4, 5, 6]) * GAMMA / 2).reshape(3, 1, 1)
+
+
+def rounded(weight):
+    """Return a weight rounded to 8 bits for each output channel, of 127.5 steps."""
+    steps = 127.5 / np.abs(weight).max((1, 2, 3), keepdims=True).clip(1e-30)
+    return (weight * steps).round().clip(-128, 127) / steps
+
+
+SUM = convolved(IMAGE, rounded(EXACT)) * (1 / 255.5) + ADDED * (400 / 255.5)
 FUSED = [
     case(
         "_sg_mkldnn_fully_connected",
@@ -289,6 +307,19 @@ FUSED = [
         min_calib_range=0.0,
         max_calib_range=600.0,
     ),
+    # A normalisation scales the weights before they are rounded. A scale of 0 leaves its shift.
+    case(
+        "_sg_mkldnn_conv",
+        IMAGE.astype(U8),
+        EXACT,
+        *(np.float32(v) for v in (GAMMA, [1, 2, 3], [4, 5, 6], [3, 3, 3])),
+        *one(0, 1),
+        subgraphs=[NORMED],
+        gives=np.float32(convolved(IMAGE, rounded(EXACT * FACTORS)) / 255.5 + SHIFTS),
+        quantized="true",
+        with_bn="true",
+        enable_float_output="true",
+    ),
     # A summand of int8 limits the result to 127, because MXNet writes the result into its memory.
     case(
         "_sg_mkldnn_conv",
@@ -298,9 +329,9 @@ FUSED = [
         *one(0, 1, -400, 400),
         subgraphs=[CONVOLVED],
         gives=[
-            quantised(np.maximum(convolved(IMAGE, EXACT) / 255.5 + (ADDED // 2) * (400 / 127.5), 0), 600, U8).clip(
-                0, 127
-            ),
+            quantised(
+                np.maximum(convolved(IMAGE, rounded(EXACT)) / 255.5 + (ADDED // 2) * (400 / 127.5), 0), 600, U8
+            ).clip(0, 127),
             *one(0, 600),
         ],
         quantized="true",

@@ -15,9 +15,20 @@ import numpy as np
 from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
-from graphkit.mxnet_io.call import Call, as_indices, converter, flattened, in_range, scalar, sizes_of, transpose
+from graphkit.mxnet_io.call import (
+    Call,
+    along_axis,
+    as_indices,
+    axis_of,
+    converter,
+    flattened,
+    in_range,
+    rank_of,
+    scalar,
+    sizes_of,
+    transpose,
+)
 from graphkit.mxnet_io.operators.convolution import window
-from graphkit.mxnet_io.operators.normalization import batch_norm
 from graphkit.mxnet_io.operators.pooling import pooling
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F, constant
@@ -282,9 +293,27 @@ def quantized_multiply(call: Call) -> Value | list[Value]:
 
 @converter("_contrib_quantized_batch_norm")
 def quantized_batch_norm(call: Call) -> list[Value]:
-    """Normalise by the running statistics; the result is int8 with the calibrated range."""
-    range_ = calibrated(call)
+    """Normalise by the running statistics; the result is int8 with the calibrated range.
+
+    As in MXNet's kernel, data of uint8 are rounded to int8 first, and the scaled data (not the shift) are divided by
+    sqrt(1 + eps) a second time.
+    """
+    range_, attributes = calibrated(call), call.attributes
     if range_ is None:
         raise UnsupportedError("a quantised BatchNorm without a calibrated range")
-    y = batch_norm(Replaced(call, real(call[0], Range(call[5], call[6]))))
-    return quantised(y, range_, DType.INT8)
+    attributes.ignore("momentum", "use_global_stats")
+    if attributes.flag("output_mean_var", False):
+        raise UnsupportedError("output_mean_var=True")
+    epsilon, fixed = attributes.number("eps", 1e-3), attributes.flag("fix_gamma", True)
+    q, shift, mean, variance = call[0], call[2], call[3], call[4]
+    axis, rank = axis_of(q, attributes.integer("axis", 1)), rank_of(q)
+    if q.dtype is DType.UINT8:
+        q = _integers(F.cast(q, to="float32"), constant(np.float32(255.5)), DType.INT8, 127.5)
+    factor = F.div(np.float32(1.0) if fixed else call[1], F.sqrt(F.add(variance, np.float32(epsilon))))
+    scale = F.mul(factor, F.div(Range(call[5], call[6]).magnitude, range_.magnitude))
+    scale = F.div(scale, np.float32(np.sqrt(1 + epsilon)))
+    offset = F.mul(F.sub(shift, F.mul(mean, factor)), F.div(np.float32(127.5), range_.magnitude))
+    scaled = F.mul(F.cast(q, to="float32"), along_axis(scale, axis, rank))
+    integers = F.quantize_linear(F.add(scaled, along_axis(offset, axis, rank)), np.float32(1.0), constant(np.int8(0)))
+    most = F.reshape(range_.magnitude, i64(1))
+    return [integers, F.neg(most), most]
