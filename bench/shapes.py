@@ -1,23 +1,26 @@
 """Compare requests with changing shapes with ONNX Runtime: new sizes in each request, and sizes of a fixed set.
 
-    python bench/shapes.py [--only encoder,lstm] [--sizes 200] [--quick]
+    python bench/shapes.py [--only encoder,lstm] [--files FOLDER] [--sizes 200] [--quick]
 
-Rows are networks with symbolic dimensions. The size of a request is random. *Cold*: every size is new to the session.
-*Warm*: the same sizes in another order. *New size*: the first run of a size minus the median of the next two, as median
-and 90th percentile over the sizes. *Memory*: growth of the resident size from the first to the last request. Each
-engine has a process, and they take turns of ten sizes. The table is printed as Markdown: mean times of requests, and
-ONNX Runtime's over graphkit's (above 1, graphkit is faster).
+Rows are networks with symbolic dimensions, and the files of a folder: NAME.onnx, with the bounds and the step of each
+symbol in NAME.json, for example {"T": [5, 150, 1]}. Without them, a symbol is 8 to 128. The size of a request is
+random. *Cold*: every size is new to the session. *Warm*: the same sizes in another order. *New size*: the first run of
+a size minus the median of the next two, as median and 90th percentile over the sizes. *Memory*: growth of the resident
+size from the first to the last request. Each engine has a process, and they take turns of ten sizes. The table is
+printed as Markdown: mean times of requests, and ONNX Runtime's over graphkit's (above 1, graphkit is faster).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +36,7 @@ import graphkit as gk
 from graphkit.checks.timing import Groups, geometric_mean, paired_ratio
 
 TURN = 10
+_BOUNDS = (8, 128, 1)  # of a symbol in a file without bounds
 Size = dict[str, int]
 
 
@@ -41,7 +45,7 @@ class Row:
     """`write` makes the file; `sizes` are the bounds and the step of each symbol."""
 
     title: str
-    write: Callable[[str], None]
+    write: Callable[[str], object]
     sizes: Mapping[str, tuple[int, int, int]]
 
     def draw(self, count: int, seed: int) -> list[Size]:
@@ -110,6 +114,25 @@ ROWS = {
         {"N": (1, 1, 1), "H": (32, 128, 16), "W": (32, 128, 16)},
     ),
 }
+
+
+def rows_of_folder(folder: Path) -> dict[str, Row]:
+    """Return a row for each ONNX file of a folder, by the name of the file without its suffix."""
+    return {path.stem: _row_of_file(path) for path in sorted(folder.glob("*.onnx"))}
+
+
+def _row_of_file(path: Path) -> Row:
+    """Return the row of a file. Its symbols have the bounds in the file with the suffix .json, or `_BOUNDS`."""
+    symbols = sorted({d for _, dims in _inputs(str(path)).values() for d in dims if isinstance(d, str)})
+    if not symbols:
+        raise SystemExit(f"{path}: no input has a symbolic dimension")
+    described = path.with_suffix(".json")
+    given = json.loads(described.read_text()) if described.exists() else {}
+    if unknown := sorted(given.keys() - set(symbols)):
+        raise SystemExit(f"{described}: no input of {path.name} has the symbol {unknown[0]!r}; known: {symbols}")
+    sizes = {name: tuple(given.get(name, _BOUNDS)) for name in symbols}
+    bounds = ", ".join(f"{name} {low} to {high}" for name, (low, high, _) in sizes.items())
+    return Row(f"{path.stem}, {bounds}", lambda target: shutil.copyfile(path, target), sizes)
 
 
 # --- the process of an engine -------------------------------------------------------------------------
@@ -218,9 +241,12 @@ def row_cells(processes: Sequence[dict[str, Measured]]) -> tuple[list[str], list
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_choices(parser, "--only", "row", ROWS)
+    parser.add_argument("--files", type=Path, help="folder with further rows: NAME.onnx, NAME.json")
     parser.add_argument("--sizes", type=int, default=200, help="different sizes of a row (default: 200)")
     add_repetition(parser)
     options = parse(parser)
+    further = {} if options.files is None else rows_of_folder(options.files)
+    rows = {**{name: ROWS[name] for name in options.only}, **further}
     facts, engines = machine(), versions()
     names = ", ".join(f"{TITLES[engine]} {engines[engine]}" for engine in ENGINES)
     print(f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}; {names}; {options.restarts} processes")
@@ -228,17 +254,17 @@ def main() -> int:
     head = ["row", *(cell for phase in ("cold", "warm") for cell in (*(f"{phase}, {n}, ms" for n in of), phase))]
     head += [*(f"new size, {n}, ms" for n in of), *(f"memory, {n}" for n in of)]
     with tempfile.TemporaryDirectory() as folder:
-        for name in options.only:
-            ROWS[name].write(f"{folder}/{name}.onnx")
+        for name, row in rows.items():
+            row.write(f"{folder}/{name}.onnx")
         for threads in options.threads:
             body, means = [], [[], []]  # type: ignore[var-annotated]
-            for name in options.only:
+            for name, row in rows.items():
                 log(f"{name}, {threads} threads")
                 path = f"{folder}/{name}.onnx"
                 task = {"path": path, "threads": threads, "inputs": _inputs(path)}
-                runs = [measure(task, ROWS[name].draw(options.sizes, n), n) for n in range(options.restarts)]
+                runs = [measure(task, row.draw(options.sizes, n), n) for n in range(options.restarts)]
                 cells, groups = row_cells(runs)
-                body.append([ROWS[name].title, *cells])
+                body.append([row.title, *cells])
                 for mean, group in zip(means, groups, strict=True):
                     mean.append(group)
             total = [geometric_mean(groups) for groups in means]
