@@ -385,10 +385,15 @@ class Graph:
         self.inputs: tuple[Value, ...] = tuple(inputs)
         self.outputs: tuple[Value, ...] = tuple(outputs)
         self.updates: tuple[tuple[Value, Value], ...] = tuple(updates)
-        check_values(f"inputs and outputs of graph {name!r}", itertools.chain(self.inputs, self.outputs, *self.updates))
+        native = _native
+        # None if something is wrong: then an error says what.
+        nodes = None if native is None else native.sound_nodes(self.inputs, self.outputs, self.updates)
+        if nodes is None:
+            given = itertools.chain(self.inputs, self.outputs, *self.updates)
+            check_values(f"inputs and outputs of graph {name!r}", given)
         self.name = name
         self.meta: Mapping[str, str] = dict(meta or {})
-        self.nodes: tuple[Node, ...] = tuple(topological([*self.outputs, *(new for _, new in self.updates)]))
+        self.nodes: tuple[Node, ...] = tuple(self._sorted() if nodes is None else nodes)
         self._operators: frozenset[str] | None = None
         self._spent: tuple[tuple[Value, ...], ...] | None = None
         self._output_names = None if output_names is None else tuple(output_names)
@@ -397,15 +402,22 @@ class Graph:
         self._input_names: dict[Value, str] | None = None
         self._node_names: dict[Node, str] | None = None
         self._by_name: dict[str, Value] | None = None
-        self._check()
+        if nodes is None:
+            self._check()
+        if self._output_names is not None and len(self._output_names) != len(self.outputs):
+            raise InvalidModel(
+                f"{origins().titled(self)} has {quantity(len(self.outputs), 'output')}, but "
+                f"{quantity(len(self._output_names), 'output name')}: give one name per output"
+            )
+
+    def _sorted(self) -> list[Node]:
+        return topological([*self.outputs, *(new for _, new in self.updates)])
 
     def _check(self) -> None:
         known = set(self.inputs)
         if len(known) != len(self.inputs):
             raise InvalidModel(f"{origins().titled(self)}: an input is listed twice")
-        native = _native
-        is_complete = native is not None and native.reads_only(self.nodes, known)
-        operands = [] if is_complete else [node.inputs for node in self.nodes]
+        operands = [node.inputs for node in self.nodes]
         read = itertools.chain(self.outputs, [new for _, new in self.updates], *operands)
         missing = {v: None for v in read if v is not None and v.node is None and v not in known}
         if missing:
@@ -421,11 +433,6 @@ class Graph:
                 raise InvalidModel(f"{origins().titled(self)}: update of {state}, which is not an input")
             if state.type is not new.type and state.type != new.type:
                 raise InvalidModel(f"{origins().titled(self)}: update of {state} with another type, {new.type}")
-        if self._output_names is not None and len(self._output_names) != len(self.outputs):
-            raise InvalidModel(
-                f"{origins().titled(self)} has {quantity(len(self.outputs), 'output')}, but "
-                f"{quantity(len(self._output_names), 'output name')}: give one name per output"
-            )
 
     @property
     def values(self) -> Iterator[Value]:

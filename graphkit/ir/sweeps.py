@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Protocol
 
 
@@ -12,8 +12,13 @@ class NativeSweeps(Protocol):
     def topological(self, values: list[Any], stop: set[Any]) -> list[Any]:
         """Return the same as `graph.topological`."""
 
-    def reads_only(self, nodes: tuple[Any, ...], known: set[Any]) -> bool:
-        """Return whether each operand is the result of a node, or in `known`."""
+    def sound_nodes(
+        self, inputs: tuple[Any, ...], outputs: tuple[Any, ...], updates: tuple[tuple[Any, Any], ...]
+    ) -> tuple[Any, ...] | None:
+        """Return the nodes of a graph in topological order. Return None if the graph is not valid."""
+
+    def replaced(self, given: tuple[Any, ...], table: dict[Any, Any]) -> tuple[Any, ...]:
+        """Return values, or pairs of values, with those that `table` maps to others replaced."""
 
     def copied(self, node: Any, inputs: tuple[Any, ...]) -> Any:
         """Return the node with these operands, or None if their types differ from those of its operands."""
@@ -81,3 +86,57 @@ class NativeSweeps(Protocol):
             The position of the first node that the caller must handle: its operator is in `at`, or `known` does not
             contain the types of its results. If there is none, the number of nodes.
         """
+
+    def storages_read(self, steps: tuple[Any, ...], root: dict[Any, Any]) -> list[list[Any]]:
+        """Return the storages of the operands of each step. root: see `Placement`."""
+
+    def inplace_pairs(
+        self,
+        steps: tuple[Any, ...],
+        root: dict[Any, Any],
+        place: dict[Any, Any],
+        used: frozenset[Any],
+        permitted: list[Sequence[tuple[int, int]]],
+        is_sized: Callable[..., bool],
+        has_equal_size: Callable[..., bool],
+    ) -> list[list[tuple[Any, Any]]]:
+        """Return the pairs (storage read, output) of each step that may share memory.
+
+        `is_sized` must depend on the type of the value only. For root, place and used, see `Placement`.
+        """
+
+    def tasks(
+        self,
+        task_class: type,
+        steps: tuple[Any, ...],
+        storages: list[list[Any]],
+        elements: dict[Any, list[Any]],
+        extra: dict[Any, list[Any]],
+        pairs: list[list[tuple[Any, Any]]] | None,
+        scratch: list[int],
+        numbers: dict[Any, int],
+        place: dict[Any, Any],
+    ) -> list[Any]:
+        """Return the task of each step, as `plan_graph` does without this function.
+
+        Args:
+            task_class: The class `Task`.
+            steps: The steps.
+            storages: The result of `storages_read`.
+            elements: For steps that do not read the elements of all operands, the storages whose elements they read.
+            extra: For some steps, values that must be written before.
+            pairs: The result of `inplace_pairs`.
+            scratch: For each step, the bytes of its working memory.
+            numbers: The buffer of each value that a step writes.
+            place: See `Placement`.
+        """
+
+    def reader_dependencies(
+        self,
+        steps: tuple[Any, ...],
+        storages: list[list[Any]],
+        elements: dict[Any, list[Any]],
+        used: frozenset[Any],
+        donated: dict[Any, Any],
+    ) -> dict[Any, list[Any]]:
+        """Return the same as `donation.reader_dependencies`. For the arguments, see `tasks`."""

@@ -117,12 +117,22 @@ def _reads(given: Sequence[Value | None], names: frozenset[str], table: Mapping[
     return any(node is not None and node.op.name in names for node in producers)
 
 
-def _with_replaced(graph: Graph, table: Mapping[Any, Value], extra_inputs: Sequence[Value]) -> Graph:
+def _with_replaced(graph: Graph, table: dict[Any, Value], extra_inputs: Sequence[Value]) -> Graph:
     """Return the graph with values replaced by those of `table`, and with more inputs."""
+    native = native_sweeps()
+
+    def replaced(given: tuple[Any, ...]) -> Sequence[Any]:
+        if native is not None:
+            return native.replaced(given, table)
+        return [tuple(map(replaced_value, v)) if isinstance(v, tuple) else replaced_value(v) for v in given]
+
+    def replaced_value(value: Value) -> Value:
+        return table.get(value, value)
+
     return Graph(
-        [*(table.get(v, v) for v in graph.inputs), *extra_inputs],
-        [table.get(v, v) for v in graph.outputs],
-        [(table.get(state, state), table.get(new, new)) for state, new in graph.updates],
+        [*replaced(graph.inputs), *extra_inputs] if extra_inputs else replaced(graph.inputs),
+        replaced(graph.outputs),
+        replaced(graph.updates),
         graph.name,
         output_names=graph.output_names,
         meta=graph.meta,
