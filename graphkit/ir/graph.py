@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from graphkit.ir.sweeps import NativeSweeps
 
 T = TypeVar("T")
+N = TypeVar("N", "Node", "Value")
 
 _serial = itertools.count()
 _NO_ATTRS: Mapping[str, Any] = {}
@@ -286,6 +287,15 @@ def _same_types(given: Sequence[Value | None], before: Sequence[Value | None]) -
     return True
 
 
+def _by_name(given: Iterable[N]) -> tuple[list[N], list[N]]:
+    """Return the nodes or values that have a name, and those that have none."""
+    named: list[N] = []
+    unnamed: list[N] = []
+    for each in given:
+        (named if each.name else unnamed).append(each)
+    return named, unnamed
+
+
 def accelerate(make_sweeps: Callable[..., NativeSweeps]) -> None:
     """Use the class `GraphSweeps` of the native extension from now on."""
     global _native
@@ -502,7 +512,8 @@ class Graph:
         if self._input_names is None:
             unique = Names()
             named = all(v.name for v in self.inputs)
-            self._input_names = {v: unique.take(v.name) for v in self.inputs} if named else {}
+            names = unique.take_all([v.name for v in self.inputs]) if named else ()
+            self._input_names = dict(zip(self.inputs, names, strict=True)) if named else {}
         return self._input_names
 
     def node_name(self, node: Node) -> str:
@@ -517,13 +528,13 @@ class Graph:
         """One unique name per output: the given one, else the value's name."""
         if self._output_names is not None:
             return self._output_names
-        unique = Names()
-        return tuple(unique.take(self.name_of(v)) for v in self.outputs)
+        return tuple(Names().take_all([self.name_of(v) for v in self.outputs]))
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """The unique names of the inputs, in order."""
-        return tuple(self.name_of(v) for v in self.inputs)
+        names = self._names_of_inputs() if self._names is None else None
+        return tuple(names.values()) if names else tuple([self.name_of(v) for v in self.inputs])
 
     def find(self, name: str, *, inputs_first: bool = False) -> Value:
         """Return the output called `name`, else the input, parameter or intermediate value of that name.
@@ -552,18 +563,16 @@ class Graph:
     def _assign_names(self) -> None:
         # Explicit hints take their names before generated ones, so that adding an unnamed node renames nothing.
         node_names, value_names = Names(), Names()
-        nodes: dict[Node, str] = {n: node_names.take(n.name) for n in self.nodes if n.name}
-        for node in self.nodes:
-            if node not in nodes:
-                nodes[node] = node_names.take(snake_case(node.op.name))
-        values: dict[Value, str] = {v: value_names.take(v.name) for v in self.values if v.name}
-        for value in self.values:
-            if value not in values:
-                if value.node is None:
-                    hint = value.role
-                else:
-                    hint = nodes[value.node] + (f"_{value.index}" if len(value.node.outputs) > 1 else "")
-                values[value] = value_names.take(hint)
+        named, unnamed = _by_name(self.nodes)
+        nodes = dict(zip(named, node_names.take_all([n.name for n in named]), strict=True))
+        nodes |= zip(unnamed, node_names.take_all([snake_case(n.op.name) for n in unnamed]), strict=True)
+        given, others = _by_name(self.values)
+        values = dict(zip(given, value_names.take_all([v.name for v in given]), strict=True))
+        hints = [
+            v.role if v.node is None else nodes[v.node] + (f"_{v.index}" if len(v.node.outputs) > 1 else "")
+            for v in others
+        ]
+        values |= zip(others, value_names.take_all(hints), strict=True)
         self._names, self._node_names = values, nodes
 
     # --- rebuilding ----------------------------------------------------------------------------

@@ -87,6 +87,26 @@ class NativeSweeps(Protocol):
             contain the types of its results. If there is none, the number of nodes.
         """
 
+    def kernel_keys(
+        self,
+        steps: tuple[Any, ...],
+        root: dict[Any, Any],
+        known: dict[Any, Any],
+        used: frozenset[Any],
+        number_of: Callable[..., Any],
+        identity: Callable[..., int],
+    ) -> list[tuple[Any, ...]]:
+        """Return a key for each step: everything that its kernel depends on, if all sizes are known.
+
+        Args:
+            steps: The steps.
+            root: See `Placement`.
+            known: The arrays of parameters and constants, by storage.
+            used: See `Placement`.
+            number_of: Returns the part of the key for an operator that has no number yet.
+            identity: Returns the part of the key for (operand, its type, its array).
+        """
+
     def storages_read(self, steps: tuple[Any, ...], root: dict[Any, Any]) -> list[list[Any]]:
         """Return the storages of the operands of each step. root: see `Placement`."""
 

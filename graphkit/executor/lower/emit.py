@@ -106,8 +106,8 @@ class Emitter:
                 builder.commit()
             self._step(builder, lowered, index, locations, prefix)
         for position, (result, location) in placed if prefix or copies else ():
-            if not result.owned and location != ABSENT and locations.of(result.value) != location:
-                self.copy(builder, f"{prefix}result {position}", result.value, locations.of(result.value), location)
+            if not result.owned and location != ABSENT and locations[result.value] != location:
+                self.copy(builder, f"{prefix}result {position}", result.value, locations[result.value], location)
 
     def copy(self, builder: _native.Builder, name: str, value: Value, source: Location, target: Location) -> None:
         kind = value.tensor
@@ -123,7 +123,8 @@ class Emitter:
     ) -> None:
         node, lowering = lowered.placement.steps[index], lowered.lowerings[index]
         name = prefix + lowered.graph.node_name(node)
-        self.allocates |= lowering.allocates
+        if lowering.allocates:
+            self.allocates = True
         # Steps in Python find their operands themselves. Do not call `locations.outputs` for them: it would create a
         # buffer for each dynamic result, but these steps may return such results as new arrays.
         inputs = [] if lowering.in_python else locations.inputs(node, lowering)
@@ -131,8 +132,8 @@ class Emitter:
         lowering.emit(Emission(self, builder, name, index, inputs, outputs, locations.scratch(index)))
 
 
-class _Locations:
-    """Where the values of one graph are."""
+class _Locations(dict[Value | None, Location]):
+    """Where the values of one graph are. The location of a value is found when it is first asked for."""
 
     def __init__(
         self,
@@ -142,6 +143,7 @@ class _Locations:
         inputs: Sequence[Location],
         results: Sequence[Location],
     ):
+        super().__init__({None: ABSENT})
         self._emitter = emitter
         self._lowered = lowered
         self._base = base
@@ -149,19 +151,18 @@ class _Locations:
         self.buffers: dict[Value, int] = {}
         placement = lowered.placement
         self._root, self._used = placement.root, placement.used
-        self._known: dict[Value, Location] = {}
+        self._scratch_of, self._offsets = lowered.memory.scratch_of, lowered.memory.layout.offsets
         for result, location in zip(placement.results, results, strict=True):
             root = placement.root[result.value]
             made_here = placement.place[root] == "dynamic" and root not in self._bound
             if result.owned or (made_here and emitter.is_buffer(location)):
                 self._bound[root] = location
 
-    def of(self, value: Value) -> Location:
+    def __missing__(self, value: Value | None) -> Location:
+        assert value is not None
         root = self._root[value]
-        known = self._known.get(root)
-        if known is None:
-            known = self._known[root] = self._find(root)
-        return known
+        found = self[value] = self._find(root) if root is value else self[root]
+        return found
 
     def _find(self, root: Value) -> Location:
         """Return the location of a storage."""
@@ -180,7 +181,7 @@ class _Locations:
         packing, unread = lowering.packing, lowering.unread
         packed = () if packing is None else packing.packed_inputs
         if not packed and not unread:
-            return [ABSENT if v is None else self.of(v) for v in node.inputs]
+            return [self[v] for v in node.inputs]
         found: list[Location] = []
         for position, operand in enumerate(node.inputs):
             if operand is None or position in unread:
@@ -191,15 +192,16 @@ class _Locations:
                 array = self._lowered.fixed[self._root[operand]]
                 found.append(self._emitter.fixed(array, packing, position))
             else:
-                found.append(self.of(operand))
+                found.append(self[operand])
         return found
 
     def outputs(self, node: Node) -> list[Location]:
-        return [self.of(v) if v in self._used else ABSENT for v in node.outputs]
+        used = self._used
+        return [self[v] if v in used else ABSENT for v in node.outputs]
 
     def scratch(self, index: int) -> Location:
-        offset = self._lowered.memory.scratch_offset(index)
-        return ABSENT if offset is None else (ARENA, self._base + offset)
+        request = self._scratch_of.get(index)
+        return ABSENT if request is None else (ARENA, self._base + self._offsets[request])
 
 
 def _first_donation(lowered: LoweredGraph) -> int:

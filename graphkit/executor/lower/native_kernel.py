@@ -9,7 +9,7 @@ from graphkit.executor.devices.kernel import MOST_READ_BYTES, NativeKernel, Vers
 from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.lower.lowering import ABSENT, Emission, Location, Lowering, Site
 from graphkit.executor.memory.placement import Placement
-from graphkit.ir.graph import Node, Value
+from graphkit.ir.graph import Node, Value, native_sweeps
 from graphkit.ir.types import TensorType
 from graphkit.ops import Op
 from graphkit.ops._op import number_of
@@ -33,15 +33,12 @@ class PreparedKernel(Lowering):
         self.scratch_bytes = int(kernel.scratch_bytes)
         self.inplace = kernel.inplace
         self.packing = kernel
+        self._counts = kernel.input_count, kernel.output_count
 
     def emit(self, step: Emission) -> None:
-        kernel = self.kernel
+        inputs, outputs = self._counts
         step.builder.kernel(
-            step.name,
-            kernel,
-            _padded(step.inputs, kernel.input_count),
-            _padded(step.outputs, kernel.output_count),
-            step.scratch,
+            step.name, self.kernel, _padded(step.inputs, inputs), _padded(step.outputs, outputs), step.scratch
         )
 
 
@@ -53,34 +50,43 @@ class SharedKernels:
         known: The arrays of parameters and constants, by storage.
     """
 
-    def __init__(self, placement: Placement, known: Mapping[Value, VersionedArray]):
+    def __init__(self, placement: Placement, known: dict[Value, VersionedArray]):
         self._placement, self._known = placement, known
         self._lowerings: dict[Hashable, PreparedKernel] = {}
 
-    def lowering(self, node: Node, choose: Callable[[Node], Lowering]) -> Lowering:
-        """Return the lowering of an equal node, or else what `choose` returns for this one."""
-        key = self._key(node)
-        earlier = self._lowerings.get(key)
-        if earlier is not None:
-            return earlier
-        found = choose(node)
-        if isinstance(found, PreparedKernel):
-            self._lowerings[key] = found
+    def lowerings(self, nodes: tuple[Node, ...], choose: Callable[[Node], Lowering]) -> list[Lowering]:
+        """Return the lowerings of nodes: that of an equal node, or else what `choose` returns."""
+        found: list[Lowering] = []
+        for node, key in zip(nodes, self._keys(nodes), strict=True):
+            # The error of an integer division by zero names the node.
+            if divides_integers(node):
+                key = (*key, node.name or node.describe())
+            lowering: Lowering | None = self._lowerings.get(key)
+            if lowering is None:
+                lowering = choose(node)
+                if isinstance(lowering, PreparedKernel):
+                    self._lowerings[key] = lowering
+            found.append(lowering)
         return found
 
-    def _key(self, node: Node) -> Hashable:
-        """Return everything that the kernel of a node with tensors of known sizes depends on.
+    def _keys(self, nodes: tuple[Node, ...]) -> list[tuple[Any, ...]]:
+        """Return everything that the kernels of nodes with tensors of known sizes depend on.
 
-        The key contains constants and small parameters by identity, so it is valid while these arrays exist. It says
+        A key contains constants and small parameters by identity, so it is valid while these arrays exist. It says
         which operands are the same value. Layers whose large parameters have equal types have equal keys.
         """
+        placement, native = self._placement, native_sweeps()
+        if native is None:
+            return [self._key(node) for node in nodes]
+        return native.kernel_keys(nodes, placement.root, self._known, placement.used, _operator_key, _identity)
+
+    def _key(self, node: Node) -> tuple[Any, ...]:
         root, known = self._placement.root, self._known
         places: dict[Value, int] = {}
-        operator: Any = node.op
-        parts: list[Hashable] = [number_of(operator) if isinstance(operator, Op) else operator]
+        parts: list[Hashable] = [_operator_key(node.op)]
         for position, value in enumerate(node.inputs):
             if value is None or not isinstance(value.type, TensorType):
-                parts.append(None)
+                parts += (None, None, None)
                 continue
             storage = root.get(value)
             array = None if storage is None else known.get(storage)
@@ -89,10 +95,11 @@ class SharedKernels:
         for value in node.outputs:
             kind = value.type
             parts += (kind.number if isinstance(kind, TensorType) else None, value in self._placement.used)
-        # The error of an integer division by zero names the node.
-        if divides_integers(node):
-            parts.append(node.name or node.describe())
         return tuple(parts)
+
+
+def _operator_key(operator: Any) -> Hashable:
+    return number_of(operator) if isinstance(operator, Op) else operator
 
 
 def _identity(value: Value, kind: TensorType, array: VersionedArray) -> int:
@@ -115,5 +122,5 @@ def native_kernel(site: Site) -> Lowering | None:
     return PythonKernel("native", site.node, kernel)
 
 
-def _padded(locations: Sequence[Location], count: int) -> list[Location]:
-    return [*locations, *[ABSENT] * (count - len(locations))]
+def _padded(locations: list[Location], count: int) -> list[Location]:
+    return locations if len(locations) >= count else [*locations, *[ABSENT] * (count - len(locations))]

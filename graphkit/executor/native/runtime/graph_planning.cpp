@@ -132,6 +132,70 @@ nb::list GraphSweeps::storages_read(const nb::tuple& steps, const nb::dict& root
     return found;
 }
 
+// Returns the number of a type; see `TensorType.number`.
+nb::object GraphSweeps::type_number(PyObject* type) const {
+    PyObject* const known = number_of_type.peek(type);
+    return known != nullptr ? nb::borrow(known) : nb::object(nb::handle(type).attr("number"));
+}
+
+// Returns what the kernel of one step depends on; see `SharedKernels`.
+nb::object GraphSweeps::kernel_key(PyObject* step, const nb::dict& root, const nb::dict& known,
+                                   const nb::frozenset& used, const nb::callable& number_of,
+                                   const nb::callable& identity) const {
+    PyObject* const given = inputs(step);
+    PyObject* const results = outputs_of.get(step);
+    const Py_ssize_t operands = PyTuple_GET_SIZE(given);
+    const Py_ssize_t outputs = PyTuple_GET_SIZE(results);
+    nb::object key = nb::steal(PyTuple_New(1 + 3 * operands + 2 * outputs));
+    require(key.is_valid());
+    Py_ssize_t next = 0;
+    const auto add = [&](const nb::object& part) { PyTuple_SET_ITEM(key.ptr(), next++, Py_NewRef(part.ptr())); };
+    const nb::handle op = op_of.get(step);
+    const nb::object number = nb::getattr(op, "_number", nb::handle());
+    add(number.is_valid() ? number : number_of(op));
+    const auto is_tensor = [&](PyObject* type) {
+        return PyObject_TypeCheck(type, reinterpret_cast<PyTypeObject*>(tensor_type_.ptr())) != 0;
+    };
+    PointerTable places;
+    for (Py_ssize_t position = 0; position < operands; ++position) {
+        PyObject* const operand = PyTuple_GET_ITEM(given, position);
+        PyObject* const type = operand == Py_None ? nullptr : type_of.get(checked(operand, value_));
+        if (type == nullptr || !is_tensor(type)) {
+            for (int part = 0; part < 3; ++part) {
+                add(nb::none());
+            }
+            continue;
+        }
+        const auto [place, is_new] = places.add(operand);
+        if (is_new) {
+            *place = static_cast<std::uint32_t>(position);
+        }
+        add(type_number(type));
+        add(nb::int_(*place));
+        PyObject* const storage = find(root, operand);
+        PyObject* const array = storage == nullptr ? nullptr : find(known, storage);
+        add(array == nullptr ? nb::none() : identity(nb::handle(operand), nb::handle(type), nb::handle(array)));
+    }
+    for (Py_ssize_t i = 0; i < outputs; ++i) {
+        PyObject* const output = PyTuple_GET_ITEM(results, i);
+        PyObject* const type = type_of.get(checked(output, value_));
+        add(is_tensor(type) ? type_number(type) : nb::none());
+        add(nb::bool_(contains(used, output)));
+    }
+    return key;
+}
+
+// Returns what the kernels of the steps depend on. number_of, identity: Python functions.
+nb::list GraphSweeps::kernel_keys(const nb::tuple& steps, const nb::dict& root, const nb::dict& known,
+                                  const nb::frozenset& used, const nb::callable& number_of,
+                                  const nb::callable& identity) const {
+    nb::list found;
+    for (const nb::handle step : steps) {
+        append(found, kernel_key(step.ptr(), root, known, used, number_of, identity));
+    }
+    return found;
+}
+
 // The answers of a Python function about types, which is called once for each type.
 class GraphSweeps::TypeFacts {
   public:

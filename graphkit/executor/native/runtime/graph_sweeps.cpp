@@ -177,6 +177,12 @@ GRAPHKIT_BINDINGS(graph_sweeps) {
              nb::sig("def merge_until(self, nodes: tuple[typing.Any, ...], start: int, "
                      "table: dict[typing.Any, typing.Any], numbers: dict[typing.Any, int], "
                      "seen: dict[typing.Any, typing.Any], number_of: typing.Callable[..., int]) -> int"))
+        .def("kernel_keys", &GraphSweeps::kernel_keys, "steps"_a, "root"_a, "known"_a, "used"_a, "number_of"_a,
+             "identity"_a,
+             nb::sig("def kernel_keys(self, steps: tuple[typing.Any, ...], root: dict[typing.Any, typing.Any], "
+                     "known: dict[typing.Any, typing.Any], used: frozenset[typing.Any], "
+                     "number_of: typing.Callable[..., typing.Any], identity: typing.Callable[..., int]) "
+                     "-> list[tuple[typing.Any, ...]]"))
         .def("storages_read", &GraphSweeps::storages_read, "steps"_a, "root"_a,
              nb::sig("def storages_read(self, steps: tuple[typing.Any, ...], root: dict[typing.Any, typing.Any]) "
                      "-> list[list[typing.Any]]"))

@@ -46,6 +46,8 @@ class GraphSweeps {
                            const nb::dict& seen, const nb::callable& number_of) const;
     Py_ssize_t bind_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
                           const nb::dict& known) const;
+    nb::list kernel_keys(const nb::tuple& steps, const nb::dict& root, const nb::dict& known, const nb::frozenset& used,
+                         const nb::callable& number_of, const nb::callable& identity) const;
     nb::list storages_read(const nb::tuple& steps, const nb::dict& root) const;
     nb::list inplace_pairs(const nb::tuple& steps, const nb::dict& root, const nb::dict& place,
                            const nb::frozenset& used, const nb::list& permitted, const nb::callable& is_sized,
@@ -97,6 +99,9 @@ class GraphSweeps {
         require(serial.is_valid());
         slot.set(object, serial.ptr());
     }
+    nb::object type_number(PyObject* type) const;
+    nb::object kernel_key(PyObject* step, const nb::dict& root, const nb::dict& known, const nb::frozenset& used,
+                          const nb::callable& number_of, const nb::callable& identity) const;
     nb::list inplace_pairs_of(PyObject* step, const nb::handle& permitted, const Places& places,
                               TypeFacts& is_sized) const;
     bool has_same_types(PyObject* given, PyObject* before) const;
