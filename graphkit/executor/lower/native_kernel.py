@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphkit.executor.devices.kernel import MOST_READ_BYTES, NativeKernel, VersionedArray, is_native
 from graphkit.executor.devices.registry import make_kernel
@@ -16,6 +16,9 @@ from graphkit.ops._op import number_of
 from graphkit.ops.pointwise import divides_integers
 from graphkit.passes.core.sweep import read_positions
 
+if TYPE_CHECKING:
+    from graphkit.executor.devices.loading import _native
+
 
 def unread_operands(kernel: NativeKernel, node: Node) -> Set[int]:
     """Return the positions of operands whose elements are not read. Their memory may contain another value."""
@@ -25,7 +28,10 @@ def unread_operands(kernel: NativeKernel, node: Node) -> Set[int]:
 
 
 class PreparedKernel(Lowering):
-    """A kernel of the native extension, prepared for exactly these shapes."""
+    """A kernel of the native extension, prepared for exactly these shapes.
+
+    reads_all: Whether it reads all operands as they are: it has no packed copies of them.
+    """
 
     def __init__(self, kernel: NativeKernel, node: Node):
         self.kernel = kernel
@@ -33,13 +39,23 @@ class PreparedKernel(Lowering):
         self.scratch_bytes = int(kernel.scratch_bytes)
         self.inplace = kernel.inplace
         self.packing = kernel
+        self.reads_all = not self.unread and not kernel.packed_inputs
         self._counts = kernel.input_count, kernel.output_count
 
     def emit(self, step: Emission) -> None:
-        inputs, outputs = self._counts
-        step.builder.kernel(
-            step.name, self.kernel, _padded(step.inputs, inputs), _padded(step.outputs, outputs), step.scratch
-        )
+        self.write(step.builder, step.name, step.inputs, step.outputs, step.scratch)
+
+    def write(
+        self,
+        builder: _native.Builder,
+        name: str,
+        inputs: list[Location],
+        outputs: list[Location],
+        scratch: Location,
+    ) -> None:
+        """Write the step. For the arguments, see Emission."""
+        operands, results = self._counts
+        builder.kernel(name, self.kernel, _padded(inputs, operands), _padded(outputs, results), scratch)
 
 
 class SharedKernels:
