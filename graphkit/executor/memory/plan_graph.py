@@ -75,7 +75,7 @@ def plan_graph(
     *,
     inplace: bool,
     share: bool,
-    nbytes: Callable[[Value], int] = lambda v: v.tensor.nbytes,
+    nbytes: Callable[[Value], int] | None = None,
     group_updates: bool = False,
     order: Sequence[int] | None = None,
 ) -> MemoryPlan:
@@ -87,11 +87,11 @@ def plan_graph(
         needs: The memory that each step needs.
         inplace: Whether results may overwrite operands, and new values of states the old ones.
         share: Whether values that are not live at the same time may share addresses.
-        nbytes: Returns the size of a value.
+        nbytes: Returns the size of a value. None: the types of values determine it.
         group_updates: Move updates of states to the end, if that does not increase the peak much (see `updates_last`).
         order: The order of the steps, if it was chosen before.
     """
-    planning = _Planning(graph, placement, needs, inplace, nbytes)
+    planning = _Planning(graph, placement, needs, inplace, _by_type() if nbytes is None else nbytes)
     sizes = [aligned(size) for size in planning.sizes]
     if order is not None:
         from graphkit.executor.memory.schedule import is_topological_order, with_peaks
@@ -104,9 +104,11 @@ def plan_graph(
             from graphkit.executor.memory.schedule import updates_last
 
             schedule = updates_last(planning.tasks, sizes, schedule)
-    copies = _copy_deadlines(placement, schedule.order)
     ranges = _LiveRanges(planning.tasks, schedule.order, len(planning.sizes))
-    planning.extend_until_copied(ranges, schedule.order, copies)
+    copies: Mapping[int, Sequence[Value]] = {}
+    if not graph.operators.isdisjoint(("SwapOut", "SwapIn")):
+        copies = _copy_deadlines(placement, schedule.order)
+        planning.extend_until_copied(ranges, schedule.order, copies)
     requests, request_of, offset_in_block, scratch_of = planning.requests(schedule.order, ranges)
     return MemoryPlan(
         schedule.order,
@@ -120,6 +122,20 @@ def plan_graph(
         copies,
         schedule.plain_peak_bytes,
     )
+
+
+def _by_type() -> Callable[[Value], int]:
+    """Return a function that returns the size of a value, and computes it once for each type."""
+    known: dict[int, int] = {}
+
+    def nbytes(value: Value) -> int:
+        kind = value.type
+        found = known.get(id(kind))
+        if found is None:
+            found = known[id(kind)] = value.tensor.nbytes
+        return found
+
+    return nbytes
 
 
 def _copy_deadlines(placement: Placement, order: Sequence[int]) -> dict[int, list[Value]]:

@@ -138,6 +138,14 @@ nb::object GraphSweeps::type_number(PyObject* type) const {
     return known != nullptr ? nb::borrow(known) : nb::object(nb::handle(type).attr("number"));
 }
 
+// Returns whether two types are known to be equal, because they have the same number.
+bool GraphSweeps::is_same_kind(PyObject* a, PyObject* b) const {
+    const auto is_tensor = [&](PyObject* type) {
+        return PyObject_TypeCheck(type, reinterpret_cast<PyTypeObject*>(tensor_type_.ptr())) != 0;
+    };
+    return a == b || (is_tensor(a) && is_tensor(b) && type_number(a).equal(type_number(b)));
+}
+
 // Returns what the kernel of one step depends on; see `SharedKernels`.
 nb::object GraphSweeps::kernel_key(PyObject* step, const nb::dict& root, const nb::dict& known,
                                    const nb::frozenset& used, const nb::callable& number_of,
@@ -270,7 +278,7 @@ nb::list GraphSweeps::inplace_pairs_of(PyObject* step, const nb::handle& permitt
         for (std::size_t i = start; i < operands && is_fitting; i = next[i]) {
             PyObject* const reader = PyTuple_GET_ITEM(given, static_cast<Py_ssize_t>(i));
             is_fitting = allowed.contains(i, index) &&
-                         (type_of.get(reader) == type_of.get(output) ||
+                         (is_same_kind(type_of.get(reader), type_of.get(output)) ||
                           nb::cast<bool>(places.has_equal_size(nb::handle(reader), nb::handle(output))));
         }
         if (is_fitting) {

@@ -100,6 +100,7 @@ class GraphSweeps {
         slot.set(object, serial.ptr());
     }
     nb::object type_number(PyObject* type) const;
+    bool is_same_kind(PyObject* a, PyObject* b) const;
     nb::object kernel_key(PyObject* step, const nb::dict& root, const nb::dict& known, const nb::frozenset& used,
                           const nb::callable& number_of, const nb::callable& identity) const;
     nb::list inplace_pairs_of(PyObject* step, const nb::handle& permitted, const Places& places,
