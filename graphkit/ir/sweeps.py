@@ -38,6 +38,7 @@ class NativeSweeps(Protocol):
         counts: dict[Any, int] | None,
         constant: type | None = None,
         after: Set[str] | None = None,
+        among: Set[str] | None = None,
     ) -> int:
         """Copy the nodes from `start` on that read values of `table`, which maps replaced values to new ones.
 
@@ -47,7 +48,7 @@ class NativeSweeps(Protocol):
             The position of the first node that the caller must handle: its operator is in `at`, or its operands have
             other types than before. If `constant`, the class of constants, is given, also a node whose operands are all
             constants, or whose results have known elements. If `after`, names of operators, is given, also a node that
-            reads a result of one of them. If there is none, the number of nodes.
+            reads a result of one of them; if `among` is given, only if its own operator is in it. If there is none, the number of nodes.
         """
 
     def merge_until(
@@ -58,15 +59,26 @@ class NativeSweeps(Protocol):
         numbers: dict[Any, int],
         seen: dict[Any, Any],
         number_of: Callable[..., int],
+        merged: set[int],
     ) -> int:
         """Copy nodes as `copy_until` does, and add them to `seen`, which maps keys to nodes. Equal nodes have one key.
 
         `numbers` stores the numbers of operators between calls for the same sweep. `number_of` returns positive numbers
-        that only equal operators share.
+        that only equal operators share. `merged` contains the numbers of operators
+        whose subgraphs contain neither equal nor random nodes.
 
         Returns:
-            The position of the first node that the caller must handle: its key is in `seen`, its operator is random or
-            has subgraphs, or its operands have other types than before. If there is none, the number of nodes.
+            The position of the first node that the caller must handle: its key is in `seen`, and it has operands and
+            attributes (then it may be in another group); its operator is random, or has subgraphs and is not in
+            `merged`; or its operands have other types than before. If there is none, the number of nodes.
+        """
+
+    def structure(
+        self, inputs: tuple[Any, ...], nodes: tuple[Any, ...], outputs: tuple[Any, ...], number_of: Callable[..., int]
+    ) -> tuple[int | None, ...]:
+        """Return a key that only graphs with equal structure have: equal but for names.
+
+        `number_of` returns the number of an operator that has none yet.
         """
 
     def bind_until(

@@ -38,6 +38,7 @@ def rewrite(
     *,
     at: Collection[str] | None = None,
     after: Collection[str] = (),
+    among: Collection[str] | None = None,
     inputs: Mapping[Value, Value] | None = None,
     extra_inputs: Sequence[Value] = (),
     readers: Readers | None = None,
@@ -56,6 +57,7 @@ def rewrite(
         at: Names of operators. The rule is called only for nodes with one of them; others are kept. None: all nodes.
         after: Names of operators. If `at` is given, the rule is also called for nodes that read, in the new graph, a
             result of one of these.
+        among: Names of operators. `after` is about nodes with one of them. None: all nodes.
         inputs: Values that replace graph inputs.
         extra_inputs: Values that are appended to the graph inputs.
         readers: Gets the replaced results, so that it counts the uses in the new graph.
@@ -68,8 +70,9 @@ def rewrite(
         return graph
     changed, current, nodes, position = table.keys(), table.get, graph.nodes, 0
     visited, read = None if at is None else frozenset(at), frozenset(after) or None
+    limited = None if among is None else frozenset(among)
     sweeps = native_sweeps()
-    advance = advance if visited is None else _copying(visited, read, readers)
+    advance = advance if visited is None else _copying(visited, read, limited, readers)
     with context.detached():
         while True:
             if sweeps is not None and advance is not None:
@@ -80,7 +83,12 @@ def rewrite(
             position += 1
             given, results = node.inputs, node.outputs
             touched = not changed.isdisjoint(given)
-            if visited is None or node.op.name in visited or (read and _reads(given, read, table)):
+            name = node.op.name
+            if (
+                visited is None
+                or name in visited
+                or (read and (limited is None or name in limited) and _reads(given, read, table))
+            ):
                 operands = tuple([current(v, v) for v in given]) if touched else given
                 replacement = rule(node, operands)
                 if replacement is None:
@@ -94,10 +102,16 @@ def rewrite(
     return _with_replaced(graph, table, extra_inputs) if table or extra_inputs else graph
 
 
-def _copying(visited: frozenset[str], read: frozenset[str] | None, readers: Readers | None) -> Advance:
+def _copying(
+    visited: frozenset[str], read: frozenset[str] | None, among: frozenset[str] | None, readers: Readers | None
+) -> Advance:
     """Return the function that copies nodes up to those that `rewrite` calls the rule for."""
     counts = None if readers is None else readers.counts
-    return lambda sweeps, nodes, position, table: sweeps.copy_until(nodes, position, visited, table, counts, None, read)
+
+    def advance(sweeps: NativeSweeps, nodes: tuple[Node, ...], position: int, table: dict[Any, Value]) -> int:
+        return sweeps.copy_until(nodes, position, visited, table, counts, None, read, among)
+
+    return advance
 
 
 def _record(
@@ -207,6 +221,11 @@ def use_counts(graph: Graph) -> Counter[Value]:
     return graph.cached(_count_uses).copy()
 
 
+def cached_use_counts(graph: Graph) -> Mapping[Value, int]:
+    """Return what `use_counts` returns, without a copy."""
+    return graph.cached(_count_uses)
+
+
 def _count_uses(graph: Graph) -> Counter[Value]:
     counts: Counter[Any] = Counter(itertools.chain.from_iterable([node.inputs for node in graph.nodes]))
     del counts[None]  # operands that are absent
@@ -273,7 +292,7 @@ def fuse(
             return graph
     counts = use_counts(graph) if counts_uses else Counter()
     if counts_uses and not nested:
-        counts.subtract(v for node in _shape_readers(graph) for v in node.operands)
+        counts.subtract(v for node in shape_readers(graph) for v in node.operands)
     readers = Readers(counts)
     has_control = not graph.operators.isdisjoint(CONTROL)
 
@@ -291,7 +310,7 @@ def fuse(
 
 def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]:
     """Return the nodes that read each value, once for each operand. Excludes the readers that `fuse` does not count."""
-    shapes = set() if nested else set(_shape_readers(graph))
+    shapes = set() if nested else set(shape_readers(graph))
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
         if shapes and node in shapes:
@@ -307,12 +326,12 @@ def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]
     return readers
 
 
-def _shape_readers(graph: Graph) -> Sequence[Node]:
+def shape_readers(graph: Graph) -> Sequence[Node]:
     """Return the Shape and Size nodes that become constant when the dimensions of the graph's inputs are bound."""
-    return graph.cached(_find_shape_readers)
+    return graph.cached(_find_readers_of_shapes)
 
 
-def _find_shape_readers(graph: Graph) -> Sequence[Node]:
+def _find_readers_of_shapes(graph: Graph) -> Sequence[Node]:
     if graph.operators.isdisjoint(("Shape", "Size")):
         return ()
     found: list[Node] = []

@@ -3,6 +3,17 @@
 
 namespace graphkit {
 
+// Returns whether two types are known to be equal, with known elements: they are one object, or have the same number.
+bool GraphSweeps::is_same_kind(PyObject* a, PyObject* b) const {
+    auto* const tensor_type = reinterpret_cast<PyTypeObject*>(tensor_type_.ptr());
+    if (a == b || !PyObject_TypeCheck(a, tensor_type) || !PyObject_TypeCheck(b, tensor_type)) {
+        return a == b;
+    }
+    PyObject* const x = number_of_type.peek(a);
+    PyObject* const y = number_of_type.peek(b);
+    return x != nullptr && y != nullptr && nb::handle(x).equal(nb::handle(y));
+}
+
 bool GraphSweeps::has_same_types(PyObject* given, PyObject* before) const {
     const Py_ssize_t count = PyTuple_GET_SIZE(given);
     if (count != PyTuple_GET_SIZE(before)) {
@@ -19,7 +30,7 @@ bool GraphSweeps::has_same_types(PyObject* given, PyObject* before) const {
         }
         PyObject* const type = type_of.get(checked(now, value_));
         PyObject* const earlier = type_of.get(checked(then, value_));
-        if (type != earlier && !nb::cast<bool>(same_type_(nb::handle(type), nb::handle(earlier)))) {
+        if (!is_same_kind(type, earlier) && !nb::cast<bool>(same_type_(nb::handle(type), nb::handle(earlier)))) {
             return false;
         }
     }
@@ -179,9 +190,9 @@ bool GraphSweeps::is_foldable(PyObject* node, PyObject* given, nb::handle consta
 // Copies the nodes from `start` on that read replaced values, and records the copies. Stops at the first node whose
 // operator is in `at`, or whose operands have other types than before, and returns its position. constant: None, or
 // the class of constants; then the sweep stops at foldable nodes, too. after: None, or names of operators; then the
-// sweep stops at nodes that read their results, too.
+// sweep stops at nodes that read their results, too, if their own operator is in `among` (None: all are).
 Py_ssize_t GraphSweeps::copy_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
-                                   nb::handle counts, nb::handle constant, nb::handle after) const {
+                                   nb::handle counts, nb::handle constant, nb::handle after, nb::handle among) const {
     const auto count = static_cast<Py_ssize_t>(nodes.size());
     for (Py_ssize_t position = start; position < count; ++position) {
         PyObject* const node = PyTuple_GET_ITEM(nodes.ptr(), position);
@@ -192,7 +203,8 @@ Py_ssize_t GraphSweeps::copy_until(const nb::tuple& nodes, Py_ssize_t start, nb:
         const nb::object given = replaced_inputs(before, table);
         PyObject* const operands = given.is_valid() ? given.ptr() : before;
         if ((!constant.is_none() && is_foldable(node, operands, constant)) ||
-            (!after.is_none() && reads_results_of(operands, after))) {
+            (!after.is_none() && (among.is_none() || is_among(op_of.get(node), among)) &&
+             reads_results_of(operands, after))) {
             return position;
         }
         if (!given.is_valid()) {

@@ -134,16 +134,11 @@ nb::list GraphSweeps::storages_read(const nb::tuple& steps, const nb::dict& root
 
 // Returns the number of a type; see `TensorType.number`.
 nb::object GraphSweeps::type_number(PyObject* type) const {
+    if (!PyObject_TypeCheck(type, reinterpret_cast<PyTypeObject*>(tensor_type_.ptr()))) {
+        throw NativeError("a value is not a tensor");
+    }
     PyObject* const known = number_of_type.peek(type);
     return known != nullptr ? nb::borrow(known) : nb::object(nb::handle(type).attr("number"));
-}
-
-// Returns whether two types are known to be equal, because they have the same number.
-bool GraphSweeps::is_same_kind(PyObject* a, PyObject* b) const {
-    const auto is_tensor = [&](PyObject* type) {
-        return PyObject_TypeCheck(type, reinterpret_cast<PyTypeObject*>(tensor_type_.ptr())) != 0;
-    };
-    return a == b || (is_tensor(a) && is_tensor(b) && type_number(a).equal(type_number(b)));
 }
 
 // Returns what the kernel of one step depends on; see `SharedKernels`.

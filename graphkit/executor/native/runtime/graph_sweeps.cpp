@@ -93,7 +93,7 @@ nb::object GraphSweeps::sound_nodes(const nb::tuple& inputs_given, const nb::tup
         }
         PyObject* const type = type_of.get(state);
         PyObject* const other = type_of.get(result);
-        if (type != other) {
+        if (!is_same_kind(type, other)) {
             const int same = PyObject_RichCompareBool(type, other, Py_EQ);
             require(same >= 0);
             if (same == 0) {
@@ -168,15 +168,21 @@ GRAPHKIT_BINDINGS(graph_sweeps) {
              nb::sig("def copy_all(self, nodes: tuple[typing.Any, ...], scope: object, "
                      "table: dict[typing.Any, typing.Any]) -> None"))
         .def("copy_until", &GraphSweeps::copy_until, "nodes"_a, "start"_a, "at"_a, "table"_a, "counts"_a.none(),
-             "constant"_a.none() = nb::none(), "after"_a.none() = nb::none(),
+             "constant"_a.none() = nb::none(), "after"_a.none() = nb::none(), "among"_a.none() = nb::none(),
              nb::sig("def copy_until(self, nodes: tuple[typing.Any, ...], start: int, at: typing.AbstractSet[str], "
                      "table: dict[typing.Any, typing.Any], counts: dict[typing.Any, int] | None, "
-                     "constant: type | None = None, after: typing.AbstractSet[str] | None = None) -> int"))
+                     "constant: type | None = None, after: typing.AbstractSet[str] | None = None, "
+                     "among: typing.AbstractSet[str] | None = None) -> int"))
         .def("merge_until", &GraphSweeps::merge_until, "nodes"_a, "start"_a, "table"_a, "numbers"_a, "seen"_a,
-             "number_of"_a,
+             "number_of"_a, "merged"_a,
              nb::sig("def merge_until(self, nodes: tuple[typing.Any, ...], start: int, "
                      "table: dict[typing.Any, typing.Any], numbers: dict[typing.Any, int], "
-                     "seen: dict[typing.Any, typing.Any], number_of: typing.Callable[..., int]) -> int"))
+                     "seen: dict[typing.Any, typing.Any], number_of: typing.Callable[..., int], merged: set[int]) "
+                     "-> int"))
+        .def("structure", &GraphSweeps::structure, "inputs"_a, "nodes"_a, "outputs"_a, "number_of"_a,
+             nb::sig("def structure(self, inputs: tuple[typing.Any, ...], nodes: tuple[typing.Any, ...], "
+                     "outputs: tuple[typing.Any, ...], number_of: typing.Callable[..., int]) "
+                     "-> tuple[int | None, ...]"))
         .def("kernel_keys", &GraphSweeps::kernel_keys, "steps"_a, "root"_a, "known"_a, "used"_a, "number_of"_a,
              "identity"_a,
              nb::sig("def kernel_keys(self, steps: tuple[typing.Any, ...], root: dict[typing.Any, typing.Any], "

@@ -41,9 +41,11 @@ class GraphSweeps {
     nb::object copied(nb::handle node, const nb::tuple& inputs) const;
     void copy_all(const nb::tuple& nodes, nb::handle scope, const nb::dict& table) const;
     Py_ssize_t copy_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
-                          nb::handle counts, nb::handle constant, nb::handle after) const;
+                          nb::handle counts, nb::handle constant, nb::handle after, nb::handle among) const;
     Py_ssize_t merge_until(const nb::tuple& nodes, Py_ssize_t start, const nb::dict& table, const nb::dict& numbers,
-                           const nb::dict& seen, const nb::callable& number_of) const;
+                           const nb::dict& seen, const nb::callable& number_of, const nb::set& merged) const;
+    nb::tuple structure(const nb::tuple& given, const nb::tuple& nodes, const nb::tuple& outputs,
+                        const nb::callable& number_of) const;
     Py_ssize_t bind_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
                           const nb::dict& known) const;
     nb::list kernel_keys(const nb::tuple& steps, const nb::dict& root, const nb::dict& known, const nb::frozenset& used,
@@ -114,8 +116,10 @@ class GraphSweeps {
     bool is_among(PyObject* op, nb::handle names) const;
     bool reads_results_of(PyObject* given, nb::handle names) const;
     bool is_foldable(PyObject* node, PyObject* given, nb::handle constant) const;
-    nb::object merge_key(PyObject* node, PyObject* given, const nb::dict& numbers, const nb::callable& number_of) const;
-    nb::object merge_number(PyObject* op, const nb::dict& numbers, const nb::callable& number_of) const;
+    nb::object merge_key(PyObject* node, PyObject* given, const nb::dict& numbers, const nb::callable& number_of,
+                         const nb::set& merged) const;
+    nb::object merge_number(PyObject* op, const nb::dict& numbers, const nb::callable& number_of,
+                            const nb::set& merged) const;
     void record(PyObject* before, PyObject* after, const nb::dict& table, nb::handle counts) const;
 
     nb::object node_, value_, serials_, same_type_, no_attributes_, tensor_type_, role_, name_;
