@@ -269,6 +269,7 @@ def fuse(
     needs: Collection[str] | None = None,
     at: Collection[str] | None = None,
     after: Collection[str] = (),
+    among: Collection[str] | None = None,
     counts_uses: bool = True,
     nested: bool = False,
 ) -> Graph:
@@ -282,7 +283,7 @@ def fuse(
     dimensions of the inputs are bound.
 
     The rule is called only for operators in `at` (default: all), and for nodes that read results of operators in
-    `after`. A graph without any operator of `needs`, or of `at` and `after`, is returned unchanged. Takes linear time
+    `after`; if `among` is given, only for those whose own operator is in it. A graph without any operator of `needs`, or of `at` and `after`, is returned unchanged. Takes linear time
     if the rule looks at a bounded number of preceding nodes.
 
     With `counts_uses=False`, `readers` is empty: for rules that do not look at it.
@@ -298,14 +299,15 @@ def fuse(
 
     def visit(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         if has_control and is_control(node):
-            options: Any = {"needs": needs, "at": at, "after": after, "counts_uses": counts_uses, "nested": True}
-            rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, **options))
+            options: Any = {"needs": needs, "at": at, "after": after, "among": among, "counts_uses": counts_uses}
+            rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, nested=True, **options))
         else:
             rebuilt = node if operands is node.inputs else node.rebuilt(operands)
         return rule(rebuilt, readers) or rebuilt.outputs
 
     followed = readers if counts_uses else None
-    return rewrite(graph, visit, at=None if at is None else {*at, *CONTROL}, after=after, readers=followed)
+    visited = None if at is None else {*at, *CONTROL}
+    return rewrite(graph, visit, at=visited, after=after, among=among, readers=followed)
 
 
 def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]:
