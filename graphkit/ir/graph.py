@@ -518,10 +518,15 @@ class Graph:
 
     def node_name(self, node: Node) -> str:
         """The unique name of one of this graph's nodes."""
+        return self.node_names[node]
+
+    @property
+    def node_names(self) -> Mapping[Node, str]:
+        """The unique names of this graph's nodes."""
         if self._node_names is None:
             self._assign_names()
         assert self._node_names is not None
-        return self._node_names[node]
+        return self._node_names
 
     @property
     def output_names(self) -> tuple[str, ...]:

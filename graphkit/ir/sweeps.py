@@ -88,11 +88,13 @@ class NativeSweeps(Protocol):
         at: Set[str],
         table: dict[Any, Any],
         known: dict[Any, tuple[Any, ...]],
+        number_of: Callable[..., int | None],
     ) -> int:
         """Copy nodes as `copy_until` does, also nodes whose operands have other types than before.
 
         `known` contains types of results. Its keys consist of the number of an operator and those of its operands'
-        types; None for an absent operand.
+        types; None for an absent operand. `number_of` returns the number of an operator that has none yet, or None if
+        it gets none.
 
         Returns:
             The position of the first node that the caller must handle: its operator is in `at`, or `known` does not

@@ -101,12 +101,13 @@ class Emitter:
                 kind = result.value.tensor
                 builder.resize(f"{prefix}result {position}", location[0], kind.static_shape, kind.dtype.itemsize)
         order, steps, lowerings = lowered.memory.order, lowered.placement.steps, lowered.lowerings
+        names = lowered.graph.node_names
         commit = len(order) if prefix else _first_donation(lowered)
         for position, index in enumerate(order):
             if position == commit:
                 builder.commit()
             node, lowering = steps[index], lowerings[index]
-            name = prefix + lowered.graph.node_name(node)
+            name = prefix + names[node]
             if type(lowering) is PreparedKernel and lowering.reads_all:
                 lowering.write(builder, name, locations.operands(node), locations.outputs(node), locations.scratch(index))
             else:

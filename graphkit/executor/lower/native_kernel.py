@@ -13,7 +13,7 @@ from graphkit.ir.graph import Node, Value, native_sweeps
 from graphkit.ir.types import TensorType
 from graphkit.ops import Op
 from graphkit.ops._op import number_of
-from graphkit.ops.pointwise import divides_integers
+from graphkit.ops.pointwise import DIVISIONS, divides_integers
 from graphkit.passes.core.sweep import read_positions
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class SharedKernels:
         found: list[Lowering] = []
         for node, key in zip(nodes, self._keys(nodes), strict=True):
             # The error of an integer division by zero names the node.
-            if divides_integers(node):
+            if node.op.name in DIVISIONS and divides_integers(node):
                 key = (*key, node.name or node.describe())
             lowering: Lowering | None = self._lowerings.get(key)
             if lowering is None:

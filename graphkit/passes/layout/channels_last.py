@@ -124,6 +124,8 @@ class _Sweep:
         self._uses = cached_use_counts(graph)
         self._is_returned = _only_returned(graph, self._uses)
         self._standard: dict[Value, Value] = {v: v for v in graph.inputs}
+        # The values that the new graph contains as they are; None for absent operands.
+        self._unchanged: set[Value | None] = {None, *graph.inputs}
         self._last: dict[Value, Value] = {}
         self._converted_values: set[Value] = set()
         self._constants = SharedConstants()
@@ -151,6 +153,10 @@ class _Sweep:
         )  # fmt: skip
 
     def _keep(self, node: Node) -> None:
+        if self._unchanged.issuperset(node.inputs) and not is_control(node):
+            self._unchanged.update(node.outputs)
+            self._standard.update(zip(node.outputs, node.outputs, strict=True))
+            return
         operands = [None if v is None else self._standard_order(v) for v in node.inputs]
         if is_control(node):
             options: Any = dict(kinds=self._kinds, filters_last=self._filters_last)
@@ -158,6 +164,8 @@ class _Sweep:
         else:
             kept = node.rebuilt(operands)
         self._standard.update(zip(node.outputs, kept.outputs, strict=True))
+        if kept is node:
+            self._unchanged.update(node.outputs)
 
     def _standard_order(self, value: Value) -> Value:
         """Return the new value with the standard order of axes."""

@@ -9,9 +9,7 @@ bool GraphSweeps::is_same_kind(PyObject* a, PyObject* b) const {
     if (a == b || !PyObject_TypeCheck(a, tensor_type) || !PyObject_TypeCheck(b, tensor_type)) {
         return a == b;
     }
-    PyObject* const x = number_of_type.peek(a);
-    PyObject* const y = number_of_type.peek(b);
-    return x != nullptr && y != nullptr && nb::handle(x).equal(nb::handle(y));
+    return type_number(a).equal(type_number(b));
 }
 
 bool GraphSweeps::has_same_types(PyObject* given, PyObject* before) const {

@@ -141,10 +141,16 @@ nb::tuple GraphSweeps::structure(const nb::tuple& given, const nb::tuple& nodes,
 }
 
 // Returns the types of the results of a node on other operands: the entry of `known` whose key is the number of the
-// operator and those of the operands' types. No object if there is none.
-nb::object GraphSweeps::bound_types(PyObject* node, PyObject* given, const nb::dict& known) const {
-    const nb::object number = nb::getattr(nb::handle(op_of.get(node)), "_number", nb::handle());
+// operator and those of the operands' types. No object if there is none. number_of: returns the number of an operator
+// that has none yet, or None.
+nb::object GraphSweeps::bound_types(PyObject* node, PyObject* given, const nb::dict& known,
+                                    const nb::callable& number_of) const {
+    const nb::handle op = op_of.get(node);
+    nb::object number = nb::getattr(op, "_number", nb::handle());
     if (!number.is_valid()) {
+        number = number_of(op);
+    }
+    if (number.is_none()) {
         return {};
     }
     const Py_ssize_t count = PyTuple_GET_SIZE(given);
@@ -153,16 +159,15 @@ nb::object GraphSweeps::bound_types(PyObject* node, PyObject* given, const nb::d
     PyTuple_SET_ITEM(key.ptr(), 0, Py_NewRef(number.ptr()));
     for (Py_ssize_t i = 0; i < count; ++i) {
         PyObject* const operand = PyTuple_GET_ITEM(given, i);
-        PyObject* part = Py_None;
+        nb::object part = nb::none();
         if (operand != Py_None) {
             PyObject* const type = type_of.get(checked(operand, value_));
-            const bool is_tensor = PyObject_TypeCheck(type, reinterpret_cast<PyTypeObject*>(tensor_type_.ptr()));
-            part = is_tensor ? number_of_type.peek(type) : nullptr;
+            if (!PyObject_TypeCheck(type, reinterpret_cast<PyTypeObject*>(tensor_type_.ptr()))) {
+                return {};
+            }
+            part = type_number(type);
         }
-        if (part == nullptr) {
-            return {};
-        }
-        PyTuple_SET_ITEM(key.ptr(), i + 1, Py_NewRef(part));
+        PyTuple_SET_ITEM(key.ptr(), i + 1, part.release().ptr());
     }
     nb::object types = nb::borrow(PyDict_GetItemWithError(known.ptr(), key.ptr()));
     require(types.is_valid() || PyErr_Occurred() == nullptr);
@@ -177,7 +182,7 @@ nb::object GraphSweeps::bound_types(PyObject* node, PyObject* given, const nb::d
 // than before, the results have the types that `known` contains (see `bound_types`). Stops at the first node whose
 // operator is in `at`, or for which `known` has no types, and returns its position.
 Py_ssize_t GraphSweeps::bind_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
-                                   const nb::dict& known) const {
+                                   const nb::dict& known, const nb::callable& number_of) const {
     const auto count = static_cast<Py_ssize_t>(nodes.size());
     for (Py_ssize_t position = start; position < count; ++position) {
         PyObject* const node = PyTuple_GET_ITEM(nodes.ptr(), position);
@@ -191,7 +196,7 @@ Py_ssize_t GraphSweeps::bind_until(const nb::tuple& nodes, Py_ssize_t start, nb:
         }
         nb::object types;
         if (!has_same_types(given.ptr(), before)) {
-            types = bound_types(node, given.ptr(), known);
+            types = bound_types(node, given.ptr(), known, number_of);
             if (!types.is_valid()) {
                 return position;
             }

@@ -212,8 +212,10 @@ GRAPHKIT_BINDINGS(graph_sweeps) {
                      "used: frozenset[typing.Any], donated: dict[typing.Any, typing.Any]) "
                      "-> dict[typing.Any, list[typing.Any]]"))
         .def("bind_until", &GraphSweeps::bind_until, "nodes"_a, "start"_a, "at"_a, "table"_a, "known"_a,
+             "number_of"_a,
              nb::sig("def bind_until(self, nodes: tuple[typing.Any, ...], start: int, at: typing.AbstractSet[str], "
-                     "table: dict[typing.Any, typing.Any], known: dict[typing.Any, typing.Any]) -> int"));
+                     "table: dict[typing.Any, typing.Any], known: dict[typing.Any, typing.Any], "
+                     "number_of: typing.Callable[..., int | None]) -> int"));
 }
 
 }  // namespace graphkit

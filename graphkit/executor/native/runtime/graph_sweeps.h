@@ -47,7 +47,7 @@ class GraphSweeps {
     nb::tuple structure(const nb::tuple& given, const nb::tuple& nodes, const nb::tuple& outputs,
                         const nb::callable& number_of) const;
     Py_ssize_t bind_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
-                          const nb::dict& known) const;
+                          const nb::dict& known, const nb::callable& number_of) const;
     nb::list kernel_keys(const nb::tuple& steps, const nb::dict& root, const nb::dict& known, const nb::frozenset& used,
                          const nb::callable& number_of, const nb::callable& identity) const;
     nb::list storages_read(const nb::tuple& steps, const nb::dict& root) const;
@@ -112,7 +112,7 @@ class GraphSweeps {
     nb::object with_inputs(PyObject* node, PyObject* given, PyObject* scope, PyObject* types = nullptr) const;
     void record_all(PyObject* node, PyObject* copy, const nb::dict& table, nb::handle counts) const;
     nb::object output(PyObject* before, PyObject* node, PyObject* type) const;
-    nb::object bound_types(PyObject* node, PyObject* given, const nb::dict& known) const;
+    nb::object bound_types(PyObject* node, PyObject* given, const nb::dict& known, const nb::callable& number_of) const;
     bool is_among(PyObject* op, nb::handle names) const;
     bool reads_results_of(PyObject* given, nb::handle names) const;
     bool is_foldable(PyObject* node, PyObject* given, nb::handle constant) const;
