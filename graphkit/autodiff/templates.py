@@ -77,6 +77,9 @@ class Templates:
 
         Returns None if a value is not a tensor.
         """
+        native = native_sweeps()
+        if native is not None:
+            return native.value_parts(tuple(values), Constant, self._constant)
         parts: list[Any] = []
         positions: dict[Value, int] = {}
         for value in values:
@@ -87,11 +90,13 @@ class Templates:
             kind, producer = value.type, value.node
             if not isinstance(kind, TensorType):
                 return None
-            constant = None
-            if producer is not None and isinstance(producer.op, Constant):
-                constant = self._constants.setdefault(producer.op, len(self._constants))
+            is_constant = producer is not None and isinstance(producer.op, Constant)
+            constant = self._constant(producer.op) if producer is not None and is_constant else None
             parts += (position, kind.number, constant)
         return parts
+
+    def _constant(self, operator: Hashable) -> int:
+        return self._constants.setdefault(operator, len(self._constants))
 
     def find(self, key: Hashable) -> Template | None:
         """Return the template of an equal node, or None."""

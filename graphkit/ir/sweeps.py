@@ -101,6 +101,15 @@ class NativeSweeps(Protocol):
             contain the types of its results. If there is none, the number of nodes.
         """
 
+    def value_parts(
+        self, values: tuple[Any, ...], constant: type, number_of: Callable[..., int]
+    ) -> list[int | None] | None:
+        """Return the types of values, which of them are the same, and which are constants.
+
+        `constant` is the class of constants; `number_of` returns the number of such an operator. Returns None if a value
+        is not a tensor.
+        """
+
     def kernel_keys(
         self,
         steps: tuple[Any, ...],

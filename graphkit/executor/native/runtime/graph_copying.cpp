@@ -5,11 +5,7 @@ namespace graphkit {
 
 // Returns whether two types are known to be equal, with known elements: they are one object, or have the same number.
 bool GraphSweeps::is_same_kind(PyObject* a, PyObject* b) const {
-    auto* const tensor_type = reinterpret_cast<PyTypeObject*>(tensor_type_.ptr());
-    if (a == b || !PyObject_TypeCheck(a, tensor_type) || !PyObject_TypeCheck(b, tensor_type)) {
-        return a == b;
-    }
-    return type_number(a).equal(type_number(b));
+    return a == b || (is_tensor(a) && is_tensor(b) && type_number(a).equal(type_number(b)));
 }
 
 bool GraphSweeps::has_same_types(PyObject* given, PyObject* before) const {
@@ -28,7 +24,11 @@ bool GraphSweeps::has_same_types(PyObject* given, PyObject* before) const {
         }
         PyObject* const type = type_of.get(checked(now, value_));
         PyObject* const earlier = type_of.get(checked(then, value_));
-        if (!is_same_kind(type, earlier) && !nb::cast<bool>(same_type_(nb::handle(type), nb::handle(earlier)))) {
+        // If equal types have different numbers, which is rare, they are only inferred again.
+        const bool is_same = is_tensor(type) && is_tensor(earlier)
+                                 ? is_same_kind(type, earlier)
+                                 : nb::cast<bool>(same_type_(nb::handle(type), nb::handle(earlier)));
+        if (!is_same) {
             return false;
         }
     }

@@ -140,6 +140,36 @@ nb::tuple GraphSweeps::structure(const nb::tuple& given, const nb::tuple& nodes,
     return nb::tuple(parts);
 }
 
+// Returns the places, types and constants of values; see `Templates.parts`. None if a value is not a tensor.
+//
+// constant: the class of constants. number_of: returns the number of such an operator.
+nb::object GraphSweeps::value_parts(const nb::tuple& values, nb::handle constant, const nb::callable& number_of) const {
+    PointerTable places;
+    nb::list parts;
+    const auto append = [&](const nb::object& part) { require(PyList_Append(parts.ptr(), part.ptr()) == 0); };
+    for (const nb::handle value : values) {
+        if (value.is_none()) {
+            append(nb::none());
+            continue;
+        }
+        PyObject* const type = type_of.get(checked(value.ptr(), value_));
+        if (!is_tensor(type)) {
+            return nb::none();
+        }
+        const auto [place, is_new] = places.add(value.ptr());
+        if (is_new) {
+            *place = static_cast<std::uint32_t>(places.size() - 1);
+        }
+        append(nb::int_(*place));
+        append(type_number(type));
+        PyObject* const made = producer(value.ptr());
+        const bool is_constant = made != nullptr && PyObject_TypeCheck(op_of.get(made), reinterpret_cast<PyTypeObject*>(
+                                                                                            constant.ptr())) != 0;
+        append(is_constant ? number_of(nb::handle(op_of.get(made))) : nb::none());
+    }
+    return parts;
+}
+
 // Returns the types of the results of a node on other operands: the entry of `known` whose key is the number of the
 // operator and those of the operands' types. No object if there is none. number_of: returns the number of an operator
 // that has none yet, or None.
@@ -162,7 +192,7 @@ nb::object GraphSweeps::bound_types(PyObject* node, PyObject* given, const nb::d
         nb::object part = nb::none();
         if (operand != Py_None) {
             PyObject* const type = type_of.get(checked(operand, value_));
-            if (!PyObject_TypeCheck(type, reinterpret_cast<PyTypeObject*>(tensor_type_.ptr()))) {
+            if (!is_tensor(type)) {
                 return {};
             }
             part = type_number(type);

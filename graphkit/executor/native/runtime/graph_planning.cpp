@@ -134,7 +134,7 @@ nb::list GraphSweeps::storages_read(const nb::tuple& steps, const nb::dict& root
 
 // Returns the number of a type; see `TensorType.number`.
 nb::object GraphSweeps::type_number(PyObject* type) const {
-    if (!PyObject_TypeCheck(type, reinterpret_cast<PyTypeObject*>(tensor_type_.ptr()))) {
+    if (!is_tensor(type)) {
         throw NativeError("a value is not a tensor");
     }
     PyObject* const known = number_of_type.peek(type);
@@ -156,9 +156,6 @@ nb::object GraphSweeps::kernel_key(PyObject* step, const nb::dict& root, const n
     const nb::handle op = op_of.get(step);
     const nb::object number = nb::getattr(op, "_number", nb::handle());
     add(number.is_valid() ? number : number_of(op));
-    const auto is_tensor = [&](PyObject* type) {
-        return PyObject_TypeCheck(type, reinterpret_cast<PyTypeObject*>(tensor_type_.ptr())) != 0;
-    };
     PointerTable places;
     for (Py_ssize_t position = 0; position < operands; ++position) {
         PyObject* const operand = PyTuple_GET_ITEM(given, position);

@@ -183,6 +183,9 @@ GRAPHKIT_BINDINGS(graph_sweeps) {
              nb::sig("def structure(self, inputs: tuple[typing.Any, ...], nodes: tuple[typing.Any, ...], "
                      "outputs: tuple[typing.Any, ...], number_of: typing.Callable[..., int]) "
                      "-> tuple[int | None, ...]"))
+        .def("value_parts", &GraphSweeps::value_parts, "values"_a, "constant"_a, "number_of"_a,
+             nb::sig("def value_parts(self, values: tuple[typing.Any, ...], constant: type, "
+                     "number_of: typing.Callable[..., int]) -> list[int | None] | None"))
         .def("kernel_keys", &GraphSweeps::kernel_keys, "steps"_a, "root"_a, "known"_a, "used"_a, "number_of"_a,
              "identity"_a,
              nb::sig("def kernel_keys(self, steps: tuple[typing.Any, ...], root: dict[typing.Any, typing.Any], "

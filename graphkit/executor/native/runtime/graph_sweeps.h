@@ -48,6 +48,7 @@ class GraphSweeps {
                         const nb::callable& number_of) const;
     Py_ssize_t bind_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
                           const nb::dict& known, const nb::callable& number_of) const;
+    nb::object value_parts(const nb::tuple& values, nb::handle constant, const nb::callable& number_of) const;
     nb::list kernel_keys(const nb::tuple& steps, const nb::dict& root, const nb::dict& known, const nb::frozenset& used,
                          const nb::callable& number_of, const nb::callable& identity) const;
     nb::list storages_read(const nb::tuple& steps, const nb::dict& root) const;
@@ -75,6 +76,9 @@ class GraphSweeps {
     template <class IsStopped, class Found>
     void visit(const std::vector<PyObject*>& roots, const IsStopped& is_stopped, const Found& found) const;
     PyTypeObject* value_type() const { return reinterpret_cast<PyTypeObject*>(value_.ptr()); }
+    bool is_tensor(PyObject* type) const {
+        return PyObject_TypeCheck(type, reinterpret_cast<PyTypeObject*>(tensor_type_.ptr())) != 0;
+    }
     PyObject* checked(PyObject* object, nb::handle type) const {
         if (!PyObject_TypeCheck(object, reinterpret_cast<PyTypeObject*>(type.ptr()))) {
             throw NativeError("a graph contains an object that is neither a node nor a value");
