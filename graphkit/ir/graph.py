@@ -257,15 +257,28 @@ class Node:
             return copy
         return self.with_types(given, [v.type for v in self.outputs]) if _same_types(given, self.inputs) else None
 
-    def with_types(self, inputs: Iterable[Value | None], types: Sequence[Type]) -> Node:
-        """Return this node with other operands. `types` must be what inference would return for the outputs."""
+    def with_types(
+        self, inputs: Iterable[Value | None], types: Sequence[Type], op: Operator | None = None, *, scope: Any = None
+    ) -> Node:
+        """Return this node with other operands. `types` must be what inference would return for the outputs.
+
+        Args:
+            inputs: The operands.
+            types: The types of the outputs.
+            op: The operator. None: that of this node.
+            scope: The settings under which the node is created (see `Node`). None: those of this node.
+        """
+        native, scope = _native, self.scope if scope is None else scope
+        if native is not None:
+            made: Node = native.remade(self, self.op if op is None else op, tuple(inputs), scope, tuple(types))
+            return made
         node = Node.__new__(Node)
         node.op, node.inputs, node.name, node.meta, node.scope = (
-            self.op,
+            self.op if op is None else op,
             tuple(inputs),
             self.name,
             self.meta,
-            self.scope,
+            scope,
         )
         node.serial = next(_serial)
         node.outputs = tuple([Value(t, v.name, node, v.index) for v, t in zip(self.outputs, types, strict=True)])

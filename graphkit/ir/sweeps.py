@@ -23,6 +23,9 @@ class NativeSweeps(Protocol):
     def copied(self, node: Any, inputs: tuple[Any, ...]) -> Any:
         """Return the node with these operands, or None if their types differ from those of its operands."""
 
+    def remade(self, node: Any, op: Any, inputs: tuple[Any, ...], scope: Any, types: tuple[Any, ...]) -> Any:
+        """Return the node with another operator, operands, scope and types of its results."""
+
     def copy_all(self, nodes: tuple[Any, ...], scope: Any, table: dict[Any, Any]) -> None:
         """Copy all nodes, with the operands that `table` maps to others, in the scope `scope`.
 

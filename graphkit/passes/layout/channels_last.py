@@ -124,6 +124,8 @@ class _Sweep:
         self._uses = cached_use_counts(graph)
         self._is_returned = _only_returned(graph, self._uses)
         self._standard: dict[Value, Value] = {v: v for v in graph.inputs}
+        kinds = {id(v.type): v for v in graph.values}
+        self._has_unranked = any(map(_unranked, kinds.values()))
         # The values that the new graph contains as they are; None for absent operands.
         self._unchanged: set[Value | None] = {None, *graph.inputs}
         self._last: dict[Value, Value] = {}
@@ -191,7 +193,9 @@ class _Sweep:
         is_convolution = node.op.name in _CONVOLUTIONS and node.op.domain in ("", DOMAIN)
         if not is_convolution and self._converted_values.isdisjoint(node.inputs):
             return False
-        if not isinstance(node.op, Op) or node.op.subgraphs() or any(map(_unranked, node.operands)):
+        if not isinstance(node.op, Op) or node.op.subgraphs():
+            return False
+        if self._has_unranked and any(map(_unranked, node.operands)):
             return False
         results: Sequence[Value] | None = None
         if is_convolution:
@@ -226,6 +230,8 @@ class _Sweep:
         known = [kind for kind in types if kind is not None]
         if len(known) < len(types):
             return self._node(node, op, operands)
+        if len(known) == len(node.outputs):
+            return node.with_types(operands, known, op, scope=context.current()).outputs
         names = [v.name for v in node.outputs]
         return Node(op, operands, node.name, node.meta, output_names=names, types=known).outputs
 

@@ -74,12 +74,14 @@ nb::object GraphSweeps::replaced_inputs(PyObject* before, const nb::dict& table)
 }
 
 // Returns the node with other operands, in a scope. types: a tuple with the types of its results; null if they stay the
-// same.
-nb::object GraphSweeps::with_inputs(PyObject* node, PyObject* given, PyObject* scope, PyObject* types) const {
+// same. op: the operator; null if it stays the same.
+nb::object GraphSweeps::with_inputs(PyObject* node, PyObject* given, PyObject* scope, PyObject* types,
+                                    PyObject* op) const {
     nb::object made = new_object(reinterpret_cast<PyTypeObject*>(node_.ptr()));
     PyObject* const copy = made.ptr();
     inputs_of.set(copy, given);
-    for (const Slot* slot : {&op_of, &node_name, &meta_of}) {
+    op_of.set(copy, op == nullptr ? op_of.get(node) : op);
+    for (const Slot* slot : {&node_name, &meta_of}) {
         slot->set(copy, slot->get(node));
     }
     scope_of.set(copy, scope);
@@ -95,6 +97,16 @@ nb::object GraphSweeps::with_inputs(PyObject* node, PyObject* given, PyObject* s
     }
     outputs_of.set(copy, outputs.ptr());
     return made;
+}
+
+// Returns the node with another operator, operands and types of its results, in a scope.
+nb::object GraphSweeps::remade(nb::handle node, nb::handle op, const nb::tuple& given, nb::handle scope,
+                               const nb::tuple& types) const {
+    inputs(node.ptr());  // checks the class
+    if (static_cast<Py_ssize_t>(types.size()) != PyTuple_GET_SIZE(outputs_of.get(node.ptr()))) {
+        throw NativeError("a node does not have one type for each result");
+    }
+    return with_inputs(node.ptr(), given.ptr(), scope.ptr(), types.ptr(), op.ptr());
 }
 
 // Returns the node with these operands, or None if their types differ from those of its operands.

@@ -164,6 +164,9 @@ GRAPHKIT_BINDINGS(graph_sweeps) {
                      "-> tuple[typing.Any, ...]"))
         .def("copied", &GraphSweeps::copied, "node"_a, "inputs"_a,
              nb::sig("def copied(self, node: object, inputs: tuple[typing.Any, ...]) -> typing.Any"))
+        .def("remade", &GraphSweeps::remade, "node"_a, "op"_a, "inputs"_a, "scope"_a, "types"_a,
+             nb::sig("def remade(self, node: object, op: object, inputs: tuple[typing.Any, ...], scope: object, "
+                     "types: tuple[typing.Any, ...]) -> typing.Any"))
         .def("copy_all", &GraphSweeps::copy_all, "nodes"_a, "scope"_a, "table"_a,
              nb::sig("def copy_all(self, nodes: tuple[typing.Any, ...], scope: object, "
                      "table: dict[typing.Any, typing.Any]) -> None"))

@@ -38,6 +38,8 @@ class GraphSweeps {
     nb::list topological(const nb::list& values, const nb::set& stop) const;
     nb::object sound_nodes(const nb::tuple& inputs_given, const nb::tuple& outputs, const nb::tuple& updates) const;
     nb::object replaced(const nb::tuple& given, const nb::dict& table) const;
+    nb::object remade(nb::handle node, nb::handle op, const nb::tuple& given, nb::handle scope,
+                      const nb::tuple& types) const;
     nb::object copied(nb::handle node, const nb::tuple& inputs) const;
     void copy_all(const nb::tuple& nodes, nb::handle scope, const nb::dict& table) const;
     Py_ssize_t copy_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
@@ -113,7 +115,8 @@ class GraphSweeps {
                               TypeFacts& is_sized) const;
     bool has_same_types(PyObject* given, PyObject* before) const;
     nb::object replaced_inputs(PyObject* before, const nb::dict& table) const;
-    nb::object with_inputs(PyObject* node, PyObject* given, PyObject* scope, PyObject* types = nullptr) const;
+    nb::object with_inputs(PyObject* node, PyObject* given, PyObject* scope, PyObject* types = nullptr,
+                           PyObject* op = nullptr) const;
     void record_all(PyObject* node, PyObject* copy, const nb::dict& table, nb::handle counts) const;
     nb::object output(PyObject* before, PyObject* node, PyObject* type) const;
     nb::object bound_types(PyObject* node, PyObject* given, const nb::dict& known, const nb::callable& number_of) const;
