@@ -95,7 +95,7 @@ class Templates:
             parts += (position, kind.number, constant)
         return parts
 
-    def _constant(self, operator: Hashable) -> int:
+    def _constant(self, operator: Any) -> int:
         return self._constants.setdefault(operator, len(self._constants))
 
     def find(self, key: Hashable) -> Template | None:

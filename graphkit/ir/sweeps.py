@@ -51,7 +51,8 @@ class NativeSweeps(Protocol):
             The position of the first node that the caller must handle: its operator is in `at`, or its operands have
             other types than before. If `constant`, the class of constants, is given, also a node whose operands are all
             constants, or whose results have known elements. If `after`, names of operators, is given, also a node that
-            reads a result of one of them; if `among` is given, only if its own operator is in it. If there is none, the number of nodes.
+            reads a result of one of them; if `among` is given, only if its own operator is in it. If there is none, the
+            number of nodes.
         """
 
     def merge_until(
@@ -109,8 +110,8 @@ class NativeSweeps(Protocol):
     ) -> list[int | None] | None:
         """Return the types of values, which of them are the same, and which are constants.
 
-        `constant` is the class of constants; `number_of` returns the number of such an operator. Returns None if a value
-        is not a tensor.
+        `constant` is the class of constants; `number_of` returns the number of such an operator. Returns None if a
+        value is not a tensor.
         """
 
     def kernel_keys(

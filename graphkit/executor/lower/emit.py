@@ -109,7 +109,9 @@ class Emitter:
             node, lowering = steps[index], lowerings[index]
             name = prefix + names[node]
             if type(lowering) is PreparedKernel and lowering.reads_all:
-                lowering.write(builder, name, locations.operands(node), locations.outputs(node), locations.scratch(index))
+                lowering.write(
+                    builder, name, locations.operands(node), locations.outputs(node), locations.scratch(index)
+                )
             else:
                 self._step(builder, node, lowering, index, locations, name)
         for position, (result, location) in placed if prefix or copies else ():
@@ -181,7 +183,7 @@ class _Locations(dict[Value | None, Location]):
         return found
 
     def operands(self, node: Node) -> list[Location]:
-        """Return the locations of all operands, none of which is packed."""
+        """Return the locations of the operands of a kernel that packs none of them."""
         return [self[v] for v in node.inputs]
 
     def inputs(self, node: Node, lowering: Lowering) -> list[Location]:

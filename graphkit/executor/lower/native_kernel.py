@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Set
 from typing import TYPE_CHECKING, Any
 
 from graphkit.executor.devices.kernel import MOST_READ_BYTES, NativeKernel, VersionedArray, is_native

@@ -66,7 +66,12 @@ def require_shapes_for(nodes: Iterable[Node]) -> None:
                 continue
             seen.add(id(kind))
             # numpy multiplies the sizes of the axes that are not 0, and rejects a product beyond its limits.
-            if isinstance(kind, TensorType) and kind.is_static and kind.nbytes == 0 and _exceeds_numpy(kind.static_shape):
+            if (
+                isinstance(kind, TensorType)
+                and kind.is_static
+                and kind.nbytes == 0
+                and _exceeds_numpy(kind.static_shape)
+            ):
                 raise OutOfMemory(f"{node.describe()}: the shape {list(kind.static_shape)} is too large for an array")
 
 

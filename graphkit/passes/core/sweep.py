@@ -55,8 +55,7 @@ def rewrite(
         graph: The graph.
         rule: See above.
         at: Names of operators. The rule is called only for nodes with one of them; others are kept. None: all nodes.
-        after: Names of operators. If `at` is given, the rule is also called for nodes that read, in the new graph, a
-            result of one of these.
+        after: Names of operators. With `at`, the rule is also called for readers of their results in the new graph.
         among: Names of operators. `after` is about nodes with one of them. None: all nodes.
         inputs: Values that replace graph inputs.
         extra_inputs: Values that are appended to the graph inputs.
@@ -69,9 +68,8 @@ def rewrite(
     if not table and not extra_inputs and at is not None and graph.operators.isdisjoint((*at, *after)):
         return graph
     changed, current, nodes, position = table.keys(), table.get, graph.nodes, 0
-    visited, read = None if at is None else frozenset(at), frozenset(after) or None
-    limited = None if among is None else frozenset(among)
-    sweeps = native_sweeps()
+    visited, limited = (None if names is None else frozenset(names) for names in (at, among))
+    read, sweeps = frozenset(after) or None, native_sweeps()
     advance = advance if visited is None else _copying(visited, read, limited, readers)
     with context.detached():
         while True:
@@ -79,16 +77,10 @@ def rewrite(
                 position = advance(sweeps, nodes, position, table)
             if position == len(nodes):
                 break
-            node = nodes[position]
-            position += 1
+            node, position = nodes[position], position + 1
             given, results = node.inputs, node.outputs
             touched = not changed.isdisjoint(given)
-            name = node.op.name
-            if (
-                visited is None
-                or name in visited
-                or (read and (limited is None or name in limited) and _reads(given, read, table))
-            ):
+            if visited is None or node.op.name in visited or (read and _reads(node, read, limited, table)):
                 operands = tuple([current(v, v) for v in given]) if touched else given
                 replacement = rule(node, operands)
                 if replacement is None:
@@ -125,23 +117,25 @@ def _record(
                 readers.replace(old, new)
 
 
-def _reads(given: Sequence[Value | None], names: frozenset[str], table: Mapping[Any, Value]) -> bool:
-    """Return whether an operand is, in the new graph, the result of an operator with one of these names."""
-    producers = [table.get(v, v).node for v in given if v is not None]
-    return any(node is not None and node.op.name in names for node in producers)
+def _reads(node: Node, names: frozenset[str], among: frozenset[str] | None, table: Mapping[Any, Value]) -> bool:
+    """Return whether an operand is, in the new graph, the result of an operator with one of these names.
+
+    among: If it is given, return False for nodes with other operators than these.
+    """
+    if among is not None and node.op.name not in among:
+        return False
+    producers = [table.get(v, v).node for v in node.inputs if v is not None]
+    return any(made is not None and made.op.name in names for made in producers)
 
 
 def _with_replaced(graph: Graph, table: dict[Any, Value], extra_inputs: Sequence[Value]) -> Graph:
     """Return the graph with values replaced by those of `table`, and with more inputs."""
     native = native_sweeps()
 
-    def replaced(given: tuple[Any, ...]) -> Sequence[Any]:
+    def replaced(given: tuple[Any, ...]) -> tuple[Any, ...]:
         if native is not None:
             return native.replaced(given, table)
-        return [tuple(map(replaced_value, v)) if isinstance(v, tuple) else replaced_value(v) for v in given]
-
-    def replaced_value(value: Value) -> Value:
-        return table.get(value, value)
+        return tuple([replaced(v) if isinstance(v, tuple) else table.get(v, v) for v in given])
 
     return Graph(
         [*replaced(graph.inputs), *extra_inputs] if extra_inputs else replaced(graph.inputs),
@@ -283,8 +277,9 @@ def fuse(
     dimensions of the inputs are bound.
 
     The rule is called only for operators in `at` (default: all), and for nodes that read results of operators in
-    `after`; if `among` is given, only for those whose own operator is in it. A graph without any operator of `needs`, or of `at` and `after`, is returned unchanged. Takes linear time
-    if the rule looks at a bounded number of preceding nodes.
+    `after`; if `among` is given, only for those whose own operator is in it. A graph without any operator of `needs`,
+    or of `at` and `after`, is returned unchanged. Takes linear time if the rule looks at a bounded number of preceding
+    nodes.
 
     With `counts_uses=False`, `readers` is empty: for rules that do not look at it.
     """

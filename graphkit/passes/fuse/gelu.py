@@ -32,7 +32,6 @@ def fuse_gelu(graph: Graph) -> Graph:
 
     Factors and terms may be in any order. No other node may read an intermediate value.
     """
-
     if not _has_single_use(graph):
         return graph
 

@@ -54,7 +54,9 @@ if TYPE_CHECKING:
     from graphkit.ops.tensor.concat import Concat, Split
     from graphkit.ops.tensor.shape import Shape
 
-_CONVOLUTIONS = frozenset({"Conv", "FusedConv", "ConvTranspose", "ConvGradInput", "ConvGradWeight", *INTEGER_CONVOLUTIONS})
+_CONVOLUTIONS = frozenset(
+    {"Conv", "FusedConv", "ConvTranspose", "ConvGradInput", "ConvGradWeight", *INTEGER_CONVOLUTIONS}
+)
 # Kernels store an index within the window in one byte, so it may have at most this many elements.
 _MOST_ELEMENTS = 256
 
@@ -124,8 +126,8 @@ class _Sweep:
         self._uses = cached_use_counts(graph)
         self._is_returned = _only_returned(graph, self._uses)
         self._standard: dict[Value, Value] = {v: v for v in graph.inputs}
-        kinds = {id(v.type): v for v in graph.values}
-        self._has_unranked = any(map(_unranked, kinds.values()))
+        representatives = {id(v.type): v for v in graph.values}  # one value of each type
+        self._has_unranked = any(map(_unranked, representatives.values()))
         # The values that the new graph contains as they are; None for absent operands.
         self._unchanged: set[Value | None] = {None, *graph.inputs}
         self._last: dict[Value, Value] = {}

@@ -163,8 +163,9 @@ nb::object GraphSweeps::value_parts(const nb::tuple& values, nb::handle constant
         append(nb::int_(*place));
         append(type_number(type));
         PyObject* const made = producer(value.ptr());
-        const bool is_constant = made != nullptr && PyObject_TypeCheck(op_of.get(made), reinterpret_cast<PyTypeObject*>(
-                                                                                            constant.ptr())) != 0;
+        const bool is_constant =
+            made != nullptr &&
+            PyObject_TypeCheck(op_of.get(made), reinterpret_cast<PyTypeObject*>(constant.ptr())) != 0;
         append(is_constant ? number_of(nb::handle(op_of.get(made))) : nb::none());
     }
     return parts;

@@ -247,7 +247,8 @@ nb::list GraphSweeps::inplace_pairs_of(PyObject* step, const nb::handle& permitt
     PairSet allowed;
     std::vector<std::pair<std::size_t, std::size_t>> pairs;
     for (Py_ssize_t i = 0; i < count; ++i) {
-        pairs.push_back(nb::cast<std::pair<std::size_t, std::size_t>>(nb::handle(PySequence_Fast_GET_ITEM(list.ptr(), i))));
+        pairs.push_back(
+            nb::cast<std::pair<std::size_t, std::size_t>>(nb::handle(PySequence_Fast_GET_ITEM(list.ptr(), i))));
         allowed.add(pairs.back().first, pairs.back().second);
     }
     PairSet seen;
@@ -314,17 +315,21 @@ nb::list GraphSweeps::tasks(nb::handle task_class, const nb::tuple& steps, const
     NumberList list(numbers);
     const auto numbers_of = [&](nb::handle values, nb::handle further = nb::handle()) {
         list.clear();
-        for (const nb::handle value : nb::borrow<nb::list>(values)) {
+        for (const nb::handle value : nb::cast<nb::list>(values)) {
             list.add(value.ptr());
         }
         if (further.is_valid()) {
-            for (const nb::handle value : nb::borrow<nb::list>(further)) {
+            for (const nb::handle value : nb::cast<nb::list>(further)) {
                 list.add(value.ptr());
             }
         }
         return list.tuple();
     };
     nb::list found;
+    if (storages.size() != steps.size() || scratch.size() != steps.size() ||
+        (!pairs.is_none() && nb::cast<nb::list>(pairs).size() != steps.size())) {
+        throw NativeError("the lists do not have one entry for each step");
+    }
     for (std::size_t index = 0; index < steps.size(); ++index) {
         const nb::handle step = steps[index];
         const nb::handle read = storages[index];
@@ -340,7 +345,10 @@ nb::list GraphSweeps::tasks(nb::handle task_class, const nb::tuple& steps, const
         }
         nb::list shared;
         if (!pairs.is_none()) {
-            for (const nb::handle pair : nb::borrow<nb::list>(nb::borrow<nb::list>(pairs)[index])) {
+            for (const nb::handle pair : nb::cast<nb::list>(nb::cast<nb::list>(pairs)[index])) {
+                if (!PyTuple_Check(pair.ptr()) || PyTuple_GET_SIZE(pair.ptr()) != 2) {
+                    throw NativeError("values that may share memory are not a pair");
+                }
                 PyObject* const source = PyTuple_GET_ITEM(pair.ptr(), 0);
                 PyObject* const number = is_text(get(place, source), arena) ? find(numbers, source) : nullptr;
                 if (number != nullptr) {
@@ -371,7 +379,7 @@ nb::dict GraphSweeps::reader_dependencies(const nb::tuple& steps, const nb::list
         const nb::handle step = steps[index];
         PyObject* const other = PyDict_GET_SIZE(elements.ptr()) == 0 ? nullptr : find(elements, step.ptr());
         PyObject* result = nullptr;
-        for (const nb::handle storage : nb::borrow<nb::list>(other == nullptr ? nb::handle(storages[index]) : other)) {
+        for (const nb::handle storage : nb::cast<nb::list>(other == nullptr ? nb::handle(storages[index]) : other)) {
             PyObject* const target = find(donated, storage.ptr());
             PyObject* const writer = target == nullptr ? nullptr : producer(target);
             if (writer == nullptr || writer == step.ptr()) {

@@ -66,8 +66,8 @@ nb::list GraphSweeps::topological(const nb::list& values, const nb::set& stop) c
     return order;
 }
 
-// Returns the nodes of a graph in topological order; None if Python must look for the error: an object that is no
-// value, an input that is listed twice or is missing, or an update that is not valid.
+// Returns the nodes of a graph in topological order; None if Python must look for the error: an object that is not
+// a value, an input that is listed twice or is missing, or an update that is not valid.
 nb::object GraphSweeps::sound_nodes(const nb::tuple& inputs_given, const nb::tuple& outputs,
                                     const nb::tuple& updates) const {
     const auto is_value = [&](PyObject* object) { return Py_IS_TYPE(object, value_type()); };
@@ -217,8 +217,7 @@ GRAPHKIT_BINDINGS(graph_sweeps) {
                      "storages: list[list[typing.Any]], elements: dict[typing.Any, list[typing.Any]], "
                      "used: frozenset[typing.Any], donated: dict[typing.Any, typing.Any]) "
                      "-> dict[typing.Any, list[typing.Any]]"))
-        .def("bind_until", &GraphSweeps::bind_until, "nodes"_a, "start"_a, "at"_a, "table"_a, "known"_a,
-             "number_of"_a,
+        .def("bind_until", &GraphSweeps::bind_until, "nodes"_a, "start"_a, "at"_a, "table"_a, "known"_a, "number_of"_a,
              nb::sig("def bind_until(self, nodes: tuple[typing.Any, ...], start: int, at: typing.AbstractSet[str], "
                      "table: dict[typing.Any, typing.Any], known: dict[typing.Any, typing.Any], "
                      "number_of: typing.Callable[..., int | None]) -> int"));
