@@ -27,6 +27,7 @@ set(unity_groups
     "kernels/pointwise/pointwise_steps primitives/strided_copy runtime/variable"
     "runtime/arena_layout runtime/array runtime/bindings runtime/cpu_info runtime/schedule runtime/graph_sweeps"
     "runtime/deadline runtime/engine runtime/isa runtime/kernel"
+    "runtime/graph_copying runtime/graph_merging runtime/graph_planning"
     "runtime/kernel_call runtime/parts runtime/pool runtime/run_data_dependent"
     "runtime/program runtime/run_dynamic runtime/run_loop runtime/threads")
 

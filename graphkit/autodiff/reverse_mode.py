@@ -130,13 +130,13 @@ class _Sweep:
     def _depending_on(self, wrt: Sequence[Value]) -> set[Value]:
         active = set(wrt)
         for node in self.nodes:
-            if any(v in active for v in node.inputs if v is not None):
+            if not active.isdisjoint(node.inputs):
                 active.update(v for v in node.outputs if differentiable(v))
         return active
 
     def run(self) -> list[Value | None]:
         for node in reversed(self.nodes):
-            if any(v in self.active for v in node.inputs if v is not None):
+            if not self.active.isdisjoint(node.inputs):
                 with _gradient_of(node):
                     self._visit(node)
         if self.missing:
@@ -158,8 +158,8 @@ class _Sweep:
 
     def _visit(self, node: Node) -> None:
         gradients = [self._total(v) for v in node.outputs]
-        tainted = any(v in self.tainted for v in node.outputs)
-        if not tainted and all(g is None for g in gradients):
+        tainted = bool(self.tainted) and not self.tainted.isdisjoint(node.outputs)
+        if not tainted and gradients.count(None) == len(gradients):
             return
         op = operator(node, Op)
         control = CONTROL_FLOW.get(op.name) if op.domain == "" else None
@@ -252,7 +252,7 @@ def _gradient_of(node: Node) -> context.entered:
     group = node.meta.get(context.GROUP)
     attrs = scope.attrs if group is None else {**scope.attrs, context.GROUP: group}
     maker = f"the gradient of {brief(node)}"
-    return context.entered(scope._replace(attrs=attrs, maker=maker, prefixed=True))
+    return context.entered(context.Scope(scope.prefix, attrs, maker, True, scope.made))
 
 
 def _check_type(node: Node, value: Value, gradient_value: Value) -> None:

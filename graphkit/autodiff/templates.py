@@ -1,7 +1,8 @@
 """Copy the gradient of an equal node instead of calling its gradient rule again.
 
 Layers of a network repeat: many nodes have equal operators on operands of equal types. The nodes that a gradient rule
-makes for the first of them are a template. For the others, they are copied with other operands.
+makes for the first of them are a template. For the others, they are copied with other operands. Updates of parameters
+are copied in the same way.
 """
 
 from __future__ import annotations
@@ -66,9 +67,22 @@ class Templates:
         op, scope = node.op, context.current()
         if not isinstance(op, Op) or not op._is_numbered or scope.made is not None:
             return None
-        parts: list[Any] = [number_of(op), scope.attrs.get(context.GROUP)]
+        parts = self.parts((*node.inputs, *node.outputs, *gradients))
+        if parts is None:
+            return None
+        return (number_of(op), scope.attrs.get(context.GROUP), *parts, *[v in active for v in node.inputs])
+
+    def parts(self, values: Sequence[Operand]) -> list[Any] | None:
+        """Return the types of values, which of them are the same, and which are constants.
+
+        Returns None if a value is not a tensor.
+        """
+        native = native_sweeps()
+        if native is not None:
+            return native.value_parts(tuple(values), Constant, self._constant)
+        parts: list[Any] = []
         positions: dict[Value, int] = {}
-        for value in (*node.inputs, *node.outputs, *gradients):
+        for value in values:
             if value is None:
                 parts.append(None)
                 continue
@@ -76,12 +90,13 @@ class Templates:
             kind, producer = value.type, value.node
             if not isinstance(kind, TensorType):
                 return None
-            constant = None
-            if producer is not None and isinstance(producer.op, Constant):
-                constant = self._constants.setdefault(producer.op, len(self._constants))
+            is_constant = producer is not None and isinstance(producer.op, Constant)
+            constant = self._constant(producer.op) if producer is not None and is_constant else None
             parts += (position, kind.number, constant)
-        parts += [v in active for v in node.inputs]
-        return tuple(parts)
+        return parts
+
+    def _constant(self, operator: Any) -> int:
+        return self._constants.setdefault(operator, len(self._constants))
 
     def find(self, key: Hashable) -> Template | None:
         """Return the template of an equal node, or None."""

@@ -92,7 +92,8 @@ def detached() -> entered:
 
 def made_by(maker: str, prefixed: bool = False) -> entered:
     """Context in the current scope, with another maker. prefixed: see `Scope`."""
-    return entered(current()._replace(maker=maker, prefixed=prefixed))
+    scope = current()
+    return entered(Scope(scope.prefix, scope.attrs, maker, prefixed, scope.made))
 
 
 def expanding(attrs: Mapping[str, str] | None = None, maker: str = "") -> entered:

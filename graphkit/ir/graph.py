@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from graphkit.ir.sweeps import NativeSweeps
 
 T = TypeVar("T")
+N = TypeVar("N", "Node", "Value")
 
 _serial = itertools.count()
 _NO_ATTRS: Mapping[str, Any] = {}
@@ -256,15 +257,28 @@ class Node:
             return copy
         return self.with_types(given, [v.type for v in self.outputs]) if _same_types(given, self.inputs) else None
 
-    def with_types(self, inputs: Iterable[Value | None], types: Sequence[Type]) -> Node:
-        """Return this node with other operands. `types` must be what inference would return for the outputs."""
+    def with_types(
+        self, inputs: Iterable[Value | None], types: Sequence[Type], op: Operator | None = None, *, scope: Any = None
+    ) -> Node:
+        """Return this node with other operands. `types` must be what inference would return for the outputs.
+
+        Args:
+            inputs: The operands.
+            types: The types of the outputs.
+            op: The operator. None: that of this node.
+            scope: The settings under which the node is created (see `Node`). None: those of this node.
+        """
+        native, scope = _native, self.scope if scope is None else scope
+        if native is not None:
+            made: Node = native.remade(self, self.op if op is None else op, tuple(inputs), scope, tuple(types))
+            return made
         node = Node.__new__(Node)
         node.op, node.inputs, node.name, node.meta, node.scope = (
-            self.op,
+            self.op if op is None else op,
             tuple(inputs),
             self.name,
             self.meta,
-            self.scope,
+            scope,
         )
         node.serial = next(_serial)
         node.outputs = tuple([Value(t, v.name, node, v.index) for v, t in zip(self.outputs, types, strict=True)])
@@ -284,6 +298,15 @@ def _same_types(given: Sequence[Value | None], before: Sequence[Value | None]) -
         if new is not old and (new is None or old is None or not same_type(new.type, old.type)):
             return False
     return True
+
+
+def _by_name(given: Iterable[N]) -> tuple[list[N], list[N]]:
+    """Return the nodes or values that have a name, and those that have none."""
+    named: list[N] = []
+    unnamed: list[N] = []
+    for each in given:
+        (named if each.name else unnamed).append(each)
+    return named, unnamed
 
 
 def accelerate(make_sweeps: Callable[..., NativeSweeps]) -> None:
@@ -385,10 +408,15 @@ class Graph:
         self.inputs: tuple[Value, ...] = tuple(inputs)
         self.outputs: tuple[Value, ...] = tuple(outputs)
         self.updates: tuple[tuple[Value, Value], ...] = tuple(updates)
-        check_values(f"inputs and outputs of graph {name!r}", itertools.chain(self.inputs, self.outputs, *self.updates))
+        native = _native
+        # None if something is wrong: then an error says what.
+        nodes = None if native is None else native.sound_nodes(self.inputs, self.outputs, self.updates)
+        if nodes is None:
+            given = itertools.chain(self.inputs, self.outputs, *self.updates)
+            check_values(f"inputs and outputs of graph {name!r}", given)
         self.name = name
         self.meta: Mapping[str, str] = dict(meta or {})
-        self.nodes: tuple[Node, ...] = tuple(topological([*self.outputs, *(new for _, new in self.updates)]))
+        self.nodes: tuple[Node, ...] = tuple(self._sorted() if nodes is None else nodes)
         self._operators: frozenset[str] | None = None
         self._spent: tuple[tuple[Value, ...], ...] | None = None
         self._output_names = None if output_names is None else tuple(output_names)
@@ -397,15 +425,22 @@ class Graph:
         self._input_names: dict[Value, str] | None = None
         self._node_names: dict[Node, str] | None = None
         self._by_name: dict[str, Value] | None = None
-        self._check()
+        if nodes is None:
+            self._check()
+        if self._output_names is not None and len(self._output_names) != len(self.outputs):
+            raise InvalidModel(
+                f"{origins().titled(self)} has {quantity(len(self.outputs), 'output')}, but "
+                f"{quantity(len(self._output_names), 'output name')}: give one name per output"
+            )
+
+    def _sorted(self) -> list[Node]:
+        return topological([*self.outputs, *(new for _, new in self.updates)])
 
     def _check(self) -> None:
         known = set(self.inputs)
         if len(known) != len(self.inputs):
             raise InvalidModel(f"{origins().titled(self)}: an input is listed twice")
-        native = _native
-        is_complete = native is not None and native.reads_only(self.nodes, known)
-        operands = [] if is_complete else [node.inputs for node in self.nodes]
+        operands = [node.inputs for node in self.nodes]
         read = itertools.chain(self.outputs, [new for _, new in self.updates], *operands)
         missing = {v: None for v in read if v is not None and v.node is None and v not in known}
         if missing:
@@ -421,11 +456,6 @@ class Graph:
                 raise InvalidModel(f"{origins().titled(self)}: update of {state}, which is not an input")
             if state.type is not new.type and state.type != new.type:
                 raise InvalidModel(f"{origins().titled(self)}: update of {state} with another type, {new.type}")
-        if self._output_names is not None and len(self._output_names) != len(self.outputs):
-            raise InvalidModel(
-                f"{origins().titled(self)} has {quantity(len(self.outputs), 'output')}, but "
-                f"{quantity(len(self._output_names), 'output name')}: give one name per output"
-            )
 
     @property
     def values(self) -> Iterator[Value]:
@@ -495,28 +525,34 @@ class Graph:
         if self._input_names is None:
             unique = Names()
             named = all(v.name for v in self.inputs)
-            self._input_names = {v: unique.take(v.name) for v in self.inputs} if named else {}
+            names = unique.take_all([v.name for v in self.inputs]) if named else ()
+            self._input_names = dict(zip(self.inputs, names, strict=True)) if named else {}
         return self._input_names
 
     def node_name(self, node: Node) -> str:
         """The unique name of one of this graph's nodes."""
+        return self.node_names[node]
+
+    @property
+    def node_names(self) -> Mapping[Node, str]:
+        """The unique names of this graph's nodes."""
         if self._node_names is None:
             self._assign_names()
         assert self._node_names is not None
-        return self._node_names[node]
+        return self._node_names
 
     @property
     def output_names(self) -> tuple[str, ...]:
         """One unique name per output: the given one, else the value's name."""
         if self._output_names is not None:
             return self._output_names
-        unique = Names()
-        return tuple(unique.take(self.name_of(v)) for v in self.outputs)
+        return tuple(Names().take_all([self.name_of(v) for v in self.outputs]))
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """The unique names of the inputs, in order."""
-        return tuple(self.name_of(v) for v in self.inputs)
+        names = self._names_of_inputs() if self._names is None else None
+        return tuple(names.values()) if names else tuple([self.name_of(v) for v in self.inputs])
 
     def find(self, name: str, *, inputs_first: bool = False) -> Value:
         """Return the output called `name`, else the input, parameter or intermediate value of that name.
@@ -545,18 +581,16 @@ class Graph:
     def _assign_names(self) -> None:
         # Explicit hints take their names before generated ones, so that adding an unnamed node renames nothing.
         node_names, value_names = Names(), Names()
-        nodes: dict[Node, str] = {n: node_names.take(n.name) for n in self.nodes if n.name}
-        for node in self.nodes:
-            if node not in nodes:
-                nodes[node] = node_names.take(snake_case(node.op.name))
-        values: dict[Value, str] = {v: value_names.take(v.name) for v in self.values if v.name}
-        for value in self.values:
-            if value not in values:
-                if value.node is None:
-                    hint = value.role
-                else:
-                    hint = nodes[value.node] + (f"_{value.index}" if len(value.node.outputs) > 1 else "")
-                values[value] = value_names.take(hint)
+        named, unnamed = _by_name(self.nodes)
+        nodes = dict(zip(named, node_names.take_all([n.name for n in named]), strict=True))
+        nodes |= zip(unnamed, node_names.take_all([snake_case(n.op.name) for n in unnamed]), strict=True)
+        given, others = _by_name(self.values)
+        values = dict(zip(given, value_names.take_all([v.name for v in given]), strict=True))
+        hints = [
+            v.role if v.node is None else nodes[v.node] + (f"_{v.index}" if len(v.node.outputs) > 1 else "")
+            for v in others
+        ]
+        values |= zip(others, value_names.take_all(hints), strict=True)
         self._names, self._node_names = values, nodes
 
     # --- rebuilding ----------------------------------------------------------------------------

@@ -25,11 +25,21 @@ class Names:
         self._taken.add(name)
         return name
 
+    def take_all(self, hints: Iterable[str]) -> list[str]:
+        """Return what `take` returns for each hint. Faster than one call for each."""
+        taken, names = self._taken, []
+        for hint in hints:
+            if hint in taken:
+                names.append(self.take(hint))
+            else:
+                taken.add(hint)
+                names.append(hint)
+        return names
+
 
 def unique_names(names: Iterable[str]) -> list[str]:
     """Return the names in order; a name that occurred before gets a suffix."""
-    allocator = Names()
-    return [allocator.take(name) for name in names]
+    return Names().take_all(names)
 
 
 _LOWER = frozenset("abcdefghijklmnopqrstuvwxyz")

@@ -205,7 +205,7 @@ class TensorType:
     not affect equality.
     """
 
-    __slots__ = ("dtype", "shape", "value", "floats", "_number")
+    __slots__ = ("dtype", "shape", "value", "floats", "_number", "_static")
     dtype: DType
     shape: tuple[Dim, ...] | None
     value: tuple[Dim, ...] | None
@@ -255,7 +255,11 @@ class TensorType:
     @property
     def is_static(self) -> bool:
         """Whether the shape is known and every dimension is an integer."""
-        return self.shape is not None and DimExpr not in map(type, self.shape)
+        try:
+            return self._static
+        except AttributeError:
+            self._static: bool = self.shape is not None and DimExpr not in map(type, self.shape)
+            return self._static
 
     @property
     def size(self) -> Dim:

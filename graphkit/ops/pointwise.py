@@ -13,12 +13,12 @@ from graphkit.ops._base import F, Op, Sample
 from graphkit.ops.known_elements import all_of
 
 # Operators that fail for integers if the divisor is zero. For Pow, if the base is zero and the exponent is negative.
-_DIVISIONS = frozenset({"Div", "Mod", "Pow"})
+DIVISIONS = frozenset({"Div", "Mod", "Pow"})
 
 
 def divides_integers(node: Node) -> bool:
     """Return whether a node divides integers, so that a divisor 0 makes it fail."""
-    return node.op.name in _DIVISIONS and node.operands[0].dtype in INTEGERS
+    return node.op.name in DIVISIONS and node.operands[0].dtype in INTEGERS
 
 
 class Unary(Op):

@@ -7,16 +7,19 @@ import pytest
 from combinations import in_one_item
 
 import graphkit as gk
-from graphkit.errors import InvalidModel
+from graphkit.errors import GraphkitError, InvalidModel
 from graphkit.executor.devices.extension import import_extension
 from graphkit.ir import graph as graphs
 from graphkit.ir.graph import Graph, Node, Value, native_sweeps, topological
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
+from graphkit.ops._op import number_of
+from graphkit.ops.internal.fused import Fused
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.bind import bind
 from graphkit.passes.core.sweep import fuse, rewrite, run_passes
 from graphkit.passes.pipeline import INFERENCE
+from graphkit.passes.simplify.cse import cse
 
 
 @pytest.fixture(autouse=True)
@@ -105,6 +108,70 @@ def test_nodes_after_given_operators_are_equal(seed: int) -> None:
 
 @in_one_item()
 @pytest.mark.parametrize("seed", range(10))
+def test_given_operators_after_others_are_equal(seed: int) -> None:
+    values = random_values(seed)
+    graph = gk.Model({f"y{i}": v for i, v in enumerate(values[-4:])}).graph
+
+    def visited() -> list[str]:
+        found: list[str] = []
+        rewrite(graph, lambda node, _: found.append(str(node)), at=["Clip"], after=["Relu", "Split"], among=["Add"])
+        return found
+
+    assert visited() == in_python(visited)
+
+
+def test_equal_nodes_with_attributes_are_merged_unless_groups_differ() -> None:
+    x = gk.input("x", [2])
+
+    def merged() -> list[object]:
+        parts = []
+        for group in ("a", "b", "a"):
+            with gk.attr_scope(ctx_group=group):
+                parts.append(F.add(F.relu(x), F.constant(value=np.float32(2))))
+        parts.append(F.add(F.relu(x), F.constant(value=np.float32(2))))
+        graph = cse(Graph([x], parts))
+        return [(node.op.name, node.meta.get("ctx_group")) for node in graph.nodes]
+
+    found = merged()
+    assert found == in_python(merged)
+    assert [name for name, _ in found].count("Constant") == 1
+    assert [name for name, _ in found].count("Relu") == 2
+
+
+def test_equal_regions_have_equal_numbers() -> None:
+    def numbers() -> list[bool]:
+        x, y = gk.input("x", [2, 3]), gk.input("y", [3])
+        bodies = [F.neg(F.add(x, y)), F.neg(F.add(x, y)), F.neg(F.add(x, x)), F.abs(F.add(x, y))]
+        found = [number_of(Fused(body=Graph([x, y], [body]))) for body in bodies]
+        return [number == found[0] for number in found]
+
+    assert numbers() == in_python(numbers) == [True, True, False, False]
+
+
+def test_wrong_graphs_are_the_same_errors() -> None:
+    x, state, other = (gk.input(name, [2]) for name in ("x", "state", "other"))
+    wide = gk.input("wide", [3])
+    cases: list[tuple[object, ...]] = [
+        ([x, x], [F.neg(x)]),
+        ([x], [F.neg(other)]),
+        ([x], [other]),
+        ([x], [1]),
+        ([x, state], [x], [(state, F.neg(x)), (state, x)]),
+        ([x], [x], [(state, x)]),
+        ([x, wide], [x], [(wide, x)]),
+    ]
+    for case in cases:
+
+        def message(case: tuple[object, ...] = case) -> str:
+            with pytest.raises(GraphkitError) as error:
+                Graph(*case)  # type: ignore[arg-type]
+            return f"{type(error.value)}: {error.value}"
+
+        assert message() == in_python(message)
+
+
+@in_one_item()
+@pytest.mark.parametrize("seed", range(10))
 def test_counted_uses_are_equal(seed: int) -> None:
     values = random_values(seed)
     graph = gk.Model({f"y{i}": v for i, v in enumerate(values[-4:])}).graph
@@ -159,7 +226,7 @@ def test_other_objects_are_rejected() -> None:
     with pytest.raises(error, match="neither a node nor a value"):
         native.topological([object()], set())
     with pytest.raises(error, match="neither a node nor a value"):
-        native.reads_only((object(),), set())
+        native.copied(object(), ())
     with pytest.raises(AttributeError, match="op"):
         import_extension().GraphSweeps(object, Value, iter([]), max, {}, TensorType)
     with pytest.raises(error, match="op is not in __slots__"):

@@ -12,8 +12,8 @@ import pytest
 import graphkit as gk
 from graphkit.ops import F
 
-# The most calls for each further node. The chain needs 670, and 60 more if the checks of passes are on.
-MOST_CALLS = 800
+# The most calls for each further node. The chain needs 370, and 60 more if the checks of passes are on.
+MOST_CALLS = 500
 
 
 def chain(layers: int) -> gk.Model:

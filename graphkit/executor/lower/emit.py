@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from graphkit.executor.devices.kernel import NativeKernel, VersionedArray
 from graphkit.executor.lower.lowering import ABSENT, ARENA, Emission, Location, LoweredGraph, Lowering
+from graphkit.executor.lower.native_kernel import PreparedKernel
 from graphkit.executor.memory.packing import PackedOperand
 from graphkit.executor.memory.placement import has_run_time_size
 from graphkit.ir.graph import Node, Value
@@ -99,15 +100,23 @@ class Emitter:
             if result.owned and self.is_buffer(location):
                 kind = result.value.tensor
                 builder.resize(f"{prefix}result {position}", location[0], kind.static_shape, kind.dtype.itemsize)
-        order = lowered.memory.order
+        order, steps, lowerings = lowered.memory.order, lowered.placement.steps, lowered.lowerings
+        names = lowered.graph.node_names
         commit = len(order) if prefix else _first_donation(lowered)
         for position, index in enumerate(order):
             if position == commit:
                 builder.commit()
-            self._step(builder, lowered, index, locations, prefix)
+            node, lowering = steps[index], lowerings[index]
+            name = prefix + names[node]
+            if type(lowering) is PreparedKernel and lowering.reads_all:
+                lowering.write(
+                    builder, name, locations.operands(node), locations.outputs(node), locations.scratch(index)
+                )
+            else:
+                self._step(builder, node, lowering, index, locations, name)
         for position, (result, location) in placed if prefix or copies else ():
-            if not result.owned and location != ABSENT and locations.of(result.value) != location:
-                self.copy(builder, f"{prefix}result {position}", result.value, locations.of(result.value), location)
+            if not result.owned and location != ABSENT and locations[result.value] != location:
+                self.copy(builder, f"{prefix}result {position}", result.value, locations[result.value], location)
 
     def copy(self, builder: _native.Builder, name: str, value: Value, source: Location, target: Location) -> None:
         kind = value.tensor
@@ -119,10 +128,8 @@ class Emitter:
         builder.copy(name, source, target, kind.nbytes)
 
     def _step(
-        self, builder: _native.Builder, lowered: LoweredGraph, index: int, locations: _Locations, prefix: str
+        self, builder: _native.Builder, node: Node, lowering: Lowering, index: int, locations: _Locations, name: str
     ) -> None:
-        node, lowering = lowered.placement.steps[index], lowered.lowerings[index]
-        name = prefix + lowered.graph.node_name(node)
         self.allocates |= lowering.allocates
         # Steps in Python find their operands themselves. `locations.outputs` would create a buffer for each dynamic
         # result, but steps in Python may return such results as new arrays.
@@ -131,8 +138,8 @@ class Emitter:
         lowering.emit(Emission(self, builder, name, index, inputs, outputs, locations.scratch(index)))
 
 
-class _Locations:
-    """Where the values of one graph are."""
+class _Locations(dict[Value | None, Location]):
+    """Where the values of one graph are. The location of a value is found when it is first asked for."""
 
     def __init__(
         self,
@@ -142,45 +149,48 @@ class _Locations:
         inputs: Sequence[Location],
         results: Sequence[Location],
     ):
+        super().__init__({None: ABSENT})
         self._emitter = emitter
         self._lowered = lowered
         self._base = base
-        self._bound = dict(zip(lowered.graph.inputs, inputs, strict=True))
         self.buffers: dict[Value, int] = {}
-        placement = lowered.placement
+        placement, memory, fixed = lowered.placement, lowered.memory, lowered.fixed
+        bound = dict(zip(lowered.graph.inputs, inputs, strict=True))
         self._root, self._used = placement.root, placement.used
-        self._known: dict[Value, Location] = {}
+        self._scratch_of, self._offsets = memory.scratch_of, memory.layout.offsets
         for result, location in zip(placement.results, results, strict=True):
             root = placement.root[result.value]
-            made_here = placement.place[root] == "dynamic" and root not in self._bound
+            made_here = placement.place[root] == "dynamic" and root not in bound
             if result.owned or (made_here and emitter.is_buffer(location)):
-                self._bound[root] = location
+                bound[root] = location
+        self.update((v, location) for v, location in bound.items() if v not in fixed)
+        offsets, inside = memory.layout.offsets, memory.offset_in_block
+        self.update((v, (ARENA, base + offsets[at] + inside.get(v, 0))) for v, at in memory.request_of.items())
 
-    def of(self, value: Value) -> Location:
+    def __missing__(self, value: Value | None) -> Location:
+        assert value is not None
         root = self._root[value]
-        known = self._known.get(root)
-        if known is None:
-            known = self._known[root] = self._find(root)
-        return known
+        found = self[value] = self._find(root) if root is value else self[root]
+        return found
 
     def _find(self, root: Value) -> Location:
-        """Return the location of a storage."""
+        """Return the location of a storage that is neither in the arena nor bound."""
         lowered = self._lowered
         if root in lowered.fixed:
             return self._emitter.fixed(lowered.fixed[root])
-        offset = lowered.memory.offset(root)
-        if offset is not None:
-            return ARENA, self._base + offset
-        if root not in self._bound:
-            self._bound[root] = self._emitter.new_buffer()
-            self.buffers[root] = self._bound[root][0]
-        return self._bound[root]
+        found = self._emitter.new_buffer()
+        self.buffers[root] = found[0]
+        return found
+
+    def operands(self, node: Node) -> list[Location]:
+        """Return the locations of the operands of a kernel that packs none of them."""
+        return [self[v] for v in node.inputs]
 
     def inputs(self, node: Node, lowering: Lowering) -> list[Location]:
         packing, unread = lowering.packing, lowering.unread
         packed = () if packing is None else packing.packed_inputs
         if not packed and not unread:
-            return [ABSENT if v is None else self.of(v) for v in node.inputs]
+            return self.operands(node)
         found: list[Location] = []
         for position, operand in enumerate(node.inputs):
             if operand is None or position in unread:
@@ -190,15 +200,16 @@ class _Locations:
                 array = self._lowered.fixed[self._root[operand]]
                 found.append(self._emitter.fixed(array, packing, position))
             else:
-                found.append(self.of(operand))
+                found.append(self[operand])
         return found
 
     def outputs(self, node: Node) -> list[Location]:
-        return [self.of(v) if v in self._used else ABSENT for v in node.outputs]
+        used = self._used
+        return [self[v] if v in used else ABSENT for v in node.outputs]
 
     def scratch(self, index: int) -> Location:
-        offset = self._lowered.memory.scratch_offset(index)
-        return ABSENT if offset is None else (ARENA, self._base + offset)
+        request = self._scratch_of.get(index)
+        return ABSENT if request is None else (ARENA, self._base + self._offsets[request])
 
 
 def _first_donation(lowered: LoweredGraph) -> int:

@@ -9,7 +9,7 @@ from graphkit.executor.lower.lowering import LoweredGraph, Lowering
 from graphkit.executor.lower.native_kernel import PreparedKernel
 from graphkit.executor.lower.python_step import LaunchedStep
 from graphkit.executor.memory.placement import Placement, has_run_time_size
-from graphkit.ir.graph import Node, Value
+from graphkit.ir.graph import Node, Operator, Value
 from graphkit.ir.types import TensorType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import Op
@@ -75,18 +75,25 @@ class _Accepting:
     """Finds nodes that accept all operand values. Equal operators are examined only once."""
 
     def __init__(self) -> None:
+        # By the identity of the operator, and by its number.
         self._known: dict[int, bool] = {}
+        self._by_number: dict[int, bool] = {}
 
     def all_values(self, node: Node) -> bool:
         """Return whether `value_check` is known to return None. False for operators that override `value_check`."""
         op = node.op
+        found = self._known.get(id(op))
+        if found is None:
+            found = self._known[id(op)] = self._accepts_all(op)
+        return found
+
+    def _accepts_all(self, op: Operator) -> bool:
         if not isinstance(op, Op) or type(op).value_check is not Op.value_check:
             return False
         number = number_of(op)
-        found = self._known.get(number)
-        if found is None:
-            found = self._known[number] = op.value_check(()) is None
-        return found
+        if number not in self._by_number:
+            self._by_number[number] = op.value_check(()) is None
+        return self._by_number[number]
 
 
 def _check_key(part: object, placement: Placement) -> object:

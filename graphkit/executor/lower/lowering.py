@@ -137,8 +137,8 @@ class Emission(NamedTuple):
     builder: _native.Builder
     name: str
     position: int
-    inputs: Sequence[Location]
-    outputs: Sequence[Location]
+    inputs: list[Location]
+    outputs: list[Location]
     scratch: Location
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Hashable, Set
+from typing import TYPE_CHECKING, Any
 
 from graphkit.executor.devices.kernel import MOST_READ_BYTES, NativeKernel, VersionedArray, is_native
 from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.lower.lowering import ABSENT, Emission, Location, Lowering, Site
 from graphkit.executor.memory.placement import Placement
-from graphkit.ir.graph import Node, Value
+from graphkit.ir.graph import Node, Value, native_sweeps
 from graphkit.ir.types import TensorType
 from graphkit.ops import Op
 from graphkit.ops._op import number_of
-from graphkit.ops.pointwise import divides_integers
+from graphkit.ops.pointwise import DIVISIONS, divides_integers
 from graphkit.passes.core.sweep import read_positions
+
+if TYPE_CHECKING:
+    from graphkit.executor.devices.loading import _native
 
 
 def unread_operands(kernel: NativeKernel, node: Node) -> Set[int]:
@@ -25,7 +28,10 @@ def unread_operands(kernel: NativeKernel, node: Node) -> Set[int]:
 
 
 class PreparedKernel(Lowering):
-    """A kernel of the native extension, prepared for exactly these shapes."""
+    """A kernel of the native extension, prepared for exactly these shapes.
+
+    reads_all: Whether it reads all operands as they are: it has no packed copies of them.
+    """
 
     def __init__(self, kernel: NativeKernel, node: Node):
         self.kernel = kernel
@@ -33,16 +39,23 @@ class PreparedKernel(Lowering):
         self.scratch_bytes = int(kernel.scratch_bytes)
         self.inplace = kernel.inplace
         self.packing = kernel
+        self.reads_all = not self.unread and not kernel.packed_inputs
+        self._counts = kernel.input_count, kernel.output_count
 
     def emit(self, step: Emission) -> None:
-        kernel = self.kernel
-        step.builder.kernel(
-            step.name,
-            kernel,
-            _padded(step.inputs, kernel.input_count),
-            _padded(step.outputs, kernel.output_count),
-            step.scratch,
-        )
+        self.write(step.builder, step.name, step.inputs, step.outputs, step.scratch)
+
+    def write(
+        self,
+        builder: _native.Builder,
+        name: str,
+        inputs: list[Location],
+        outputs: list[Location],
+        scratch: Location,
+    ) -> None:
+        """Write the step. For the arguments, see Emission."""
+        operands, results = self._counts
+        builder.kernel(name, self.kernel, _padded(inputs, operands), _padded(outputs, results), scratch)
 
 
 class SharedKernels:
@@ -53,34 +66,43 @@ class SharedKernels:
         known: The arrays of parameters and constants, by storage.
     """
 
-    def __init__(self, placement: Placement, known: Mapping[Value, VersionedArray]):
+    def __init__(self, placement: Placement, known: dict[Value, VersionedArray]):
         self._placement, self._known = placement, known
         self._lowerings: dict[Hashable, PreparedKernel] = {}
 
-    def lowering(self, node: Node, choose: Callable[[Node], Lowering]) -> Lowering:
-        """Return the lowering of an equal earlier node. If there is none, return `choose(node)`."""
-        key = self._key(node)
-        earlier = self._lowerings.get(key)
-        if earlier is not None:
-            return earlier
-        found = choose(node)
-        if isinstance(found, PreparedKernel):
-            self._lowerings[key] = found
+    def lowerings(self, nodes: tuple[Node, ...], choose: Callable[[Node], Lowering]) -> list[Lowering]:
+        """Return the lowerings of nodes: for each, the lowering of an equal earlier node, or `choose(node)`."""
+        found: list[Lowering] = []
+        for node, key in zip(nodes, self._keys(nodes), strict=True):
+            # The error of an integer division by zero names the node.
+            if node.op.name in DIVISIONS and divides_integers(node):
+                key = (*key, node.name or node.describe())
+            lowering: Lowering | None = self._lowerings.get(key)
+            if lowering is None:
+                lowering = choose(node)
+                if isinstance(lowering, PreparedKernel):
+                    self._lowerings[key] = lowering
+            found.append(lowering)
         return found
 
-    def _key(self, node: Node) -> Hashable:
-        """Return a key that is equal for two nodes if the same kernel fits both. All tensors must have known sizes.
+    def _keys(self, nodes: tuple[Node, ...]) -> list[tuple[Any, ...]]:
+        """Return a key for each node. Keys are equal if the same kernel fits both nodes. All sizes must be known.
 
-        The key contains the ids of constants and of small parameters, so it is valid while these arrays exist. It also
+        A key contains the ids of constants and of small parameters, so it is valid while these arrays exist. It also
         says which operands are the same value. Of large parameters, it contains only the types.
         """
+        placement, native = self._placement, native_sweeps()
+        if native is None:
+            return [self._key(node) for node in nodes]
+        return native.kernel_keys(nodes, placement.root, self._known, placement.used, _operator_key, _identity)
+
+    def _key(self, node: Node) -> tuple[Any, ...]:
         root, known = self._placement.root, self._known
         places: dict[Value, int] = {}
-        operator: Any = node.op
-        parts: list[Hashable] = [number_of(operator) if isinstance(operator, Op) else operator]
+        parts: list[Hashable] = [_operator_key(node.op)]
         for position, value in enumerate(node.inputs):
             if value is None or not isinstance(value.type, TensorType):
-                parts.append(None)
+                parts += (None, None, None)
                 continue
             storage = root.get(value)
             array = None if storage is None else known.get(storage)
@@ -89,10 +111,11 @@ class SharedKernels:
         for value in node.outputs:
             kind = value.type
             parts += (kind.number if isinstance(kind, TensorType) else None, value in self._placement.used)
-        # The error of an integer division by zero names the node.
-        if divides_integers(node):
-            parts.append(node.name or node.describe())
         return tuple(parts)
+
+
+def _operator_key(operator: Any) -> Hashable:
+    return number_of(operator) if isinstance(operator, Op) else operator
 
 
 def _identity(value: Value, kind: TensorType, array: VersionedArray) -> int:
@@ -115,5 +138,5 @@ def native_kernel(site: Site) -> Lowering | None:
     return PythonKernel("native", site.node, kernel)
 
 
-def _padded(locations: Sequence[Location], count: int) -> list[Location]:
-    return [*locations, *[ABSENT] * (count - len(locations))]
+def _padded(locations: list[Location], count: int) -> list[Location]:
+    return locations if len(locations) >= count else [*locations, *[ABSENT] * (count - len(locations))]

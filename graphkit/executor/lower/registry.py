@@ -174,11 +174,14 @@ def lower_graph(
         is_dynamic = any(placement.place[v] == "dynamic" for v in node.outputs if v in placement.used)
         return choose(Site(node, settings, context, inner, is_dynamic, unspecialised, lower, hosted))
 
-    lowerings = [chosen(node) if shared is None else shared.lowering(node, chosen) for node in placement.steps]
+    steps = placement.steps
+    lowerings = [chosen(node) for node in steps] if shared is None else shared.lowerings(steps, chosen)
     failing = _failing_steps(placement, lowerings) if graph.updates else ()
-    steps = zip(placement.steps, lowerings, strict=True)
-    needs = [StepMemory(found.scratch_bytes, found.inplace, node in failing) for node, found in steps]
-    place = {node: index for index, node in enumerate(placement.steps)}
+    needs = [
+        StepMemory(found.scratch_bytes, found.inplace, node in failing)
+        for node, found in zip(steps, lowerings, strict=True)
+    ]
+    place = {} if order is None else {node: index for index, node in enumerate(steps)}
     memory = plan_graph(
         graph,
         placement,

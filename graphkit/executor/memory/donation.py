@@ -57,12 +57,14 @@ def donated_states(
     }
     # A step that depends on a writer cannot run before all writers. A step with a dynamic result may return a view of
     # the state. States that such steps read are not donated.
-    after_writers: set[Node] = set()
-    writer_nodes = {placement.steps[index] for index in writers.values()}
+    after_writers: set[Value] = set()  # results of writers, and of steps that depend on them
+    writing = set(writers.values())
+    has_dynamic = "dynamic" in place.values()
     for index, node in enumerate(placement.steps):
-        if node in writer_nodes or not after_writers.isdisjoint([v.node for v in dependencies[index]]):
-            after_writers.add(node)
-        if node in after_writers or "dynamic" in [place.get(v) for v in node.outputs]:
+        follows = index in writing or not after_writers.isdisjoint(dependencies[index])
+        if follows:
+            after_writers.update(node.outputs)
+        if follows or (has_dynamic and "dynamic" in [place.get(v) for v in node.outputs]):
             for value in elements_read(node):
                 if writers.get(root[value], index) != index:
                     del writers[root[value]]
@@ -79,6 +81,8 @@ def _before_failures(
     """
     needed: set[Value] = set()
     found: set[int] = set()
+    if True not in may_fail:
+        return found
     for index in reversed(range(len(placement.steps))):
         node = placement.steps[index]
         follows = not needed.isdisjoint(node.outputs)

@@ -41,30 +41,37 @@ def raise_if_out_of_memory(graph: Graph, what: str, error: Exception) -> None:
 def require_memory_for(nodes: Iterable[Node], used: Container[Value]) -> None:
     """Raise OutOfMemory, which names the node, if the `used` results of a node need more memory than allowed."""
     limit = _SMALL if limits.current().memory is None else -1
-    sizes: dict[int, int] = {}  # by the number of the type
+    sizes: dict[int, int] = {}  # by the identity of the type
     for node in nodes:
         nbytes = 0
         for value in node.outputs:
-            kind = value.type
-            if isinstance(kind, TensorType) and value in used:
-                if kind.number not in sizes:
-                    sizes[kind.number] = kind.nbytes if kind.is_static else 0
-                nbytes += sizes[kind.number]
+            if value in used:
+                kind = value.type
+                size = sizes.get(id(kind))
+                if size is None:
+                    size = kind.nbytes if isinstance(kind, TensorType) and kind.is_static else 0
+                    sizes[id(kind)] = size
+                nbytes += size
         if nbytes > limit:
             limits.require_memory(nbytes, node.describe())
 
 
 def require_shapes_for(nodes: Iterable[Node]) -> None:
     """Raise OutOfMemory, which names the node, if an empty result of it has a shape that numpy cannot represent."""
-    seen: set[int] = set()
+    seen: set[int] = set()  # the identities of types
     for node in nodes:
         for value in node.outputs:
             kind = value.type
-            if not isinstance(kind, TensorType) or kind.number in seen:
+            if id(kind) in seen:
                 continue
-            seen.add(kind.number)
+            seen.add(id(kind))
             # numpy multiplies the sizes of the axes that are not 0, and rejects a product beyond its limits.
-            if kind.is_static and kind.nbytes == 0 and _exceeds_numpy(kind.static_shape):
+            if (
+                isinstance(kind, TensorType)
+                and kind.is_static
+                and kind.nbytes == 0
+                and _exceeds_numpy(kind.static_shape)
+            ):
                 raise OutOfMemory(f"{node.describe()}: the shape {list(kind.static_shape)} is too large for an array")
 
 

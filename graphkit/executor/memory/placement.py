@@ -89,12 +89,13 @@ def place_values(
     place: dict[Value, Place] = {v: "parameter" if v.role in ("parameter", "state") else "input" for v in graph.inputs}
     steps: list[Node] = []
     view_dependencies: dict[Value, tuple[Value, ...]] = {}
+    sized: dict[int, bool] = {}  # by the identity of the type
     for node in graph.nodes:
         if symbols and _is_computed_from_shapes(node, used, symbols):
             root.update((v, v) for v in node.outputs)
             place.update(dict.fromkeys(node.outputs, "shape"))
             continue
-        if not swapped.isdisjoint((*node.outputs, *node.inputs)):
+        if swapped and not swapped.isdisjoint((*node.outputs, *node.inputs)):
             root[node.output] = node.output
             place[node.output] = "host" if node.output in swapped else "arena"
             steps.append(node)
@@ -110,7 +111,10 @@ def place_values(
             continue
         for v in node.outputs:
             root[v] = v
-            place[v] = "host" if v in hosted else "arena" if _is_sized(v, symbols) else "dynamic"
+            is_sized = sized.get(id(v.type))
+            if is_sized is None:
+                is_sized = sized[id(v.type)] = _is_sized(v, symbols)
+            place[v] = "host" if v in hosted else "arena" if is_sized else "dynamic"
         steps.append(node)
     results: list[Result] = []
     for value in finals:
@@ -206,7 +210,7 @@ def _view_sources(
 
 def _is_reshape(node: Node, symbols: Set[str]) -> bool:
     """Whether a Transpose only moves axes of size 1, so that the elements keep their order in memory."""
-    if not is_op(node, "Transpose") or not _is_sized(node.output, symbols):
+    if node.op.name != "Transpose" or node.op.domain or not _is_sized(node.output, symbols):
         return False
     shape, perm = first(node).tensor.known_shape, permutation(node)
     assert perm is not None

@@ -8,7 +8,7 @@ from graphkit.executor.memory.placement import Placement
 from graphkit.executor.memory.plan_cache import cached_layout, cached_schedule
 from graphkit.executor.memory.planner import Layout, Request, aligned
 from graphkit.executor.memory.tasks import Task
-from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.graph import Graph, Node, Value, native_sweeps
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN
 from graphkit.passes.core.match import is_op
@@ -75,7 +75,7 @@ def plan_graph(
     *,
     inplace: bool,
     share: bool,
-    nbytes: Callable[[Value], int] = lambda v: v.tensor.nbytes,
+    nbytes: Callable[[Value], int] | None = None,
     group_updates: bool = False,
     order: Sequence[int] | None = None,
 ) -> MemoryPlan:
@@ -87,11 +87,11 @@ def plan_graph(
         needs: The memory that each step needs.
         inplace: Whether results may overwrite operands, and new values of states the old ones.
         share: Whether values that are not live at the same time may share addresses.
-        nbytes: Returns the size of a value.
+        nbytes: Returns the size of a value. None: the types of values determine it.
         group_updates: Move updates of states to the end, if that does not increase the peak much (see `updates_last`).
         order: The order of the steps, if it was chosen before.
     """
-    planning = _Planning(graph, placement, needs, inplace, nbytes)
+    planning = _Planning(graph, placement, needs, inplace, _by_type() if nbytes is None else nbytes)
     sizes = [aligned(size) for size in planning.sizes]
     if order is not None:
         from graphkit.executor.memory.schedule import is_topological_order, with_peaks
@@ -104,9 +104,11 @@ def plan_graph(
             from graphkit.executor.memory.schedule import updates_last
 
             schedule = updates_last(planning.tasks, sizes, schedule)
-    copies = _copy_deadlines(placement, schedule.order)
     ranges = _LiveRanges(planning.tasks, schedule.order, len(planning.sizes))
-    planning.extend_until_copied(ranges, schedule.order, copies)
+    copies: Mapping[int, Sequence[Value]] = {}
+    if not graph.operators.isdisjoint(("SwapOut", "SwapIn")):
+        copies = _copy_deadlines(placement, schedule.order)
+        planning.extend_until_copied(ranges, schedule.order, copies)
     requests, request_of, offset_in_block, scratch_of = planning.requests(schedule.order, ranges)
     return MemoryPlan(
         schedule.order,
@@ -120,6 +122,20 @@ def plan_graph(
         copies,
         schedule.plain_peak_bytes,
     )
+
+
+def _by_type() -> Callable[[Value], int]:
+    """Return a function that returns the size of a value, and computes it once for each type."""
+    known: dict[int, int] = {}
+
+    def nbytes(value: Value) -> int:
+        kind = value.type
+        found = known.get(id(kind))
+        if found is None:
+            found = known[id(kind)] = value.tensor.nbytes
+        return found
+
+    return nbytes
 
 
 def _copy_deadlines(placement: Placement, order: Sequence[int]) -> dict[int, list[Value]]:
@@ -168,21 +184,65 @@ class _Planning:
         self._written = [v for node in placement.steps for v in node.outputs if v in placement.used]
         self._buffer_of = {v: i for i, v in enumerate(self._written)}
         self.sizes = [nbytes(v) if place[v] == "arena" else 0 for v in self._written]
-        inplace_pairs = [_inplace_pairs(n, placement, s.inplace) for n, s in zip(placement.steps, needs, strict=True)]
-        dependencies = [_dependencies(node, placement) for node in placement.steps]
-        may_fail = [need.may_fail for need in needs]
+        self._elements = _partly_read(placement)
+        permitted = [need.inplace for need in needs]
+        # Native functions know no storages that a view does not read.
+        self._native = None if placement.view_dependencies else native_sweeps()
+        if self._native is None:
+            storages = [_dependencies(node, placement) for node in placement.steps]
+            pairs = [_inplace_pairs(n, placement, p) for n, p in zip(placement.steps, permitted, strict=True)]
+        else:
+            storages = self._native.storages_read(placement.steps, placement.root)
+            pairs = self._native.inplace_pairs(
+                placement.steps, placement.root, place, placement.used, permitted, placement.is_sized, _has_equal_size
+            )
         self.donated: Mapping[Value, Value] = {}
         extra: dict[Node, list[Value]] = {}
         if inplace and graph.updates:
-            from graphkit.executor.memory.donation import donated_states, failure_dependencies, reader_dependencies
+            self.donated, extra = self._donation(graph, pairs, storages)
+        self.tasks = self._tasks(storages, extra, pairs if inplace else None)
 
-            self.donated = donated_states(graph, placement, inplace_pairs, dependencies, may_fail)
-            extra = reader_dependencies(placement, self.donated)
-            for node, storages in failure_dependencies(placement, self.donated, may_fail).items():
-                extra.setdefault(node, []).extend(storages)
-        self.tasks = [
-            self._task(node, storages, extra.get(node, ()), pairs if inplace else (), need)
-            for node, storages, pairs, need in zip(placement.steps, dependencies, inplace_pairs, needs, strict=True)
+    def _donation(
+        self, graph: Graph, pairs: Sequence[Sequence[tuple[Value, Value]]], storages: list[list[Value]]
+    ) -> tuple[Mapping[Value, Value], dict[Node, list[Value]]]:
+        """Return the donated states, and the dependencies that they add, by step."""
+        from graphkit.executor.memory import donation
+
+        placement = self._placement
+        may_fail = [need.may_fail for need in self._needs]
+        donated = donation.donated_states(graph, placement, pairs, storages, may_fail)
+        if self._native is None:
+            extra = donation.reader_dependencies(placement, donated)
+        else:
+            extra = self._native.reader_dependencies(
+                placement.steps, storages, self._elements, placement.used, dict(donated)
+            )
+        for node, more in donation.failure_dependencies(placement, donated, may_fail).items():
+            extra.setdefault(node, []).extend(more)
+        return donated, extra
+
+    def _tasks(
+        self,
+        storages: list[list[Value]],
+        extra: dict[Node, list[Value]],
+        pairs: list[list[tuple[Value, Value]]] | None,
+    ) -> list[Task]:
+        """Return the task of each step.
+
+        Args:
+            storages: For each step, what must be written before it, of its operands.
+            extra: What else must be written before a step.
+            pairs: For each step, the result of `_inplace_pairs`; None if nothing is overwritten.
+        """
+        steps, scratch = self._placement.steps, [aligned(need.scratch_bytes) for need in self._needs]
+        if self._native is not None:
+            place = self._placement.place
+            return self._native.tasks(
+                Task, steps, storages, self._elements, extra, pairs, scratch, self._buffer_of, place
+            )
+        return [
+            self._task(node, storages[i], extra.get(node, ()), () if pairs is None else pairs[i], scratch[i])
+            for i, node in enumerate(steps)
         ]
 
     def _task(
@@ -191,7 +251,7 @@ class _Planning:
         storages: Sequence[Value],
         extra: Sequence[Value],
         pairs: Sequence[tuple[Value, Value]],
-        need: StepMemory,
+        scratch: int,
     ) -> Task:
         """Return the task of a step.
 
@@ -200,18 +260,18 @@ class _Planning:
             storages: What must be written before it, of its operands.
             extra: What else must be written before it.
             pairs: The result of `_inplace_pairs`.
-            need: Its memory.
+            scratch: Bytes of its working memory.
         """
-        placement = self._placement
         reads = after = self._buffers(storages)
-        shape_only: Sequence[str] = getattr(node.op, "shape_only", ())
-        if placement.view_dependencies or shape_only:
-            reads = self._buffers([placement.root[v] for v in elements_read(node)])
+        if self._placement.view_dependencies:
+            reads = self._buffers([self._placement.root[v] for v in elements_read(node)])
+        elif node in self._elements:
+            reads = self._buffers(self._elements[node])
         if extra:
             after = self._buffers((*storages, *extra))
         number = self._buffer_of
         writes = tuple([number[v] for v in node.outputs if v in number])
-        return Task(reads, writes, after, self._in_arena(pairs) if pairs else (), aligned(need.scratch_bytes))
+        return Task(reads, writes, after, self._in_arena(pairs) if pairs else (), scratch)
 
     def extend_until_copied(
         self, ranges: _LiveRanges, order: Sequence[int], copies: Mapping[int, Sequence[Value]]
@@ -327,6 +387,12 @@ class _LiveRanges:
                 self.last[buffer] = step
             for buffer in tasks[index].after:
                 self.needed[buffer] = step
+
+
+def _partly_read(placement: Placement) -> dict[Node, list[Value]]:
+    """Return the steps that read only the shape of an operand, with the storages whose elements they read."""
+    found = [node for node in placement.steps if getattr(node.op, "shape_only", ())]
+    return {node: [placement.root[v] for v in elements_read(node)] for node in found}
 
 
 def _dependencies(node: Node, placement: Placement) -> list[Value]:

@@ -59,10 +59,11 @@ class Program(InstancedProgram):
             builder = self.native.root
         self.emitter.graph(builder, lowered, 0, inputs, results)
         self.has_dynamic_memory = self.emitter.allocates
-        self.owned = [
-            (r.value.tensor.static_shape, r.value.dtype.numpy, r.value.tensor.nbytes) if r.owned else None
-            for r in placement.results
-        ]
+        made: dict[int, tuple[tuple[int, ...], np.dtype, int]] = {}  # equal entries, by the number of the type
+        for kind in [r.value.tensor for r in placement.results if r.owned]:
+            if kind.number not in made:
+                made[kind.number] = kind.static_shape, kind.dtype.numpy, kind.nbytes
+        self.owned = [made[r.value.tensor.number] if r.owned else None for r in placement.results]
         position = {v: i for i, v in enumerate(graph.inputs)}
         self.state_inputs = [position[state] for state, _ in graph.updates]
         self.donated = [state in lowered.memory.donated for state, _ in graph.updates]

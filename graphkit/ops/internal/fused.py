@@ -14,7 +14,7 @@ import numpy as np
 
 from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir import dims
-from graphkit.ir.graph import Graph, Value
+from graphkit.ir.graph import Graph, Value, native_sweeps
 from graphkit.ir.types import FLOATS, TensorType, Type, broadcast_shapes
 from graphkit.ops._base import DOMAIN, F, Op, Sample, apply, examples_align, op, registry
 from graphkit.ops._checks import fits
@@ -226,11 +226,15 @@ class Fused(Region):
 
 def _structure(body: Graph) -> Hashable | None:
     """Return everything about a body but its names. None if an error in a run names a node of it."""
+    if any(not isinstance(node.op, Op) or divides_integers(node) for node in body.nodes):
+        return None
+    native = native_sweeps()
+    if native is not None:
+        return Fused, native.structure(body.inputs, body.nodes, body.outputs, number_of)
     places = {v: i for i, v in enumerate(body.inputs)}
     steps: list[Hashable] = [tuple([_type_number(v) for v in body.inputs])]
     for node in body.nodes:
-        if not isinstance(node.op, Op) or divides_integers(node):
-            return None
+        assert isinstance(node.op, Op)
         steps.append(
             (
                 number_of(node.op),

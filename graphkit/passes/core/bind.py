@@ -124,9 +124,13 @@ def rebind(graph: Graph, types: Mapping[Value, Type]) -> Graph:
         return (_inferred(node, operands, known) if bound is None else bound).outputs
 
     def advance(sweeps: NativeSweeps, nodes: tuple[Node, ...], position: int, table: dict[Any, Value]) -> int:
-        return sweeps.bind_until(nodes, position, _BRANCHES, table, known)
+        return sweeps.bind_until(nodes, position, _BRANCHES, table, known, _number_of)
 
     return rewrite(graph, rule, inputs=inputs, advance=advance)
+
+
+def _number_of(operator: object) -> int | None:
+    return number_of(operator) if isinstance(operator, Op) else None
 
 
 def _inferred(node: Node, operands: Sequence[Value | None], known: dict[_Key, tuple[Type, ...]]) -> Node:

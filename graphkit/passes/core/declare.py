@@ -150,6 +150,9 @@ def _any_graph(graph: Graph, condition: Callable[[Graph], bool]) -> bool:
 
 
 def _with_subgraphs(graph: Graph) -> Sequence[Node]:
+    # Operators of graphkit have subgraphs only if their class declares such attributes.
+    if not any(getattr(kind, "_graphs", True) for kind in {type(node.op) for node in graph.nodes}):
+        return ()
     return [node for node in graph.nodes if node.op.subgraphs()]
 
 

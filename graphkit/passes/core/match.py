@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -165,6 +166,18 @@ class FixedValues:
                 for result in node.outputs:
                     known[result] = fixed
         return known[value]
+
+
+def fixed_values(graph: Graph) -> set[Value]:
+    """Return all values of a graph that `FixedValues` contains. Faster than to ask for each value."""
+    written = {state for state, _ in graph.updates}
+    fixed: set[Any] = {v for v in graph.inputs if v.role in ("parameter", "state") and v not in written}
+    fixed.add(None)  # absent operands
+    for node in graph.nodes:
+        if fixed.issuperset(node.inputs) and not is_random(node.op):
+            fixed.update(node.outputs)
+    fixed.remove(None)
+    return fixed
 
 
 def is_channel_vector(value: Value, channels: int, axis: int, rank: int) -> bool:

@@ -38,6 +38,7 @@ def rewrite(
     *,
     at: Collection[str] | None = None,
     after: Collection[str] = (),
+    among: Collection[str] | None = None,
     inputs: Mapping[Value, Value] | None = None,
     extra_inputs: Sequence[Value] = (),
     readers: Readers | None = None,
@@ -54,8 +55,8 @@ def rewrite(
         graph: The graph.
         rule: See above.
         at: Names of operators. The rule is called only for nodes with one of them; others are kept. None: all nodes.
-        after: Names of operators. If `at` is given, the rule is also called for nodes that read, in the new graph, a
-            result of one of these.
+        after: Names of operators. With `at`, the rule is also called for readers of their results in the new graph.
+        among: Names of operators. `after` is about nodes with one of them. None: all nodes.
         inputs: Values that replace graph inputs.
         extra_inputs: Values that are appended to the graph inputs.
         readers: Gets the replaced results, so that it counts the uses in the new graph.
@@ -67,20 +68,19 @@ def rewrite(
     if not table and not extra_inputs and at is not None and graph.operators.isdisjoint((*at, *after)):
         return graph
     changed, current, nodes, position = table.keys(), table.get, graph.nodes, 0
-    visited, read = None if at is None else frozenset(at), frozenset(after) or None
-    sweeps = native_sweeps()
-    advance = advance if visited is None else _copying(visited, read, readers)
+    visited, limited = (None if names is None else frozenset(names) for names in (at, among))
+    read, sweeps = frozenset(after) or None, native_sweeps()
+    advance = advance if visited is None else _copying(visited, read, limited, readers)
     with context.detached():
         while True:
             if sweeps is not None and advance is not None:
                 position = advance(sweeps, nodes, position, table)
             if position == len(nodes):
                 break
-            node = nodes[position]
-            position += 1
+            node, position = nodes[position], position + 1
             given, results = node.inputs, node.outputs
             touched = not changed.isdisjoint(given)
-            if visited is None or node.op.name in visited or (read and _reads(given, read, table)):
+            if visited is None or node.op.name in visited or (read and _reads(node, read, limited, table)):
                 operands = tuple([current(v, v) for v in given]) if touched else given
                 replacement = rule(node, operands)
                 if replacement is None:
@@ -94,10 +94,16 @@ def rewrite(
     return _with_replaced(graph, table, extra_inputs) if table or extra_inputs else graph
 
 
-def _copying(visited: frozenset[str], read: frozenset[str] | None, readers: Readers | None) -> Advance:
+def _copying(
+    visited: frozenset[str], read: frozenset[str] | None, among: frozenset[str] | None, readers: Readers | None
+) -> Advance:
     """Return the function that copies nodes up to those that `rewrite` calls the rule for."""
     counts = None if readers is None else readers.counts
-    return lambda sweeps, nodes, position, table: sweeps.copy_until(nodes, position, visited, table, counts, None, read)
+
+    def advance(sweeps: NativeSweeps, nodes: tuple[Node, ...], position: int, table: dict[Any, Value]) -> int:
+        return sweeps.copy_until(nodes, position, visited, table, counts, None, read, among)
+
+    return advance
 
 
 def _record(
@@ -111,18 +117,30 @@ def _record(
                 readers.replace(old, new)
 
 
-def _reads(given: Sequence[Value | None], names: frozenset[str], table: Mapping[Any, Value]) -> bool:
-    """Return whether an operand is, in the new graph, the result of an operator with one of these names."""
-    producers = [table.get(v, v).node for v in given if v is not None]
-    return any(node is not None and node.op.name in names for node in producers)
+def _reads(node: Node, names: frozenset[str], among: frozenset[str] | None, table: Mapping[Any, Value]) -> bool:
+    """Return whether an operand is, in the new graph, the result of an operator with one of these names.
+
+    among: If it is given, return False for nodes with other operators than these.
+    """
+    if among is not None and node.op.name not in among:
+        return False
+    producers = [table.get(v, v).node for v in node.inputs if v is not None]
+    return any(made is not None and made.op.name in names for made in producers)
 
 
-def _with_replaced(graph: Graph, table: Mapping[Any, Value], extra_inputs: Sequence[Value]) -> Graph:
+def _with_replaced(graph: Graph, table: dict[Any, Value], extra_inputs: Sequence[Value]) -> Graph:
     """Return the graph with values replaced by those of `table`, and with more inputs."""
+    native = native_sweeps()
+
+    def replaced(given: tuple[Any, ...]) -> tuple[Any, ...]:
+        if native is not None:
+            return native.replaced(given, table)
+        return tuple([replaced(v) if isinstance(v, tuple) else table.get(v, v) for v in given])
+
     return Graph(
-        [*(table.get(v, v) for v in graph.inputs), *extra_inputs],
-        [table.get(v, v) for v in graph.outputs],
-        [(table.get(state, state), table.get(new, new)) for state, new in graph.updates],
+        [*replaced(graph.inputs), *extra_inputs] if extra_inputs else replaced(graph.inputs),
+        replaced(graph.outputs),
+        replaced(graph.updates),
         graph.name,
         output_names=graph.output_names,
         meta=graph.meta,
@@ -197,6 +215,11 @@ def use_counts(graph: Graph) -> Counter[Value]:
     return graph.cached(_count_uses).copy()
 
 
+def cached_use_counts(graph: Graph) -> Mapping[Value, int]:
+    """Return what `use_counts` returns, without a copy."""
+    return graph.cached(_count_uses)
+
+
 def _count_uses(graph: Graph) -> Counter[Value]:
     counts: Counter[Any] = Counter(itertools.chain.from_iterable([node.inputs for node in graph.nodes]))
     del counts[None]  # operands that are absent
@@ -240,6 +263,7 @@ def fuse(
     needs: Collection[str] | None = None,
     at: Collection[str] | None = None,
     after: Collection[str] = (),
+    among: Collection[str] | None = None,
     counts_uses: bool = True,
     nested: bool = False,
 ) -> Graph:
@@ -253,8 +277,9 @@ def fuse(
     dimensions of the inputs are bound.
 
     The rule is called only for operators in `at` (default: all), and for nodes that read results of operators in
-    `after`. A graph without any operator of `needs`, or of `at` and `after`, is returned unchanged. Takes linear time
-    if the rule looks at a bounded number of preceding nodes.
+    `after`; if `among` is given, only for those whose own operator is in it. A graph without any operator of `needs`,
+    or of `at` and `after`, is returned unchanged. Takes linear time if the rule looks at a bounded number of preceding
+    nodes.
 
     With `counts_uses=False`, `readers` is empty: for rules that do not look at it.
     """
@@ -263,25 +288,26 @@ def fuse(
             return graph
     counts = use_counts(graph) if counts_uses else Counter()
     if counts_uses and not nested:
-        counts.subtract(v for node in _shape_readers(graph) for v in node.operands)
+        counts.subtract(v for node in shape_readers(graph) for v in node.operands)
     readers = Readers(counts)
     has_control = not graph.operators.isdisjoint(CONTROL)
 
     def visit(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         if has_control and is_control(node):
-            options: Any = {"needs": needs, "at": at, "after": after, "counts_uses": counts_uses, "nested": True}
-            rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, **options))
+            options: Any = {"needs": needs, "at": at, "after": after, "among": among, "counts_uses": counts_uses}
+            rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, nested=True, **options))
         else:
             rebuilt = node if operands is node.inputs else node.rebuilt(operands)
         return rule(rebuilt, readers) or rebuilt.outputs
 
     followed = readers if counts_uses else None
-    return rewrite(graph, visit, at=None if at is None else {*at, *CONTROL}, after=after, readers=followed)
+    visited = None if at is None else {*at, *CONTROL}
+    return rewrite(graph, visit, at=visited, after=after, among=among, readers=followed)
 
 
 def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]:
     """Return the nodes that read each value, once for each operand. Excludes the readers that `fuse` does not count."""
-    shapes = set() if nested else set(_shape_readers(graph))
+    shapes = set() if nested else set(shape_readers(graph))
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
         if shapes and node in shapes:
@@ -297,12 +323,12 @@ def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]
     return readers
 
 
-def _shape_readers(graph: Graph) -> Sequence[Node]:
+def shape_readers(graph: Graph) -> Sequence[Node]:
     """Return the Shape and Size nodes that become constant when the dimensions of the graph's inputs are bound."""
-    return graph.cached(_find_shape_readers)
+    return graph.cached(_find_readers_of_shapes)
 
 
-def _find_shape_readers(graph: Graph) -> Sequence[Node]:
+def _find_readers_of_shapes(graph: Graph) -> Sequence[Node]:
     if graph.operators.isdisjoint(("Shape", "Size")):
         return ()
     found: list[Node] = []

@@ -51,7 +51,7 @@ def fuse_batch_norm(graph: Graph) -> Graph:
 
 
 def _is_norm(node: Node) -> bool:
-    return is_op(node, "ChannelsLastBatchNorm", domain=DOMAIN) and not node.op.attributes()["activation"]
+    return isinstance(node.op, ChannelsLastBatchNorm) and not node.op.activation
 
 
 class _Plan:

@@ -17,7 +17,7 @@ from graphkit.passes.core.sweep import Readers, fused_node
 # Activations without attributes, and those with attributes alpha and beta.
 _PLAIN = frozenset({"Relu", "Sigmoid", "Tanh", "HardSwish"})
 _WITH_ALPHA = frozenset({"LeakyRelu", "Elu", "HardSigmoid"})
-_ACTIVATIONS = (*_PLAIN, *_WITH_ALPHA, "Gelu", "Swish", "Clip")
+_ACTIVATIONS = frozenset({*_PLAIN, *_WITH_ALPHA, "Gelu", "Swish", "Clip"})
 
 # The operators that `absorb` may fuse into a product.
 ABSORBED = frozenset({"Add", *_ACTIVATIONS})
@@ -65,7 +65,7 @@ Form: TypeAlias = Callable[[Value], Product[Fused] | None]
 
 def activation_of(node: Node) -> dict[str, Any] | None:
     """Return the attributes of a fused operator for this activation; None if it does not support it."""
-    if not is_op(node, *_ACTIVATIONS):
+    if node.op.name not in _ACTIVATIONS or node.op.domain:
         return None
     name, given = node.op.name, node.op.attributes()
     if name in _PLAIN:
@@ -94,7 +94,7 @@ def absorb(
     """
     if is_op(node, "Add"):
         return _absorb_sum(node, readers, form, bias_of)
-    if not is_op(node, *_ACTIVATIONS):
+    if node.op.name not in _ACTIVATIONS or node.op.domain:
         return None
     operand = node.inputs[0]
     if operand is None or operand.node is None or not readers.has_one_use(operand):

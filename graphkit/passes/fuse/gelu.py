@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.nn.smooth_activation import Gelu
-from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.declare import CONTROL, Property, graph_pass
 from graphkit.passes.core.match import is_op, producer, same_type, scalar
-from graphkit.passes.core.sweep import Readers, fuse, fused_node
+from graphkit.passes.core.sweep import Readers, cached_use_counts, fuse, fused_node, shape_readers
 from graphkit.passes.fuse.polynomial import Expansion, Polynomial, matches
 
 _ERF: Polynomial = {(1,): math.sqrt(0.5)}
@@ -31,6 +32,8 @@ def fuse_gelu(graph: Graph) -> Graph:
 
     Factors and terms may be in any order. No other node may read an intermediate value.
     """
+    if not _has_single_use(graph):
+        return graph
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         if not is_op(node, "Mul", "Div"):
@@ -43,6 +46,16 @@ def fuse_gelu(graph: Graph) -> Graph:
         return None
 
     return fuse(graph, rule, needs=("Erf", "Tanh"), at=("Mul", "Div"))
+
+
+def _has_single_use(graph: Graph) -> bool:
+    """Return whether a sum may be the only reader of an Erf or Tanh. In training, its gradient is another reader."""
+    if not graph.operators.isdisjoint(CONTROL):
+        return True  # the formula may be in a subgraph
+    counts = cached_use_counts(graph)
+    ignored = Counter(v for node in shape_readers(graph) for v in node.operands)
+    curves = [node.output for node in graph.nodes if is_op(node, "Erf", "Tanh")]
+    return any(counts[curve] - ignored[curve] == 1 for curve in curves)
 
 
 def _curves(root: Node) -> Iterator[Node]:

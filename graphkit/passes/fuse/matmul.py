@@ -23,9 +23,11 @@ from graphkit.passes.core.match import (
     split_scale,
 )
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
-from graphkit.passes.fuse.epilogue import Product, absorb, is_single
+from graphkit.passes.fuse.epilogue import ABSORBED, Product, absorb, is_single
 
 _PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
+# Operators after a product that it can contain.
+_FOLLOWING = frozenset({"Reshape", "Transpose", "Mul", "Div", *ABSORBED})
 # Operators before a product that it can contain: transposes and constant factors.
 _REMOVED = frozenset({"Transpose", "Mul", "Div"})
 
@@ -54,21 +56,22 @@ def fuse_matmul(graph: Graph, *, activations: bool = True) -> Graph:
     activations: Whether activations are fused.
     """
     rule = partial(_rule, activations=activations)
-    return fuse(graph, rule, at=("MatMul", "Gemm"), after=_PRODUCTS)
+    return fuse(graph, rule, at=("MatMul", "Gemm"), after=_PRODUCTS, among=_FOLLOWING)
 
 
 def _rule(node: Node, readers: Readers, activations: bool) -> Sequence[Value] | None:
-    if is_op(node, "MatMul", "Gemm"):
+    name = node.op.name
+    if node.op.domain:
+        return None
+    if name in ("MatMul", "Gemm"):
         return _operands(node, readers)
-    if is_op(node, "Reshape"):
+    if name == "Reshape":
         return _unflattened(node, readers)
-    if is_op(node, "Transpose"):
+    if name == "Transpose":
         return _transposed(node, readers)
-    if is_op(node, "Mul", "Div"):
-        found = _factor(node, readers)
-        if found is not None:
-            return found
-    return absorb(node, readers, _form, _bias) if activations or is_op(node, "Add") else None
+    if name in ("Mul", "Div"):
+        return _factor(node, readers)
+    return absorb(node, readers, _form, _bias) if activations or name == "Add" else None
 
 
 def _form(value: Value) -> Product[FusedMatMul] | None:

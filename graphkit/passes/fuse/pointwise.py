@@ -8,12 +8,12 @@ from typing import Any
 from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import DType, TensorType
+from graphkit.ir.types import DType, TensorType, Type
 from graphkit.ops.internal.fused import Fused
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.declare import CONTROL, Property, graph_pass
-from graphkit.passes.core.match import FixedValues, array_of
-from graphkit.passes.core.sweep import is_control, map_bodies, readers_of, rewrite
+from graphkit.passes.core.match import array_of, fixed_values
+from graphkit.passes.core.sweep import is_control, map_bodies, rewrite, shape_readers
 
 # Limits of a region, so that a block of all its operands and intermediate results fits into the cache.
 NODE_LIMIT = 64
@@ -43,8 +43,7 @@ def fuse_pointwise(graph: Graph, *, nested: bool = False, fusable: Callable[[Nod
     because they do not run every time; regions of one node; and nodes for which `fusable` returns False. A region
     becomes one kernel, which must support all of its nodes.
     """
-    regions = _regions(graph, nested, fusable)
-    roots = {region.root: region for region in regions.values() if len(region.members) > 1}
+    roots = {region.root: region for region in _regions(graph, nested, fusable) if len(region.members) > 1}
     replaced: dict[Value, Value] = {}
     scalars: dict[Value, Constant] = {}
 
@@ -59,38 +58,59 @@ def fuse_pointwise(graph: Graph, *, nested: bool = False, fusable: Callable[[Nod
     return rewrite(graph, rule, at={*CONTROL, *[root.op.name for root in roots]}, replaced=replaced)
 
 
-def _regions(graph: Graph, nested: bool, fusable: Callable[[Node], bool]) -> dict[Node, _Region]:
-    readers = readers_of(graph, nested=nested)
+def _regions(graph: Graph, nested: bool, fusable: Callable[[Node], bool]) -> list[_Region]:
+    ignored = set() if nested else set(shape_readers(graph))
     results = {*graph.outputs, *(new for _, new in graph.updates)}
-    fixed = FixedValues(graph)
-    found: dict[Node, _Region] = {}
+    fixed, is_pointwise = fixed_values(graph), _Pointwise()
+    found: list[_Region] = []
+    # For each value that a visited node reads, the region of all its readers; None if they are not in one region.
+    shared: dict[Value | None, _Region | None] = {}
     for node in reversed(graph.nodes):
-        if not _is_pointwise(node) or node.output in fixed or not fusable(node):
+        region = None
+        if is_pointwise(node) and node.outputs[0] not in fixed and fusable(node):
+            output = node.outputs[0]
+            region = None if output in results else shared.get(output)
+            if region is None or not _fits(node, region):
+                region = _Region(node)
+                found.append(region)
+            region.members.append(node)
+            region.operands.discard(output)
+            region.operands.update([v for v in node.operands if v.node is None or not _is_one_constant(v)])
+        if ignored and node in ignored:
             continue
-        region = None if node.output in results else _shared_region(node, readers.get(node.output, []), found)
-        if region is None or not _fits(node, region):
-            region = _Region(node)
-        found[node] = region
-        region.members.append(node)
-        region.operands.discard(node.output)
-        region.operands.update(v for v in node.operands if array_of(v) is None or v.tensor.size != 1)
+        for value in node.inputs:
+            if shared.setdefault(value, region) is not region:
+                shared[value] = None
     return found
 
 
-def _is_pointwise(node: Node) -> bool:
-    if not getattr(node.op, "pointwise", False) or len(node.outputs) != 1:
-        return False
-    # Known elements are shape arithmetic. They become constants when the dimensions are bound.
-    return getattr(node.output.type, "value", None) is None and all(
-        isinstance(v.type, TensorType) and v.type.shape is not None and v.type.dtype is not DType.STRING
-        for v in (*node.operands, node.output)
-    )
+def _is_one_constant(value: Value) -> bool:
+    array = array_of(value)
+    return array is not None and array.size == 1
 
 
-def _shared_region(node: Node, readers: Sequence[Node], found: dict[Node, _Region]) -> _Region | None:
-    """Return the region that contains all readers of the node; None if there is none."""
-    regions = [found.get(reader) for reader in readers]
-    return regions[0] if regions and all(r is regions[0] for r in regions) else None
+class _Pointwise:
+    """Tells whether nodes are pointwise, with operands that are tensors of numbers of known rank."""
+
+    def __init__(self) -> None:
+        # Whether values of a type are such tensors, by the identity of the type.
+        self._known: dict[int, bool] = {}
+
+    def __call__(self, node: Node) -> bool:
+        if not getattr(node.op, "pointwise", False) or len(node.outputs) != 1:
+            return False
+        kind = node.outputs[0].type
+        # Known elements are shape arithmetic. They become constants when the dimensions are bound.
+        if getattr(kind, "value", None) is not None:
+            return False
+        return False not in [self._suits(v.type) for v in node.operands] and self._suits(kind)
+
+    def _suits(self, kind: Type) -> bool:
+        found = self._known.get(id(kind))
+        if found is None:
+            found = isinstance(kind, TensorType) and kind.shape is not None and kind.dtype is not DType.STRING
+            self._known[id(kind)] = found
+        return found
 
 
 def _fits(node: Node, region: _Region) -> bool:

@@ -34,7 +34,7 @@ from graphkit.ops.tensor.layout import Transpose
 from graphkit.ops.tensor.shape import Reshape
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import SharedConstants, array_of, first, ints, is_op, permutation, producer
-from graphkit.passes.core.sweep import is_control, map_bodies, use_counts
+from graphkit.passes.core.sweep import cached_use_counts, is_control, map_bodies, use_counts
 from graphkit.passes.layout.few_channels import keeps_order
 from graphkit.passes.layout.quantised_last import (
     INTEGER_CONVOLUTIONS,
@@ -54,7 +54,9 @@ if TYPE_CHECKING:
     from graphkit.ops.tensor.concat import Concat, Split
     from graphkit.ops.tensor.shape import Shape
 
-_CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose", "ConvGradInput", "ConvGradWeight", *INTEGER_CONVOLUTIONS)
+_CONVOLUTIONS = frozenset(
+    {"Conv", "FusedConv", "ConvTranspose", "ConvGradInput", "ConvGradWeight", *INTEGER_CONVOLUTIONS}
+)
 # Kernels store an index within the window in one byte, so it may have at most this many elements.
 _MOST_ELEMENTS = 256
 
@@ -121,9 +123,13 @@ class _Sweep:
     def __init__(self, graph: Graph, kinds: Collection[DType], *, filters_last: bool):
         self._graph = graph
         self._kinds, self._filters_last = kinds, filters_last
-        self._uses = use_counts(graph)
+        self._uses = cached_use_counts(graph)
         self._is_returned = _only_returned(graph, self._uses)
         self._standard: dict[Value, Value] = {v: v for v in graph.inputs}
+        representatives = {id(v.type): v for v in graph.values}  # one value of each type
+        self._has_unranked = any(map(_unranked, representatives.values()))
+        # The values that the new graph contains as they are; None for absent operands.
+        self._unchanged: set[Value | None] = {None, *graph.inputs}
         self._last: dict[Value, Value] = {}
         self._converted_values: set[Value] = set()
         self._constants = SharedConstants()
@@ -151,6 +157,10 @@ class _Sweep:
         )  # fmt: skip
 
     def _keep(self, node: Node) -> None:
+        if self._unchanged.issuperset(node.inputs) and not is_control(node):
+            self._unchanged.update(node.outputs)
+            self._standard.update(zip(node.outputs, node.outputs, strict=True))
+            return
         operands = [None if v is None else self._standard_order(v) for v in node.inputs]
         if is_control(node):
             options: Any = dict(kinds=self._kinds, filters_last=self._filters_last)
@@ -158,6 +168,8 @@ class _Sweep:
         else:
             kept = node.rebuilt(operands)
         self._standard.update(zip(node.outputs, kept.outputs, strict=True))
+        if kept is node:
+            self._unchanged.update(node.outputs)
 
     def _standard_order(self, value: Value) -> Value:
         """Return the new value with the standard order of axes."""
@@ -180,12 +192,17 @@ class _Sweep:
 
     def _converted(self, node: Node) -> bool:
         """Convert a node to channels last if possible. Return whether it was converted."""
-        if not isinstance(node.op, Op) or node.op.subgraphs() or any(map(_unranked, node.operands)):
+        is_convolution = node.op.name in _CONVOLUTIONS and node.op.domain in ("", DOMAIN)
+        if not is_convolution and self._converted_values.isdisjoint(node.inputs):
+            return False
+        if not isinstance(node.op, Op) or node.op.subgraphs():
+            return False
+        if self._has_unranked and any(map(_unranked, node.operands)):
             return False
         results: Sequence[Value] | None = None
-        if node.op.name in _CONVOLUTIONS and node.op.domain in ("", DOMAIN):
+        if is_convolution:
             results = self._convolution(node)
-        elif not self._converted_values.isdisjoint(node.inputs):
+        else:
             rule = {"": _RULES, DOMAIN: _GRADIENTS}.get(node.op.domain, {}).get(node.op.name)
             if node.op.name == "Transpose" and not node.op.domain:
                 return self._transpose(node)
@@ -215,6 +232,8 @@ class _Sweep:
         known = [kind for kind in types if kind is not None]
         if len(known) < len(types):
             return self._node(node, op, operands)
+        if len(known) == len(node.outputs):
+            return node.with_types(operands, known, op, scope=context.current()).outputs
         names = [v.name for v in node.outputs]
         return Node(op, operands, node.name, node.meta, output_names=names, types=known).outputs
 
@@ -268,14 +287,16 @@ class _Sweep:
         return self._channels_last(w) if self._filters_last else self._standard_order(w)
 
     def _pointwise(self, node: Node) -> Sequence[Value] | None:
-        rank = max(_rank(v) for v in node.inputs if v in self._converted_values)
+        ranks = [None if v is None else v.rank for v in node.inputs]
+        moved = [r for v, r in zip(node.inputs, ranks, strict=True) if r is not None and v in self._converted_values]
+        rank = max(moved)
         operands: list[Value | None] = []
-        for value in node.inputs:
-            if value is None or value.rank == 0:
+        for value, own in zip(node.inputs, ranks, strict=True):
+            if value is None or own == 0:
                 operands.append(None if value is None else self._standard_order(value))
-            elif value.rank == rank:
+            elif own == rank:
                 operands.append(self._channels_last(value))
-            elif value.rank is not None and value.rank < rank:
+            elif own is not None and own < rank:
                 operands.append(self._aligned(value, rank))
             else:
                 return None
@@ -547,6 +568,8 @@ def _has_equal_ranks(expand: Node) -> bool:
 
 def _read_by_pool_gradients(graph: Graph) -> set[Value]:
     """Return the MaxPool indices that are read only by gradients of the same MaxPool."""
+    if "MaxPoolGrad" not in graph.operators:
+        return set()
     found: set[Value] = set()
     elsewhere = {*graph.outputs, *(new for _, new in graph.updates)}
     for node in graph.nodes:

@@ -36,8 +36,7 @@ def cse(graph: Graph) -> Graph:
     if graph.is_noted(_MERGED):
         return graph
     seen = _Seen()
-    # The numbers of operators whose subgraphs contain no equal nodes.
-    merged_inside: set[int] = set()
+    merged_inside = seen.merged_inside
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         op = node.op
@@ -45,7 +44,7 @@ def cse(graph: Graph) -> Graph:
             node = node.rebuilt(operands)
         else:
             node = map_subgraphs(node, operands, cse)
-            if node.op is op:
+            if node.op is op and not is_undetermined(node):
                 merged_inside.add(number_of(op))
         if is_undetermined(node):
             return node.outputs
@@ -65,10 +64,12 @@ class _Seen:
         self._further: dict[tuple[Any, ...], list[Node]] = {}
         # Numbers of the operators that native sweeps have visited. Their nodes have keys with these numbers.
         self._numbers: dict[Any, int] = {}
+        # The numbers of operators whose subgraphs contain neither equal nodes nor random nodes.
+        self.merged_inside: set[int] = set()
 
     def advance(self, sweeps: NativeSweeps, nodes: tuple[Node, ...], position: int, table: dict[Any, Value]) -> int:
         """Add nodes that equal no earlier one. See `Advance`."""
-        return sweeps.merge_until(nodes, position, table, self._numbers, self._first, number_of)
+        return sweeps.merge_until(nodes, position, table, self._numbers, self._first, number_of, self.merged_inside)
 
     def first_equal(self, node: Node) -> Node:
         """Return the first visited node that may replace this one; the node itself if there is none."""

@@ -40,6 +40,9 @@ _MAX_CHAIN = 8
 _rules: dict[tuple[str, str], Simplification] = {}
 # The operators for which the sweep calls a rule.
 _operators = {"If", "ReduceToShapeOf"}
+# The rule for these operators applies only if an operand is the result of one of the latter.
+_ARITHMETIC = frozenset({"Mul", "Div", "Add", "Sub"})
+_IDENTITY_ELEMENTS = ("Constant", "Expand")
 
 
 # Markers for differentiation: they change gradients, and otherwise return an operand.
@@ -73,7 +76,7 @@ def simplify(graph: Graph, *, keep_markers: bool = False) -> Graph:
         rebuilt = node if operands is node.inputs else node.rebuilt(operands)
         return found(rebuilt) or rebuilt.outputs
 
-    return rewrite(graph, rule, at=_operators)
+    return rewrite(graph, rule, at=_operators - _ARITHMETIC, after=_IDENTITY_ELEMENTS, among=_ARITHMETIC)
 
 
 def _rule(*names: str, domain: str = "") -> Callable[[Simplification], Simplification]:
@@ -200,14 +203,14 @@ def _single_operand(node: Node) -> Sequence[Value] | None:
 _SEARCHED = 1 << 16
 
 
-@_rule("Mul", "Div", "Add", "Sub")
+@_rule(*_ARITHMETIC)
 def _identity_element(node: Node) -> Sequence[Value] | None:
     """x * 1, x / 1, x + -0.0 and x - 0, with x on either side of Mul and Add. x + 0.0 would turn -0.0 to 0.0."""
     commutative = node.op.name in ("Mul", "Add")
     x, other = node.operands
     for kept, constant in ((x, other), (other, x)) if commutative else ((x, other),):
         made = constant.node
-        if made is None or made.op.name not in ("Constant", "Expand"):
+        if made is None or made.op.name not in _IDENTITY_ELEMENTS:
             continue
         if _is_identity(node.op.name, constant) and _equal_shapes(kept, node.output):
             return (kept,)

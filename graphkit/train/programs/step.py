@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
 from graphkit.autodiff.reverse_mode import gradient
+from graphkit.autodiff.templates import Templates
 from graphkit.errors import UsageError
 from graphkit.ir import context
-from graphkit.ir.graph import Graph, Value, topological
+from graphkit.ir.graph import Graph, Value, next_serial, topological
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops.internal.moments import AllReduceMoments
@@ -104,6 +106,7 @@ def _updates(
     rate = finite.guarded(fed, guard)
     step = F.add(finite.guarded(count, guard), F.constant(value=np.asarray(1, np.int64)))
     inputs, updates = [fed, count], [(count, step)]
+    templates = Templates()
     for parameter, found, grad in zip(trained, gradients, dense, strict=True):
         weight = parameter.value
         slots = states.inputs(optimizer, parameter.name, weight.tensor)
@@ -119,7 +122,7 @@ def _updates(
                 new = [found.put(s, r) for s, r in zip(kept, (made.weight, *made.states), strict=True)]
                 unrounded = states.widened(new[0])
             else:
-                made = states.update(optimizer, weight, grad, slots, lr, step, parameter.decay_mult)
+                made = _updated(templates, optimizer, weight, grad, slots, lr, step, parameter.decay_mult)
                 new, unrounded = [masked(made.weight, mask), *made.states], masked(made.unrounded, mask)
         inputs += slots if mask is None else [*slots, mask.value]
         updates += list(zip(kept, new, strict=True))
@@ -131,6 +134,32 @@ def _updates(
         inputs.append(rule.scale)
         updates.append((rule.scale, finite.guarded(loss_scale.next_state(rule.scale), guard)))
     return inputs, updates
+
+
+def _updated(
+    templates: Templates,
+    optimizer: Optimizer,
+    weight: Value,
+    grad: Value,
+    slots: Sequence[Value],
+    lr: Value,
+    step: Value,
+    decay: float,
+) -> states.Updated:
+    """Return what `states.update` returns. Parameters of equal types share the nodes of a template."""
+    boundary = (weight, grad, *slots, lr, step)
+    # Optimizers that are defined elsewhere may depend on more than the types.
+    parts = templates.parts(boundary) if type(optimizer).__module__.startswith("graphkit.") else None
+    key = None if parts is None else (decay, *parts)
+    template = None if key is None else templates.find(key)
+    if template is not None:
+        new, *changed, unrounded = template.copied(boundary)
+        return states.Updated(cast(Value, new), cast("list[Value]", changed), cast(Value, unrounded))
+    first = next_serial()
+    made = states.update(optimizer, weight, grad, slots, lr, step, decay)
+    if key is not None:
+        templates.add(key, boundary, (made.weight, *made.states, made.unrounded), first)
+    return made
 
 
 def _joined(*parts: Sequence[Value]) -> list[Value]:

@@ -1,0 +1,59 @@
+// Access to the attributes of Python's nodes and values, which are in __slots__.
+#pragma once
+
+#include "runtime/bindings.h"
+
+#include <structmember.h>  // PyMemberDef, before Python 3.12
+
+#include <string>
+
+namespace graphkit {
+
+// Throws the pending Python error if a call into Python failed.
+inline void require(bool succeeded) {
+    if (!succeeded) {
+        throw nb::python_error();
+    }
+}
+
+// A slot of a class with __slots__: where its objects store the attribute.
+class Slot {
+  public:
+    Slot(nb::handle cls, const char* name) {
+        const nb::object found = nb::getattr(cls, name);
+        if (Py_TYPE(found.ptr()) != &PyMemberDescr_Type) {
+            throw NativeError(std::string(name) + " is not in __slots__");
+        }
+        offset_ = reinterpret_cast<PyMemberDescrObject*>(found.ptr())->d_member->offset;
+    }
+
+    // Returns a borrowed reference; null if the attribute is not set.
+    PyObject* peek(PyObject* object) const { return place(object); }
+
+    // Returns a borrowed reference. The attribute must be set.
+    PyObject* get(PyObject* object) const {
+        PyObject* const found = place(object);
+        if (found == nullptr) {
+            throw NativeError("an attribute of a graph's node or value is not set");
+        }
+        return found;
+    }
+
+    // Stores a new reference to `value`. The attribute must not be set yet.
+    void set(PyObject* object, PyObject* value) const { place(object) = Py_NewRef(value); }
+
+  private:
+    PyObject*& place(PyObject* object) const {
+        return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset_);
+    }
+
+    Py_ssize_t offset_ = 0;
+};
+
+inline nb::object new_object(PyTypeObject* type) {
+    nb::object made = nb::steal(type->tp_alloc(type, 0));
+    require(made.is_valid());
+    return made;
+}
+
+}  // namespace graphkit
