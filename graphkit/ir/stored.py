@@ -6,7 +6,6 @@ other weights if it is overwritten. Each read checks afterwards that the file is
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import mmap
@@ -28,10 +27,7 @@ if TYPE_CHECKING:
 # Arrays of fewer bytes are read when their file is opened. Larger ones stay in the file until they are used.
 LARGE = 1 << 16
 
-# Blocks of at least this many bytes use huge pages. In smaller ones, rounding up would waste memory. As in numpy.
-_HUGE = 1 << 22
-
-# Smallest block of `Scratch`, less than _HUGE: most arrays then fit into the first one.
+# Smallest block of `Scratch`: most arrays then fit into the first one.
 _SCRATCH = 1 << 21
 
 # Bytes of a block of `StoredFile.blocks`.
@@ -168,15 +164,18 @@ class StoredFile:
 
 
 def _pages(size: int) -> mmap.mmap:
-    """Return memory that goes back to the system as soon as it is freed. Freed blocks of the heap may not."""
+    """Return memory that goes back to the system as soon as it is freed. Freed blocks of the heap may not.
+
+    The system provides its pages now, which takes less time than a page fault for each of them. They are not huge:
+    huge ones can take a hundred times longer, because the system first moves other pages.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    if size > _SCRATCH:
+        flags |= getattr(mmap, "MAP_POPULATE", 0)
     try:
-        made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return mmap.mmap(-1, size, flags=flags)
     except OSError as error:
         raise MemoryError(f"{size} bytes: {error.strerror}") from error
-    if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a system without large pages
-            made.madvise(mmap.MADV_HUGEPAGE)
-    return made
 
 
 class Scratch:
@@ -194,7 +193,7 @@ class Scratch:
         if self._taken == len(self._blocks):
             self._blocks.append(memoryview(b""))
         if len(self._blocks[self._taken]) < size:
-            # The system provides only the pages that are used.
+            # The system provides only the pages that are used in the smallest block.
             self._blocks[self._taken] = memoryview(_pages(max(size, _SCRATCH)))
         self._taken += 1
         return self._blocks[self._taken - 1][:size]

@@ -1,0 +1,49 @@
+"""Memory that will be written completely has its pages before, instead of a page fault for each."""
+
+import resource
+import sys
+
+import numpy as np
+import pytest
+
+from graphkit.executor.devices.extension import import_extension
+from graphkit.executor.memory.packing import provided_bytes
+from graphkit.executor.memory.pools import Arenas
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such call")
+
+# More than numpy and malloc keep for later, and 3,072 small pages.
+SIZE = 12 << 20
+
+
+def faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def faults_of_writing(memory: np.ndarray) -> int:
+    before = faults()
+    memory[:] = 1
+    return faults() - before
+
+
+def test_new_memory_has_its_pages() -> None:
+    assert faults_of_writing(provided_bytes(SIZE)) < 100
+
+
+def test_reserve_takes_no_pages() -> None:
+    before = faults()
+    arena = Arenas().take(SIZE)
+    assert arena.nbytes > 2 * SIZE
+    assert faults_of_writing(arena[:SIZE]) < 100
+    # Pages that the call provides count as faults, too: those of the reserve would be 7 times as many.
+    assert faults() - before < 2 * SIZE // 4096
+
+
+def test_content_stays() -> None:
+    memory = np.arange(1 << 20, dtype=np.uint8)
+    import_extension().provide_pages(memory, 1 << 30)
+    np.testing.assert_array_equal(memory, np.arange(1 << 20, dtype=np.uint8))
+    frozen = memory[:100]
+    frozen.flags.writeable = False
+    with pytest.raises((TypeError, ValueError), match="array"):
+        import_extension().provide_pages(frozen, 100)
