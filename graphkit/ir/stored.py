@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # Arrays of fewer bytes are read when their file is opened. Larger ones stay in the file until they are used.
 LARGE = 1 << 16
 
-# Smallest block of `Scratch`: most arrays then fit into the first one.
-_SCRATCH = 1 << 21
+# Smallest block of `Scratch`: most arrays then fit into the first one. Pages that no array uses take no memory.
+_SCRATCH = 1 << 24
 
 # Bytes of a block of `StoredFile.blocks`.
 _BLOCK = 1 << 22
@@ -163,17 +163,16 @@ class StoredFile:
             yield "closed"
 
 
-def _pages(size: int) -> mmap.mmap:
+def _pages(size: int, filled: bool = True) -> mmap.mmap:
     """Return memory that goes back to the system as soon as it is freed. Freed blocks of the heap may not.
 
-    The system provides its pages now, which takes less time than a page fault for each of them. They are not huge:
-    huge ones can take a hundred times longer, because the system first moves other pages.
+    filled: All of it will be written. The system provides its pages now, which takes less time than a page fault for
+        each of them. They are not huge: huge ones can take a hundred times longer, because the system first moves
+        other pages.
     """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    if size > _SCRATCH:
-        flags |= getattr(mmap, "MAP_POPULATE", 0)
+    populate = getattr(mmap, "MAP_POPULATE", 0) if filled else 0
     try:
-        return mmap.mmap(-1, size, flags=flags)
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | populate)
     except OSError as error:
         raise MemoryError(f"{size} bytes: {error.strerror}") from error
 
@@ -193,8 +192,7 @@ class Scratch:
         if self._taken == len(self._blocks):
             self._blocks.append(memoryview(b""))
         if len(self._blocks[self._taken]) < size:
-            # The system provides only the pages that are used in the smallest block.
-            self._blocks[self._taken] = memoryview(_pages(max(size, _SCRATCH)))
+            self._blocks[self._taken] = memoryview(_pages(max(size, _SCRATCH), filled=size > _SCRATCH))
         self._taken += 1
         return self._blocks[self._taken - 1][:size]
 
