@@ -46,7 +46,7 @@ def test_what_is_no_field_is_refused(data):
 
 
 def test_long_fields_are_those_of_all_fields() -> None:
-    """Random fields, of which some are damaged."""
+    """Random fields. Some are damaged."""
     rng = random.Random(0)
     sizes = [0, 1, 127, 128, 300, 16383, 16384, wire.LARGE, wire.LARGE + 5]
     damaged = 0
