@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import math
-import mmap
 import os
 import stat
 import time
@@ -22,6 +21,7 @@ from graphkit.errors import FileChanged, RuntimeFailure
 from graphkit.text import human, short_repr
 
 if TYPE_CHECKING:
+    import mmap
     from pathlib import Path
 
 # Arrays of fewer bytes are read when their file is opened. Larger ones stay in the file until they are used.
@@ -170,6 +170,8 @@ def _pages(size: int, filled: bool = True) -> mmap.mmap:
         each of them. They are not huge: huge ones can take a hundred times longer, because the system first moves
         other pages.
     """
+    import mmap  # here, because small files need no such memory
+
     populate = getattr(mmap, "MAP_POPULATE", 0) if filled else 0
     try:
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | populate)
