@@ -118,6 +118,19 @@ def test_modules_of_searches_are_imported_when_used() -> None:
     assert in_new_process(code) == "\n"
 
 
+def test_bounds_are_imported_for_symbolic_sizes() -> None:
+    code = """
+        import sys
+
+        from graphkit.ops.known_elements import decide_equal, decide_less
+        from graphkit.ops.tensor import concat
+
+        print(decide_equal(2, 2), decide_equal(2, 3), decide_less(2, 3), decide_less(3, 3))
+        print("graphkit.ir.bounds" in sys.modules)
+    """
+    assert in_new_process(code) == "1 0 1 0\nFalse\n"
+
+
 def test_load_imports_no_heavy_packages(imported: dict[str, set[str]]) -> None:
     assert imported["load"].isdisjoint(HEAVY)
 
