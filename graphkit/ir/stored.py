@@ -6,6 +6,7 @@ other weights if it is overwritten. Each read checks afterwards that the file is
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 # Arrays of fewer bytes are read when their file is opened. Larger ones stay in the file until they are used.
 LARGE = 1 << 16
+
+# Blocks of at least this many bytes use huge pages. In smaller ones, rounding up would waste memory. As in numpy.
+_HUGE = 1 << 22
 
 # Smallest block of `Scratch`: most arrays then fit into the first one. Pages that no array uses take no memory.
 _SCRATCH = 1 << 24
@@ -166,17 +170,20 @@ class StoredFile:
 def _pages(size: int, filled: bool = True) -> mmap.mmap:
     """Return memory that goes back to the system as soon as it is freed. Freed blocks of the heap may not.
 
-    filled: All of it will be written. The system provides its pages now, which takes less time than a page fault for
-        each of them. They are not huge: huge ones can take a hundred times longer, because the system first moves
-        other pages.
+    filled: All of it will be written. Large memory gets huge pages, which make runs faster. The system provides other
+        pages now, which takes less time than a page fault for each of them.
     """
     import mmap  # here, because small files need no such memory
 
-    populate = getattr(mmap, "MAP_POPULATE", 0) if filled else 0
+    populate = getattr(mmap, "MAP_POPULATE", 0) if filled and size < _HUGE else 0
     try:
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | populate)
+        made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | populate)
     except OSError as error:
         raise MemoryError(f"{size} bytes: {error.strerror}") from error
+    if filled and size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without large pages
+            made.madvise(mmap.MADV_HUGEPAGE)
+    return made
 
 
 class Scratch:

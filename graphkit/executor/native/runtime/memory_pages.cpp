@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kPage = 4096;
 // Less memory than this has too few page faults to save.
 constexpr std::size_t kSmallest = 8 * kPage;
-// numpy requests huge pages for memory of at least this size.
+// numpy requests huge pages for memory of at least this size. They make later runs faster.
 constexpr std::size_t kLarge = std::size_t{1} << 22;
 // Older headers lack this constant of Linux 5.14. Older systems return an error, which is ignored.
 constexpr int kPopulateWrite = 23;
@@ -29,19 +29,12 @@ void provide_pages(void* memory, std::size_t bytes, std::size_t used) {
     const auto start = reinterpret_cast<std::uintptr_t>(memory);
     const std::uintptr_t first = (start + kPage - 1) / kPage * kPage;
     const std::uintptr_t end = (start + std::min(used, bytes)) / kPage * kPage;
-    if (end < first + kSmallest) {
+    if (bytes >= kLarge || end < first + kSmallest) {
         return;
     }
     void* const pages = reinterpret_cast<void*>(first);
     const std::size_t size = end - first;
-    const bool large = bytes >= kLarge;
-    if (large) {
-        static_cast<void>(madvise(pages, size, MADV_NOHUGEPAGE));
-    }
     static_cast<void>(madvise(pages, size, kPopulateWrite));
-    if (large) {  // The system may later replace these pages by huge ones, in the background.
-        static_cast<void>(madvise(pages, size, MADV_HUGEPAGE));
-    }
 }
 
 #else
