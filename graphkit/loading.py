@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -119,12 +120,21 @@ def _read(source: Any, external_root: str | Path | None) -> Model:
             graph, params, _ = serialize.load(Path(path), registry.get, external_root)
             return Model.from_graph(graph, params)
         source = path
+    from graphkit.onnx_io import messages
     from graphkit.onnx_io.importer import import_model
 
+    messages.load_extension = _load_extension
     imported = import_model(source, external_root=external_root, differentiate=_differentiate)
     return Model.from_graph(
         imported.graph, imported.params, name=imported.name, meta=imported.meta, declared=imported.declared
     )
+
+
+def _load_extension() -> None:
+    from graphkit.executor.devices.extension import import_extension
+
+    with contextlib.suppress(ImportError):  # Python reads the file if graphkit was not built
+        import_extension()
 
 
 def _differentiate(outputs: Sequence[Value], wrt: Sequence[Value]) -> list[Value]:

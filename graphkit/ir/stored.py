@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import mmap
 import os
 import stat
 import time
@@ -23,6 +22,7 @@ from graphkit.errors import FileChanged, RuntimeFailure
 from graphkit.text import human, short_repr
 
 if TYPE_CHECKING:
+    import mmap
     from pathlib import Path
 
 # Arrays of fewer bytes are read when their file is opened. Larger ones stay in the file until they are used.
@@ -31,8 +31,8 @@ LARGE = 1 << 16
 # Blocks of at least this many bytes use huge pages. In smaller ones, rounding up would waste memory. As in numpy.
 _HUGE = 1 << 22
 
-# Smallest block of `Scratch`, less than _HUGE: most arrays then fit into the first one.
-_SCRATCH = 1 << 21
+# Smallest block of `Scratch`: most arrays then fit into the first one. Pages that no array uses take no memory.
+_SCRATCH = 1 << 24
 
 # Bytes of a block of `StoredFile.blocks`.
 _BLOCK = 1 << 22
@@ -167,13 +167,20 @@ class StoredFile:
             yield "closed"
 
 
-def _pages(size: int) -> mmap.mmap:
-    """Return memory that goes back to the system as soon as it is freed. Freed blocks of the heap may not."""
+def _pages(size: int, filled: bool = True) -> mmap.mmap:
+    """Return memory that goes back to the system as soon as it is freed. Freed blocks of the heap may not.
+
+    filled: All of it will be written. Large memory gets huge pages, which make runs faster. The system provides other
+        pages now, which takes less time than a page fault for each of them.
+    """
+    import mmap  # here, because small files need no such memory
+
+    populate = getattr(mmap, "MAP_POPULATE", 0) if filled and size < _HUGE else 0
     try:
-        made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | populate)
     except OSError as error:
         raise MemoryError(f"{size} bytes: {error.strerror}") from error
-    if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+    if filled and size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a system without large pages
             made.madvise(mmap.MADV_HUGEPAGE)
     return made
@@ -194,8 +201,7 @@ class Scratch:
         if self._taken == len(self._blocks):
             self._blocks.append(memoryview(b""))
         if len(self._blocks[self._taken]) < size:
-            # The system provides only the pages that are used.
-            self._blocks[self._taken] = memoryview(_pages(max(size, _SCRATCH)))
+            self._blocks[self._taken] = memoryview(_pages(max(size, _SCRATCH), filled=size > _SCRATCH))
         self._taken += 1
         return self._blocks[self._taken - 1][:size]
 

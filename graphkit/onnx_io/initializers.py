@@ -92,8 +92,9 @@ def classify(model: ModelProto, top: Region) -> Plan:
         if id(region) not in regions:
             regions[id(region)] = region
             learned.update(name for name, _ in region.outputs)
+        configuring = _settings(node)
         for position, name in enumerate(node.inputs):
-            if position in _settings(node):
+            if position in configuring:
                 settings.add(name)
             elif node.domain == "" and node.op_type == "BatchNormalization" and position in (3, 4):
                 statistics.add(name)

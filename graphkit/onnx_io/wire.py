@@ -149,7 +149,7 @@ def _scan(data: _Window) -> tuple[list[bytes], dict[str, tuple[int, int]]]:
 def _without_large(data: _Window, graph: Field, places: dict[str, tuple[int, int]]) -> list[bytes]:
     pieces: list[bytes] = []
     copied = graph.body  # everything before this position was copied
-    for field in fields(data, graph.body, graph.end):
+    for field in _long_fields(data, graph.body, graph.end):
         if field.number != GRAPH_INITIALIZER or not field.is_bytes or field.end - field.body < LARGE:
             continue
         parts = list(fields(data, field.body, field.end))
@@ -169,6 +169,33 @@ def _without_large(data: _Window, graph: Field, places: dict[str, tuple[int, int
         copied = field.end
     pieces.append(data[copied : graph.end])
     return pieces
+
+
+def _long_fields(data: Spans, position: int, end: int) -> Iterator[Field]:
+    """Yield the fields of a message of LARGE bytes or more, and perhaps shorter ones. Raises as `fields` does."""
+    window, start = b"", 0  # bytes from `start`
+    for _ in range(_MOST_FIELDS):
+        if position == end:
+            return
+        if position + 3 > start + len(window):
+            window, start = data[position : min(position + _WINDOW, end)], position
+        # The most frequent fields: bytes with a tag of one byte, and a length of one or two.
+        head = window[position - start : position - start + 3]
+        if len(head) == 3 and 8 <= head[0] < 0x80 and head[0] & 7 == _BYTES:
+            if head[1] < 0x80:
+                after = position + 2 + head[1]
+            elif head[2] < 0x80:
+                after = position + 3 + (head[1] & 0x7F) + (head[2] << 7)
+            else:
+                after = end + 1
+            if after <= end:
+                position = after
+                continue
+        field = next(fields(data, position, end))
+        yield field
+        position = field.end
+    if position != end:
+        raise Malformed
 
 
 def fields(data: Spans, position: int, end: int) -> Iterator[Field]:

@@ -15,6 +15,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.origin import titled
 from graphkit.ir.types import HALVES, TensorType, Type, type_of_array
 from graphkit.ops._base import Op, operator
+from graphkit.ops.tensor.constants import Constant
 from graphkit.ops.xp import Namespace, numpy_xp
 from graphkit.text import quantity
 
@@ -75,6 +76,8 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
     the results would exceed the memory limit (see `graphkit.ir.limits`).
     """
     op = operator(node, Op)
+    if isinstance(op, Constant):  # its array exists, and has the node's type
+        return (op.reference(xp),)
     admit(node, op, operands)
     if op.reference_in_float32 and _has_halves(node) and not op.subgraphs():
         operands = [_widen(v, x) for v, x in zip(node.inputs, operands, strict=True)]

@@ -64,15 +64,19 @@ def decide_equal(a: Dim, b: Dim) -> int | None:
     """Compare for equality: 1 or 0; None if it depends on the symbols' values."""
     if a == b:
         return 1
+    if not dims.may_equal(a, b):
+        return 0
     from graphkit.ir.bounds import never_below
 
-    if not dims.may_equal(a, b) or never_below(a, b + 1) or never_below(b, a + 1):
+    if never_below(a, b + 1) or never_below(b, a + 1):
         return 0
     return None
 
 
 def decide_less(a: Dim, b: Dim) -> int | None:
     """Return 1 if a < b, 0 if not, and None if it depends on the symbols' values."""
+    if isinstance(a, int) and isinstance(b, int):
+        return int(a < b)
     from graphkit.ir.bounds import never_below
 
     if never_below(b, a + 1):

@@ -108,7 +108,7 @@ def test_bytes_of_a_file(path: Path) -> None:
 
 def test_borrowed_arrays_share_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    monkeypatch.setattr(ir_stored, "_pages", lambda size: (made.append(size), bytearray(size))[1])
+    monkeypatch.setattr(ir_stored, "_pages", lambda size, filled: (made.append(size), bytearray(size))[1])
     scratch = Scratch()
     for _ in range(3):
         scratch.clear()

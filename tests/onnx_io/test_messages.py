@@ -10,6 +10,7 @@ import onnx
 import pytest
 from combinations import default_at, in_one_item
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from interrupted_imports import run_in_new_process
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
 from graphkit.executor.devices.loading import load_native
@@ -297,6 +298,20 @@ def test_native_reader_reads_larger_files(monkeypatch: pytest.MonkeyPatch) -> No
     assert read_small(data) is not None
     monkeypatch.setattr(messages, "_native_class", lambda: None)
     assert read_small(data) is None
+
+
+@pytest.mark.parametrize(("nodes", "loaded"), [(100, False), (4000, True)])
+def test_large_messages_load_the_native_extension(tmp_path: Path, nodes: int, loaded: bool) -> None:
+    path = tmp_path / "chain.onnx"
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y"))
+    graph = helper.make_graph([*many_nodes(nodes).node, helper.make_node("Neg", ["x"], ["y"])], "chain", [x], [y])
+    onnx.save(helper.make_model(graph), path)
+    run_in_new_process(f"""
+import graphkit as gk
+
+gk.load({str(path)!r})
+assert ("graphkit._native" in sys.modules) == {loaded}
+""")
 
 
 def many_nodes(count: int) -> onnx.GraphProto:

@@ -45,6 +45,32 @@ def test_what_is_no_field_is_refused(data):
         parse(data, "net.onnx")
 
 
+def test_long_fields_are_those_of_all_fields() -> None:
+    """Random fields. Some are damaged."""
+    rng = random.Random(0)
+    sizes = [0, 1, 127, 128, 300, 16383, 16384, wire.LARGE, wire.LARGE + 5]
+    damaged = 0
+    for _ in range(100):
+        pieces = []
+        for _ in range(rng.randrange(12)):
+            size = rng.choice(sizes)
+            pieces.append(wire.field_tag(rng.choice([1, 5, 15, 16, 3000])) + wire.encoded_varint(size) + bytes(size))
+            pieces.append(rng.choice([b"", b"\x08\x05", b"\x0d1234", b"\x09" + bytes(8)]))
+        data = b"".join(pieces)
+        if rng.random() < 0.5:
+            data = data[: rng.randrange(len(data) + 1)] + rng.choice([b"", b"\0", b"\x2a\x7f", b"\x2a\xff", b"\x0b"])
+        try:
+            expected = [field for field in wire.fields(data, 0, len(data)) if field.end - field.body >= wire.LARGE]
+        except wire.Malformed:
+            damaged += 1
+            with pytest.raises(wire.Malformed):
+                list(wire._long_fields(data, 0, len(data)))
+            continue
+        found = list(wire._long_fields(data, 0, len(data)))
+        assert [field for field in found if field.end - field.body >= wire.LARGE] == expected
+    assert 10 < damaged < 90
+
+
 def test_overlong_numbers_are_those_of_protobuf():
     data = b"\x08\x8a\x80\x80\x80\x80\x80\x80\x80\x80\x00" + small().SerializeToString()[2:]
     assert parse(data, "net.onnx").ir_version == onnx.ModelProto.FromString(data).ir_version == 10

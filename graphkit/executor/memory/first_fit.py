@@ -12,11 +12,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from graphkit.executor.devices.loading import native_module
+
 # Work is counted in comparisons of two neighbours (blocks that are live at a common step), about 0.15 us each.
 # Limit for all orders together.
 ORDERS_WORK = 2_000_000
 # Limit for the local search.
 SEARCH_WORK = 150_000
+
+# Maximum number of blocks that the native extension places. It compares each with all others, not with neighbours only.
+_MOST_NATIVE = 2000
 
 
 class FirstFit:
@@ -107,6 +112,10 @@ class FirstFit:
         The first `start` blocks keep their offsets.
         """
         spans, offsets = self._spans, self._offsets
+        native = native_module() if start == 0 and len(order) <= _MOST_NATIVE else None
+        if native is not None:
+            self._offsets, arena = native.first_fit(spans, order)
+            return int(arena)
         placed = [False] * len(spans)
         for block in order[:start]:
             placed[block] = True

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.executor.devices.extension import import_extension
 from graphkit.executor.devices.kernel import NativeKernel, VersionedArray
 from graphkit.executor.memory.planner import ALIGNMENT
 from graphkit.ir.stored import Scratch
@@ -111,7 +112,7 @@ class PackedArrays:
 
 
 def _packed(kernel: NativeKernel, position: int, scratch: Scratch, source: VersionedArray) -> np.ndarray:
-    packed = aligned_bytes(kernel.packed_bytes(position))
+    packed = provided_bytes(kernel.packed_bytes(position))
     scratch.clear()
     kernel.pack(position, source.borrowed(scratch), packed)
     return packed
@@ -138,3 +139,14 @@ def aligned_bytes(size: int) -> np.ndarray:
     raw = np.empty(size + alignment, np.uint8)
     start = -raw.ctypes.data % alignment
     return raw[start : start + max(size, 1)]
+
+
+def provided_bytes(size: int, reserve: int = 0) -> np.ndarray:
+    """Return the same for memory whose first `size` bytes will all be written. `reserve` bytes follow it.
+
+    The system provides their pages in one call: page faults take longer than to write the pages.
+    """
+    memory = aligned_bytes(size + reserve)
+    if size >= _LARGE:
+        import_extension().provide_pages(memory, size)
+    return memory

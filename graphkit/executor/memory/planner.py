@@ -6,7 +6,6 @@ an operand that is not read again. Co-share: values that are not live at the sam
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable, Sequence
 
 from graphkit.executor.devices.loading import native_module
@@ -93,6 +92,8 @@ def is_valid_layout(requests: Sequence[Request], offsets: Sequence[int], *, inpl
     """
     if len(offsets) != len(requests) or any(o < 0 or o % ALIGNMENT for o in offsets):
         return False
+    import bisect  # here, as below: most processes need neither it nor its extension module
+
     owner, blocks = _blocks(requests, inplace)
     placed = _block_offsets(owner, blocks, offsets)
     if any(offsets[i] != (placed[owner[i]] if r.size else 0) for i, r in enumerate(requests)):
@@ -225,6 +226,8 @@ class _FreeRanges:
 
         If there is none, the arena grows.
         """
+        import bisect
+
         position = bisect.bisect_left(self._by_size, (size, -1))
         if position < len(self._by_size):
             offset = self._by_size[position][1]
@@ -248,11 +251,15 @@ class _FreeRanges:
         self._insert(offset, size)
 
     def _insert(self, offset: int, size: int) -> None:
+        import bisect
+
         bisect.insort(self._by_size, (size, offset))
         self._size_at[offset] = size
         self._offset_before[offset + size] = offset
 
     def _remove(self, offset: int) -> int:
+        import bisect
+
         size = self._size_at.pop(offset)
         del self._offset_before[offset + size]
         del self._by_size[bisect.bisect_left(self._by_size, (size, offset))]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from graphkit.executor.memory.packing import PackedArrays, aligned_bytes
+from graphkit.executor.memory.packing import PackedArrays, aligned_bytes, provided_bytes
 from graphkit.executor.memory.shared import SharedMemory
 
 # How many idle arenas, and idle instances of a program, are kept for later runs. With more concurrent runs, the others
@@ -58,9 +58,9 @@ class Arenas:
             # Pages that no run writes take no memory, so the reserve costs only addresses. A larger run can then reuse
             # the pages of this arena.
             try:
-                return aligned_bytes(size + min(_RESERVE_FACTOR * size, _MAX_RESERVE))
+                return provided_bytes(size, min(_RESERVE_FACTOR * size, _MAX_RESERVE))
             except MemoryError:
-                return aligned_bytes(size)
+                return provided_bytes(size)
         return arena
 
     def give(self, arena: np.ndarray) -> None:

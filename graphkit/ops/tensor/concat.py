@@ -10,7 +10,6 @@ import numpy as np
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
-from graphkit.ir.bounds import at_least_zero, lesser
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, TensorType
@@ -170,5 +169,7 @@ _MOST_PARTS = 1 << 20
 
 def _even(size: Dim, count: int) -> tuple[Dim, ...]:
     """Return `count` sizes: ceil(size / count), then the rest, then 0."""
+    from graphkit.ir.bounds import at_least_zero, lesser  # here, because few files need it
+
     chunk = dims.ceildiv(size, count)
     return tuple(at_least_zero(lesser(chunk, size - i * chunk)) if i else chunk for i in range(count))

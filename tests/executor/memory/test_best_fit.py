@@ -5,7 +5,8 @@ import pytest
 from combinations import in_one_item
 
 from graphkit.executor.devices.extension import import_extension
-from graphkit.executor.memory import planner
+from graphkit.executor.memory import first_fit, planner
+from graphkit.executor.memory.first_fit import FirstFit
 from graphkit.executor.memory.planner import Request, plan_memory
 
 
@@ -33,3 +34,19 @@ def test_native_offsets_are_equal(seed: int, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(planner, "native_module", lambda: None)
     assert plan_memory(requests(seed)) == native
     assert swept() == sweeps
+
+
+@in_one_item()
+@pytest.mark.parametrize("seed", range(20))
+def test_native_first_fit_gives_equal_offsets(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = import_extension()
+    spans = [(planner.aligned(r.size), r.first, r.last) for r in requests(seed)]
+    search = FirstFit(spans, 0)
+    assert search._find_neighbours()
+    orders = list(search._orders())
+    found = [native.first_fit(spans, order) for order in orders]
+    assert [search._place(order) for order in orders] == [arena for _, arena in found]
+    monkeypatch.setattr(first_fit, "native_module", lambda: None)
+    for order, (offsets, arena) in zip(orders, found, strict=True):
+        assert search._place(order) == arena
+        assert [search._offsets[i] for i in order] == [offsets[i] for i in order]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.executor.memory import pools
+from graphkit.executor.memory import packing, pools
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.executor.memory.pools import Arenas, RecycledResults
 
@@ -118,7 +118,7 @@ def test_no_memory_for_more_than_the_arena_is_no_failure(monkeypatch: pytest.Mon
             raise MemoryError
         return np.zeros(size, np.uint8)
 
-    monkeypatch.setattr(pools, "aligned_bytes", scarce)
+    monkeypatch.setattr(packing, "aligned_bytes", scarce)
     assert Arenas().take(80).nbytes == 80
     assert made == [640, 80]
     with pytest.raises(MemoryError):

@@ -113,9 +113,49 @@ std::pair<std::vector<std::int64_t>, std::int64_t> best_fit(
     return {std::move(offsets), free.end()};
 }
 
+// Places blocks one by one, each at the lowest offset at which it overlaps no placed block that is live at a common
+// step. `order`: the blocks to place. Returns the offset of each block, and the size of the arena. The offset of a block
+// that is not placed is 0.
+std::pair<std::vector<std::int64_t>, std::int64_t> first_fit(
+    const std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>>& blocks,
+    const std::vector<std::size_t>& order) {
+    struct Placed {
+        std::int64_t begin;
+        std::int64_t end;
+        std::int64_t first;
+        std::int64_t last;
+    };
+    std::vector<Placed> placed;  // sorted by offset
+    placed.reserve(order.size());
+    std::vector<std::int64_t> offsets(blocks.size(), 0);
+    std::int64_t arena = 0;
+    for (const std::size_t block : order) {
+        const auto [size, first, last] = blocks.at(block);
+        std::int64_t offset = 0;
+        for (const Placed& other : placed) {
+            if (other.first > last || other.last < first) {
+                continue;
+            }
+            if (other.begin - offset >= size) {
+                break;
+            }
+            offset = std::max(offset, other.end);
+        }
+        const Placed found{offset, offset + size, first, last};
+        const auto behind = [](const Placed& a, const Placed& b) { return a.begin < b.begin; };
+        placed.insert(std::upper_bound(placed.begin(), placed.end(), found, behind), found);
+        offsets[block] = offset;
+        arena = std::max(arena, offset + size);
+    }
+    return {std::move(offsets), arena};
+}
+
 }  // namespace
 
 GRAPHKIT_BINDINGS(best_fit) {
+    m.def("first_fit", &first_fit, "blocks"_a, "order"_a,
+          "Place the blocks (size, first step, last step) in this order by first fit. Return the offset of each block, "
+          "and the size of the arena.");
     m.def("best_fit", &best_fit, "blocks"_a, "backwards"_a,
           "Return the offset of each block (size, first step, last step), and the size of the arena.");
 }
