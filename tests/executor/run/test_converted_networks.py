@@ -261,7 +261,7 @@ def test_child_gets_no_state_of_the_application(tmp_path):
 
 
 def test_application_without_standard_streams(copies, tmp_path):
-    """The pipes of the converter then get the numbers of the standard streams."""
+    """The pipes of the converter do not take the numbers of the standard streams, which other threads may use."""
     script = f"""
 import ctypes, os
 library = ctypes.CDLL({str(library_path())!r})
@@ -274,7 +274,8 @@ status = library.gk_open_checked(path, None, ctypes.byref(session), 1, ctypes.c_
 with open({str(tmp_path / "result")!r}, "w") as file:
     file.write(f"{{status}} {{library.gk_error().decode()}}")
 """
-    prints = write_script(tmp_path / "prints", "echo out; echo err >&2; cat; exit 5")
+    looks = 'for i in 0 1 2; do if [ -e "/proc/$PPID/fd/$i" ]; then echo "open: $i" >&2; fi; done'
+    prints = write_script(tmp_path / "prints", f"echo out; echo err >&2; {looks}; cat; exit 5")
     for converter, expected in ((copies, "0 $"), (prints, "11 .*exit code 5: err$")):
         environment = os.environ | {"GRAPHKIT_CONVERTER": os.fsdecode(converter)}
         subprocess.run([sys.executable, "-S", "-c", script], env=environment, check=True, timeout=60)

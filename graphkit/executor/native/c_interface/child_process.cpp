@@ -68,8 +68,8 @@ class Descriptor {
         }
         number_ = number;
     }
-    // Keeps off the numbers of the standard streams: if the application has closed these, the pipes of a child would
-    // overwrite each other.
+    // Keeps off the numbers of the standard streams: if the application has closed these, its other threads might read
+    // from a pipe of a child, or print into it.
     void leave_standard_numbers() {
         if (number_ < kFirstFree) {
             const int moved = fcntl(number_, F_DUPFD_CLOEXEC, kFirstFree);
