@@ -184,6 +184,13 @@ def test_time_limit_ends_all_processes(tmp_path):
     assert not is_running((tmp_path / "inner").read_text().strip())
 
 
+def test_time_limit_ends_a_converter_that_leaves_its_group(tmp_path):
+    moves = "import os, time; os.setpgid(0, os.getpgid(os.getppid())); time.sleep(8); open('ended', 'w')"
+    script = write_script(tmp_path / "moves", f'cd "{tmp_path}"; exec "{sys.executable}" -SEc "{moves}"')
+    assert opened(network(tmp_path), converter=script, convert_timeout=0.5).status == "GK_ERROR_LIMIT"
+    assert not (tmp_path / "ended").exists()
+
+
 def test_process_that_outlives_the_converter_is_ended(copies, tmp_path):
     """It holds the converter's output open, so that waiting for the end of the output would take 300 seconds."""
     script = write_script(

@@ -247,9 +247,11 @@ std::optional<ChildEnd> end_of(pid_t process) {
     return end;
 }
 
-// Kills the group of a child that runs or is a zombie. Otherwise, its number may be that of another group.
+// Kills a child that runs or is a zombie, which may have moved to another group, and the group that it was started in.
+// If the child has been collected, its number may be that of another process or group.
 void kill_group(pid_t process) {
     kill(-process, SIGKILL);
+    kill(process, SIGKILL);
 }
 
 void collect(pid_t process) {
