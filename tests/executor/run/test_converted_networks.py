@@ -118,6 +118,24 @@ def test_text_of_an_error_is_bounded(tmp_path):
     assert re.search(r"exit code 4: \.\.\.\n\d+\n.*\n100000\nlast\?\[31m line$", text, re.DOTALL)
 
 
+def test_end_of_a_long_line_is_shown(tmp_path):
+    script = write_script(tmp_path / "prints", "head -c 5000 /dev/zero | tr '\\0' x >&2; echo ' is wrong' >&2; exit 4")
+    text = opened(network(tmp_path), converter=script).text
+    assert len(text) < 5000
+    assert re.search(r"exit code 4: \.\.\.x+ is wrong$", text)
+
+
+def test_link_is_not_a_program(program, tmp_path):
+    """The file behind it keeps its permissions."""
+    mine = tmp_path / "mine.gkp"
+    mine.write_bytes(program.read_bytes())
+    mine.chmod(0o644)
+    script = write_script(tmp_path / "links", f'ln -s "{mine}" "{OUTPUT}"')
+    found = opened(network(tmp_path), converter=script)
+    assert (found.status, mine.stat().st_mode & 0o777) == ("GK_ERROR_CONVERTER", 0o644)
+    assert "wrote no program" in found.text
+
+
 class TestWithoutConverter:
     def refused(self, folder, **options):
         found = opened(network(folder), **options)

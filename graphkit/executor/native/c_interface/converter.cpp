@@ -88,11 +88,12 @@ std::optional<int> printed_code(const std::string& out) {
 
 // Returns the last lines that the converter printed, without bytes that a terminal would take for commands.
 std::string shown(const std::string& text) {
-    std::size_t from = 0;
-    if (text.size() >= kMostOutput) {
-        from = std::min(text.find('\n'), text.size() - 1) + 1;
+    std::string lines = text;
+    if (text.size() >= kMostOutput) {  // the first line may lack its beginning
+        const std::size_t end = text.find('\n');
+        const bool has_more = text.find_first_not_of("\n ", end) != std::string::npos;
+        lines = has_more ? "...\n" + text.substr(end + 1) : "..." + text;
     }
-    std::string lines = (from > 0 ? "...\n" : "") + text.substr(from);
     while (!lines.empty() && (lines.back() == '\n' || lines.back() == ' ')) {
         lines.pop_back();
     }
@@ -160,7 +161,10 @@ void convert(const std::string& path, const std::string& program, const std::str
     } catch (const ChildError& error) {
         throw ConversionError(Kind::kConverter, path + ": the converter: " + error.what());
     }
-    if (chmod(output.c_str(), S_IRUSR | S_IWUSR) != 0) {
+    // chmod would change the file behind a symbolic link.
+    struct stat facts{};
+    const bool is_file = lstat(output.c_str(), &facts) == 0 && S_ISREG(facts.st_mode);
+    if (!is_file || chmod(output.c_str(), S_IRUSR | S_IWUSR) != 0) {
         throw ConversionError(Kind::kConverter, path + ": the converter '" + program + "' wrote no program");
     }
 }
