@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <set>
 #include <system_error>
@@ -30,7 +31,20 @@ constexpr std::string_view kSymbol = "-symbol.json";
 // A hash of texts, each of which is preceded by its length.
 class Key {
   public:
-    void add(std::string_view text) { add_long(hash_, text); }
+    void add(std::string_view text) {
+        LongHash hash;
+        hash.add(text);
+        hash.finish(hash_);
+    }
+    // Adds the contents of a file, which also go to `see`.
+    void add_file(const std::string& path, const std::function<void(std::string_view)>& see = [](std::string_view) {}) {
+        LongHash hash;
+        read_pieces(path, [&](std::string_view piece) {
+            hash.add(piece);
+            see(piece);
+        });
+        hash.finish(hash_);
+    }
     std::string hex() { return hash_.hex(); }
 
   private:
@@ -71,27 +85,41 @@ std::optional<std::uint64_t> read_length(std::string_view& bytes) {
     return std::nullopt;
 }
 
-// Returns the locations of external data in the bytes of an ONNX file: the values of entries with the key "location".
-// Texts that only look like an entry are returned, too.
-std::set<std::string> external_locations(std::string_view onnx) {
-    constexpr std::string_view kKey{"\x0A\x08location", 10};  // field 1, 8 bytes
-    constexpr std::string_view kValue{"\x12", 1};             // field 2
-    std::set<std::string> found;
-    for (std::size_t at = onnx.find(kKey); at != std::string_view::npos; at = onnx.find(kKey, at + 1)) {
-        std::string_view rest = onnx.substr(at + kKey.size());
-        if (!rest.starts_with(kValue)) {
-            continue;
-        }
-        rest.remove_prefix(kValue.size());
-        const auto length = read_length(rest);
-        if (length && *length <= rest.size()) {
-            found.emplace(rest.substr(0, *length));
+// Finds the locations of external data in the pieces of an ONNX file: the values of entries with the key "location".
+// Texts that only look like an entry are found, too.
+class Locations {
+  public:
+    void see(std::string_view piece) {
+        const std::string window = rest_ + std::string(piece);
+        find(window);
+        rest_ = window.substr(window.size() - std::min(window.size(), kLongestEntry));
+    }
+    const std::set<std::string>& found() const { return found_; }
+
+  private:
+    static constexpr std::string_view kKey{"\x0A\x08location", 10};  // field 1, 8 bytes
+    static constexpr std::string_view kValue{"\x12", 1};             // field 2
+    static constexpr std::size_t kLongestEntry = 4096 + 16;          // no path is longer
+
+    void find(std::string_view bytes) {
+        for (std::size_t at = bytes.find(kKey); at != std::string_view::npos; at = bytes.find(kKey, at + 1)) {
+            std::string_view rest = bytes.substr(at + kKey.size());
+            if (!rest.starts_with(kValue)) {
+                continue;
+            }
+            rest.remove_prefix(kValue.size());
+            const auto length = read_length(rest);
+            if (length && *length <= rest.size()) {
+                found_.emplace(rest.substr(0, *length));
+            }
         }
     }
-    return found;
-}
 
-void add_external_data(Key& key, const std::string& network, std::string_view bytes) {
+    std::string rest_;  // the end of earlier pieces, where an entry may begin
+    std::set<std::string> found_;
+};
+
+void add_external_data(Key& key, const std::string& network, const std::set<std::string>& locations) {
     // A location is relative to the folder of the network, or to that of the file behind a symbolic link.
     namespace fs = std::filesystem;
     std::error_code ignored;
@@ -100,13 +128,17 @@ void add_external_data(Key& key, const std::string& network, std::string_view by
         fs::canonical(path.has_parent_path() ? path.parent_path() : ".", ignored),
         fs::canonical(path, ignored).parent_path(),
     };
-    for (const std::string& location : external_locations(bytes)) {
+    for (const std::string& location : locations) {
         for (const auto& folder : folders) {
             const std::string data = folder / location;
             struct stat facts{};
             const bool is_file = stat(data.c_str(), &facts) == 0 && S_ISREG(facts.st_mode);
             key.add(location);
-            key.add(is_file ? MappedFile(data).bytes() : "no file");
+            if (is_file) {
+                key.add_file(data);
+            } else {
+                key.add("no file");
+            }
         }
     }
 }
@@ -159,15 +191,20 @@ std::string key_of(const std::string& network, const std::vector<std::string>& c
     }
     key.add("end of command");
     add_settings(key);
-    const MappedFile file(network);
-    key.add(file.bytes());
+    Locations locations;
+    const bool is_onnx = network.ends_with(".onnx");
+    key.add_file(network, [&](std::string_view piece) {
+        if (is_onnx) {
+            locations.see(piece);
+        }
+    });
     // A graph in graphkit's JSON contains the hash of its weights.
     if (network.ends_with(kSymbol)) {
         key.add("MXNet");
         add_parameters(key, network);
-    } else if (network.ends_with(".onnx")) {
+    } else if (is_onnx) {
         key.add("ONNX");
-        add_external_data(key, network, file.bytes());
+        add_external_data(key, network, locations.found());
     }
     return key.hex();
 }

@@ -13,6 +13,7 @@
 
 #include "c_interface/child_process.h"
 #include "c_interface/conversion_cache.h"
+#include "c_interface/mapped_file.h"
 #include "c_interface/private_folder.h"
 
 namespace graphkit {
@@ -22,6 +23,7 @@ using Kind = ConversionError::Kind;
 
 constexpr const char* kVariable = "GRAPHKIT_CONVERTER";
 constexpr const char* kCommand = "graphkit";
+constexpr std::size_t kFirstBytes = 64;  // enough to tell a saved program
 
 bool is_program(const std::string& path) {
     struct stat facts{};
@@ -195,7 +197,7 @@ bool has_network_name(const std::string& path) {
 }
 
 std::unique_ptr<SavedFile> open_network(const std::string& path, int threads, const ConverterOptions& options) {
-    if (!has_network_name(path) || begins_as_program(MappedFile(path).bytes())) {
+    if (!has_network_name(path) || begins_as_program(first_bytes(path, kFirstBytes))) {
         return std::make_unique<SavedFile>(path, threads);
     }
     std::optional<ConversionCache> cache;
