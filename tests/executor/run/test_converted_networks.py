@@ -374,6 +374,9 @@ def test_graphkit_reports_its_errors(graphkit, tmp_path):
     found = opened(path, converter=converter, converter_arguments=[b"--none"])
     assert found.status == "GK_ERROR_ARGUMENT"
     assert "--none" in found.text
+    long = [b"--" + b"n" * 5000]
+    with handler(signal.SIGCHLD, signal.SIG_IGN):
+        assert opened(path, converter=converter, converter_arguments=long).status == "GK_ERROR_ARGUMENT"
     places = gk.Model({"y": gk.non_zero(gk.input("x", [2, 3]))})
     places.save(tmp_path / "places.onnx")
     found = opened(tmp_path / "places.onnx", converter=converter)
