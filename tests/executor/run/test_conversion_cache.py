@@ -198,11 +198,12 @@ def test_changed_parameters_of_mxnet_are_converted(cached, tmp_path, monkeypatch
 
 
 def test_folder_of_other_users_is_refused(cached, path):
-    cached.folder.mkdir(mode=0o777)
-    cached.folder.chmod(0o777)
-    found = opened(path, converter=cached.converter, cache_folder=os.fsencode(cached.folder))
-    assert found.status == "GK_ERROR_FILE"
-    assert "other users may write into it" in found.text
+    cached.folder.mkdir()
+    for mode in (0o777, 0o770, 0o1777):
+        cached.folder.chmod(mode)
+        found = opened(path, converter=cached.converter, cache_folder=os.fsencode(cached.folder))
+        assert found.status == "GK_ERROR_FILE"
+        assert "other users may write into it" in found.text
     found = opened(path, converter=cached.converter, cache_folder=os.fsencode(path))
     assert (found.status, found.text) == ("GK_ERROR_FILE", f"{path} (gk_options.cache_folder): not a folder")
     assert cached.count() == 0

@@ -224,9 +224,10 @@ void check_folder(const std::string& folder) {
     if (!S_ISDIR(facts.st_mode)) {
         fail(folder, "not a folder");
     }
-    if ((facts.st_mode & S_IWOTH) != 0 || (facts.st_uid != geteuid() && facts.st_uid != 0)) {
+    if ((facts.st_mode & (S_IWGRP | S_IWOTH)) != 0 || (facts.st_uid != geteuid() && facts.st_uid != 0)) {
         fail(folder,
-             "other users may write into it, so that programs in it could be theirs. Name a folder of your own");
+             "other users may write into it, so that programs in it could be theirs. Name a folder of your own, and "
+             "allow only yourself to write (chmod go-w)");
     }
 }
 
