@@ -155,8 +155,9 @@ void check_end(const std::string& path, const std::string& program, const ChildE
 void convert(const std::string& path, const std::string& program, const std::string& output,
              const ConverterOptions& options) {
     // A name that begins with "-" would be an option.
-    const std::string model = path[0] == '-' ? "./" + path : path;
-    std::vector<std::string> command{program, "export", model, "--no-verify", "--json", "-o", output};
+    const auto as_argument = [](const std::string& name) { return name[0] == '-' ? "./" + name : name; };
+    std::vector<std::string> command{program,  "export", as_argument(path),  "--no-verify",
+                                     "--json", "-o",     as_argument(output)};
     command.insert(command.end(), options.arguments.begin(), options.arguments.end());
     try {
         check_end(path, program, run_child(command, options.timeout), options.timeout);
