@@ -156,7 +156,10 @@ def test_location_at_a_boundary_of_pieces_is_found(cached, tmp_path):
 def test_cache_needs_no_converter(cached, path, monkeypatch):
     found = opened(path, converter=b"", cache_folder=os.fsencode(cached.folder))
     assert found.status == "GK_ERROR_CONVERTER"
-    monkeypatch.setenv("GRAPHKIT_CONVERTER", os.fsdecode(cached.converter))
+    assert cached.converts(path) == 1
+    Path(os.fsdecode(cached.converter)).rename(cached.folder.parent / "moved")
+    assert cached.converts(path) == 0
+    monkeypatch.setenv("GRAPHKIT_CONVERTER", str(cached.folder.parent / "moved"))
     assert cached.converts(path, converter=None) == 1
     assert cached.converts(path, converter=b"") == 0
 
@@ -195,6 +198,31 @@ def test_changed_parameters_of_mxnet_are_converted(cached, tmp_path, monkeypatch
         assert cached.converts(tmp_path / "net-symbol.json") == 0
     (tmp_path / "net-0001.params").write_bytes(b"other data")
     assert cached.converts("net-symbol.json") == 1
+
+
+def test_changed_files_of_arguments_are_converted(cached, path, tmp_path):
+    """The cache may be inside of such a folder."""
+    run = tmp_path / "run"
+    (run / "inner").mkdir(parents=True)
+    (tmp_path / "rate.npy").write_bytes(b"rate")
+    cached.folder = run / "kept"
+    files = {
+        b"rate=%s/rate.npy" % bytes(tmp_path): tmp_path / "rate.npy", b"--adapter=%s:0.5" % bytes(run): run / "a",
+        bytes(run): run / "inner" / "b",
+    }  # fmt: skip
+    for argument, file in files.items():
+        assert cached.converts(path, converter_arguments=[argument]) == 1
+        assert cached.converts(path, converter_arguments=[argument]) == 0
+        file.write_bytes(b"changed")
+        assert cached.converts(path, converter_arguments=[argument]) == 1
+        assert cached.converts(path, converter_arguments=[argument]) == 0
+
+
+def test_cache_folder_may_begin_with_a_dash(cached, path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cached.folder = Path("-kept")
+    assert cached.converts(path) == 1
+    assert cached.converts(path) == 0
 
 
 def test_folder_of_other_users_is_refused(cached, path):

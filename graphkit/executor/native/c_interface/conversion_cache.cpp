@@ -143,6 +143,62 @@ void add_external_data(Key& key, const std::string& network, const std::set<std:
     }
 }
 
+// Adds size, inode and time of change of a file instead of its contents. Adds nothing if it does not exist.
+void add_state(Key& key, const std::string& path) {
+    struct stat facts{};
+    if (stat(path.c_str(), &facts) != 0) {
+        return;
+    }
+#ifdef __APPLE__
+    const timespec changed = facts.st_ctimespec;
+#else
+    const timespec changed = facts.st_ctim;
+#endif
+    key.add(std::filesystem::path(path).filename().string());
+    for (const auto number : {static_cast<std::int64_t>(facts.st_dev), static_cast<std::int64_t>(facts.st_ino),
+                              static_cast<std::int64_t>(facts.st_size), static_cast<std::int64_t>(changed.tv_sec),
+                              static_cast<std::int64_t>(changed.tv_nsec)}) {
+        key.add(std::to_string(number));
+    }
+}
+
+// Adds the states of the files of a folder, down to kDeepest folders below it. The cache itself may be one of these.
+void add_folder(Key& key, const std::string& folder, const std::string& cache) {
+    namespace fs = std::filesystem;
+    constexpr int kDeepest = 3;
+    std::set<std::string> files;
+    std::error_code error;
+    fs::recursive_directory_iterator entry(folder, fs::directory_options::skip_permission_denied, error);
+    for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
+        std::error_code ignored;
+        if (entry->is_directory(ignored)) {
+            if (entry.depth() >= kDeepest || fs::equivalent(entry->path(), cache, ignored)) {
+                entry.disable_recursion_pending();
+            }
+        } else if (entry->path().extension() != ".gkp") {
+            files.insert(entry->path().string());
+        }
+    }
+    for (const std::string& file : files) {
+        add_state(key, file);
+    }
+}
+
+// Adds the states of files and folders that an argument of the converter names: FILE, FOLDER:WEIGHT, --OPTION=FILE or
+// INPUT=FILE.
+void add_named_files(Key& key, const std::string& argument, const std::string& cache) {
+    const std::string value = argument.substr(argument.find('=') + 1);
+    for (const std::string& text : std::set<std::string>{argument, value, value.substr(0, value.rfind(':'))}) {
+        std::error_code ignored;
+        const auto status = std::filesystem::status(text, ignored);
+        if (std::filesystem::is_directory(status)) {
+            add_folder(key, text, cache);
+        } else if (std::filesystem::is_regular_file(status)) {
+            add_state(key, text);
+        }
+    }
+}
+
 // The parameters of an MXNet symbol are in a file beside it, NAME-EPOCH.params or NAME.params. All of them count, since
 // a new file may replace the one that was read. Their contents are not read: a change leaves another time.
 void add_parameters(Key& key, const std::string& symbol) {
@@ -159,25 +215,11 @@ void add_parameters(Key& key, const std::string& symbol) {
         }
     }
     for (const std::string& name : names) {
-        struct stat facts{};
-        if (stat((folder + "/" + name).c_str(), &facts) != 0) {
-            continue;
-        }
-#ifdef __APPLE__
-        const timespec changed = facts.st_ctimespec;
-#else
-        const timespec changed = facts.st_ctim;
-#endif
-        key.add(name);
-        for (const auto number : {static_cast<std::int64_t>(facts.st_dev), static_cast<std::int64_t>(facts.st_ino),
-                                  static_cast<std::int64_t>(facts.st_size), static_cast<std::int64_t>(changed.tv_sec),
-                                  static_cast<std::int64_t>(changed.tv_nsec)}) {
-            key.add(std::to_string(number));
-        }
+        add_state(key, folder + "/" + name);
     }
 }
 
-std::string key_of(const std::string& network, const std::vector<std::string>& command) {
+std::string key_of(const std::string& network, const std::vector<std::string>& command, const std::string& cache) {
     Key key;
     key.add(GRAPHKIT_VERSION);
     key.add(std::to_string(kProgramFormat));
@@ -188,6 +230,9 @@ std::string key_of(const std::string& network, const std::vector<std::string>& c
     key.add(std::to_string(default_threads()));
     for (const std::string& argument : command) {
         key.add(argument);
+        if (&argument != &command[0]) {  // the converter need not exist
+            add_named_files(key, argument, cache);
+        }
     }
     key.add("end of command");
     add_settings(key);
@@ -235,10 +280,10 @@ void check_folder(const std::string& folder) {
 
 ConversionCache::ConversionCache(const std::string& folder, const std::string& network, const std::string& program,
                                  const std::vector<std::string>& arguments)
-    : network_(network), command_{program} {
+    : network_(network), command_{program}, folder_(folder) {
     command_.insert(command_.end(), arguments.begin(), arguments.end());
     check_folder(folder);
-    key_ = key_of(network, command_);
+    key_ = key_of(network, command_, folder);
     place_ = folder + "/" + key_ + ".gkp";
 }
 
@@ -254,7 +299,7 @@ std::unique_ptr<SavedFile> ConversionCache::find(int threads) const {
 }
 
 void ConversionCache::keep(const std::string& file) const {
-    if (key_of(network_, command_) != key_) {
+    if (key_of(network_, command_, folder_) != key_) {
         return;  // it may be the program of another version of the network
     }
     if (std::rename(file.c_str(), place_.c_str()) != 0) {
