@@ -185,6 +185,23 @@ def test_places_of_the_converter(copies, tmp_path, monkeypatch):
     assert calls(tmp_path) == 4
 
 
+def test_missing_folder_for_temporary_files_is_reported(copies, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    found = opened(network(tmp_path), converter=copies)
+    assert found.status == "GK_ERROR_FILE"
+    assert found.text.startswith(f"{tmp_path}/none: a folder for the converted program cannot be made: No such file")
+    assert found.text.endswith("Set the environment variable TMPDIR to another folder")
+
+
+def has_ended(process):
+    """Whether a process that was killed ends soon."""
+    for _ in range(500):
+        if not is_running(process):
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def is_running(process):
     """Whether a process runs. A zombie does not."""
     try:

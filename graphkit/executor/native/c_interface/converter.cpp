@@ -209,7 +209,8 @@ std::unique_ptr<SavedFile> open_network(const std::string& path, int threads, co
         }
     }
     const std::string program = find_converter(path, options);
-    const PrivateFolder folder(cache ? options.cache : temporary_folder());
+    const PrivateFolder folder(cache ? options.cache : temporary_folder(),
+                               cache ? "gk_options.cache_folder" : "the environment variable TMPDIR");
     const std::string output = folder.path() + "/program.gkp";
     convert(path, program, output, options);
     auto opened = open_converted(path, program, output, threads);
