@@ -66,8 +66,9 @@ def print_error(error: BaseException, argv: Sequence[str]) -> None:
         command = next((a for a in argv if not a.startswith("-")), None)
         print_json(
             "error",
-            {"command": command, "kind": _kind(error), "exit_code": exit_code_of(error), "message": message}
-            | _place(message),
+            {"command": command, "kind": _kind(error), "message": message}
+            | _place(message)
+            | {"exit_code": exit_code_of(error)},  # last: gk_open reads the end of the output
         )
 
 

@@ -228,9 +228,9 @@ class CSession:
 
 
 def _dims(shapes: Sequence[Sequence[int]]) -> Any:
-    pointer = ctypes.POINTER(ctypes.c_int64)
+    pointer: Any = ctypes.POINTER(ctypes.c_int64)
     each = [(ctypes.c_int64 * max(len(shape), 1))(*shape) for shape in shapes]
-    return (pointer * max(len(each), 1))(*(ctypes.cast(sizes, pointer) for sizes in each))
+    return (pointer * max(len(each), 1))(*each)  # ctypes.cast would leave a reference cycle in each run
 
 
 def _pointers(arrays: Sequence[np.ndarray]) -> Any:

@@ -1,6 +1,7 @@
 """Saved programs (.gkp): libgraphkit.so computes Python's bits, and rejects damaged files."""
 
 import ctypes
+import gc
 import re
 import subprocess
 import threading
@@ -287,6 +288,21 @@ def test_eight_threads_share_a_session(mlp, mlp_file):
         for thread in threads:
             thread.join()
     assert not wrong
+
+
+def test_runs_leave_few_reference_cycles(mlp_file):
+    """Otherwise, memory of a process grows until Python collects garbage."""
+    x = np.ones((4, 12), np.float32)
+    with CSession(mlp_file) as session:
+        session.run({"x": x})
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(100):
+                session.run({"x": x})
+            assert gc.collect() < 100  # types of arrays, not something of each run
+        finally:
+            gc.enable()
 
 
 def resident():

@@ -3,6 +3,9 @@
 import hashlib
 import os
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -55,25 +58,27 @@ def test_hash_is_that_of_hashlib():
     for size in (0, 1, 127, 128, 129, 255, 256, 257, 1000):
         expected = hashlib.blake2b(data[:size].tobytes(), digest_size=32).hexdigest()
         for piece in (1, 64, 100, 128, 1000):
-            assert native.blake2b(data[:size], piece) == expected
+            assert native.blake2b(data[:size], piece, False) == expected
 
 
 def test_hash_in_lanes_is_the_same_on_all_processors():
-    """Eight parts of the contents are hashed at the same time. Each byte counts."""
+    """Eight parts of the contents are hashed at the same time. Each byte counts, and pieces of any size are equal."""
     data = np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8)
     sizes = (0, 1, 1023, 1024, 1025, 5000)
     try:
         native.use_isa("baseline")
-        expected = [native.blake2b(data[:size], 0) for size in sizes]
+        expected = [native.blake2b(data[:size], 5000, True) for size in sizes]
         native.use_isa("")
-        assert [native.blake2b(data[:size], 0) for size in sizes] == expected
+        assert [native.blake2b(data[:size], 5000, True) for size in sizes] == expected
     finally:
         native.use_isa("")
+    for piece in (1, 100, 1023, 1024, 1025, 3000):
+        assert native.blake2b(data, piece, True) == expected[-1]
     changed = set(expected)
     for place in range(0, 5000, 37):
         other = data.copy()
         other[place] ^= 1
-        changed.add(native.blake2b(other, 0))
+        changed.add(native.blake2b(other, 700, True))
     assert len(changed) == len(sizes) + len(range(0, 5000, 37))
 
 
@@ -113,10 +118,48 @@ def test_network_that_changes_during_the_conversion_is_not_kept(path, program, c
     assert list(cached.folder.iterdir()) == []
 
 
+def test_network_may_be_shortened_while_it_is_read(tmp_path):
+    """In a process of its own: a mapped file would end it by SIGBUS."""
+    script = f"""
+import os, sys, threading
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from converters import opened
+path, cache, is_over = {str(tmp_path / "net.onnx")!r}, {os.fsencode(tmp_path / "kept")!r}, threading.Event()
+def write():
+    while not is_over.is_set():
+        os.truncate(path, 0)
+        os.truncate(path, 1 << 21)
+open(path, "wb").close()
+writer = threading.Thread(target=write)
+writer.start()
+found = {{opened(path, converter=b"", cache_folder=cache).status for _ in range(100)}}
+is_over.set()
+writer.join()
+assert found == {{"GK_ERROR_CONVERTER"}}, found
+"""
+    subprocess.run([sys.executable, "-P", "-c", script], check=True, timeout=100)
+
+
+def test_location_at_a_boundary_of_pieces_is_found(cached, tmp_path):
+    """A network is read in pieces of 256 KiB."""
+    external_model(tmp_path / "net.onnx", "net.onnx.data")
+    whole, data = (tmp_path / "net.onnx").read_bytes(), tmp_path / "net.onnx.data"
+    start = whole.index(b"location")
+    for before in (0, 4, 9, 15, 22):
+        (tmp_path / "net.onnx").write_bytes(bytes((1 << 18) - start - before) + whole)
+        data.write_bytes(b"first")
+        assert cached.converts(tmp_path / "net.onnx") == 1
+        data.write_bytes(b"other")
+        assert cached.converts(tmp_path / "net.onnx") == 1
+
+
 def test_cache_needs_no_converter(cached, path, monkeypatch):
     found = opened(path, converter=b"", cache_folder=os.fsencode(cached.folder))
     assert found.status == "GK_ERROR_CONVERTER"
-    monkeypatch.setenv("GRAPHKIT_CONVERTER", os.fsdecode(cached.converter))
+    assert cached.converts(path) == 1
+    Path(os.fsdecode(cached.converter)).rename(cached.folder.parent / "moved")
+    assert cached.converts(path) == 0
+    monkeypatch.setenv("GRAPHKIT_CONVERTER", str(cached.folder.parent / "moved"))
     assert cached.converts(path, converter=None) == 1
     assert cached.converts(path, converter=b"") == 0
 
@@ -157,12 +200,38 @@ def test_changed_parameters_of_mxnet_are_converted(cached, tmp_path, monkeypatch
     assert cached.converts("net-symbol.json") == 1
 
 
+def test_changed_files_of_arguments_are_converted(cached, path, tmp_path):
+    """The cache may be inside of such a folder."""
+    run = tmp_path / "run"
+    (run / "inner").mkdir(parents=True)
+    (tmp_path / "rate.npy").write_bytes(b"rate")
+    cached.folder = run / "kept"
+    files = {
+        b"rate=%s/rate.npy" % bytes(tmp_path): tmp_path / "rate.npy", b"--adapter=%s:0.5" % bytes(run): run / "a",
+        bytes(run): run / "inner" / "b",
+    }  # fmt: skip
+    for argument, file in files.items():
+        assert cached.converts(path, converter_arguments=[argument]) == 1
+        assert cached.converts(path, converter_arguments=[argument]) == 0
+        file.write_bytes(b"changed")
+        assert cached.converts(path, converter_arguments=[argument]) == 1
+        assert cached.converts(path, converter_arguments=[argument]) == 0
+
+
+def test_cache_folder_may_begin_with_a_dash(cached, path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cached.folder = Path("-kept")
+    assert cached.converts(path) == 1
+    assert cached.converts(path) == 0
+
+
 def test_folder_of_other_users_is_refused(cached, path):
-    cached.folder.mkdir(mode=0o777)
-    cached.folder.chmod(0o777)
-    found = opened(path, converter=cached.converter, cache_folder=os.fsencode(cached.folder))
-    assert found.status == "GK_ERROR_FILE"
-    assert "other users may write into it" in found.text
+    cached.folder.mkdir()
+    for mode in (0o777, 0o770, 0o1777):
+        cached.folder.chmod(mode)
+        found = opened(path, converter=cached.converter, cache_folder=os.fsencode(cached.folder))
+        assert found.status == "GK_ERROR_FILE"
+        assert "other users may write into it" in found.text
     found = opened(path, converter=cached.converter, cache_folder=os.fsencode(path))
     assert (found.status, found.text) == ("GK_ERROR_FILE", f"{path} (gk_options.cache_folder): not a folder")
     assert cached.count() == 0

@@ -118,6 +118,24 @@ def test_text_of_an_error_is_bounded(tmp_path):
     assert re.search(r"exit code 4: \.\.\.\n\d+\n.*\n100000\nlast\?\[31m line$", text, re.DOTALL)
 
 
+def test_end_of_a_long_line_is_shown(tmp_path):
+    script = write_script(tmp_path / "prints", "head -c 5000 /dev/zero | tr '\\0' x >&2; echo ' is wrong' >&2; exit 4")
+    text = opened(network(tmp_path), converter=script).text
+    assert len(text) < 5000
+    assert re.search(r"exit code 4: \.\.\.x+ is wrong$", text)
+
+
+def test_link_is_not_a_program(program, tmp_path):
+    """The file behind it keeps its permissions."""
+    mine = tmp_path / "mine.gkp"
+    mine.write_bytes(program.read_bytes())
+    mine.chmod(0o644)
+    script = write_script(tmp_path / "links", f'ln -s "{mine}" "{OUTPUT}"')
+    found = opened(network(tmp_path), converter=script)
+    assert (found.status, mine.stat().st_mode & 0o777) == ("GK_ERROR_CONVERTER", 0o644)
+    assert "wrote no program" in found.text
+
+
 class TestWithoutConverter:
     def refused(self, folder, **options):
         found = opened(network(folder), **options)
@@ -167,6 +185,23 @@ def test_places_of_the_converter(copies, tmp_path, monkeypatch):
     assert calls(tmp_path) == 4
 
 
+def test_missing_folder_for_temporary_files_is_reported(copies, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    found = opened(network(tmp_path), converter=copies)
+    assert found.status == "GK_ERROR_FILE"
+    assert found.text.startswith(f"{tmp_path}/none: a folder for the converted program cannot be made: No such file")
+    assert found.text.endswith("Set the environment variable TMPDIR to another folder")
+
+
+def has_ended(process):
+    """Whether a process that was killed ends soon."""
+    for _ in range(500):
+        if not is_running(process):
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def is_running(process):
     """Whether a process runs. A zombie does not."""
     try:
@@ -178,10 +213,17 @@ def is_running(process):
 def test_time_limit_ends_all_processes(tmp_path):
     body = f'sleep 300 & echo $! > "{tmp_path}/inner"; echo begun >&2; touch "{OUTPUT}"; sleep 300'
     script = write_script(tmp_path / "sleeps", body)
-    found = opened(network(tmp_path), converter=script, convert_timeout=0.2)
+    found = opened(network(tmp_path), converter=script, convert_timeout=1.5)
     assert found.status == "GK_ERROR_LIMIT"
-    assert found.text.endswith("did not finish within 0.2 s (gk_options.convert_timeout): begun")
-    assert not is_running((tmp_path / "inner").read_text().strip())
+    assert found.text.endswith("did not finish within 1.5 s (gk_options.convert_timeout): begun")
+    assert has_ended((tmp_path / "inner").read_text().strip())
+
+
+def test_time_limit_ends_a_converter_that_leaves_its_group(tmp_path):
+    moves = "import os, time; os.setpgid(0, os.getpgid(os.getppid())); time.sleep(8); open('ended', 'w')"
+    script = write_script(tmp_path / "moves", f'cd "{tmp_path}"; exec "{sys.executable}" -SEc "{moves}"')
+    assert opened(network(tmp_path), converter=script, convert_timeout=0.5).status == "GK_ERROR_LIMIT"
+    assert not (tmp_path / "ended").exists()
 
 
 def test_process_that_outlives_the_converter_is_ended(copies, tmp_path):
@@ -190,7 +232,7 @@ def test_process_that_outlives_the_converter_is_ended(copies, tmp_path):
         tmp_path / "leaves", f'sleep 300 & echo $! > "{tmp_path}/inner"; exec "{copies.decode()}" "$@"'
     )
     assert opened(network(tmp_path), converter=script).status == "GK_OK"
-    assert not is_running((tmp_path / "inner").read_text().strip())
+    assert has_ended((tmp_path / "inner").read_text().strip())
 
 
 @pytest.mark.parametrize("field", ["timeout", "convert_timeout"])
@@ -242,9 +284,9 @@ def test_child_gets_no_state_of_the_application(tmp_path):
     """Neither descriptors nor input, nor signals that are blocked or ignored."""
     read, write = os.pipe()
     os.set_inheritable(write, True)
-    script = write_script(
-        tmp_path / "looks", 'cat; ls /proc/$$/fd >&2; grep -E "SigBlk|SigIgn" /proc/$$/status >&2; exit 5'
-    )
+    # The shell itself reads its state: it blocks signals while it starts another program.
+    masks = 'while read -r line; do case "$line" in SigBlk*|SigIgn*) echo "$line" >&2;; esac; done < /proc/self/status'
+    script = write_script(tmp_path / "looks", f"cat; ls /proc/$$/fd >&2; {masks}; exit 5")
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
     try:
         with handler(signal.SIGPIPE, signal.SIG_IGN):
@@ -261,7 +303,7 @@ def test_child_gets_no_state_of_the_application(tmp_path):
 
 
 def test_application_without_standard_streams(copies, tmp_path):
-    """The pipes of the converter then get the numbers of the standard streams."""
+    """The pipes of the converter do not take the numbers of the standard streams, which other threads may use."""
     script = f"""
 import ctypes, os
 library = ctypes.CDLL({str(library_path())!r})
@@ -274,7 +316,8 @@ status = library.gk_open_checked(path, None, ctypes.byref(session), 1, ctypes.c_
 with open({str(tmp_path / "result")!r}, "w") as file:
     file.write(f"{{status}} {{library.gk_error().decode()}}")
 """
-    prints = write_script(tmp_path / "prints", "echo out; echo err >&2; cat; exit 5")
+    looks = 'for i in 0 1 2; do if [ -e "/proc/$PPID/fd/$i" ]; then echo "open: $i" >&2; fi; done'
+    prints = write_script(tmp_path / "prints", f"echo out; echo err >&2; {looks}; cat; exit 5")
     for converter, expected in ((copies, "0 $"), (prints, "11 .*exit code 5: err$")):
         environment = os.environ | {"GRAPHKIT_CONVERTER": os.fsdecode(converter)}
         subprocess.run([sys.executable, "-S", "-c", script], env=environment, check=True, timeout=60)
@@ -348,6 +391,9 @@ def test_graphkit_reports_its_errors(graphkit, tmp_path):
     found = opened(path, converter=converter, converter_arguments=[b"--none"])
     assert found.status == "GK_ERROR_ARGUMENT"
     assert "--none" in found.text
+    long = [b"--" + b"n" * 5000]
+    with handler(signal.SIGCHLD, signal.SIG_IGN):
+        assert opened(path, converter=converter, converter_arguments=long).status == "GK_ERROR_ARGUMENT"
     places = gk.Model({"y": gk.non_zero(gk.input("x", [2, 3]))})
     places.save(tmp_path / "places.onnx")
     found = opened(tmp_path / "places.onnx", converter=converter)

@@ -55,18 +55,39 @@ std::string Blake2b::hex() {
     return text;
 }
 
-void add_long(Blake2b& hash, std::string_view bytes) {
-    using blake2b::kLanes;
-    std::array<std::uint64_t, 8 * kLanes> states{};
-    for (std::size_t i = 0; i < states.size(); ++i) {
-        states[i] = i < kLanes ? first_word(sizeof states / kLanes) : blake2b::kStart[i / kLanes];
+LongHash::LongHash() {
+    static_assert(sizeof states_ == 8 * blake2b::kLanes * sizeof(std::uint64_t));
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+        states_[i] =
+            i < blake2b::kLanes ? first_word(sizeof states_ / blake2b::kLanes) : blake2b::kStart[i / blake2b::kLanes];
     }
-    const std::size_t stripes = bytes.size() / blake2b::kStripe;
-    blake2b::lanes().mix(states.data(), bytes.data(), stripes, 0);
-    const std::uint64_t size = bytes.size();
-    hash.add({reinterpret_cast<const char*>(&size), sizeof size});
-    hash.add({reinterpret_cast<const char*>(states.data()), sizeof states});
-    hash.add(bytes.substr(stripes * blake2b::kStripe));
+}
+
+void LongHash::add(std::string_view piece) {
+    const auto mix = [&](const char* bytes, std::size_t count) {
+        blake2b::lanes().mix(states_.data(), bytes, count, size_ / blake2b::kStripe);
+        size_ += count * blake2b::kStripe;
+    };
+    size_ -= rest_.size();  // a multiple of a stripe
+    if (!rest_.empty()) {
+        const std::size_t count = std::min(blake2b::kStripe - rest_.size(), piece.size());
+        rest_.append(piece.substr(0, count));
+        piece.remove_prefix(count);
+        if (rest_.size() == blake2b::kStripe) {
+            mix(rest_.data(), 1);
+            rest_.clear();
+        }
+    }
+    const std::size_t stripes = piece.size() / blake2b::kStripe;
+    mix(piece.data(), stripes);
+    rest_.append(piece.substr(stripes * blake2b::kStripe));
+    size_ += rest_.size();
+}
+
+void LongHash::finish(Blake2b& hash) const {
+    hash.add({reinterpret_cast<const char*>(&size_), sizeof size_});
+    hash.add({reinterpret_cast<const char*>(states_.data()), sizeof states_});
+    hash.add(rest_);
 }
 
 }  // namespace graphkit

@@ -26,7 +26,19 @@ class Blake2b {
     std::uint64_t total_ = 0;
 };
 
-// Adds a hash of long contents, which is computed in eight parts at the same time. It contains their length.
-void add_long(Blake2b& hash, std::string_view bytes);
+// A hash of long contents, which is computed in eight parts at the same time. It contains their length. The division of
+// the contents into pieces does not change it.
+class LongHash {
+  public:
+    LongHash();
+    void add(std::string_view piece);
+    // Adds the hash of all pieces to another one.
+    void finish(Blake2b& hash) const;
+
+  private:
+    std::array<std::uint64_t, 64> states_{};
+    std::uint64_t size_ = 0;
+    std::string rest_;  // the end of the contents, shorter than a stripe
+};
 
 }  // namespace graphkit

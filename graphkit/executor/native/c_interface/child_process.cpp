@@ -68,8 +68,8 @@ class Descriptor {
         }
         number_ = number;
     }
-    // Keeps off the numbers of the standard streams: if the application has closed these, the pipes of a child would
-    // overwrite each other.
+    // Keeps off the numbers of the standard streams: if the application has closed these, its other threads might read
+    // from a pipe of a child, or print into it.
     void leave_standard_numbers() {
         if (number_ < kFirstFree) {
             const int moved = fcntl(number_, F_DUPFD_CLOEXEC, kFirstFree);
@@ -247,9 +247,11 @@ std::optional<ChildEnd> end_of(pid_t process) {
     return end;
 }
 
-// Kills the group of a child that runs or is a zombie. Otherwise, its number may be that of another group.
+// Kills a child that runs or is a zombie, which may have moved to another group, and the group that it was started in.
+// If the child has been collected, its number may be that of another process or group.
 void kill_group(pid_t process) {
     kill(-process, SIGKILL);
+    kill(process, SIGKILL);
 }
 
 void collect(pid_t process) {

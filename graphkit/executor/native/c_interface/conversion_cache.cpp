@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <set>
 #include <system_error>
@@ -30,7 +31,20 @@ constexpr std::string_view kSymbol = "-symbol.json";
 // A hash of texts, each of which is preceded by its length.
 class Key {
   public:
-    void add(std::string_view text) { add_long(hash_, text); }
+    void add(std::string_view text) {
+        LongHash hash;
+        hash.add(text);
+        hash.finish(hash_);
+    }
+    // Adds the contents of a file, which also go to `see`.
+    void add_file(const std::string& path, const std::function<void(std::string_view)>& see = [](std::string_view) {}) {
+        LongHash hash;
+        read_pieces(path, [&](std::string_view piece) {
+            hash.add(piece);
+            see(piece);
+        });
+        hash.finish(hash_);
+    }
     std::string hex() { return hash_.hex(); }
 
   private:
@@ -71,27 +85,41 @@ std::optional<std::uint64_t> read_length(std::string_view& bytes) {
     return std::nullopt;
 }
 
-// Returns the locations of external data in the bytes of an ONNX file: the values of entries with the key "location".
-// Texts that only look like an entry are returned, too.
-std::set<std::string> external_locations(std::string_view onnx) {
-    constexpr std::string_view kKey{"\x0A\x08location", 10};  // field 1, 8 bytes
-    constexpr std::string_view kValue{"\x12", 1};             // field 2
-    std::set<std::string> found;
-    for (std::size_t at = onnx.find(kKey); at != std::string_view::npos; at = onnx.find(kKey, at + 1)) {
-        std::string_view rest = onnx.substr(at + kKey.size());
-        if (!rest.starts_with(kValue)) {
-            continue;
-        }
-        rest.remove_prefix(kValue.size());
-        const auto length = read_length(rest);
-        if (length && *length <= rest.size()) {
-            found.emplace(rest.substr(0, *length));
+// Finds the locations of external data in the pieces of an ONNX file: the values of entries with the key "location".
+// Texts that only look like an entry are found, too.
+class Locations {
+  public:
+    void see(std::string_view piece) {
+        const std::string window = rest_ + std::string(piece);
+        find(window);
+        rest_ = window.substr(window.size() - std::min(window.size(), kLongestEntry));
+    }
+    const std::set<std::string>& found() const { return found_; }
+
+  private:
+    static constexpr std::string_view kKey{"\x0A\x08location", 10};  // field 1, 8 bytes
+    static constexpr std::string_view kValue{"\x12", 1};             // field 2
+    static constexpr std::size_t kLongestEntry = 4096 + 16;          // no path is longer
+
+    void find(std::string_view bytes) {
+        for (std::size_t at = bytes.find(kKey); at != std::string_view::npos; at = bytes.find(kKey, at + 1)) {
+            std::string_view rest = bytes.substr(at + kKey.size());
+            if (!rest.starts_with(kValue)) {
+                continue;
+            }
+            rest.remove_prefix(kValue.size());
+            const auto length = read_length(rest);
+            if (length && *length <= rest.size()) {
+                found_.emplace(rest.substr(0, *length));
+            }
         }
     }
-    return found;
-}
 
-void add_external_data(Key& key, const std::string& network, std::string_view bytes) {
+    std::string rest_;  // the end of earlier pieces, where an entry may begin
+    std::set<std::string> found_;
+};
+
+void add_external_data(Key& key, const std::string& network, const std::set<std::string>& locations) {
     // A location is relative to the folder of the network, or to that of the file behind a symbolic link.
     namespace fs = std::filesystem;
     std::error_code ignored;
@@ -100,13 +128,73 @@ void add_external_data(Key& key, const std::string& network, std::string_view by
         fs::canonical(path.has_parent_path() ? path.parent_path() : ".", ignored),
         fs::canonical(path, ignored).parent_path(),
     };
-    for (const std::string& location : external_locations(bytes)) {
+    for (const std::string& location : locations) {
         for (const auto& folder : folders) {
             const std::string data = folder / location;
             struct stat facts{};
             const bool is_file = stat(data.c_str(), &facts) == 0 && S_ISREG(facts.st_mode);
             key.add(location);
-            key.add(is_file ? MappedFile(data).bytes() : "no file");
+            if (is_file) {
+                key.add_file(data);
+            } else {
+                key.add("no file");
+            }
+        }
+    }
+}
+
+// Adds size, inode and time of change of a file instead of its contents. Adds nothing if it does not exist.
+void add_state(Key& key, const std::string& path) {
+    struct stat facts{};
+    if (stat(path.c_str(), &facts) != 0) {
+        return;
+    }
+#ifdef __APPLE__
+    const timespec changed = facts.st_ctimespec;
+#else
+    const timespec changed = facts.st_ctim;
+#endif
+    key.add(std::filesystem::path(path).filename().string());
+    for (const auto number : {static_cast<std::int64_t>(facts.st_dev), static_cast<std::int64_t>(facts.st_ino),
+                              static_cast<std::int64_t>(facts.st_size), static_cast<std::int64_t>(changed.tv_sec),
+                              static_cast<std::int64_t>(changed.tv_nsec)}) {
+        key.add(std::to_string(number));
+    }
+}
+
+// Adds the states of the files of a folder, down to kDeepest folders below it. The cache itself may be one of these.
+void add_folder(Key& key, const std::string& folder, const std::string& cache) {
+    namespace fs = std::filesystem;
+    constexpr int kDeepest = 3;
+    std::set<std::string> files;
+    std::error_code error;
+    fs::recursive_directory_iterator entry(folder, fs::directory_options::skip_permission_denied, error);
+    for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
+        std::error_code ignored;
+        if (entry->is_directory(ignored)) {
+            if (entry.depth() >= kDeepest || fs::equivalent(entry->path(), cache, ignored)) {
+                entry.disable_recursion_pending();
+            }
+        } else if (entry->path().extension() != ".gkp") {
+            files.insert(entry->path().string());
+        }
+    }
+    for (const std::string& file : files) {
+        add_state(key, file);
+    }
+}
+
+// Adds the states of files and folders that an argument of the converter names: FILE, FOLDER:WEIGHT, --OPTION=FILE or
+// INPUT=FILE.
+void add_named_files(Key& key, const std::string& argument, const std::string& cache) {
+    const std::string value = argument.substr(argument.find('=') + 1);
+    for (const std::string& text : std::set<std::string>{argument, value, value.substr(0, value.rfind(':'))}) {
+        std::error_code ignored;
+        const auto status = std::filesystem::status(text, ignored);
+        if (std::filesystem::is_directory(status)) {
+            add_folder(key, text, cache);
+        } else if (std::filesystem::is_regular_file(status)) {
+            add_state(key, text);
         }
     }
 }
@@ -127,25 +215,11 @@ void add_parameters(Key& key, const std::string& symbol) {
         }
     }
     for (const std::string& name : names) {
-        struct stat facts{};
-        if (stat((folder + "/" + name).c_str(), &facts) != 0) {
-            continue;
-        }
-#ifdef __APPLE__
-        const timespec changed = facts.st_ctimespec;
-#else
-        const timespec changed = facts.st_ctim;
-#endif
-        key.add(name);
-        for (const auto number : {static_cast<std::int64_t>(facts.st_dev), static_cast<std::int64_t>(facts.st_ino),
-                                  static_cast<std::int64_t>(facts.st_size), static_cast<std::int64_t>(changed.tv_sec),
-                                  static_cast<std::int64_t>(changed.tv_nsec)}) {
-            key.add(std::to_string(number));
-        }
+        add_state(key, folder + "/" + name);
     }
 }
 
-std::string key_of(const std::string& network, const std::vector<std::string>& command) {
+std::string key_of(const std::string& network, const std::vector<std::string>& command, const std::string& cache) {
     Key key;
     key.add(GRAPHKIT_VERSION);
     key.add(std::to_string(kProgramFormat));
@@ -156,18 +230,26 @@ std::string key_of(const std::string& network, const std::vector<std::string>& c
     key.add(std::to_string(default_threads()));
     for (const std::string& argument : command) {
         key.add(argument);
+        if (&argument != &command[0]) {  // the converter need not exist
+            add_named_files(key, argument, cache);
+        }
     }
     key.add("end of command");
     add_settings(key);
-    const MappedFile file(network);
-    key.add(file.bytes());
+    Locations locations;
+    const bool is_onnx = network.ends_with(".onnx");
+    key.add_file(network, [&](std::string_view piece) {
+        if (is_onnx) {
+            locations.see(piece);
+        }
+    });
     // A graph in graphkit's JSON contains the hash of its weights.
     if (network.ends_with(kSymbol)) {
         key.add("MXNet");
         add_parameters(key, network);
-    } else if (network.ends_with(".onnx")) {
+    } else if (is_onnx) {
         key.add("ONNX");
-        add_external_data(key, network, file.bytes());
+        add_external_data(key, network, locations.found());
     }
     return key.hex();
 }
@@ -187,9 +269,10 @@ void check_folder(const std::string& folder) {
     if (!S_ISDIR(facts.st_mode)) {
         fail(folder, "not a folder");
     }
-    if ((facts.st_mode & S_IWOTH) != 0 || (facts.st_uid != geteuid() && facts.st_uid != 0)) {
+    if ((facts.st_mode & (S_IWGRP | S_IWOTH)) != 0 || (facts.st_uid != geteuid() && facts.st_uid != 0)) {
         fail(folder,
-             "other users may write into it, so that programs in it could be theirs. Name a folder of your own");
+             "other users may write into it, so that programs in it could be theirs. Name a folder of your own, and "
+             "allow only yourself to write (chmod go-w)");
     }
 }
 
@@ -197,10 +280,10 @@ void check_folder(const std::string& folder) {
 
 ConversionCache::ConversionCache(const std::string& folder, const std::string& network, const std::string& program,
                                  const std::vector<std::string>& arguments)
-    : network_(network), command_{program} {
+    : network_(network), command_{program}, folder_(folder) {
     command_.insert(command_.end(), arguments.begin(), arguments.end());
     check_folder(folder);
-    key_ = key_of(network, command_);
+    key_ = key_of(network, command_, folder);
     place_ = folder + "/" + key_ + ".gkp";
 }
 
@@ -216,7 +299,7 @@ std::unique_ptr<SavedFile> ConversionCache::find(int threads) const {
 }
 
 void ConversionCache::keep(const std::string& file) const {
-    if (key_of(network_, command_) != key_) {
+    if (key_of(network_, command_, folder_) != key_) {
         return;  // it may be the program of another version of the network
     }
     if (std::rename(file.c_str(), place_.c_str()) != 0) {

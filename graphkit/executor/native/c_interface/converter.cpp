@@ -13,6 +13,7 @@
 
 #include "c_interface/child_process.h"
 #include "c_interface/conversion_cache.h"
+#include "c_interface/mapped_file.h"
 #include "c_interface/private_folder.h"
 
 namespace graphkit {
@@ -22,6 +23,7 @@ using Kind = ConversionError::Kind;
 
 constexpr const char* kVariable = "GRAPHKIT_CONVERTER";
 constexpr const char* kCommand = "graphkit";
+constexpr std::size_t kFirstBytes = 64;  // enough to tell a saved program
 
 bool is_program(const std::string& path) {
     struct stat facts{};
@@ -88,11 +90,12 @@ std::optional<int> printed_code(const std::string& out) {
 
 // Returns the last lines that the converter printed, without bytes that a terminal would take for commands.
 std::string shown(const std::string& text) {
-    std::size_t from = 0;
-    if (text.size() >= kMostOutput) {
-        from = std::min(text.find('\n'), text.size() - 1) + 1;
+    std::string lines = text;
+    if (text.size() >= kMostOutput) {  // the first line may lack its beginning
+        const std::size_t end = text.find('\n');
+        const bool has_more = text.find_first_not_of("\n ", end) != std::string::npos;
+        lines = has_more ? "...\n" + text.substr(end + 1) : "..." + text;
     }
-    std::string lines = (from > 0 ? "...\n" : "") + text.substr(from);
     while (!lines.empty() && (lines.back() == '\n' || lines.back() == ' ')) {
         lines.pop_back();
     }
@@ -152,15 +155,19 @@ void check_end(const std::string& path, const std::string& program, const ChildE
 void convert(const std::string& path, const std::string& program, const std::string& output,
              const ConverterOptions& options) {
     // A name that begins with "-" would be an option.
-    const std::string model = path[0] == '-' ? "./" + path : path;
-    std::vector<std::string> command{program, "export", model, "--no-verify", "--json", "-o", output};
+    const auto as_argument = [](const std::string& name) { return name[0] == '-' ? "./" + name : name; };
+    std::vector<std::string> command{program,  "export", as_argument(path),  "--no-verify",
+                                     "--json", "-o",     as_argument(output)};
     command.insert(command.end(), options.arguments.begin(), options.arguments.end());
     try {
         check_end(path, program, run_child(command, options.timeout), options.timeout);
     } catch (const ChildError& error) {
         throw ConversionError(Kind::kConverter, path + ": the converter: " + error.what());
     }
-    if (chmod(output.c_str(), S_IRUSR | S_IWUSR) != 0) {
+    // chmod would change the file behind a symbolic link.
+    struct stat facts{};
+    const bool is_file = lstat(output.c_str(), &facts) == 0 && S_ISREG(facts.st_mode);
+    if (!is_file || chmod(output.c_str(), S_IRUSR | S_IWUSR) != 0) {
         throw ConversionError(Kind::kConverter, path + ": the converter '" + program + "' wrote no program");
     }
 }
@@ -191,7 +198,7 @@ bool has_network_name(const std::string& path) {
 }
 
 std::unique_ptr<SavedFile> open_network(const std::string& path, int threads, const ConverterOptions& options) {
-    if (!has_network_name(path) || begins_as_program(MappedFile(path).bytes())) {
+    if (!has_network_name(path) || begins_as_program(first_bytes(path, kFirstBytes))) {
         return std::make_unique<SavedFile>(path, threads);
     }
     std::optional<ConversionCache> cache;
@@ -202,7 +209,8 @@ std::unique_ptr<SavedFile> open_network(const std::string& path, int threads, co
         }
     }
     const std::string program = find_converter(path, options);
-    const PrivateFolder folder(cache ? options.cache : temporary_folder());
+    const PrivateFolder folder(cache ? options.cache : temporary_folder(),
+                               cache ? "gk_options.cache_folder" : "the environment variable TMPDIR");
     const std::string output = folder.path() + "/program.gkp";
     convert(path, program, output, options);
     auto opened = open_converted(path, program, output, threads);

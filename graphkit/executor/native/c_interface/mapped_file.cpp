@@ -26,20 +26,63 @@ struct Descriptor {
     Descriptor& operator=(const Descriptor&) = delete;
 };
 
-}  // namespace
-
-MappedFile::MappedFile(const std::string& path) {
+// Opens a regular file.
+int open_regular(const std::string& path) {
     const int opened = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // do not wait for a pipe
     if (opened < 0) {
         fail(path, errno);
     }
-    const Descriptor file(opened);
+    struct stat facts{};
+    const int error = fstat(opened, &facts) != 0 ? errno : 0;
+    if (error != 0 || !S_ISREG(facts.st_mode)) {
+        close(opened);
+        if (error != 0) {
+            fail(path, error);
+        }
+        throw FileError(path + ": not a regular file");
+    }
+    return opened;
+}
+
+// Reads until the buffer is full or the file ends.
+std::size_t read_full(const Descriptor& file, const std::string& path, char* to, std::size_t count) {
+    std::size_t done = 0;
+    while (done < count) {
+        const ssize_t more = read(file.number, to + done, count - done);
+        if (more < 0 && errno != EINTR) {
+            fail(path, errno);
+        }
+        if (more == 0) {
+            break;
+        }
+        done += more > 0 ? static_cast<std::size_t>(more) : 0;
+    }
+    return done;
+}
+
+}  // namespace
+
+void read_pieces(const std::string& path, const std::function<void(std::string_view)>& take) {
+    constexpr std::size_t kPiece = std::size_t{1} << 18;
+    const Descriptor file(open_regular(path));
+    std::string piece(kPiece, '\0');
+    while (const std::size_t count = read_full(file, path, piece.data(), kPiece)) {
+        take(std::string_view(piece).substr(0, count));
+    }
+}
+
+std::string first_bytes(const std::string& path, std::size_t count) {
+    const Descriptor file(open_regular(path));
+    std::string bytes(count, '\0');
+    bytes.resize(read_full(file, path, bytes.data(), count));
+    return bytes;
+}
+
+MappedFile::MappedFile(const std::string& path) {
+    const Descriptor file(open_regular(path));
     struct stat facts{};
     if (fstat(file.number, &facts) != 0) {
         fail(path, errno);
-    }
-    if (!S_ISREG(facts.st_mode)) {
-        throw FileError(path + ": not a regular file");
     }
     size_ = static_cast<std::size_t>(facts.st_size);
     if (size_ == 0) {

@@ -1,7 +1,8 @@
-// A file in memory, which can only be read.
+// Files that are only read.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -14,6 +15,14 @@ struct FileError : NativeError {
     using NativeError::NativeError;
 };
 
+// Passes the contents of a file to `take`, in pieces. If another process shortens the file meanwhile, it has fewer
+// pieces; access to a mapped file would end this process. Throws FileError.
+void read_pieces(const std::string& path, const std::function<void(std::string_view)>& take);
+
+// Returns the first bytes of a file, at most `count`. Throws FileError.
+std::string first_bytes(const std::string& path, std::size_t count);
+
+// A file in memory, which must not be shortened.
 class MappedFile {
   public:
     // Throws FileError.

@@ -14,10 +14,12 @@
 
 namespace graphkit {
 
-PrivateFolder::PrivateFolder(const std::string& parent) : path_(parent + "/.graphkit-XXXXXX") {
+PrivateFolder::PrivateFolder(const std::string& parent, const std::string& setting)
+    : path_(parent + "/.graphkit-XXXXXX") {
     if (mkdtemp(path_.data()) == nullptr) {  // its mode is 0700
         const int error = errno;
-        throw FileError(parent + ": a folder for the converted program cannot be made: " + std::strerror(error));
+        throw FileError(parent + ": a folder for the converted program cannot be made: " + std::strerror(error) +
+                        ". Set " + setting + " to another folder");
     }
 }
 

@@ -7,8 +7,8 @@ namespace graphkit {
 
 class PrivateFolder {
   public:
-    // Makes a folder in `parent`. Throws FileError.
-    explicit PrivateFolder(const std::string& parent);
+    // Makes a folder in `parent`. Throws FileError; `setting` is the setting that chooses `parent`.
+    PrivateFolder(const std::string& parent, const std::string& setting);
     // Removes the folder and its files.
     ~PrivateFolder();
     PrivateFolder(const PrivateFolder&) = delete;

@@ -1,4 +1,6 @@
 // For Python, which writes saved programs.
+#include <algorithm>
+
 #include "c_interface/blake2b.h"
 #include "c_interface/saved_program.h"
 #include "runtime/array.h"
@@ -21,21 +23,23 @@ GRAPHKIT_BINDINGS(saved_program) {
         "Return a checksum that continues `seed`.");
     m.def(
         "blake2b",
-        [](nb::handle bytes, std::size_t piece) {
+        [](nb::handle bytes, std::size_t piece, bool in_lanes) {
             const Array array = open_array(bytes, "bytes", false);
             const std::string_view all(static_cast<const char*>(array.data), array.bytes);
+            piece = std::max<std::size_t>(piece, 1);
             Blake2b hash;
-            if (piece == 0) {
-                add_long(hash, all);
+            LongHash lanes;
+            for (std::size_t at = 0; at < all.size(); at += piece) {
+                in_lanes ? lanes.add(all.substr(at, piece)) : hash.add(all.substr(at, piece));
             }
-            for (std::size_t at = 0; piece > 0 && at < all.size(); at += piece) {
-                hash.add(all.substr(at, piece));
+            if (in_lanes) {
+                lanes.finish(hash);
             }
             return hash.hex();
         },
-        "bytes"_a, "piece"_a, nb::sig("def blake2b(bytes: numpy.ndarray, piece: int) -> str"),
-        "Return a hash as the C library's cache of converted networks computes it, of `piece` bytes at once; 0: in "
-        "eight lanes.");
+        "bytes"_a, "piece"_a, "in_lanes"_a,
+        nb::sig("def blake2b(bytes: numpy.ndarray, piece: int, in_lanes: bool) -> str"),
+        "Return a hash as the C library's cache of converted networks computes it, of `piece` bytes at once.");
     m.def("records_recipes", &records_recipes, "Return whether kernels that this thread makes keep their recipe.");
     m.def("record_recipes", &record_recipes, "on"_a,
           "Whether kernels that this thread makes from now on keep their recipe.");
