@@ -10,8 +10,8 @@
 namespace graphkit {
 
 // The place of one converted network in a cache folder. Its name is a hash of everything that the program depends on:
-// the bytes of the network and of the files that it refers to, the arguments and settings of the converter, the states of
-// files that arguments name, the version of graphkit, and the processor.
+// the bytes of the network and of the files that it refers to, the arguments and settings of the converter, the states
+// of files that arguments name, the version of graphkit, and the processor.
 class ConversionCache {
   public:
     // Makes the folder if it does not exist. Throws FileError, also if other users may write into it.

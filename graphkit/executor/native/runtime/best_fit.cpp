@@ -114,8 +114,8 @@ std::pair<std::vector<std::int64_t>, std::int64_t> best_fit(
 }
 
 // Places blocks one by one, each at the lowest offset at which it overlaps no placed block that is live at a common
-// step. `order`: the blocks to place. Returns the offset of each block, and the size of the arena. The offset of a block
-// that is not placed is 0.
+// step. `order`: the blocks to place. Returns the offset of each block, and the size of the arena. The offset of a
+// block that is not placed is 0.
 std::pair<std::vector<std::int64_t>, std::int64_t> first_fit(
     const std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>>& blocks,
     const std::vector<std::size_t>& order) {
