@@ -362,6 +362,21 @@ def test_a_thread_finds_the_array_that_another_one_made_meanwhile() -> None:
     assert kv.pull("w", into).asnumpy().tolist() == [2] * 3
 
 
+def test_a_pull_finds_a_value_that_another_thread_replaced_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    kv, into = store_of(w=nd.ones(3)), nd.zeros(3)
+    kv.pull("w", into)
+    has_type_of = kv._has_type_of
+
+    def then_push(key: str, array: nd.NDArray) -> bool:
+        found: bool = has_type_of(key, array)
+        monkeypatch.undo()
+        kv.push("w", np.full(3, 2, np.float32))
+        return found
+
+    monkeypatch.setattr(kv, "_has_type_of", then_push)
+    assert kv.pull("w", into).asnumpy().tolist() == [2] * 3
+
+
 def test_pushes_are_not_recorded() -> None:
     kv, w = store_of(w=nd.ones(3)), nd.full((3,), 4.0)
     kv.set_updater(descend)
