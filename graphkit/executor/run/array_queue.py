@@ -120,12 +120,17 @@ class ArrayQueue:
         self._operations += 1
         if self._operations > _AHEAD_OPERATIONS:
             # The next operations are counted up to the limit again, so twice as many would be pending otherwise.
-            self._native.flush()
-            self._operations = self.engine.pending
+            self._operations = self.pending
             if self._operations > _AHEAD_OPERATIONS // 2:
                 self.settle()
         if self._bytes > _AHEAD_BYTES:
             self.settle()
+
+    @property
+    def pending(self) -> int:
+        """Number of operations of the engine that are not done. Gathered operations are pushed first."""
+        self._native.flush()
+        return self.engine.pending
 
     def wait(self, state: _native.ArrayState, *, exclusive: bool = False) -> BaseException | None:
         """Wait for earlier operations that write an array and, with `exclusive`, read it. Return the array's error."""
