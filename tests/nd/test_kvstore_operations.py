@@ -20,6 +20,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.errors import InputError, RuntimeFailure, UsageError
+from graphkit.executor.run import array_queue
 from graphkit.executor.run import engine as engines
 from graphkit.nd.runtime import queue
 
@@ -218,6 +219,22 @@ def test_the_error_of_an_optimizer_names_the_key() -> None:
     with pytest.raises(ValueError, match="no rate") as caught:
         kv.wait("w")
     assert "update of key 'w'" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("optimizer", [False, True])
+@pytest.mark.parametrize("limit", ["_AHEAD_OPERATIONS", "_AHEAD_BYTES"])
+def test_pushes_without_waits_do_not_fill_memory(optimizer: bool, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kv, settled = store_of(w=nd.ones(3)), []
+    if optimizer:
+        kv.set_optimizer(gk.optim.SGD(0.5))
+    nd.waitall()
+    monkeypatch.setattr(array_queue, limit, 100)
+    monkeypatch.setattr(queue(), "settle", lambda: settled.append(queue().pending))
+    with late(4) as g:
+        for _ in range(110):
+            kv.push("w", g)
+    assert settled
+    assert settled[0] <= 102
 
 
 def test_later_changes_of_arrays_do_not_reach_the_store() -> None:
