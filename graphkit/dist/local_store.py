@@ -99,7 +99,8 @@ class LocalKVStore(KVStore):
             return super().pull(key, out)
         from graphkit.dist import nd_values
 
-        nd_values.copy_all([self._arrays[k] for k in keys], outs)
+        # Another thread may have replaced a value after the checks. The new one has the same type.
+        nd_values.copy_all([self._array(k) for k in keys], outs)
         return out
 
     def _has_type_of(self, key: Any, array: Any) -> bool:

@@ -73,7 +73,7 @@ def update_later(
     state = stored._memory.state
     given, into = pushed._data, stored._data
     reads = (pushed._memory.readable(), state)
-    queue().push_call(name, lambda: update(given, into), reads, (state, order.state))
+    queue().push_call(name, lambda: update(given, into), reads, (state, order.state), into.nbytes)
 
 
 def settle(order: Memory) -> None:

@@ -93,7 +93,8 @@ class Call:
         waiting, program = queue(), self.program
         if self.task is None:
             writes = [y._memory.state for y in made]
-            waiting.push_call(self.name, program.deferred(inputs, [y._data for y in made]), reads, writes)
+            run = program.deferred(inputs, [y._data for y in made])
+            waiting.push_call(self.name, run, reads, writes, sum([y.nbytes for y in made]))
             return
         for output, source in program.copies:
             y = made[output]

@@ -188,7 +188,7 @@ def _before_fork() -> None:
         locks.compiling.acquire()
         locks.listing.acquire()
         # Other threads may have pushed operations meanwhile. As long as this thread holds the GIL, they cannot.
-        if tries_left == 0 or _queue is None or not _queue.engine.pending:
+        if tries_left == 0 or _queue is None or not _queue.pending:
             break
         _release_all()
     locks.forking = threading.get_ident()

@@ -20,6 +20,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.errors import InputError, RuntimeFailure, UsageError
+from graphkit.executor.run import array_queue
 from graphkit.executor.run import engine as engines
 from graphkit.nd.runtime import queue
 
@@ -220,6 +221,22 @@ def test_the_error_of_an_optimizer_names_the_key() -> None:
     assert "update of key 'w'" in "".join(caught.value.__notes__)
 
 
+@pytest.mark.parametrize("optimizer", [False, True])
+@pytest.mark.parametrize("limit", ["_AHEAD_OPERATIONS", "_AHEAD_BYTES"])
+def test_pushes_without_waits_do_not_fill_memory(optimizer: bool, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kv, settled = store_of(w=nd.ones(3)), []
+    if optimizer:
+        kv.set_optimizer(gk.optim.SGD(0.5))
+    nd.waitall()
+    monkeypatch.setattr(array_queue, limit, 100)
+    monkeypatch.setattr(queue(), "settle", lambda: settled.append(queue().pending))
+    with late(4) as g:
+        for _ in range(110):
+            kv.push("w", g)
+    assert settled
+    assert settled[0] <= 102
+
+
 def test_later_changes_of_arrays_do_not_reach_the_store() -> None:
     kv, w, g = store_of(w=nd.ones(3)), nd.zeros(3), nd.ones(3)
     with late(2) as first:
@@ -359,6 +376,21 @@ def test_a_thread_finds_the_array_that_another_one_made_meanwhile() -> None:
             return
 
     before, kv._lock = kv._lock, Lock()
+    assert kv.pull("w", into).asnumpy().tolist() == [2] * 3
+
+
+def test_a_pull_finds_a_value_that_another_thread_replaced_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    kv, into = store_of(w=nd.ones(3)), nd.zeros(3)
+    kv.pull("w", into)
+    has_type_of = kv._has_type_of
+
+    def then_push(key: str, array: nd.NDArray) -> bool:
+        found: bool = has_type_of(key, array)
+        monkeypatch.undo()
+        kv.push("w", np.full(3, 2, np.float32))
+        return found
+
+    monkeypatch.setattr(kv, "_has_type_of", then_push)
     assert kv.pull("w", into).asnumpy().tolist() == [2] * 3
 
 

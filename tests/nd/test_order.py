@@ -151,6 +151,24 @@ def test_a_fork_waits_for_operations_that_are_pushed_meanwhile(monkeypatch: pyte
     assert pending == 0
 
 
+def test_a_fork_waits_for_operations_that_are_gathered_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, x, calls = nd.runtime.queue(), nd.zeros(1), []
+    settle = queue.settle
+
+    def settle_while_a_thread_gathers() -> None:
+        settle()
+        if not calls:
+            x.__iadd__(1.0)
+        calls.append(None)
+
+    monkeypatch.setattr(queue, "settle", settle_while_a_thread_gathers)
+    with queue.batch("batch"):
+        nd.runtime._before_fork()
+        nd.runtime._after_fork_in_parent()
+        assert x._data.tolist() == [1]
+    assert len(calls) > 1
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_child_of_a_fork_uses_earlier_arrays() -> None:

@@ -17,8 +17,8 @@ from graphkit.executor.run.engine import Engine
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
 
-# Bytes of results that may be pushed before a push waits for all operations. A loop cannot fill the memory then, even
-# if it never waits, or waits only for arrays that are computed.
+# Bytes that pushed operations may write before a push waits for all operations. A loop cannot fill the memory then,
+# even if it never waits, or waits only for arrays that are computed.
 _AHEAD_BYTES = 1 << 30
 # Number of operations that may be pending before a push waits for them.
 _AHEAD_OPERATIONS = 4096
@@ -96,13 +96,13 @@ class ArrayQueue:
     ) -> None:
         """Copy all elements between arrays of one shape and dtype, which may have any strides."""
         self._native.push_copy(name, source, target, reads, writes)
-        self._count(0)
+        self._count(target.nbytes)
 
     def push_copies(self, name: str, copies: list[Copy]) -> None:
         """Make copies like `push_copy`, each of which is an operation."""
         self._native.push_copies(name, copies)
         self._operations += len(copies) - 1
-        self._count(0)
+        self._count(sum([target.nbytes for _, target, _, _ in copies]))
 
     def push_call(
         self,
@@ -110,9 +110,11 @@ class ArrayQueue:
         function: Callable[[], Any],
         reads: Sequence[_native.ArrayState],
         writes: Sequence[_native.ArrayState],
+        nbytes: int = 0,
     ) -> None:
-        """Call a Python function."""
+        """Call a Python function, which writes `nbytes` bytes."""
         self._native.push_call(name, function, self._raised, reads, writes)
+        self._count(nbytes)
 
     def _count(self, nbytes: int) -> None:
         """Count an operation with results of `nbytes` bytes. Wait if too much may be pending."""
@@ -120,12 +122,17 @@ class ArrayQueue:
         self._operations += 1
         if self._operations > _AHEAD_OPERATIONS:
             # The next operations are counted up to the limit again, so twice as many would be pending otherwise.
-            self._native.flush()
-            self._operations = self.engine.pending
+            self._operations = self.pending
             if self._operations > _AHEAD_OPERATIONS // 2:
                 self.settle()
         if self._bytes > _AHEAD_BYTES:
             self.settle()
+
+    @property
+    def pending(self) -> int:
+        """Number of operations of the engine that are not done. Gathered operations are pushed first."""
+        self._native.flush()
+        return self.engine.pending
 
     def wait(self, state: _native.ArrayState, *, exclusive: bool = False) -> BaseException | None:
         """Wait for earlier operations that write an array and, with `exclusive`, read it. Return the array's error."""
