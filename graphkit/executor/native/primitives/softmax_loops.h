@@ -138,19 +138,44 @@ void softmax_short(const T* x, T* y, std::int64_t rows, std::int64_t size) {
     }
 }
 
-template <bool Log, typename T>
-void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, std::int64_t width);
-
-// Computes rows of `Columns` elements as the columns of a tile.
+// Computes rows of `Columns` elements as the columns of a tile. All rows are summed in the same order, so that a row
+// has the same bits in any batch, and with any number of threads. Each loop has few steps that wait for each other.
 template <bool Log, int Columns, typename T>
 void softmax_narrow(const T* x, T* y, std::int64_t rows) {
+    constexpr std::int64_t lanes = kLanes<T>;
     constexpr std::int64_t tile = 128;
     alignas(kVectorBytes) T panel[Columns * tile];
+    alignas(kVectorBytes) T scales[tile];
     auto* bytes = reinterpret_cast<std::byte*>(panel);
     for (std::int64_t row = 0; row < rows; row += tile) {
         const std::int64_t part = rows - row < tile ? rows - row : tile;
         split_rows<T, Columns>(reinterpret_cast<const std::byte*>(x + row * Columns), bytes, tile, part);
-        softmax_columns<Log>(panel, panel, Columns, tile, part);
+        for (std::int64_t at = 0; at < part; at += lanes) {
+            Vector<T> v[Columns];
+            Vector<T> raised[Columns];
+#pragma GCC unroll 8
+            for (int c = 0; c < Columns; ++c) {
+                const T* from = panel + c * tile + at;
+                v[c] = at + lanes <= part ? load(from) : load_part(from, part - at, T{0});
+            }
+            const Vector<T> largest = combine_all<LargestNumber<T>, T, Columns>(v);
+#pragma GCC unroll 8
+            for (int c = 0; c < Columns; ++c) {
+                v[c] = v[c] - largest;
+                raised[c] = exp_of_negative<T>(v[c]);
+                store(panel + c * tile + at, Log ? v[c] : raised[c]);
+            }
+            store(scales + at, combine_all<Add, T, Columns>(raised));
+        }
+        for (std::int64_t at = 0; at < part; at += lanes) {
+            const Vector<T> sum = load(scales + at);
+            const Vector<T> scale = Log ? log<T>(sum) : T{1} / sum;
+#pragma GCC unroll 8
+            for (int c = 0; c < Columns; ++c) {
+                const Vector<T> v = load(panel + c * tile + at);
+                store(panel + c * tile + at, Log ? v - scale : v * scale);
+            }
+        }
         join_columns<T, Columns>(bytes, reinterpret_cast<std::byte*>(y + row * Columns), tile, part);
     }
 }

@@ -336,6 +336,7 @@ def test_which_method():
     assert chosen((1, 2000, 3, 3), 61) == "direct"
     assert chosen((1, 2000, 3, 3), 61, constant=False) is None
     assert chosen((1, 256, 3, 3), 128) is None
+    assert chosen((1, 20000, 3, 3), 3) is None
     # Short sums, and other windows.
     assert chosen((1, 32, 28, 28), 64, strides=(2, 2)) is None
     assert chosen((1, 64, 12, 12), 64, kernel=5) is None

@@ -20,7 +20,8 @@ constexpr std::int64_t kLongSum = 512;
 constexpr std::int64_t kManyResults = 512;
 constexpr std::int64_t kFewResults = 14;
 // With constant weights that do not fit into a near cache, and fewer results than fill the registers, the time is that
-// of reading the weights: graphkit's code reads them in order. Windows of fewer results are mostly padding.
+// of reading the weights: graphkit's code reads them in order. Windows of fewer results are mostly padding, and so are
+// the reordered weights, if filters fill at most half of a block.
 constexpr std::int64_t kCachedWeights = 1 << 19;
 constexpr std::int64_t kFewestResults = 4;
 // Reordering at most this many weights takes no longer than making one of the library's kernels.
@@ -141,7 +142,7 @@ bool suits(const TiledShape& s, std::int64_t images, bool constant) {
     const bool is_long = s.kernel[0] == 3 && s.kernel[1] == 3 && s.taps() * s.channels >= kLongSum;
     const bool is_product = s.taps() == 1 && constant && s.channels >= kFewChannels;
     if (is_long && constant && results >= kFewestResults && results < kFewResults) {
-        return s.taps() * s.channels * s.filters > kCachedWeights;
+        return s.taps() * s.channels * s.filters > kCachedWeights && 2 * s.filters > direct_table().block;
     }
     return TiledConvolution::fills_blocks(s.filters) &&
            (is_product || (is_long && results >= (constant ? kFewResults : kManyResults)));
