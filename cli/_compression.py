@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from graphkit.cli._groups import COMPARISON, DATA, LOSS, option
+from graphkit.cli._images import log_preprocessing
 from graphkit.cli._options import source_options
 from graphkit.cli._output import log, print_json, print_table, rounding_bar, show
 from graphkit.cli._ranges import FloatRange, IntRange
@@ -125,6 +126,7 @@ class CompressionData:
         has_targets = found.targets is not None or isinstance(found, LazyDataset)
         if not has_targets and (finetunes or max_drop is not None):
             raise UsageError(f"{'--finetune' if finetunes else '--max-drop'}: {spec} has no targets")
+        log_preprocessing(net, train, with_options=bool(options))
         log(f"{train.name}: {quantity(samples.count, 'sample')} of {len(train):,} for {purpose}")
         return cls(samples, found if has_targets else None, train if finetunes else None)
 

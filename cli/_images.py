@@ -10,9 +10,12 @@ import numpy as np
 
 from graphkit.cli._groups import IMAGES, option
 from graphkit.cli._options import preprocessing_option
+from graphkit.cli._output import log
 
 if TYPE_CHECKING:
+    from graphkit.data import Dataset
     from graphkit.data.images.feeding import Said
+    from graphkit.model import Model
 
 
 class _Numbers(click.ParamType):
@@ -58,3 +61,17 @@ def images_of(options: dict[str, Any]) -> Said:
     from graphkit.data.images.feeding import Said
 
     return Said(options["image_scale"], options["image_mean"], options["image_std"], options["image_layout"])
+
+
+def log_preprocessing(net: Model, data: Dataset, *, with_options: bool) -> None:
+    """Log how labelled images become inputs of a model, and where this comes from. Other data log nothing.
+
+    with_options: whether --data-option is given.
+    """
+    from graphkit.data import ImageDataset
+    from graphkit.model import PREPROCESSING
+
+    if isinstance(data, ImageDataset):
+        known = PREPROCESSING in net.meta
+        origin = "of the model's metadata" if known else "chosen by the input's shape, because the metadata have none"
+        log(f"image preprocessing ({origin}{'; with --data-option' if with_options else ''}): {data.preprocess}")

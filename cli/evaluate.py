@@ -12,6 +12,7 @@ import click
 
 from graphkit.cli._adapters import adapter_option, folder_of, with_adapters
 from graphkit.cli._groups import DATA, LOSS, NETWORK, OUTPUT, REPORTING, GroupedCommand, option
+from graphkit.cli._images import log_preprocessing
 from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
     batch_axis_option,
@@ -173,7 +174,6 @@ def _read(
     """
     from graphkit.data import ImageDataset, TokenStream
     from graphkit.inference.labelled_data import read_labelled
-    from graphkit.model import PREPROCESSING
 
     found, chosen = read_labelled(net, spec, part=part, axes=axes, **options)
     noun = "image" if isinstance(found, ImageDataset) else "token" if isinstance(found, TokenStream) else "sample"
@@ -187,9 +187,7 @@ def _read(
             f"note: {trained[0]} was trained on {spec}, so these samples include its training samples. To evaluate "
             "only the others: --part test"
         )
-    if isinstance(found, ImageDataset):
-        origin = "of the model's metadata" if PREPROCESSING in net.meta else "default: the model's metadata have none"
-        log(f"image preprocessing ({origin}{'; with --data-option' if options else ''}): {found.preprocess}")
+    log_preprocessing(net, found, with_options=bool(options))
     return found
 
 

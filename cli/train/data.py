@@ -52,7 +52,7 @@ def read_data(
                 raise UsageError(
                     f"--validation-split and {what} both choose the validation data: leave out one of them"
                 )
-    options = ({} if net is None else options_of_model(net, spec)) | options
+    options = ({} if net is None else options_of_model(net, spec, is_new=not is_of_onnx(net))) | options
     if weight is not None and takes(spec, "weight"):
         options |= {"weight": weight}
     if share is not None:
@@ -64,6 +64,11 @@ def read_data(
         return data.Splits(train, data.read(valid_spec, **options | {"vocabulary": train.vocabulary}))
     of_table = options if isinstance(train, TableData) else {}
     return data.Splits(train, data.read(valid_spec, axes=axes, like=train, **of_table))
+
+
+def is_of_onnx(net: Model) -> bool:
+    """Return whether a model was read from an ONNX file, so that it may be trained already."""
+    return any(key.startswith("onnx.") for key in net.meta)
 
 
 def counted(train: Dataset, held_out: Dataset, divided: str | None) -> str:

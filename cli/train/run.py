@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphkit import config
+from graphkit.cli._images import log_preprocessing
 from graphkit.cli._meta import ARGUMENTS
 from graphkit.cli._options import check_run_folder, device_of, key_values, source_options, with_tokenizer
 from graphkit.cli._output import is_terminal, log
@@ -165,6 +166,8 @@ def _made(source: Network, store: KVStore, o: Mapping[str, Any]) -> tuple[Traine
     net, head = prepare_network(net, None if parts is None else parts.train, axes, o)
     targets = objective.target_names(net, o["loss_specs"], o["output_name"])
     parts = data.fitted(net, parts or data.read_data(net, *given), targets)
+    if store.rank == 0 and data.is_of_onnx(net):
+        log_preprocessing(net, parts.train, with_options=bool(o["data_options"]))
     net = sources.described(net, parts.train)
     trainer = _trainer(net, head, objective.loss(net, parts.train, o), optimizer, store, o)
     return trainer, data.skipping(parts, o["on_damaged"])

@@ -126,7 +126,8 @@ def spreads(
 ) -> Iterator[dict[str, Spreads]]:  # fmt: skip
     """Yield how far rounding moves each output that is a tensor of floats, by name, after 1, 2, ... random runs.
 
-    Each run can only raise `highest`. If nodes compute very many elements, there are fewer runs than DRAWS.
+    Each run can only raise `highest` and `mean`, because `mean` counts runs that are left as 0. So outputs that pass
+    after some runs also pass after all runs. If nodes compute very many elements, there are fewer runs than DRAWS.
 
     truth: outputs in double precision. epsilon: of the rounding (default: that of the model's element types).
     absolute: see `Rounding`. progress: called before each run.
@@ -145,8 +146,9 @@ def spreads(
             found.add(drawn)
             elements += made
         draws = max(1, min(DRAWS, _ELEMENTS * (seed + 1) // max(elements, 1)))
-        steps = moved[1].spreads if len(moved) > 1 else {}
-        yield {name: Spreads(found, steps.get(name)) for name, found in moved[0].spreads.items()}
+        tensors, *others = (found.spreads(max(draws, seed + 1)) for found in moved)
+        steps = others[0] if others else {}
+        yield {name: Spreads(found, steps.get(name)) for name, found in tensors.items()}
         if seed + 1 >= draws:
             break
 
@@ -158,23 +160,24 @@ class _Moved:
         self._truth = {
             name: value for name, value in truth.items() if isinstance(value, np.ndarray) and value.dtype == np.float64
         }
-        self._runs = 0
-        self.spreads = {name: Spread(np.zeros(value.shape), 0.0) for name, value in self._truth.items()}
+        # Means are summed over the runs.
+        self._sums = {name: Spread(np.zeros(value.shape), 0.0) for name, value in self._truth.items()}
+
+    def spreads(self, runs: int) -> dict[str, Spread]:
+        """Return the spreads. Means are over `runs` runs; those that were not added count as 0."""
+        return {name: Spread(found.highest, found.mean / runs) for name, found in self._sums.items()}
 
     def add(self, drawn: Mapping[str, Any]) -> None:
         """Add the outputs of a run."""
-        self._runs += 1
         for name, truth in self._truth.items():
-            mean, before = 0.0, self.spreads[name]
+            mean, before = 0.0, self._sums[name]
             distance = np.zeros(truth.shape)
             if drawn[name].shape == truth.shape:
                 with np.errstate(all="ignore"):
                     distance = np.abs(drawn[name] - truth)
                 distance = np.where(np.isfinite(distance), distance, 0.0)
                 mean = float(distance.mean()) if distance.size else 0.0
-            self.spreads[name] = Spread(
-                np.fmax(before.highest, distance), before.mean + (mean - before.mean) / self._runs
-            )
+            self._sums[name] = Spread(np.fmax(before.highest, distance), before.mean + mean)
 
 
 def _dtypes(graph: Graph) -> Iterator[DType]:

@@ -71,8 +71,11 @@ def _vocabulary(text: str, source: str) -> Vocabulary:
     return vocabulary_from_json(text, source)
 
 
-def options_of_model(model: Model, spec: str) -> dict[str, Any]:
-    """Return options for reading the data `spec` that a model determines: vocabulary, preprocessing or image size."""
+def options_of_model(model: Model, spec: str, *, is_new: bool = False) -> dict[str, Any]:
+    """Return options for reading the data `spec` that a model determines: vocabulary, preprocessing or image size.
+
+    is_new: see `options_for` of feeding.py.
+    """
     from graphkit.data.images.feeding import options_for
     from graphkit.data.sources import takes
 
@@ -81,7 +84,7 @@ def options_of_model(model: Model, spec: str) -> dict[str, Any]:
     if not takes(spec, "preprocess"):
         return {}
     known = preprocessing_of(model.meta)
-    return options_for(model.input_types) if known is None else {"preprocess": known}
+    return options_for(model.input_types, is_new=is_new) if known is None else {"preprocess": known}
 
 
 def _gives(model: Model, count: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 
@@ -94,6 +95,21 @@ def test_rounding_is_measured_until_every_output_passes(monkeypatch):
     (y,) = verified().outputs
     assert runs == [(0, 4)]
     assert y.reason.endswith("(rounding was measured in 1 run instead of 4, because the outputs are large)")
+
+
+def test_more_runs_never_lower_the_measured_rounding():
+    net, feeds = cancelling(), {"x": cancelling_inputs()["x"][:1]}
+    truth = in_double_precision(net, feeds)
+    found = [spread["y"].tensors for spread in rounding.spreads(net, feeds, truth)]
+    assert len(found) == rounding.DRAWS
+    for less, more in itertools.pairwise(found):
+        assert less.mean < more.mean
+        assert (less.highest <= more.highest).all()
+    runs = [
+        np.abs(in_double_precision(net, feeds, rounding.Rounding(0.0, 2.0**-23, seed))["y"] - truth["y"]).mean()
+        for seed in range(rounding.DRAWS)
+    ]
+    assert found[-1].mean == pytest.approx(np.mean(runs))
 
 
 def test_more_noise_than_the_other_engine_makes_fails(monkeypatch):

@@ -143,7 +143,7 @@ def test_classes_of_a_folder_are_matched_by_name(call, tmp_path):
             image.fromarray(np.full((5, 5), shade + i, np.uint8)).save(tmp_path / "photos" / name / f"{i}.png")
     x = gk.input("x", ["N", 1, 5, 5])
     mean = gk.reduce_mean(gk.reshape(x, np.array([-1, 25], np.int64)), np.array([1], np.int64))
-    scores = gk.concat([mean, gk.neg(mean)], axis=1)
+    scores = gk.concat([mean, 1 - mean], axis=1)
     gk.Model({"y": scores}, meta={"classes": '["light", "dark"]'}).save("m.onnx")
     code, out, err = call("evaluate", "m.onnx", "--data", "photos", "--json", "--engine", "onnxruntime")
     result = json.loads(out)
@@ -151,7 +151,8 @@ def test_classes_of_a_folder_are_matched_by_name(call, tmp_path):
     assert [c["name"] for c in result["classes"]] == ["light", "dark"]
     assert {s["name"] for s in result["worst"]} == {f"photos/{n}/{i}.png" for n in ("dark", "light") for i in range(3)}
     assert "classes are matched by name" in err
-    assert "image preprocessing (default" in err
+    line = "image preprocessing (chosen by the input's shape, because the metadata have none): resized to 5 x 5, grey"
+    assert f"{line}, pixel / 255, NCHW float32" in err
 
 
 def test_note_if_the_data_contain_training_samples(call, digits):

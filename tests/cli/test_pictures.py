@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 import graphkit as gk
-from graphkit.data.preprocessing.image import Preprocess
+from graphkit.cli.train.data import read_data
+from graphkit.data.preprocessing.image import IMAGENET, Preprocess
 
 README = Path(__file__).parents[2] / "README.md"
 META = Preprocess.of_size(6, 6, mean=(0.5,), std=(0.25,))
@@ -101,6 +102,16 @@ def test_data_for_a_model_that_says_nothing_have_its_size(call, photos):
     run(call, "train flat.onnx --data photos/ --epochs 1 -o run/")
     made = Preprocess.from_json(gk.load("run").meta["preprocessing"])
     assert (made.layout, made.size, made.colours) == ("NHWC", (16, 20), "RGB")
+
+
+def test_training_prepares_images_for_an_onnx_file_as_other_commands(photos):
+    x = gk.input("x", ["N", 3, 8, 8])
+    new = gk.Model({"y": gk.identity(x)})
+    new.save("net.onnx")
+    read = [read_data(net, "photos", None, {}, {}).train.preprocess for net in (new, gk.load("net.onnx"))]
+    assert read == [
+        Preprocess.of_size(8, 8, mean=IMAGENET[0], std=IMAGENET[1]), Preprocess(resize=(8, 8)),
+    ]  # fmt: skip
 
 
 def test_what_validates_goes_through_the_same(call, photos):

@@ -103,23 +103,37 @@ def picture_input(inputs: Mapping[str, Type]) -> str:
     )
 
 
-def options_for(inputs: Mapping[str, Type]) -> dict[str, Any]:
-    """Return the options of `folders.load` that the only input for images determines: layout, size, colours."""
+def undescribed(kind: TensorType, layout: str) -> Preprocess:
+    """Return the preprocessing for an input of this type if the model's metadata do not describe it.
+
+    The whole image is resized to the size of the input. A float input gets pixel / 255; a uint8 input gets the pixels
+    unchanged. If the input has no fixed size, `resize` is None.
+    """
+    sizes = dict(zip(layout[1:], kind.known_shape[-3:], strict=True))
+    channels, height, width = (size if isinstance(size := sizes[axis], int) else None for axis in "CHW")
+    whole = None if height is None or width is None else (height, width)
+    return Preprocess(resize=whole, colours=OF_CHANNELS[channels or 3], layout=layout, dtype=str(kind.dtype))
+
+
+def options_for(inputs: Mapping[str, Type], *, is_new: bool = False) -> dict[str, Any]:
+    """Return options of `folders.load` for a model without preprocessing in its metadata; {} if no input is clear.
+
+    For an input of fixed size, this is the preprocessing of `undescribed`. If the size is free, the data determine it.
+    is_new: the network is not trained yet, so the data determine the arithmetic, too.
+    """
     found = [kind for kind in inputs.values() if _may_be_picture(kind)]
     if len(found) != 1 or not isinstance(found[0], TensorType):
         return {}
     first, last = (size in OF_CHANNELS for size in found[0].known_shape[-3::2])
     if first == last:
         return {}
-    layout = "NCHW" if first else "NHWC"
-    sizes = dict(zip(layout[1:], found[0].known_shape[-3:], strict=True))
-    size = (sizes["H"], sizes["W"])
-    free = not all(isinstance(side, int) for side in size)
-    (channels,) = (count for count in OF_CHANNELS if count == sizes["C"])
-    found_options: dict[str, Any] = {"layout": layout, "colours": OF_CHANNELS[channels], "dtype": str(found[0].dtype)}
-    if found[0].dtype is DType.UINT8:
-        found_options |= {"mean": (), "std": ()}
-    return found_options if free else found_options | {"size": size}
+    made = undescribed(found[0], "NCHW" if first else "NHWC")
+    if made.resize is not None and not is_new:
+        return {"preprocess": made}
+    options: dict[str, Any] = {"layout": made.layout, "colours": made.colours, "dtype": made.dtype}
+    if made.dtype == "uint8" or not is_new:
+        options |= {"mean": (), "std": ()}
+    return options if made.resize is None else options | {"size": made.resize}
 
 
 def _may_be_picture(kind: Type) -> bool:
@@ -223,9 +237,7 @@ def _wanted(path: Path, name: str, kind: TensorType, known: Preprocess | None, s
     changes: dict[str, Any] = {"layout": layout, "dtype": dtype}
     changes |= {field: value for field in ("scale", "mean", "std") if (value := getattr(said, field)) is not None}
     if known is None:
-        whole = None if height is None or width is None else (height, width)
-        plain = Preprocess(resize=whole, colours=OF_CHANNELS[channels or 3], layout=layout)
-        return _Wanted(replace(plain, **changes), height, width)
+        return _Wanted(replace(undescribed(kind, layout), **changes), height, width)
     made = known.size or (None, None)
     fits = all(
         have is None or want is None or have == want

@@ -85,6 +85,8 @@ def _read(
     for block in blocks:
         if not fillings:
             end = block.index(b"\n") + 1
+            if block.count(b'"', 0, end) % 2:  # a line break between quotes
+                raise _Doubt
             header, width, places = names(next(csv.reader([block[:end].decode()], delimiter=delimiter)))
             fillings = [_Filling(name, str(place), name in categorical, decimal) for name, place in places.items()]
             if header:

@@ -10,9 +10,10 @@ import codecs
 import contextlib
 import csv
 import itertools
+import re
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -109,8 +110,8 @@ def read_table(
     names are called by position: "0", "1", ... delimiter: between cells in text files (default: a tab in .tsv; a
     semicolon if the first line of a .csv contains semicolons and no comma; else a comma). encoding: of the characters
     of a text file, such as "latin-1" (default: UTF-8; UTF-16 if the file begins with its byte order mark). decimal: the
-    decimal mark of numbers in text files, "." or ",". Texts that look like numbers with decimal commas give a
-    GraphkitWarning. Raises InputError, which names file and line, if it is not a table.
+    decimal mark of numbers in text files, "." or ",". Texts that look like numbers with decimal commas, or with points
+    between thousands, give a GraphkitWarning. Raises InputError, which names file and line, if it is not a table.
     """
     if decimal not in (".", ","):
         raise UsageError(f'{path}: decimal must be "." or ",", not {decimal!r}')
@@ -123,12 +124,17 @@ def read_table(
     form = _Form(mark, header, decimal)
     table = _with_pyarrow(path, choice, form) if encoding == _UTF8 else None
     table = table or _with_csv(path, choice, form, encoding)
-    if found := _with_decimal_commas(table, choice, form):
-        warnings.warn(
-            f"{path}: {found} look{'s' * (',' not in found)} like numbers with decimal commas, but "
-            f"{'is' if ',' not in found else 'are'} read as text; {_ADVICE}",
-            GraphkitWarning, stacklevel=2,
-        )  # fmt: skip
+    for looks, fits, advice in (
+        ("numbers with decimal commas", form.may_be_comma, f"{_ADVICE}; to keep the text, set categorical="),
+        ("numbers with points between thousands", form.has_points, f"{_REMOVE}; to keep the text, set categorical="),
+    ):
+        if found := _texts_like(table, choice, fits):
+            many = len(found) > 1
+            warnings.warn(
+                f"{path}: column{'s' * many} {', '.join(map(repr, found))} look{'s' * (not many)} like {looks}, but "
+                f"{'are' if many else 'is'} read as text; {advice}{','.join(found)}",
+                GraphkitWarning, stacklevel=2,
+            )  # fmt: skip
     return table
 
 
@@ -143,18 +149,23 @@ class _Form(NamedTuple):
         """Return whether a text is a number with a decimal comma, which is not the file's decimal mark."""
         return self.decimal == "." and self.mark != "," and "," in cell and is_number(cell, ",")
 
+    def has_points(self, cell: str) -> bool:
+        """Return whether a text is a number with points between thousands, in a file with decimal commas."""
+        return self.decimal == "," and _THOUSANDS.fullmatch(cell) is not None
 
+
+_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:[.][0-9]{3})+(?:,[0-9]+)?")
+_REMOVE = "to read them as numbers, remove these points from the file"
 _ADVICE = "to read them as numbers, set decimal=, (--data-option decimal=,)"
 
 
-def _with_decimal_commas(table: Table, choice: Choice, form: _Form) -> str:
-    """Return the names of text columns whose cells are all numbers with decimal commas."""
-    found = [
-        repr(name)
+def _texts_like(table: Table, choice: Choice, fits: Callable[[str], bool]) -> list[str]:
+    """Return the names of text columns whose cells all fit. Columns that are chosen as categorical do not count."""
+    return [
+        name
         for name, column in table.columns.items()
-        if isinstance(column, Texts) and name not in choice.categorical and all(map(form.may_be_comma, column.texts))
+        if isinstance(column, Texts) and name not in choice.categorical and all(map(fits, column.texts))
     ]
-    return f"column{'s' * (len(found) > 1)} {', '.join(found)}" if found else ""
 
 
 def _encoding(path: Path, given: str | None) -> str:
@@ -245,6 +256,8 @@ def _csv(path: Path, lines: Any, choice: Choice, form: _Form) -> Table:
             + (
                 _ADVICE
                 if form.may_be_comma(cell)
+                else _REMOVE
+                if form.has_points(cell)
                 else f"correct the file, or set categorical={error.column} (--data-option "
                 f"categorical={error.column}) to read all cells as names"
             )

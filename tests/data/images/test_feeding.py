@@ -15,6 +15,7 @@ from graphkit.data.description import described, preprocessing_of
 from graphkit.data.images.feeding import Said, options_for, picture_input, pictures_for
 from graphkit.data.preprocessing.image import IMAGENET, Preprocess
 from graphkit.errors import InputError, InvalidModel, UsageError
+from graphkit.inference.labelled_data import read_labelled
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
 MADE = Preprocess.of_size(8, 8, mean=IMAGENET[0], std=IMAGENET[1], filter="bicubic")
@@ -127,19 +128,35 @@ def test_pictures_of_sizes_that_a_batch_cannot_hold(photo, tmp_path):
 def test_the_input_that_takes_pictures():
     types = {**network().input_types, "mask": network(("N", 7)).input_types["x"]}
     assert picture_input(types) == "x"
-    assert options_for(types) == {"layout": "NCHW", "colours": "RGB", "dtype": "float32", "size": (8, 8)}
+    assert options_for(types) == {"preprocess": Preprocess(resize=(8, 8))}
+    assert options_for(types, is_new=True) == {
+        "layout": "NCHW", "colours": "RGB", "dtype": "float32", "size": (8, 8),
+    }  # fmt: skip
     grey = network(("N", 5, 6, 1), "uint8").input_types
-    assert options_for(grey) == {
+    made = Preprocess(resize=(5, 6), colours="L", layout="NHWC", dtype="uint8")
+    assert options_for(grey) == {"preprocess": made}
+    assert options_for(grey, is_new=True) == {
         "layout": "NHWC", "colours": "L", "dtype": "uint8", "size": (5, 6), "mean": (), "std": (),
     }  # fmt: skip
     assert options_for(network(("N", 3, "H", "W")).input_types) == {
-        "layout": "NCHW", "colours": "RGB", "dtype": "float32",
+        "layout": "NCHW", "colours": "RGB", "dtype": "float32", "mean": (), "std": (),
     }  # fmt: skip
     assert options_for({"x": types["mask"]}) == {}
     with pytest.raises(InputError, match=r"no input takes images \(mask"):
         picture_input({"mask": types["mask"]})
     with pytest.raises(InputError, match=r"several inputs take images .*choose an input: NAME=FILE"):
         picture_input({"x": types["x"], "y": types["x"]})
+
+
+def test_undescribed_images_are_alike_in_labelled_data_and_files(photo, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        Image.fromarray(PIXELS).save(tmp_path / "photos" / name / "0.png")
+    model = network()
+    labelled = read_labelled(model, tmp_path / "photos").data
+    files = pictures_for([photo], "x", model.input_types["x"])
+    np.testing.assert_array_equal(labelled.preprocess.read(photo), files)
+    assert 0 <= files.min() < files.max() <= 1
 
 
 def test_files_in_python(photo, tmp_path):

@@ -126,6 +126,7 @@ FILES = {
     "quoted line feed": (b'a,b\n1,"x\ny"\n2,z\n', False),
     "quoted crlf": (b'a,b\n1,"x\r\ny"\n2,z\n', False),
     "quoted line feed in the header": (b'a,"b\nc"\n1,2\n', False),
+    "quoted line feed in the header of one column": (b'"a\nb"\nx\n', False),
     "open quote": (b'a,b\n1,"x\n2,y\n', False),
     "open quote at the end": (b'a,b\n1,x\n2,"', False),
     "quote within a cell": (b'a,b\n1,x"y\n2,z"\n', False),

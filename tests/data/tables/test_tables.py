@@ -291,6 +291,7 @@ def test_columns_that_look_like_decimal_commas_give_a_warning(tmp_path):
     with pytest.warns(GraphkitWarning, match="a.csv: columns 'a', 'y' look like numbers with decimal commas") as seen:
         data.read(path)
     assert "--data-option decimal=," in str(seen[0].message)
+    assert str(seen[0].message).endswith("to keep the text, set categorical=a,y")
     path.write_text("1,5;0\n0,25;1\n")  # the commas in the first line are not between cells
     with pytest.warns(GraphkitWarning, match="column '0' looks like numbers with decimal commas"):
         assert data.read(path).inputs.shape == (2, 2)
@@ -303,6 +304,17 @@ def test_columns_that_look_like_decimal_commas_give_a_warning(tmp_path):
         data.read(path)
         path.write_text("a;y\n1,5;0\n2,5;1\n")
         data.read(path, categorical="a")
+
+
+def test_points_between_thousands_give_a_warning_or_an_error(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("a;y\n1.234,5;0\n2.000;1\n")
+    with pytest.warns(GraphkitWarning, match="column 'a' looks like numbers with points between thousands") as seen:
+        data.read(path, decimal=",")
+    assert str(seen[0].message).endswith("remove these points from the file; to keep the text, set categorical=a")
+    path.write_text("a;y\n4,5;0\n1.234,5;1\n")
+    with pytest.raises(InputError, match=r"line 3: '1\.234,5' in column 'a' is not a number.*remove these points"):
+        data.read(path, decimal=",")
 
 
 def test_numbers_beside_any_space_and_in_any_digits(tmp_path):
