@@ -68,8 +68,8 @@ class NativeSweeps(Protocol):
         """Copy nodes as `copy_until` does, and add them to `seen`, which maps keys to nodes. Equal nodes have one key.
 
         `numbers` stores the numbers of operators between calls for the same sweep. `number_of` returns positive numbers
-        that only equal operators share. `merged` contains the numbers of operators
-        whose subgraphs contain neither equal nor random nodes.
+        that only equal operators share. `merged` contains the numbers of operators whose subgraphs contain neither
+        equal nor random nodes.
 
         Returns:
             The position of the first node that the caller must handle: its key is in `seen`, and it has operands and

@@ -148,6 +148,16 @@ def test_equal_regions_have_equal_numbers() -> None:
     assert numbers() == in_python(numbers) == [True, True, False, False]
 
 
+def test_equal_regions_with_one_body_are_merged() -> None:
+    x, operand = gk.input("x", [2]), Value(TensorType("float32", (2,)))
+    body = Graph([operand], [F.tanh(F.exp(operand))])
+
+    def merged() -> int:
+        return len(cse(Graph([x], [Node(Fused(body=body), [x]).output for _ in range(3)])).nodes)
+
+    assert merged() == in_python(merged) == 1
+
+
 def test_wrong_graphs_are_the_same_errors() -> None:
     x, state, other = (gk.input(name, [2]) for name in ("x", "state", "other"))
     wide = gk.input("wide", [3])

@@ -362,3 +362,21 @@ def test_errors_of_the_moving_average() -> None:
 def test_a_dict_without_a_type_is_refused() -> None:
     with pytest.raises(UsageError, match="needs the key 'type': sgd, adam"):
         gk.optim.get({"name": "sgd", "lr": 0.1})
+
+
+class _PicksOne(gk.optim.SGD):
+    """Changes only the parameter called `second`."""
+
+    def update(self, weight: Any, grad: Any, slots: Any, lr: Any, step: Any, decay: float) -> Any:
+        return (weight - lr * grad if weight.name == "second" else weight,)
+
+
+@pytest.mark.parametrize("in_subclass", [True, False])
+def test_own_update_may_depend_on_the_parameter(in_subclass: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gk.optim.SGD, "update", _PicksOne.update)
+    x = gk.input("x", ["N", 2])
+    net = gk.Model({"y": x * gk.parameter("first", [2], "ones") * gk.parameter("second", [2], "ones")})
+    trainer = gk.Trainer(net, "mse", (_PicksOne if in_subclass else gk.optim.SGD)(0.1), threads=1)
+    trainer.step({"x": np.ones([1, 2], np.float32)}, np.zeros([1, 2], np.float32))
+    changed = [name for name, array in trainer.net.state_dict().items() if not np.array_equal(array, np.ones(2))]
+    assert changed == ["second"]

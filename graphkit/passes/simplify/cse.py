@@ -45,7 +45,7 @@ def cse(graph: Graph) -> Graph:
         else:
             node = map_subgraphs(node, operands, cse)
             if node.op is op and not is_undetermined(node):
-                merged_inside.add(number_of(op))
+                seen.accept(op)
         if is_undetermined(node):
             return node.outputs
         return seen.first_equal(node).outputs
@@ -66,6 +66,12 @@ class _Seen:
         self._numbers: dict[Any, int] = {}
         # The numbers of operators whose subgraphs contain neither equal nodes nor random nodes.
         self.merged_inside: set[int] = set()
+
+    def accept(self, op: Op) -> None:
+        """Let native sweeps merge nodes with this operator: its subgraphs contain neither equal nor random nodes."""
+        self.merged_inside.add(number_of(op))
+        # Native sweeps give the operator a number. Nodes that Python visits must have the same key.
+        self._numbers.setdefault(op, len(self._numbers) + 1)
 
     def advance(self, sweeps: NativeSweeps, nodes: tuple[Node, ...], position: int, table: dict[Any, Value]) -> int:
         """Add nodes that equal no earlier one. See `Advance`."""

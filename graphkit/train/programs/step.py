@@ -106,7 +106,7 @@ def _updates(
     rate = finite.guarded(fed, guard)
     step = F.add(finite.guarded(count, guard), F.constant(value=np.asarray(1, np.int64)))
     inputs, updates = [fed, count], [(count, step)]
-    templates = Templates()
+    templates = Templates() if _depends_on_types(optimizer) else None
     for parameter, found, grad in zip(trained, gradients, dense, strict=True):
         weight = parameter.value
         slots = states.inputs(optimizer, parameter.name, weight.tensor)
@@ -137,7 +137,7 @@ def _updates(
 
 
 def _updated(
-    templates: Templates,
+    templates: Templates | None,
     optimizer: Optimizer,
     weight: Value,
     grad: Value,
@@ -146,20 +146,29 @@ def _updated(
     step: Value,
     decay: float,
 ) -> states.Updated:
-    """Return what `states.update` returns. Parameters of equal types share the nodes of a template."""
+    """Return what `states.update` returns. With `templates`, nodes of parameters of equal types are copied."""
     boundary = (weight, grad, *slots, lr, step)
-    # Optimizers that are defined elsewhere may depend on more than the types.
-    parts = templates.parts(boundary) if type(optimizer).__module__.startswith("graphkit.") else None
-    key = None if parts is None else (decay, *parts)
-    template = None if key is None else templates.find(key)
+    parts = None if templates is None else templates.parts(boundary)
+    if templates is None or parts is None:
+        return states.update(optimizer, weight, grad, slots, lr, step, decay)
+    key = (decay, *parts)
+    template = templates.find(key)
     if template is not None:
         new, *changed, unrounded = template.copied(boundary)
         return states.Updated(cast(Value, new), cast("list[Value]", changed), cast(Value, unrounded))
     first = next_serial()
     made = states.update(optimizer, weight, grad, slots, lr, step, decay)
-    if key is not None:
-        templates.add(key, boundary, (made.weight, *made.states, made.unrounded), first)
+    templates.add(key, boundary, (made.weight, *made.states, made.unrounded), first)
     return made
+
+
+def _depends_on_types(optimizer: Optimizer) -> bool:
+    """Return whether the types of the operands determine the nodes of an update.
+
+    A class or a method `update` that is defined elsewhere may look at more, such as the name of the parameter.
+    """
+    sources = (type(optimizer), optimizer.update)
+    return all(getattr(source, "__module__", "").startswith("graphkit.") for source in sources)
 
 
 def _joined(*parts: Sequence[Value]) -> list[Value]:
