@@ -320,7 +320,7 @@ with open({str(tmp_path / "result")!r}, "w") as file:
     prints = write_script(tmp_path / "prints", f"echo out; echo err >&2; {looks}; cat; exit 5")
     for converter, expected in ((copies, "0 $"), (prints, "11 .*exit code 5: err$")):
         environment = os.environ | {"GRAPHKIT_CONVERTER": os.fsdecode(converter)}
-        subprocess.run([sys.executable, "-S", "-c", script], env=environment, check=True, timeout=60)
+        subprocess.run([sys.executable, "-P", "-S", "-c", script], env=environment, check=True, timeout=60)
         assert re.match(expected, (tmp_path / "result").read_text())
 
 
