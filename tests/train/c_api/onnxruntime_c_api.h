@@ -1,5 +1,6 @@
-/* The part of ONNX Runtime's C API that examples/c_training/train.c uses. The Python package of ONNX Runtime contains
- * the library without its header. Functions are found by their positions in OrtApi, which are the same in all versions.
+/* The part of ONNX Runtime's C API that examples/c_training/train.c and bench/native/first_onnxruntime.c use. The Python
+ * package of ONNX Runtime contains the library without its header. Functions are found by their positions in OrtApi,
+ * which are the same in all versions.
  */
 #pragma once
 
@@ -42,7 +43,9 @@ typedef struct OrtApi {
     OrtStatus* (*Run)(OrtSession*, const OrtRunOptions*, OrtNames, const OrtValue* const*, size_t, OrtNames, size_t,
                       OrtValue**);
     OrtStatus* (*CreateSessionOptions)(OrtSessionOptions**);
-    void* from_11[20];
+    void* from_11[13];
+    OrtStatus* (*SetIntraOpNumThreads)(OrtSessionOptions*, int);
+    void* from_25[6];
     OrtStatus* (*SessionGetOutputCount)(const OrtSession*, size_t*);
     void* from_32[5];
     OrtStatus* (*SessionGetOutputName)(const OrtSession*, size_t, OrtAllocator*, char**);

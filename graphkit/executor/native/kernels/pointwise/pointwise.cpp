@@ -29,9 +29,10 @@ std::int64_t round_up(std::int64_t value, std::int64_t step) {
 
 std::int64_t bytes_of(const PointwiseSource& source, std::int64_t count, const std::vector<Dims>& inputs) {
     std::int64_t total = 0;
+    const std::vector<bool> is_read = source.read_inputs();
     for (std::size_t i = 0; i < inputs.size(); ++i) {
         const auto bytes = static_cast<std::int64_t>(size_of(source.inputs[i].type));
-        total += source.reads(static_cast<int>(i)) ? graphkit::count(inputs[i]) * bytes : 0;
+        total += is_read[i] ? graphkit::count(inputs[i]) * bytes : 0;
     }
     for (const PointwiseOutput& output : source.outputs) {
         total += output.value < 0 ? 0 : count * static_cast<std::int64_t>(size_of(output.type));
@@ -51,8 +52,9 @@ std::vector<Dims> shapes_in(const PointwiseSource& source) {
 std::vector<Dims> read_shapes(const PointwiseSource& source, const std::vector<Dims>& inputs) {
     std::vector<Dims> shapes;
     shapes.reserve(inputs.size());
+    const std::vector<bool> is_read = source.read_inputs();
     for (std::size_t i = 0; i < inputs.size(); ++i) {
-        shapes.push_back(source.reads(static_cast<int>(i)) ? inputs[i] : Dims{});
+        shapes.push_back(is_read[i] ? inputs[i] : Dims{});
     }
     return shapes;
 }

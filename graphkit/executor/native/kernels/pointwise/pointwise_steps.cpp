@@ -390,30 +390,30 @@ class Compiler {
     // An output may share the memory of an input with its shape and element size, if no step reads the input after a
     // step that writes the output.
     void find_inplace() {
-        const auto count = static_cast<std::int64_t>(drafts_.size());
-        for (int i = 0; i < steps_.inputs; ++i) {
-            const PointwiseInput& input = source_.inputs[static_cast<std::size_t>(i)];
-            if (!source_.reads(i) || !whole_[static_cast<std::size_t>(i)]) {
-                continue;
+        std::vector<std::size_t> last_read(static_cast<std::size_t>(steps_.inputs));
+        std::vector<std::size_t> first_write(static_cast<std::size_t>(steps_.outputs), drafts_.size());
+        for (std::size_t at = 0; at < drafts_.size(); ++at) {
+            const Draft& draft = drafts_[at];
+            if (draft.step.input >= 0) {
+                last_read[static_cast<std::size_t>(draft.step.input)] = at;
             }
-            std::int64_t last_read = -1;
-            for (std::int64_t at = 0; at < count; ++at) {
-                const Draft& draft = drafts_[static_cast<std::size_t>(at)];
-                const bool reads = draft.step.input == i || std::any_of(draft.x.begin(), draft.x.end(),
-                                                                        [&](int x) { return value(x).place == i; });
-                last_read = reads ? at : last_read;
-            }
-            for (int o = 0; o < steps_.outputs; ++o) {
-                std::int64_t first_write = count;
-                for (std::int64_t at = count; at-- > 0;) {
-                    const Draft& draft = drafts_[static_cast<std::size_t>(at)];
-                    const bool writes =
-                        draft.output == o || (draft.y != kNowhere && value(draft.y).place == steps_.output_place(o));
-                    first_write = writes ? at : first_write;
+            for (const int x : draft.x) {
+                if (const int place = value(x).place; place >= 0 && place < steps_.inputs) {
+                    last_read[static_cast<std::size_t>(place)] = at;
                 }
-                const std::size_t size = size_of(source_.outputs[static_cast<std::size_t>(o)].type);
-                if (first_write < count && last_read <= first_write && size == size_of(input.type)) {
-                    steps_.inplace.emplace_back(i, o);
+            }
+            const int place = draft.y == kNowhere ? steps_.output_place(draft.output) : value(draft.y).place;
+            if (const int output = place - steps_.inputs; output >= 0 && output < steps_.outputs) {
+                std::size_t& first = first_write[static_cast<std::size_t>(output)];
+                first = std::min(first, at);
+            }
+        }
+        const std::vector<bool> is_read = source_.read_inputs();
+        for (std::size_t i = 0; i < last_read.size(); ++i) {
+            for (std::size_t o = 0; is_read[i] && whole_[i] && o < first_write.size(); ++o) {
+                const bool fits = size_of(source_.outputs[o].type) == size_of(source_.inputs[i].type);
+                if (fits && first_write[o] < drafts_.size() && last_read[i] <= first_write[o]) {
+                    steps_.inplace.emplace_back(static_cast<int>(i), static_cast<int>(o));
                 }
             }
         }
@@ -466,12 +466,20 @@ class Compiler {
 
 }  // namespace
 
-bool PointwiseSource::reads(int i) const {
-    return std::any_of(outputs.begin(), outputs.end(), [&](const PointwiseOutput& o) { return o.value == i; }) ||
-           std::any_of(instructions.begin(), instructions.end(), [&](const PointwiseInstruction& instruction) {
-               const std::vector<int>& x = instruction.operands;
-               return std::find(x.begin(), x.end(), i) != x.end();
-           });
+std::vector<bool> PointwiseSource::read_inputs() const {
+    std::vector<bool> found(inputs.size());
+    const auto note = [&](int number) {
+        if (number >= 0 && number < static_cast<int>(found.size())) {
+            found[static_cast<std::size_t>(number)] = true;
+        }
+    };
+    for (const PointwiseOutput& output : outputs) {
+        note(output.value);
+    }
+    for (const PointwiseInstruction& instruction : instructions) {
+        std::for_each(instruction.operands.begin(), instruction.operands.end(), note);
+    }
+    return found;
 }
 
 BlockSteps make_steps(const PointwiseSource& source, const Loops& loops, const std::vector<bool>& whole,

@@ -49,8 +49,8 @@ struct PointwiseSource {
     std::vector<PointwiseOutput> outputs;
     std::string divisions;  // the nodes that divide integers, for the error if a divisor is 0
 
-    // Whether an instruction or an output reads input i.
-    bool reads(int i) const;
+    // For each input, whether an instruction or an output reads it.
+    std::vector<bool> read_inputs() const;
 };
 
 // How often a value is computed: once, for each row, or for each block.
