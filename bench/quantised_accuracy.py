@@ -39,7 +39,7 @@ def quantise(name: str, files: Trained) -> tuple[Path, dict[str, Any]]:
     """Run the command, and return its file and its result."""
     path = files.model.with_name(f"{name}-int8.onnx")
     command = [
-        sys.executable, "-m", "graphkit", "quantize", str(files.model), str(path), "--data", str(files.folder),
+        sys.executable, "-P", "-m", "graphkit", "quantize", str(files.model), str(path), "--data", str(files.folder),
         "--samples", str(_CALIBRATION), "--max-drop", str(_MAX_DROP), "--search", "--json",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
