@@ -38,7 +38,7 @@ _ROWS = {
     "resnet18": _Row("mnist", lambda: gk.models.build("resnet", layers=18, image=(1, 32, 32), classes=10), 3, 1e-3),
     "bert": _Row(
         "sentences",
-        lambda: gk.models.build("bert", vocab=8000, width=128, heads=4, layers=4, length=_TOKENS, dropout=0.3), 6, 5e-4,
+        lambda: gk.models.build("bert", vocab=8000, width=384, heads=6, layers=4, length=_TOKENS, dropout=0.3), 4, 3e-4,
     ),
 }  # fmt: skip
 NAMES = tuple(_ROWS)
