@@ -10,6 +10,7 @@ namespace graphkit {
 namespace {
 
 constexpr std::size_t kResultBytes = 32;
+constexpr std::uint64_t kLast = ~std::uint64_t{0};
 
 // The first word of a state without a key.
 constexpr std::uint64_t first_word(std::size_t result_bytes) {
@@ -25,7 +26,7 @@ Blake2b::Blake2b() : state_(blake2b::kStart) {
 void Blake2b::mix(const char* block, bool is_last) {
     std::array<std::uint64_t, 16> words{};
     std::memcpy(words.data(), block, kBlock);  // on machines that read saved programs, words are little-endian
-    blake2b::compress(state_.data(), words.data(), total_, is_last ? ~std::uint64_t{0} : 0);
+    blake2b::compress(state_.data(), words.data(), total_, is_last ? kLast : 0);
 }
 
 void Blake2b::add(std::string_view bytes) {
@@ -65,7 +66,7 @@ LongHash::LongHash() {
 
 void LongHash::add(std::string_view piece) {
     const auto mix = [&](const char* bytes, std::size_t count) {
-        blake2b::lanes().mix(states_.data(), bytes, count, size_ / blake2b::kStripe);
+        blake2b::lanes().mix(states_.data(), bytes, count, size_ / blake2b::kStripe, 0);
         size_ += count * blake2b::kStripe;
     };
     size_ -= rest_.size();  // a multiple of a stripe
@@ -84,10 +85,12 @@ void LongHash::add(std::string_view piece) {
     size_ += rest_.size();
 }
 
-void LongHash::finish(Blake2b& hash) const {
+void LongHash::finish(Blake2b& hash) {
+    const std::uint64_t before = size_ / blake2b::kStripe;
+    rest_.resize(blake2b::kStripe, '\0');
+    blake2b::lanes().mix(states_.data(), rest_.data(), 1, before, kLast);
     hash.add({reinterpret_cast<const char*>(&size_), sizeof size_});
     hash.add({reinterpret_cast<const char*>(states_.data()), sizeof states_});
-    hash.add(rest_);
 }
 
 }  // namespace graphkit

@@ -26,14 +26,15 @@ class Blake2b {
     std::uint64_t total_ = 0;
 };
 
-// A hash of long contents, which is computed in eight parts at the same time. It contains their length. The division of
-// the contents into pieces does not change it.
+// A hash of long contents, which is computed in eight parts at the same time: the length of the contents, and the words
+// of eight BLAKE2b hashes with 64 bytes of result, first word 0 of each, then word 1. Part i has the words i, i + 8,
+// ... of the contents, followed by zeros. The division of the contents into pieces does not change it.
 class LongHash {
   public:
     LongHash();
     void add(std::string_view piece);
-    // Adds the hash of all pieces to another one.
-    void finish(Blake2b& hash) const;
+    // Adds the hash of all pieces to another one. The object must not be used again.
+    void finish(Blake2b& hash);
 
   private:
     std::array<std::uint64_t, 64> states_{};

@@ -13,7 +13,8 @@ constexpr std::size_t kStripe = kLanes * 128;  // a block of each lane: lane i h
 
 struct Lanes {
     // Mixes `count` stripes into the states: states[8 * word + lane]. `before`: stripes that were mixed earlier.
-    void (*mix)(std::uint64_t* states, const char* bytes, std::size_t count, std::uint64_t before);
+    // `last`: that of `compress`.
+    void (*mix)(std::uint64_t* states, const char* bytes, std::size_t count, std::uint64_t before, std::uint64_t last);
 };
 
 GRAPHKIT_ISA_TABLE(Lanes, lanes);

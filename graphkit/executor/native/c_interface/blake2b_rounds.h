@@ -32,18 +32,16 @@ constexpr std::array<std::array<std::uint8_t, 16>, 10> kOrder{{
 template <typename Word>
 void step(Word& a, Word& b, Word& c, Word& d, const Word& x, const Word& y) {
     const auto turn = [](Word& word, int by) { word = (word >> by) | (word << (64 - by)); };
-    a += b + x;
-    d ^= a;
-    turn(d, 32);
-    c += d;
-    b ^= c;
-    turn(b, 24);
-    a += b + y;
-    d ^= a;
-    turn(d, 16);
-    c += d;
-    b ^= c;
-    turn(b, 63);
+    const auto half = [&](const Word& given, int turn_d, int turn_b) {
+        a += b + given;
+        d ^= a;
+        turn(d, turn_d);
+        c += d;
+        b ^= c;
+        turn(b, turn_b);
+    };
+    half(x, 32, 24);
+    half(y, 16, 63);
 }
 
 // Mixes a block of 16 words into a state of 8 words. `total`: bytes of all blocks so far; `last`: all bits of the last
