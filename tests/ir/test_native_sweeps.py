@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from combinations import in_one_item
+from python_sweeps import in_python
 
 import graphkit as gk
 from graphkit.errors import GraphkitError, InvalidModel
 from graphkit.executor.devices.extension import import_extension
-from graphkit.ir import graph as graphs
 from graphkit.ir.graph import Graph, Node, Value, native_sweeps, topological
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
@@ -17,7 +20,7 @@ from graphkit.ops._op import number_of
 from graphkit.ops.internal.fused import Fused
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.bind import bind
-from graphkit.passes.core.sweep import fuse, rewrite, run_passes
+from graphkit.passes.core.sweep import Readers, fuse, rewrite, run_passes
 from graphkit.passes.pipeline import INFERENCE
 from graphkit.passes.simplify.cse import cse
 
@@ -45,14 +48,6 @@ def random_values(seed: int) -> list[Value]:
     return values
 
 
-def in_python(compute: object) -> object:
-    native, graphs._native = graphs._native, None
-    try:
-        return compute()  # type: ignore[operator]
-    finally:
-        graphs._native = native
-
-
 @in_one_item()
 @pytest.mark.parametrize("seed", range(10))
 def test_topological_order_is_equal(seed: int) -> None:
@@ -60,7 +55,7 @@ def test_topological_order_is_equal(seed: int) -> None:
     rng = np.random.default_rng(seed)
     roots = [None, *(values[int(i)] for i in rng.integers(0, len(values), 5))]
     for stop in ([], [values[int(i)] for i in rng.integers(0, len(values), 8)]):
-        assert topological(roots, stop) == in_python(lambda stop=stop: topological(roots, stop))
+        assert topological(roots, stop) == in_python(topological, roots, stop)
 
 
 def shown(graph: Graph) -> list[object]:
@@ -77,8 +72,8 @@ def test_rewritten_graph_is_equal(seed: int) -> None:
     values = random_values(seed)
     graph = gk.Model({f"y{i}": v for i, v in enumerate(values[-4:])}).graph
 
-    def halved(node: Node, operands: object) -> list[Value] | None:
-        return [F.reshape(F.add(*node.rebuilt(operands).outputs, np.float32(1)), np.array([4, -1]))]  # type: ignore[arg-type]
+    def halved(node: Node, operands: Sequence[Value | None]) -> list[Value]:
+        return [F.reshape(F.add(*node.rebuilt(operands).outputs, np.float32(1)), np.array([4, -1]))]
 
     def rewritten() -> list[object]:
         return shown(rewrite(graph, halved, at=["Clip"]))
@@ -95,10 +90,10 @@ def test_nodes_after_given_operators_are_equal(seed: int) -> None:
     def visited() -> list[object]:
         found: list[object] = []
 
-        def rule(node: Node, operands: object) -> list[Value] | None:
+        def rule(node: Node, operands: Sequence[Value | None]) -> list[Value] | None:
             found.append((node.name, node.op.name, str(node)))
             # A Relu becomes a Neg, whose readers are not visited.
-            return [F.neg(operands[0])] if node.op.name == "Relu" else None  # type: ignore[index]
+            return [F.neg(operands[0])] if node.op.name == "Relu" else None
 
         rewritten = rewrite(graph, rule, at=["Clip"], after=["Relu", "Split"])
         return [found, shown(rewritten)]
@@ -161,7 +156,7 @@ def test_equal_regions_with_one_body_are_merged() -> None:
 def test_wrong_graphs_are_the_same_errors() -> None:
     x, state, other = (gk.input(name, [2]) for name in ("x", "state", "other"))
     wide = gk.input("wide", [3])
-    cases: list[tuple[object, ...]] = [
+    cases: list[tuple[Any, ...]] = [
         ([x, x], [F.neg(x)]),
         ([x], [F.neg(other)]),
         ([x], [other]),
@@ -170,14 +165,14 @@ def test_wrong_graphs_are_the_same_errors() -> None:
         ([x], [x], [(state, x)]),
         ([x, wide], [x], [(wide, x)]),
     ]
+
+    def message(case: tuple[Any, ...]) -> str:
+        with pytest.raises(GraphkitError) as error:
+            Graph(*case)
+        return f"{type(error.value)}: {error.value}"
+
     for case in cases:
-
-        def message(case: tuple[object, ...] = case) -> str:
-            with pytest.raises(GraphkitError) as error:
-                Graph(*case)  # type: ignore[arg-type]
-            return f"{type(error.value)}: {error.value}"
-
-        assert message() == in_python(message)
+        assert message(case) == in_python(message, case)
 
 
 @in_one_item()
@@ -189,9 +184,9 @@ def test_counted_uses_are_equal(seed: int) -> None:
     def counted() -> list[int]:
         found = []
 
-        def rule(node: Node, readers: object) -> list[Value] | None:
+        def rule(node: Node, readers: Readers) -> list[Value] | None:
             x = node.inputs[0]
-            found.append(readers.count(x))  # type: ignore[attr-defined]
+            found.append(readers.count(x))
             return [x] if node.op.name == "Clip" else None
 
         fuse(graph, rule, at=["Clip", "Concat"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from python_sweeps import in_python
 
 import graphkit as gk
 from graphkit.autodiff.templates import Templates
@@ -15,8 +16,7 @@ from graphkit.executor.lower import registry
 from graphkit.executor.lower.native_kernel import SharedKernels
 from graphkit.executor.memory.placement import place_values
 from graphkit.executor.memory.plan_graph import StepMemory, plan_graph
-from graphkit.ir import graph as graphs
-from graphkit.ir.graph import Graph, Node, Value, native_sweeps
+from graphkit.ir.graph import Graph, native_sweeps
 from graphkit.ops import F
 
 
@@ -24,14 +24,6 @@ from graphkit.ops import F
 def extension() -> None:
     import_extension()
     assert native_sweeps() is not None
-
-
-def in_python(compute: Callable[[], Any]) -> Any:
-    native, graphs._native = graphs._native, None
-    try:
-        return compute()
-    finally:
-        graphs._native = native
 
 
 def many_readers() -> gk.Model:
@@ -68,9 +60,9 @@ def test_plans_and_keys_of_training_steps_are_equal(make: Callable[[], gk.Model]
         for inplace in (False, True):
             chosen = {**options, "inplace": inplace}
             plan = plan_graph(graph, placement, needs, **chosen)
-            assert plan == in_python(lambda chosen=chosen: plan_graph(graph, placement, needs, **chosen))  # noqa: B023
+            assert plan == in_python(plan_graph, graph, placement, needs, **chosen)
         keys = SharedKernels(placement, {})._keys
-        assert keys(placement.steps) == in_python(lambda keys=keys: keys(placement.steps))  # noqa: B023
+        assert keys(placement.steps) == in_python(keys, placement.steps)
 
 
 def test_operands_that_share_a_storage_are_overwritten_only_together() -> None:
@@ -86,7 +78,7 @@ def test_operands_that_share_a_storage_are_overwritten_only_together() -> None:
         return plan_graph(graph, placement, needs, inplace=True, share=True)
 
     for permitted in ([(0, 0)], [(0, 0), (1, 0)], [(5, 0), (0, 3), (1, 0)]):
-        assert plan(*permitted) == in_python(lambda permitted=permitted: plan(*permitted))
+        assert plan(*permitted) == in_python(plan, *permitted)
 
 
 def test_a_graph_with_few_and_many_repeated_operands() -> None:
@@ -109,7 +101,7 @@ def test_types_and_constants_of_templates_are_equal() -> None:
     templates = Templates()
     for values in ([x, None, y, x], [one, two, one, F.add(y, one)], [F.sequence_construct(y)]):
         parts = templates.parts(values)
-        assert parts == in_python(lambda values=values: templates.parts(values))
+        assert parts == in_python(templates.parts, values)
     assert templates.parts([F.sequence_construct(y)]) is None
     assert templates.parts([one]) != templates.parts([two])
 
@@ -127,6 +119,4 @@ def test_wrong_arguments_are_errors() -> None:
     with pytest.raises(error, match="one type for each result"):
         native.remade(node, node.op, (x,), node.scope, ())
     with pytest.raises(error, match="neither a node nor a value"):
-        native.kernel_keys((x,), {}, {}, frozenset(), max, max)  # type: ignore[arg-type]
-    assert isinstance(node, Node)
-    assert isinstance(x, Value)
+        native.kernel_keys((x,), {}, {}, frozenset(), id, id)
