@@ -224,6 +224,20 @@ def test_missing_input_is_named() -> None:
     Graph([x, y], [total])
 
 
+@pytest.mark.parametrize("start", [-1, 3])
+def test_start_outside_of_the_nodes_is_an_error(start: int) -> None:
+    x, native = gk.input("x", [2]), native_sweeps()
+    assert native is not None
+    nodes, names = Graph([x], [F.neg(F.neg(x))]).nodes, frozenset[str]()
+    expected = f"2 nodes cannot start at position {start}"
+    with pytest.raises(import_extension().Error, match=expected):
+        native.copy_until(nodes, start, names, {}, None)
+    with pytest.raises(import_extension().Error, match=expected):
+        native.merge_until(nodes, start, {}, {}, {}, id, set())
+    with pytest.raises(import_extension().Error, match=expected):
+        native.bind_until(nodes, start, names, {}, {}, id)
+
+
 def test_other_objects_are_rejected() -> None:
     native = native_sweeps()
     assert native is not None

@@ -120,3 +120,10 @@ def test_wrong_arguments_are_errors() -> None:
         native.remade(node, node.op, (x,), node.scope, ())
     with pytest.raises(error, match="neither a node nor a value"):
         native.kernel_keys((x,), {}, {}, frozenset(), id, id)
+    for call in (
+        lambda: native.tasks(tuple, (node,), [], {}, {}, None, [0], {}, {}),
+        lambda: native.inplace_pairs((node,), {}, {}, frozenset(), [], bool, bool),
+        lambda: native.reader_dependencies((node,), [], {}, frozenset(), {}),
+    ):
+        with pytest.raises(error, match="one entry for each step"):
+            call()

@@ -54,9 +54,8 @@ nb::object GraphSweeps::replaced_inputs(PyObject* before, const nb::dict& table)
     nb::object given;
     const Py_ssize_t operands = PyDict_GET_SIZE(table.ptr()) == 0 ? 0 : PyTuple_GET_SIZE(before);
     for (Py_ssize_t i = 0; i < operands; ++i) {
-        PyObject* const found = PyDict_GetItemWithError(table.ptr(), PyTuple_GET_ITEM(before, i));
+        PyObject* const found = find(table, PyTuple_GET_ITEM(before, i));
         if (found == nullptr) {
-            require(PyErr_Occurred() == nullptr);
             continue;
         }
         if (!given.is_valid()) {
@@ -133,11 +132,10 @@ void GraphSweeps::record(PyObject* before, PyObject* after, const nb::dict& tabl
     if (counts.is_none()) {
         return;
     }
-    nb::object count = nb::borrow(PyDict_GetItemWithError(counts.ptr(), before));
+    nb::object count = nb::borrow(find(counts, before));
     if (count.is_valid()) {
         require(PyDict_DelItem(counts.ptr(), before) == 0);
     } else {
-        require(PyErr_Occurred() == nullptr);
         count = nb::int_(0);
     }
     require(PyDict_SetItem(counts.ptr(), after, count.ptr()) == 0);
@@ -156,9 +154,7 @@ void GraphSweeps::record_all(PyObject* node, PyObject* copy, const nb::dict& tab
 bool GraphSweeps::is_among(PyObject* op, nb::handle names) const {
     const nb::object name = nb::steal(PyObject_GetAttr(op, name_.ptr()));
     require(name.is_valid());
-    const int found = PySet_Contains(names.ptr(), name.ptr());
-    require(found >= 0);
-    return found == 1;
+    return contains(names, name.ptr());
 }
 
 // Returns whether an operand is the result of an operator whose name is in a set.
@@ -203,30 +199,28 @@ bool GraphSweeps::is_foldable(PyObject* node, PyObject* given, nb::handle consta
 // sweep stops at nodes that read their results, too, if their own operator is in `among` (None: all are).
 Py_ssize_t GraphSweeps::copy_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
                                    nb::handle counts, nb::handle constant, nb::handle after, nb::handle among) const {
-    const auto count = static_cast<Py_ssize_t>(nodes.size());
-    for (Py_ssize_t position = start; position < count; ++position) {
-        PyObject* const node = PyTuple_GET_ITEM(nodes.ptr(), position);
+    return visit_from(start, nodes, [&](PyObject* node) {
         PyObject* const before = inputs(node);
         if (is_among(op_of.get(node), at)) {
-            return position;
+            return false;
         }
         const nb::object given = replaced_inputs(before, table);
         PyObject* const operands = given.is_valid() ? given.ptr() : before;
         if ((!constant.is_none() && is_foldable(node, operands, constant)) ||
             (!after.is_none() && (among.is_none() || is_among(op_of.get(node), among)) &&
              reads_results_of(operands, after))) {
-            return position;
+            return false;
         }
         if (!given.is_valid()) {
-            continue;
+            return true;
         }
         if (!has_same_types(given.ptr(), before)) {
-            return position;
+            return false;
         }
         const nb::object copy = with_inputs(node, given.ptr(), scope_of.get(node));
         record_all(node, copy.ptr(), table, counts);
-    }
-    return count;
+        return true;
+    });
 }
 
 }  // namespace graphkit

@@ -14,19 +14,14 @@ nb::object GraphSweeps::merge_number(PyObject* op, const nb::dict& numbers, cons
     }
     const nb::object own = number_of(operation);
     const bool has_graphs = PyObject_Size(nb::object(operation.attr("_graphs")).ptr()) != 0;
-    if (has_graphs) {
-        const int found = PySet_Contains(merged.ptr(), own.ptr());
-        require(found >= 0);
-        if (found == 0) {
-            return nb::int_(0);
-        }
+    if (has_graphs && !contains(merged, own.ptr())) {
+        return nb::int_(0);
     }
     // Operators with the same number are equal, and comparing numbers is faster. Others may be equal, too. Operators
     // with subgraphs count as equal only if these are the same objects, so that the nodes inside keep their names.
     const nb::int_ content(-nb::cast<Py_ssize_t>(own));
-    nb::object number = has_graphs ? nb::object() : nb::borrow(PyDict_GetItemWithError(numbers.ptr(), content.ptr()));
+    nb::object number = has_graphs ? nb::object() : nb::borrow(find(numbers, content.ptr()));
     if (!number.is_valid()) {
-        require(PyErr_Occurred() == nullptr);
         number = nb::int_(PyDict_GET_SIZE(numbers.ptr()) + 1);
         number = nb::borrow(PyDict_SetDefault(numbers.ptr(), op, number.ptr()));
         require(number.is_valid());
@@ -45,9 +40,8 @@ nb::object GraphSweeps::merge_key(PyObject* node, PyObject* given, const nb::dic
     PyObject* const op = op_of.get(node);
     const nb::object address = nb::steal(PyLong_FromVoidPtr(op));
     require(address.is_valid());
-    nb::object number = nb::borrow(PyDict_GetItemWithError(numbers.ptr(), address.ptr()));
+    nb::object number = nb::borrow(find(numbers, address.ptr()));
     if (!number.is_valid()) {
-        require(PyErr_Occurred() == nullptr);
         number = merge_number(op, numbers, number_of, merged);
         require(PyDict_SetItem(numbers.ptr(), address.ptr(), number.ptr()) == 0);
     }
@@ -61,37 +55,34 @@ nb::object GraphSweeps::merge_key(PyObject* node, PyObject* given, const nb::dic
 Py_ssize_t GraphSweeps::merge_until(const nb::tuple& nodes, Py_ssize_t start, const nb::dict& table,
                                     const nb::dict& numbers, const nb::dict& seen, const nb::callable& number_of,
                                     const nb::set& merged) const {
-    const auto count = static_cast<Py_ssize_t>(nodes.size());
-    for (Py_ssize_t position = start; position < count; ++position) {
-        PyObject* const node = PyTuple_GET_ITEM(nodes.ptr(), position);
+    return visit_from(start, nodes, [&](PyObject* node) {
         PyObject* const before = inputs(node);
         const nb::object given = replaced_inputs(before, table);
         const nb::object key = merge_key(node, given.is_valid() ? given.ptr() : before, numbers, number_of, merged);
         if (!key.is_valid()) {
-            return position;
+            return false;
         }
-        PyObject* const equal = PyDict_GetItemWithError(seen.ptr(), key.ptr());
-        require(equal != nullptr || PyErr_Occurred() == nullptr);
+        PyObject* const equal = find(seen, key.ptr());
         if (given.is_valid() && !has_same_types(given.ptr(), before)) {
-            return position;
+            return false;
         }
         if (equal != nullptr) {
             // Nodes that have operands and attributes may be in different groups.
             if (meta_of.get(node) != no_attributes_.ptr() && PyTuple_GET_SIZE(before) != 0) {
-                return position;
+                return false;
             }
             record_all(node, equal, table, nb::none());
-            continue;
+            return true;
         }
         if (!given.is_valid()) {
             require(PyDict_SetItem(seen.ptr(), key.ptr(), node) == 0);
-            continue;
+            return true;
         }
         const nb::object copy = with_inputs(node, given.ptr(), scope_of.get(node));
         record_all(node, copy.ptr(), table, nb::none());
         require(PyDict_SetItem(seen.ptr(), key.ptr(), copy.ptr()) == 0);
-    }
-    return count;
+        return true;
+    });
 }
 
 // Returns what determines a graph of numbered operators, but for its names: the numbers of its types and operators, and
@@ -100,20 +91,19 @@ nb::tuple GraphSweeps::structure(const nb::tuple& given, const nb::tuple& nodes,
                                  const nb::callable& number_of) const {
     PointerTable places;
     nb::list parts;
-    const auto append = [&](const nb::object& part) { require(PyList_Append(parts.ptr(), part.ptr()) == 0); };
     const auto define = [&](PyObject* value) {
         *places.add(value).first = static_cast<std::uint32_t>(places.size() - 1);
-        append(type_number(type_of.get(checked(value, value_))));
+        append(parts, type_number(type_of.get(checked(value, value_))));
     };
     const auto refer = [&](PyObject* value) {
         if (value == Py_None) {
-            append(nb::none());
+            append(parts, nb::none());
             return;
         }
         if (!places.contains(value)) {
             throw NativeError("a node reads a value that comes later");
         }
-        append(nb::int_(*places.add(value).first));
+        append(parts, nb::int_(*places.add(value).first));
     };
     for (const nb::handle value : given) {
         define(value.ptr());
@@ -123,9 +113,9 @@ nb::tuple GraphSweeps::structure(const nb::tuple& given, const nb::tuple& nodes,
         PyObject* const results = outputs_of.get(node.ptr());
         const nb::handle op = op_of.get(node.ptr());
         const nb::object number = nb::getattr(op, "_number", nb::handle());
-        append(nb::none());  // ends the previous node
-        append(number.is_valid() ? number : number_of(op));
-        append(nb::int_(PyTuple_GET_SIZE(operands)));
+        append(parts, nb::none());  // ends the previous node
+        append(parts, number.is_valid() ? number : number_of(op));
+        append(parts, nb::int_(PyTuple_GET_SIZE(operands)));
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(operands); ++i) {
             refer(PyTuple_GET_ITEM(operands, i));
         }
@@ -133,7 +123,7 @@ nb::tuple GraphSweeps::structure(const nb::tuple& given, const nb::tuple& nodes,
             define(PyTuple_GET_ITEM(results, i));
         }
     }
-    append(nb::none());
+    append(parts, nb::none());
     for (const nb::handle value : outputs) {
         refer(value.ptr());
     }
@@ -146,10 +136,9 @@ nb::tuple GraphSweeps::structure(const nb::tuple& given, const nb::tuple& nodes,
 nb::object GraphSweeps::value_parts(const nb::tuple& values, nb::handle constant, const nb::callable& number_of) const {
     PointerTable places;
     nb::list parts;
-    const auto append = [&](const nb::object& part) { require(PyList_Append(parts.ptr(), part.ptr()) == 0); };
     for (const nb::handle value : values) {
         if (value.is_none()) {
-            append(nb::none());
+            append(parts, nb::none());
             continue;
         }
         PyObject* const type = type_of.get(checked(value.ptr(), value_));
@@ -160,13 +149,13 @@ nb::object GraphSweeps::value_parts(const nb::tuple& values, nb::handle constant
         if (is_new) {
             *place = static_cast<std::uint32_t>(places.size() - 1);
         }
-        append(nb::int_(*place));
-        append(type_number(type));
+        append(parts, nb::int_(*place));
+        append(parts, type_number(type));
         PyObject* const made = producer(value.ptr());
         const bool is_constant =
             made != nullptr &&
             PyObject_TypeCheck(op_of.get(made), reinterpret_cast<PyTypeObject*>(constant.ptr())) != 0;
-        append(is_constant ? number_of(nb::handle(op_of.get(made))) : nb::none());
+        append(parts, is_constant ? number_of(nb::handle(op_of.get(made))) : nb::none());
     }
     return parts;
 }
@@ -200,8 +189,7 @@ nb::object GraphSweeps::bound_types(PyObject* node, PyObject* given, const nb::d
         }
         PyTuple_SET_ITEM(key.ptr(), i + 1, part.release().ptr());
     }
-    nb::object types = nb::borrow(PyDict_GetItemWithError(known.ptr(), key.ptr()));
-    require(types.is_valid() || PyErr_Occurred() == nullptr);
+    nb::object types = nb::borrow(find(known, key.ptr()));
     if (types.is_valid() &&
         (!PyTuple_Check(types.ptr()) || PyTuple_GET_SIZE(types.ptr()) != PyTuple_GET_SIZE(outputs_of.get(node)))) {
         throw NativeError("a node does not have one known type for each result");
@@ -214,28 +202,26 @@ nb::object GraphSweeps::bound_types(PyObject* node, PyObject* given, const nb::d
 // operator is in `at`, or for which `known` has no types, and returns its position.
 Py_ssize_t GraphSweeps::bind_until(const nb::tuple& nodes, Py_ssize_t start, nb::handle at, const nb::dict& table,
                                    const nb::dict& known, const nb::callable& number_of) const {
-    const auto count = static_cast<Py_ssize_t>(nodes.size());
-    for (Py_ssize_t position = start; position < count; ++position) {
-        PyObject* const node = PyTuple_GET_ITEM(nodes.ptr(), position);
+    return visit_from(start, nodes, [&](PyObject* node) {
         PyObject* const before = inputs(node);
         if (is_among(op_of.get(node), at)) {
-            return position;
+            return false;
         }
         const nb::object given = replaced_inputs(before, table);
         if (!given.is_valid()) {
-            continue;
+            return true;
         }
         nb::object types;
         if (!has_same_types(given.ptr(), before)) {
             types = bound_types(node, given.ptr(), known, number_of);
             if (!types.is_valid()) {
-                return position;
+                return false;
             }
         }
         const nb::object copy = with_inputs(node, given.ptr(), scope_of.get(node), types.ptr());
         record_all(node, copy.ptr(), table, nb::none());
-    }
-    return count;
+        return true;
+    });
 }
 
 }  // namespace graphkit

@@ -39,13 +39,6 @@ class PairSet {
     std::unordered_set<std::uint64_t> more_;
 };
 
-// Returns the value of a key; null if it is not there.
-PyObject* find(nb::handle table, PyObject* key) {
-    PyObject* const found = PyDict_GetItemWithError(table.ptr(), key);
-    require(found != nullptr || PyErr_Occurred() == nullptr);
-    return found;
-}
-
 // Returns the value of a key that must be there.
 PyObject* get(nb::handle table, PyObject* key) {
     PyObject* const found = find(table, key);
@@ -55,19 +48,8 @@ PyObject* get(nb::handle table, PyObject* key) {
     return found;
 }
 
-bool contains(nb::handle set, PyObject* key) {
-    const int found = PySet_Contains(set.ptr(), key);
-    require(found >= 0);
-    return found == 1;
-}
-
 bool is_text(PyObject* given, nb::handle wanted) {
     return given == wanted.ptr() || PyUnicode_Compare(given, wanted.ptr()) == 0;
-}
-
-// Appends an object to a list, without a further reference.
-void append(nb::list& list, nb::object object) {
-    require(PyList_Append(list.ptr(), object.ptr()) == 0);
 }
 
 // Appends the number of a value to `found`, unless the value has none or its number is there already.
@@ -127,7 +109,7 @@ nb::list GraphSweeps::storages_read(const nb::tuple& steps, const nb::dict& root
                 require(PyList_Append(storages.ptr(), get(root, operand)) == 0);
             }
         }
-        append(found, std::move(storages));
+        append(found, storages);
     }
     return found;
 }
@@ -292,6 +274,9 @@ nb::list GraphSweeps::inplace_pairs(const nb::tuple& steps, const nb::dict& root
     const Places places{root, place, used, arena, parameter, has_equal_size};
     TypeFacts sized(type_of, is_sized);
     nb::list found;
+    if (permitted.size() != steps.size()) {
+        throw NativeError("the lists do not have one entry for each step");
+    }
     std::size_t index = 0;
     for (const nb::handle step : steps) {
         append(found, inplace_pairs_of(step.ptr(), permitted[index++], places, sized));
@@ -364,7 +349,7 @@ nb::list GraphSweeps::tasks(nb::handle task_class, const nb::tuple& steps, const
         PyTuple_SET_ITEM(task.ptr(), 2, Py_NewRef(after.ptr()));
         PyTuple_SET_ITEM(task.ptr(), 3, nb::tuple(shared).release().ptr());
         PyTuple_SET_ITEM(task.ptr(), 4, Py_NewRef(nb::object(scratch[index]).ptr()));
-        append(found, std::move(task));
+        append(found, task);
     }
     return found;
 }
@@ -375,6 +360,9 @@ nb::list GraphSweeps::tasks(nb::handle task_class, const nb::tuple& steps, const
 nb::dict GraphSweeps::reader_dependencies(const nb::tuple& steps, const nb::list& storages, const nb::dict& elements,
                                           const nb::frozenset& used, const nb::dict& donated) const {
     nb::dict found;
+    if (storages.size() != steps.size()) {
+        throw NativeError("the lists do not have one entry for each step");
+    }
     for (std::size_t index = 0; index < steps.size(); ++index) {
         const nb::handle step = steps[index];
         PyObject* const other = PyDict_GET_SIZE(elements.ptr()) == 0 ? nullptr : find(elements, step.ptr());

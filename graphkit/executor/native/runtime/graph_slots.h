@@ -50,6 +50,40 @@ class Slot {
     Py_ssize_t offset_ = 0;
 };
 
+// Returns a borrowed reference to the value of a key; null if it is not there.
+inline PyObject* find(nb::handle table, PyObject* key) {
+    PyObject* const found = PyDict_GetItemWithError(table.ptr(), key);
+    require(found != nullptr || PyErr_Occurred() == nullptr);
+    return found;
+}
+
+inline bool contains(nb::handle set, PyObject* key) {
+    const int found = PySet_Contains(set.ptr(), key);
+    require(found >= 0);
+    return found == 1;
+}
+
+// Appends an object to a list.
+inline void append(const nb::list& list, const nb::object& object) {
+    require(PyList_Append(list.ptr(), object.ptr()) == 0);
+}
+
+// Calls `visit` for the nodes from `start` on until it returns false. Returns the position of that node; if there is
+// none, the number of nodes.
+template <class Visit>
+Py_ssize_t visit_from(Py_ssize_t start, const nb::tuple& nodes, const Visit& visit) {
+    const auto count = static_cast<Py_ssize_t>(nodes.size());
+    if (start < 0 || start > count) {
+        throw NativeError("a sweep of " + std::to_string(count) + " nodes cannot start at position " +
+                          std::to_string(start));
+    }
+    Py_ssize_t position = start;
+    while (position < count && visit(PyTuple_GET_ITEM(nodes.ptr(), position))) {
+        ++position;
+    }
+    return position;
+}
+
 inline nb::object new_object(PyTypeObject* type) {
     nb::object made = nb::steal(type->tp_alloc(type, 0));
     require(made.is_valid());

@@ -6,7 +6,7 @@ namespace graphkit {
 
 namespace {
 
-// The states of a node in `GraphSweeps::sorted`.
+// The states of a node in `GraphSweeps::visit`.
 enum : std::uint32_t { kEntered = 1, kDone = 2 };
 
 }  // namespace
@@ -52,11 +52,7 @@ void GraphSweeps::visit(const std::vector<PyObject*>& roots, const IsStopped& is
 // Returns the nodes that `values` depend on, each after its operands; see `topological` in graph.py.
 nb::list GraphSweeps::topological(const nb::list& values, const nb::set& stop) const {
     const bool stops = nb::len(stop) != 0;
-    const auto is_stopped = [&](PyObject* value) {
-        const int found = stops ? PySet_Contains(stop.ptr(), value) : 0;
-        require(found >= 0);
-        return found == 1;
-    };
+    const auto is_stopped = [&](PyObject* value) { return stops && contains(stop, value); };
     std::vector<PyObject*> roots;
     for (const nb::handle root : values) {
         roots.push_back(root.ptr());
@@ -143,8 +139,7 @@ nb::object GraphSweeps::replaced(const nb::tuple& given, const nb::dict& table) 
             PyTuple_SET_ITEM(made.ptr(), i, Py_NewRef(pair.is_valid() ? pair.ptr() : before));
             continue;
         }
-        PyObject* const after = PyDict_GetItemWithError(table.ptr(), before);
-        require(after != nullptr || PyErr_Occurred() == nullptr);
+        PyObject* const after = find(table, before);
         PyTuple_SET_ITEM(made.ptr(), i, Py_NewRef(after == nullptr ? before : after));
     }
     return made;
