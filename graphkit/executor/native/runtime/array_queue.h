@@ -128,7 +128,8 @@ class ArrayQueue {
     static constexpr std::size_t kMostBytes = std::size_t{8} << 20;
     static constexpr std::size_t kMostGathered = 256;
 
-    void submit(std::string name, Work work, const ArrayStates& reads, const ArrayStates& writes, Runner runner);
+    // Appends the variables of the arrays of an operation.
+    void add_variables(const ArrayOperation& operation, Variables& read, Variables& written);
 
     Engine& engine_;
     std::uint64_t number_;

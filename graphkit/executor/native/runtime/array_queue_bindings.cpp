@@ -2,6 +2,7 @@
 #include "runtime/array_queue.h"
 #include "runtime/bound_engine.h"
 #include "runtime/bound_program.h"
+#include "runtime/bytes.h"
 #include "runtime/kernel_call.h"
 #include "runtime/not_finite.h"
 #include "runtime/strided.h"
@@ -99,14 +100,16 @@ void push_task(BoundArrayQueue& self, std::string name, nb::handle task, nb::lis
 void push_kernel(BoundArrayQueue& self, std::string name, nb::handle kernel, nb::list inputs, nb::list outputs,
                  nb::handle reads, nb::handle writes) {
     orphans().drop();
+    const auto& used = nb::cast<const Kernel&>(kernel);
     std::size_t bytes = 0;
-    for (nb::handle output : outputs) {
-        bytes += open_array(output, "output", true).bytes;
+    for (const TensorSpec& output : used.outputs()) {
+        bytes += bytes_of(output.shape, size_of(output.type));
     }
     self.queue.push(
         std::move(name),
-        [call = open_call(nb::cast<const Kernel&>(kernel), inputs, outputs), owner = keep(kernel), in = keep(inputs),
-         out = keep(outputs)] { call.run(); },
+        [call = open_call(used, inputs, outputs), owner = keep(kernel), in = keep(inputs), out = keep(outputs)] {
+            call.run();
+        },
         states_of(reads), states_of(writes), Runner::any, bytes);
 }
 
@@ -117,13 +120,9 @@ void push_copy(BoundArrayQueue& self, std::string name, nb::handle source, nb::h
     if (from.shape != to.shape || from.item != to.item) {
         throw nb::value_error("'source' and 'target' must have the same shape and element size");
     }
-    std::size_t bytes = to.item;
-    for (std::int64_t size : to.shape) {
-        bytes *= static_cast<std::size_t>(size);
-    }
     self.queue.push(
         std::move(name), [from, to, source = keep(source), target = keep(target)] { copy_strided(from, to); },
-        states_of(reads), states_of(writes), Runner::any, bytes);
+        states_of(reads), states_of(writes), Runner::any, bytes_of(to.shape, to.item));
 }
 
 void push_copies(BoundArrayQueue& self, const std::string& name, nb::list copies) {
