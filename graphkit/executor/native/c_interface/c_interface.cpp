@@ -21,8 +21,7 @@
 namespace {
 
 struct OpenFile {
-    std::unique_ptr<graphkit::SavedFile> saved;
-    graphkit::SavedFile& file;
+    std::unique_ptr<graphkit::SavedFile> file;
     gk_options options;
     std::vector<gk_session> sessions;  // one for each program
 
@@ -44,8 +43,8 @@ using graphkit::SavedPort;
 using Ports = graphkit::SavedPorts;
 
 OpenFile::OpenFile(std::unique_ptr<graphkit::SavedFile> opened, const gk_options& given)
-    : saved(std::move(opened)), file(*saved), options(given) {
-    for (const auto& program : file.programs()) {
+    : file(std::move(opened)), options(given) {
+    for (const auto& program : file->programs()) {
         sessions.push_back({*this, *program});
     }
 }
@@ -166,10 +165,10 @@ Ports with_rows(const Ports& ports, const std::vector<std::int64_t>& axes, std::
 ShapedRun shaped_run(OpenFile& opened, const int64_t* const* input_dims) {
     ShapedRun found;
     check_dims(opened.sessions[0].program.inputs(), input_dims);
-    const graphkit::BatchPrograms* const batch = opened.file.batch();
+    const graphkit::BatchPrograms* const batch = opened.file->batch();
     auto plan = batch == nullptr ? std::nullopt : batch->plan(input_dims);
-    if (!plan && opened.file.sized() != nullptr && !has_program(opened, input_dims)) {
-        found.sized = opened.file.sized()->at(input_dims);
+    if (!plan && opened.file->sized() != nullptr && !has_program(opened, input_dims)) {
+        found.sized = opened.file->sized()->at(input_dims);
         found.inputs = found.sized->inputs();
         found.outputs = found.sized->outputs();
         return found;
@@ -191,7 +190,7 @@ ShapedRun shaped_run(OpenFile& opened, const int64_t* const* input_dims) {
 }
 
 std::int32_t batch_axis(const gk_session* session, std::size_t number, bool is_input) {
-    const graphkit::BatchPrograms* const batch = session == nullptr ? nullptr : session->opened.file.batch();
+    const graphkit::BatchPrograms* const batch = session == nullptr ? nullptr : session->opened.file->batch();
     if (batch == nullptr) {
         return -1;
     }
@@ -389,7 +388,7 @@ GK_API gk_status gk_get_random_state(const gk_session* session, uint64_t* seed, 
         return failed(GK_ERROR_ARGUMENT, "gk_get_random_state: session, seed and step must not be NULL");
     }
     return guarded([&] {
-        std::tie(*seed, *step) = session->opened.file.random().get();
+        std::tie(*seed, *step) = session->opened.file->random().get();
         return GK_OK;
     });
 }
@@ -399,7 +398,7 @@ GK_API gk_status gk_set_random_state(gk_session* session, uint64_t seed, uint64_
         return failed(GK_ERROR_ARGUMENT, "gk_set_random_state: session is NULL");
     }
     return guarded([&] {
-        session->opened.file.random().set(seed, step);
+        session->opened.file->random().set(seed, step);
         return GK_OK;
     });
 }
@@ -498,7 +497,7 @@ GK_API gk_status gk_run_shapes(gk_session* session, const void* const* inputs, c
         } else if (found.sized != nullptr) {
             found.sized->run(inputs, outputs, limits);
         } else {
-            session->opened.file.batch()->run(found.plan, inputs, outputs, limits);
+            session->opened.file->batch()->run(found.plan, inputs, outputs, limits);
         }
         return GK_OK;
     });
