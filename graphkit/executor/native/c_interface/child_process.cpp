@@ -13,11 +13,8 @@
 #include <cstring>
 #include <optional>
 #include <thread>
-#ifdef __APPLE__
-#include <crt_externs.h>
-#else
-extern char** environ;
-#endif
+
+#include "c_interface/environment.h"
 
 #ifdef __GLIBC__
 #if __GLIBC_PREREQ(2, 34)
@@ -42,14 +39,6 @@ void require(int error, const char* what) {
     if (error != 0) {
         throw ChildError(std::string(what) + ": " + std::strerror(error));
     }
-}
-
-char** environment() {
-#ifdef __APPLE__
-    return *_NSGetEnviron();
-#else
-    return environ;
-#endif
 }
 
 // A descriptor that is closed at the end.

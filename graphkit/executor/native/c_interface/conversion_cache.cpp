@@ -15,13 +15,9 @@
 #include <system_error>
 
 #include "c_interface/blake2b.h"
+#include "c_interface/environment.h"
 #include "c_interface/mapped_file.h"
 #include "runtime/threads.h"
-#ifdef __APPLE__
-#include <crt_externs.h>
-#else
-extern char** environ;
-#endif
 
 namespace graphkit {
 namespace {
@@ -54,12 +50,7 @@ class Key {
 // Variables that change what `graphkit export` writes, such as GRAPHKIT_SEED.
 void add_settings(Key& key) {
     std::set<std::string> settings;
-#ifdef __APPLE__
-    char** const all = *_NSGetEnviron();
-#else
-    char** const all = environ;
-#endif
-    for (char** each = all; each != nullptr && *each != nullptr; ++each) {
+    for (char** each = environment(); each != nullptr && *each != nullptr; ++each) {
         const std::string_view text(*each);
         if (text.starts_with("GRAPHKIT_")) {
             settings.emplace(text);

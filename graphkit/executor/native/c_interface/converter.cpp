@@ -13,6 +13,7 @@
 
 #include "c_interface/child_process.h"
 #include "c_interface/conversion_cache.h"
+#include "c_interface/environment.h"
 #include "c_interface/mapped_file.h"
 #include "c_interface/private_folder.h"
 

@@ -10,6 +10,7 @@
 #include <system_error>
 #include <thread>
 
+#include "c_interface/environment.h"
 #include "c_interface/mapped_file.h"
 
 namespace graphkit {
@@ -34,15 +35,6 @@ PrivateFolder::~PrivateFolder() {
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
-}
-
-std::string environment_text(const char* name) {
-#ifdef __GLIBC__
-    const char* const text = secure_getenv(name);
-#else
-    const char* const text = issetugid() != 0 ? nullptr : std::getenv(name);
-#endif
-    return text == nullptr ? "" : text;
 }
 
 std::string temporary_folder() {

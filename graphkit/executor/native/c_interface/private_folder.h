@@ -20,9 +20,6 @@ class PrivateFolder {
     std::string path_;
 };
 
-// Returns an environment variable; "" if it is not set, or if the process has other rights than its user (setuid).
-std::string environment_text(const char* name);
-
 // Returns the folder for temporary files: TMPDIR, or else /tmp.
 std::string temporary_folder();
 
