@@ -25,18 +25,6 @@ from graphkit.passes.training.to_training import to_inference
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(scope="module")
-def mlp():
-    return gk.models.build("mlp", inputs=12, hidden=(16,), classes=3)
-
-
-@pytest.fixture(scope="module")
-def mlp_file(mlp, tmp_path_factory):
-    path = tmp_path_factory.mktemp("saved") / "mlp.gkp"
-    mlp.save(path, shapes={"x": (4, 12)})
-    return path
-
-
 # Networks with their options, and the size of each symbolic dimension.
 SMALL = {
     "mlp": (dict(inputs=12, hidden=(16,), classes=3), 4),

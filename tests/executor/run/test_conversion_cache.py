@@ -12,23 +12,15 @@ import pytest
 from converters import MODEL, OUTPUT, opened, write_script
 from onnx import TensorProto, helper
 
-import graphkit as gk
 from graphkit.executor.devices.cpu import native
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    path = tmp_path_factory.mktemp("kept") / "net.gkp"
-    gk.models.build("mlp", inputs=4, hidden=(4,), classes=2).save(path, shapes={"x": (2, 4)})
-    return path
 
 
 class Cached:
     """Opens networks with a cache folder, and counts conversions."""
 
-    def __init__(self, folder, program):
+    def __init__(self, folder, mlp_file):
         self.folder, self.log = folder / "kept", folder / "log"
-        self.converter = write_script(folder / "copies", f'echo "{MODEL}" >> "{self.log}"; cp "{program}" "{OUTPUT}"')
+        self.converter = write_script(folder / "copies", f'echo "{MODEL}" >> "{self.log}"; cp "{mlp_file}" "{OUTPUT}"')
 
     def converts(self, path, **options):
         """Open a network. Return how often it was converted."""
@@ -43,8 +35,8 @@ class Cached:
 
 
 @pytest.fixture
-def cached(tmp_path, program):
-    return Cached(tmp_path, program)
+def cached(tmp_path, mlp_file):
+    return Cached(tmp_path, mlp_file)
 
 
 @pytest.fixture
@@ -114,8 +106,8 @@ def test_other_settings_make_other_entries(cached, path, monkeypatch):
     assert cached.converts(path) == 1
 
 
-def test_network_that_changes_during_the_conversion_is_not_kept(path, program, cached, tmp_path):
-    changes = write_script(tmp_path / "changes", f'echo more >> "{MODEL}"; cp "{program}" "{OUTPUT}"')
+def test_network_that_changes_during_the_conversion_is_not_kept(path, mlp_file, cached, tmp_path):
+    changes = write_script(tmp_path / "changes", f'echo more >> "{MODEL}"; cp "{mlp_file}" "{OUTPUT}"')
     cached.converts(path, converter=changes)
     assert list(cached.folder.iterdir()) == []
 

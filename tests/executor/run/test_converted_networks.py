@@ -18,18 +18,6 @@ import graphkit as gk
 from graphkit.executor.run.c_runtime import CSession, library_path
 
 
-@pytest.fixture(scope="module")
-def mlp():
-    return gk.models.build("mlp", inputs=4, hidden=(4,), classes=2)
-
-
-@pytest.fixture(scope="module")
-def program(mlp, tmp_path_factory):
-    path = tmp_path_factory.mktemp("converted") / "net.gkp"
-    mlp.save(path, shapes={"x": (2, 4)})
-    return path
-
-
 @pytest.fixture(autouse=True)
 def temporary(tmp_path, monkeypatch):
     """The folder for temporary files, which no test may leave anything in."""
@@ -42,9 +30,9 @@ def temporary(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def copies(program, tmp_path):
-    """A converter that writes the program of `mlp`, and its arguments to the file `arguments`."""
-    body = f'printf "%s\\0" "$@" >> "{tmp_path}/arguments"; cp "{program}" "{OUTPUT}"; chmod 644 "{OUTPUT}"'
+def copies(mlp_file, tmp_path):
+    """A converter that writes `mlp_file`, and its arguments to the file `arguments`."""
+    body = f'printf "%s\\0" "$@" >> "{tmp_path}/arguments"; cp "{mlp_file}" "{OUTPUT}"; chmod 644 "{OUTPUT}"'
     return write_script(tmp_path / "copies", body)
 
 
@@ -66,26 +54,26 @@ NAMES = ["a b'\"$(x)`é;.onnx", "-o.onnx", b"\xe9\xff.json", "net-symbol.json"]
 def test_converter_gets_the_name_as_it_is(name, copies, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path(os.fsdecode(name)).write_bytes(b"a network")
-    found = opened(name, converter=copies, converter_arguments=[b"x:2,4", b"--any size"])
+    found = opened(name, converter=copies, converter_arguments=[b"x:4,12", b"--any size"])
     assert (found.status, found.inputs) == ("GK_OK", 1)
     command, model, *options, o, output, shape, more, end = Path("arguments").read_bytes().split(b"\0")
     assert (command, options, o, shape, more, end) == (
-        b"export", [b"--no-verify", b"--json"], b"-o", b"x:2,4", b"--any size", b"",
+        b"export", [b"--no-verify", b"--json"], b"-o", b"x:4,12", b"--any size", b"",
     )  # fmt: skip
     assert model.removeprefix(b"./") == os.fsencode(name)
     assert not model.startswith(b"-")
     assert output.startswith(os.fsencode(os.environ["TMPDIR"]))
 
 
-def test_only_this_user_can_read_the_program(program, tmp_path):
+def test_only_this_user_can_read_the_program(tmp_path):
     """The converted program is in a folder of mode 0700."""
     script = write_script(tmp_path / "looks", f'stat -c %a "$(dirname "{OUTPUT}")" >&2; exit 5')
     assert opened(network(tmp_path), converter=script).text.endswith(": 700")
 
 
-def test_saved_programs_open_without_a_converter(program, tmp_path):
+def test_saved_programs_open_without_a_converter(mlp_file, tmp_path):
     for name in ("net.onnx", "net.json", "net.gkp"):
-        (tmp_path / name).write_bytes(program.read_bytes())
+        (tmp_path / name).write_bytes(mlp_file.read_bytes())
         assert opened(tmp_path / name, converter=b"").status == "GK_OK"
 
 
@@ -125,10 +113,10 @@ def test_end_of_a_long_line_is_shown(tmp_path):
     assert re.search(r"exit code 4: \.\.\.x+ is wrong$", text)
 
 
-def test_link_is_not_a_program(program, tmp_path):
+def test_link_is_not_a_program(mlp_file, tmp_path):
     """The file behind it keeps its permissions."""
     mine = tmp_path / "mine.gkp"
-    mine.write_bytes(program.read_bytes())
+    mine.write_bytes(mlp_file.read_bytes())
     mine.chmod(0o644)
     script = write_script(tmp_path / "links", f'ln -s "{mine}" "{OUTPUT}"')
     found = opened(network(tmp_path), converter=script)
@@ -236,9 +224,9 @@ def test_process_that_outlives_the_converter_is_ended(copies, tmp_path):
 
 
 @pytest.mark.parametrize("field", ["timeout", "convert_timeout"])
-def test_negative_limits_are_refused(field, program):
+def test_negative_limits_are_refused(field, mlp_file):
     for value in (-1.0, float("nan")):
-        assert opened(program, **{field: value}).status == "GK_ERROR_ARGUMENT"
+        assert opened(mlp_file, **{field: value}).status == "GK_ERROR_ARGUMENT"
 
 
 @contextlib.contextmanager
@@ -335,13 +323,13 @@ def test_eight_threads_open_networks(copies, tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_programs_open_from_memory(program):
-    found = opened_memory(program.read_bytes())
+def test_programs_open_from_memory(mlp_file):
+    found = opened_memory(mlp_file.read_bytes())
     assert (found.status, found.inputs) == ("GK_OK", 1)
     found = opened_memory(b"an ONNX message")
     assert found.status == "GK_ERROR_FORMAT"
     assert "Only the contents of .gkp files can be opened from memory" in found.text
-    damaged = bytearray(program.read_bytes())
+    damaged = bytearray(mlp_file.read_bytes())
     damaged[-1] ^= 1
     assert opened_memory(bytes(damaged)).text == "the program in memory: the file is damaged (its checksum is wrong)"
     assert opened_memory(b"").status == "GK_ERROR_FORMAT"
@@ -376,7 +364,7 @@ def test_converted_network_has_the_bits_of_python(name, graphkit, mlp, tmp_path,
     else:
         mlp.save(tmp_path / name)
     net = gk.load(tmp_path / name)
-    feeds = random_feeds(net, {"x": (8, 4)})
+    feeds = random_feeds(net, {"x": (8, 12)})
     with CSession(tmp_path / name) as session:
         assert_same_bits(session.run(feeds), net.run(feeds))
 

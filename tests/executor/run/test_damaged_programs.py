@@ -33,13 +33,6 @@ from graphkit.executor.run.saved_encoding import sequence
 HEADER_BYTES = 64
 
 
-@pytest.fixture(scope="module")
-def mlp_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("saved") / "mlp.gkp"
-    gk.models.build("mlp", inputs=12, hidden=(16,), classes=3).save(path, shapes={"x": (4, 12)})
-    return path
-
-
 def with_checksum(data):
     """The bytes of a file, with the right checksum."""
     checksum = native.program_checksum(np.frombuffer(data[: HEADER_BYTES - 8], np.uint8), 0)

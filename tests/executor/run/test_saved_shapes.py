@@ -10,11 +10,6 @@ from graphkit.errors import InputError, UnsupportedError, UsageError
 from graphkit.executor.run.c_runtime import CSession
 
 
-@pytest.fixture(scope="module")
-def mlp():
-    return gk.models.build("mlp", inputs=12, hidden=(16,), classes=3)
-
-
 def test_a_file_has_programs_for_several_shapes(mlp, tmp_path):
     path, shapes = tmp_path / "net.gkp", [{"x": (rows, 12)} for rows in (1, 4, 33)]
     mlp.save(path, shapes=shapes)
