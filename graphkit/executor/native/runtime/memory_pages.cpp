@@ -1,5 +1,3 @@
-#include "runtime/memory_pages.h"
-
 #include <algorithm>
 #include <cstdint>
 
@@ -10,10 +8,9 @@
 #endif
 
 namespace graphkit {
+namespace {
 
 #ifdef __linux__
-
-namespace {
 
 constexpr std::size_t kPage = 4096;
 // Less memory than this has too few page faults to save.
@@ -23,8 +20,9 @@ constexpr std::size_t kLarge = std::size_t{1} << 22;
 // Older headers lack this constant of Linux 5.14. Older systems return an error, which is ignored.
 constexpr int kPopulateWrite = 23;
 
-}  // namespace
-
+// Has the system provide the pages of the first `used` of `bytes` bytes of memory, in one call instead of one page
+// fault each. Use it for memory that will be written completely. It changes no content, and does nothing on systems
+// without such a call, or if the memory is so large that numpy has requested huge pages for it.
 void provide_pages(void* memory, std::size_t bytes, std::size_t used) {
     const auto start = reinterpret_cast<std::uintptr_t>(memory);
     const std::uintptr_t first = (start + kPage - 1) / kPage * kPage;
@@ -42,6 +40,8 @@ void provide_pages(void* memory, std::size_t bytes, std::size_t used) {
 void provide_pages(void*, std::size_t, std::size_t) {}
 
 #endif
+
+}  // namespace
 
 GRAPHKIT_BINDINGS(memory_pages) {
     m.def(
