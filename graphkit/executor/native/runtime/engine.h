@@ -74,8 +74,7 @@ class Engine {
     // If one of its variables has failed, the operation does not run, and its own `writes` fail with the same failure.
     //
     // If a thread waits for an operation of Runner::any that no worker has started, it runs the operation itself,
-    // unless as many operations run as there are workers. A few operations may be held for it: see
-    // held_start.h.
+    // unless as many operations run as there are workers. A few operations may be held for it: see held_start.h.
     void push(std::string name, Work work, const Variables& reads, const Variables& writes, int priority = 0,
               Runner runner = Runner::worker);
 
