@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from operator_operands import Operand, definite, integers, normal, positive, truths, uniform
+from operator_shapes import IMAGES, ODD, ODD_IMAGES, SQUARE
 
 import graphkit as gk
 
@@ -26,21 +28,21 @@ class Gradient:
     other: Sequence[Operand]
 
 
-ROWS: dict[str, Gradient] = {}
-SQUARE, ODD = (1024, 1024), (777, 1301)
-IMAGES, ODD_IMAGES = (16, 64, 32, 32), (6, 40, 57, 35)
-
-
-def row(
+def add_row(
+    rows: dict[str, Gradient],
     name: str,
     ours: Callable[..., Any],
     theirs: Callable[..., Any],
     operands: Sequence[Operand],
     other: Sequence[Operand],
 ) -> None:
-    """Add a row. `theirs` gets torch and torch.nn.functional before the tensors."""
-    assert name not in ROWS, f"two rows are called {name}"
-    ROWS[name] = Gradient(name, ours, theirs, operands, other)
+    """Add a row to a table. `theirs` gets torch and torch.nn.functional before the tensors."""
+    assert name not in rows, f"two rows are called {name}"
+    rows[name] = Gradient(name, ours, theirs, operands, other)
+
+
+ROWS: dict[str, Gradient] = {}
+row = partial(add_row, ROWS)
 
 
 def const(values: Any, dtype: str = "int64") -> Any:

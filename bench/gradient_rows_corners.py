@@ -1,31 +1,23 @@
-"""Operators with gradients at unusual shapes: primes, 3 rows or columns, 1 or 2,000 channels, and 10 elements.
+"""Operators with gradients at unusual shapes: primes, 3 rows or columns, 1 or 2,000 channels, and few elements.
 
-The first operands of a row have unusual shapes, the others at most some hundred elements.
+The first operands of a row have unusual shapes. The other operands have few elements; only grouped convolutions keep
+all channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from gradient_rows import Gradient, const, first
-from operator_operands import Operand, integers, normal, positive
+from gradient_rows import Gradient, add_row, const, first
+from operator_operands import integers, normal, positive
+from operator_shapes import P2, P3, PLANE, TALL, TINY, WIDE, one_window
 
 import graphkit as gk
 
 CORNERS: dict[str, Gradient] = {}
-P2, P3 = (997, 1009), (3, 100003)
-TALL, TINY = (100003, 3), (10,)
-WIDE, PLANE = (1, 2000, 7, 7), (1, 1, 499, 509)
-
-
-def corner(
-    name: str, ours: Callable[..., Any], theirs: Callable[..., Any], odd: Sequence[Operand], tiny: Sequence[Operand]
-) -> None:
-    """Add a row."""
-    assert name not in CORNERS, f"two rows are called {name}"
-    CORNERS[name] = Gradient(name, ours, theirs, odd, tiny)
-
+corner = partial(add_row, CORNERS)
 
 corner("relu", gk.relu, lambda t, f, x: t.relu(x), [normal(*P2)], [normal(*TINY)])
 corner("gelu", gk.gelu, lambda t, f, x: f.gelu(x), [normal(*P3)], [normal(*TINY)])
@@ -104,7 +96,7 @@ def convolution(name: str, x: Sequence[int], w: Sequence[int], attributes: Mappi
     def theirs(t: Any, f: Any, x: Any, w: Any) -> Any:
         return getattr(f, f"conv{rank}d")(x, w, None, strides, pads, 1, attributes.get("group", 1))
 
-    tiny = [normal(1, x[1], *w[2:]), normal(*w)]
+    tiny = [normal(*shape) for shape in one_window(x, w, attributes.get("group", 1))]
     corner(f"conv_{name}", lambda x, w: gk.conv(x, w, **attributes), theirs, [normal(*x), normal(*w)], tiny)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from operator_operands import Operand, divisors, given, held, integers, normal, positive, truths, uniform
+from operator_shapes import IMAGES, ODD, ODD_IMAGES, SQUARE
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,8 @@ class Row:
     attributes: Mapping[str, Any]
 
 
-ROWS: dict[str, Row] = {}
-SQUARE, ODD = (1024, 1024), (777, 1301)
-IMAGES, ODD_IMAGES = (16, 64, 32, 32), (6, 40, 57, 35)
-
-
-def row(
+def add_row(
+    rows: dict[str, Row],
     name: str,
     operator: str,
     operands: Sequence[Operand],
@@ -37,9 +35,13 @@ def row(
     opset: int = 21,
     **attributes: Any,
 ) -> None:
-    """Add a row."""
-    assert name not in ROWS, f"two rows are called {name}"
-    ROWS[name] = Row(name, operator, operands, other, outputs, opset, attributes)
+    """Add a row to a table."""
+    assert name not in rows, f"two rows are called {name}"
+    rows[name] = Row(name, operator, operands, other, outputs, opset, attributes)
+
+
+ROWS: dict[str, Row] = {}
+row = partial(add_row, ROWS)
 
 
 # --- elementwise ----------------------------------------------------------------------------------

@@ -1,32 +1,22 @@
-"""Single operators at unusual shapes: primes, 3 rows or columns, 1 or 2,000 channels, and 10 elements.
+"""Single operators at unusual shapes: primes, 3 rows or columns, 1 or 2,000 channels, and few elements.
 
-The first operands of a row have unusual shapes, the others at most some hundred elements: a call of these costs what a
-call costs.
+The first operands of a row have unusual shapes. The other operands have few elements, so that they measure the cost of
+a call; only grouped convolutions keep all channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from operator_operands import Operand, given, held, integers, normal, positive, small, truths, uniform
-from operator_rows import Row
+from operator_rows import Row, add_row
+from operator_shapes import P2, P3, PLANE, TALL, TINY, WIDE, one_window
 
 CORNERS: dict[str, Row] = {}
-P2, P3 = (997, 1009), (3, 100003)
-TALL, TINY = (100003, 3), (10,)
-WIDE, PLANE = (1, 2000, 7, 7), (1, 1, 499, 509)
-
-
-def corner(
-    name: str, operator: str, first: Sequence[Operand], tiny: Sequence[Operand], outputs: int = 1, opset: int = 21,
-    **attributes: Any,
-) -> None:  # fmt: skip
-    """Add a row."""
-    assert name not in CORNERS, f"two rows are called {name}"
-    CORNERS[name] = Row(name, operator, first, tiny, outputs, opset, attributes)
-
+corner = partial(add_row, CORNERS)
 
 # --- elementwise ----------------------------------------------------------------------------------
 
@@ -46,7 +36,7 @@ corner("PRelu_channels", "PRelu", [normal(*WIDE), normal(2000, 1, 1)], [normal(1
 for _name, _from, _to in (
     ("f16_f32", normal(*P2, dtype="float16"), 1), ("i64_f32", integers(9, *P2), 1),
     ("i32_i64", integers(9, *P2, dtype="int32"), 7), ("u8_f32", integers(9, *P2, dtype="uint8"), 1),
-    ("bool_f32", truths(*P2), 1), ("i64_i32", integers(9, *P2), 6), ("f32_bf16", normal(*P2), 16),
+    ("bool_f32", truths(*P2), 1), ("i64_i32", integers(9, *P2), 6),
 ):  # fmt: skip
     corner(f"Cast_{_name}", "Cast", [_from], [Operand(_from.kind, TINY, _from.dtype, _from.high)], to=_to)
 
@@ -156,7 +146,6 @@ corner(
     "GridSample_1", "GridSample", [normal(*PLANE), uniform(1, 101, 103, 2)], [normal(1, 1, 2, 2), uniform(1, 2, 2, 2)]
 )
 
-_TINY_X, _TINY_W = (1, 2, 3, 3), (2, 2, 3, 3)
 _CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], Mapping[str, Any]]] = {
     "1_to_1": (PLANE, (1, 1, 3, 3), dict(pads=[1] * 4)),
     "1_to_1_5x5": (PLANE, (1, 1, 5, 5), dict(pads=[2] * 4)),
@@ -192,10 +181,9 @@ _CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], Mapping[str, An
     "3d_depthwise": ((1, 61, 11, 23, 29), (61, 1, 3, 3, 3), dict(pads=[1] * 6, group=61)),
 }
 for _name, (_x, _w, _more) in _CONVOLUTIONS.items():
-    _first = [normal(*_x), *held(small(*_w))]
-    corner(
-        f"Conv_{_name}", "Conv", _first, [normal(*_TINY_X), *held(normal(*_TINY_W))] if not _more else _first, **_more
-    )
+    _tiny_x, _tiny_w = one_window(_x, _w, _more.get("group", 1))
+    corner(f"Conv_{_name}", "Conv", [normal(*_x), *held(small(*_w))],
+           [normal(*_tiny_x), *held(small(*_tiny_w))], **_more)  # fmt: skip
 _TRANSPOSED: dict[str, tuple[tuple[int, ...], tuple[int, ...], Mapping[str, Any]]] = {
     "1": ((1, 1, 101, 103), (1, 1, 4, 4), dict(strides=[2, 2], pads=[1] * 4)),
     "3x3": ((1, 61, 29, 31), (61, 37, 3, 3), dict(strides=[2, 2], pads=[1] * 4)),
@@ -206,8 +194,9 @@ _TRANSPOSED: dict[str, tuple[tuple[int, ...], tuple[int, ...], Mapping[str, Any]
     "1d": ((1, 61, 997), (61, 31, 4), dict(strides=[2], pads=[1, 1])),
 }
 for _name, (_x, _w, _more) in _TRANSPOSED.items():
-    _first = [normal(*_x), *held(small(*_w))]
-    corner(f"ConvTranspose_{_name}", "ConvTranspose", _first, _first, **_more)
+    _tiny_x, _tiny_w = one_window(_x, _w)
+    corner(f"ConvTranspose_{_name}", "ConvTranspose", [normal(*_x), *held(small(*_w))],
+           [normal(*_tiny_x), *held(small(*_tiny_w))], **_more)  # fmt: skip
 
 # --- products -------------------------------------------------------------------------------------
 

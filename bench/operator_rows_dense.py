@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 from operator_operands import Operand, boxes, definite, given, held, integers, normal, small, uniform
-from operator_rows import IMAGES, ODD, ODD_IMAGES, SQUARE, row
+from operator_rows import row
+from operator_shapes import IMAGES, ODD, ODD_IMAGES, SQUARE
 
 # --- windows --------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@
                               [--only NAME,...] [--output FILE]
 
 A row is one node on about a million elements. In the tables `corners` and `gradient_corners`, rows have unusual shapes,
-and with `--shapes other`, they have about 10 elements: that measures the cost of a call. For a gradient, the value is
+and with `--shapes other`, they have few elements: that measures the cost of a call. For a gradient, the value is
 the result times a given array, summed; PyTorch computes forward and backward, and graphkit what the gradients need. All
 engines are opened in one process and take turns in rounds. With one thread, times are processor times, which other
 processes disturb less; otherwise they are wall times. A ratio is the median over rounds of the peer's time divided by
@@ -179,10 +179,9 @@ def measured(name: str, shapes: str, threads: int, options: argparse.Namespace) 
 
 
 def versions(tables: Sequence[str]) -> str:
-    peers = (
-        [f"ONNX Runtime {onnxruntime.__version__}"] if any(TABLES[name][0] == "ONNX Runtime" for name in tables) else []
-    )
-    if any(TABLES[name][0] == "PyTorch" for name in tables):
+    used = {TABLES[name][0] for name in tables}
+    peers = [f"ONNX Runtime {onnxruntime.__version__}"] if "ONNX Runtime" in used else []
+    if "PyTorch" in used:
         import torch
 
         peers.append(f"PyTorch {torch.__version__}")

@@ -5,7 +5,7 @@
 onnxruntime.quantization makes the files: resnet50 and mobilenetv2 statically (QDQ, int8 weights by channel, uint8
 activations), bert-base dynamically. Every engine has its own process. They take turns, and the waiting ones are idle.
 With `--busy N`, N counting processes keep the cores busy. Ratios above 1: graphkit with integers is faster. Writes
-NAME.json and NAME.md into bench/results/. The section that quantised_accuracy.py wrote stays.
+NAME.json and NAME.md into bench/results/.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import numpy as np
 from contention import Server
 from engines import TITLES, Model, load, open_engine, versions
 from processes import HERE, add_choices, add_output, add_repetition, busy, log, machine, parse
-from quantised_accuracy import accuracy_section, replaced
 from quantised_files import NAMES, quantised
 from tables import about, heading, table
 
@@ -120,9 +119,7 @@ def main() -> int:
     text = report(result)
     stem = options.output / options.name
     stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    report_file = stem.with_suffix(".md")
-    kept = accuracy_section(report_file.read_text()) if report_file.exists() else ""
-    report_file.write_text(replaced(text, kept) if kept else text)
+    stem.with_suffix(".md").write_text(text)
     print(text)
     return 0
 

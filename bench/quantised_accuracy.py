@@ -5,8 +5,8 @@
 DATA is a folder with `mnist` and `rt-polarity`. mobilenetv2 and resnet18 learn the digits of MNIST, with 32 x 32
 pixels. A small BERT learns the movie reviews. Training takes minutes for each; the trained files stay in --models.
 Each network is quantised statically, with 256 training samples for calibration, and the accuracy may fall by half a
-percentage point (`--max-drop 0.005 --search`). The accuracy is that on the held-out part. Writes the section "Accuracy
-of trained networks" of 2026-11-quantised.md, and a JSON file.
+percentage point (`--max-drop 0.005 --search`). The accuracy is that on the held-out part. Writes NAME.json and NAME.md
+into bench/results/.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from processes import HERE, add_choices, log, machine
+from processes import HERE, add_choices, add_output, log, machine
 from quantised_trained import NAMES, Trained, trained
 from tables import table
 
@@ -31,7 +31,6 @@ from graphkit import data
 from graphkit.checks.timing import interleave, paired_ratio, quotients
 from graphkit.onnx_io.compare import OnnxRuntimeModel, runtime_version
 
-TITLE = "## Accuracy of trained networks"
 _CALIBRATION, _MAX_DROP, _BATCH = 256, 0.005, 32
 
 
@@ -100,8 +99,7 @@ def _times(runs: dict[str, Callable[[Any], Any]], test: data.Dataset, names: lis
     }
 
 
-def section(result: dict[str, Any]) -> str:
-    """Return the section of the report."""
+def report(result: dict[str, Any]) -> str:
     body = []
     for r in result["rows"]:
         a, s = r["accuracy"], r["seconds"]
@@ -118,7 +116,7 @@ def section(result: dict[str, Any]) -> str:
     ]  # fmt: skip
     facts = result["machine"]
     return "\n".join([
-        TITLE, "",
+        "# Accuracy of trained networks of 8-bit integers", "",
         f"{result['date']}; {facts['cpu']}, {facts['cores']} cores, ONNX Runtime {result['runtime']}; load average",
         f"{facts['load']:.1f} at the start. `python bench/quantised_accuracy.py DATA`", "",
         "Networks trained on MNIST (32 x 32 pixels) and on movie reviews, then quantised by `graphkit quantize`",
@@ -130,33 +128,22 @@ def section(result: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
-def accuracy_section(report: str) -> str:
-    """Return the section of this script in a report, or ""."""
-    _, title, rest = report.partition(TITLE)
-    return title + rest
-
-
-def replaced(report: str, text: str) -> str:
-    """Return a report with this section at its end, instead of the one that it has."""
-    return report.split(TITLE)[0].rstrip("\n") + "\n\n" + text
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder with mnist and rt-polarity")
     add_choices(parser, "--only", "network", NAMES)
     parser.add_argument("--models", type=Path, default=HERE / "models", help="folder for the trained files")
-    parser.add_argument("--output", type=Path, default=HERE / "results", help="folder for the results")
+    add_output(parser, "2026-11-quantised-accuracy")
     options = parser.parse_args()
     result: dict[str, Any] = {
         "date": datetime.date.today().isoformat(), "machine": machine(), "runtime": runtime_version(),
         "rows": [row(name, options.data, options.models) for name in options.only],
     }  # fmt: skip
-    text = section(result)
+    text = report(result)
+    stem = options.output / options.name
+    stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(text)
     print(text)
-    (options.output / "2026-11-quantised-accuracy.json").write_text(json.dumps(result, indent=1) + "\n")
-    report = options.output / "2026-11-quantised.md"
-    report.write_text(replaced(report.read_text() if report.exists() else "", text))
     return 0
 
 

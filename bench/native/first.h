@@ -40,8 +40,8 @@ static FILE* results_file(const char* path) {
     return file;
 }
 
-/* Prints the seconds since `wall` and `processor`, when the file was not yet open, and of the whole process. */
-static void report(double wall, double processor) {
-    const double end = seconds(CLOCK_PROCESS_CPUTIME_ID);
-    printf("%.9f %.9f %.9f\n", seconds(CLOCK_MONOTONIC) - wall, end - processor, end);
+/* Prints the wall time in seconds since `begin`, when the file was not yet open, and the processor time of the process. */
+static void report(double begin) {
+    const double processor = seconds(CLOCK_PROCESS_CPUTIME_ID);
+    printf("%.9f %.9f\n", seconds(CLOCK_MONOTONIC) - begin, processor);
 }

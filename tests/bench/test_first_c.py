@@ -27,6 +27,9 @@ def test_a_table_of_both_libraries(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     cells = done.stdout.split("| layer |")[1].splitlines()[0].split("|")
     assert all(float(cell.split()[0]) > 0 for cell in cells if cell.strip())
+    unknown = subprocess.run([*command, "--only", "layer,other"], capture_output=True, text=True, timeout=300)
+    assert unknown.returncode == 2
+    assert "has no other.onnx with other.npz" in unknown.stderr
 
 
 def test_results_that_differ_are_an_error(tmp_path: Path) -> None:

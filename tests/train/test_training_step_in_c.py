@@ -14,7 +14,8 @@ import pytest
 import graphkit as gk
 from graphkit.executor.run.c_package import write_c_runtime
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "c_training"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "c_training"
 COMPILER = shutil.which("cc")
 # In the Python package, the library has no header, and its version in its name.
 LIBRARY = next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*"), None)
@@ -30,7 +31,7 @@ pytestmark = [
 def test_losses_are_those_of_a_trainer(tmp_path):
     subprocess.run([sys.executable, EXAMPLE / "prepare.py"], cwd=tmp_path, check=True, timeout=300)
     (tmp_path / "libonnxruntime.so.1").symlink_to(LIBRARY)
-    headers = f"-I{Path(__file__).parent / 'c_api'}"
+    headers = f"-I{ROOT / 'bench' / 'native'}"
     command = [COMPILER, "-Wall", "-Werror", headers, EXAMPLE / "train.c", "-o", "train", "libonnxruntime.so.1"]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=300)
     arguments = ["./train", "step.onnx", "step_init.onnx", "images.bin", "labels.bin"]

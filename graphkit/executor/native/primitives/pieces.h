@@ -43,7 +43,7 @@ constexpr std::int64_t kShortPiece = 32;
 inline std::int64_t Pieces::column_bytes() const {
     const auto parts = static_cast<std::int64_t>(ends.size());
     const std::int64_t bytes = parts < 2 || parts > kNarrow ? 0 : ends[0];
-    if (rows < 2 || bytes > 8 || std::popcount(static_cast<std::uint64_t>(bytes)) != 1) {
+    if (rows < 2 || bytes > 8 || !std::has_single_bit(static_cast<std::uint64_t>(bytes))) {
         return 0;
     }
     for (std::size_t i = 1; i < ends.size(); ++i) {
@@ -61,27 +61,16 @@ inline bool Pieces::are_short() const {
 // Copies `rows` parts of `bytes` bytes, which are to_step and from_step bytes apart.
 inline void copy_parts_of_rows(std::byte* to, std::int64_t to_step, const std::byte* from, std::int64_t from_step,
                                std::int64_t bytes, std::int64_t rows) {
-    const auto each = [&](auto word) {
-        using Word = decltype(word);
-        for (std::int64_t row = 0; row < rows; ++row) {
-            store_element(to + row * to_step, load_element<Word>(from + row * from_step));
-        }
-    };
-    switch (bytes) {
-        case 1:
-            return each(std::uint8_t{});
-        case 2:
-            return each(std::uint16_t{});
-        case 4:
-            return each(std::uint32_t{});
-        case 8:
-            return each(std::uint64_t{});
-        case 16:
-            return each(Block16{});
-        default:
+    const auto size = static_cast<std::size_t>(bytes);
+    if (size <= sizeof(Block16) && std::has_single_bit(size)) {
+        return with_element(size, [&](auto word) {
             for (std::int64_t row = 0; row < rows; ++row) {
-                copy_bytes(to + row * to_step, from + row * from_step, static_cast<std::size_t>(bytes));
+                store_element(to + row * to_step, load_element<decltype(word)>(from + row * from_step));
             }
+        });
+    }
+    for (std::int64_t row = 0; row < rows; ++row) {
+        copy_bytes(to + row * to_step, from + row * from_step, size);
     }
 }
 

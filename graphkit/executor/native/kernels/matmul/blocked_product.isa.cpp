@@ -210,6 +210,7 @@ void multiply_shallow(const ProductBlock<T>& p) {
 template <typename T>
 void multiply(const ProductBlock<T>& p) {
     if (p.depth <= kShallowDepth && p.b_column == 1) {
+        static_assert(kShallowDepth == 4);
         switch (p.depth) {
             case 1:
                 return multiply_shallow<T, 1>(p);

@@ -40,5 +40,11 @@ inline Key<T> key_of(T x) {
     }
 }
 
+// Keys in the order of TopK: smaller keys come first.
+template <typename T>
+inline Key<T> rank_key(T x, bool largest) {
+    return static_cast<Key<T>>(key_of(x) ^ static_cast<Key<T>>(largest ? -1 : 0));
+}
+
 }  // namespace
 }  // namespace graphkit

@@ -349,7 +349,7 @@ std::size_t TopK::scratch_bytes() const {
 template <typename T>
 std::int64_t TopK::insert(const T* from, Candidate<Key<T>>* candidates) const {
     using K = Key<T>;
-    const KeyFunctions<T>& functions = sorting_table().key<T>();
+    const NextBlock<T> next_block = sorting_table().next_block<T>();
     const std::int64_t inner = geometry_.inner;
     const std::int64_t size = geometry_.size;
     const auto put = [&](Candidate<K> candidate, std::int64_t place) {
@@ -358,10 +358,7 @@ std::int64_t TopK::insert(const T* from, Candidate<Key<T>>* candidates) const {
         }
         candidates[place] = candidate;
     };
-    const auto flip = static_cast<K>(largest_ ? -1 : 0);
-    const auto candidate_at = [&](std::int64_t i) {
-        return Candidate<K>{static_cast<K>(key_of(from[i * inner]) ^ flip), i};
-    };
+    const auto candidate_at = [&](std::int64_t i) { return Candidate<K>{rank_key(from[i * inner], largest_), i}; };
     for (std::int64_t i = 0; i < k_; ++i) {
         put(candidate_at(i), i);
     }
@@ -377,7 +374,7 @@ std::int64_t TopK::insert(const T* from, Candidate<Key<T>>* candidates) const {
     std::int64_t at = k_;
     for (std::int64_t inserted = 0; at < size && inserted < 8 * k_; at += kKeyBlock) {
         const T worst = from[position_of(candidates[k_ - 1]) * inner];
-        at = functions.next_block(from, inner, at, size, largest_, worst, keys);
+        at = next_block(from, inner, at, size, largest_, worst, keys);
         const std::int64_t part = std::min(kKeyBlock, size - at);
         K limit = key_of(candidates[k_ - 1]);
         for (std::int64_t i = 0; i < part; ++i) {
@@ -396,12 +393,12 @@ std::int64_t TopK::insert(const T* from, Candidate<Key<T>>* candidates) const {
 template <typename T>
 void TopK::collect(const T* from, Candidate<Key<T>>* candidates, std::int64_t found, std::int64_t at) const {
     using K = Key<T>;
-    const KeyFunctions<T>& functions = sorting_table().key<T>();
+    const NextBlock<T> next_block = sorting_table().next_block<T>();
     const std::int64_t inner = geometry_.inner;
     const std::int64_t size = geometry_.size;
     const std::int64_t most = capacity();
     for (; found < most && at < size; ++found, ++at) {
-        candidates[found] = {functions.key(from[at * inner], largest_), at};
+        candidates[found] = {rank_key(from[at * inner], largest_), at};
     }
     if (at < size) {
         // Later keys must be smaller than that of the k-th best candidate.
@@ -414,7 +411,7 @@ void TopK::collect(const T* from, Candidate<Key<T>>* candidates, std::int64_t fo
         K keys[kKeyBlock];
         for (;; at += kKeyBlock) {
             const T worst = from[position_of(candidates[k_ - 1]) * inner];
-            at = functions.next_block(from, inner, at, size, largest_, worst, keys);
+            at = next_block(from, inner, at, size, largest_, worst, keys);
             if (at >= size) {
                 break;
             }

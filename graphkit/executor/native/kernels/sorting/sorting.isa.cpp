@@ -224,11 +224,6 @@ void rank_halves(const T* x, std::int64_t size, bool largest, std::int16_t* to) 
     }
 }
 
-template <typename T>
-Key<T> key(T x, bool largest) {
-    return static_cast<Key<T>>(key_of(x) ^ static_cast<Key<T>>(largest ? -1 : 0));
-}
-
 struct Or {
     template <typename V>
     static V combine(V a, V b) {
@@ -250,8 +245,7 @@ bool may_precede(const T* x, T worst) {
 template <typename T>
 std::int64_t next_block(const T* x, std::int64_t stride, std::int64_t at, std::int64_t size, bool largest, T worst,
                         Key<T>* keys) {
-    const auto flip = static_cast<Key<T>>(largest ? -1 : 0);
-    const Key<T> limit = key(worst, largest);
+    const Key<T> limit = rank_key(worst, largest);
     for (; at < size; at += kKeyBlock) {
         const std::int64_t part = size - at < kKeyBlock ? size - at : kKeyBlock;
         if constexpr (std::is_floating_point_v<T>) {  // most blocks end here
@@ -262,7 +256,7 @@ std::int64_t next_block(const T* x, std::int64_t stride, std::int64_t at, std::i
         }
         auto least = static_cast<Key<T>>(-1);
         const auto take = [&](std::int64_t i, T element) {
-            keys[i] = static_cast<Key<T>>(key_of(element) ^ flip);
+            keys[i] = rank_key(element, largest);
             least = keys[i] < least ? keys[i] : least;
         };
         if (stride == 1 && part == kKeyBlock) {
@@ -283,7 +277,7 @@ std::int64_t next_block(const T* x, std::int64_t stride, std::int64_t at, std::i
 
 template <typename T>
 constexpr SortingFunctions<T> sorting_functions() {
-    return {{arg_rows<T>, arg_columns<T>}, {key<T>, next_block<T>}};
+    return {{arg_rows<T>, arg_columns<T>}, next_block<T>};
 }
 
 constexpr SortingTable make_sorting_table() {
@@ -299,8 +293,8 @@ constexpr SortingTable make_sorting_table() {
             sorting_functions<std::uint64_t>(),
             rank_halves<Float16>,
             rank_halves<BFloat16>,
-            {key<Float16>, next_block<Float16>},
-            {key<BFloat16>, next_block<BFloat16>}};
+            next_block<Float16>,
+            next_block<BFloat16>};
 }
 
 }  // namespace

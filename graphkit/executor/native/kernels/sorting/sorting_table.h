@@ -26,21 +26,17 @@ struct ArgFunctions {
                     std::int64_t* out);
 };
 
+// Finds the first of the blocks [at, at + kKeyBlock), [at + kKeyBlock, ...), ... below position `size` that contains a
+// key (see rank_key) of x[position * stride] below that of `worst`, and writes the block's keys. Returns its first
+// position, or at least `size` if there is none.
 template <typename T>
-struct KeyFunctions {
-    // Returns the key of x; smaller keys come first in TopK. NaN is larger than all numbers.
-    Key<T> (*key)(T x, bool largest);
-    // Finds the first of the blocks [at, at + kKeyBlock), [at + kKeyBlock, ...), ... below position `size` that
-    // contains a key of x[position * stride] below that of `worst`, and writes the block's keys. Returns its first
-    // position, or at least `size` if there is none.
-    std::int64_t (*next_block)(const T* x, std::int64_t stride, std::int64_t at, std::int64_t size, bool largest,
-                               T worst, Key<T>* keys);
-};
+using NextBlock = std::int64_t (*)(const T* x, std::int64_t stride, std::int64_t at, std::int64_t size, bool largest,
+                                   T worst, Key<T>* keys);
 
 template <typename T>
 struct SortingFunctions {
     ArgFunctions<T> arg;
-    KeyFunctions<T> key;
+    NextBlock<T> next_block;
 };
 
 struct SortingTable {
@@ -58,8 +54,8 @@ struct SortingTable {
     // else below them.
     void (*rank_f16)(const Float16* x, std::int64_t size, bool largest, std::int16_t* to);
     void (*rank_bf16)(const BFloat16* x, std::int64_t size, bool largest, std::int16_t* to);
-    KeyFunctions<Float16> key_f16;
-    KeyFunctions<BFloat16> key_bf16;
+    NextBlock<Float16> next_block_f16;
+    NextBlock<BFloat16> next_block_bf16;
 
     template <typename T>
     const SortingFunctions<T>& of() const {
@@ -88,13 +84,13 @@ struct SortingTable {
     }
 
     template <typename T>
-    const KeyFunctions<T>& key() const {
+    NextBlock<T> next_block() const {
         if constexpr (std::is_same_v<T, Float16>) {
-            return key_f16;
+            return next_block_f16;
         } else if constexpr (std::is_same_v<T, BFloat16>) {
-            return key_bf16;
+            return next_block_bf16;
         } else {
-            return of<T>().key;
+            return of<T>().next_block;
         }
     }
 
