@@ -196,7 +196,7 @@ class _Locations(dict[Value | None, Location]):
             if operand is None or position in unread:
                 found.append(ABSENT)
             elif position in packed:
-                # Do not call `of` for this operand: it would keep the unpacked array in memory, too.
+                # Do not look up this operand: its location would keep the unpacked array in memory, too.
                 array = self._lowered.fixed[self._root[operand]]
                 found.append(self._emitter.fixed(array, packing, position))
             else:
