@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,9 +69,9 @@ def test_plans_and_keys_of_training_steps_are_equal(make: Callable[[], gk.Model]
         for inplace in (False, True):
             chosen = {**options, "inplace": inplace}
             plan = plan_graph(graph, placement, needs, **chosen)
-            assert plan == in_python(lambda chosen=chosen: plan_graph(graph, placement, needs, **chosen))  # noqa: B023
+            assert plan == in_python(partial(plan_graph, graph, placement, needs, **chosen))
         keys = SharedKernels(placement, {})._keys
-        assert keys(placement.steps) == in_python(lambda keys=keys: keys(placement.steps))  # noqa: B023
+        assert keys(placement.steps) == in_python(partial(keys, placement.steps))
 
 
 def test_operands_that_share_a_storage_are_overwritten_only_together() -> None:
