@@ -157,7 +157,6 @@ class _Locations(dict[Value | None, Location]):
         placement, memory, fixed = lowered.placement, lowered.memory, lowered.fixed
         bound = dict(zip(lowered.graph.inputs, inputs, strict=True))
         self._root, self._used = placement.root, placement.used
-        self._scratch_of, self._offsets = memory.scratch_of, memory.layout.offsets
         for result, location in zip(placement.results, results, strict=True):
             root = placement.root[result.value]
             made_here = placement.place[root] == "dynamic" and root not in bound
@@ -208,8 +207,8 @@ class _Locations(dict[Value | None, Location]):
         return [self[v] if v in used else ABSENT for v in node.outputs]
 
     def scratch(self, index: int) -> Location:
-        request = self._scratch_of.get(index)
-        return ABSENT if request is None else (ARENA, self._base + self._offsets[request])
+        offset = self._lowered.memory.scratch_offset(index)
+        return ABSENT if offset is None else (ARENA, self._base + offset)
 
 
 def _first_donation(lowered: LoweredGraph) -> int:
