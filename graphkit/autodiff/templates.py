@@ -42,10 +42,8 @@ class Template:
             native.copy_all(self._nodes, scope, table)
         else:
             for node in self._nodes:
-                copy = node.with_types(
-                    [None if v is None else table[v] for v in node.inputs], [v.type for v in node.outputs]
-                )
-                copy.scope = scope
+                operands = [None if v is None else table[v] for v in node.inputs]
+                copy = node.with_types(operands, [v.type for v in node.outputs], scope=scope)
                 table.update(zip(node.outputs, copy.outputs, strict=True))
         return [None if v is None else table[v] for v in self.results]
 

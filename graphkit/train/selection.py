@@ -209,7 +209,7 @@ def _multiplier(name: str, value: Value, key: str, given: Mapping[str, float]) -
     """Return the multiplier of a parameter: the one in `given`, or else its attribute `key`, or else 1."""
     if name not in given and key not in value.attrs:
         return 1.0
-    text = given.get(name, value.attrs.get(key, 1.0))
+    text = given[name] if name in given else value.attrs[key]
     try:
         number = float(text) if isinstance(text, str) else text
     except ValueError:

@@ -22,7 +22,7 @@ from graphkit.ops.evaluate import evaluate
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core import sweep as _base
 from graphkit.passes.core.bind import bind
-from graphkit.passes.core.match import FixedValues
+from graphkit.passes.core.match import FixedValues, fixed_values
 from graphkit.passes.core.sweep import operators, run_passes
 from graphkit.passes.pipeline import BOUND, INFERENCE, effects
 from graphkit.passes.training.to_training import to_training
@@ -185,6 +185,17 @@ def test_networks(apply: Any, build: Any, sizes: dict[str, int], left: dict[str,
     assert last.nodes == len(running)
     # A second time there is nothing left to do.
     assert operators(prepared(kept[0])) == operators(kept[0])
+
+
+def test_both_ways_to_find_fixed_values_agree() -> None:
+    x, w, written = data(4), parameter(4), parameter(4, name="s", role="state")
+    clipped = F.clip(F.neg(w), None, np.float32(2))  # the absent operand does not matter
+    noise = F.mul(F.random_uniform(None, shape=(4,)), w)
+    outputs = [F.add(clipped, np.float32(1)), noise, F.add(w, x), F.exp(written)]
+    graph = Graph([x, w, written], outputs, [(written, F.add(written, w))])
+    found, fixed = fixed_values(graph), FixedValues(graph)
+    assert found == {v for v in graph.values if v in fixed}
+    assert found.intersection(graph.outputs) == {outputs[0]}
 
 
 @pytest.mark.parametrize(("build", "sizes", "left"), NETWORKS)

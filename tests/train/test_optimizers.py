@@ -380,3 +380,30 @@ def test_own_update_may_depend_on_the_parameter(in_subclass: bool, monkeypatch: 
     trainer.step({"x": np.ones([1, 2], np.float32)}, np.zeros([1, 2], np.float32))
     changed = [name for name, array in trainer.net.state_dict().items() if not np.array_equal(array, np.ones(2))]
     assert changed == ["second"]
+
+
+def test_copied_updates_equal_updates_built_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates of parameters of equal types are copied, unless their decay differs."""
+    calls: list[str] = []
+    update = gk.optim.Adam.update
+
+    def counted(self: Any, weight: Any, *given: Any) -> Any:
+        calls.append(weight.name)
+        return update(self, weight, *given)
+
+    def step() -> list[str]:
+        calls.clear()
+        h = gk.input("x", ["N", 4])
+        for i in range(6):
+            h = gk.tanh(gk.nn.linear(h, 4, name=f"fc{i}"))
+        factors: Any = {"lr_mult": {"fc4*": 0.5}, "wd_mult": {"fc5*": 0.0}}
+        adam = gk.optim.Adam(0.1, weight_decay=0.1)
+        trainer = gk.Trainer(gk.Model({"y": h}), "mse", adam, threads=1, **factors)
+        return [str(graph) for graph in trainer.graphs]
+
+    monkeypatch.setattr(counted, "__module__", gk.optim.Adam.__module__)
+    monkeypatch.setattr(gk.optim.Adam, "update", counted)
+    copied, copied_calls = step(), len(calls)
+    monkeypatch.setattr(counted, "__module__", __name__)
+    assert copied == step()
+    assert (copied_calls, len(calls)) == (4, 12)

@@ -157,7 +157,6 @@ class _Locations(dict[Value | None, Location]):
         placement, memory, fixed = lowered.placement, lowered.memory, lowered.fixed
         bound = dict(zip(lowered.graph.inputs, inputs, strict=True))
         self._root, self._used = placement.root, placement.used
-        self._scratch_of, self._offsets = memory.scratch_of, memory.layout.offsets
         for result, location in zip(placement.results, results, strict=True):
             root = placement.root[result.value]
             made_here = placement.place[root] == "dynamic" and root not in bound
@@ -196,7 +195,7 @@ class _Locations(dict[Value | None, Location]):
             if operand is None or position in unread:
                 found.append(ABSENT)
             elif position in packed:
-                # Do not call `of` for this operand: it would keep the unpacked array in memory, too.
+                # Do not look up this operand: its location would keep the unpacked array in memory, too.
                 array = self._lowered.fixed[self._root[operand]]
                 found.append(self._emitter.fixed(array, packing, position))
             else:
@@ -208,8 +207,8 @@ class _Locations(dict[Value | None, Location]):
         return [self[v] if v in used else ABSENT for v in node.outputs]
 
     def scratch(self, index: int) -> Location:
-        request = self._scratch_of.get(index)
-        return ABSENT if request is None else (ARENA, self._base + self._offsets[request])
+        offset = self._lowered.memory.scratch_offset(index)
+        return ABSENT if offset is None else (ARENA, self._base + offset)
 
 
 def _first_donation(lowered: LoweredGraph) -> int:

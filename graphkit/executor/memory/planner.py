@@ -92,7 +92,7 @@ def is_valid_layout(requests: Sequence[Request], offsets: Sequence[int], *, inpl
     """
     if len(offsets) != len(requests) or any(o < 0 or o % ALIGNMENT for o in offsets):
         return False
-    import bisect  # here, as below: most processes need neither it nor its extension module
+    import bisect  # here, because most processes need neither it nor its extension module
 
     owner, blocks = _blocks(requests, inplace)
     placed = _block_offsets(owner, blocks, offsets)
@@ -202,7 +202,9 @@ def _sweep(blocks: Sequence[_Block], backwards: bool = False) -> int:
     keyed = [(-b.last, -b.first, b) if backwards else (b.first, b.last, b) for b in blocks if b.size]
     starts = sorted(keyed, key=lambda item: (item[0], -item[2].size))
     ends = sorted(keyed, key=lambda item: item[1])
-    free = _FreeRanges()
+    from graphkit.executor.memory.free_ranges import FreeRanges  # here, because the native extension replaces it
+
+    free = FreeRanges()
     done = 0
     for start, _, block in starts:
         while ends[done][1] < start:
@@ -210,57 +212,3 @@ def _sweep(blocks: Sequence[_Block], backwards: bool = False) -> int:
             done += 1
         block.offset = free.take(block.size)
     return free.end
-
-
-class _FreeRanges:
-    """The free ranges below `end`. Adjacent ranges are merged."""
-
-    def __init__(self) -> None:
-        self.end = 0
-        self._by_size: list[tuple[int, int]] = []  # (size, offset), sorted
-        self._size_at: dict[int, int] = {}  # offset -> size
-        self._offset_before: dict[int, int] = {}  # offset + size -> offset
-
-    def take(self, size: int) -> int:
-        """Allocate `size` bytes from the smallest range that is large enough, and return the offset.
-
-        If there is none, the arena grows.
-        """
-        import bisect
-
-        position = bisect.bisect_left(self._by_size, (size, -1))
-        if position < len(self._by_size):
-            offset = self._by_size[position][1]
-            rest = self._remove(offset) - size
-            if rest:
-                self._insert(offset + size, rest)
-            return offset
-        offset = self._offset_before.get(self.end, self.end)
-        if offset != self.end:
-            self._remove(offset)
-        self.end = offset + size
-        return offset
-
-    def give(self, offset: int, size: int) -> None:
-        """Free a range, and merge it with adjacent free ranges."""
-        if offset + size in self._size_at:
-            size += self._remove(offset + size)
-        if offset in self._offset_before:
-            offset = self._offset_before[offset]
-            size += self._remove(offset)
-        self._insert(offset, size)
-
-    def _insert(self, offset: int, size: int) -> None:
-        import bisect
-
-        bisect.insort(self._by_size, (size, offset))
-        self._size_at[offset] = size
-        self._offset_before[offset + size] = offset
-
-    def _remove(self, offset: int) -> int:
-        import bisect
-
-        size = self._size_at.pop(offset)
-        del self._offset_before[offset + size]
-        del self._by_size[bisect.bisect_left(self._by_size, (size, offset))]
-        return size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -105,6 +105,22 @@ class Instance(Protocol):
         ...
 
 
+class Section(NamedTuple):
+    """A program that runs once, or for several parts of a batch.
+
+    Attributes:
+        program: The program.
+        runs: Number of parts.
+        size: Examples of a part; 0 if the program computes everything.
+        first: Number of the first example.
+    """
+
+    program: InstancedProgram
+    runs: int
+    size: int
+    first: int
+
+
 class BaseProgram(ABC):
     """A program for a graph whose input sizes are known. It uses the memory of `pools`.
 
@@ -114,12 +130,14 @@ class BaseProgram(ABC):
         owned: For each result, its shape, dtype and bytes if steps write it directly to the memory that the caller
             receives, else None.
         part_keys: Keys of the programs that this one runs for parts of a batch.
+        examples: Positions of the inputs that are split along their first axis into these parts.
     """
 
     arena_bytes: int
     kept_bytes: int
     owned: list[tuple[tuple[int, ...], np.dtype, int] | None]
     part_keys: tuple[Key, ...] = ()
+    examples: Set[int] = frozenset()
 
     def __init__(self, graph: Graph, placement: Placement, pools: Pools):
         self.graph = graph
@@ -141,6 +159,10 @@ class BaseProgram(ABC):
     @abstractmethod
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         """Run once; see `Executable.run`. All results are computed."""
+
+    @abstractmethod
+    def sections(self) -> Sequence[Section]:
+        """Return the programs of a run, in the order in which they run."""
 
     def start(self) -> Run:
         """Return a run that has not begun."""
@@ -281,6 +303,9 @@ class InstancedProgram(BaseProgram):
 
     def as_part(self) -> InstancedProgram | None:
         return None if self.calls_python else self
+
+    def sections(self) -> Sequence[Section]:
+        return (Section(self, 1, 0, 0),)
 
     def count_runs(self, number: int) -> None:
         """Count runs that did not call `run`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run import base_program
-from graphkit.executor.run.base_program import BaseProgram, Instance, InstancedProgram, Key
+from graphkit.executor.run.base_program import BaseProgram, Instance, InstancedProgram, Key, Section
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.named_tuples import NamedTuple
@@ -63,7 +63,8 @@ class BatchedProgram(BaseProgram):
         super().__init__(first.graph, first.placement._replace(results=results), pools)
         self._parts, self._rest = parts, rest
         self.part_keys = tuple(p.key for p in (parts, rest) if p)
-        self._examples = frozenset(examples)
+        self._programs = tuple(p.program for p in (parts, rest) if p)
+        self.examples = frozenset(examples)
         self._batch_size = batch_size
         # One part runs on each thread at the same time. The remaining parts run one after the other, on all threads.
         self._threads = first.threads if parts.number >= first.threads else 1
@@ -73,19 +74,10 @@ class BatchedProgram(BaseProgram):
         self.kept_bytes = _BYTES
         self.owned = [(kind.static_shape, kind.dtype.numpy, kind.nbytes) for kind in kinds]
 
-    @property
-    def parts(self) -> tuple[BatchParts, ...]:
-        """The equal parts, then the remaining part, if any."""
-        return (self._parts, *((self._rest,) if self._rest else ()))
-
-    @property
-    def examples(self) -> Set[int]:
-        """The positions of the inputs that are split along their first axis."""
-        return self._examples
-
-    @property
-    def _programs(self) -> tuple[InstancedProgram, ...]:
-        return tuple(part.program for part in self.parts)
+    def sections(self) -> Sequence[Section]:
+        parts, rest = self._parts, self._rest
+        equal = Section(parts.program, parts.number, parts.size, 0)
+        return (equal, Section(rest.program, rest.number, rest.size, parts.number * parts.size)) if rest else (equal,)
 
     @property
     def needs_recompiling(self) -> bool:
@@ -132,7 +124,7 @@ class BatchedProgram(BaseProgram):
     ) -> None:
         """Run one part. taken: an instance and an arena of the program. examples: their range in the batch."""
         begin, end = examples
-        given = [x[begin:end] if i in self._examples else x for i, x in enumerate(inputs)]
+        given = [x[begin:end] if i in self.examples else x for i, x in enumerate(inputs)]
         targets = {i: y[begin:end] for i, y in enumerate(results) if program.owned[i] is not None}
         for i, made in enumerate(program.run_on(*taken, given, targets)):
             if i not in targets:
@@ -147,7 +139,7 @@ class BatchedProgram(BaseProgram):
     ) -> None:
         """Run the first `parts` parts in the native engine, one on each thread at a time."""
         size = self._parts.size
-        given = [x if i in self._examples else None for i, x in enumerate(inputs)]
+        given = [x if i in self.examples else None for i, x in enumerate(inputs)]
         # Bytes from one part to the next, in each input and result.
         strides = [0 if x is None else x[:size].nbytes for x in given] + [y[:size].nbytes for y in results]
         instances, arenas = ([instance.native for instance, _ in taken], [arena for _, arena in taken])

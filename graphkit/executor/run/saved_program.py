@@ -20,8 +20,7 @@ from graphkit.executor.devices.recipes import recorded_recipes
 from graphkit.executor.lower.emit import Emitter
 from graphkit.executor.lower.lowering import NotNative
 from graphkit.executor.lower.template import Template
-from graphkit.executor.run.base_program import Key
-from graphkit.executor.run.batched_program import BatchedProgram
+from graphkit.executor.run.base_program import BaseProgram, Key, Section
 from graphkit.executor.run.device_builder import DeviceBuilder
 from graphkit.executor.run.executable import Executable
 from graphkit.executor.run.program import Program
@@ -177,7 +176,7 @@ class _SavingExecutor(Executor):
     def input_names(self) -> tuple[str, ...]:
         return tuple(spec.name for spec in self._select(None).inputs)
 
-    def program(self, shapes: Mapping[str, Sequence[int]]) -> Program | BatchedProgram:
+    def program(self, shapes: Mapping[str, Sequence[int]]) -> BaseProgram:
         """Return the program for these input shapes. Raises UnsupportedError for what cannot be saved."""
         graph = self._select(None).graph
         if graph.updates:
@@ -188,7 +187,7 @@ class _SavingExecutor(Executor):
             )
         with recorded_recipes():
             self.specialise(shapes)
-        assert isinstance(self._latest, (Program, BatchedProgram)), "no program is made from a template"
+        assert isinstance(self._latest, BaseProgram), "programs are saved for the CPU"
         return self._latest
 
     def _specialise(self, selection: Selection, key: Key) -> Executable:
@@ -211,38 +210,11 @@ class _Port(NamedTuple):
     position: int
 
 
-class _Section(NamedTuple):
-    """A program that runs once, or for several parts of a batch.
-
-    Args:
-        program: The program.
-        runs: Number of parts.
-        size: Examples of a part; 0 if the program computes everything.
-        first: Number of the first example.
-    """
-
-    program: Program
-    runs: int
-    size: int
-    first: int
-
-
-def _sections(program: Program | BatchedProgram) -> list[_Section]:
-    if isinstance(program, Program):
-        return [_Section(program, 1, 0, 0)]
-    found, first = [], 0
-    for part in program.parts:
-        assert isinstance(part.program, Program), "the programs of parts are compiled"
-        found.append(_Section(part.program, part.number, part.size, first))
-        first += part.number * part.size
-    return found
-
-
-def _ports(program: Program | BatchedProgram, names: Sequence[str]) -> list[_Port]:
+def _ports(program: BaseProgram, names: Sequence[str]) -> list[_Port]:
     """Return the inputs that callers feed, with the types that they have in the program."""
-    first = _sections(program)[0].program.lowered
-    batch = sum(part.number * part.size for part in program.parts) if isinstance(program, BatchedProgram) else 0
-    examples = program.examples if isinstance(program, BatchedProgram) else frozenset()
+    sections = program.sections()
+    first = sections[0].program.lowered
+    batch = sum(section.runs * section.size for section in sections)
     found = []
     for position, (name, value) in enumerate(zip(names, first.graph.inputs, strict=True)):
         if value in first.fixed:
@@ -250,14 +222,14 @@ def _ports(program: Program | BatchedProgram, names: Sequence[str]) -> list[_Por
         if value.role == "rng":
             continue
         kind = _checked("input", name, value)
-        shape = (batch, *kind.static_shape[1:]) if position in examples else kind.static_shape
+        shape = (batch, *kind.static_shape[1:]) if position in program.examples else kind.static_shape
         found.append(_Port(name, TensorType(kind.dtype, shape), position))
     return found
 
 
-def _generators(program: Program | BatchedProgram) -> list[int]:
+def _generators(program: BaseProgram) -> list[int]:
     """Return the positions of the inputs that are the random state, if a node reads them."""
-    graph = _sections(program)[0].program.lowered.graph
+    graph = program.sections()[0].program.lowered.graph
     read = {value for node in graph.nodes for value in node.inputs}
     return [i for i, value in enumerate(graph.inputs) if value.role == "rng" and value in read]
 
@@ -283,7 +255,7 @@ def _require_alike(what: str, ports: Sequence[_Port], others: Sequence[_Port]) -
 class _Listed(NamedTuple):
     """The steps of a section, and the number of the array in each external memory that is a constant."""
 
-    section: _Section
+    section: Section
     steps: StepList
     sources: Mapping[int, int]
 
@@ -315,9 +287,10 @@ class _Contents:
         self.seed = 0
         self.threads = 1
 
-    def add(self, program: Program | BatchedProgram, executor: _SavingExecutor) -> None:
+    def add(self, program: BaseProgram, executor: _SavingExecutor) -> None:
         """Add a program."""
-        sections = _sections(program)
+        sections = program.sections()
+        assert all(isinstance(section.program, Program) for section in sections), "no program is made from a template"
         self.seed, self.threads = executor.rng[0], sections[0].program.threads
         inputs = _ports(program, executor.input_names)
         for section in sections:
@@ -372,7 +345,7 @@ class _Contents:
         axes = sequence(number(0 if port.name in self.batched else -1) for port in first.inputs)
         return axes + sequence(number(0) for _ in first.outputs)
 
-    def _listed(self, section: _Section) -> _Listed:
+    def _listed(self, section: Section) -> _Listed:
         lowered = section.program.lowered
         count, results = len(lowered.graph.inputs), len(lowered.placement.results)
         emitter, steps = Emitter(count + results), StepList({})
@@ -420,7 +393,7 @@ def _encoded_ports(ports: Sequence[_Port]) -> bytes:
     return sequence(text(p.name) + text(p.kind.dtype.value) + _sizes(p.kind) for p in ports)
 
 
-def _slice(port: _Port, nbytes: int, section: _Section) -> bytes:
+def _slice(port: _Port, nbytes: int, section: Section) -> bytes:
     """Encode where the runs of a section find an input or output: a part of it, or all of it."""
     if nbytes == port.kind.nbytes:
         return _whole(nbytes)

@@ -73,7 +73,8 @@ class MatMul(Op):
         return TensorType(a.dtype, (*batch, *rows, *columns))
 
     def reference(self, xp: Any, a: Any, b: Any) -> Any:
-        if a.ndim > 2 == b.ndim:  # one product of all rows takes a seventh of the time of a product for each batch
+        if a.ndim > 2 and b.ndim == 2:
+            # numpy multiplies each batch on its own. If batches have few rows, one product of all rows is much faster.
             rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
             return xp.matmul(rows, b).reshape(*a.shape[:-1], b.shape[-1])
         return xp.matmul(a, b)
