@@ -127,9 +127,11 @@ void ArrayQueue::push(std::string name, Work work, ArrayStates reads, ArrayState
         return;
     }
     flush();
-    const ArrayStates read = operation.reads, written = operation.writes;
+    Variables read, written;
+    add_variables(operation.reads, read);
+    add_variables(operation.writes, written);
     std::string label = operation.name;
-    submit(std::move(label), std::move(operation), read, written, runner);
+    engine_.push(std::move(label), std::move(operation), read, written, 0, runner);
 }
 
 bool ArrayQueue::begin_batch(std::string name) {
@@ -150,10 +152,10 @@ void ArrayQueue::flush() {
     if (gathered_.empty()) {
         return;
     }
-    ArrayStates reads, writes;
+    Variables read, written;
     for (const ArrayOperation& operation : gathered_) {
-        reads.insert(reads.end(), operation.reads.begin(), operation.reads.end());
-        writes.insert(writes.end(), operation.writes.begin(), operation.writes.end());
+        add_variables(operation.reads, read);
+        add_variables(operation.writes, written);
     }
     gathered_bytes_ = 0;
     auto run_all = [batch = std::exchange(gathered_, {})] {
@@ -161,19 +163,13 @@ void ArrayQueue::flush() {
             operation();
         }
     };
-    submit(batch_name_, std::move(run_all), reads, writes, Runner::any);
+    engine_.push(batch_name_, std::move(run_all), read, written, 0, Runner::any);
 }
 
-void ArrayQueue::submit(std::string name, Work work, const ArrayStates& reads, const ArrayStates& writes,
-                        Runner runner) {
-    Variables read, written;
-    for (const ArrayStatePtr& state : reads) {
-        read.push_back(variable_of(*state));
+void ArrayQueue::add_variables(const ArrayStates& states, Variables& found) {
+    for (const ArrayStatePtr& state : states) {
+        found.push_back(variable_of(*state));
     }
-    for (const ArrayStatePtr& state : writes) {
-        written.push_back(variable_of(*state));
-    }
-    engine_.push(std::move(name), std::move(work), read, written, 0, runner);
 }
 
 std::shared_ptr<const Failure> ArrayQueue::wait(const ArrayStatePtr& state, const VariablePtr& variable, bool exclusive,

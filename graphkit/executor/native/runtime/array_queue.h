@@ -128,7 +128,7 @@ class ArrayQueue {
     static constexpr std::size_t kMostBytes = std::size_t{8} << 20;
     static constexpr std::size_t kMostGathered = 256;
 
-    void submit(std::string name, Work work, const ArrayStates& reads, const ArrayStates& writes, Runner runner);
+    void add_variables(const ArrayStates& states, Variables& found);
 
     Engine& engine_;
     std::uint64_t number_;
