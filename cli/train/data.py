@@ -52,7 +52,7 @@ def read_data(
                 raise UsageError(
                     f"--validation-split and {what} both choose the validation data: leave out one of them"
                 )
-    options = ({} if net is None else options_of_model(net, spec, is_new=not is_of_onnx(net))) | options
+    options = ({} if net is None else options_of_model(net, spec, is_new=not is_imported(net))) | options
     if weight is not None and takes(spec, "weight"):
         options |= {"weight": weight}
     if share is not None:
@@ -66,9 +66,9 @@ def read_data(
     return data.Splits(train, data.read(valid_spec, axes=axes, like=train, **of_table))
 
 
-def is_of_onnx(net: Model) -> bool:
-    """Return whether a model was read from an ONNX file, so that it may be trained already."""
-    return any(key.startswith("onnx.") for key in net.meta)
+def is_imported(net: Model) -> bool:
+    """Return whether a model was read from a file of ONNX or MXNet, so that it may be trained already."""
+    return any(key.startswith(("onnx.", "mxnet.")) for key in net.meta)
 
 
 def counted(train: Dataset, held_out: Dataset, divided: str | None) -> str:

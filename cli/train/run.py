@@ -166,7 +166,7 @@ def _made(source: Network, store: KVStore, o: Mapping[str, Any]) -> tuple[Traine
     net, head = prepare_network(net, None if parts is None else parts.train, axes, o)
     targets = objective.target_names(net, o["loss_specs"], o["output_name"])
     parts = data.fitted(net, parts or data.read_data(net, *given), targets)
-    if store.rank == 0 and data.is_of_onnx(net):
+    if store.rank == 0 and data.is_imported(net):
         log_preprocessing(net, parts.train, with_options=bool(o["data_options"]))
     net = sources.described(net, parts.train)
     trainer = _trainer(net, head, objective.loss(net, parts.train, o), optimizer, store, o)

@@ -79,12 +79,15 @@ def _measured(runs: Iterator[tuple[OutputReport, ...]], doubtful: Sequence[bool]
 
     A run in double precision takes long, and more runs only raise the limits.
     """
-    for count, found in enumerate(runs, 1):  # noqa: B007 - there is at least one run
+    found: tuple[OutputReport, ...] = ()
+    count = 0
+    for found in runs:
+        count += 1
         if all(report.passed for report, is_doubtful in zip(found, doubtful, strict=True) if is_doubtful):
             return found
     if count == DRAWS:
         return found
-    note = f" (rounding was measured in {quantity(count, 'run')} instead of {DRAWS}, because the outputs are large)"
+    note = f" (rounding was measured in {quantity(count, 'run')} instead of {DRAWS}, because the model is large)"
     return tuple(replace(r, reason=r.reason + note) if r.noise and not r.passed else r for r in found)
 
 

@@ -230,6 +230,8 @@ def _text_file(inputs: Any) -> Path:
 
 
 def _text(path: Path, how: _How) -> Samples:
+    if how.form:
+        raise UsageError(f"{path}: the option {next(iter(how.form))!r} is for tables, but this file is read as texts")
     encoder = encoder_for(path, how.model, how.tokenizer)
     if path.suffix.lower() == ".txt":
         return TextSamples(path, lines_of(path), encoder)

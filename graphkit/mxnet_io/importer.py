@@ -30,6 +30,8 @@ from graphkit.text import nodes_by_operator, quantity
 assert operators.__all__  # imported for the converters that they register
 
 _SUFFIX = "-symbol.json"
+# Key of the metadata with the name of the symbol.
+_SYMBOL = "mxnet.symbol"
 _AUXILIARY = "aux:"
 _PREFIXES = ("arg:", _AUXILIARY)
 # Endings of the names of parameters and running statistics.
@@ -290,9 +292,11 @@ class _Builder:
         self.stored = dict(sorted(self.stored.items(), key=lambda item: order[item[0]]))
         inputs = [*self.inputs.values(), *self.stored.values()]
         graph = Graph(inputs, outputs, name=self.name, output_names=names)
+        meta = {_SYMBOL: self.name}
         if heads := self.heads(graph, region.results, names):
-            graph = graph.replace(meta={output_heads.HEADS: output_heads.to_text(heads)})
-        return Imported(graph, {graph.name_of(value): self.arrays[key] for key, value in self.stored.items()})
+            meta[output_heads.HEADS] = output_heads.to_text(heads)
+        arrays = {graph.name_of(value): self.arrays[key] for key, value in self.stored.items()}
+        return Imported(graph.replace(meta=meta), arrays)
 
     def heads(
         self, graph: Graph, results: Mapping[int, Sequence[Value]], names: Sequence[str]

@@ -50,19 +50,19 @@ class Call:
             self.outputs = tuple([signature(v.dtype.numpy, v.tensor.static_shape) for v in graph.outputs])
         self.task = program.task
         self.nbytes = sum(s.nbytes for s in self.outputs or ())
-        # Whether the fast way of `run` can be used.
-        self.single = self.task is not None and len(graph.outputs) == 1 and not program.copies
+        # The task if it computes a single result, which `run` and `overwrite` push without further checks. Else None.
+        self.single = self.task if len(graph.outputs) == 1 and not program.copies else None
 
     def run(self, operands: Sequence[NDArray]) -> list[NDArray]:
         """Push the program, and return the arrays of its results. If their shapes depend on elements, wait."""
         inputs, reads = _readable(operands)
-        if self.single:
+        if self.single is not None:
             (kind,) = self.outputs or ()
             shape, dtype = kind.shape, kind.dtype
             data = np.empty(shape, dtype) if kind.nbytes < elements.LARGE else elements.empty(shape, dtype)
             memory = Memory()
             inputs.append(data)
-            queue().push_task(self.name, self.task, inputs, reads, (memory.state,), 1, kind.nbytes)  # type: ignore[arg-type]
+            queue().push_task(self.name, self.single, inputs, reads, (memory.state,), 1, kind.nbytes)
             return [NDArray(data, memory, kind)]
         if self.outputs is None:
             return self._run_now(operands, inputs)
@@ -76,16 +76,18 @@ class Call:
         self.push(inputs, reads, made)
 
     def overwrite(self, x: NDArray, other: NDArray) -> bool:
-        """Push the program of a single result, which is written to `x`. Return False if that is not possible.
+        """Push the program, and write its single result to `x`. Return False if that is not possible.
 
         The call is a result of `Immediate.in_place` for operands of these types.
         """
-        data, given, memory = x._data, other._data, x._memory
-        if not data.flags.carray or not given.flags.carray or (memory is other._memory and data is not given):
-            return False  # not contiguous, or they may overlap in part
+        data, given, memory, task = x._data, other._data, x._memory, self.single
+        if task is None or not data.flags.carray or not given.flags.carray:
+            return False
+        if memory is other._memory and data is not given:
+            return False  # they may overlap in part
         memory.written()
         reads, write = (memory.state, other._memory.readable()), (memory.state,)
-        queue().push_task(self.name, self.task, [data, given, data], reads, write, 1, self.nbytes)  # type: ignore[arg-type]
+        queue().push_task(self.name, task, [data, given, data], reads, write, 1, self.nbytes)
         return True
 
     def push(self, inputs: list[np.ndarray], reads: list[Any], made: Sequence[NDArray]) -> None:
@@ -219,7 +221,7 @@ class Immediate:
             return None
         key = (operator, x._signature, other._signature)
         found = _calls.get(key) or _compile(operator, (x, other), key)
-        return found if found.single and found.outputs == (x._signature,) else None
+        return found if found.outputs == (x._signature,) else None
 
 
 # Kept instead of a call if the types of the results depend on the elements of small arrays: of integers, or of floats

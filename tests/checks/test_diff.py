@@ -232,14 +232,14 @@ def test_constants_and_settings_are_shown() -> None:
 def test_metadata_and_model_names() -> None:
     x = gk.input("x", [2])
     a = gk.Model({"y": gk.relu(x)}, name="one", meta={"author": "a", "classes": "[]"})
-    b = gk.Model({"y": gk.relu(x)}, name="two", meta={"author": "b", "epoch": "3"})
+    b = gk.Model({"y": gk.relu(x)}, name="two", meta={"author": "b", "epoch": "3", "mxnet.symbol": "net"})
     found = gk.diff(a, b)
     assert set(found.metadata) == {
         Difference("author", "a", "b"),
         Difference("classes", "[]", None),
         Difference("epoch", None, "3"),
     }
-    assert found.file_facts == (Difference("name of the model", "one", "two"),)
+    assert found.file_facts == (Difference("name of the model", "one", "two"), Difference("symbol", None, "net"))
     assert not gk.diff(a, gk.Model({"y": gk.relu(x)}, name="two", meta=a.meta)).metadata
 
 

@@ -94,7 +94,7 @@ def test_rounding_is_measured_until_every_output_passes(monkeypatch):
     monkeypatch.setattr(rounding, "_ELEMENTS", 1)
     (y,) = verified().outputs
     assert runs == [(0, 4)]
-    assert y.reason.endswith("(rounding was measured in 1 run instead of 4, because the outputs are large)")
+    assert y.reason.endswith("(rounding was measured in 1 run instead of 4, because the model is large)")
 
 
 def test_more_runs_never_lower_the_measured_rounding():

@@ -14,6 +14,7 @@ from PIL import Image
 import graphkit as gk
 from graphkit.cli.train.data import read_data
 from graphkit.data.preprocessing.image import IMAGENET, Preprocess
+from tests.mxnet_io.files import node, symbol, write_model
 
 README = Path(__file__).parents[2] / "README.md"
 META = Preprocess.of_size(6, 6, mean=(0.5,), std=(0.25,))
@@ -104,13 +105,16 @@ def test_data_for_a_model_that_says_nothing_have_its_size(call, photos):
     assert (made.layout, made.size, made.colours) == ("NHWC", (16, 20), "RGB")
 
 
-def test_training_prepares_images_for_an_onnx_file_as_other_commands(photos):
+def test_training_prepares_images_for_an_imported_model_as_other_commands(photos):
     x = gk.input("x", ["N", 3, 8, 8])
     new = gk.Model({"y": gk.identity(x)})
     new.save("net.onnx")
-    read = [read_data(net, "photos", None, {}, {}).train.preprocess for net in (new, gk.load("net.onnx"))]
+    document = symbol([node("null", "data"), node("identity", "y", [(0, 0)])], [(1, 0)])
+    of_mxnet = gk.load(write_model(Path.cwd(), document, {}), shapes={"data": ("N", 3, 8, 8)})
+    nets = (new, gk.load("net.onnx"), of_mxnet)
+    read = [read_data(net, "photos", None, {}, {}).train.preprocess for net in nets]
     assert read == [
-        Preprocess.of_size(8, 8, mean=IMAGENET[0], std=IMAGENET[1]), Preprocess(resize=(8, 8)),
+        Preprocess.of_size(8, 8, mean=IMAGENET[0], std=IMAGENET[1]), *[Preprocess(resize=(8, 8))] * 2,
     ]  # fmt: skip
 
 

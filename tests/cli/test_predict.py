@@ -18,6 +18,7 @@ from PIL import Image
 
 import graphkit as gk
 from graphkit.data.preprocessing.image import Preprocess
+from graphkit.data.preprocessing.vocabulary import Vocabulary
 
 RNG = np.random.default_rng(0)
 MADE = Preprocess(resize=(8, 8), mean=(0.5,), std=(0.25,))
@@ -228,3 +229,9 @@ def test_options_of_tables(call, tmp_path):
     code, _, err = call("predict", "n.json", "x.npy", "-o", "o.csv", "--data-option", "decimal=,")
     assert code == 2
     assert "the option 'decimal' is for tables (.csv, .tsv)" in err
+    Vocabulary(("<pad>", "<unk>", "a")).save(tmp_path / "vocabulary.json")
+    code, _, err = call(
+        "predict", "n.json", "a.csv", "-o", "o.csv", *options, "--tokenizer", tmp_path / "vocabulary.json"
+    )
+    assert code == 2
+    assert "a.csv: the option 'decimal' is for tables, but this file is read as texts" in err

@@ -23,7 +23,7 @@ from graphkit.ir.tensor import Tensor
 from graphkit.model import Model
 
 # Metadata that describe the file from which a model was imported, and those that say which names the import changed.
-_FILE_FACTS, _RENAMED = "onnx.", ("onnx.renamed", "onnx.replaced")
+_FILE_FACTS, _RENAMED = ("onnx.", "mxnet."), ("onnx.renamed", "onnx.replaced")
 # Elements of a constant that are shown.
 _MOST_ELEMENTS = 8
 
@@ -218,7 +218,7 @@ class GraphDiff:
             yield Difference("name of the model", self.a.name, self.b.name)
         for key in dict.fromkeys((*before, *after)):
             if key.startswith(_FILE_FACTS) == facts and key not in _RENAMED and before.get(key) != after.get(key):
-                yield Difference(key.removeprefix(_FILE_FACTS), before.get(key), after.get(key))
+                yield Difference(key.partition(".")[2] if facts else key, before.get(key), after.get(key))
 
 
 def _type(value: Value | None) -> str | None:

@@ -38,6 +38,7 @@ _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 # The most characters of a first line in which a delimiter is looked for.
 _LONGEST_HEAD = 1 << 16
+_QUOTED = re.compile('"[^"]*"')
 
 # ASCII's unit separator. It replaces delimiters of several characters.
 _UNIT = "\x1f"
@@ -108,10 +109,11 @@ def read_table(
 
     header: whether the first line of a .csv contains names; None: it does if no cell of it is a number. Columns without
     names are called by position: "0", "1", ... delimiter: between cells in text files (default: a tab in .tsv; a
-    semicolon if the first line of a .csv contains semicolons and no comma; else a comma). encoding: of the characters
-    of a text file, such as "latin-1" (default: UTF-8; UTF-16 if the file begins with its byte order mark). decimal: the
-    decimal mark of numbers in text files, "." or ",". Texts that look like numbers with decimal commas, or with points
-    between thousands, give a GraphkitWarning. Raises InputError, which names file and line, if it is not a table.
+    semicolon if the first line of a .csv contains semicolons, and only decimal commas; else a comma). encoding: of the
+    characters of a text file, such as "latin-1" (default: UTF-8; UTF-16 if the file begins with its byte order mark).
+    decimal: the decimal mark of numbers in text files, "." or ",". Columns of texts that look like numbers with decimal
+    commas give a GraphkitWarning; with decimal=",", those that look like numbers with points do. Raises InputError,
+    which names file and line, if it is not a table.
     """
     if decimal not in (".", ","):
         raise UsageError(f'{path}: decimal must be "." or ",", not {decimal!r}')
@@ -119,14 +121,17 @@ def read_table(
         return _parquet(path, choice)
     encoding = _encoding(path, encoding)
     mark = delimiter or ("\t" if path.suffix == ".tsv" else _delimiter(path, encoding, decimal))
-    if mark == decimal:
-        raise UsageError(f"{path}: delimiter and decimal are both {mark!r}; set delimiter to the mark between cells")
+    if mark == decimal and delimiter is None:
+        raise UsageError(
+            f"{path}: cells are separated by {mark!r}, which is also the decimal mark; set delimiter to the mark "
+            f"between cells, or to {mark!r} if numbers with this mark are in quotes (--data-option delimiter={mark})"
+        )
     form = _Form(mark, header, decimal)
     table = _with_pyarrow(path, choice, form) if encoding == _UTF8 else None
     table = table or _with_csv(path, choice, form, encoding)
     for looks, fits, advice in (
         ("numbers with decimal commas", form.may_be_comma, f"{_ADVICE}; to keep the text, set categorical="),
-        ("numbers with points between thousands", form.has_points, f"{_REMOVE}; to keep the text, set categorical="),
+        ("numbers with points", form.has_points, f"{_REMOVE}; to keep the text, set categorical="),
     ):
         if found := _texts_like(table, choice, fits):
             many = len(found) > 1
@@ -150,12 +155,12 @@ class _Form(NamedTuple):
         return self.decimal == "." and self.mark != "," and "," in cell and is_number(cell, ",")
 
     def has_points(self, cell: str) -> bool:
-        """Return whether a text is a number with points between thousands, in a file with decimal commas."""
-        return self.decimal == "," and _THOUSANDS.fullmatch(cell) is not None
+        """Return whether a text is a number with points, in a file whose decimal mark is the comma."""
+        return self.decimal == "," and "." in cell and (is_number(cell) or _THOUSANDS.fullmatch(cell) is not None)
 
 
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:[.][0-9]{3})+(?:,[0-9]+)?")
-_REMOVE = "to read them as numbers, remove these points from the file"
+_REMOVE = "to read them as numbers, remove points between thousands from the file, and write decimal points as commas"
 _ADVICE = "to read them as numbers, set decimal=, (--data-option decimal=,)"
 
 
@@ -185,15 +190,18 @@ def _encoding(path: Path, given: str | None) -> str:
 
 
 def _delimiter(path: Path, encoding: str, decimal: str) -> str:
-    """Return a semicolon if the first line contains semicolons, and no commas but decimal ones. Otherwise, a comma."""
+    """Return a semicolon if the first line contains semicolons, and no commas but decimal ones. Otherwise, a comma.
+
+    Semicolons and commas between quotes do not count.
+    """
     try:
         with path.open(encoding=encoding, errors="replace") as file:
             first = file.readline(_LONGEST_HEAD)
     except (OSError, UnicodeError):
         return ","  # reading reports the error
-    if ";" not in first:
+    cells = _QUOTED.sub("", first).split(";")
+    if len(cells) == 1:
         return ","
-    cells = [cell.strip() for cell in first.split(";")]
     has_only_decimal = all(is_number(cell, ",") for cell in cells if "," in cell)
     return ";" if decimal == "," or has_only_decimal else ","
 

@@ -326,3 +326,7 @@ def test_random_tables_with_decimal_commas(tmp_path, monkeypatch):
         is_read, found = compared(monkeypatch, path, delimiter=";", decimal=",")
         kinds[is_read and "numbers" if "Numbers" in str(found) else "texts"] += 1
     assert kinds["numbers"] > 10
+    path.write_text('a,y\n"1,5",0\n2,1\n')
+    is_read, found = compared(monkeypatch, path, delimiter=",", decimal=",")
+    assert is_read
+    assert "Numbers" in str(found)

@@ -252,6 +252,9 @@ def test_semicolons_and_encodings_of_spreadsheets(tmp_path):
         assert same.inputs.tolist() == plain.inputs.tolist() == [[1.5, 2], [3, 4]]
         assert list(same.classes) == ["ja", "nein"]
     assert set(plain.encoding.read(tmp_path / "utf16.csv")) == {"x"}
+    for quoted in ('"a, b";y\n1;0\n2;1\n', '"a;b",y\n1,0\n2,1\n'):  # marks in quotes do not count
+        (tmp_path / "quoted.csv").write_text(quoted)
+        assert data.read(tmp_path / "quoted.csv").inputs.tolist() == [[1], [2]]
     with pytest.raises(InputError, match=r"latin.csv: cannot be read as text: .*--data-option encoding=latin-1"):
         data.read(tmp_path / "latin.csv")
     with pytest.raises(InputError, match="unknown encoding 'latin-9000'"):
@@ -275,14 +278,16 @@ def test_decimal_commas_are_numbers_if_the_option_says_so(tmp_path):
     path.write_text(COMMAS.split("\n", 1)[1])
     assert data.read(path, decimal=",", missing="zero").inputs.tolist() == [[1.5, -22.5], [3, 0]]
     path.write_text("a;y\n1.5;0,5\n2.5;1,5\n")  # a point is not a decimal mark then
-    found = data.read(path, decimal=",")
+    with pytest.warns(GraphkitWarning, match="column 'a' looks like numbers with points, but is read as text"):
+        found = data.read(path, decimal=",")
     assert found.inputs.tolist() == [[1, 0], [0, 1]]
     assert found.targets.tolist() == [0.5, 1.5]
     with pytest.raises(UsageError, match=r'decimal must be "\." or ",", not \'x\''):
         data.read(path, decimal="x")
-    path.write_text("a,y\n1,2\n")
-    with pytest.raises(UsageError, match="delimiter and decimal are both ','"):
+    path.write_text('a,y\n"1,5",2\n')
+    with pytest.raises(UsageError, match="cells are separated by ',', which is also the decimal mark"):
         data.read(path, decimal=",")
+    assert data.read(path, decimal=",", delimiter=",").inputs.tolist() == [[1.5]]
 
 
 def test_columns_that_look_like_decimal_commas_give_a_warning(tmp_path):
@@ -309,11 +314,11 @@ def test_columns_that_look_like_decimal_commas_give_a_warning(tmp_path):
 def test_points_between_thousands_give_a_warning_or_an_error(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("a;y\n1.234,5;0\n2.000;1\n")
-    with pytest.warns(GraphkitWarning, match="column 'a' looks like numbers with points between thousands") as seen:
+    with pytest.warns(GraphkitWarning, match="column 'a' looks like numbers with points, ") as seen:
         data.read(path, decimal=",")
-    assert str(seen[0].message).endswith("remove these points from the file; to keep the text, set categorical=a")
+    assert str(seen[0].message).endswith("write decimal points as commas; to keep the text, set categorical=a")
     path.write_text("a;y\n4,5;0\n1.234,5;1\n")
-    with pytest.raises(InputError, match=r"line 3: '1\.234,5' in column 'a' is not a number.*remove these points"):
+    with pytest.raises(InputError, match=r"line 3: '1\.234,5' in column 'a' is not a number.*remove points between"):
         data.read(path, decimal=",")
 
 
