@@ -9,10 +9,19 @@ import textwrap
 import pytest
 
 from graphkit.dist.job import launch
+from graphkit.errors import RuntimeFailure
 
-# Statuses of a launcher whose job failed: MPICH's may tell of the signal by which it ended the ranks, in place of the
-# code that the first of them has left with.
-FAILED = (5, 9)
+
+def statuses(code):
+    """Return the statuses that a launcher may have if a rank ends its job with `code`.
+
+    MPICH's launcher kills the other ranks. Its status is the code, or the number of the signal, or the bitwise or of
+    both.
+    """
+    return (code, signal.SIGKILL, code | signal.SIGKILL)
+
+
+FAILED = statuses(RuntimeFailure.exit_code)
 
 # Beginnings of the code of a job, which define `steps(n)`: steps of one all-reduce each, or of a trainer. The imports
 # and the compilation of a trainer take a second of processor time on each rank.
