@@ -87,6 +87,9 @@ typedef struct gk_options {
     /* A folder that keeps converted programs, for later calls. It is made if it does not exist. Other users must not be
      * able to write into it. NULL or "": programs are not kept. */
     const char* cache_folder;
+    /* Most bytes of all programs in cache_folder. If a new program exceeds this, those that were not used for longest
+     * are deleted. A program that is larger itself is not kept. 0: 8 GiB. -1: any number. */
+    int64_t cache_bytes;
 } gk_options;
 
 /* The library's version, such as "0.1.0". */

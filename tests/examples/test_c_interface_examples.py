@@ -181,6 +181,19 @@ def test_example_has_the_bits_of_python(language, tools, cnn, recommender, batch
         ended = subprocess.run(command, cwd=tools.folder, capture_output=True, text=True, timeout=100)
         assert ended.returncode in (1, 2)
         assert message in ended.stderr
+    if language not in ("c", "cpp"):  # these have an example of their own for networks
+        assert_converted_once(tools, run, cnn)
+
+
+def assert_converted_once(tools: Tools, run: list[object], network: Network) -> None:
+    """The program opens a network, and its cache."""
+    converter, model = tools.folder / "converter", tools.folder / "net.onnx"
+    converter.write_text(f'#!/bin/sh\necho >> log; cp "{network.path}" "$6"\n')
+    converter.chmod(0o700)
+    model.write_bytes(b"a network")
+    for _ in range(2):
+        assert_computed(tools.call(*run, "--cache", "kept", model, GRAPHKIT_CONVERTER=str(converter)), network)
+    assert (tools.folder / "log").read_text() == "\n"
 
 
 def test_eight_threads_of_cpp_share_a_program(tools, cnn):
@@ -190,7 +203,45 @@ def test_eight_threads_of_cpp_share_a_program(tools, cnn):
 
 def test_eight_threads_of_rust_share_a_program(tools, cnn):
     command = (needed("cargo"), "test", "--offline", "--quiet", "--manifest-path", "rust/Cargo.toml")
-    assert "3 passed" in tools.call(*command, GRAPHKIT_PROGRAM=str(cnn.path))
+    assert "4 passed" in tools.call(*command, GRAPHKIT_PROGRAM=str(cnn.path))
+
+
+def test_wrapper_for_go_passes_options_of_the_converter(tools, cnn):
+    command = ("env", "--chdir=go", needed("go"), "test", "-v", "./graphkit")
+    out = tools.call(*command, GOPROXY="off", GOTOOLCHAIN="local", GRAPHKIT_PROGRAM=str(cnn.path))
+    assert "--- PASS: TestNetworksAreConverted" in out
+
+
+def test_wrapper_for_node_passes_options_of_the_converter(tools, cnn, tmp_path):
+    node, _ = built_node(tools)
+    log, kept = tmp_path / "log", tmp_path / "kept"
+    copies, sleeps, network = tmp_path / "copies", tmp_path / "sleeps", tmp_path / "net.onnx"
+    copies.write_text(f'#!/bin/sh\necho "$7 $8" >> "{log}"; cp "{cnn.path}" "$6"\n')
+    sleeps.write_text("#!/bin/sh\nsleep 100\n")
+    network.write_bytes(b"a network")
+    for script in (copies, sleeps):
+        script.chmod(0o700)
+    (tools.folder / "open.js").write_text(f"""
+const {{Program}} = require('./node/graphkit.node');
+const [converter, converterArguments, convertTimeout] = ['{copies}', ['x:1,64', 'é'], 100];
+const usual = {{converter, converterArguments, convertTimeout}};
+function report(options) {{
+  try {{ console.log(new Program('{network}', {{...usual, ...options}}).inputs.length); }}
+  catch (error) {{ console.log(error.code); }}
+}}
+for (const cacheBytes of [undefined, -1]) report({{cacheFolder: '{kept}', cacheBytes}});
+report({{cacheFolder: '{kept}s', cacheBytes: 1}});
+report({{converter: '{sleeps}', convertTimeout: 0.1}});
+report({{converter: ''}});
+for (const wrong of [{{converter: 7}}, {{converter: 'a\\0'}}, {{converterArguments: 'x'}},
+                     {{converterArguments: ['x', 7]}}, {{cacheFolder: 7}}, {{cacheBytes: -2}},
+                     {{convertTimeout: 'x'}}]) report(wrong);
+""")
+    assert tools.call(node, "open.js").split() == [
+        "1", "1", "1", "GK_ERROR_LIMIT", "GK_ERROR_CONVERTER", *["GK_ERROR_ARGUMENT"] * 7,
+    ]  # fmt: skip
+    assert log.read_text() == "x:1,64 é\n" * 2
+    assert (len(list(kept.iterdir())), len(list((tmp_path / "kepts").iterdir()))) == (1, 0)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
-// Runs a program that graphkit saved: run [--rows N] PROGRAM.gkp [INPUT.bin ...]
+// Runs a program that graphkit saved: run [--rows N] [--cache FOLDER] PROGRAM [INPUT.bin ...]
 //
-// With --rows, it runs a batch of N rows, which the programs of the file compute in parts.
+// With --rows, it runs a batch of N rows, which the programs of the file compute in parts. The program is a .gkp file, or
+// a .onnx or .json file, which the command graphkit converts. With --cache, the folder keeps converted programs.
 // Each file contains the elements of one input. Without files, inputs are generated. Prints inputs and outputs.
 package main
 
@@ -58,10 +59,10 @@ func print[T any](out *bufio.Writer, elements []T) {
 }
 
 // rows: of a batch; negative: the sizes of the first program.
-func run(path string, files []string, rows int64) error {
+func run(path string, files []string, rows int64, options graphkit.Options) error {
 	out := bufio.NewWriter(os.Stdout)
 	defer out.Flush()
-	program, err := graphkit.Open(path, graphkit.Options{})
+	program, err := graphkit.Open(path, options)
 	if err != nil {
 		return err
 	}
@@ -106,16 +107,21 @@ func run(path string, files []string, rows int64) error {
 
 func main() {
 	arguments, rows := os.Args[1:], int64(-1)
+	var options graphkit.Options
 	var err error
 	if len(arguments) > 1 && arguments[0] == "--rows" {
 		rows, err = strconv.ParseInt(arguments[1], 10, 63)
 		arguments = arguments[2:]
 	}
+	if len(arguments) > 1 && arguments[0] == "--cache" {
+		options.CacheFolder = arguments[1]
+		arguments = arguments[2:]
+	}
 	if len(arguments) < 1 || err != nil {
-		fmt.Fprintln(os.Stderr, "usage: run [--rows N] PROGRAM.gkp [INPUT.bin ...]")
+		fmt.Fprintln(os.Stderr, "usage: run [--rows N] [--cache FOLDER] PROGRAM [INPUT.bin ...]")
 		os.Exit(2)
 	}
-	if err := run(arguments[0], arguments[1:], rows); err != nil {
+	if err := run(arguments[0], arguments[1:], rows, options); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -2,6 +2,8 @@
  *
  *     const {Program} = require('./graphkit.node');
  *     const program = new Program('net.gkp', {threads: 2, maxIterations: 1000, timeout: 1.5}); // fields of gk_options
+ *     const network = new Program('net.onnx', {converter: '/opt/bin/graphkit', converterArguments: ['x:1,64'],
+ *         convertTimeout: 60, cacheFolder: 'converted', cacheBytes: 1e9}); // converter: '' forbids to start a process
  *     program.inputs; // [{name: 'x', type: 'float32', shape: [1, 64], length: 64, batchAxis: 0}], also program.outputs
  *     const outputs = await program.run([new Float32Array(64)]);
  *     const found = program.find([[8, 64]]); // another program of the file, for these shapes of inputs
@@ -124,15 +126,79 @@ static bool number_of(napi_env env, napi_value object, const char* key, double* 
            (type == napi_undefined || napi_get_value_double(env, value, number) == napi_ok);
 }
 
+/* Returns a copy of a text, which the caller frees; NULL if it is none, or contains a zero byte. */
+static char* copied_text(napi_env env, napi_value value) {
+    size_t length;
+    if (napi_get_value_string_utf8(env, value, NULL, 0, &length) != napi_ok) {
+        return NULL;
+    }
+    char* const text = malloc(length + 1);
+    if (text != NULL && (napi_get_value_string_utf8(env, value, text, length + 1, &length) != napi_ok ||
+                         strlen(text) != length)) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
+/* Reads a property of `object` into *value. Returns whether it is there. */
+static bool has_value(napi_env env, napi_value object, const char* key, napi_value* value) {
+    napi_valuetype type = napi_undefined;
+    return napi_get_named_property(env, object, key, value) == napi_ok && napi_typeof(env, *value, &type) == napi_ok &&
+           type != napi_undefined;
+}
+
+/* Reads a text that is a property of `object`; NULL if it is not there. Returns whether it is a text. */
+static bool text_of(napi_env env, napi_value object, const char* key, const char** text) {
+    napi_value value;
+    *text = NULL;
+    return !has_value(env, object, key, &value) || (*text = copied_text(env, value)) != NULL;
+}
+
+/* Reads an array of texts that is a property of `object`, as text_of does. The list ends with NULL. */
+static bool texts_of(napi_env env, napi_value object, const char* key, const char* const** texts) {
+    napi_value array, value;
+    uint32_t count;
+    if (!has_value(env, object, key, &array)) {
+        return true;
+    }
+    if (napi_get_array_length(env, array, &count) != napi_ok) {
+        return false;
+    }
+    const char** const list = calloc((size_t)count + 1, sizeof *list);
+    *texts = list;
+    for (uint32_t i = 0; list != NULL && i < count; ++i) {
+        if (napi_get_element(env, array, i, &value) != napi_ok || (list[i] = copied_text(env, value)) == NULL) {
+            return false;
+        }
+    }
+    return list != NULL;
+}
+
+static void free_texts(const gk_options* options) {
+    for (const char* const* each = options->converter_arguments; each != NULL && *each != NULL; ++each) {
+        free((void*)*each);
+    }
+    free((void*)options->converter_arguments);
+    free((void*)options->converter);
+    free((void*)options->cache_folder);
+}
+
+/* Reads options, whose texts free_texts frees. Returns whether they are valid. */
 static bool read_options(napi_env env, napi_value object, gk_options* options) {
-    double threads, iterations;
+    double threads, iterations, bytes;
     if (!number_of(env, object, "threads", &threads) || !number_of(env, object, "maxIterations", &iterations) ||
-        !number_of(env, object, "timeout", &options->timeout) || !(threads >= 0 && threads < 1e6) ||
-        !(iterations >= 0 && iterations < 9e15)) {
+        !number_of(env, object, "cacheBytes", &bytes) || !number_of(env, object, "timeout", &options->timeout) ||
+        !number_of(env, object, "convertTimeout", &options->convert_timeout) || !(threads >= 0 && threads < 1e6) ||
+        !(iterations >= 0 && iterations < 9e15) || !((bytes >= 0 && bytes < 9e15) || bytes == -1) ||
+        !text_of(env, object, "converter", &options->converter) ||
+        !text_of(env, object, "cacheFolder", &options->cache_folder) ||
+        !texts_of(env, object, "converterArguments", &options->converter_arguments)) {
         return false;
     }
     options->threads = (int32_t)threads;
     options->max_iterations = (int64_t)iterations;
+    options->cache_bytes = (int64_t)bytes;
     return true;
 }
 
@@ -152,7 +218,7 @@ static napi_value attach(napi_env env, napi_value self, gk_session* session, boo
 /* new Program(path, options) */
 static napi_value construct(napi_env env, napi_callback_info info) {
     Shared* shared;
-    size_t count = 2, length;
+    size_t count = 2;
     napi_value arguments[2], self, target = NULL;
     gk_options options = {0};
     gk_session* session;
@@ -166,21 +232,22 @@ static napi_value construct(napi_env env, napi_callback_info info) {
         shared->found = NULL;
         return attach(env, self, found, false);
     }
-    if (napi_get_value_string_utf8(env, arguments[0], NULL, 0, &length) != napi_ok) {
-        return failed(env, GK_ERROR_ARGUMENT, "the path must be a string");
-    }
     napi_valuetype type = napi_undefined;
     napi_typeof(env, arguments[1], &type);
     if (type != napi_undefined && (type != napi_object || !read_options(env, arguments[1], &options))) {
-        return failed(env, GK_ERROR_ARGUMENT, "options must be {threads, maxIterations, timeout}, with numbers from 0 on");
+        free_texts(&options);
+        return failed(env, GK_ERROR_ARGUMENT,
+                      "options must be {threads, maxIterations, timeout, convertTimeout, cacheBytes}, with numbers from "
+                      "0 on (cacheBytes: or -1), and {converter, cacheFolder, converterArguments}, with texts");
     }
-    char* path = malloc(length + 1);
+    char* const path = copied_text(env, arguments[0]);
     if (path == NULL) {
-        return failed(env, GK_ERROR_MEMORY, "there is not enough memory");
+        free_texts(&options);
+        return failed(env, GK_ERROR_ARGUMENT, "the path must be a string without zero bytes");
     }
-    napi_get_value_string_utf8(env, arguments[0], path, length + 1, &length);
     const gk_status status = gk_open(path, &options, &session);
     free(path);
+    free_texts(&options);
     if (status != GK_OK) {
         return failed(env, status, gk_error());
     }

@@ -1,6 +1,7 @@
-// Runs a program that graphkit saved: node run.js [--rows N] PROGRAM.gkp [INPUT.bin ...]
+// Runs a program that graphkit saved: node run.js [--rows N] [--cache FOLDER] PROGRAM [INPUT.bin ...]
 //
-// With --rows, it runs a batch of N rows, which the programs of the file compute in parts.
+// With --rows, it runs a batch of N rows, which the programs of the file compute in parts. The program is a .gkp file, or
+// a .onnx or .json file, which the command graphkit converts. With --cache, the folder keeps converted programs.
 // Each file contains the elements of one input. Without files, inputs are generated. Prints inputs and outputs.
 'use strict';
 
@@ -48,12 +49,14 @@ function withRows(port, rows) {
 
 async function main(given) {
   const rows = given.length > 1 && given[0] === '--rows' ? Number(given[1]) : undefined;
-  const [path, ...files] = given.slice(rows === undefined ? 0 : 2);
+  const rest = given.slice(rows === undefined ? 0 : 2);
+  const cacheFolder = rest.length > 1 && rest[0] === '--cache' ? rest[1] : undefined;
+  const [path, ...files] = rest.slice(cacheFolder === undefined ? 0 : 2);
   if (path === undefined || (rows !== undefined && !(Number.isInteger(rows) && rows >= 0))) {
-    console.error('usage: node run.js [--rows N] PROGRAM.gkp [INPUT.bin ...]');
+    console.error('usage: node run.js [--rows N] [--cache FOLDER] PROGRAM [INPUT.bin ...]');
     return 2;
   }
-  const program = new Program(path);
+  const program = new Program(path, {cacheFolder});
   if (files.length > 0 && files.length !== program.inputs.length) {
     throw new Error(`the program has ${program.inputs.length} inputs, but ${files.length} files were given`);
   }

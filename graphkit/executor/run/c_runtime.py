@@ -44,7 +44,7 @@ class _Options(ctypes.Structure):
     _fields_ = (
         ("threads", ctypes.c_int32), ("max_iterations", ctypes.c_int64), ("timeout", ctypes.c_double),
         ("converter", ctypes.c_char_p), ("converter_arguments", ctypes.POINTER(ctypes.c_char_p)),
-        ("convert_timeout", ctypes.c_double), ("cache_folder", ctypes.c_char_p),
+        ("convert_timeout", ctypes.c_double), ("cache_folder", ctypes.c_char_p), ("cache_bytes", ctypes.c_int64),
     )  # fmt: skip
 
 

@@ -1,7 +1,9 @@
 """The C library keeps converted networks in a folder, and converts a network again if anything of it has changed."""
 
+import concurrent.futures
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from converters import MODEL, OUTPUT, opened, write_script
 from onnx import TensorProto, helper
 
 from graphkit.executor.devices.cpu import native
+from graphkit.executor.run import c_runtime
 
 
 class Cached:
@@ -156,6 +159,68 @@ def test_cache_needs_no_converter(cached, path, monkeypatch):
     monkeypatch.setenv("GRAPHKIT_CONVERTER", str(cached.folder.parent / "moved"))
     assert cached.converts(path, converter=None) == 1
     assert cached.converts(path, converter=b"") == 0
+
+
+def test_changed_converter_converts_again(cached, path):
+    assert cached.converts(path) == 1
+    script = Path(os.fsdecode(cached.converter))
+    before = script.read_text()
+    script.write_text(before + "# changed\n")
+    assert cached.converts(path) == 1
+    assert cached.converts(path) == 0
+    script.write_text(before)
+    assert cached.converts(path) == 0
+    assert len(list(cached.folder.iterdir())) == 2
+
+
+def networks(folder, count):
+    """Write networks of different contents."""
+    found = [folder / f"net{number}.onnx" for number in range(count)]
+    for number, path in enumerate(found):
+        path.write_bytes(b"network %d" % number)
+    return found
+
+
+def test_entry_that_was_not_used_for_longest_is_removed(cached, tmp_path, mlp_file):
+    first, second, third = networks(tmp_path, 3)
+    size = mlp_file.stat().st_size
+    assert [cached.converts(path, cache_bytes=2 * size) for path in (first, second)] == [1, 1]
+    for age, entry in enumerate(cached.folder.iterdir()):
+        os.utime(entry, (1e9 + age, 1e9 + age))
+    assert cached.converts(first, cache_bytes=2 * size) == 0
+    other = cached.folder / "not of the cache.gkp"
+    other.write_bytes(bytes(size))
+    os.utime(other, (1, 1))
+    assert cached.converts(third, cache_bytes=2 * size) == 1
+    assert other.exists()
+    assert [cached.converts(path, cache_bytes=2 * size) for path in (first, third, second)] == [0, 0, 1]
+
+
+def test_program_above_the_bound_is_not_kept(cached, path, mlp_file):
+    for bound, kept in ((mlp_file.stat().st_size - 1, 0), (mlp_file.stat().st_size, 1), (-1, 1), (0, 1)):
+        assert cached.converts(path, cache_bytes=bound) == 1
+        assert len(list(cached.folder.iterdir())) == kept
+        shutil.rmtree(cached.folder)
+    found = opened(path, converter=cached.converter, cache_bytes=-2)
+    assert found.status == "GK_ERROR_ARGUMENT"
+    assert "cache_bytes must not be below -1" in found.text
+
+
+def test_programs_compiled_before_the_bound_can_use_the_cache(cached, path):
+    older = c_runtime._Options.cache_bytes.offset
+    assert cached.converts(path, size=older) == 1
+    assert cached.converts(path, size=older, cache_bytes=-2) == 0
+
+
+def test_several_callers_keep_to_the_bound(cached, tmp_path, mlp_file):
+    bound = 3 * mlp_file.stat().st_size
+    options = {"converter": cached.converter, "cache_folder": os.fsencode(cached.folder), "cache_bytes": bound}
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda path: opened(path, **options), networks(tmp_path, 6) * 2))
+    assert {each.status for each in found} == {"GK_OK"}
+    entries = list(cached.folder.iterdir())
+    assert 1 <= len(entries) <= 3
+    assert {entry.read_bytes() for entry in entries} == {mlp_file.read_bytes()}
 
 
 def external_model(path, location):

@@ -1,4 +1,5 @@
-// Package graphkit runs programs that graphkit saved (.gkp files). It wraps graphkit.h.
+// Package graphkit runs programs that graphkit saved (.gkp files), and other networks after a conversion. It wraps
+// graphkit.h.
 package graphkit
 
 /*
@@ -65,6 +66,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"time"
 	"unsafe"
@@ -133,25 +135,96 @@ func (f *file) close() {
 	f.session = nil
 }
 
-// Options limits runs. Zero means no limit.
+// Options limits runs, and says how networks that are not saved programs are converted. Zero means no limit, or what
+// graphkit.h says.
 type Options struct {
 	Threads       int   // of a run; 0: those of the export, at most one for each core
 	MaxIterations int64 // of one loop
 	Timeout       time.Duration
+
+	// Converter is the command graphkit. "": GRAPHKIT_CONVERTER, or graphkit on PATH.
+	Converter string
+	// NoConverter forbids to start a process.
+	NoConverter bool
+	// ConverterArguments are more arguments of graphkit export, such as "x:1,64".
+	ConverterArguments []string
+	// ConvertTimeout limits a conversion.
+	ConvertTimeout time.Duration
+	// CacheFolder keeps converted programs. "": they are not kept.
+	CacheFolder string
+	// CacheBytes limits the programs in CacheFolder together. 0: 8 GiB. -1: any number.
+	CacheBytes int64
 }
 
-// Open opens a program.
+// Texts in C memory.
+type texts []unsafe.Pointer
+
+func (t *texts) add(text string) (*C.char, error) {
+	if strings.IndexByte(text, 0) >= 0 {
+		return nil, &Error{C.GoString(C.gk_status_name(C.GK_ERROR_ARGUMENT)), fmt.Sprintf("%q contains a zero byte", text)}
+	}
+	made := C.CString(text)
+	*t = append(*t, unsafe.Pointer(made))
+	return made, nil
+}
+
+// Adds texts, and a list of them that ends with a null pointer.
+func (t *texts) list(given []string) (**C.char, error) {
+	memory := C.calloc(C.size_t(len(given)+1), C.size_t(unsafe.Sizeof(uintptr(0))))
+	*t = append(*t, memory)
+	made := unsafe.Slice((**C.char)(memory), len(given)+1)
+	for i, text := range given {
+		var err error
+		if made[i], err = t.add(text); err != nil {
+			return nil, err
+		}
+	}
+	return &made[0], nil
+}
+
+func (t *texts) free() {
+	for _, each := range *t {
+		C.free(each)
+	}
+}
+
+// Returns options with texts in C memory.
+func (t *texts) options(given Options) (made C.gk_options, err error) {
+	made.threads = C.int32_t(given.Threads)
+	made.max_iterations = C.int64_t(given.MaxIterations)
+	made.timeout = C.double(given.Timeout.Seconds())
+	made.convert_timeout = C.double(given.ConvertTimeout.Seconds())
+	made.cache_bytes = C.int64_t(given.CacheBytes)
+	if given.NoConverter && given.Converter != "" {
+		return made, &Error{C.GoString(C.gk_status_name(C.GK_ERROR_ARGUMENT)), "Converter and NoConverter are both set"}
+	}
+	if given.NoConverter || given.Converter != "" {
+		if made.converter, err = t.add(given.Converter); err != nil {
+			return made, err
+		}
+	}
+	if made.cache_folder, err = t.add(given.CacheFolder); err != nil {
+		return made, err
+	}
+	made.converter_arguments, err = t.list(given.ConverterArguments)
+	return made, err
+}
+
+// Open opens a saved program, or a network that the converter writes as one.
 func Open(path string, options Options) (*Program, error) {
-	name := C.CString(path)
-	defer C.free(unsafe.Pointer(name))
+	var memory texts
+	defer memory.free()
+	name, err := memory.add(path)
+	if err != nil {
+		return nil, err
+	}
+	given, err := memory.options(options)
+	if err != nil {
+		return nil, err
+	}
 	var session *C.gk_session
 	var text *C.char
-	limits := C.gk_options{
-		threads:        C.int32_t(options.Threads),
-		max_iterations: C.int64_t(options.MaxIterations),
-		timeout:        C.double(options.Timeout.Seconds()),
-	}
-	if status := C.opened(name, limits, &session, &text); status != C.GK_OK {
+	if status := C.opened(name, given, &session, &text); status != C.GK_OK {
 		return nil, failed(status, text)
 	}
 	opened := &file{session: session}

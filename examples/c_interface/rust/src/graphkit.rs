@@ -1,15 +1,27 @@
 //! A safe wrapper of graphkit.h.
 
-use std::ffi::{c_char, c_uint, c_void, CStr, CString};
+use std::ffi::{c_char, c_uint, c_void, CStr, CString, OsStr, OsString};
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 mod c {
-    use super::{c_char, c_uint, c_void, Options};
+    use super::{c_char, c_uint, c_void};
 
     pub const ABI_VERSION: u32 = 1;
+
+    #[repr(C)]
+    pub struct Options {
+        pub threads: i32,
+        pub max_iterations: i64,
+        pub timeout: f64,
+        pub converter: *const c_char,
+        pub converter_arguments: *const *const c_char,
+        pub convert_timeout: f64,
+        pub cache_folder: *const c_char,
+        pub cache_bytes: i64,
+    }
 
     #[repr(C)]
     pub struct Session {
@@ -69,16 +81,26 @@ mod c {
     }
 }
 
-/// Limits of a run. 0 means no limit, and for threads those of the export, at most one for each core.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
+/// Limits of runs, and how networks that are not saved programs are converted. The default of a field is no limit, or
+/// what `graphkit.h` says.
+#[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Most threads of a run.
+    /// Most threads of a run. 0: those of the export, at most one for each core.
     pub threads: i32,
-    /// Most iterations of one loop.
+    /// Most iterations of one loop. 0: any number.
     pub max_iterations: i64,
-    /// Most seconds of a run.
+    /// Most seconds of a run. 0: any time.
     pub timeout: f64,
+    /// The command `graphkit`. None: `GRAPHKIT_CONVERTER`, or `graphkit` on PATH. Empty: no process may be started.
+    pub converter: Option<OsString>,
+    /// More arguments of `graphkit export`, such as "x:1,64".
+    pub converter_arguments: Vec<OsString>,
+    /// Most seconds of a conversion. 0: any time.
+    pub convert_timeout: f64,
+    /// A folder that keeps converted programs. None: they are not kept.
+    pub cache_folder: Option<PathBuf>,
+    /// Most bytes of the programs in `cache_folder`. 0: 8 GiB. -1: any number.
+    pub cache_bytes: i64,
 }
 
 /// What went wrong. The texts are those of `gk_error`.
@@ -276,12 +298,25 @@ unsafe impl Sync for Program {}
 impl Program {
     /// Opens a file, and returns its first program.
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Program, Error> {
-        let path = path.as_ref().as_os_str().as_encoded_bytes();
-        let path = CString::new(path).map_err(|_| Error::Argument("the path contains a zero byte".into()))?;
+        let path = text(path.as_ref().as_os_str())?;
+        let converter = options.converter.as_deref().map(text).transpose()?;
+        let folder = options.cache_folder.as_deref().map(|folder| text(folder.as_os_str())).transpose()?;
+        let texts = options.converter_arguments.iter().map(|each| text(each)).collect::<Result<Vec<_>, _>>()?;
+        let arguments: Vec<_> = texts.iter().map(|each| each.as_ptr()).chain([std::ptr::null()]).collect();
+        let given = c::Options {
+            threads: options.threads,
+            max_iterations: options.max_iterations,
+            timeout: options.timeout,
+            converter: converter.as_ref().map_or(std::ptr::null(), |each| each.as_ptr()),
+            converter_arguments: arguments.as_ptr(),
+            convert_timeout: options.convert_timeout,
+            cache_folder: folder.as_ref().map_or(std::ptr::null(), |each| each.as_ptr()),
+            cache_bytes: options.cache_bytes,
+        };
         let mut session = std::ptr::null_mut();
-        // SAFETY: all pointers are valid during the call.
+        // SAFETY: all pointers are valid during the call, and the list of arguments ends with a null pointer.
         let status = unsafe {
-            c::gk_open_checked(path.as_ptr(), &options, &mut session, c::ABI_VERSION, std::mem::size_of::<Options>())
+            c::gk_open_checked(path.as_ptr(), &given, &mut session, c::ABI_VERSION, std::mem::size_of::<c::Options>())
         };
         let session = NonNull::new(session).ok_or_else(|| Error::of(status))?;
         Program::of(Arc::new(File(session)), session)
@@ -393,6 +428,11 @@ impl Program {
             Err(Error::of(status))
         }
     }
+}
+
+fn text(given: &OsStr) -> Result<CString, Error> {
+    let name = given.to_string_lossy();
+    CString::new(given.as_encoded_bytes()).map_err(|_| Error::Argument(format!("{name:?} contains a zero byte")))
 }
 
 fn check(tensor: &Tensor, port: &Port) -> Result<(), Error> {

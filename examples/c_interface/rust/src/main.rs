@@ -1,6 +1,7 @@
-//! Runs a program that graphkit saved: run [--rows N] PROGRAM.gkp [INPUT.bin ...]
+//! Runs a program that graphkit saved: run [--rows N] [--cache FOLDER] PROGRAM [INPUT.bin ...]
 //!
-//! With --rows, it runs a batch of N rows, which the programs of the file compute in parts.
+//! With --rows, it runs a batch of N rows, which the programs of the file compute in parts. The program is a .gkp file,
+//! or a .onnx or .json file, which the command `graphkit` converts. With --cache, the folder keeps converted programs.
 //! Each file contains the elements of one input. Without files, inputs are generated. Prints inputs and outputs.
 
 mod graphkit;
@@ -27,9 +28,9 @@ fn generated(port: &Port) -> Result<Tensor, Box<dyn Error>> {
     }
 }
 
-fn run(path: &str, files: &[String], rows: Option<i64>) -> Result<(), Box<dyn Error>> {
+fn run(path: &str, files: &[String], rows: Option<i64>, options: Options) -> Result<(), Box<dyn Error>> {
     let mut out = BufWriter::new(io::stdout().lock());
-    let program = Program::open(path, Options::default())?;
+    let program = Program::open(path, options)?;
     let count = program.inputs().len();
     if !files.is_empty() && files.len() != count {
         return Err(format!("the program has {count} inputs, but {} files were given", files.len()).into());
@@ -63,16 +64,20 @@ fn run(path: &str, files: &[String], rows: Option<i64>) -> Result<(), Box<dyn Er
 
 fn main() -> ExitCode {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
-    let mut rows = None;
+    let (mut rows, mut options) = (None, Options::default());
     if arguments.len() > 1 && arguments[0] == "--rows" {
         rows = arguments[1].parse().ok().filter(|&rows| rows >= 0);
         arguments.drain(..if rows.is_some() { 2 } else { arguments.len() });
     }
+    if arguments.len() > 1 && arguments[0] == "--cache" {
+        options.cache_folder = Some(arguments[1].clone().into());
+        arguments.drain(..2);
+    }
     let [path, files @ ..] = arguments.as_slice() else {
-        eprintln!("usage: run [--rows N] PROGRAM.gkp [INPUT.bin ...]");
+        eprintln!("usage: run [--rows N] [--cache FOLDER] PROGRAM [INPUT.bin ...]");
         return ExitCode::from(2);
     };
-    match run(path, files, rows) {
+    match run(path, files, rows, options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -84,6 +89,9 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsString;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
 
     /// cargo test, with GRAPHKIT_PROGRAM=PROGRAM.gkp
     #[test]
@@ -114,6 +122,46 @@ mod tests {
         assert!(matches!(program.find(&[&[7]]), Err(graphkit::Error::Argument(_))));
         drop(program);
         assert_eq!(found.run(&inputs).unwrap(), expected);
+    }
+
+    /// Writes a converter: a shell script. `$6` is its output, and `$7` its first further argument.
+    fn script(path: PathBuf, body: &str) -> Option<OsString> {
+        std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+        Some(path.into())
+    }
+
+    #[test]
+    fn networks_are_converted() {
+        let program = std::env::var("GRAPHKIT_PROGRAM").expect("set GRAPHKIT_PROGRAM to a program");
+        let folder = std::env::temp_dir().join(format!("graphkit-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let (network, log, kept) = (folder.join("net.onnx"), folder.join("log"), folder.join("kept"));
+        std::fs::write(&network, "a network").unwrap();
+        let body = format!(r#"echo "$7" >> "{}"; cp "{program}" "$6""#, log.display());
+        let options = Options {
+            converter: script(folder.join("copies"), &body),
+            converter_arguments: vec!["x:1,64".into()],
+            convert_timeout: 100.0,
+            cache_folder: Some(kept.clone()),
+            ..Options::default()
+        };
+        for _ in 0..2 {
+            let found = Program::open(&network, options.clone()).unwrap();
+            assert_eq!(found.inputs(), Program::open(&program, Options::default()).unwrap().inputs());
+        }
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), "x:1,64\n");
+        std::fs::remove_dir_all(&kept).unwrap();
+        Program::open(&network, Options { cache_bytes: 1, ..options.clone() }).unwrap();
+        assert_eq!(std::fs::read_dir(&kept).unwrap().count(), 0);
+        let refused = Program::open(&network, Options { converter: Some("".into()), ..options.clone() });
+        assert!(matches!(refused, Err(graphkit::Error::Converter(_))));
+        let sleeps = script(folder.join("sleeps"), "sleep 100");
+        let late = Program::open(&network, Options { converter: sleeps, convert_timeout: 0.1, ..options.clone() });
+        assert!(matches!(late, Err(graphkit::Error::Limit(_))));
+        let zero = Program::open(&network, Options { converter: Some("a\0".into()), ..options });
+        assert!(matches!(zero, Err(graphkit::Error::Argument(_))));
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

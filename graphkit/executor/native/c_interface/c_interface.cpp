@@ -232,9 +232,11 @@ gk_status opened(const char* function, const void* source, const gk_options* opt
             return refused(GK_ERROR_VERSION, "the program was compiled with the graphkit.h of another version");
         }
         if (given->threads < 0 || given->max_iterations < 0 || !(given->timeout >= 0) ||
-            !(given->convert_timeout >= 0)) {
-            return refused(GK_ERROR_ARGUMENT,
-                           "threads, max_iterations, timeout and convert_timeout must not be negative");
+            !(given->convert_timeout >= 0) || given->cache_bytes < -1) {
+            return refused(
+                GK_ERROR_ARGUMENT,
+                "threads, max_iterations, timeout and convert_timeout must not be negative, and cache_bytes must "
+                "not be below -1");
         }
         *session = (new OpenFile(open(*given), *given))->sessions.data();
         return GK_OK;

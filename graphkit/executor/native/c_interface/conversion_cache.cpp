@@ -1,6 +1,6 @@
 #include "c_interface/conversion_cache.h"
 
-#include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 #include <system_error>
+#include <tuple>
 
 #include "c_interface/blake2b.h"
 #include "c_interface/environment.h"
@@ -23,6 +24,8 @@ namespace graphkit {
 namespace {
 
 constexpr std::string_view kSymbol = "-symbol.json";
+constexpr std::string_view kSuffix = ".gkp";
+constexpr std::size_t kConverterDigits = 32;  // of the hash of a converter, in the name of an entry
 
 // A hash of texts, each of which is preceded by its length.
 class Key {
@@ -166,7 +169,7 @@ void add_folder(Key& key, const std::string& folder, const std::string& cache) {
             if (entry.depth() >= kDeepest || fs::equivalent(entry->path(), cache, ignored)) {
                 entry.disable_recursion_pending();
             }
-        } else if (entry->path().extension() != ".gkp") {
+        } else if (entry->path().extension() != kSuffix) {
             files.insert(entry->path().string());
         }
     }
@@ -267,20 +270,96 @@ void check_folder(const std::string& folder) {
     }
 }
 
+// Returns the place of a network in the cache. A converter is a script in most cases, whose contents decide what it
+// writes. Its hash is not part of the key, so that entries can be found without a converter.
+std::string place_of(const std::string& folder, const std::string& key, const std::string& converter) {
+    Key contents;
+    if (access(converter.c_str(), R_OK) == 0) {
+        contents.add_file(converter);
+    } else {  // a binary program may allow only its execution
+        add_state(contents, converter);
+    }
+    const std::string name = key + "-" + contents.hex().substr(0, kConverterDigits) + std::string(kSuffix);
+    return std::filesystem::path(folder) / name;  // the path that entries_of has
+
+}
+
+struct Entry {
+    std::filesystem::file_time_type used;
+    std::string path;
+    std::int64_t bytes;
+};
+
+// Returns the programs in a cache whose names begin with a key, or with any key. Other files are not of the cache.
+std::vector<Entry> entries_of(const std::string& folder, const std::string& key = "") {
+    constexpr std::size_t kKeyDigits = 64;
+    std::vector<Entry> found;
+    std::error_code error;
+    std::filesystem::directory_iterator entry(folder, error);
+    for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+        const std::string name = entry->path().filename();
+        const bool has_key = name.find_first_not_of("0123456789abcdef") >= kKeyDigits;
+        struct stat facts{};
+        if (has_key && name.ends_with(kSuffix) && name.starts_with(key) && lstat(entry->path().c_str(), &facts) == 0 &&
+            S_ISREG(facts.st_mode)) {
+            std::error_code ignored;
+            found.push_back({entry->last_write_time(ignored), entry->path(), facts.st_size});
+        }
+    }
+    std::sort(found.begin(), found.end(), [](const Entry& one, const Entry& other) {
+        return std::tie(one.used, one.path) < std::tie(other.used, other.path);
+    });
+    return found;
+}
+
+// Returns the entry of a key that was used last; "" if there is none.
+std::string latest_entry(const std::string& folder, const std::string& key) {
+    const std::vector<Entry> found = entries_of(folder, key);
+    return found.empty() ? "" : found.back().path;
+}
+
+// Removes entries other than `kept`. Another process may remove the same ones at the same time: then each counts as
+// removed for both. A session that has mapped a removed program keeps it.
+void remove_oldest(const std::string& folder, const std::string& kept, std::int64_t most_bytes) {
+    const std::vector<Entry> entries = entries_of(folder);
+    std::int64_t total = 0;
+    for (const Entry& entry : entries) {
+        total += entry.bytes;
+    }
+    for (const Entry& entry : entries) {
+        if (total <= most_bytes) {
+            return;
+        }
+        if (entry.path != kept && (unlink(entry.path.c_str()) == 0 || errno == ENOENT)) {
+            total -= entry.bytes;
+        }
+    }
+}
+
 }  // namespace
 
-ConversionCache::ConversionCache(const std::string& folder, const std::string& network, const std::string& program,
-                                 const std::vector<std::string>& arguments)
-    : network_(network), command_{program}, folder_(folder) {
-    command_.insert(command_.end(), arguments.begin(), arguments.end());
-    check_folder(folder);
-    key_ = key_of(network, command_, folder);
-    place_ = folder + "/" + key_ + ".gkp";
+ConversionCache::ConversionCache(const std::string& network, const ConverterOptions& options,
+                                 const std::string& converter)
+    : network_(network),
+      command_{options.program},
+      folder_(options.cache),
+      converter_(converter),
+      most_bytes_(options.cache_bytes) {
+    command_.insert(command_.end(), options.arguments.begin(), options.arguments.end());
+    check_folder(folder_);
+    key_ = key_of(network, command_, folder_);
+    place_ = converter.empty() ? latest_entry(folder_, key_) : place_of(folder_, key_, converter);
 }
 
 std::unique_ptr<SavedFile> ConversionCache::find(int threads) const {
+    if (place_.empty()) {
+        return nullptr;
+    }
     try {
-        return std::make_unique<SavedFile>(place_, threads);
+        auto found = std::make_unique<SavedFile>(place_, threads);
+        // The time of an entry is that of its last use. A user who may not set it can still read the entry.
+        utimensat(AT_FDCWD, place_.c_str(), nullptr, 0);
+        return found;
     } catch (const FileError&) {
     } catch (const BadFile&) {
     } catch (const OtherVersion&) {
@@ -290,12 +369,19 @@ std::unique_ptr<SavedFile> ConversionCache::find(int threads) const {
 }
 
 void ConversionCache::keep(const std::string& file) const {
-    if (key_of(network_, command_, folder_) != key_) {
+    struct stat facts{};
+    if (stat(file.c_str(), &facts) != 0 || (most_bytes_ >= 0 && facts.st_size > most_bytes_)) {
+        return;
+    }
+    if (key_of(network_, command_, folder_) != key_ || place_of(folder_, key_, converter_) != place_) {
         return;  // it may be the program of another version of the network
     }
     if (std::rename(file.c_str(), place_.c_str()) != 0) {
         const int error = errno;
         throw FileError(place_ + ": the converted program cannot be stored: " + std::strerror(error));
+    }
+    if (most_bytes_ >= 0) {
+        remove_oldest(folder_, place_, most_bytes_);
     }
 }
 

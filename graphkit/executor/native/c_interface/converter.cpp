@@ -56,23 +56,25 @@ std::string on_path(const std::string& name) {
                               kVariable + " to the path of its command graphkit");
 }
 
-// Returns the path of the converter for a network.
-std::string find_converter(const std::string& path, const ConverterOptions& options) {
+// The path of the converter, or why there is none.
+struct Converter {
+    std::string path;
+    std::string missing;
+};
+
+Converter find_converter(const ConverterOptions& options) {
     if (options.is_forbidden) {
-        no_converter(path, "gk_options.converter is \"\", so none may be started");
+        return {"", "gk_options.converter is \"\", so none may be started"};
     }
     const std::string variable = environment_text(kVariable);
     const std::string name = !options.program.empty() ? options.program : !variable.empty() ? variable : kCommand;
     const bool is_path = name.find('/') != std::string::npos;
-    std::string found = is_path ? (is_program(name) ? name : "") : on_path(name);
-    if (found.empty()) {
-        const char* const source = !options.program.empty() ? " (gk_options.converter)"
-                                   : !variable.empty()      ? " (GRAPHKIT_CONVERTER)"
-                                                            : "";
-        no_converter(path, is_path ? "'" + name + "'" + source + " is not a program"
-                                   : "PATH has no program '" + name + "'" + source);
-    }
-    return found;
+    const std::string found = is_path ? (is_program(name) ? name : "") : on_path(name);
+    const char* const source = !options.program.empty() ? " (gk_options.converter)"
+                               : !variable.empty()      ? " (GRAPHKIT_CONVERTER)"
+                                                        : "";
+    return {found,
+            is_path ? "'" + name + "'" + source + " is not a program" : "PATH has no program '" + name + "'" + source};
 }
 
 // Returns the exit code in the JSON that the converter printed: for an application that collects all processes, so
@@ -202,14 +204,17 @@ std::unique_ptr<SavedFile> open_network(const std::string& path, int threads, co
     if (!has_network_name(path) || begins_as_program(first_bytes(path, kFirstBytes))) {
         return std::make_unique<SavedFile>(path, threads);
     }
+    const auto [program, missing] = find_converter(options);
     std::optional<ConversionCache> cache;
     if (!options.cache.empty()) {
-        cache.emplace(options.cache, path, options.program, options.arguments);
+        cache.emplace(path, options, program);
         if (auto found = cache->find(threads)) {
             return found;
         }
     }
-    const std::string program = find_converter(path, options);
+    if (program.empty()) {
+        no_converter(path, missing);
+    }
     const PrivateFolder folder(cache ? options.cache : temporary_folder(),
                                cache ? "gk_options.cache_folder" : "the environment variable TMPDIR");
     const std::string output = folder.path() + "/program.gkp";

@@ -2,6 +2,7 @@
 // `graphkit export`, which needs Python.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,6 +32,7 @@ struct ConverterOptions {
     std::vector<std::string> arguments;
     double timeout = 0;  // 0: any time
     std::string cache;
+    std::int64_t cache_bytes = -1;  // -1: any number
 };
 
 // Whether a file is converted, if it is not a saved program.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <optional>
 
@@ -10,10 +11,14 @@
 
 namespace graphkit {
 
+// Most bytes of a cache folder if gk_options.cache_bytes is 0.
+constexpr std::int64_t kDefaultCacheBytes = std::int64_t{8} << 30;
+
 // Returns the options of a caller whose gk_options may be shorter: it was compiled with an older graphkit.h.
 inline std::optional<gk_options> options_of(const gk_options* given, std::size_t size) {
-    constexpr std::size_t kFirst = offsetof(gk_options, converter);  // in the first graphkit.h of this version
-    if (size != kFirst && size != sizeof(gk_options)) {
+    // The sizes in all headers of this version.
+    if (size != offsetof(gk_options, converter) && size != offsetof(gk_options, cache_bytes) &&
+        size != sizeof(gk_options)) {
         return std::nullopt;
     }
     gk_options options{};
@@ -32,6 +37,7 @@ inline ConverterOptions converter_options(const gk_options& options) {
     }
     found.timeout = options.convert_timeout;
     found.cache = options.cache_folder == nullptr ? "" : options.cache_folder;
+    found.cache_bytes = options.cache_bytes == 0 ? kDefaultCacheBytes : options.cache_bytes;
     return found;
 }
 
