@@ -34,6 +34,16 @@ class Declarations:
     def __contains__(self, name: str) -> bool:
         return name in self._claims
 
+    def may_contradict(self, name: str, inferred: TensorType) -> bool:
+        """Whether a run can show that the declared shape of a tensor is wrong.
+
+        It cannot if each declared size is a symbol or the inferred size. inferred: The type of the tensor.
+        """
+        declared = self._claims.get(name)
+        if declared is None or inferred.shape is None or len(inferred.shape) != len(declared):
+            return declared is not None
+        return any(dims.is_static(d) and d != known for d, known in zip(declared, inferred.shape, strict=True))
+
     def claim(self, name: str, declared: TensorType, inferred: TensorType) -> None:
         """Compare a declaration with the inferred type. Keep it if only a run can show whether it is right."""
         if declared.shape is None or name in self._dropped:

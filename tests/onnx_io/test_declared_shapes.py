@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 import graphkit as gk
 from graphkit.errors import DeclarationWarning, GraphkitWarning, InputError, InvalidModel
+from graphkit.ir.declared import Declarations
 
 ort = pytest.importorskip("onnxruntime")
 
@@ -208,6 +209,19 @@ def test_what_feeds_exclude_is_told_once_for_all_runs() -> None:
         executor.run({"x": np.ones(4, np.float32)})
     for count in (5, 3, 4):
         assert executor.run({"x": np.ones(count, np.float32)})["y"].shape == (count,)
+
+
+@pytest.mark.parametrize(("declared", "compares"), [(["a", "b"], False), ([2, "a"], False), ([2, 5], True)])
+def test_runs_compare_only_declared_numbers(
+    declared: list[Any], compares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A declared symbol fits any size, so the shapes of runs are not compared with it."""
+    nodes = [helper.make_node("NonZero", ["x"], ["y"])]
+    executor = gk.load(simple(nodes, [3, 4], info("y", np.int64, declared))).compile()
+    compared: list[str] = []
+    monkeypatch.setattr(Declarations, "check", lambda self, name, *rest, **options: compared.append(name))
+    assert executor.run({"x": np.eye(3, 4, dtype=np.float32)})["y"].shape == (2, 3)
+    assert bool(compared) == compares
 
 
 def test_a_name_that_stands_for_two_sizes() -> None:

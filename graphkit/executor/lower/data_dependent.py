@@ -22,7 +22,7 @@ class DataDependent(Lowering):
         self._node = node
         self._kernel = kernel
         self._formals = formals
-        claimed = any(v.name in declared for v in node.outputs) if declared else False
+        claimed = declared is not None and any(declared.may_contradict(v.name, v.tensor) for v in node.outputs)
         self._declared = declared if claimed else None
 
     def emit(self, step: Emission) -> None:

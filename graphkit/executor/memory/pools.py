@@ -50,7 +50,9 @@ class Arenas:
 
     def take(self, size: int) -> np.ndarray:
         """Return an arena of at least `size` bytes, aligned and uninitialised. Raises MemoryError."""
-        self._free_oversized(size)
+        self._runs += 1
+        if size > self._recent or self._runs >= _SHRINK_RUNS:
+            self._count_run(size)
         try:
             while (arena := self._free.pop()).nbytes < size:
                 pass
@@ -76,12 +78,11 @@ class Arenas:
         except IndexError:
             return 0
 
-    def _free_oversized(self, size: int) -> None:
-        """Count a run of `size` bytes. Free the idle arenas if all recent runs needed much less."""
+    def _count_run(self, size: int) -> None:
+        """Remember that a run needs `size` bytes. Free the idle arenas if all recent runs needed much less."""
         if size > self._recent:
             self._recent = size
             self._largest = max(self._largest, size)
-        self._runs += 1
         if self._runs >= _SHRINK_RUNS:
             if _SHRINK_FACTOR * self._recent < self._largest:
                 self._free.clear()

@@ -201,6 +201,11 @@ class BaseProgram(ABC):
 
         Raises OutOfMemory.
         """
+        if not buffers and (fresh := self._fresh) is not None:
+            try:
+                return [None if spec is None else np.empty(spec[0], spec[1]) for spec in fresh]
+            except (MemoryError, ValueError):
+                pass  # the calls below raise the error that names the result
         made: list[Any] = []
         for position, spec in enumerate(self.owned):
             buffer = buffers.get(position) if buffers else None
@@ -209,6 +214,11 @@ class BaseProgram(ABC):
                 continue
             made.append(self.allocated(position, *spec))
         return made
+
+    @cached_property
+    def _fresh(self) -> list[tuple[tuple[int, ...], np.dtype, int] | None] | None:
+        """Return `owned` if none of these results uses recycled memory, else None."""
+        return self.owned if all(spec is None or spec[2] < RECYCLED_BYTES for spec in self.owned) else None
 
     def allocated(self, position: int, shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> np.ndarray:
         """Return recycled or new memory for the result at `position`. Raises OutOfMemory."""
@@ -286,7 +296,10 @@ class InstancedProgram(BaseProgram):
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         instance, arena = self.take()
         instance.refresh()
-        results = self.run_on(instance, arena, inputs, buffers)
+        if recorder is None:
+            results = instance.run(self, inputs, buffers, arena)
+        else:
+            results = self.run_on(instance, arena, inputs, buffers)
         self.give(instance, arena)
         return results
 
@@ -325,7 +338,8 @@ class InstancedProgram(BaseProgram):
             except IndexError:
                 self._require_memory()
                 instance = self.instance()
-            _set_limits(instance, self.has_dynamic_memory)
+            if instance.limits is not limits.current():
+                _set_limits(instance, self.has_dynamic_memory)
             return instance, self.pools.arenas.take(self.arena_bytes) if instance.arena is None else instance.arena
         except (MemoryError, OverflowError, ValueError, TypeError) as error:
             raise_if_out_of_memory(self.graph, f"the arena, {self.arena_bytes} bytes", error)
@@ -347,12 +361,17 @@ class InstancedProgram(BaseProgram):
             names = (*(self.graph.name_of(state) for state, _ in self.graph.updates), *self.graph.output_names)
             raise OutOfMemory(f"{error}; the largest is result {names[largest]!r}, {sizes[largest]} bytes") from None
 
+    @cached_property
+    def _most_idle(self) -> int:
+        """How many idle instances are kept."""
+        return max(IDLE, self.threads)
+
     def give(self, instance: Instance, arena: np.ndarray) -> None:
         """Return an instance and an arena after a run.
 
         Do not return the instance of a run that failed: it may refer to arrays of callers.
         """
-        if len(self._idle) < max(IDLE, self.threads):
+        if len(self._idle) < self._most_idle:
             self._idle.append(instance)
         if instance.arena is None:
             self.pools.arenas.give(arena)
@@ -462,7 +481,7 @@ def _set_limits(instance: Instance, has_dynamic_memory: bool) -> None:
         if has_dynamic_memory and (before is None or before.memory != wanted.memory):
             instance.memory = limits.allowed_memory()
         instance.native.limit(instance.memory, iterations, wanted.deadline)
-        instance.limits = wanted
+    instance.limits = wanted
 
 
 def failure_of(error: _native.Error) -> GraphkitError:

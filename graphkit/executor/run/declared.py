@@ -59,7 +59,9 @@ class DeclarationChecker:
         self._others = graph.replace(outputs=[v for v in declared if not _is_computed(v, known)], updates=())
         self._inputs = dict(zip(graph.input_names, graph.inputs, strict=True))
         self._outputs = {
-            name: v.name for name, v in zip(graph.output_names, graph.outputs, strict=True) if v.name in declarations
+            name: v.name
+            for name, v in zip(graph.output_names, graph.outputs, strict=True)
+            if isinstance(v.type, TensorType) and declarations.may_contradict(v.name, v.type)
         }
         self._compared: dict[str, tuple[int, ...]] = {}  # the latest shape of each output that was compared
 
@@ -87,8 +89,6 @@ class DeclarationChecker:
 
     def check_outputs(self, outputs: Mapping[str, Any]) -> None:
         """Compare the shapes of these results, by name of the output."""
-        if not self._declarations:
-            return
         for name, declared in self._outputs.items():
             array = outputs.get(name)
             if isinstance(array, np.ndarray) and self._compared.get(name) != array.shape:

@@ -174,6 +174,8 @@ class _Instance:
             i for i, operand in enumerate(finals)
             if results_in[operand.buffer] == 1 and operand.position >= len(program.graph.updates)
         ]  # fmt: skip
+        self._buffers = [operand.buffer for operand in finals]
+        self._buffer_dtypes = [operand.kind.dtype.numpy for operand in finals]
         self._owned_results = [(i, lowered.placement.root[r.value]) for i, r in enumerate(results) if r.owned]
         graph = program.graph
         # Positions of sequences and optionals, which only Python steps read.
@@ -185,6 +187,13 @@ class _Instance:
         self._released_after_run = [slots for v, slots in self._slots.items() if v not in fixed]
         self._held: list[np.ndarray] = []
         self._stamp = -1
+        # Whether any of `_last_bytes` is large enough for recycled memory.
+        self._lends = False
+        # Whether all steps are native, and each result is in the caller's memory or in a buffer.
+        self._is_native = (
+            self.native is not None and not (self._calls or self._slots or self._not_tensors)
+            and all(final is None for final in self._finals)
+        )  # fmt: skip
 
     def _python_step(self, program: Program, index: int) -> Callable[[], None]:
         """Return a function that runs a Python step.
@@ -287,6 +296,12 @@ class _Instance:
         self, program: Program, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray
     ) -> list[Any]:
         results = program.allocate_results(buffers)
+        if self._is_native and self.native is not None:
+            lent = self._lend(program, self.native) if self._lends else {}
+            program.run_native(self.native, [*inputs, *results], arena)
+            if self._buffers:
+                self._fetch_buffers(program, self.native, lent, results)
+            return results
         for position, slots in self._input_slots:
             _fill(slots, inputs[position])
         if self._slots:
@@ -299,9 +314,10 @@ class _Instance:
             arrays = [*inputs, *results]
             for position in self._not_tensors:
                 arrays[position] = None
-            lent = self._lend(program, self.native) if self._lendable else {}
+            lent = self._lend(program, self.native) if self._lends else {}
             program.run_native(self.native, arrays, arena, self._call if self._calls else None)
-            self._fetch_buffers(program, self.native, lent, results)
+            if self._buffers:
+                self._fetch_buffers(program, self.native, lent, results)
         for position, final in enumerate(self._finals):
             if final is not None:
                 results[position] = _copied(final)
@@ -333,8 +349,13 @@ class _Instance:
         self, program: Program, native: _native.Instance, lent: dict[int, np.ndarray], results: list[Any]
     ) -> None:
         """Put the results in buffers into `results`: views of lent memory, or copies."""
+        copies = [None] * len(self._buffers) if self._lends else self._small_copies(native)
         shapes = {index: native.take_back(self._buffer_finals[index].buffer) for index in lent}
-        for index, operand in enumerate(self._buffer_finals):
+        for index, (operand, copy) in enumerate(zip(self._buffer_finals, copies, strict=True)):
+            if copy is not None:
+                results[operand.position] = copy
+                continue
+            self._lends = True
             memory, shape = lent.pop(index, None), shapes.get(index)
             if memory is not None and shape is not None:
                 result = _array_in(memory, shape, operand.kind.dtype.numpy)
@@ -347,6 +368,15 @@ class _Instance:
                 self._last_bytes[index] = result.nbytes
             del memory  # unless the buffer is in it, the copy may use it
             results[operand.position] = program.copied(operand.position, result)
+        if self._lends:
+            self._lends = max(self._last_bytes) >= RECYCLED_BYTES
+
+    def _small_copies(self, native: _native.Instance) -> list[np.ndarray | None]:
+        """Return copies of the results in buffers that are too small for recycled memory; None for the others."""
+        try:
+            return native.copies(self._buffers, self._buffer_dtypes, RECYCLED_BYTES)
+        except (MemoryError, ValueError):
+            return [None] * len(self._buffers)  # the caller copies again, and raises an error that names the result
 
     def _run_calls(self, program: Program) -> None:
         """Run all steps in Python."""

@@ -167,15 +167,18 @@ class LastRun:
     """The program of the latest run, and the dtypes and shapes of its feeds.
 
     If the next feeds are of the same kind, a few comparisons replace all other checks.
+
+    is_pure: Whether the graph has neither states nor random generators.
     """
 
-    __slots__ = ("program", "selection", "_specs", "_no_inputs")
+    __slots__ = ("program", "selection", "is_pure", "_specs", "_no_inputs")
 
     def __init__(
         self, selection: Selection, program: Executable, specs: Sequence[tuple[str, int, np.dtype, Any, bool]]
     ):
         self.selection = selection
         self.program = program
+        self.is_pure = not selection.states and not selection.generators
         self._specs = tuple(specs)
         self._no_inputs = [None] * len(selection.inputs)
 

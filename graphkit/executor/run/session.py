@@ -57,6 +57,10 @@ if TYPE_CHECKING:
 _BIND_RNG = deferred("bind_rng", has_unbound)
 
 
+# For runs that write no result to memory of the caller.
+_NO_BUFFERS: Mapping[int, np.ndarray] = {}
+
+
 class Executor:
     """A compiled graph, which runs on a device with the arrays of `params`. `Model.compile` returns one.
 
@@ -295,6 +299,9 @@ class Executor:
             found = self._find_program(last, feeds)
             if found is not None:
                 program, arrays = found
+                if last.is_pure and not discard:
+                    results = program.run(arrays, _NO_BUFFERS)
+                    return self._as_returned(program, dict(zip(last.selection.outputs, results, strict=True)))
                 if not last.selection.states:
                     return self._step(last.selection, program, arrays, feeds, {}, discard)
                 with self._state_lock:

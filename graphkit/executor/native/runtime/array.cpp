@@ -76,6 +76,24 @@ Array open_array(nb::handle object, const char* name, bool writable) {
     return {array->data, bytes};
 }
 
+std::size_t item_size(nb::handle dtype) {
+    return static_cast<std::size_t>(reinterpret_cast<const PyArray_Descr*>(dtype.ptr())->elsize);
+}
+
+nb::object new_array(const Dims& shape, nb::handle dtype) {
+    static PyObject* const empty = nb::object(nb::module_::import_("numpy").attr("empty")).release().ptr();
+    const nb::object sizes = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(shape.size())));
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+        PyTuple_SET_ITEM(sizes.ptr(), static_cast<Py_ssize_t>(axis), PyLong_FromLongLong(shape[axis]));
+    }
+    PyObject* const arguments[] = {sizes.ptr(), dtype.ptr()};
+    PyObject* const made = PyObject_Vectorcall(empty, arguments, 2, nullptr);
+    if (made == nullptr) {
+        throw nb::python_error();
+    }
+    return nb::steal(made);
+}
+
 Objects open_objects(nb::handle object, const char* name, bool writable) {
     const Array array = open_array(object, name, writable);
     if (reinterpret_cast<const PyArrayObject_fields*>(object.ptr())->descr->type_num != NPY_OBJECT) {

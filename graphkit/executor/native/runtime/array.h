@@ -16,6 +16,12 @@ struct Array {
 // other object; the message contains `name`. The array must stay alive while the memory is used.
 Array open_array(nb::handle object, const char* name, bool writable);
 
+// Returns the bytes of one element. `dtype` must be a numpy.dtype.
+std::size_t item_size(nb::handle dtype);
+
+// Returns a new array, uninitialised. Raises the errors of numpy.empty.
+nb::object new_array(const Dims& shape, nb::handle dtype);
+
 struct Objects {
     PyObject** data;
     std::size_t count;

@@ -10,6 +10,7 @@
 #endif
 
 #include "runtime/array.h"
+#include "runtime/bytes.h"
 #include "runtime/bindings.h"
 #include "runtime/bound_program.h"
 #include "runtime/parts.h"
@@ -416,6 +417,25 @@ struct BoundInstance {
         return nb::make_tuple(bytes_at(instance.data_of(buffer), static_cast<std::size_t>(count(shape)) * item), shape);
     }
 
+    // Returns a copy of the array in each buffer, or None if it has at least `limit` bytes.
+    nb::list copies(nb::list buffers, nb::list dtypes, std::size_t limit) {
+        nb::list made;
+        for (std::size_t i = 0; i < buffers.size(); ++i) {
+            const int buffer = nb::cast<int>(buffers[i]);
+            check(buffer);
+            const Dims& shape = instance.shape_of(buffer);
+            if (bytes_of(shape, item_size(dtypes[i])) >= limit) {
+                made.append(nb::none());
+                continue;
+            }
+            const nb::object copy = new_array(shape, dtypes[i]);
+            const Array target = open_array(copy, "copy", true);
+            copy_bytes(target.data, instance.data_of(buffer), target.bytes);
+            made.append(copy);
+        }
+        return made;
+    }
+
     void move(nb::handle arena) {
         const Array memory = open_array(arena, "arena", true);
         if (memory.bytes < nb::cast<BoundProgram*>(program)->arena_bytes()) {
@@ -528,6 +548,10 @@ GRAPHKIT_BINDINGS(program, "data_dependent_call") {
         .def("read", &BoundInstance::read, "buffer"_a, "item"_a,
              nb::sig("def read(self, buffer: int, item: int) -> tuple[memoryview, list[int]]"),
              "Return the bytes and the shape of a buffer.")
+        .def("copies", &BoundInstance::copies, "buffers"_a, "dtypes"_a, "limit"_a,
+             nb::sig("def copies(self, buffers: list[int], dtypes: list[numpy.dtype], limit: int) "
+                     "-> list[numpy.ndarray | None]"),
+             "Return a copy of the array in each buffer, or None if it has at least `limit` bytes.")
         .def("run", &BoundInstance::run, "arrays"_a, "arena"_a, "call"_a.none() = nb::none(),
              nb::sig("def run(self, arrays: list[numpy.ndarray | None], arena: numpy.ndarray, call: "
                      "collections.abc.Callable[[int], None] | None = None) -> None"),
