@@ -190,7 +190,8 @@ def _view_sources(
     node: Node, used: set[Value], root: dict[Value, Value], place: dict[Value, Place], symbols: Set[str]
 ) -> dict[Value, Value] | None:
     """Return the storage of each used output if all of them are views of operands of known size, else None."""
-    pairs = ((0, 0),) if _is_reshape(node, symbols) else getattr(node.op, "views", ())
+    op = node.op
+    pairs = ((0, 0),) if op.name == "Transpose" and _is_reshape(node, symbols) else getattr(op, "views", ())
     if not pairs:
         return None
     operand_of = {output: node.inputs[operand] for operand, output in pairs}

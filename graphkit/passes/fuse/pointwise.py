@@ -75,7 +75,7 @@ def _regions(graph: Graph, nested: bool, fusable: Callable[[Node], bool]) -> lis
                 found.append(region)
             region.members.append(node)
             region.operands.discard(output)
-            region.operands.update([v for v in node.operands if v.node is None or not _is_one_constant(v)])
+            region.operands.update([v for v in node.operands if not _is_one_constant(v)])
         if ignored and node in ignored:
             continue
         for value in node.inputs:
@@ -85,8 +85,8 @@ def _regions(graph: Graph, nested: bool, fusable: Callable[[Node], bool]) -> lis
 
 
 def _is_one_constant(value: Value) -> bool:
-    array = array_of(value)
-    return array is not None and array.size == 1
+    made = value.node
+    return made is not None and isinstance(made.op, Constant) and bool(made.op.value.array.size == 1)
 
 
 class _Pointwise:
@@ -103,21 +103,27 @@ class _Pointwise:
         # Known elements are shape arithmetic. They become constants when the dimensions are bound.
         if getattr(kind, "value", None) is not None:
             return False
-        return False not in [self._suits(v.type) for v in node.operands] and self._suits(kind)
+        known = self._known
+        for value in (*node.operands, node.outputs[0]):
+            found = known.get(id(value.type))
+            if found is None:
+                found = known[id(value.type)] = _holds_numbers(value.type)
+            if not found:
+                return False
+        return True
 
-    def _suits(self, kind: Type) -> bool:
-        found = self._known.get(id(kind))
-        if found is None:
-            found = isinstance(kind, TensorType) and kind.shape is not None and kind.dtype is not DType.STRING
-            self._known[id(kind)] = found
-        return found
+
+def _holds_numbers(kind: Type) -> bool:
+    """Return whether a type is that of tensors of numbers of known rank."""
+    return isinstance(kind, TensorType) and kind.shape is not None and kind.dtype is not DType.STRING
 
 
 def _fits(node: Node, region: _Region) -> bool:
     """Return whether the region may contain the node: it has the same shape, and the region is within its limits."""
-    if node.output.tensor.shape != region.root.output.tensor.shape or len(region.members) >= NODE_LIMIT:
+    if node.outputs[0].shape != region.root.outputs[0].shape or len(region.members) >= NODE_LIMIT:
         return False
-    return len(region.operands | set(node.operands)) - 1 <= OPERAND_LIMIT
+    given, operands = node.operands, region.operands
+    return len(operands) + len(given) - 1 <= OPERAND_LIMIT or len(operands.union(given)) - 1 <= OPERAND_LIMIT
 
 
 def _fused(region: _Region, replaced: Mapping[Value, Value], scalars: dict[Value, Constant]) -> Value:
