@@ -471,7 +471,8 @@ class Graph:
     def operators(self) -> frozenset[str]:
         """The names of all operators in the graph, without domains. Operators in subgraphs are not included."""
         if self._operators is None:
-            self._operators = frozenset([node.op.name for node in self.nodes])
+            native, nodes = _native, self.nodes
+            self._operators = frozenset([n.op.name for n in nodes]) if native is None else native.operators(nodes)
         return self._operators
 
     def cached(self, compute: Callable[[Graph], T]) -> T:

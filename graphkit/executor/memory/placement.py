@@ -100,7 +100,9 @@ def place_values(
             place[node.output] = "host" if node.output in swapped else "arena"
             steps.append(node)
             continue
-        sources = _view_sources(node, used, root, place, symbols)
+        op = node.op
+        may_view = op.name == "Transpose" or getattr(op, "views", ())
+        sources = _view_sources(node, used, root, place, symbols) if may_view else None
         if sources is not None:
             root.update(sources)
             if dependencies := _unread_operands(node, root, view_dependencies):
@@ -190,8 +192,7 @@ def _view_sources(
     node: Node, used: set[Value], root: dict[Value, Value], place: dict[Value, Place], symbols: Set[str]
 ) -> dict[Value, Value] | None:
     """Return the storage of each used output if all of them are views of operands of known size, else None."""
-    op = node.op
-    pairs = ((0, 0),) if op.name == "Transpose" and _is_reshape(node, symbols) else getattr(op, "views", ())
+    pairs = ((0, 0),) if _is_reshape(node, symbols) else getattr(node.op, "views", ())
     if not pairs:
         return None
     operand_of = {output: node.inputs[operand] for operand, output in pairs}

@@ -36,11 +36,11 @@ class _Region:
     requires=[Property.SIMPLIFIED, Property.BROADCASTS_LAZY, Property.MATMULS_FUSED, Property.CONVOLUTIONS_FUSED],
     breaks=[Property.POINTWISE_APART],
 )
-def fuse_pointwise(graph: Graph, *, nested: bool = False, fusable: Callable[[Node], bool] = lambda node: True) -> Graph:
+def fuse_pointwise(graph: Graph, *, nested: bool = False, fusable: Callable[[Node], bool] | None = None) -> Graph:
     """Fuse each maximal region of pointwise nodes with the same shape into a Fused operator. Takes linear time.
 
     A node joins a region if all of its readers are in this region. Not fused: nodes that depend only on parameters,
-    because they do not run every time; regions of one node; and nodes for which `fusable` returns False. A region
+    because they do not run every time; regions of one node; and nodes for which `fusable`, if given, returns False. A region
     becomes one kernel, which must support all of its nodes.
     """
     roots = {region.root: region for region in _regions(graph, nested, fusable) if len(region.members) > 1}
@@ -58,7 +58,7 @@ def fuse_pointwise(graph: Graph, *, nested: bool = False, fusable: Callable[[Nod
     return rewrite(graph, rule, at={*CONTROL, *[root.op.name for root in roots]}, replaced=replaced)
 
 
-def _regions(graph: Graph, nested: bool, fusable: Callable[[Node], bool]) -> list[_Region]:
+def _regions(graph: Graph, nested: bool, fusable: Callable[[Node], bool] | None) -> list[_Region]:
     ignored = set() if nested else set(shape_readers(graph))
     results = {*graph.outputs, *(new for _, new in graph.updates)}
     fixed, is_pointwise = fixed_values(graph), _Pointwise()
@@ -67,7 +67,7 @@ def _regions(graph: Graph, nested: bool, fusable: Callable[[Node], bool]) -> lis
     shared: dict[Value | None, _Region | None] = {}
     for node in reversed(graph.nodes):
         region = None
-        if is_pointwise(node) and node.outputs[0] not in fixed and fusable(node):
+        if is_pointwise(node) and node.outputs[0] not in fixed and (fusable is None or fusable(node)):
             output = node.outputs[0]
             region = None if output in results else shared.get(output)
             if region is None or not _fits(node, region):

@@ -447,7 +447,7 @@ class _Sweep:
     def _conv_grad_input(self, node: Node, op: Convolution) -> Sequence[Value]:
         dy, w, x = node.operands
         made = self._operator("ChannelsLastConvGradInput", op)
-        return self._node(node, made, [self._channels_last(dy), self._filters(w), self._channels_last(x)])
+        return self._moved(node, made, [self._channels_last(dy), self._filters(w), self._channels_last(x)])
 
     def _conv_grad_weight(self, node: Node, op: Convolution) -> Sequence[Value]:
         x, dy, w = node.operands

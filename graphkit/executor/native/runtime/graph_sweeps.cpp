@@ -129,6 +129,20 @@ nb::object GraphSweeps::sound_nodes(const nb::tuple& inputs_given, const nb::tup
     return made;
 }
 
+// Returns the names of the operators of nodes.
+nb::frozenset GraphSweeps::operators(const nb::tuple& nodes) const {
+    nb::set names;
+    PyObject* last = nullptr;
+    for (const nb::handle node : nodes) {
+        PyObject* const op = op_of.get(checked(node.ptr(), node_));
+        if (op != last) {
+            require(PySet_Add(names.ptr(), operators_.name(op).ptr()) == 0);
+            last = op;
+        }
+    }
+    return nb::frozenset(names);
+}
+
 // Returns the elements of `given`, with those that `table` maps to others replaced. Elements that are tuples are
 // replaced in the same way.
 nb::object GraphSweeps::replaced(const nb::tuple& given, const nb::dict& table) const {
@@ -157,6 +171,8 @@ GRAPHKIT_BINDINGS(graph_sweeps) {
         .def("sound_nodes", &GraphSweeps::sound_nodes, "inputs"_a, "outputs"_a, "updates"_a,
              nb::sig("def sound_nodes(self, inputs: tuple[typing.Any, ...], outputs: tuple[typing.Any, ...], "
                      "updates: tuple[tuple[typing.Any, typing.Any], ...]) -> tuple[typing.Any, ...] | None"))
+        .def("operators", &GraphSweeps::operators, "nodes"_a,
+             nb::sig("def operators(self, nodes: tuple[typing.Any, ...]) -> frozenset[str]"))
         .def("replaced", &GraphSweeps::replaced, "given"_a, "table"_a,
              nb::sig("def replaced(self, given: tuple[typing.Any, ...], table: dict[typing.Any, typing.Any]) "
                      "-> tuple[typing.Any, ...]"))

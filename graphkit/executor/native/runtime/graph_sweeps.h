@@ -38,6 +38,7 @@ class GraphSweeps {
 
     nb::list topological(const nb::list& values, const nb::set& stop) const;
     nb::object sound_nodes(const nb::tuple& inputs_given, const nb::tuple& outputs, const nb::tuple& updates) const;
+    nb::frozenset operators(const nb::tuple& nodes) const;
     nb::object replaced(const nb::tuple& given, const nb::dict& table) const;
     nb::object remade(nb::handle node, nb::handle op, const nb::tuple& given, nb::handle scope,
                       const nb::tuple& types) const;
