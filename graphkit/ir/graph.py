@@ -94,17 +94,21 @@ class Value:
     @property
     def dtype(self) -> DType:
         """The element type; raises TypeMismatch for sequences and optionals."""
-        return self.tensor.dtype
+        kind = self.type
+        return (kind if isinstance(kind, TensorType) else self.tensor).dtype
 
     @property
     def shape(self) -> tuple[Any, ...] | None:
         """The dimensions; None if the rank is unknown. Raises TypeMismatch for sequences and optionals."""
-        return self.tensor.shape
+        kind = self.type
+        return (kind if isinstance(kind, TensorType) else self.tensor).shape
 
     @property
     def rank(self) -> int | None:
         """The number of axes; None if it is unknown. Raises TypeMismatch for sequences and optionals."""
-        return self.tensor.rank
+        kind = self.type
+        shape = (kind if isinstance(kind, TensorType) else self.tensor).shape
+        return None if shape is None else len(shape)
 
     def like(self, **changes: Any) -> Value:
         """Return a new graph input with the type, name, role and attributes of this value, except for `changes`."""
@@ -170,7 +174,8 @@ class Node:
     the settings of `gk.name_scope` and `gk.attr_scope` under which the node was created.
     """
 
-    __slots__ = ("op", "inputs", "outputs", "name", "meta", "scope", "serial", "__weakref__")
+    # `_state` is for native sweeps: whether the latest one has visited the node.
+    __slots__ = ("op", "inputs", "outputs", "name", "meta", "scope", "serial", "_state", "__weakref__")
 
     def __init__(
         self,
@@ -466,7 +471,8 @@ class Graph:
     def operators(self) -> frozenset[str]:
         """The names of all operators in the graph, without domains. Operators in subgraphs are not included."""
         if self._operators is None:
-            self._operators = frozenset([node.op.name for node in self.nodes])
+            native, nodes = _native, self.nodes
+            self._operators = frozenset([n.op.name for n in nodes]) if native is None else native.operators(nodes)
         return self._operators
 
     def cached(self, compute: Callable[[Graph], T]) -> T:
@@ -523,10 +529,9 @@ class Graph:
         Inputs take the names that they were given before all other values do.
         """
         if self._input_names is None:
-            unique = Names()
-            named = all(v.name for v in self.inputs)
-            names = unique.take_all([v.name for v in self.inputs]) if named else ()
-            self._input_names = dict(zip(self.inputs, names, strict=True)) if named else {}
+            given = [v.name for v in self.inputs]
+            names = Names().take_all(given) if all(given) else ()
+            self._input_names = dict(zip(self.inputs, names, strict=True)) if names else {}
         return self._input_names
 
     def node_name(self, node: Node) -> str:
@@ -537,8 +542,7 @@ class Graph:
     def node_names(self) -> Mapping[Node, str]:
         """The unique names of this graph's nodes."""
         if self._node_names is None:
-            self._assign_names()
-        assert self._node_names is not None
+            self._node_names = self._names_of_nodes()
         return self._node_names
 
     @property
@@ -577,21 +581,27 @@ class Graph:
             raise UsageError(f"{origins().titled(self)} has no value {name!r}{hint}")
         return found
 
+    # Explicit hints take their names before generated ones, so that adding an unnamed node renames nothing.
+
+    @without_gc
+    def _names_of_nodes(self) -> dict[Node, str]:
+        unique = Names()
+        named, unnamed = _by_name(self.nodes)
+        names = dict(zip(named, unique.take_all([n.name for n in named]), strict=True))
+        names |= zip(unnamed, unique.take_all([snake_case(n.op.name) for n in unnamed]), strict=True)
+        return names
+
     @without_gc
     def _assign_names(self) -> None:
-        # Explicit hints take their names before generated ones, so that adding an unnamed node renames nothing.
-        node_names, value_names = Names(), Names()
-        named, unnamed = _by_name(self.nodes)
-        nodes = dict(zip(named, node_names.take_all([n.name for n in named]), strict=True))
-        nodes |= zip(unnamed, node_names.take_all([snake_case(n.op.name) for n in unnamed]), strict=True)
+        nodes, unique = self.node_names, Names()
         given, others = _by_name(self.values)
-        values = dict(zip(given, value_names.take_all([v.name for v in given]), strict=True))
+        values = dict(zip(given, unique.take_all([v.name for v in given]), strict=True))
         hints = [
             v.role if v.node is None else nodes[v.node] + (f"_{v.index}" if len(v.node.outputs) > 1 else "")
             for v in others
         ]
-        values |= zip(others, value_names.take_all(hints), strict=True)
-        self._names, self._node_names = values, nodes
+        values |= zip(others, unique.take_all(hints), strict=True)
+        self._names = values
 
     # --- rebuilding ----------------------------------------------------------------------------
 

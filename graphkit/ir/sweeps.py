@@ -17,6 +17,9 @@ class NativeSweeps(Protocol):
     ) -> tuple[Any, ...] | None:
         """Return the nodes of a graph in topological order. Return None if the graph is not valid."""
 
+    def operators(self, nodes: tuple[Any, ...]) -> frozenset[str]:
+        """Return the same as `Graph.operators` for the nodes of a graph."""
+
     def replaced(self, given: tuple[Any, ...], table: dict[Any, Any]) -> tuple[Any, ...]:
         """Return values, or pairs of values, with those that `table` maps to others replaced."""
 

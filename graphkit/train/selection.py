@@ -96,7 +96,8 @@ def select_parameters(
     Raises UsageError if a pattern matches no parameter, a multiplier is not a number, a mask belongs to a parameter
     that is not trained, or there is nothing to train.
     """
-    names = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter" and v.dtype.is_float}
+    named = zip(graph.input_names, graph.inputs, strict=True)
+    names = {n: v for n, v in named if v.role == "parameter" and v.dtype.is_float}
     _check_patterns(graph, selection, names)
     exact = set(selection.train)
     found, selected = reached(losses or [graph.outputs[0]]), selection.selected(names)

@@ -71,7 +71,7 @@ def training_graph(
     """
     _check_names(net)
     check_differentiable(net.graph)
-    parameters = {net.graph.name_of(v): v for v in net.graph.inputs if v.role == "parameter"}
+    parameters = {n: v for n, v in zip(net.graph.input_names, net.graph.inputs, strict=True) if v.role == "parameter"}
     selected = selection.selected(parameters)
     frozen = {*(v for n, v in parameters.items() if n not in selected), *frozen_parameters(net.graph)}
     trained = to_training(

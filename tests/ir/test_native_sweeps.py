@@ -224,6 +224,44 @@ def test_missing_input_is_named() -> None:
     Graph([x, y], [total])
 
 
+class Named:
+    """An operator whose objects have names of their own."""
+
+    domain = ""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def infer_types(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return (inputs[0],)
+
+    def subgraphs(self) -> dict[str, Graph]:
+        return {}
+
+    def attributes(self) -> dict[str, Any]:
+        return {}
+
+
+def test_operators_of_one_class_may_have_different_names() -> None:
+    x, native = gk.input("x", [2]), native_sweeps()
+    assert native is not None
+    first = Node(Named("First"), [x])
+    nodes = (first, Node(Named("Second"), first.outputs))
+    positions = [native.copy_until(nodes, 0, frozenset([name]), {}, None) for name in ("First", "Second", "Third")]
+    assert positions == [0, 1, 2]
+
+
+def test_order_after_a_visit_that_failed() -> None:
+    values = random_values(0)
+    native = native_sweeps()
+    assert native is not None
+    broken = Node(Named("Broken"), [*values[-5:]])
+    broken.inputs = (*values[-5:], object())  # type: ignore[assignment]
+    with pytest.raises(import_extension().Error, match="neither a node nor a value"):
+        native.topological([broken.output, *values], set())
+    assert topological(values) == in_python(topological, values)
+
+
 @pytest.mark.parametrize("start", [-1, 3])
 def test_start_outside_of_the_nodes_is_an_error(start: int) -> None:
     x, native = gk.input("x", [2]), native_sweeps()

@@ -103,15 +103,16 @@ class Emitter:
         order, steps, lowerings = lowered.memory.order, lowered.placement.steps, lowered.lowerings
         names = lowered.graph.node_names
         commit = len(order) if prefix else _first_donation(lowered)
+        used = lowered.placement.used
         for position, index in enumerate(order):
             if position == commit:
                 builder.commit()
             node, lowering = steps[index], lowerings[index]
             name = prefix + names[node]
             if type(lowering) is PreparedKernel and lowering.reads_all:
-                lowering.write(
-                    builder, name, locations.operands(node), locations.outputs(node), locations.scratch(index)
-                )
+                operands = [locations[v] for v in node.inputs]
+                written = [locations[v] if v in used else ABSENT for v in node.outputs]
+                lowering.write(builder, name, operands, written, locations.scratch(index))
             else:
                 self._step(builder, node, lowering, index, locations, name)
         for position, (result, location) in placed if prefix or copies else ():

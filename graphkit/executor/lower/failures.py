@@ -55,10 +55,16 @@ def repeated_checks(placement: Placement, lowerings: Iterable[Lowering | None]) 
 
     Takes linear time. lowerings: one for each step; None for a native kernel.
     """
+    return _repeated_checks(zip(placement.steps, lowerings, strict=True), placement, _Accepting())
+
+
+def _repeated_checks(
+    steps: Iterable[tuple[Node, Lowering | None]], placement: Placement, accepts: _Accepting
+) -> frozenset[Node]:
+    """Implement `repeated_checks` for steps with their lowerings."""
     seen: set[tuple[object, ...]] = set()
     found: list[Node] = []
-    accepts = _Accepting()
-    for node, lowering in zip(placement.steps, lowerings, strict=True):
+    for node, lowering in steps:
         if accepts.all_values(node):
             continue
         checked = value_check(node)
@@ -114,15 +120,15 @@ def failing_steps(placement: Placement, lowerings: Sequence[Lowering | None]) ->
 
     lowerings: as in `repeated_checks`.
     """
-    repeats = repeated_checks(placement, lowerings)
     accepts = _Accepting()
-    return frozenset(
-        node
+    # Kernels of the device have operands and results of known sizes.
+    possible = [
+        (node, lowering)
         for node, lowering in zip(placement.steps, lowerings, strict=True)
-        # Kernels of the device have operands and results of known sizes.
         if not (isinstance(lowering, PreparedKernel) and accepts.all_values(node))
-        and _may_fail(node, lowering, placement, repeats)
-    )
+    ]
+    repeats = _repeated_checks(possible, placement, accepts)
+    return frozenset([node for node, lowering in possible if _may_fail(node, lowering, placement, repeats)])
 
 
 def _may_fail(

@@ -115,15 +115,17 @@ def prepack(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> tuple[G
 
 
 def _prepacked_nodes(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> dict[Node, None]:
-    known = set(parameters)
+    known: set[Value | None] = {None, *parameters}  # None: absent operands
     found: dict[Node, None] = {}
     for node in graph.nodes:
         if isinstance(node.op, Constant):
             if has_fixed_size(node.output):
                 known.add(node.output)
             continue
-        operands = [v for v in node.inputs if v is not None]
-        if not operands or not all(v in known for v in operands) or node.op.subgraphs() or is_random(node.op):
+        if not known.issuperset(node.inputs):
+            continue
+        operands = node.operands
+        if not operands or node.op.subgraphs() or is_random(node.op):
             continue
         if not all(has_fixed_size(v) for v in (*operands, *node.outputs)):
             continue

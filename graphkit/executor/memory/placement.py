@@ -100,7 +100,9 @@ def place_values(
             place[node.output] = "host" if node.output in swapped else "arena"
             steps.append(node)
             continue
-        sources = _view_sources(node, used, root, place, symbols)
+        op = node.op
+        may_view = op.name == "Transpose" or getattr(op, "views", ())
+        sources = _view_sources(node, used, root, place, symbols) if may_view else None
         if sources is not None:
             root.update(sources)
             if dependencies := _unread_operands(node, root, view_dependencies):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from graphkit.executor.memory.placement import Placement
 from graphkit.executor.memory.plan_cache import cached_layout, cached_schedule
-from graphkit.executor.memory.planner import Layout, Request, aligned
+from graphkit.executor.memory.planner import Layout, Request, aligned, all_aligned
 from graphkit.executor.memory.tasks import Task
 from graphkit.ir.graph import Graph, Node, Value, native_sweeps
 from graphkit.named_tuples import NamedTuple
@@ -92,7 +92,7 @@ def plan_graph(
         order: The order of the steps, if it was chosen before.
     """
     planning = _Planning(graph, placement, needs, inplace, _by_type() if nbytes is None else nbytes)
-    sizes = [aligned(size) for size in planning.sizes]
+    sizes = all_aligned(planning.sizes)
     if order is not None:
         from graphkit.executor.memory.schedule import is_topological_order, with_peaks
 
@@ -234,7 +234,7 @@ class _Planning:
             extra: What else must be written before a step.
             pairs: For each step, the result of `_inplace_pairs`; None if nothing is overwritten.
         """
-        steps, scratch = self._placement.steps, [aligned(need.scratch_bytes) for need in self._needs]
+        steps, scratch = self._placement.steps, all_aligned([need.scratch_bytes for need in self._needs])
         if self._native is not None:
             place = self._placement.place
             return self._native.tasks(

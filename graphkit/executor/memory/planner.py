@@ -130,12 +130,19 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
+def all_aligned(sizes: Iterable[int]) -> list[int]:
+    """Return what `aligned` returns for each size."""
+    return [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes]
+
+
 def _blocks(requests: Sequence[Request], inplace: bool) -> tuple[list[int], list[_Block]]:
     """Return the block of each request, and the blocks. Each request is overwritten by at most one other."""
     owner: list[int] = [0] * len(requests)
     blocks: list[_Block] = []
     taken: set[int] = set()
-    for index in sorted(range(len(requests)), key=lambda i: (requests[i].first, i)):
+    sizes = all_aligned([request.size for request in requests])
+    # Sorting is stable: requests that begin at the same step keep their order.
+    for index in sorted(range(len(requests)), key=[request.first for request in requests].__getitem__):
         request = requests[index]
         for candidate in request.inplace if inplace and request.size else ():
             source = requests[candidate]
@@ -147,7 +154,7 @@ def _blocks(requests: Sequence[Request], inplace: bool) -> tuple[list[int], list
                 break
         else:
             owner[index] = len(blocks)
-            blocks.append(_Block(aligned(request.size), request.first, request.last))
+            blocks.append(_Block(sizes[index], request.first, request.last))
     return owner, blocks
 
 

@@ -38,7 +38,7 @@ def bind(graph: Graph, shapes: Mapping[str, TensorType | Sequence[Any]]) -> Grap
         TypeMismatch: Two sizes that must be equal differ. They could not be compared before. The message names the node
             and the types of its operands.
     """
-    by_name = {graph.name_of(v): v for v in graph.inputs}
+    by_name = dict(zip(graph.input_names, graph.inputs, strict=True))
     given: dict[Value, TensorType] = {}
     for name, spec in shapes.items():
         if name not in by_name:
@@ -104,6 +104,8 @@ def substitute(kind: Type, bindings: Mapping[str, Dim]) -> Type:
             length = dims.substitute(bound.length, dict(bindings))
             return bound if length == bound.length else SequenceType(element, length)
         return bound
+    if kind.value is None and kind.is_static:
+        return kind
     mentioned = [d for d in (*(kind.shape or ()), *(kind.value or ())) if isinstance(d, DimExpr)]
     if not any(s in bindings for d in mentioned for s in d.symbols):
         return kind

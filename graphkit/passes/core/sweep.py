@@ -124,8 +124,11 @@ def _reads(node: Node, names: frozenset[str], among: frozenset[str] | None, tabl
     """
     if among is not None and node.op.name not in among:
         return False
-    producers = [table.get(v, v).node for v in node.inputs if v is not None]
-    return any(made is not None and made.op.name in names for made in producers)
+    for value in node.operands:
+        made = table.get(value, value).node
+        if made is not None and made.op.name in names:
+            return True
+    return False
 
 
 def _with_replaced(graph: Graph, table: dict[Any, Value], extra_inputs: Sequence[Value]) -> Graph:

@@ -54,8 +54,8 @@ def _has_single_use(graph: Graph) -> bool:
         return True  # the formula may be in a subgraph
     counts = cached_use_counts(graph)
     ignored = Counter(v for node in shape_readers(graph) for v in node.operands)
-    curves = [node.output for node in graph.nodes if is_op(node, "Erf", "Tanh")]
-    return any(counts[curve] - ignored[curve] == 1 for curve in curves)
+    curves = [n.outputs[0] for n in graph.nodes if n.op.name in ("Erf", "Tanh") and not n.op.domain]
+    return 1 in [counts.get(curve, 0) - ignored.get(curve, 0) for curve in curves]
 
 
 def _curves(root: Node) -> Iterator[Node]:

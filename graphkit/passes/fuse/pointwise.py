@@ -36,11 +36,11 @@ class _Region:
     requires=[Property.SIMPLIFIED, Property.BROADCASTS_LAZY, Property.MATMULS_FUSED, Property.CONVOLUTIONS_FUSED],
     breaks=[Property.POINTWISE_APART],
 )
-def fuse_pointwise(graph: Graph, *, nested: bool = False, fusable: Callable[[Node], bool] = lambda node: True) -> Graph:
+def fuse_pointwise(graph: Graph, *, nested: bool = False, fusable: Callable[[Node], bool] | None = None) -> Graph:
     """Fuse each maximal region of pointwise nodes with the same shape into a Fused operator. Takes linear time.
 
     A node joins a region if all of its readers are in this region. Not fused: nodes that depend only on parameters,
-    because they do not run every time; regions of one node; and nodes for which `fusable` returns False. A region
+    because they do not run every time; regions of one node; and nodes for which `fusable`, if given, returns False. A region
     becomes one kernel, which must support all of its nodes.
     """
     roots = {region.root: region for region in _regions(graph, nested, fusable) if len(region.members) > 1}
@@ -58,7 +58,7 @@ def fuse_pointwise(graph: Graph, *, nested: bool = False, fusable: Callable[[Nod
     return rewrite(graph, rule, at={*CONTROL, *[root.op.name for root in roots]}, replaced=replaced)
 
 
-def _regions(graph: Graph, nested: bool, fusable: Callable[[Node], bool]) -> list[_Region]:
+def _regions(graph: Graph, nested: bool, fusable: Callable[[Node], bool] | None) -> list[_Region]:
     ignored = set() if nested else set(shape_readers(graph))
     results = {*graph.outputs, *(new for _, new in graph.updates)}
     fixed, is_pointwise = fixed_values(graph), _Pointwise()
@@ -67,7 +67,7 @@ def _regions(graph: Graph, nested: bool, fusable: Callable[[Node], bool]) -> lis
     shared: dict[Value | None, _Region | None] = {}
     for node in reversed(graph.nodes):
         region = None
-        if is_pointwise(node) and node.outputs[0] not in fixed and fusable(node):
+        if is_pointwise(node) and node.outputs[0] not in fixed and (fusable is None or fusable(node)):
             output = node.outputs[0]
             region = None if output in results else shared.get(output)
             if region is None or not _fits(node, region):
@@ -75,7 +75,7 @@ def _regions(graph: Graph, nested: bool, fusable: Callable[[Node], bool]) -> lis
                 found.append(region)
             region.members.append(node)
             region.operands.discard(output)
-            region.operands.update([v for v in node.operands if v.node is None or not _is_one_constant(v)])
+            region.operands.update([v for v in node.operands if not _is_one_constant(v)])
         if ignored and node in ignored:
             continue
         for value in node.inputs:
@@ -85,8 +85,8 @@ def _regions(graph: Graph, nested: bool, fusable: Callable[[Node], bool]) -> lis
 
 
 def _is_one_constant(value: Value) -> bool:
-    array = array_of(value)
-    return array is not None and array.size == 1
+    made = value.node
+    return made is not None and isinstance(made.op, Constant) and bool(made.op.value.array.size == 1)
 
 
 class _Pointwise:
@@ -103,21 +103,27 @@ class _Pointwise:
         # Known elements are shape arithmetic. They become constants when the dimensions are bound.
         if getattr(kind, "value", None) is not None:
             return False
-        return False not in [self._suits(v.type) for v in node.operands] and self._suits(kind)
+        known = self._known
+        for value in (*node.operands, node.outputs[0]):
+            found = known.get(id(value.type))
+            if found is None:
+                found = known[id(value.type)] = _holds_numbers(value.type)
+            if not found:
+                return False
+        return True
 
-    def _suits(self, kind: Type) -> bool:
-        found = self._known.get(id(kind))
-        if found is None:
-            found = isinstance(kind, TensorType) and kind.shape is not None and kind.dtype is not DType.STRING
-            self._known[id(kind)] = found
-        return found
+
+def _holds_numbers(kind: Type) -> bool:
+    """Return whether a type is that of tensors of numbers of known rank."""
+    return isinstance(kind, TensorType) and kind.shape is not None and kind.dtype is not DType.STRING
 
 
 def _fits(node: Node, region: _Region) -> bool:
     """Return whether the region may contain the node: it has the same shape, and the region is within its limits."""
-    if node.output.tensor.shape != region.root.output.tensor.shape or len(region.members) >= NODE_LIMIT:
+    if node.outputs[0].shape != region.root.outputs[0].shape or len(region.members) >= NODE_LIMIT:
         return False
-    return len(region.operands | set(node.operands)) - 1 <= OPERAND_LIMIT
+    given, operands = node.operands, region.operands
+    return len(operands) + len(given) - 1 <= OPERAND_LIMIT or len(operands.union(given)) - 1 <= OPERAND_LIMIT
 
 
 def _fused(region: _Region, replaced: Mapping[Value, Value], scalars: dict[Value, Constant]) -> Value:

@@ -103,8 +103,8 @@ def channels_last(
 def _is_convolution(node: Node, kinds: Collection[DType]) -> bool:
     """Return whether a convolution has known rank and a float type in `kinds`."""
     x, w = node.operands[:2]
-    known = x.rank is not None and w.rank == x.rank and 3 <= x.rank <= 5
-    return known and x.dtype in kinds and x.dtype in FLOATS
+    rank, dtype = x.rank, x.dtype
+    return rank is not None and 3 <= rank <= 5 and w.rank == rank and dtype in kinds and dtype in FLOATS
 
 
 def _only_returned(graph: Graph, uses: Mapping[Value, int]) -> Callable[[Value], bool]:
@@ -214,9 +214,9 @@ class _Sweep:
                 results = rule(self, node, node.op)
         if results is None:
             return False
-        for old, new in zip(node.outputs, results, strict=False):
-            self._last[old] = new
-            self._converted_values.add(old)
+        replaced = dict(zip(node.outputs, results, strict=False))
+        self._last.update(replaced)
+        self._converted_values.update(replaced)
         return True
 
     def _node(self, node: Node, op: Op, operands: Sequence[Value | None]) -> Sequence[Value]:
@@ -287,15 +287,15 @@ class _Sweep:
         return self._channels_last(w) if self._filters_last else self._standard_order(w)
 
     def _pointwise(self, node: Node) -> Sequence[Value] | None:
-        ranks = [None if v is None else v.rank for v in node.inputs]
-        moved = [r for v, r in zip(node.inputs, ranks, strict=True) if r is not None and v in self._converted_values]
-        rank = max(moved)
+        given, converted, last = node.inputs, self._converted_values, self._last
+        ranks = [None if v is None else v.rank for v in given]
+        rank = max([r for v, r in zip(given, ranks, strict=True) if r is not None and v in converted])
         operands: list[Value | None] = []
-        for value, own in zip(node.inputs, ranks, strict=True):
+        for value, own in zip(given, ranks, strict=True):
             if value is None or own == 0:
                 operands.append(None if value is None else self._standard_order(value))
             elif own == rank:
-                operands.append(self._channels_last(value))
+                operands.append(last[value] if value in last else self._channels_last(value))
             elif own is not None and own < rank:
                 operands.append(self._aligned(value, rank))
             else:
@@ -447,7 +447,7 @@ class _Sweep:
     def _conv_grad_input(self, node: Node, op: Convolution) -> Sequence[Value]:
         dy, w, x = node.operands
         made = self._operator("ChannelsLastConvGradInput", op)
-        return self._node(node, made, [self._channels_last(dy), self._filters(w), self._channels_last(x)])
+        return self._moved(node, made, [self._channels_last(dy), self._filters(w), self._channels_last(x)])
 
     def _conv_grad_weight(self, node: Node, op: Convolution) -> Sequence[Value]:
         x, dy, w = node.operands

@@ -113,19 +113,20 @@ class _Sums:
 
     def __init__(self) -> None:
         self._constants = SharedConstants()
-        # For operands of these types: the operator, the axes and the type of the sum.
-        self._known: dict[tuple[int, int], tuple[Op, Value, Type]] = {}
+        # For operands and a result of these types: the operator, the axes and the type of the sum.
+        self._known: dict[tuple[int, int, int], tuple[Op, Value, Type]] = {}
 
     def replaced(self, node: Node) -> Sequence[Value] | None:
         """Replace the node by the ReduceSum that known shapes determine, or by its operand if the shapes are equal."""
+        x, like = node.operands
+        kinds = x.tensor.number, like.tensor.number, node.output.tensor.number
+        known = self._known.get(kinds)
+        if known is not None:
+            op, axes, kind = known
+            return Node(op, (x, axes), types=(kind,)).outputs
         same = _same_type(node)
         if same is not None or not all(v.tensor.is_static for v in node.operands):
             return same
-        x, like = node.operands
-        kinds = x.tensor.number, like.tensor.number
-        if kinds in self._known:
-            op, axes, kind = self._known[kinds]
-            return Node(op, (x, axes), types=(kind,)).outputs
         # Usually the sum has the wanted shape. The operator's expansion would add a Reshape, which a later sweep
         # removes.
         if summed := operator(node, ReduceToShapeOf).summed_axes(x, like):

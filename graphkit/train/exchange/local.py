@@ -54,7 +54,7 @@ class LocalExchange:
         self._checked_shapes: Mapping[str, Sequence[int]] = {}
         self.programs = self._create_programs()
         first = self.programs[0]
-        self._further_inputs = {first.name_of(v) for v in first.inputs} & {BATCH_WEIGHT, steps.LEARNING_RATE}
+        self._further_inputs = {BATCH_WEIGHT, steps.LEARNING_RATE}.intersection(first.input_names)
         if spec.swap_memory:
             self.programs[0] = mark_forward(self.programs[0])
         # `_original_program` already recomputes nodes built in `gk.attr_scope(recompute=True)`, but no others.
@@ -75,10 +75,10 @@ class LocalExchange:
     def _slot_types(self) -> dict[str, TensorType]:
         """Return the types of the states that are not in the model, by name."""
         return {
-            program.name_of(v): v.tensor
+            name: v.tensor
             for program in self.programs
-            for v in program.inputs
-            if v.role == "state" and program.name_of(v) not in self.spec.params
+            for name, v in zip(program.input_names, program.inputs, strict=True)
+            if v.role == "state" and name not in self.spec.params
         }
 
     # --- one batch -------------------------------------------------------------------------------

@@ -133,6 +133,8 @@ def _gathers_rows(node: Node, table: Value) -> bool:
 def large_tables(graph: Graph, trained: Sequence[TrainedParameter]) -> list[TrainedParameter]:
     """Return the parameters with many rows that could have row-sparse updates."""
     possible = {t.value: t for t in trained if t.value.rank and t.value.tensor.static_shape[0] >= _MANY_ROWS}
+    if not possible:
+        return []
     read = set()
     for node in graph.nodes:
         for value in {v for v in node.operands if v in possible}:

@@ -152,9 +152,7 @@ void GraphSweeps::record_all(PyObject* node, PyObject* copy, const nb::dict& tab
 
 // Returns whether the name of an operator is in a set.
 bool GraphSweeps::is_among(PyObject* op, nb::handle names) const {
-    const nb::object name = nb::steal(PyObject_GetAttr(op, name_.ptr()));
-    require(name.is_valid());
-    return contains(names, name.ptr());
+    return contains(names, operators_.name(op).ptr());
 }
 
 // Returns whether an operand is the result of an operator whose name is in a set.

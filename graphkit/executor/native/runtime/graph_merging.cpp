@@ -112,7 +112,7 @@ nb::tuple GraphSweeps::structure(const nb::tuple& given, const nb::tuple& nodes,
         PyObject* const operands = inputs(node.ptr());
         PyObject* const results = outputs_of.get(node.ptr());
         const nb::handle op = op_of.get(node.ptr());
-        const nb::object number = nb::getattr(op, "_number", nb::handle());
+        const nb::object number = operators_.number(op.ptr());
         append(parts, nb::none());  // ends the previous node
         append(parts, number.is_valid() ? number : number_of(op));
         append(parts, nb::int_(PyTuple_GET_SIZE(operands)));
@@ -166,7 +166,7 @@ nb::object GraphSweeps::value_parts(const nb::tuple& values, nb::handle constant
 nb::object GraphSweeps::bound_types(PyObject* node, PyObject* given, const nb::dict& known,
                                     const nb::callable& number_of) const {
     const nb::handle op = op_of.get(node);
-    nb::object number = nb::getattr(op, "_number", nb::handle());
+    nb::object number = operators_.number(op.ptr());
     if (!number.is_valid()) {
         number = number_of(op);
     }

@@ -136,7 +136,7 @@ nb::object GraphSweeps::kernel_key(PyObject* step, const nb::dict& root, const n
     Py_ssize_t next = 0;
     const auto add = [&](const nb::object& part) { PyTuple_SET_ITEM(key.ptr(), next++, Py_NewRef(part.ptr())); };
     const nb::handle op = op_of.get(step);
-    const nb::object number = nb::getattr(op, "_number", nb::handle());
+    const nb::object number = operators_.number(op.ptr());
     add(number.is_valid() ? number : number_of(op));
     PointerTable places;
     for (Py_ssize_t position = 0; position < operands; ++position) {

@@ -42,6 +42,13 @@ class Slot {
     // Stores a new reference to `value`. The attribute must not be set yet.
     void set(PyObject* object, PyObject* value) const { place(object) = Py_NewRef(value); }
 
+    // Stores a new reference to `value`, and drops the one before if there is one.
+    void replace(PyObject* object, PyObject* value) const {
+        PyObject* const before = place(object);
+        place(object) = Py_NewRef(value);
+        Py_XDECREF(before);
+    }
+
   private:
     PyObject*& place(PyObject* object) const {
         return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset_);

@@ -4,17 +4,21 @@
 
 namespace graphkit {
 
-namespace {
-
-// The states of a node in `GraphSweeps::visit`.
-enum : std::uint32_t { kEntered = 1, kDone = 2 };
-
-}  // namespace
-
-// Calls `found` for each node that `roots` depend on, after its operands. is_stopped: see `topological`.
-template <class IsStopped, class Found>
-void GraphSweeps::visit(const std::vector<PyObject*>& roots, const IsStopped& is_stopped, const Found& found) const {
-    PointerTable states;
+// Calls `found` for each node that `roots` depend on, after its operands. is_stopped: see `topological`. leaf: called
+// for operands that no node computes.
+//
+// Nodes store the state that they have in the latest visit, so that it needs no table. Python code must not run during
+// a visit, because it could begin another one.
+template <class IsStopped, class Leaf, class Found>
+void GraphSweeps::visit(const std::vector<PyObject*>& roots, const IsStopped& is_stopped, const Leaf& leaf,
+                        const Found& found) const {
+    const nb::object entered_state = new_object(&PyBaseObject_Type), done_state = new_object(&PyBaseObject_Type);
+    PyObject* const entered = entered_state.ptr();
+    PyObject* const done = done_state.ptr();
+    const auto is_new = [&](PyObject* node) {
+        PyObject* const state = state_of.peek(node);
+        return state != entered && state != done;
+    };
     std::vector<PyObject*> stack;
     for (PyObject* const root : roots) {
         PyObject* const last = producer(root);
@@ -24,15 +28,16 @@ void GraphSweeps::visit(const std::vector<PyObject*>& roots, const IsStopped& is
         stack.push_back(last);
         while (!stack.empty()) {
             PyObject* const node = stack.back();
-            const auto [state, is_new] = states.add(node);
-            if (is_new) {
-                *state = kEntered;  // its operands are above it on the stack
+            if (is_new(node)) {
+                state_of.replace(node, entered);  // its operands are above it on the stack
                 PyObject* const given = inputs(node);
                 const std::size_t height = stack.size();
                 for (Py_ssize_t i = PyTuple_GET_SIZE(given); i-- > 0;) {
                     PyObject* const operand = PyTuple_GET_ITEM(given, i);
                     PyObject* const needed = producer(operand);
-                    if (needed != nullptr && !states.contains(needed) && !is_stopped(operand)) {
+                    if (needed == nullptr) {
+                        leaf(operand);
+                    } else if (is_new(needed) && !is_stopped(operand)) {
                         stack.push_back(needed);
                     }
                 }
@@ -41,8 +46,8 @@ void GraphSweeps::visit(const std::vector<PyObject*>& roots, const IsStopped& is
                 }
             }
             stack.pop_back();
-            if (*state != kDone) {
-                *state = kDone;
+            if (state_of.peek(node) != done) {
+                state_of.replace(node, done);
                 found(node);
             }
         }
@@ -58,7 +63,11 @@ nb::list GraphSweeps::topological(const nb::list& values, const nb::set& stop) c
         roots.push_back(root.ptr());
     }
     nb::list order;
-    visit(roots, is_stopped, [&](PyObject* node) { require(PyList_Append(order.ptr(), node) == 0); });
+    std::vector<PyObject*> nodes;
+    visit(roots, is_stopped, [](PyObject*) {}, [&](PyObject* node) { nodes.push_back(node); });
+    for (PyObject* const node : nodes) {
+        require(PyList_Append(order.ptr(), node) == 0);
+    }
     return order;
 }
 
@@ -107,14 +116,8 @@ nb::object GraphSweeps::sound_nodes(const nb::tuple& inputs_given, const nb::tup
     bool is_sound = true;
     visit(
         roots, [](PyObject*) { return false; },
-        [&](PyObject* node) {
-            nodes.push_back(node);
-            PyObject* const given = inputs(node);
-            for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); ++i) {
-                PyObject* const operand = PyTuple_GET_ITEM(given, i);
-                is_sound &= operand == Py_None || producer(operand) != nullptr || known.contains(operand);
-            }
-        });
+        [&](PyObject* operand) { is_sound &= operand == Py_None || known.contains(operand); },
+        [&](PyObject* node) { nodes.push_back(node); });
     if (!is_sound) {
         return nb::none();
     }
@@ -124,6 +127,20 @@ nb::object GraphSweeps::sound_nodes(const nb::tuple& inputs_given, const nb::tup
         PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(nodes[i]));
     }
     return made;
+}
+
+// Returns the names of the operators of nodes.
+nb::frozenset GraphSweeps::operators(const nb::tuple& nodes) const {
+    nb::set names;
+    PyObject* last = nullptr;
+    for (const nb::handle node : nodes) {
+        PyObject* const op = op_of.get(checked(node.ptr(), node_));
+        if (op != last) {
+            require(PySet_Add(names.ptr(), operators_.name(op).ptr()) == 0);
+            last = op;
+        }
+    }
+    return nb::frozenset(names);
 }
 
 // Returns the elements of `given`, with those that `table` maps to others replaced. Elements that are tuples are
@@ -154,6 +171,8 @@ GRAPHKIT_BINDINGS(graph_sweeps) {
         .def("sound_nodes", &GraphSweeps::sound_nodes, "inputs"_a, "outputs"_a, "updates"_a,
              nb::sig("def sound_nodes(self, inputs: tuple[typing.Any, ...], outputs: tuple[typing.Any, ...], "
                      "updates: tuple[tuple[typing.Any, typing.Any], ...]) -> tuple[typing.Any, ...] | None"))
+        .def("operators", &GraphSweeps::operators, "nodes"_a,
+             nb::sig("def operators(self, nodes: tuple[typing.Any, ...]) -> frozenset[str]"))
         .def("replaced", &GraphSweeps::replaced, "given"_a, "table"_a,
              nb::sig("def replaced(self, given: tuple[typing.Any, ...], table: dict[typing.Any, typing.Any]) "
                      "-> tuple[typing.Any, ...]"))

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "runtime/graph_slots.h"
+#include "runtime/operator_classes.h"
 
 namespace graphkit {
 
@@ -17,7 +18,6 @@ class GraphSweeps {
           no_attributes_(std::move(no_attributes)),
           tensor_type_(std::move(tensor_type)),
           role_(nb::steal(PyUnicode_InternFromString("data"))),
-          name_(nb::steal(PyUnicode_InternFromString("name"))),
           op_of(node_, "op"),
           inputs_of(node_, "inputs"),
           outputs_of(node_, "outputs"),
@@ -25,6 +25,7 @@ class GraphSweeps {
           meta_of(node_, "meta"),
           scope_of(node_, "scope"),
           node_serial(node_, "serial"),
+          state_of(node_, "_state"),
           producer_of(value_, "node"),
           index_of(value_, "index"),
           type_of(value_, "type"),
@@ -37,6 +38,7 @@ class GraphSweeps {
 
     nb::list topological(const nb::list& values, const nb::set& stop) const;
     nb::object sound_nodes(const nb::tuple& inputs_given, const nb::tuple& outputs, const nb::tuple& updates) const;
+    nb::frozenset operators(const nb::tuple& nodes) const;
     nb::object replaced(const nb::tuple& given, const nb::dict& table) const;
     nb::object remade(nb::handle node, nb::handle op, const nb::tuple& given, nb::handle scope,
                       const nb::tuple& types) const;
@@ -75,8 +77,9 @@ class GraphSweeps {
         nb::handle has_equal_size;
     };
 
-    template <class IsStopped, class Found>
-    void visit(const std::vector<PyObject*>& roots, const IsStopped& is_stopped, const Found& found) const;
+    template <class IsStopped, class Leaf, class Found>
+    void visit(const std::vector<PyObject*>& roots, const IsStopped& is_stopped, const Leaf& leaf,
+               const Found& found) const;
     PyTypeObject* value_type() const { return reinterpret_cast<PyTypeObject*>(value_.ptr()); }
     bool is_tensor(PyObject* type) const {
         return PyObject_TypeCheck(type, reinterpret_cast<PyTypeObject*>(tensor_type_.ptr())) != 0;
@@ -129,8 +132,9 @@ class GraphSweeps {
                             const nb::set& merged) const;
     void record(PyObject* before, PyObject* after, const nb::dict& table, nb::handle counts) const;
 
-    nb::object node_, value_, serials_, same_type_, no_attributes_, tensor_type_, role_, name_;
-    Slot op_of, inputs_of, outputs_of, node_name, meta_of, scope_of, node_serial;
+    mutable OperatorClasses operators_;
+    nb::object node_, value_, serials_, same_type_, no_attributes_, tensor_type_, role_;
+    Slot op_of, inputs_of, outputs_of, node_name, meta_of, scope_of, node_serial, state_of;
     Slot producer_of, index_of, type_of, value_name, role_of, attributes_of, value_serial;
     Slot elements_of, number_of_type;
 };
