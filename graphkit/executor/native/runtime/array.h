@@ -16,6 +16,18 @@ struct Array {
 // other object; the message contains `name`. The array must stay alive while the memory is used.
 Array open_array(nb::handle object, const char* name, bool writable);
 
+// The fields of an array of numpy's own class, not of a subclass. `dims` and `dtype` are borrowed.
+struct PlainArray {
+    void* data;
+    const std::int64_t* dims;
+    std::size_t rank;
+    PyObject* dtype;
+    bool readable;  // whether it is C-contiguous and aligned
+};
+
+// Returns no value for any other object.
+std::optional<PlainArray> plain_array(PyObject* object);
+
 struct Objects {
     PyObject** data;
     std::size_t count;
