@@ -25,9 +25,9 @@ from graphkit.text import human
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Requests of at least _SMALL bytes are compared with the available memory. Of smaller requests, only one in every
+# Requests of at least SMALL bytes are compared with the available memory. Of smaller requests, only one in every
 # _CHECK_INTERVAL requested bytes is, because asking the system takes time.
-_SMALL = 1 << 26
+SMALL = 1 << 26
 _CHECK_INTERVAL = 1 << 28
 
 # Memory limit of plans for other machines, in bytes: more than any machine has.
@@ -177,12 +177,31 @@ def require_memory(nbytes: int, what: str = "") -> None:
                 f"{_prefix(what)}{_bytes(nbytes)} are needed, but the limit is {_bytes(most)} (max_memory=, "
                 "--max-memory, GRAPHKIT_MAX_MEMORY)"
             )
-    elif nbytes > _SMALL or _is_check_due(nbytes):
+    elif nbytes > SMALL or _is_check_due(nbytes):
         left = available_memory()
         if nbytes > left:
             raise OutOfMemory(
                 f"{_prefix(what)}{_bytes(nbytes)} are needed, but only about {human(max(left, 0))} are left"
             )
+
+
+def are_unlimited() -> bool:
+    """Whether no limit is in force."""
+    return _inside.get() is None and _process == _UNLIMITED
+
+
+def may_take(nbytes: int) -> bool:
+    """Whether `require_memory` accepts an array or a plan of `nbytes` bytes.
+
+    If not, the next request of any size is compared with the available memory.
+    """
+    global _unchecked
+    try:
+        require_memory(nbytes)
+    except OutOfMemory:
+        _unchecked = _CHECK_INTERVAL
+        return False
+    return True
 
 
 def fits_limit(nbytes: int) -> bool:

@@ -140,6 +140,8 @@ _HIDDEN = _HiddenElements()
 class Template:
     """A graph that is lowered once, with symbolic sizes. `at` makes the program for given sizes.
 
+    `programs`: the native part, which makes the programs.
+
     `fixed`: the arrays of parameters among the inputs. Kernels may keep packed copies of them, until their version
     changes. Raises NotNative, with the reason, if the inputs have fixed sizes, or if `_require` rejects the graph: for
     example, because it has updates, control flow, or sizes that are known only in a run.
@@ -174,7 +176,7 @@ class Template:
         self._plans: dict[Hashable, MemoryPlan] = {}
         self._nodes = nodes
         self._result_types = [r.value.dtype.numpy for r in self.placement.results]
-        self._programs = self._native_programs(nodes)
+        self.programs = self._native_programs(nodes)
 
     def _native_programs(self, nodes: Sequence[_Step]) -> _native.SizedPrograms:
         """Return the native part, which makes the programs. nodes: the step of each node."""
@@ -214,9 +216,9 @@ class Template:
         """
         given = [shapes.get(name) for name in self._inputs]
         try:
-            made = self._programs.at(given, None, self._kernel, self._structured)
+            made = self.programs.at(given, None, self.make_kernel, self.make_structure)
             if made is None:
-                made = self._programs.at((), self._bound_symbols(shapes), self._kernel, self._structured)
+                made = self.programs.at((), self._bound_symbols(shapes), self.make_kernel, self.make_structure)
         except native_module().Error as error:
             raise NotNative(str(error)) from error
         assert made is not None, "the values of the symbols are given"
@@ -294,7 +296,7 @@ class Template:
 
     # --- one node ---------------------------------------------------------------------------------------
 
-    def _kernel(self, number: int, sizes: Sequence[int]) -> NativeKernel | None:
+    def make_kernel(self, number: int, sizes: Sequence[int]) -> NativeKernel | None:
         """Make a kernel in Python. It is called if the step has no native factory, or if the factory returns no kernel.
 
         number: the position of the step in `_distinct_steps`. Returns None for a view.
@@ -328,7 +330,7 @@ class Template:
 
     # --- memory and the native program ------------------------------------------------------------------
 
-    def _structured(self, made: Sequence[_native.NodeKernel], sizes: Sequence[int]) -> tuple[Any, ...]:
+    def make_structure(self, made: Sequence[_native.NodeKernel], sizes: Sequence[int]) -> tuple[Any, ...]:
         """Return the structure of a program with these kernels, for `SizedPrograms.at`."""
         plan = self._plan(made, sizes)
         writer = _Writer(self.graph, self.placement, self._known, plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from graphkit import debug
@@ -72,7 +72,10 @@ class DeviceBuilder:
         group = key.group
         if group not in self._sized:
             fixed = selection.fixed_inputs(key)
-            self._sized[group] = make_sized_builder(selection.graph, fixed, self._settings, self._pools)
+            made = make_sized_builder(selection.graph, fixed, self._settings, self._pools)
+            if made is not None:
+                made.is_whole = self._is_whole(key, selection)
+            self._sized[group] = made
         builder = self._sized[group]
         return None if builder is None else builder.build(selection.shapes(key))
 
@@ -80,14 +83,28 @@ class DeviceBuilder:
         """Return a new template of the graph. Raises NotNative, which says why, if there is none."""
         return make_template(selection.graph, selection.fixed_inputs(key), self._settings)
 
+    def _is_whole(self, key: Key, selection: Selection) -> Callable[[Sequence[tuple[int, ...] | None]], bool]:
+        """Return a function of the shapes of a key that tells whether one program computes the whole batch.
+
+        key: of a program of the same group. The function does not refer to the builder, which keeps it.
+        """
+        batches, settings = self._batches, self._settings
+
+        def is_whole(shapes: Sequence[tuple[int, ...] | None]) -> bool:
+            batch = _batch_of(key, selection, settings, batches)
+            if batch is None:
+                return True
+            whole, part = batch.part(selection.shapes(key._replace(shapes=tuple(shapes))))
+            return part >= whole
+
+        return is_whole
+
     def _batched(self, key: Key, selection: Selection, cache: ProgramCache[DeviceProgram]) -> DeviceProgram | None:
         """Return the program of a large batch with independent examples, or None if the batch is not divided."""
         if not any(shape and shape[0] > 1 for shape in key.shapes):
             return None  # one example, which has no parts
         group = key.group
-        if group not in self._batches:
-            self._batches[group] = find_batch(selection.graph, selection.fixed_inputs(key), self._settings)
-        batch = self._batches[group]
+        batch = _batch_of(key, selection, self._settings, self._batches)
         if batch is None:
             return None
         batch_size, part_size = batch.part(selection.shapes(key))
@@ -105,6 +122,14 @@ class DeviceBuilder:
         from graphkit.executor.run.batched_program import BatchedProgram
 
         return BatchedProgram(parts._replace(number=batch_size // part_size), rest, batch.inputs, self._pools)
+
+
+def _batch_of(key: Key, selection: Selection, settings: Settings, batches: dict[Group, Batch | None]) -> Batch | None:
+    """Return how the batches of a group are divided, from `batches` if it is there; None if they are not."""
+    group = key.group
+    if group not in batches:
+        batches[group] = find_batch(selection.graph, selection.fixed_inputs(key), settings)
+    return batches[group]
 
 
 def device_cache(settings: Settings, pools: Pools, inputs: Collection[str]) -> ProgramCache[DeviceProgram]:

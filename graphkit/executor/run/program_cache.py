@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from graphkit import config
 from graphkit.collector import without_gc
-from graphkit.executor.run.base_program import Key
+from graphkit.executor.run.base_program import Group, Key
 from graphkit.executor.run.selection import Selection
 from graphkit.text import human, short_repr
 
@@ -66,6 +66,7 @@ class ProgramCache(Generic[P]):
         self._bytes = 0
         # Reading the environment takes a noticeable part of the time to make a program.
         self._limit = config.CACHE_MB.get() << 20
+        self._reserved = 0  # bytes for programs that the native part keeps
         # For the key of a part of a batch, the keys of the programs that run it.
         self._batches: dict[Key, set[Key]] = {}
 
@@ -101,6 +102,26 @@ class ProgramCache(Generic[P]):
         """Return the program from the cache, or build it."""
         return self.find(key) or self.build(key, selection)
 
+    @property
+    def is_logged(self) -> bool:
+        """Whether messages of GRAPHKIT_DEBUG say which programs are used."""
+        return self._log is not None
+
+    @property
+    def limit(self) -> int:
+        """The maximum number of bytes of all programs that the cache keeps."""
+        return self._limit
+
+    def reserve(self, nbytes: int) -> None:
+        """Leave this many bytes to programs that are kept elsewhere, instead of those of an earlier call."""
+        self._limit += self._reserved - nbytes
+        self._reserved = nbytes
+        self._drop_oldest()
+
+    def keys(self, group: Group) -> list[Key]:
+        """Return the keys of the programs of a group."""
+        return [key for key in self._kept if key.group == group]
+
     def _build(self, key: Key, selection: Selection) -> P:
         again = key in self._kept
         if again:
@@ -110,9 +131,13 @@ class ProgramCache(Generic[P]):
         self._bytes += program.kept_bytes
         for part in program.part_keys:
             self._batches.setdefault(part, set()).add(key)
+        self._drop_oldest()
+        return program
+
+    def _drop_oldest(self) -> None:
+        """Drop the least recently used programs while all take more than the limit."""
         while self._bytes > self._limit and len(self._kept) > _MIN_PROGRAMS:
             self._drop(next(iter(self._kept)), f"all take more than {human(self._limit)} (GRAPHKIT_CACHE_MB)")
-        return program
 
     def _drop(self, key: Key, reason: str) -> None:
         """Drop a program, and those that run it for parts of a batch. reason: a clause for the log."""

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
 from graphkit.errors import InputError, did_you_mean
 from graphkit.executor.devices.kernel import VersionedArray
-from graphkit.executor.run.base_program import Key
+from graphkit.executor.run.base_program import Group, Key
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from graphkit.executor.run.executable import Executable
+
+    class NativeRuns(Protocol):
+        """See `SizedRuns`."""
+
+        kind: tuple[Group, tuple[str, ...]]
+        selection: Selection
+        run: Callable[[dict[str, Any]], dict[str, np.ndarray] | bool | None]
+        advances_rng: bool
+
+        def __len__(self) -> int: ...
+        def serve(self, key: Key, runs: int) -> None: ...
+        def leave(self, keys: Iterable[Key]) -> None: ...
+        def take_latest(self) -> Key | None: ...
+
 
 # Bits of numpy's flags.num: C-contiguous and aligned. A program can read such an array without a copy.
 _READABLE = 0x0001 | 0x0100
@@ -101,6 +115,12 @@ class Selection:
         return tuple(i for i, spec in enumerate(self.inputs) if spec.value.role == "rng")
 
     @cached_property
+    def draws(self) -> bool:
+        """Whether a node reads the state of a random generator."""
+        states = {self.inputs[position].value for position in self.generators}
+        return any(value in states for node in self.graph.nodes for value in node.operands)
+
+    @cached_property
     def is_repeatable(self) -> bool:
         """Whether `LastRun` may compare only the dtypes and shapes of feeds to find the program of a run."""
         kinds = [s.value.type for s in self.inputs]
@@ -168,10 +188,15 @@ class LastRun:
 
     If the next feeds are of the same kind, a few comparisons replace all other checks.
 
-    is_pure: Whether the graph has neither states nor random generators.
+    Attributes:
+        program: The program.
+        selection: The selection.
+        is_pure: Whether the graph has neither states nor random generators.
+        specs: The feeds: (name, position, dtype, shape, whether the declared shape is static).
+        sized_runs: Makes these checks natively, and runs the program. None if no template made the program.
     """
 
-    __slots__ = ("program", "selection", "is_pure", "_specs", "_no_inputs")
+    __slots__ = ("program", "selection", "is_pure", "specs", "sized_runs", "_no_inputs")
 
     def __init__(
         self, selection: Selection, program: Executable, specs: Sequence[tuple[str, int, np.dtype, Any, bool]]
@@ -179,7 +204,8 @@ class LastRun:
         self.selection = selection
         self.program = program
         self.is_pure = not selection.states and not selection.generators
-        self._specs = tuple(specs)
+        self.specs = tuple(specs)
+        self.sized_runs: NativeRuns | None = None
         self._no_inputs = [None] * len(selection.inputs)
 
     @staticmethod
@@ -218,11 +244,11 @@ class LastRun:
         Inputs that are not fed are None. If the shapes differ, another program is needed. Returns None if the feeds
         are of another kind, so that all checks are necessary.
         """
-        if len(feeds) != len(self._specs):
+        if len(feeds) != len(self.specs):
             return None
         inputs: list[Any] = self._no_inputs.copy()
         same = True
-        for name, position, dtype, shape, static in self._specs:
+        for name, position, dtype, shape, static in self.specs:
             array = feeds.get(name)
             if type(array) is not np.ndarray:
                 if shape != () or type(array) is not dtype.type:
@@ -243,5 +269,5 @@ class LastRun:
         """Return the record for a program with other input shapes, or None if some of its steps are interpreted."""
         if program.fallbacks:
             return None
-        specs = [(name, at, dtype, inputs[at].shape, static) for name, at, dtype, _, static in self._specs]
+        specs = [(name, at, dtype, inputs[at].shape, static) for name, at, dtype, _, static in self.specs]
         return LastRun(self.selection, program, specs)

@@ -8,7 +8,7 @@ arithmetic, chooses kernels, orders the steps and plans memory. The resulting pr
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,8 @@ from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Arenas, Pools
-from graphkit.executor.run.base_program import Key
+from graphkit.executor.run import base_program
+from graphkit.executor.run.base_program import Key, failure_of
 from graphkit.executor.run.compile import refuse_fallbacks
 from graphkit.executor.run.device_builder import device_cache
 from graphkit.executor.run.device_passes import backend_calls, check_on_cpu, device_of_groups, device_passes, grouping
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from graphkit.executor.run.divided.program import DividedProgram
     from graphkit.executor.run.executable import DeviceProgram, Executable
     from graphkit.executor.run.program_cache import ProgramCache
+    from graphkit.executor.run.selection import NativeRuns
+    from graphkit.executor.run.sized_program import SizedBuilder
     from graphkit.executor.run.states import States
     from graphkit.passes.distribution.backends import Decision
 
@@ -106,6 +109,9 @@ class Executor:
         InputError: `params` lacks a parameter.
         MissingDependency: The installed package has no native part.
     """
+
+    # Native runs of the programs of a template. At most one kind of runs is kept.
+    _sized_runs: NativeRuns | None = None
 
     @typed("Executor")
     def __init__(
@@ -164,9 +170,9 @@ class Executor:
         self._prepacked, self._derived = self._prepack() if optimize else (self._graph, {})
         self._selections: dict[tuple[tuple[str, ...] | None, bool], Selection] = {}
         self._programs = _program_cache(device, settings, self._pools, precision, self._input_names)
-        self._latest: Executable | None = None
+        self._latest_chosen: Executable | None = None
         self._last_run: LastRun | None = None
-        # Runs that write states hold the second lock, so that there is one at a time.
+        # Runs that write states hold the second lock: one at a time.
         self._lock, self._state_lock = threading.RLock(), threading.Lock()
 
     def _prepack(self) -> tuple[Graph, dict[str, DerivedArray]]:
@@ -296,7 +302,10 @@ class Executor:
         if out is not None:
             check_argument("run", "out", "Mapping[str, Any]", out)
         if outputs is None and out is None and (last := self._last_run) is not None:
-            found = self._find_program(last, feeds)
+            results = self._run_sized(last.sized_runs, feeds)
+            if isinstance(results, dict):
+                return results
+            found = self._find_program(last, feeds, is_frequent=results is True)
             if found is not None:
                 program, arrays = found
                 if last.is_pure and not discard:
@@ -321,30 +330,74 @@ class Executor:
         results = self.run(dict(zip(names, arrays, strict=True)))
         return tuple(results.values())
 
-    def _find_program(self, last: LastRun, feeds: Mapping[str, Any]) -> tuple[Executable, list[Any]] | None:
+    def _run_sized(self, runs: NativeRuns | None, feeds: Mapping[str, Any]) -> dict[str, Any] | bool | None:
+        """Run natively, see `SizedRuns.run`. Returns None if this is not possible."""
+        if runs is None or type(feeds) is not dict or base_program.recorder is not None or not limits.are_unlimited():
+            return None
+        try:
+            results = runs.run(feeds)
+        except native_module().Error as error:
+            raise failure_of(error) from error
+        if runs.advances_rng and isinstance(results, dict):
+            self.advance()
+        return results
+
+    def _find_program(
+        self, last: LastRun, feeds: Mapping[str, Any], is_frequent: bool
+    ) -> tuple[Executable, list[Any]] | None:
         """Return the program for these feeds and its inputs, with the few checks of `LastRun`.
 
-        Returns None if all checks are necessary.
+        Returns None if all checks are necessary. is_frequent: Whether to compile a program made from a template.
         """
         found = last.inputs(feeds)
         if found is None:
             return None
         arrays, has_same_shapes = found
-        if has_same_shapes:
+        if has_same_shapes and not is_frequent:
             return None if last.program.needs_recompiling else (last.program, arrays)
-        program = self._specialise(last.selection, last.selection.key(arrays, feeds))
+        key = last.selection.key(arrays, feeds)
+        program = self._specialise(last.selection, key)
+        if is_frequent and (builder := _builder_of(program)) is not None:
+            builder.count_frequent(program)
+            program = self._specialise(last.selection, key)
         latest = last.for_program(program, arrays)
         if latest is None:
             return None
-        self._last_run = latest
+        self._remember(latest, key)
         return program, arrays
+
+    def _remember(self, latest: LastRun | None, key: Key) -> None:
+        """Store the record of the latest run, for the next one. key: of its program.
+
+        If a template made the program, the native part gets what it needs for the next runs.
+        """
+        if latest is not None:
+            with self._lock:
+                self._prepare_sized(latest, key)
+        self._last_run = latest
+
+    def _prepare_sized(self, latest: LastRun, key: Key) -> None:
+        """Set `latest.sized_runs`, unless runs need Python."""
+        selection, builder = latest.selection, _builder_of(latest.program)
+        kind = (key.group, tuple(name for name, *_ in latest.specs))
+        if self._sized_runs is not None and self._sized_runs.kind == kind:
+            latest.sized_runs = self._sized_runs
+            if builder is None:
+                latest.sized_runs.leave([key])
+            else:
+                latest.sized_runs.serve(key, builder.runs_of(latest.program))
+        elif builder is not None and not (selection.draws or self._map_builders or self._programs.is_logged):
+            made = None if self._declarations is None else _comparison(self._declarations, selection, key)
+            self._sized_runs = latest.sized_runs = builder.sized_runs(kind, latest, made, self._programs)
+            latest.sized_runs.serve(key, builder.runs_of(latest.program))
 
     def _run(
         self, selection: Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray], discard: Collection[str]
     ) -> dict[str, Any]:
         """Check and convert the feeds, find or build the program, and run it."""
         arrays = self._collect(selection, feeds)
-        program = self._specialise(selection, selection.key(arrays, feeds))
+        key = selection.key(arrays, feeds)
+        program = self._specialise(selection, key)
         refuse_fallbacks(program)
         count = len(selection.states)
         finals = program.finals if out else ()
@@ -360,7 +413,8 @@ class Executor:
                 buffers[position] = target
         check_disjoint(out)
         if not out and not self._check_finite:
-            self._last_run = LastRun.of(self._selections.get((None, True)), selection, program, feeds, arrays)
+            full = self._selections.get((None, True))
+            self._remember(LastRun.of(full, selection, program, feeds, arrays), key)
         named_outputs = self._step(selection, program, arrays, feeds, buffers, discard)
         for name, target in out.items():
             in_place = count + selection.outputs.index(name) in buffers
@@ -482,7 +536,7 @@ class Executor:
                 seed, step = self._rng
                 self._rng = (seed, step + self._rng_stride)
 
-    @property
+    @cached_property
     def is_random(self) -> bool:
         """Whether a run uses and advances the random generator."""
         return any(value.role == "rng" for value in self._graph.inputs)
@@ -495,7 +549,8 @@ class Executor:
 
         Raises UsageError if shapes are still unknown: run once, or call `specialise`.
         """
-        if self._latest is None:
+        latest = self._latest
+        if latest is None:
             unknown = [
                 f"{spec.name!r} ({spec.value.type})"
                 for spec in self._select(None).inputs
@@ -510,7 +565,7 @@ class Executor:
                     f"there is no plan until the shapes of {listed} are known: run once, or call specialise()"
                 )
             return self.specialise({})
-        return self._latest.plan
+        return latest.plan
 
     @typed("Executor.specialise")
     def specialise(self, shapes: Mapping[str, Sequence[int]], outputs: Sequence[str] | None = None) -> Plan:
@@ -606,8 +661,19 @@ class Executor:
                 program = self._programs.build(key, selection)
                 if self._declarations is not None:
                     self._declarations.check_inputs(selection.shapes(key))
-            self._latest = program
+            if self._sized_runs is not None:
+                self._sized_runs.take_latest()
+            self._latest_chosen = program
             return program
+
+    @property
+    def _latest(self) -> Executable | None:
+        """The program compiled or run last."""
+        with self._lock:
+            runs = self._sized_runs
+            if runs is not None and (key := runs.take_latest()) is not None:
+                self._specialise(runs.selection, key)
+            return self._latest_chosen
 
 
 def _program_cache(
@@ -631,6 +697,26 @@ def _check_precision(precision: str, optimize: bool, device: DeviceName) -> None
         from graphkit.executor.run.precision import check_precision
 
         check_precision(precision, optimize, device)
+
+
+def _builder_of(program: Executable) -> SizedBuilder | None:
+    """Return the builder that made a program from a template; None for other programs."""
+    return getattr(program, "builder", None)
+
+
+def _comparison(
+    declarations: DeclarationChecker, selection: Selection, key: Key
+) -> Callable[[Sequence[Any], Mapping[str, Any]], None]:
+    """Return a function that compares the shapes of a key, and the outputs of their first run, with the declared ones.
+
+    key: The key of another program of the same group.
+    """
+
+    def compare(shapes: Sequence[Any], named_outputs: Mapping[str, Any]) -> None:
+        declarations.check_inputs(selection.shapes(key._replace(shapes=tuple(shapes))))
+        declarations.check_outputs(named_outputs)
+
+    return compare
 
 
 def _declaration_checker(graph: Graph, declared: Declarations) -> DeclarationChecker:

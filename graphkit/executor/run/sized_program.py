@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,22 +15,31 @@ from graphkit.executor.lower.registry import lower_graph
 from graphkit.executor.lower.template import SizedCode, Template
 from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import Pools
-from graphkit.executor.run.base_program import Instance, InstancedProgram
+from graphkit.executor.run.base_program import Group, Instance, InstancedProgram
+from graphkit.executor.run.sized_runs import Host, Shapes, SizedRuns
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.limits import Limits
 from graphkit.ir.types import TensorType
 from graphkit.passes.core.bind import bind
 from graphkit.text import human
 
+if TYPE_CHECKING:
+    from graphkit.executor.run.program_cache import ProgramCache
+    from graphkit.executor.run.selection import LastRun
+
 # Approximate bytes of a step and its kernel, measured on networks.
 _STEP_BYTES = 4 << 10
 
 # After this many runs, the program needs recompiling: the time to compile it is then small in comparison.
-_RUNS_BEFORE_COMPILING = 32
+RUNS_BEFORE_COMPILING = 32
 
 
 class SizedProgram(InstancedProgram):
     """A program that a template made for certain input sizes. After some runs, it needs recompiling.
+
+    Attributes:
+        builder: The builder of the program.
+        runs: Number of runs. Runs of the native part do not count (see `SizedRuns`).
 
     Args:
         builder: The builder of the program.
@@ -47,9 +56,9 @@ class SizedProgram(InstancedProgram):
         self.arena_bytes = code.arena_bytes
         self.kept_bytes = _STEP_BYTES * len(template.placement.steps)
         self.owned = list(code.results)
-        self._builder, self._shapes = builder, shapes
+        self.builder, self._shapes = builder, shapes
         self._lowered: LoweredGraph | None = None
-        self._runs = 0
+        self.runs = 0
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], discard: Collection[int] = ()) -> list[Any]:
         self.count_runs(1)
@@ -63,14 +72,14 @@ class SizedProgram(InstancedProgram):
         )
 
     def count_runs(self, number: int) -> None:
-        before, self._runs = self._runs, self._runs + number
-        if before < _RUNS_BEFORE_COMPILING <= self._runs:
+        before, self.runs = self.runs, self.runs + number
+        if before < RUNS_BEFORE_COMPILING <= self.runs:
             self._needs_recompiling = True
 
     @property
     def lowered(self) -> LoweredGraph:
         if self._lowered is None:
-            self._lowered = self._builder.lower(self._shapes)
+            self._lowered = self.builder.lower(self._shapes)
         return self._lowered
 
     def interpreted(self) -> Iterable[tuple[str, Node, str]]:
@@ -88,7 +97,7 @@ class SizedProgram(InstancedProgram):
 
     @property
     def threads(self) -> int:
-        return self._builder.template.settings.threads
+        return self.builder.template.settings.threads
 
     @property
     def calls_python(self) -> bool:
@@ -105,10 +114,14 @@ class SizedBuilder:
         template: The template.
         fixed: The arrays of stored inputs, by position of the input.
         pools: The memory of the programs.
+
+    Attributes:
+        is_whole: Returns whether one program computes a batch of certain shapes. None: always.
     """
 
     def __init__(self, template: Template, fixed: Mapping[int, VersionedArray], pools: Pools):
         self.template, self._fixed, self.pools = template, fixed, pools
+        self.is_whole: Callable[[Shapes], bool] | None = None
 
     def build(self, shapes: Mapping[str, tuple[int, ...]]) -> SizedProgram | None:
         """Return the program for inputs of these shapes, by name, or None if the template cannot make it.
@@ -119,6 +132,37 @@ class SizedBuilder:
             return SizedProgram(self, shapes, self.template.at(shapes))
         except NotNative:
             return None
+
+    def runs_of(self, program: Any) -> int:
+        """Return the number of runs that a program has had, with the current one; 0 if it is not compiled again."""
+        return 0 if program.runs >= RUNS_BEFORE_COMPILING else program.runs + 1
+
+    def count_frequent(self, program: Any) -> None:
+        """Count the runs of the native part, after which a program needs recompiling."""
+        program.count_runs(RUNS_BEFORE_COMPILING)
+
+    def sized_runs(
+        self,
+        kind: tuple[Group, tuple[str, ...]],
+        latest: LastRun,
+        made: Callable[[Shapes, Mapping[str, Any]], None] | None,
+        cache: ProgramCache[Any],
+    ) -> SizedRuns:
+        """Return native runs with the programs of the template. They may take half of the cache.
+
+        Args:
+            kind: See SizedRuns.
+            latest: The latest run, with feeds of this kind.
+            made: See Host.
+            cache: The cache of the other programs.
+        """
+        host = Host(self.template, self.pools, self.is_whole, made, RUNS_BEFORE_COMPILING)
+        cache.reserve(0)
+        runs = SizedRuns(kind, latest, self.template, host, cache.limit // 2)
+        cache.reserve(min(runs.kept_bytes, cache.limit // 2))
+        group, _ = kind
+        runs.leave(key for key in cache.keys(group) if not isinstance(cache.find(key), SizedProgram))
+        return runs
 
     def lower(self, shapes: Mapping[str, tuple[int, ...]]) -> LoweredGraph:
         """Lower the graph for these shapes without the template, to describe a program."""

@@ -413,7 +413,7 @@ def test_least_recently_used_kernel_of_a_node_is_dropped_first(monkeypatch: pyte
 
 def _kept(template) -> dict[str, list[tuple[int, ...]]]:
     """The sizes of the kernels that a template keeps, by operator."""
-    kept = zip(template._distinct_steps, template._programs.kept(), strict=True)
+    kept = zip(template._distinct_steps, template.programs.kept(), strict=True)
     return {step.node.op.name: list(map(tuple, sizes)) for step, sizes in kept}
 
 

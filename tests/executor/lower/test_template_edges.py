@@ -64,13 +64,13 @@ def test_the_open_dimension_of_a_reshape_beside_no_elements(allowzero: bool) -> 
 @pytest.mark.parametrize(("depth", "kernel"), [(32, "PackedProduct"), (96, "BlockedMatMul")])
 def test_products_with_one_column(depth: int, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = set()
-    structured = Template._structured
+    structured = Template.make_structure
 
     def recorded(self: Template, made: Any, sizes: Any) -> Any:
         kernels.update(type(m.kernel).__name__ for m in made)
         return structured(self, made, sizes)
 
-    monkeypatch.setattr(Template, "_structured", recorded)
+    monkeypatch.setattr(Template, "make_structure", recorded)
     w = F.constant(value=RNG.standard_normal((depth, 1), dtype=np.float32))
     sizes = [(40, depth), (50, depth), (60, depth)]
     executor = check(lambda x: F.mat_mul(F.exp(x), w), ["N", depth], *sizes)

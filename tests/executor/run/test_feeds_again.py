@@ -114,6 +114,7 @@ def test_parameters_that_change_or_are_fed_between_sizes() -> None:
 def test_sizes_from_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """This also works while programs are evicted and made again."""
     monkeypatch.setattr("graphkit.executor.run.sized_program._STEP_BYTES", 64 << 10)
+    monkeypatch.setattr("graphkit.executor.run.sized_runs._STEP_BYTES", 16 << 10)
     monkeypatch.setenv("GRAPHKIT_CACHE_MB", "1")
     executor, alone = (network().compile(threads=n, seed=0) for n in (2, 1))
     expected = {rows: alone.run(feeds(rows))["y"].copy() for rows in range(1, 25)}
@@ -126,3 +127,5 @@ def test_sizes_from_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(work, range(4)))
     assert len(executor._programs) < 24
+    assert executor._sized_runs is not None
+    assert len(executor._sized_runs) < 24

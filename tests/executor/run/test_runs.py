@@ -405,6 +405,7 @@ def test_random_state_advances_and_replays() -> None:
 
 def test_programs_are_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graphkit.executor.run.sized_program._STEP_BYTES", 1 << 18)
+    monkeypatch.setattr("graphkit.executor.run.sized_runs._STEP_BYTES", 1 << 17)
     monkeypatch.setenv("GRAPHKIT_CACHE_MB", "2")
     x = Value(f32("N"), "x")
     exe = Executor(Graph([x], [F.exp(x)]), no_params())
@@ -415,7 +416,9 @@ def test_programs_are_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert exe._latest is program
     for size in range(40):
         exe(np.ones(size, np.float32))
-    assert len(exe._programs) == 8
+    assert len(exe._programs) == 2  # the compiled one, and the first from the template
+    assert exe._sized_runs is not None
+    assert len(exe._sized_runs) == 8
 
 
 def test_shape_conflicts_inside_the_graph_name_the_node() -> None:

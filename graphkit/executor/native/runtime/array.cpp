@@ -36,11 +36,15 @@ bool fits(ElementType type, char kind, char letter, npy_intp size) {
     }
 }
 
+PyTypeObject* array_type() {
+    static PyTypeObject* const type =
+        reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr());
+    return type;
+}
+
 const PyArrayObject_fields* fields(nb::handle object, const char* name, bool writable,
                                    int layout = NPY_ARRAY_C_CONTIGUOUS) {
-    static PyTypeObject* const array_type =
-        reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr());
-    if (!PyObject_TypeCheck(object.ptr(), array_type)) {
+    if (!PyObject_TypeCheck(object.ptr(), array_type())) {
         const std::string message =
             std::string("'") + name + "' must be an array, not " + nb::type_name(object.type()).c_str();
         throw nb::type_error(message.c_str());
@@ -92,6 +96,17 @@ nb::object new_array(const Dims& shape, nb::handle dtype) {
         throw nb::python_error();
     }
     return nb::steal(made);
+
+std::optional<PlainArray> plain_array(PyObject* object) {
+    static_assert(sizeof(npy_intp) == sizeof(std::int64_t));
+    if (Py_TYPE(object) != array_type()) {
+        return std::nullopt;
+    }
+    const auto* array = reinterpret_cast<const PyArrayObject_fields*>(object);
+    constexpr int kReadable = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED;
+    return PlainArray{array->data, reinterpret_cast<const std::int64_t*>(array->dimensions),
+                      static_cast<std::size_t>(array->nd), reinterpret_cast<PyObject*>(array->descr),
+                      (array->flags & kReadable) == kReadable};
 }
 
 Objects open_objects(nb::handle object, const char* name, bool writable) {

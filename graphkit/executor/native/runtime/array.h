@@ -22,6 +22,18 @@ std::size_t item_size(nb::handle dtype);
 // Returns a new array, uninitialised. Raises the errors of numpy.empty.
 nb::object new_array(const Dims& shape, nb::handle dtype);
 
+// The fields of an array of numpy's own class, not of a subclass. `dims` and `dtype` are borrowed.
+struct PlainArray {
+    void* data;
+    const std::int64_t* dims;
+    std::size_t rank;
+    PyObject* dtype;
+    bool readable;  // whether it is C-contiguous and aligned
+};
+
+// Returns no value for any other object.
+std::optional<PlainArray> plain_array(PyObject* object);
+
 struct Objects {
     PyObject** data;
     std::size_t count;

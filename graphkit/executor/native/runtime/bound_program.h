@@ -21,4 +21,7 @@ struct BoundProgram : Program {
     std::vector<std::pair<int, std::vector<std::int64_t>>> shape_values;
 };
 
+// Handles Python's signals in the main thread. Throws the exception of a handler. Runs call it between steps.
+void check_signals();
+
 }  // namespace graphkit

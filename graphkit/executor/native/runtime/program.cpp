@@ -160,7 +160,7 @@ void Buffer::reserve(std::size_t bytes, std::size_t kept, Allowance& allowance) 
 }
 
 Instance::Instance(const Program& program)
-    : program_(program),
+    : program_(&program),
       table_(program.entry_count(), nullptr),
       memory_(static_cast<std::size_t>(program.externals())),
       known_(program.dynamic()) {}
@@ -168,7 +168,7 @@ Instance::Instance(const Program& program)
 void Instance::move(std::byte* arena) {
     if (arena != arena_) {
         arena_ = arena;
-        program_.point_to_arena(arena, table_);
+        program_->point_to_arena(arena, table_);
     }
 }
 
@@ -240,8 +240,8 @@ void Instance::run_part(const Call& call, const std::function<void()>& poll) {
     call_ = &call;
     poll_ = &poll;
     committed_ = false;
-    const Team team(program_.threads());
-    run_block(program_.root());
+    const Team team(program_->threads());
+    run_block(program_->root());
 }
 
 void Instance::run_block(const Block& block) {
@@ -274,7 +274,7 @@ void Instance::run_step(const Block& block, const Step& step) {
 void Instance::carry_out(const Block& block, const Step& step) {
     switch (step.kind) {
         case Step::Kind::kernel:
-            run_kernel(program_.kernel(step), step.inputs, step.outputs, table_[step.scratch], step.name);
+            run_kernel(program_->kernel(step), step.inputs, step.outputs, table_[step.scratch], step.name);
             break;
         case Step::Kind::dynamic:
             run_dynamic(block.dynamic[step.index], step.name);

@@ -295,6 +295,12 @@ class Instance {
     Instance(const Instance&) = delete;
     Instance& operator=(const Instance&) = delete;
 
+    // Runs another program from now on, which has the same steps and locations (see the second constructor of Program).
+    // Pointers to external memory stay. `move` must be called before the next run.
+    void rebind(const Program& program) {
+        program_ = &program;
+        arena_ = nullptr;
+    }
     // Uses this arena from now on. Its contents are undefined.
     void move(std::byte* arena);
     void set_external(int external, void* memory);
@@ -369,14 +375,14 @@ class Instance {
     bool read_bool(std::size_t entry) const { return *static_cast<const std::uint8_t*>(table_[entry]) != 0; }
 
     Memory& memory(int external) { return memory_[static_cast<std::size_t>(external)]; }
-    void patch(int external) { program_.point_to_external(external, memory(external).data, table_); }
+    void patch(int external) { program_->point_to_external(external, memory(external).data, table_); }
     // `resize` gives a buffer a shape, and memory that is its own or lent; `grow` keeps the first `kept` bytes, and
     // uses no lent memory.
     void resize(int buffer, const Dims& shape, std::size_t item);
     void store(int target, const void* source, const Dims& shape, std::size_t item);
     void grow(int buffer, std::size_t bytes, std::size_t kept);
 
-    const Program& program_;
+    const Program* program_;
     std::byte* arena_ = nullptr;
     std::vector<void*> table_;
     std::vector<Memory> memory_;  // by number of the external memory

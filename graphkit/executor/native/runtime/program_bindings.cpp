@@ -340,16 +340,6 @@ struct Builder {
     }
 };
 
-void check_signals() {
-    if (!in_main_thread()) {  // other threads handle no signals, and would only wait for the GIL
-        return;
-    }
-    const WithGil gil;
-    if (PyErr_CheckSignals() != 0) {
-        throw nb::python_error();
-    }
-}
-
 // An instance, and a reference to its program.
 struct BoundInstance {
     nb::object program;
@@ -493,6 +483,16 @@ void run_parts_of(nb::list instances, nb::list arenas, nb::list arrays, const st
 }
 
 }  // namespace
+
+void check_signals() {
+    if (!in_main_thread()) {  // other threads handle no signals, and would only wait for the GIL
+        return;
+    }
+    const WithGil gil;
+    if (PyErr_CheckSignals() != 0) {
+        throw nb::python_error();
+    }
+}
 
 GRAPHKIT_BINDINGS(program, "data_dependent_call") {
     follow_main_thread();

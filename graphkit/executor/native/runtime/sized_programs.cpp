@@ -1,39 +1,38 @@
 // Makes the programs of a template for given sizes, without Python.
+#include "runtime/sized_programs.h"
+
 #include <nanobind/stl/shared_ptr.h>
 
-#include <limits>
-#include <unordered_map>
-
-#include "runtime/arena_layout.h"
-#include "runtime/bound_program.h"
-#include "runtime/size_table.h"
+#include <algorithm>
 
 namespace graphkit {
 namespace {
 
-using Numbers = std::vector<std::uint32_t>;
-
-struct NumbersHash {
-    std::size_t operator()(const Numbers& numbers) const {
-        std::size_t hash = numbers.size();
-        for (const std::uint32_t number : numbers) {
-            hash = (hash ^ number) * 0x9E3779B97F4A7C15U;
-            hash ^= hash >> 29;
-        }
-        return hash;
+template <typename Struct, typename Tuple>
+std::vector<Struct> structs_of(const std::vector<Tuple>& given) {
+    std::vector<Struct> made;
+    for (const Tuple& fields : given) {
+        std::apply([&](const auto&... field) { made.push_back({field...}); }, fields);
     }
+    return made;
+}
+
+// A kernel for the Python code that makes a structure.
+struct NodeKernel {
+    SizedKernelPtr sized;
+    Needs needs;
 };
 
-// The steps and the memory requests of programs whose kernels have certain needs.
-struct Structure {
-    nb::object program;  // it is resized
-    std::vector<std::size_t> order;  // of the nodes
-    nb::object requests;
-    // The size of each request: a position in the list of sizes. For the working memory of node i, it is -1 - i.
-    std::vector<std::int64_t> request_sizes;
-    std::vector<std::pair<int, SizeElements>> shape_values;  // by external memory
-    nb::object operands;  // its meaning is known to Python only
-};
+}  // namespace
+
+std::size_t NumbersHash::operator()(const std::vector<std::uint32_t>& numbers) const {
+    std::size_t hash = numbers.size();
+    for (const std::uint32_t number : numbers) {
+        hash = (hash ^ number) * 0x9E3779B97F4A7C15U;
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
 
 nb::tuple as_tuple(const Dims& dims) {
     nb::object made = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(dims.size())));
@@ -43,144 +42,125 @@ nb::tuple as_tuple(const Dims& dims) {
     return nb::borrow<nb::tuple>(made);
 }
 
-// A kernel for the Python code that makes a structure.
-struct NodeKernel {
-    SizedKernelPtr sized;
-    Needs needs;
-};
+SizedPrograms::SizedPrograms(std::size_t kept, SizeTable table,
+                             std::vector<std::pair<std::size_t, std::size_t>> sources, std::vector<Places> inputs,
+                             const std::vector<StepPlaces>& steps, std::vector<std::size_t> nodes,
+                             const std::vector<Equal>& equal, const std::vector<Nonnegative>& nonnegative,
+                             std::vector<std::pair<Places, std::size_t>> results)
+    : kept_(kept),
+      binding_({std::move(table), std::move(sources), std::move(inputs), structs_of<EqualSizes>(equal),
+                structs_of<NonnegativeSize>(nonnegative)}),
+      nodes_(std::move(nodes)),
+      results_(std::move(results)) {
+    for (const auto& [factory, mentioned, operands, outputs] : steps) {
+        steps_.emplace_back(factory, mentioned, operands, outputs);
+    }
+}
 
-class SizedPrograms {
-  public:
-    using StepPlaces = std::tuple<nb::object, Places, ShapePlaces, ShapePlaces>;
-    using Equal = std::tuple<std::size_t, std::size_t, std::string>;
-    using Nonnegative = std::pair<std::size_t, std::string>;
+std::optional<ProgramAt> SizedPrograms::make(const Shapes& shapes, std::optional<Dims> symbols,
+                                             const nb::callable& kernel, const nb::callable& structured) {
+    const bool are_given = symbols.has_value();
+    if (!are_given && !(symbols = binding_.symbols_of(shapes))) {
+        return std::nullopt;
+    }
+    const Dims sizes = binding_.sizes(*symbols);
+    if (!are_given && binding_.misfit(shapes, sizes)) {
+        return std::nullopt;
+    }
+    binding_.require_conditions(sizes);
+    const std::vector<SizedKernelPtr> kernels = kernels_at(sizes, kernel);
+    return program(structure_of(kernels, sizes, structured), kernels, sizes);
+}
 
-    SizedPrograms(std::size_t kept, SizeTable table, std::vector<std::pair<std::size_t, std::size_t>> sources,
-                  std::vector<Places> inputs, const std::vector<StepPlaces>& steps, std::vector<std::size_t> nodes,
-                  const std::vector<Equal>& equal, const std::vector<Nonnegative>& nonnegative,
-                  std::vector<std::pair<Places, std::size_t>> results)
-        : kept_(kept),
-          binding_({std::move(table), std::move(sources), std::move(inputs), structs_of<EqualSizes>(equal),
-                    structs_of<NonnegativeSize>(nonnegative)}),
-          nodes_(std::move(nodes)),
-          results_(std::move(results)) {
-        for (const auto& [factory, mentioned, operands, outputs] : steps) {
-            steps_.emplace_back(factory, mentioned, operands, outputs);
+nb::object SizedPrograms::at(const Shapes& shapes, std::optional<Dims> symbols, const nb::callable& kernel,
+                             const nb::callable& structured) {
+    std::optional<ProgramAt> made = make(shapes, std::move(symbols), kernel, structured);
+    if (!made) {
+        return nb::none();
+    }
+    nb::list results;
+    for (const SizedResult& result : made->results) {
+        results.append(nb::make_tuple(as_tuple(result.shape), result.bytes));
+    }
+    return nb::make_tuple(nb::cast(made->program.release(), nb::rv_policy::take_ownership), made->structure->operands,
+                          made->arena_bytes, results);
+}
+
+std::vector<std::vector<Dims>> SizedPrograms::kept() const {
+    std::vector<std::vector<Dims>> all;
+    for (const SizedStep& step : steps_) {
+        all.push_back(step.kept());
+    }
+    return all;
+}
+
+// Returns the kernels of those nodes that have one.
+std::vector<SizedKernelPtr> SizedPrograms::kernels_at(const Dims& sizes, const nb::callable& kernel) {
+    std::vector<SizedKernelPtr> distinct;
+    distinct.reserve(steps_.size());
+    for (std::size_t number = 0; number < steps_.size(); ++number) {
+        distinct.push_back(steps_[number].at(sizes, kept_, needs_, [&] { return nb::object(kernel(number, sizes)); }));
+    }
+    std::vector<SizedKernelPtr> kernels;
+    kernels.reserve(nodes_.size());
+    for (const std::size_t number : nodes_) {
+        if (distinct.at(number) != nullptr) {
+            kernels.push_back(distinct[number]);
         }
     }
+    return kernels;
+}
 
-    nb::object at(const Shapes& shapes, std::optional<Dims> symbols, const nb::callable& make,
-                  const nb::callable& structured) {
-        const bool are_given = symbols.has_value();
-        if (!are_given && !(symbols = binding_.symbols_of(shapes))) {
-            return nb::none();
-        }
-        const Dims sizes = binding_.sizes(*symbols);
-        if (!are_given && binding_.misfit(shapes, sizes)) {
-            return nb::none();
-        }
-        binding_.require_conditions(sizes);
-        const std::vector<SizedKernelPtr> kernels = kernels_at(sizes, make);
-        return nb::object(program(structure_of(kernels, sizes, structured), kernels, sizes));
+const Structure& SizedPrograms::structure_of(const std::vector<SizedKernelPtr>& kernels, const Dims& sizes,
+                                             const nb::callable& structured) {
+    std::vector<std::uint32_t> needs;
+    needs.reserve(kernels.size());
+    for (const SizedKernelPtr& kernel : kernels) {
+        needs.push_back(kernel->needs);
     }
-
-    std::vector<std::vector<Dims>> kept() const {
-        std::vector<std::vector<Dims>> all;
-        for (const SizedStep& step : steps_) {
-            all.push_back(step.kept());
-        }
-        return all;
+    if (const auto found = structures_.find(needs); found != structures_.end()) {
+        return found->second;
     }
-
-  private:
-    template <typename Struct, typename Tuple>
-    static std::vector<Struct> structs_of(const std::vector<Tuple>& given) {
-        std::vector<Struct> made;
-        for (const Tuple& fields : given) {
-            std::apply([&](const auto&... field) { made.push_back({field...}); }, fields);
-        }
-        return made;
+    std::vector<NodeKernel> given;
+    for (const SizedKernelPtr& kernel : kernels) {
+        given.push_back({kernel, needs_[kernel->needs]});
     }
-
-    // Returns the kernels of those nodes that have one.
-    std::vector<SizedKernelPtr> kernels_at(const Dims& sizes, const nb::callable& make) {
-        std::vector<SizedKernelPtr> distinct;
-        distinct.reserve(steps_.size());
-        for (std::size_t number = 0; number < steps_.size(); ++number) {
-            distinct.push_back(
-                steps_[number].at(sizes, kept_, needs_, [&] { return nb::object(make(number, sizes)); }));
-        }
-        std::vector<SizedKernelPtr> kernels;
-        kernels.reserve(nodes_.size());
-        for (const std::size_t number : nodes_) {
-            if (distinct.at(number) != nullptr) {
-                kernels.push_back(distinct[number]);
-            }
-        }
-        return kernels;
+    using Made = std::tuple<nb::object, std::vector<std::size_t>, nb::object, std::vector<std::int64_t>,
+                            std::vector<std::tuple<int, Places, std::string>>, nb::object>;
+    auto [program, order, requests, request_sizes, values, operands] =
+        nb::cast<Made>(structured(std::move(given), sizes));
+    nb::cast<BoundProgram*>(program)->complete();
+    Structure made{program, order, requests, request_sizes, {}, operands};
+    for (const auto& [external, elements, type] : values) {
+        made.shape_values.push_back({external, {elements, element_type(type)}});
     }
+    // Meanwhile, another thread may have made the same structure, which programs refer to.
+    return structures_.emplace(std::move(needs), std::move(made)).first->second;
+}
 
-    const Structure& structure_of(const std::vector<SizedKernelPtr>& kernels, const Dims& sizes,
-                                  const nb::callable& structured) {
-        Numbers needs;
-        needs.reserve(kernels.size());
-        for (const SizedKernelPtr& kernel : kernels) {
-            needs.push_back(kernel->needs);
-        }
-        if (const auto found = structures_.find(needs); found != structures_.end()) {
-            return found->second;
-        }
-        std::vector<NodeKernel> given;
-        for (const SizedKernelPtr& kernel : kernels) {
-            given.push_back({kernel, needs_[kernel->needs]});
-        }
-        using Made = std::tuple<nb::object, std::vector<std::size_t>, nb::object, std::vector<std::int64_t>,
-                                std::vector<std::tuple<int, Places, std::string>>, nb::object>;
-        auto [program, order, requests, request_sizes, values, operands] =
-            nb::cast<Made>(structured(std::move(given), sizes));
-        nb::cast<BoundProgram*>(program)->complete();
-        Structure made{program, order, requests, request_sizes, {}, operands};
-        for (const auto& [external, elements, type] : values) {
-            made.shape_values.push_back({external, {elements, element_type(type)}});
-        }
-        return structures_.insert_or_assign(std::move(needs), std::move(made)).first->second;
+ProgramAt SizedPrograms::program(const Structure& structure, const std::vector<SizedKernelPtr>& kernels,
+                                 const Dims& sizes) const {
+    const std::vector<std::int64_t> bytes =
+        block_bytes(structure.request_sizes, sizes, [&](std::size_t node) { return kernels[node]->scratch_bytes; });
+    ArenaLayout layout = nb::cast<const MemoryRequests*>(structure.requests)->lay_out(bytes);
+    std::vector<const Kernel*> ordered;
+    ordered.reserve(structure.order.size());
+    for (const std::size_t index : structure.order) {
+        ordered.push_back(kernels[index]->kernel);
     }
-
-    // Returns (program, operands, bytes of its arena, (shape, bytes) of each result).
-    nb::tuple program(const Structure& structure, const std::vector<SizedKernelPtr>& kernels, const Dims& sizes) const {
-        const std::vector<std::int64_t> bytes =
-            block_bytes(structure.request_sizes, sizes, [&](std::size_t node) { return kernels[node]->scratch_bytes; });
-        ArenaLayout layout = nb::cast<const MemoryRequests*>(structure.requests)->lay_out(bytes);
-        std::vector<const Kernel*> ordered;
-        ordered.reserve(structure.order.size());
-        for (const std::size_t index : structure.order) {
-            ordered.push_back(kernels[index]->kernel);
-        }
-        auto made =
-            std::make_unique<BoundProgram>(*nb::cast<const BoundProgram*>(structure.program), std::move(ordered),
-                                           std::move(layout.offsets), static_cast<std::size_t>(layout.arena_bytes));
-        made->sized_kernels = kernels;
-        for (const auto& [external, elements] : structure.shape_values) {
-            made->shape_values.emplace_back(external, elements.at(sizes));
-        }
-        nb::list results;
-        for (const auto& [places, at] : results_) {
-            results.append(nb::make_tuple(as_tuple(sizes_at(places, sizes)), sizes.at(at)));
-        }
-        return nb::make_tuple(nb::cast(made.release(), nb::rv_policy::take_ownership), structure.operands,
-                              layout.arena_bytes, results);
+    auto made = std::make_unique<BoundProgram>(*nb::cast<const BoundProgram*>(structure.program), std::move(ordered),
+                                               std::move(layout.offsets), static_cast<std::size_t>(layout.arena_bytes));
+    made->sized_kernels = kernels;
+    for (const auto& [external, elements] : structure.shape_values) {
+        made->shape_values.emplace_back(external, elements.at(sizes));
     }
-
-    std::size_t kept_;
-    SizeBinding binding_;
-    std::vector<SizedStep> steps_;
-    std::vector<std::size_t> nodes_;
-    std::vector<std::pair<Places, std::size_t>> results_;
-    NeedsTable needs_;
-    std::unordered_map<Numbers, Structure, NumbersHash> structures_;
-};
-
-}  // namespace
+    std::vector<SizedResult> results;
+    results.reserve(results_.size());
+    for (const auto& [places, at] : results_) {
+        results.push_back({sizes_at(places, sizes), sizes.at(at)});
+    }
+    return {std::move(made), &structure, layout.arena_bytes, std::move(results)};
+}
 
 GRAPHKIT_BINDINGS(sized_programs, "sized_kernels", "size_table", "arena_layout", "program") {
     nb::class_<NodeKernel>(m, "NodeKernel", "The kernel of a node for certain sizes, and its properties.")
