@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -56,9 +56,9 @@ from typing import TypeAlias
 
 _Names: TypeAlias = tuple[str, ...]
 
-# Pass -> its module in graphkit.passes, names of operators without which it does nothing (None: any graph), and the
-# properties that it requires, ensures and breaks.
-PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
+# Pass -> its module in graphkit.passes, names of operators without which it does nothing (None: any graph), further
+# groups of such names, and the properties that it requires, ensures and breaks.
+PASSES: dict[str, tuple[str, _Names | None, tuple[_Names, ...], _Names, _Names, _Names]] = {
 '''
 _KERNELS = '''\
 """The modules with the kernels of each operator. Made from the kernels by `python -P -m graphkit.checks.indexes`."""
@@ -131,7 +131,7 @@ def _passes() -> str:
             at = "None" if step.at is None else _tuple(sorted(step.at))
             declared = [step.requires, step.ensures, step.breaks]
             properties = [_tuple([p.name for p in Property if p in names]) for names in declared]
-            parts = [f'"{_inside(passes, module)}"', at, *properties]
+            parts = [f'"{_inside(passes, module)}"', at, _groups(step.beside), *properties]
             lines.append("".join([f'    "{step.name}": (\n', *(f"        {part},\n" for part in parts), "    ),\n"]))
     return "".join([_PASSES, *lines, "}\n"])
 
@@ -151,6 +151,16 @@ def _kernels() -> str:
             if found:
                 lines.append(f'    ("{domain}", "{name}"): {_tuple(sorted(found))},\n')
     return "".join([_KERNELS, *numbers, _STRING_FUNCTIONS, *strings, "}\n"])
+
+
+def _groups(groups: Sequence[Collection[str]]) -> str:
+    """A tuple of tuples of names in an entry of the table of passes, as ruff formats it."""
+    tuples = [_tuple(sorted(names)) for names in groups]
+    line = f"({', '.join(tuples)},)" if len(tuples) == 1 else f"({', '.join(tuples)})"
+    if len(line) <= _WIDTH - 9 and not any("\n" in text for text in tuples):
+        return line
+    inner = [text.replace("\n", "\n    ") for text in tuples]
+    return "".join(["(\n", *(f"            {text},\n" for text in inner), "        )"])
 
 
 def _tuple(texts: list[str]) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from graphkit.errors import TypeMismatch
-from graphkit.ir.anonymous import AnonymousNames
+from graphkit.ir.names import AnonymousNames
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs

@@ -141,7 +141,7 @@ def _settings(node: RawNode) -> Collection[int]:
         return range(0, len(node.inputs), 3) if node.op_type == "QLinearConcat" else _SCALES.get(node.op_type, ())
     if node.domain != "":
         return ()
-    from graphkit.ops.operand_roles import SETTINGS
+    from graphkit.ops.operands import SETTINGS
 
     return SETTINGS.get(node.op_type, ())
 

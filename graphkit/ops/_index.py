@@ -21,8 +21,6 @@ OPERATORS: dict[tuple[str, str], tuple[str, str]] = {
     ("ai.graphkit", "FusedAttentionGrad"): ("fused_attention_grad", "internal.attention_gradient"),
     ("ai.graphkit", "ChannelsLastConv"): ("channels_last_conv", "internal.channels_last"),
     ("ai.graphkit", "ChannelsLastConvTranspose"): ("channels_last_conv_transpose", "internal.channels_last"),
-    ("ai.graphkit", "ChannelsLastMaxPool"): ("channels_last_max_pool", "internal.channels_last"),
-    ("ai.graphkit", "ChannelsLastAveragePool"): ("channels_last_average_pool", "internal.channels_last"),
     ("ai.graphkit", "ChannelsLastConvGradInput"): ("channels_last_conv_grad_input", "internal.channels_last_gradient"),
     ("ai.graphkit", "ChannelsLastConvGradWeight"): (
         "channels_last_conv_grad_weight",
@@ -39,6 +37,8 @@ OPERATORS: dict[tuple[str, str], tuple[str, str]] = {
     ),
     ("ai.graphkit", "ChannelsLastBatchNorm"): ("channels_last_batch_norm", "internal.channels_last_norm"),
     ("ai.graphkit", "ChannelsLastBatchNormGrad"): ("channels_last_batch_norm_grad", "internal.channels_last_norm"),
+    ("ai.graphkit", "ChannelsLastMaxPool"): ("channels_last_max_pool", "internal.channels_last_pool"),
+    ("ai.graphkit", "ChannelsLastAveragePool"): ("channels_last_average_pool", "internal.channels_last_pool"),
     ("ai.graphkit", "ChannelsLastConvInteger"): ("channels_last_conv_integer", "internal.channels_last_quantised"),
     ("ai.graphkit", "ChannelsLastQLinearConv"): ("channels_last_q_linear_conv", "internal.channels_last_quantised"),
     ("ai.graphkit", "ChannelsLastQLinearGlobalAveragePool"): (

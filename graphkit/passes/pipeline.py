@@ -6,36 +6,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 
 from graphkit.ir.graph import Graph, Node
-from graphkit.ir.types import FLOATS, HALVES, DType, TensorType
+from graphkit.ir.types import FLOATS, HALVES, DType
 from graphkit.named_tuples import NamedTuple
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.declare import Pass, Property, deferred, held_after, ordered, pipeline
 from graphkit.passes.core.match import FixedValues
 from graphkit.passes.core.sweep import effect, is_constant
-
-
-def _tensor_types(graph: Graph) -> Collection[TensorType]:
-    """Return the types of all tensors in the graph. Many values share one object."""
-    by_identity = {id(v.type): v.type for node in graph.nodes for v in node.outputs}
-    by_identity.update((id(v.type), v.type) for v in graph.inputs)
-    return [kind for kind in by_identity.values() if isinstance(kind, TensorType)]
-
-
-def _computes_halves(graph: Graph) -> bool:
-    return any(kind.dtype in HALVES for kind in graph.cached(_tensor_types))
-
-
-def _has_unknown_rank(graph: Graph) -> bool:
-    return any(kind.shape is None for kind in graph.cached(_tensor_types))
-
-
-def _has_product(graph: Graph) -> bool:
-    return not graph.operators.isdisjoint(("Mul", "Div"))
-
-
-def _has_composite(graph: Graph) -> bool:
-    return any(getattr(kind, "composite", False) for kind in {type(node.op) for node in graph.nodes})
-
 
 cse = deferred("cse")
 merge_recurrences = deferred("merge_recurrences")
@@ -48,7 +24,7 @@ fuse_batch_norm = deferred("fuse_batch_norm")
 fuse_conv = deferred("fuse_conv")
 float8_products = deferred("float8_products")
 fold_batch_norm = deferred("fold_batch_norm")
-fuse_gelu = deferred("fuse_gelu", _has_product)
+fuse_gelu = deferred("fuse_gelu")
 fuse_layer_norm = deferred("fuse_layer_norm")
 fuse_loss_grad = deferred("fuse_loss_grad")
 fuse_matmul = deferred("fuse_matmul")
@@ -62,18 +38,18 @@ fuse_string_encoders = deferred("fuse_string_encoders")
 fuse_table_update = deferred("fuse_table_update")
 fuse_tokenized_ngrams = deferred("fuse_tokenized_ngrams")
 channels_last = deferred("channels_last")
-widen_halves = deferred("widen_halves", _computes_halves)
+widen_halves = deferred("widen_halves")
 move_casts = deferred("move_casts")
 round_products = deferred("round_products")
 unstride_transposed = deferred("unstride_transposed")
 dynamic_products = deferred("dynamic_products")
 integers = deferred("integers")
 weight_products = deferred("weight_products")
-expand_composites = deferred("expand_composites", _has_composite)
+expand_composites = deferred("expand_composites")
 eliminate_expand = deferred("eliminate_expand")
 fold = deferred("fold")
 simplify = deferred("simplify")
-known_ranks = deferred("known_ranks", _has_unknown_rank)
+known_ranks = deferred("known_ranks")
 drop_outer_taps = deferred("drop_outer_taps")
 eliminate_reshape = deferred("eliminate_reshape")
 eliminate_transpose = deferred("eliminate_transpose")

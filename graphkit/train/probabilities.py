@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from graphkit.ir.graph import Node, Value
 from graphkit.named_tuples import NamedTuple
-from graphkit.passes.core.match import RESHAPES, first, is_op, scalar
+from graphkit.passes.core.match import first, is_op, scalar
+from graphkit.passes.core.relevance import RESHAPES
 
 # Operators that only move, repeat or select elements of their first operand.
 _MOVES = frozenset({*RESHAPES, "Identity", "Transpose", "Slice", "Gather", "Expand"})

@@ -9,7 +9,7 @@ from combinations import in_one_item
 from random_dims import random_dim
 
 from graphkit.errors import TypeMismatch
-from graphkit.ir import anonymous, dims
+from graphkit.ir import dims, names
 from graphkit.ir.dims import Dim, DimExpr, assumptions, evaluate, symbol
 from graphkit.ir.sizes import SizeTable, defined_names
 
@@ -82,7 +82,7 @@ def test_names_of_somebody_else_are_none_of_ours() -> None:
 def test_definitions_live_as_long_as_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last ones are kept, those used last: a model in use keeps its own."""
     dims._anonymous._names.clear()  # those of other tests
-    monkeypatch.setattr(anonymous, "_MAX_NAMES", 100)
+    monkeypatch.setattr(names, "_MAX_NAMES", 100)
     n = symbol("N")
     kept = large(n, symbol("M"), 40)
     (name,) = kept.symbols  # type: ignore[union-attr]

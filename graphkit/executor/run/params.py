@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.errors import InputError, did_you_mean
-from graphkit.executor.memory.shared import SharedMemory
 from graphkit.ir import limits
 from graphkit.ir.arrays import array_of
 from graphkit.ir.stored import Scratch, StoredArray
@@ -25,6 +24,7 @@ from graphkit.text import human, quantity, short_repr
 if TYPE_CHECKING:
     from graphkit.executor.devices.device import Device
     from graphkit.executor.memory.resident import Resident
+    from graphkit.executor.memory.shared import SharedMemory
     from graphkit.ir.graph import Value
 
 # A JointStore caches how lists of names are divided among its stores. This is the largest number of cached lists.
@@ -89,6 +89,8 @@ class ParamStore(MutableMapping[str, np.ndarray]):
             return array
         memory = self._views.get(name)
         if memory is None:
+            from graphkit.executor.memory.shared import SharedMemory
+
             memory = self._views[name] = SharedMemory(array)
         return memory.array(array.shape, array.dtype, writable=False)
 

@@ -12,8 +12,8 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.origin import titled
 from graphkit.ir.types import OptionalType, SequenceType, TensorType, Type, same_type
-from graphkit.ops._checks import fits
 from graphkit.ops.axes import normal_axis
+from graphkit.ops.operands import fits
 from graphkit.text import quantity
 
 

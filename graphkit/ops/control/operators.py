@@ -18,7 +18,6 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import BOOLS, DType, TensorType, Type, dtype_of, join
 from graphkit.ops._base import F, Onnx, Op, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, normal_axis
 from graphkit.ops.control.loop_state import (
     after_loop,
@@ -30,6 +29,7 @@ from graphkit.ops.control.loop_state import (
 )
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.held import bytes_of
+from graphkit.ops.operands import fits
 
 _FLAG = TensorType(DType.BOOL, ())
 

@@ -11,7 +11,6 @@ from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.types import BOOLS, FLOATS, NUMERIC, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, fresh_shape, i64, length_of
 from graphkit.ops.image.interpolation import (
     ArrayImage,
@@ -25,7 +24,7 @@ from graphkit.ops.image.interpolation import (
     tap,
     unmoved,
 )
-from graphkit.ops.wide import converted, wide_type
+from graphkit.ops.operands import converted, fits, wide_type
 
 _MODES = ("linear", "nearest", "cubic")
 _PADDINGS = ("zeros", "border", "reflection")

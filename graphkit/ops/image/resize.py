@@ -18,9 +18,9 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, FLOATS, INDICES, NUMERIC, DType, TensorType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.axes import i64, shape_text
 from graphkit.ops.image.resampling import Taps
+from graphkit.ops.operands import fits
 
 _MODES = ("nearest", "linear", "cubic")
 _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")

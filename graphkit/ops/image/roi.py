@@ -14,10 +14,9 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, DType, TensorType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, i64
 from graphkit.ops.image.interpolation import ArrayImage, GraphImage, Tap, interpolated, linear_taps, terms, unmoved
-from graphkit.ops.wide import converted, wide_type
+from graphkit.ops.operands import converted, fits, wide_type
 
 _ROIS = np.array([[0.3, 0.2, 3.6, 4.1], [1.2, 1.7, 5.9, 3.8], [-1.6, 0.4, 9.3, 2.9]], np.float32)
 _IMAGES = i64(1, 0, 1)

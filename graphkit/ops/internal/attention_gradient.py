@@ -15,8 +15,8 @@ import numpy as np
 from graphkit.errors import TypeMismatch
 from graphkit.ir.types import BOOLS, FLOATS, HALVES, DType, TensorType
 from graphkit.ops._base import F, Rand, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.internal.fused_attention import ATTENTION_SAMPLES, AttentionOp, of_type, visible_keys
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import scalar_like
 
 _MASKS = FLOATS | BOOLS

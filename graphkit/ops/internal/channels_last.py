@@ -1,4 +1,4 @@
-"""Convolution and pooling of data with the channels last, [N, *spatial, C].
+"""Convolution of data with the channels last, [N, *spatial, C].
 
 In this layout all channels of a position are contiguous in memory, which kernels read faster. The pass `channels_last`
 puts these operators into inference graphs; each is the standard operator between two transpositions.
@@ -15,7 +15,6 @@ from graphkit.ops._base import DOMAIN, F, Op, Sample, apply, op
 from graphkit.ops.internal.fused import _EPILOGUES, Epilogue
 from graphkit.ops.internal.fused_conv import FusedConv
 from graphkit.ops.nn.conv import _GEOMETRIES, Convolution, ConvTranspose
-from graphkit.ops.nn.pool import _POOLS, AveragePool, AveragePooling, MaxPool, Pooling
 
 
 def to_last(rank: int) -> tuple[int, ...]:
@@ -159,34 +158,3 @@ class ChannelsLastConvTranspose(ChannelsLastConvolution):
 
     def standard(self) -> ConvTranspose:
         return ConvTranspose(**self.related(), output_padding=self.output_padding, output_shape=self.output_shape)
-
-
-@op
-class ChannelsLastMaxPool(ChannelsLast, Pooling):
-    """MaxPool of x: [N, *spatial, C] -> [N, *positions, C], without the positions of the maxima."""
-
-    domain = DOMAIN
-    per_example = ("x",)
-    inputs = ("x",)
-    types = MaxPool.types
-    samples = tuple(Sample(_shape_last(shape), **geometry) for shape, geometry in _POOLS)
-
-    def standard(self) -> MaxPool:
-        return MaxPool(**self.related())
-
-
-@op
-class ChannelsLastAveragePool(ChannelsLast, AveragePooling):
-    """AveragePool of x: [N, *spatial, C] -> [N, *positions, C]."""
-
-    domain = DOMAIN
-    per_example = ("x",)
-    inputs = ("x",)
-    samples = tuple(
-        Sample(_shape_last(shape), **geometry, count_include_pad=flag)
-        for shape, geometry in _POOLS
-        for flag in (False, True)
-    )
-
-    def standard(self) -> AveragePool:
-        return AveragePool(**self.related())

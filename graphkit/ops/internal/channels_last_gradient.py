@@ -14,7 +14,6 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UnsupportedError
 from graphkit.ir.types import FLOATS, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.internal.channels_last import (
     _OF_LAST_FILTERS,
     ChannelsLast,
@@ -30,6 +29,7 @@ from graphkit.ops.internal.channels_last import (
 from graphkit.ops.nn.conv import _GEOMETRIES, ConvGradInput, ConvGradWeight, _positions
 from graphkit.ops.nn.pool import _POOLS, AveragePoolGrad, AveragePooling, MaxPool, Pooling, _pooled_shape
 from graphkit.ops.nn.sliding_window import overrun, pad_spatial, padding, spatial_sizes, taps
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import scalar_like
 
 

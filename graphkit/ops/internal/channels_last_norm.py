@@ -15,8 +15,8 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
 from graphkit.ir.types import FLOATS, HALVES, DType, TensorType, dtype_of
 from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, op
-from graphkit.ops._checks import check_stored, fits
 from graphkit.ops.nn.statistics import check_vector, count_along, sum_over
+from graphkit.ops.operands import check_stored, fits
 from graphkit.ops.pointwise import scalar_like
 
 _ACTIVATIONS = ("", "Relu", "Clip")

@@ -18,7 +18,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN, Op, Rand, Sample, op
-from graphkit.ops._checks import fits
+from graphkit.ops.operands import fits
 
 # Number of slices of a tensor whose largest elements are computed separately, and least number of elements of a slice.
 SLICES, SLICE = 256, 1024

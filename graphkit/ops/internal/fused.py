@@ -17,9 +17,9 @@ from graphkit.ir import dims
 from graphkit.ir.graph import Graph, Value, native_sweeps
 from graphkit.ir.types import FLOATS, TensorType, Type, broadcast_shapes
 from graphkit.ops._base import DOMAIN, F, Op, Sample, apply, examples_align, op, registry
-from graphkit.ops._checks import fits
 from graphkit.ops._op import number_of
 from graphkit.ops.internal.region import Region
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import divides_integers, scalar_like
 
 # Activation -> its operator, and the attributes of that operator as functions of `activation_alpha` and

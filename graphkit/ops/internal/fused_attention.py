@@ -12,7 +12,7 @@ from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.types import BOOLS, FLOATS, DType, TensorType, broadcast_shapes
 from graphkit.ops._base import DOMAIN, F, Op, Sample, op
-from graphkit.ops._checks import fits
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import scalar_like
 
 _LAYOUTS = ("NHLD", "NLHD")

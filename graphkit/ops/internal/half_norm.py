@@ -6,8 +6,8 @@ from typing import Any
 
 from graphkit.ir.types import FLOATS, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Rand, Sample, apply, op
-from graphkit.ops._checks import check_stored
 from graphkit.ops.nn.norm import LayerNormalization, NormOfLastAxes
+from graphkit.ops.operands import check_stored
 
 
 @op

@@ -10,8 +10,8 @@ from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Op, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64
+from graphkit.ops.operands import fits
 
 _DOUBLE = frozenset({DType.FLOAT64})
 

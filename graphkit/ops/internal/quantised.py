@@ -16,8 +16,8 @@ from graphkit.ir import dims
 from graphkit.ir.graph import Value
 from graphkit.ir.types import BYTES, INTEGERS, DType, TensorType, broadcast_shapes
 from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, constant, op
-from graphkit.ops._checks import fits
 from graphkit.ops.linalg.matmul import Gemm
+from graphkit.ops.operands import fits
 from graphkit.ops.quant.dynamic import dynamically_quantised
 from graphkit.ops.quant.matmul import IntegerProduct, integer_product, of_columns
 from graphkit.ops.quant.rounding import bounds, centred, number, requantised, saturated, single, wrapped

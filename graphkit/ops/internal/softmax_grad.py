@@ -9,7 +9,7 @@ import numpy as np
 from graphkit.errors import TypeMismatch
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import DOMAIN, F, Op, Sample, op
-from graphkit.ops._checks import fits
+from graphkit.ops.operands import fits
 
 
 @op

@@ -9,8 +9,8 @@ from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.types import BYTES, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.linalg.matmul import MatMul
+from graphkit.ops.operands import fits
 from graphkit.ops.quant.linear import DequantizeLinear
 
 _F32 = frozenset({DType.FLOAT32})

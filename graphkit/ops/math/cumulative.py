@@ -11,9 +11,9 @@ from graphkit.ir import dims
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import FLOATS, INDICES, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.axes import contiguous, i64, normal_axis
 from graphkit.ops.known_elements import index_array, known_array, moved
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import scalar_like
 
 _ACCUMULATED = FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}

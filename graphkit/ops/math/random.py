@@ -21,8 +21,7 @@ from graphkit.ir import dims
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOAT8, FLOATS, INDICES, NUMERIC, DType, TensorType, dtype_of
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
-from graphkit.ops._checks import fits
-from graphkit.ops.math import philox as _philox
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.tensor.constants import Constant
 
@@ -44,8 +43,11 @@ class RandomOp(Op):
     def check_rng(self, rng: TensorType | None) -> None:
         if rng is not None and not fits(rng.shape, (2,)):
             raise TypeMismatch(f"rng must be uint64[2], not {rng}")
-        if not 0 <= self.stream < _philox.FOLD_STREAM:
-            raise UsageError(f"stream {self.stream} is outside [0, {_philox.FOLD_STREAM})")
+        if self.stream:
+            from graphkit.ops.math.philox import FOLD_STREAM
+
+            if not 0 <= self.stream < FOLD_STREAM:
+                raise UsageError(f"stream {self.stream} is outside [0, {FOLD_STREAM})")
 
     @property
     def own_seed(self) -> int | None:
@@ -73,7 +75,9 @@ class RandomOp(Op):
         own = self.own_generator(rng)
         if own is not None:
             return xp.asarray(own.random_sample(shape))
-        return _philox.uniform(xp, self.state(xp, rng), self.stream, shape, bits)
+        from graphkit.ops.math import philox
+
+        return philox.uniform(xp, self.state(xp, rng), self.stream, shape, bits)
 
 
 def _bits(dtype: DType) -> int:
@@ -104,7 +108,9 @@ class Normal(RandomOp):
         if own is not None:
             z = xp.asarray(own.standard_normal(shape))
         else:
-            z = _philox.normal(xp, self.state(xp, rng), self.stream, shape, _bits(dtype))
+            from graphkit.ops.math import philox
+
+            z = philox.normal(xp, self.state(xp, rng), self.stream, shape, _bits(dtype))
         return self.mean + self.scale * z
 
 
@@ -416,4 +422,6 @@ class RngFoldIn(Op):
         return TensorType(DType.UINT64, (2,))
 
     def reference(self, xp: Any, rng: Any, index: Any) -> Any:
-        return _philox.fold_in(xp, rng, index)
+        from graphkit.ops.math import philox
+
+        return philox.fold_in(xp, rng, index)

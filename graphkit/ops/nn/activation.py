@@ -12,7 +12,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, NUMERIC, SIGNED, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
-from graphkit.ops._checks import fits
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import Unary, broadcast_known, scalar_like, unbroadcast
 
 SIDES = (Sample((2, 3)), Sample(Rand((3,), 0.2, 4.0)), Sample(Rand((3,), -4.0, -0.2)), Sample(()), Sample((0, 2)))

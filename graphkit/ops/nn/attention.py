@@ -13,11 +13,10 @@ from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.types import BOOLS, FLOATS, HALVES, NUMERIC, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, i64
 from graphkit.ops.nn.heads import merge_heads, shared_product, split_heads
+from graphkit.ops.operands import converted, fits
 from graphkit.ops.pointwise import scalar_like
-from graphkit.ops.wide import converted
 
 _POSITIONS = np.array([[2, 0, 1], [3, 3, 2]])
 _MASK = np.array([[True, False, True, True], [False, False, False, False], [True, True, False, False]])

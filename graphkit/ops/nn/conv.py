@@ -18,7 +18,6 @@ from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import DOMAIN, F, Onnx, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.axes import ranked
 from graphkit.ops.nn.sliding_window import (
     Sliding,
@@ -30,6 +29,7 @@ from graphkit.ops.nn.sliding_window import (
     taps,
     transposed_convolution,
 )
+from graphkit.ops.operands import fits
 
 # The reference unfolds this many elements at a time, so that its scratch memory stays bounded.
 _UNFOLD_LIMIT = 1 << 23

@@ -13,10 +13,9 @@ from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.axes import i64
 from graphkit.ops.image.interpolation import ArrayImage, GraphImage, interpolated, linear_taps
-from graphkit.ops.wide import converted, wide_type
+from graphkit.ops.operands import converted, fits, wide_type
 
 
 def _samples() -> tuple[Sample, ...]:

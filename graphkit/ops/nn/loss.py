@@ -15,8 +15,8 @@ from graphkit.errors import RuntimeFailure, TypeMismatch, UsageError
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, INDICES, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, apply, op
-from graphkit.ops._checks import check_stored, fits
 from graphkit.ops.nn.softmax import log_softmax, log_softmax_gradient
+from graphkit.ops.operands import check_stored, fits
 from graphkit.ops.pointwise import scalar_like
 
 _LABELS = np.array([2, 0, 3], np.int64)

@@ -10,7 +10,6 @@ from graphkit.ir import dims
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, DType, TensorType, broadcast_shapes
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
-from graphkit.ops._checks import check_gradient, check_stored
 from graphkit.ops.nn.statistics import (
     channel_axes,
     channel_shape,
@@ -25,8 +24,8 @@ from graphkit.ops.nn.statistics import (
     standardised,
     statistics,
 )
+from graphkit.ops.operands import check_gradient, check_stored, converted, wide_type
 from graphkit.ops.pointwise import scalar_like, unbroadcast
-from graphkit.ops.wide import converted, wide_type
 
 # onnx.TensorProto's numbers of the types that statistics may have.
 _STASH = {1: DType.FLOAT32, 10: DType.FLOAT16, 11: DType.FLOAT64, 16: DType.BFLOAT16}

@@ -11,7 +11,6 @@ from graphkit.ir import dims
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
-from graphkit.ops._checks import check_gradient
 from graphkit.ops.nn.statistics import (
     channel_axes,
     channel_shape,
@@ -25,8 +24,8 @@ from graphkit.ops.nn.statistics import (
     statistics,
     sum_over,
 )
+from graphkit.ops.operands import check_gradient, converted, wide_type
 from graphkit.ops.pointwise import scalar_like
-from graphkit.ops.wide import converted, wide_type
 
 
 def _check_affine(x: TensorType, scale: TensorType, b: TensorType) -> None:

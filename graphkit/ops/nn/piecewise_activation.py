@@ -10,8 +10,8 @@ from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, SIGNED, UNSIGNED, DType, TensorType, broadcast_shapes
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.nn.activation import keep_where
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import Unary, scalar_like, unbroadcast
 
 

@@ -14,7 +14,6 @@ from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import FLOATS, INDICES, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.nn.sliding_window import (
     Sliding,
     Window,
@@ -25,6 +24,7 @@ from graphkit.ops.nn.sliding_window import (
     taps,
     transposed_convolution,
 )
+from graphkit.ops.operands import fits
 
 
 class Pooling(Sliding):

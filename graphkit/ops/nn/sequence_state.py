@@ -15,8 +15,8 @@ from graphkit.ops.axes import i64
 from graphkit.ops.nn.activation import stable_sigmoid
 from graphkit.ops.nn.attention import needs_ranks
 from graphkit.ops.nn.heads import merge_heads, split_heads
+from graphkit.ops.operands import converted, wide_type
 from graphkit.ops.pointwise import scalar_like
-from graphkit.ops.wide import converted, wide_type
 
 _RULES = ("linear", "gated", "delta", "gated_delta")
 _DECAY = Rand((2, 3, 2), -1.0, 0.0)

@@ -9,8 +9,8 @@ from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.nn.activation import FAR, SIDES, stable_sigmoid, stable_softplus
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import Unary
 
 

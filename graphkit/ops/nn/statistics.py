@@ -17,7 +17,7 @@ from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Node
 from graphkit.ir.types import TensorType
 from graphkit.ops._base import F
-from graphkit.ops._checks import fits
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import scalar_like
 
 

@@ -13,8 +13,8 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, i64
+from graphkit.ops.operands import fits
 
 _PLACES = np.array([[[[5, 7], [13, 15]], [[16, 19], [25, 31]]]])
 

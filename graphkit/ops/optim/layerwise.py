@@ -8,9 +8,9 @@ import numpy as np
 
 from graphkit.ir.types import FLOATS, INTEGERS, TensorType
 from graphkit.ops._base import F, Rand, Sample, op
+from graphkit.ops.operands import converted, wide_type
 from graphkit.ops.optim.updates import _FIRST, _LR, _SQUARE, _THIRD, Update, _as, _in_double
 from graphkit.ops.pointwise import scalar_like
-from graphkit.ops.wide import converted, wide_type
 
 _MATRIX = (2, 3)
 

@@ -15,7 +15,7 @@ from graphkit.errors import MissingGradient, TypeMismatch, UsageError
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
-from graphkit.ops._checks import fits
+from graphkit.ops.operands import fits
 
 DOMAIN = "ai.onnx.preview.training"
 _WIDE = frozenset({DType.FLOAT32, DType.FLOAT64})

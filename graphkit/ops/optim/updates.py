@@ -14,7 +14,7 @@ from graphkit.errors import MissingGradient, TypeMismatch, UsageError
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, INTEGERS, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, op
-from graphkit.ops._checks import fits
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import scalar_like
 
 _LR = np.array(0.125, np.float32)

@@ -13,8 +13,8 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import FLOAT8, TINY_FLOATS, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.axes import normal_axis, shape_text
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import unbroadcast
 from graphkit.ops.quant.rounding import SCALES, bounded
 from graphkit.ops.tensor.cast import convert

@@ -10,8 +10,8 @@ import numpy as np
 from graphkit.errors import TypeMismatch
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import DOMAIN, F, Op, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.nn.activation import keep_where
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.rnn.gates import ArrayMath, GraphMath
 from graphkit.ops.rnn.layers import GRU, LSTM, RNN

@@ -9,7 +9,7 @@ import numpy as np
 from graphkit.errors import TypeMismatch
 from graphkit.ir.types import TensorType
 from graphkit.ops._base import F, Sample, apply, op
-from graphkit.ops._checks import fits
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.rnn.backward import (
     GRURecurrence,

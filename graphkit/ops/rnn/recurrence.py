@@ -14,9 +14,9 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import FLOATS, DType, TensorType
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops._base import F, Op, constant
-from graphkit.ops._checks import fits
 from graphkit.ops.axes import shape_text
 from graphkit.ops.nn.activation import keep_where
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.rnn.gates import FUNCTIONS, Activation, ArrayMath, GraphMath, slope
 

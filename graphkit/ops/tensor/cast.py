@@ -15,8 +15,8 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, BOOLS, FLOAT8, FLOATS, INTEGERS, NUMERIC, DType, TensorType, dtype_of
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.known_elements import all_of
+from graphkit.ops.operands import fits
 
 # Integers of less than a byte: number of bits, and whether they have a sign.
 _NARROW = {DType.INT4: (4, True), DType.UINT4: (4, False), DType.INT2: (2, True), DType.UINT2: (2, False)}

@@ -13,7 +13,6 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, FLOATS, INDICES, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.axes import (
     INT64,
     contiguous,
@@ -26,6 +25,7 @@ from graphkit.ops.axes import (
     scatter_flat,
     shape_text,
 )
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import scalar_like
 
 _MODES = ("constant", "reflect", "edge", "wrap")

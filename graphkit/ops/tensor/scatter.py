@@ -17,9 +17,9 @@ from graphkit.ir import dims
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import ANY, INDICES, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
-from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, fresh_shape, i64, normal_axis, shape_text, zeros_like
 from graphkit.ops.known_elements import index_array, known_array, moved
+from graphkit.ops.operands import fits
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.tensor.gather import along_axis, nd_index, nd_pair, refused_indices, refused_tuples
 

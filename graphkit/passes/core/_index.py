@@ -6,12 +6,13 @@ from typing import TypeAlias
 
 _Names: TypeAlias = tuple[str, ...]
 
-# Pass -> its module in graphkit.passes, names of operators without which it does nothing (None: any graph), and the
-# properties that it requires, ensures and breaks.
-PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
+# Pass -> its module in graphkit.passes, names of operators without which it does nothing (None: any graph), further
+# groups of such names, and the properties that it requires, ensures and breaks.
+PASSES: dict[str, tuple[str, _Names | None, tuple[_Names, ...], _Names, _Names, _Names]] = {
     "count_loops": (
         "control.count_loops",
         ("Loop",),
+        (),
         (),
         (),
         (),
@@ -20,12 +21,14 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
         "control.merge",
         ("If", "Loop", "Scan"),
         (),
+        (),
         ("CONTROL_MERGED",),
         (),
     ),
     "merge_recurrences": (
         "control.merge_recurrences",
         ("GRURecurrence", "LSTMRecurrence", "RNNRecurrence"),
+        (),
         ("COMPOSITES_EXPANDED",),
         (),
         (),
@@ -33,6 +36,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "prune_control": (
         "control.prune",
         ("If", "Loop", "Scan"),
+        (),
         ("CONTROL_MERGED",),
         (),
         (),
@@ -40,6 +44,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "scan_axes": (
         "control.scan_axes",
         ("Scan",),
+        (),
         ("RANKS_KNOWN",),
         ("SCANS_ALONG_FIRST_AXIS",),
         ("TRANSPOSES_MERGED",),
@@ -47,6 +52,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "group_for_backends": (
         "distribution.backends",
         None,
+        (),
         ("SIMPLIFIED", "CONSTANTS_FOLDED", "POINTWISE_APART"),
         ("BACKENDS_SERVED",),
         (),
@@ -54,6 +60,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "fuse_activation": (
         "fuse.activation",
         ("Clip", "HardSigmoid", "Max", "Min", "Sigmoid", "Softplus"),
+        (("Clip", "Div", "Max", "Min", "Mul"),),
         ("CONSTANTS_FOLDED", "POINTWISE_APART"),
         ("ACTIVATIONS_FUSED",),
         (),
@@ -61,6 +68,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "fuse_attention": (
         "fuse.attention",
         ("FusedAttention", "FusedAttentionGrad", "FusedAttentionWithStatistics", "Softmax"),
+        (("FusedAttention", "FusedAttentionGrad", "FusedAttentionWithStatistics", "MatMul"),),
         ("HALVES_WIDENED", "SOFTMAXES_FUSED", "TRANSPOSES_MERGED", "HEADS_REPEATED"),
         ("ATTENTION_FUSED",),
         (),
@@ -68,6 +76,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "fuse_attention_cache": (
         "fuse.attention_cache",
         ("FusedAttention",),
+        (("Concat",),),
         ("HEADS_SHARED",),
         ("CACHES_ATTENDED",),
         (),
@@ -75,6 +84,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "fuse_attention_gradient": (
         "fuse.attention_gradient",
         ("Softmax",),
+        (("MatMul",), ("ReduceSum", "SoftmaxGrad")),
         ("SOFTMAXES_FUSED", "TRANSPOSES_MERGED", "ATTENTION_FUSED"),
         (),
         (),
@@ -82,6 +92,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "fuse_batch_norm": (
         "fuse.batch_norm",
         ("ChannelsLastBatchNorm",),
+        (),
         ("CHANNELS_LAST", "POINTWISE_APART"),
         (),
         (),
@@ -89,6 +100,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "fuse_conv": (
         "fuse.conv",
         ("Conv", "FusedConv"),
+        (("Add", "Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid", "Swish", "Tanh"),),
         (
             "HALVES_WIDENED",
             "GELUS_FUSED",
@@ -104,6 +116,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "float8_products": (
         "fuse.float8_products",
         None,
+        (),
         ("MATMULS_FUSED", "POINTWISE_APART"),
         (),
         ("SIMPLIFIED",),
@@ -111,6 +124,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "fold_batch_norm": (
         "fuse.fold_batch_norm",
         ("BatchNormalization", "Mul"),
+        (("BatchNormalization", "Conv", "ConvTranspose", "Gemm", "MatMul"),),
         ("HALVES_WIDENED", "RANKS_KNOWN"),
         ("BATCH_NORMS_FOLDED",),
         (),
@@ -118,6 +132,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "fuse_gelu": (
         "fuse.gelu",
         ("Erf", "Tanh"),
+        (("Div", "Mul"),),
         ("CONSTANTS_FOLDED", "POINTWISE_APART"),
         ("GELUS_FUSED",),
         (),
@@ -125,6 +140,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "fuse_layer_norm": (
         "fuse.layer_norm",
         ("LayerNormalization", "RMSNormalization", "ReduceMean"),
+        (("LayerNormalization", "Pow", "RMSNormalization", "Sqrt"), ("Add", "Div", "Mul")),
         ("CONSTANTS_FOLDED", "POINTWISE_APART"),
         ("LAYER_NORMS_FUSED",),
         (),
@@ -132,6 +148,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "fuse_loss_grad": (
         "fuse.loss_grad",
         ("SoftmaxCrossEntropyGrad",),
+        (),
         ("CONSTANTS_FOLDED",),
         (),
         (),
@@ -139,6 +156,25 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "fuse_matmul": (
         "fuse.matmul",
         ("FusedMatMul", "Gemm", "MatMul"),
+        (
+            (
+                "Add",
+                "Clip",
+                "Div",
+                "Elu",
+                "Gelu",
+                "HardSigmoid",
+                "HardSwish",
+                "LeakyRelu",
+                "Mul",
+                "Relu",
+                "Reshape",
+                "Sigmoid",
+                "Swish",
+                "Tanh",
+                "Transpose",
+            ),
+        ),
         (
             "HALVES_WIDENED",
             "GELUS_FUSED",
@@ -154,6 +190,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "fuse_norm_casts": (
         "fuse.norm_casts",
         ("Cast",),
+        (),
         ("POINTWISE_APART",),
         (),
         (),
@@ -161,6 +198,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "fuse_pointwise": (
         "fuse.pointwise",
         None,
+        (),
         ("SIMPLIFIED", "BROADCASTS_LAZY", "MATMULS_FUSED", "CONVOLUTIONS_FUSED"),
         (),
         ("POINTWISE_APART",),
@@ -168,6 +206,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "repeat_heads": (
         "fuse.shared_heads",
         ("Softmax",),
+        (("MatMul",), ("Reshape",)),
         (),
         ("HEADS_REPEATED",),
         (),
@@ -175,6 +214,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "share_heads": (
         "fuse.shared_heads",
         ("Expand", "Tile"),
+        (("FusedAttention", "MatMul"), ("Reshape",)),
         ("ATTENTION_FUSED",),
         ("HEADS_SHARED",),
         (),
@@ -182,6 +222,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "fuse_softmax": (
         "fuse.softmax",
         ("ReduceMax", "Softmax"),
+        (("Div", "Log"), ("Exp", "Log")),
         ("CONSTANTS_FOLDED", "POINTWISE_APART"),
         ("SOFTMAXES_FUSED",),
         (),
@@ -189,6 +230,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "fuse_softmax_grad": (
         "fuse.softmax",
         ("ReduceSum",),
+        (),
         ("CONSTANTS_FOLDED", "SOFTMAXES_FUSED", "POINTWISE_APART"),
         ("SOFTMAX_GRADIENTS_FUSED",),
         (),
@@ -199,10 +241,12 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
         (),
         (),
         (),
+        (),
     ),
     "fuse_table_update": (
         "fuse.table_update",
         ("GatherGrad",),
+        (),
         (),
         (),
         (),
@@ -213,10 +257,12 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
         (),
         (),
         (),
+        (),
     ),
     "channels_last": (
         "layout.channels_last",
         ("Conv", "ConvGradInput", "ConvGradWeight", "ConvInteger", "ConvTranspose", "FusedConv", "QLinearConv"),
+        (),
         ("HALVES_WIDENED", "RANKS_KNOWN", "CONVOLUTIONS_FUSED", "POINTWISE_APART"),
         ("CHANNELS_LAST",),
         (),
@@ -224,6 +270,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "widen_halves": (
         "layout.float16",
         None,
+        (),
         (),
         ("HALVES_WIDENED",),
         (),
@@ -233,11 +280,13 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
         None,
         (),
         (),
+        (),
         ("SIMPLIFIED", "EQUALS_MERGED"),
     ),
     "round_products": (
         "layout.round_products",
         None,
+        (),
         ("MATMULS_FUSED", "CONVOLUTIONS_FUSED", "POINTWISE_APART"),
         (),
         ("SIMPLIFIED",),
@@ -245,6 +294,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "unstride_transposed": (
         "layout.unstride_transposed",
         ("ConvTranspose",),
+        (),
         ("RANKS_KNOWN",),
         ("TRANSPOSED_CONVOLUTIONS_CONVERTED",),
         (),
@@ -252,6 +302,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "dynamic_products": (
         "quantise.dynamic",
         ("MatMulInteger", "MatMulIntegerToFloat"),
+        (),
         ("QUANTISED_INTEGER", "POINTWISE_APART"),
         (),
         ("SIMPLIFIED",),
@@ -259,6 +310,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "integers": (
         "quantise.integers",
         ("DequantizeLinear",),
+        (),
         ("CONSTANTS_FOLDED", "POINTWISE_APART"),
         ("QUANTISED_INTEGER",),
         ("SIMPLIFIED",),
@@ -266,6 +318,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "weight_products": (
         "quantise.weights",
         ("DequantizeLinear",),
+        (),
         ("QUANTISED_INTEGER", "POINTWISE_APART"),
         (),
         ("SIMPLIFIED",),
@@ -274,12 +327,14 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
         "simplify.composites",
         None,
         (),
+        (),
         ("COMPOSITES_EXPANDED",),
         ("SIMPLIFIED", "LAYER_NORMS_FUSED", "GELUS_FUSED", "ACTIVATIONS_FUSED", "SOFTMAXES_FUSED"),
     ),
     "cse": (
         "simplify.cse",
         None,
+        (),
         (),
         ("EQUALS_MERGED",),
         (),
@@ -288,6 +343,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
         "simplify.expand",
         ("Expand",),
         (),
+        (),
         ("BROADCASTS_LAZY",),
         (),
     ),
@@ -295,12 +351,41 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
         "simplify.fold",
         None,
         (),
+        (),
         ("CONSTANTS_FOLDED",),
         (),
     ),
     "simplify": (
         "simplify.identities",
-        None,
+        (
+            "And",
+            "Cast",
+            "CastLike",
+            "Concat",
+            "Constant",
+            "Dropout",
+            "Expand",
+            "Flatten",
+            "Identity",
+            "If",
+            "Max",
+            "Mean",
+            "Min",
+            "Or",
+            "Pad",
+            "ReduceToShapeOf",
+            "Reshape",
+            "Slice",
+            "Squeeze",
+            "StopGradient",
+            "StraightThrough",
+            "Sum",
+            "Tile",
+            "Transpose",
+            "Unsqueeze",
+            "Where",
+        ),
+        (),
         (),
         ("SIMPLIFIED",),
         (),
@@ -309,12 +394,14 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
         "simplify.known_ranks",
         None,
         (),
+        (),
         ("RANKS_KNOWN",),
         ("COMPOSITES_EXPANDED",),
     ),
     "drop_outer_taps": (
         "simplify.outer_taps",
         ("Conv",),
+        (),
         ("RANKS_KNOWN", "TRANSPOSED_CONVOLUTIONS_CONVERTED"),
         ("TAPS_MEET_DATA",),
         (),
@@ -322,6 +409,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "eliminate_reshape": (
         "simplify.reshape",
         ("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"),
+        (),
         ("HEADS_SHARED",),
         ("RESHAPES_MERGED",),
         (),
@@ -339,10 +427,12 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
         (),
         (),
         (),
+        (),
     ),
     "eliminate_transpose": (
         "simplify.transpose",
         ("Transpose",),
+        (),
         ("SCANS_ALONG_FIRST_AXIS", "LAYER_NORMS_FUSED"),
         ("TRANSPOSES_MERGED",),
         (),
@@ -350,6 +440,7 @@ PASSES: dict[str, tuple[str, _Names | None, _Names, _Names, _Names]] = {
     "bind_rng": (
         "training.randomness",
         None,
+        (),
         (),
         ("STREAMS_BOUND",),
         (),

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, cast
 from graphkit.errors import CheckFailed, PassOrderError
 from graphkit.ir.graph import Graph, Node
 from graphkit.passes.core._index import PASSES
+from graphkit.passes.core.relevance import CONDITIONS, Condition
 
 # The operators of control flow.
 CONTROL = frozenset({"If", "Loop", "Scan"})
@@ -74,6 +75,10 @@ class Pass(Generic[P]):
         check: Returns a node that contradicts `ensures`; None if there is none.
         at: Names of operators. A graph that contains none of them is returned unchanged. None: the pass applies to any
             graph.
+        beside: Further groups of names. A graph that contains no operator of one of the groups is returned unchanged,
+            too.
+        may_change: Returns False for graphs that the pass does not change, apart from their subgraphs. If it returns
+            False for a graph and all its subgraphs, the graph is returned unchanged. None: always True.
     """
 
     def __init__(
@@ -85,6 +90,8 @@ class Pass(Generic[P]):
         breaks: Iterable[Property] = (),
         check: Check | None = None,
         at: Iterable[str] | None = None,
+        beside: Iterable[Iterable[str]] = (),
+        may_change: Condition | None = None,
     ):
         self._apply = apply
         self.name = name
@@ -93,12 +100,21 @@ class Pass(Generic[P]):
         self.breaks = frozenset(breaks)
         self.check = check
         self.at = None if at is None else frozenset(at)
+        self.beside = tuple([frozenset(names) for names in beside])
+        self.may_change = may_change
         self.__name__, self.__doc__, self.__module__ = apply.__name__, apply.__doc__, apply.__module__
 
     def __call__(self, graph: Graph, *args: P.args, **kwargs: P.kwargs) -> Graph:
+        return self._apply(graph, *args, **kwargs) if self.concerns(graph) else graph
+
+    def concerns(self, graph: Graph) -> bool:
+        """Return whether the pass may change the graph, by `at`, `beside` and `may_change`."""
         if self.at is not None and not _has_any(graph, self.at):
-            return graph
-        return self._apply(graph, *args, **kwargs)
+            return False
+        for names in self.beside:
+            if not _has_any(graph, names):
+                return False
+        return self.may_change is None or _any_graph(graph, self.may_change)
 
     def with_options(self, check: Check | None = None, **options: Any) -> Pass[...]:
         """Return the pass with these keyword arguments. check: replaces the pass's own check, if the options change
@@ -113,7 +129,8 @@ class Pass(Generic[P]):
             own = check or self.check
             return None if own is None else own(graph)
 
-        return Pass(apply, self.name, self.requires, self.ensures, self.breaks, found, self.at)
+        properties = self.requires, self.ensures, self.breaks
+        return Pass(apply, self.name, *properties, found, self.at, self.beside, self.may_change)
 
     def verify(self, graph: Graph) -> None:
         """Raise CheckFailed if `check` finds a node in the pass's result `graph` that contradicts what the pass
@@ -141,7 +158,7 @@ def _has_any(graph: Graph, operators: frozenset[str]) -> bool:
     return any(_has_any(inner, operators) for node in nodes for inner in node.op.subgraphs().values())
 
 
-def _any_graph(graph: Graph, condition: Callable[[Graph], bool]) -> bool:
+def _any_graph(graph: Graph, condition: Condition) -> bool:
     """Return whether the graph, or one of its subgraphs, fulfils the condition."""
     if condition(graph):
         return True
@@ -169,13 +186,16 @@ def graph_pass(
     breaks: Iterable[Property] = (),
     check: Check | None = None,
     at: Collection[str] | None = None,
+    beside: Collection[Collection[str]] = (),
 ) -> Callable[[Callable[Concatenate[Graph, P], Graph]], Pass[P]]:
     """Return a decorator that makes a Pass from a function from graph to graph. For the arguments, see Pass."""
 
     def declare(function: Callable[Concatenate[Graph, P], Graph]) -> Pass[P]:
         name = function.__name__
-        made = Pass(function, name, requires, ensures, breaks, check, at)
-        if name not in PASSES or function.__module__ != _module_of(name):
+        is_indexed = name in PASSES and function.__module__ == _module_of(name)
+        may_change = CONDITIONS.get(name) if is_indexed else None
+        made = Pass(function, name, requires, ensures, breaks, check, at, beside, may_change)
+        if not is_indexed:
             return made
         known: Any = _known.setdefault(name, made)
         if known is not made:
@@ -192,14 +212,13 @@ def graph_pass(
     return declare
 
 
-def deferred(name: str, may_change: Callable[[Graph], bool] | None = None) -> Pass[...]:
+def deferred(name: str, may_change: Condition | None = None) -> Pass[...]:
     """Return the pass of this name. Its module is imported when the pass is first called for a graph that it may
     change.
 
     `graphkit.passes.core._index` contains its declaration. `python -P -m graphkit.checks.indexes` writes that file.
 
-    may_change: Returns False for graphs that the pass does not change, apart from their subgraphs. If it returns False
-        for a graph and all its subgraphs, the pass is not imported.
+    may_change: The condition of a pass that `CONDITIONS` does not list.
     """
     path = _module_of(name)
     if name in _known:
@@ -208,10 +227,8 @@ def deferred(name: str, may_change: Callable[[Graph], bool] | None = None) -> Pa
         return _known[name]
 
     def apply(graph: Graph, *args: Any, **kwargs: Any) -> Graph:
-        if may_change is not None and not _any_graph(graph, may_change):
-            return graph
         importlib.import_module(path)
-        made.__dict__.update(_imported[name].__dict__)
+        made.__dict__.update({**_imported[name].__dict__, "may_change": made.may_change})
         return made._apply(graph, *args, **kwargs)
 
     def check(graph: Graph) -> Node | None:
@@ -220,9 +237,10 @@ def deferred(name: str, may_change: Callable[[Graph], bool] | None = None) -> Pa
         return None if own is None else own(graph)
 
     apply.__name__, apply.__module__ = name, path
-    _, at, *properties = PASSES[name]
+    _, at, beside, *properties = PASSES[name]
     requires, ensures, breaks = ([Property[p] for p in names] for names in properties)
-    made: Pass[...] = Pass(apply, name, requires, ensures, breaks, check, at)
+    condition = may_change or CONDITIONS.get(name)
+    made: Pass[...] = Pass(apply, name, requires, ensures, breaks, check, at, beside, condition)
     return _known.setdefault(name, _deferred.setdefault(name, made))
 
 

@@ -14,9 +14,6 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.draws import is_random
 
-# Operators that change only the shape: the elements stay in the same order.
-RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
-
 # Factors up to this, and down to its inverse, may be moved within a product of factors.
 _LARGE = 2.0**24
 

@@ -160,6 +160,17 @@ def map_subgraphs(node: Node, operands: Sequence[Value | None], transform: Rewri
     return node.rebuilt(operands, operator)
 
 
+def map_branches(node: Node, operands: Sequence[Value | None], transform: Rewrite) -> Node:
+    """Apply `map_subgraphs` to an If only: the declared types of its branches hold in every run.
+
+    The bodies of loops are not transformed. The shape of a state may change from one iteration to the next, so a
+    rewrite that relies on declared types would be wrong there.
+    """
+    if node.op.name == "If" and node.op.domain == "":
+        return map_subgraphs(node, operands, transform)
+    return node.rebuilt(operands)
+
+
 def map_bodies(node: Node, operands: Sequence[Value | None], transform: Rewrite) -> Node:
     """Apply `map_subgraphs` to an If, Loop or Scan whose declared subgraph types hold in every run.
 

@@ -69,6 +69,7 @@ _PARTS = ("Clip", "HardSigmoid", "Sigmoid", "Softplus")
     requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART],
     ensures=[Property.ACTIVATIONS_FUSED],
     at=[*_PARTS, "Max", "Min"],
+    beside=[["Mul", "Div", "Max", "Min", "Clip"]],
 )
 def fuse_activation(graph: Graph, bounds: bool = True) -> Graph:
     """Replace the formulas of activations by operators. Takes linear time.

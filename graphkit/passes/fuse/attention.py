@@ -46,6 +46,7 @@ _PEELED = 6
     requires=[Property.HALVES_WIDENED, Property.SOFTMAXES_FUSED, Property.TRANSPOSES_MERGED, Property.HEADS_REPEATED],
     ensures=[Property.ATTENTION_FUSED],
     at=["Softmax", *_OPERATORS],
+    beside=[["MatMul", *_OPERATORS]],
 )
 def fuse_attention(graph: Graph, *, kinds: Collection[DType] = (DType.FLOAT32,), guards: bool = True) -> Graph:
     """Fuse the two products of attention, and the nodes between them, into FusedAttention. Takes linear time.

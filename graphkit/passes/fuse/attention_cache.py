@@ -25,7 +25,12 @@ from graphkit.passes.core.sweep import is_control, map_bodies, rewrite, use_coun
 _ROWS = 2
 
 
-@graph_pass(requires=[Property.HEADS_SHARED], ensures=[Property.CACHES_ATTENDED], at=["FusedAttention"])
+@graph_pass(
+    requires=[Property.HEADS_SHARED],
+    ensures=[Property.CACHES_ATTENDED],
+    at=["FusedAttention"],
+    beside=[["Concat"]],
+)
 def fuse_attention_cache(graph: Graph) -> Graph:
     """Fuse float32 attention and the concatenations of its keys and values into CachedAttention. Takes linear time.
 

@@ -19,8 +19,15 @@ from graphkit.passes.fuse.attention import AttentionMatch, match_attention, peel
 from graphkit.passes.fuse.softmax import SoftmaxGradient, softmax_gradient
 from graphkit.passes.simplify.transpose import eliminate_transpose
 
+# Each gradient of a softmax contains one of these operators.
+_GRADIENTS = ("SoftmaxGrad", "ReduceSum")
 
-@graph_pass(requires=[Property.SOFTMAXES_FUSED, Property.TRANSPOSES_MERGED, Property.ATTENTION_FUSED], at=["Softmax"])
+
+@graph_pass(
+    requires=[Property.SOFTMAXES_FUSED, Property.TRANSPOSES_MERGED, Property.ATTENTION_FUSED],
+    at=["Softmax"],
+    beside=[["MatMul"], _GRADIENTS],
+)
 def fuse_attention_gradient(graph: Graph, *, kinds: Collection[DType] = FLOATS, nested: bool = False) -> Graph:
     """Replace attention and its three gradients by FusedAttentionWithStatistics and FusedAttentionGrad.
 
@@ -122,7 +129,7 @@ def _as_product(x: Value, layout: str, like: Value) -> Value:
 def _training(graph: Graph, kinds: Collection[DType], nested: bool) -> dict[Node, _Training]:
     """Find all attention with gradients. Returns each of their nodes with the group that it belongs to."""
     found: dict[Node, _Training] = {}
-    if graph.operators.isdisjoint(("SoftmaxGrad", "ReduceSum")):
+    if graph.operators.isdisjoint(_GRADIENTS):
         return found
     # All nodes of a group are matrix products.
     places = {node: place for place, node in enumerate(graph.nodes) if node.op.name == "MatMul"}

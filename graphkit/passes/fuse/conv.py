@@ -26,6 +26,7 @@ from graphkit.passes.fuse.epilogue import ABSORBED, Product, absorb, is_single
     ],
     ensures=[Property.CONVOLUTIONS_FUSED],
     at=["Conv", "FusedConv"],
+    beside=[ABSORBED],
 )
 def fuse_conv(graph: Graph) -> Graph:
     """Fuse a Conv and the operators after it into FusedConv. Takes linear time.

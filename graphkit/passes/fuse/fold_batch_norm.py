@@ -43,6 +43,7 @@ _Rebuild = Callable[[Value, Value | None, Node], Value]
     requires=[Property.HALVES_WIDENED, Property.RANKS_KNOWN],
     ensures=[Property.BATCH_NORMS_FOLDED],
     at=["BatchNormalization", "Mul"],
+    beside=[["BatchNormalization", *_PRODUCTS]],
 )
 def fold_batch_norm(graph: Graph, expanded: bool = False) -> Graph:
     """Fold a BatchNormalization or Mul into the weights and bias of the product before it. Takes linear time.

@@ -25,7 +25,10 @@ _ARGUMENT_DEPTH = 4
 
 
 @graph_pass(
-    requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART], ensures=[Property.GELUS_FUSED], at=["Erf", "Tanh"]
+    requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART],
+    ensures=[Property.GELUS_FUSED],
+    at=["Erf", "Tanh"],
+    beside=[["Mul", "Div"]],
 )
 def fuse_gelu(graph: Graph) -> Graph:
     """Replace the formula of GELU by Gelu. The formula with tanh gets approximate="tanh". Takes linear time.

@@ -32,12 +32,15 @@ _DTYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 _MATCHED = ("ReduceMean", "LayerNormalization", "RMSNormalization")
 # A formula contains one of the first two.
 _NEEDED = ("Sqrt", "Pow", "LayerNormalization", "RMSNormalization")
+# The last node of what the rules replace.
+_LAST = ("Div", "Mul", "Add")
 
 
 @graph_pass(
     requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART],
     ensures=[Property.LAYER_NORMS_FUSED],
     at=_MATCHED,
+    beside=[_NEEDED, _LAST],
 )
 def fuse_layer_norm(graph: Graph) -> Graph:
     """Replace formulas of normalisation over last axes of known size by operators. Linear.
@@ -49,7 +52,7 @@ def fuse_layer_norm(graph: Graph) -> Graph:
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         return _standardised(node, readers) or _factor(node, readers) or _term(node, readers)
 
-    return fuse(graph, rule, needs=_NEEDED, at=("Div", "Mul", "Add"))
+    return fuse(graph, rule, needs=_NEEDED, at=_LAST)
 
 
 def _standardised(node: Node, readers: Readers) -> Sequence[Value] | None:

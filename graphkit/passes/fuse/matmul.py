@@ -44,6 +44,7 @@ _REMOVED = frozenset({"Transpose", "Mul", "Div"})
     ],
     ensures=[Property.MATMULS_FUSED],
     at=_PRODUCTS,
+    beside=[_FOLLOWING | _REMOVED],
 )
 def fuse_matmul(graph: Graph, *, activations: bool = True) -> Graph:
     """Fuse a MatMul or Gemm with its neighbours into FusedMatMul. Takes linear time.

@@ -15,7 +15,8 @@ from graphkit.ops.internal.half_norm import MixedPrecisionLayerNorm
 from graphkit.ops.nn.norm import LayerNormalization
 from graphkit.ops.tensor.cast import Cast
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import RESHAPES, is_op
+from graphkit.passes.core.match import is_op
+from graphkit.passes.core.relevance import RESHAPES
 from graphkit.passes.core.sweep import elements_read, map_bodies, readers_of, rewrite
 
 # By operator: positions of the operands that may have 16 bits, and of the result whose type the attribute `made` sets.

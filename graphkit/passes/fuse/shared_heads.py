@@ -26,7 +26,7 @@ _HEADS = 1
 _KEPT, _SWAPPED = (0, 1, 2, 3), (0, 1, 3, 2)
 
 
-@graph_pass(ensures=[Property.HEADS_REPEATED], at=["Softmax"])
+@graph_pass(ensures=[Property.HEADS_REPEATED], at=["Softmax"], beside=[["MatMul"], ["Reshape"]])
 def repeat_heads(graph: Graph) -> Graph:
     """Convert products of the form of `shared_product` to products with repeated heads. Takes linear time."""
 
@@ -43,7 +43,12 @@ def repeat_heads(graph: Graph) -> Graph:
     return fuse(graph, rule, needs=("Softmax",), at=("Reshape",))
 
 
-@graph_pass(requires=[Property.ATTENTION_FUSED], ensures=[Property.HEADS_SHARED], at=["Expand", "Tile"])
+@graph_pass(
+    requires=[Property.ATTENTION_FUSED],
+    ensures=[Property.HEADS_SHARED],
+    at=["Expand", "Tile"],
+    beside=[["FusedAttention", "MatMul"], ["Reshape"]],
+)
 def share_heads(graph: Graph) -> Graph:
     """Let attention and products of heads read the heads of keys and values before they were repeated.
 

@@ -44,6 +44,7 @@ class SoftmaxGradient(NamedTuple):
     requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART],
     ensures=[Property.SOFTMAXES_FUSED],
     at=["ReduceMax", "Softmax"],
+    beside=[["Div", "Log"], ["Exp", "Log"]],
 )
 def fuse_softmax(graph: Graph) -> Graph:
     """Replace exp(x - max x) / sum(exp(x - max x)) along one axis by Softmax, and Log of a Softmax by LogSoftmax.

@@ -16,7 +16,8 @@ from graphkit.ops.evaluate import run_node
 from graphkit.ops.internal.fused import Fused
 from graphkit.ops.tensor.fill import ConstantOfShape
 from graphkit.ops.tensor.select import Trilu
-from graphkit.passes.core.match import RESHAPES, array_of, is_op
+from graphkit.passes.core.match import array_of, is_op
+from graphkit.passes.core.relevance import RESHAPES
 
 # Largest number of nodes between a mask and its constants.
 _DEPTH = 24

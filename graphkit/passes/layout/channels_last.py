@@ -21,41 +21,32 @@ from graphkit.ir.types import BYTES, FLOATS, DType, TensorType, Type
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops import DOMAIN, F, Op, operator, registry
 from graphkit.ops._op import number_of
-from graphkit.ops.internal.channels_last import (
-    ChannelsLastAveragePool,
-    ChannelsLastMaxPool,
-    to_first,
-    to_last,
-)
+from graphkit.ops.internal.channels_last import to_first, to_last
 from graphkit.ops.internal.fused_conv import FusedConv
 from graphkit.ops.nn.conv import ConvGradInput, ConvGradWeight, Convolution, ConvTranspose
-from graphkit.ops.nn.pool import MaxPool, Pooling
 from graphkit.ops.tensor.layout import Transpose
-from graphkit.ops.tensor.shape import Reshape
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import SharedConstants, array_of, first, ints, is_op, permutation, producer
 from graphkit.passes.core.sweep import cached_use_counts, is_control, map_bodies, use_counts
-from graphkit.passes.layout.few_channels import keeps_order
-from graphkit.passes.layout.quantised_last import (
-    INTEGER_CONVOLUTIONS,
-    QUANTISED,
-    channels_last_convolution,
-    channels_last_quantised,
-    is_integer_convolution,
-)
-from graphkit.passes.layout.unit_windows import as_product, is_product
+from graphkit.passes.layout.standard_order import as_product, is_product, keeps_order
 
 # Most graphs use few of these operators. Their modules are imported only when needed.
 if TYPE_CHECKING:
     from graphkit.ops.image.resize import Resize
     from graphkit.ops.math.reduce import Reduction
     from graphkit.ops.nn.norm import BatchNormalization, BatchNormGrad
+    from graphkit.ops.nn.pool import MaxPool, Pooling
     from graphkit.ops.nn.softmax import AlongAxis
     from graphkit.ops.tensor.concat import Concat, Split
     from graphkit.ops.tensor.shape import Shape
 
+# Operators on quantised numbers, which `quantised_last` converts.
+_INTEGER_CONVOLUTIONS = ("ConvInteger", "QLinearConv")
+_QUANTISED = (
+    "QLinearAdd", "QLinearMul", "QLinearGlobalAveragePool", "TableLookup", "QuantizeLinear", "DequantizeLinear",
+)  # fmt: skip
 _CONVOLUTIONS = frozenset(
-    {"Conv", "FusedConv", "ConvTranspose", "ConvGradInput", "ConvGradWeight", *INTEGER_CONVOLUTIONS}
+    {"Conv", "FusedConv", "ConvTranspose", "ConvGradInput", "ConvGradWeight", *_INTEGER_CONVOLUTIONS}
 )
 # Kernels store an index within the window in one byte, so it may have at most this many elements.
 _MOST_ELEMENTS = 256
@@ -243,8 +234,10 @@ class _Sweep:
         return self._types[id(kind)]
 
     def _convolution(self, node: Node) -> Sequence[Value] | None:
-        if is_integer_convolution(node):
-            if node.operands[0].dtype not in self._kinds:
+        if node.op.name in _INTEGER_CONVOLUTIONS:
+            from graphkit.passes.layout.quantised_last import channels_last_convolution, is_integer_convolution
+
+            if node.operands[0].dtype not in self._kinds or not is_integer_convolution(node):
                 return None
             integers = channels_last_convolution(node, self._channels_last, self._standard_order)
             return self._node(node, integers.op, integers.operands)
@@ -309,6 +302,8 @@ class _Sweep:
         padded = [1] * (rank - len(shape)) + [d for d in shape if isinstance(d, int)]
         # A vector of channels keeps its order.
         if len(padded) == rank and 0 not in padded and sum(d != 1 for d in padded) <= 1:
+            from graphkit.ops.tensor.shape import Reshape
+
             return Node(Reshape(), (standard, self._constants.ints([padded[i] for i in to_last(rank)]))).output
         return _transposed(F.unsqueeze(standard, ints(*range(rank - len(shape)))), to_last(rank))
 
@@ -338,13 +333,15 @@ class _Sweep:
     # --- operators that see axes ------------------------------------------------------------------
 
     def _quantised(self, node: Node, op: Op) -> Sequence[Value] | None:
+        from graphkit.passes.layout.quantised_last import channels_last_quantised
+
         found = channels_last_quantised(node, self._channels_last, self._standard_order)
         return None if found is None else self._node(node, found.op, found.operands)
 
     def _pool(self, node: Node, op: Pooling) -> Sequence[Value] | None:
         if any(self._uses[v] for v in node.outputs[1:]):
             return self._pool_with_indices(node, op)
-        made = ChannelsLastMaxPool if op.name == "MaxPool" else ChannelsLastAveragePool
+        made = registry.get(DOMAIN, f"ChannelsLast{op.name}")
         fields = {k: v for k, v in op.related().items() if k in made.fields}
         return self._moved(node, made(**fields), [self._channels_last(node.operands[0])])
 
@@ -492,10 +489,13 @@ class _Sweep:
         # Without an activation, the kernel does not read b: pass any vector of the right size.
         return x, scale, scale, mean, F.reciprocal(F.sqrt(F.add(spread, epsilon)))
 
-    def _pool_with_indices(self, node: Node, op: Any) -> Sequence[Value] | None:
+    def _pool_with_indices(self, node: Node, pool: Pooling) -> Sequence[Value] | None:
         """Convert a MaxPool whose indices are read only by its gradients."""
-        indices = node.outputs[1] if len(node.outputs) > 1 else None
-        if not isinstance(op, MaxPool) or indices is None or indices not in self._gradients_read or op.storage_order:
+        indices = node.outputs[1]
+        if pool.name != "MaxPool":
+            return None
+        op: MaxPool = pool  # type: ignore[assignment]
+        if indices not in self._gradients_read or op.storage_order:
             return None
         if op.kernel_shape is None or math.prod(op.kernel_shape) > _MOST_ELEMENTS:
             return None
@@ -547,7 +547,7 @@ _RULES: dict[str, _Rule] = {
     "BatchNormalization": _Sweep._batch_norm,
     "Resize": _Sweep._resize,
     "Shape": _Sweep._shape,
-    **dict.fromkeys(QUANTISED, _Sweep._quantised),
+    **dict.fromkeys(_QUANTISED, _Sweep._quantised),
 }
 
 # Rules for graphkit's own operators. They apply if any operand has its channels last.
@@ -556,7 +556,7 @@ _GRADIENTS: dict[str, _Rule] = {
     "MaxPoolGrad": _Sweep._max_pool_grad,
     "AveragePoolGrad": _Sweep._average_pool_grad,
     "ReduceToShapeOf": _Sweep._reduce_to_shape,
-    **dict.fromkeys(QUANTISED, _Sweep._quantised),
+    **dict.fromkeys(_QUANTISED, _Sweep._quantised),
 }
 
 

@@ -12,7 +12,8 @@ from graphkit.ir.types import HALVES, DType
 from graphkit.ops import F, operator
 from graphkit.ops.tensor.cast import Cast
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import RESHAPES, is_op
+from graphkit.passes.core.match import is_op
+from graphkit.passes.core.relevance import RESHAPES
 from graphkit.passes.core.sweep import elements_read, map_bodies, rewrite
 
 # Operators that return all elements of their data operands, and operators that return some of them.

@@ -15,9 +15,6 @@ from graphkit.ops.nn.conv import Convolution
 _ELEMENTWISE = {"QLinearAdd": (0, 3), "QLinearMul": (0, 3), "TableLookup": (0,)}
 _LINEAR = ("QuantizeLinear", "DequantizeLinear")
 
-INTEGER_CONVOLUTIONS = ("ConvInteger", "QLinearConv")
-QUANTISED = (*_ELEMENTWISE, *_LINEAR, "QLinearGlobalAveragePool")
-
 Convert = Callable[[Value], Value]
 
 
@@ -29,8 +26,8 @@ class ChannelsLastOp(NamedTuple):
 
 
 def is_integer_convolution(node: Node) -> bool:
-    """Return whether a node is a convolution of 8-bit integers, of known rank, with one to three spatial axes."""
-    if node.op.domain or node.op.name not in INTEGER_CONVOLUTIONS:
+    """Return whether a ConvInteger or QLinearConv has 8-bit integers, known rank, and one to three spatial axes."""
+    if node.op.domain:
         return False
     x, w = node.operands[0], node.operands[operator(node, Op).inputs.index("w")]
     return x.dtype in BYTES and x.rank is not None and w.rank == x.rank and 3 <= x.rank <= 5
@@ -45,7 +42,7 @@ def channels_last_convolution(node: Node, channels_last: Convert, standard_order
 
 
 def channels_last_quantised(node: Node, channels_last: Convert, standard_order: Convert) -> ChannelsLastOp | None:
-    """Return an operator of QUANTISED with the channels last; None if it cannot be converted."""
+    """Return an operator on quantised numbers with the channels last; None if it cannot be converted."""
     op = operator(node, Op)
     name, x = op.name, node.operands[0]
     rank = x.rank

@@ -16,10 +16,10 @@ from graphkit.ir.limits import limited
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import TensorType
 from graphkit.ops.tensor.constants import Constant
-from graphkit.passes.core.declare import Property, Rewrite, graph_pass
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.draws import is_random
 from graphkit.passes.core.match import array_of, is_op
-from graphkit.passes.core.sweep import map_subgraphs, rewrite
+from graphkit.passes.core.sweep import map_branches, rewrite
 
 if TYPE_CHECKING:
     from graphkit.ir.sweeps import NativeSweeps
@@ -73,17 +73,6 @@ def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
         return sweeps.copy_until(nodes, position, _BRANCHES, table, None, Constant)
 
     return rewrite(graph, rule, advance=advance)
-
-
-def map_branches(node: Node, operands: Sequence[Value | None], transform: Rewrite) -> Node:
-    """Apply `map_subgraphs` to an If only: the declared types of its branches hold in every run.
-
-    The bodies of loops are not transformed. The shape of a state may change from one iteration to the next, so a
-    rewrite that relies on declared types would be wrong there.
-    """
-    if is_op(node, "If"):
-        return map_subgraphs(node, operands, transform)
-    return node.rebuilt(operands)
 
 
 def _known_array(value: Value) -> np.ndarray | None:

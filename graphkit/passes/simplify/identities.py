@@ -18,9 +18,9 @@ from graphkit.ops import F, Op, operator
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.tensor.constants import ReduceToShapeOf
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import RESHAPES, SharedConstants, array_of, first, is_op, permutation
-from graphkit.passes.core.sweep import rewrite
-from graphkit.passes.simplify.fold import map_branches
+from graphkit.passes.core.match import SharedConstants, array_of, first, is_op, permutation
+from graphkit.passes.core.relevance import RESHAPES
+from graphkit.passes.core.sweep import map_branches, rewrite
 
 Simplification: TypeAlias = Callable[[Node], Sequence[Value] | None]
 
@@ -56,27 +56,6 @@ def _identity_left(graph: Graph) -> Node | None:
 def identity_left(graph: Graph) -> Node | None:
     """Return an Identity of the graph, or None. It is the check of `simplify` with keep_markers."""
     return next((node for node in graph.nodes if is_op(node, "Identity")), None)
-
-
-@graph_pass(ensures=[Property.SIMPLIFIED], check=_identity_left)
-def simplify(graph: Graph, *, keep_markers: bool = False) -> Graph:
-    """Apply every rule in one sweep, in the branches of an If as well. Linear.
-
-    keep_markers: Keep StopGradient and StraightThrough, because the graph is differentiated later.
-    """
-    inner = partial(simplify, keep_markers=keep_markers)
-    rules = {**_rules, (DOMAIN, "ReduceToShapeOf"): _Sums().replaced}
-    if keep_markers:
-        rules = {kind: found for kind, found in rules.items() if kind not in _MARKERS}
-
-    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
-        found = rules.get((node.op.domain, node.op.name))
-        if found is None:
-            return map_branches(node, operands, inner).outputs
-        rebuilt = node if operands is node.inputs else node.rebuilt(operands)
-        return found(rebuilt) or rebuilt.outputs
-
-    return rewrite(graph, rule, at=_operators - _ARITHMETIC, after=_IDENTITY_ELEMENTS, among=_ARITHMETIC)
 
 
 def _rule(*names: str, domain: str = "") -> Callable[[Simplification], Simplification]:
@@ -275,3 +254,27 @@ def _logical(node: Node) -> Sequence[Value] | None:
 def _equal_shapes(x: Value, y: Value) -> bool:
     """Whether both are tensors of one element type and provably one shape."""
     return isinstance(x.type, TensorType) and x.type.shape is not None and x.type == y.type
+
+
+# All rules are above, so the operators that they look for are known.
+@graph_pass(
+    ensures=[Property.SIMPLIFIED], check=_identity_left, at=(_operators - _ARITHMETIC).union(_IDENTITY_ELEMENTS)
+)
+def simplify(graph: Graph, *, keep_markers: bool = False) -> Graph:
+    """Apply every rule in one sweep, in the branches of an If as well. Linear.
+
+    keep_markers: Keep StopGradient and StraightThrough, because the graph is differentiated later.
+    """
+    inner = partial(simplify, keep_markers=keep_markers)
+    rules = {**_rules, (DOMAIN, "ReduceToShapeOf"): _Sums().replaced}
+    if keep_markers:
+        rules = {kind: found for kind, found in rules.items() if kind not in _MARKERS}
+
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
+        found = rules.get((node.op.domain, node.op.name))
+        if found is None:
+            return map_branches(node, operands, inner).outputs
+        rebuilt = node if operands is node.inputs else node.rebuilt(operands)
+        return found(rebuilt) or rebuilt.outputs
+
+    return rewrite(graph, rule, at=_operators - _ARITHMETIC, after=_IDENTITY_ELEMENTS, among=_ARITHMETIC)

@@ -10,7 +10,8 @@ from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.tensor.shape import Reshape
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import RESHAPES, SharedConstants, first, is_op, permutation, producer, same_type
+from graphkit.passes.core.match import SharedConstants, first, is_op, permutation, producer, same_type
+from graphkit.passes.core.relevance import RESHAPES
 from graphkit.passes.core.sweep import Readers, fuse
 
 _RESHAPE = Reshape()

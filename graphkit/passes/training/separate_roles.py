@@ -8,7 +8,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.names import Names
 from graphkit.named_tuples import NamedTuple
 from graphkit.ops.control.views import capture_count
-from graphkit.ops.operand_roles import SETTINGS
+from graphkit.ops.operands import SETTINGS
 from graphkit.passes.core.captures import add_captures, captured
 from graphkit.passes.core.sweep import is_control, rewrite
 from graphkit.passes.training.to_training import is_batch_norm

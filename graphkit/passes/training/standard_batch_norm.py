@@ -14,8 +14,8 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F
 from graphkit.ops.nn.norm import BatchNormalization, BatchNormGrad
 from graphkit.ops.nn.statistics import channel_axes, columns, known_rank, mean_over, standardised
+from graphkit.ops.operands import converted, wide_type
 from graphkit.ops.pointwise import scalar_like
-from graphkit.ops.wide import converted, wide_type
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
 
 

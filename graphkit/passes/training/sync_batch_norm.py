@@ -17,8 +17,8 @@ from graphkit.ops import F, operator
 from graphkit.ops.internal.moments import AllReduce
 from graphkit.ops.nn.norm import BatchNormalization
 from graphkit.ops.nn.statistics import channel_axes, columns, known_rank, mean_over, per_channel
+from graphkit.ops.operands import converted, wide_type
 from graphkit.ops.pointwise import scalar_like
-from graphkit.ops.wide import converted, wide_type
 from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
 from graphkit.passes.training.to_training import follows_pytorch, is_batch_norm, unbiased_running
 

@@ -15,7 +15,7 @@ from graphkit.executor.run.sized_program import SizedProgram
 from graphkit.ir.graph import Value
 from graphkit.ops import F
 from graphkit.ops._base import apply
-from graphkit.ops.internal.channels_last import ChannelsLastAveragePool, ChannelsLastMaxPool
+from graphkit.ops.internal.channels_last_pool import ChannelsLastAveragePool, ChannelsLastMaxPool
 from graphkit.ops.tensor.constants import ReduceToShapeOf
 
 RNG = np.random.default_rng(0)

@@ -221,6 +221,12 @@ def biased_integer_product() -> Graph:
     return Graph([a], [F.add(product, weights(2))])
 
 
+def outer_taps() -> Graph:
+    """A convolution whose outer taps read padding only."""
+    x = data(1, 1, 2, 2)
+    return Graph([x], [F.conv(x, weights(1, 1, 3, 3), pads=(4, 4, 4, 4), dilations=(4, 4))])
+
+
 def quantised_conv() -> Graph:
     x = data("N", 3, 8, 8)
     at = np.float32(0.02), np.uint8(120)
@@ -304,6 +310,7 @@ _GRAPHS: dict[str, Callable[[], Graph]] = {
     "quantised conv": quantised_conv,
     "packed product": packed_product,
     "element sizes": element_sizes,
+    "outer taps": outer_taps,
 }
 
 

@@ -22,25 +22,14 @@ from graphkit.ops import F, registry
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core._index import PASSES
 from graphkit.passes.core.declare import CONTROL, Pass, _any_graph, _has_any
+from graphkit.passes.core.relevance import _SMALL, CONDITIONS
 from graphkit.passes.core.sweep import operators
-from graphkit.passes.pipeline import (
-    BOUND,
-    INFERENCE,
-    _computes_halves,
-    _has_composite,
-    _has_unknown_rank,
-    array_passes,
-    arrays_bound,
-    inference_passes,
-)
+from graphkit.passes.pipeline import BOUND, INFERENCE, array_passes, arrays_bound, inference_passes
 
 LIMITED = {name: frozenset(at) for name, (_, at, *_) in PASSES.items() if at is not None}
+BESIDE = {name: [frozenset(names) for names in groups] for name, (_, _, groups, *_) in PASSES.items() if groups}
 # Passes that are imported for certain nodes of any operator.
-CONDITIONAL = {
-    "widen_halves": _computes_halves,
-    "known_ranks": _has_unknown_rank,
-    "expand_composites": _has_composite,
-}
+CONDITIONAL = {name: CONDITIONS[name] for name in ("widen_halves", "known_ranks", "expand_composites")}
 
 
 @cache
@@ -75,9 +64,9 @@ def pipelines() -> list[Sequence[Pass[...]]]:
 
 
 @cache
-def changed() -> dict[str, set[frozenset[str]]]:
-    """For each pass, the sets of operators of the graphs that it changes if it is applied to every graph."""
-    found: dict[str, set[frozenset[str]]] = {}
+def changed() -> dict[str, dict[frozenset[str], list[Graph]]]:
+    """For each pass, the graphs that it changes if it is applied to every graph, by their operators."""
+    found: dict[str, dict[frozenset[str], list[Graph]]] = {}
     orders = pipelines()
     for graph in graphs():
         # Pipelines begin with the same passes, so the result of a pass and the text of a graph are computed once.
@@ -89,8 +78,9 @@ def changed() -> dict[str, set[frozenset[str]]]:
                 if (step, before) not in made:
                     made[step, before] = step._apply(before)
                     after = made[step, before]
-                    if step.name in LIMITED and after is not before and text(after) != text(before):
-                        found.setdefault(step.name, set()).add(frozenset(operators(before)))
+                    if step.name in {*LIMITED, *CONDITIONS} and after is not before and text(after) != text(before):
+                        by_operators = found.setdefault(step.name, {})
+                        by_operators.setdefault(frozenset(operators(before)), []).append(before)
                 before = made[step, before]
     return found
 
@@ -99,17 +89,28 @@ def changed() -> dict[str, set[frozenset[str]]]:
 @pytest.mark.parametrize("name", LIMITED)
 def test_pass_changes_no_graph_without_its_operators(name: str) -> None:
     for present in changed()[name]:
-        assert not present.isdisjoint(LIMITED[name]), sorted(present)
+        for names in (LIMITED[name], *BESIDE.get(name, ())):
+            assert not present.isdisjoint(names), sorted(present)
 
 
+# The operators of `simplify` are those of its rules.
 @in_one_item()
-@pytest.mark.parametrize("name", LIMITED)
+@pytest.mark.parametrize("name", LIMITED.keys() - {"simplify"})
 def test_each_listed_operator_decides_about_a_graph(name: str) -> None:
     """A graph that the pass changes has this operator, and no other one of the list."""
     alone = {
         operator for operator in LIMITED[name] for present in changed()[name] if present & LIMITED[name] == {operator}
     }
     assert LIMITED[name] == alone
+
+
+@in_one_item()
+@pytest.mark.parametrize("name", CONDITIONS.keys() - {"widen_halves", "known_ranks"})
+def test_condition_holds_for_each_graph_that_the_pass_changes(name: str) -> None:
+    small = [graph for found in changed()[name].values() for graph in found if len(graph.nodes) <= _SMALL]
+    assert small
+    for graph in small:
+        assert _any_graph(graph, CONDITIONS[name]), str(graph)
 
 
 def test_conditional_passes_change_no_graph_without_such_nodes() -> None:

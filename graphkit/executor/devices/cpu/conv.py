@@ -24,7 +24,7 @@ from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.channels_last import ChannelsLast, ChannelsLastConvolution
 from graphkit.ops.internal.fused import Epilogue
 from graphkit.ops.nn.conv import Convolution, ConvTranspose, Geometry
-from graphkit.passes.layout.few_channels import has_few_channels, slides_over_planes
+from graphkit.passes.layout.standard_order import has_few_channels, slides_over_planes
 
 # A dimension: an int or a Dim.
 D = TypeVar("D")

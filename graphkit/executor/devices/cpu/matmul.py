@@ -15,7 +15,6 @@ from graphkit.executor.devices.registry import SizedFactory
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
-from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.linalg.matmul import Gemm
 
 _BLOCKED = frozenset({DType.FLOAT64, DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})
@@ -78,6 +77,8 @@ def _gemm(node: Node, context: KernelContext) -> SizedFactory | None:
 
 @prepared_kernel("FusedMatMul", DOMAIN, onednn=True)
 def _fused_mat_mul(node: Node, context: KernelContext) -> SizedFactory | None:
+    from graphkit.ops.internal.fused import FusedMatMul
+
     op = operator(node, FusedMatMul)
     return _product(
         node,

@@ -9,8 +9,8 @@ from graphkit.errors import UnsupportedError
 from graphkit.onnx_io.upgrade import NodeView, Results
 from graphkit.onnx_io.upgrade.contrib import contrib
 from graphkit.ops import F
+from graphkit.ops.operands import converted
 from graphkit.ops.pointwise import scalar_like
-from graphkit.ops.wide import converted
 
 # Activation -> names and defaults of its parameters, in the order of `activation_params`.
 _PARAMETERS: Mapping[str, tuple[tuple[str, float | None], ...]] = {

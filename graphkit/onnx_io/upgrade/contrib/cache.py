@@ -26,8 +26,8 @@ from graphkit.onnx_io.upgrade.contrib.scores import (
 from graphkit.ops import F
 from graphkit.ops.axes import i64
 from graphkit.ops.nn.heads import shared_product
+from graphkit.ops.operands import converted, wide_type
 from graphkit.ops.pointwise import scalar_like
-from graphkit.ops.wide import converted, wide_type
 
 # --- keys and values in a buffer of a fixed size ----------------------------------------------------
 

@@ -12,8 +12,8 @@ from graphkit.onnx_io.upgrade.contrib import contrib
 from graphkit.onnx_io.upgrade.contrib.scores import int64
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64
+from graphkit.ops.operands import converted, wide_type
 from graphkit.ops.pointwise import scalar_like
-from graphkit.ops.wide import converted, wide_type
 
 
 @contrib("Inverse")

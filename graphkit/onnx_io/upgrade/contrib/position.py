@@ -14,8 +14,8 @@ from graphkit.onnx_io.upgrade.contrib import contrib
 from graphkit.onnx_io.upgrade.contrib.scores import heads_of, int64, needs_rank
 from graphkit.ops import F, constant
 from graphkit.ops.axes import i64
+from graphkit.ops.operands import converted, wide_type
 from graphkit.ops.pointwise import scalar_like
-from graphkit.ops.wide import converted, wide_type
 
 
 def _heads(node: NodeView, x: Any, cache: Any, heads: int) -> int | None:

@@ -21,12 +21,12 @@ from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType, type_of_array
 from graphkit.ops import F, registry
 from graphkit.ops.evaluate import run_node
-from graphkit.ops.internal.channels_last import ChannelsLastAveragePool, ChannelsLastMaxPool
 from graphkit.ops.internal.channels_last_gradient import (
     ChannelsLastAveragePoolGrad,
     ChannelsLastMaxPoolGrad,
     ChannelsLastMaxPoolIndices,
 )
+from graphkit.ops.internal.channels_last_pool import ChannelsLastAveragePool, ChannelsLastMaxPool
 from graphkit.ops.nn.lp_pool import LpPool
 from graphkit.ops.nn.pool import AveragePool, AveragePoolGrad, MaxPool, MaxPoolGrad
 

@@ -1,0 +1,91 @@
+"""The number of calls of Python functions from a small file to its first result, for each node."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.ops import F
+
+# The most calls for each further node, less than one more than are needed: a pass that is called once more for each
+# node fails this test.
+MOST_CALLS = {"load": 89.5, "compile": 45.9, "run": 88.7}
+# The counts depend on the number of layers linearly. These are three networks that count as small for the passes.
+LAYERS = (4, 8, 12)
+X = np.ones([2, 4], np.float32)
+
+
+def save_chain(path: Path, layers: int) -> None:
+    """Save layers with activations and residuals, with four nodes each."""
+    h = gk.input("x", ["N", 4])
+    for i in range(layers):
+        h = F.layer_normalization(F.add(h, F.tanh(gk.nn.linear(h, 4, name=f"fc{i}"))), np.ones(4, np.float32))[0]
+    gk.Model({"y": h}, seed=1).save(path)
+
+
+def calls(step: Callable[[], Any]) -> tuple[int, Any]:
+    """Return the number of calls of Python functions in the step, and its result."""
+    found = 0
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        nonlocal found
+        found += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        result = step()
+    finally:
+        sys.setprofile(None)
+    return found, result
+
+
+def calls_of_file(path: Path) -> tuple[int, dict[str, int]]:
+    """Return the number of nodes in a file, and the calls of each step to its first result."""
+    counts: dict[str, int] = {}
+    counts["load"], net = calls(lambda: gk.load(path))
+    counts["compile"], exe = calls(lambda: net.compile(threads=1))
+    counts["run"], _ = calls(lambda: exe.run({"x": X}))
+    return len(net.graph.nodes), counts
+
+
+def print_calls() -> None:
+    """Print a list of what `calls_of_file` returns for each number of layers."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{layers}.onnx" for layers in LAYERS]
+        for path, layers in zip(paths, LAYERS, strict=True):
+            save_chain(path, layers)
+        calls_of_file(paths[0])  # imports
+        sys.stdout.write(repr([calls_of_file(path) for path in paths]))
+
+
+@pytest.mark.parametrize("step", MOST_CALLS)
+def test_first_result_takes_few_calls_for_each_node(measured: list[tuple[int, dict[str, int]]], step: str) -> None:
+    sizes, counts = zip(*((size, of_steps[step]) for size, of_steps in measured), strict=True)
+    first, second = ((counts[i + 1] - counts[i]) / (sizes[i + 1] - sizes[i]) for i in range(2))
+    assert first < MOST_CALLS[step]
+    # The number of calls is linear in the nodes.
+    assert second < 1.05 * first
+
+
+@pytest.fixture(scope="module")
+def measured() -> list[tuple[int, dict[str, int]]]:
+    # In a new process, because other tests fill tables of shared operators and turn on the checks of passes.
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("GRAPHKIT_")}
+    command = [sys.executable, "-P", __file__]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=environment)
+    found: list[tuple[int, dict[str, int]]] = ast.literal_eval(done.stdout)
+    return found
+
+
+if __name__ == "__main__":
+    print_calls()
