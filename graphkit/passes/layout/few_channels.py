@@ -18,18 +18,30 @@ _MANY_ELEMENTS = 256  # a window with more elements counts as large
 _LANES = 16
 _SLIDING = ((3, 3), (5, 5), (7, 7))
 
+# Limits up to which the kernel for few channels is faster than reordering the axes and computing with channels last.
+_SOME_CHANNELS = 15  # of windows with several elements
+_CHANNELS_OF_POINTS = 7  # of windows with one element; with more, a matrix product is faster
+_CHANNELS_APART = 8  # of windows that are at least 2 elements apart
+_CHANNELS_OF_LINES = 128  # of images with one axis
+_CHANNELS_OF_GROUP = 8
+_PART_OF_BLOCK = 64  # channels or filters that do not fill the library's blocks of 16
+_SMALL_WINDOW = 9
+_COLUMNS_OF_GROUP = 24
+_COLUMNS_OF_CHANNEL = 48
 
-def has_few_channels(w: Sequence[Dim], y: Sequence[Dim], group: int) -> bool:
+
+def has_few_channels(w: Sequence[Dim], y: Sequence[Dim], group: int, strides: Sequence[int] | None) -> bool:
     """Return whether the CPU kernel for few channels is the fastest one for a convolution in the standard order.
 
     Its vectors hold results that are neighbours in a line, or in lines that are joined. So results must fill vectors.
 
     Args:
-        w: Shape of the weights, [M, C, *kernel].
+        w: Shape of the weights, [M, C / group, *kernel].
         y: Shape of the result, [N, M, *spatial].
         group: Number of groups.
+        strides: Strides along the spatial axes; None: all are 1.
     """
-    if group != 1 or not 3 <= len(w) <= 4 or len(y) != len(w):
+    if not 3 <= len(w) <= 4 or len(y) != len(w):
         return False
     known = [d for d in (*w, *y[2:]) if isinstance(d, int)]
     if len(known) < len(w) + len(y) - 2:
@@ -38,7 +50,42 @@ def has_few_channels(w: Sequence[Dim], y: Sequence[Dim], group: int) -> bool:
     if math.prod(known[1 : len(w)]) > _MANY_ELEMENTS:
         results = columns  # the lines of large windows are not joined
     fills = 10 * results >= 9 * math.ceil(results / _LANES) * _LANES
-    return 1 <= channels <= _MOST_CHANNELS and columns >= _LEAST_COLUMNS and fills
+    if channels < 1 or columns < _LEAST_COLUMNS or not fills:
+        return False
+    window, stride = known[2 : len(w)], 1 if strides is None else strides[-1]
+    if group > 1:
+        return _suits_groups(known[0] // group, channels, group, window, stride, columns)
+    return channels <= _MOST_CHANNELS or _suits(known[0], channels, window, stride)
+
+
+def _suits(filters: int, channels: int, window: list[int], stride: int) -> bool:
+    """Return whether the kernel for few channels is faster although there are more than _MOST_CHANNELS channels."""
+    if math.prod(window) == 1:
+        return channels <= _CHANNELS_OF_POINTS and stride == 1
+    if channels <= _SOME_CHANNELS and stride == 1:
+        return True
+    if stride > 1:
+        return channels <= _CHANNELS_APART or (stride == 2 and channels <= _SOME_CHANNELS and filters % _LANES > 0)
+    if len(window) == 1:
+        return channels <= _CHANNELS_OF_LINES
+    if channels > _PART_OF_BLOCK or math.prod(window) > _SMALL_WINDOW:
+        return False
+    # Winograd's algorithm needs fewer products.
+    return filters < _LANES or (channels % _LANES > 0 and window != [3, 3])
+
+
+def _suits_groups(filters: int, channels: int, groups: int, window: list[int], stride: int, columns: int) -> bool:
+    """Return whether the kernel for few channels is faster for groups with these numbers of filters and channels."""
+    if math.prod(window) == 1 or stride > 2:
+        return False
+    if channels > 1:
+        return channels <= _CHANNELS_OF_GROUP and columns >= _COLUMNS_OF_GROUP
+    if filters > 1:
+        return True
+    if len(window) == 1:
+        return stride == 1 and columns >= _COLUMNS_OF_GROUP
+    fills_blocks = groups % _LANES == 0 or math.prod(window) > _SMALL_WINDOW
+    return stride == 1 and columns >= _COLUMNS_OF_CHANNEL and not fills_blocks
 
 
 def slides_over_planes(w: Sequence[Dim], y: Sequence[Dim], geometry: Geometry) -> bool:
@@ -81,7 +128,7 @@ def keeps_order(node: Node, is_returned: Callable[[Value], bool]) -> bool:
     filters, y = w.tensor.known_shape, node.output.tensor.known_shape
     if not is_returned(node.output):
         return False
-    if has_few_channels(filters, y, op.group):
+    if has_few_channels(filters, y, op.group, op.strides):
         return True
     x = node.operands[0].tensor
     if op.group == 1 or x.shape is None or not all(map(is_static, filters)):

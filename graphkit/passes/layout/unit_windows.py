@@ -1,4 +1,7 @@
-"""Convolutions with windows of one element as matrix products, in the standard order of axes."""
+"""Convolutions with windows of one element as matrix products, in the standard order of axes.
+
+With strides, the product reads a slice of x.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,12 @@ from graphkit.passes.core.match import is_op
 # With fewer channels or positions, a convolution with the channels last is faster.
 _LEAST_CHANNELS = 8
 _LEAST_POSITIONS = 192
+# With fewer positions that are apart in x, reading them takes longer than reordering the axes.
+_LEAST_POSITIONS_APART = 64
 
 
 def is_product(node: Node) -> bool:
-    """Return whether a Conv or FusedConv is faster as a product of its weights with x: [N, C, positions].
+    """Return whether a Conv or FusedConv is faster as a product of its weights with x: [N, groups, C, positions].
 
     Args:
         node: A convolution of any operator, or a gradient of one, whose result is only an output of the graph.
@@ -31,14 +36,21 @@ def is_product(node: Node) -> bool:
         return False
     x, w = node.operands[:2]
     op = operator(node, Convolution)
-    if op.group != 1 or any(v.dtype is not DType.FLOAT32 for v in node.operands):
+    if any(v.dtype is not DType.FLOAT32 for v in node.operands):
         return False
     if not (x.tensor.is_static and w.tensor.is_static) or math.prod(w.tensor.static_shape[2:]) != 1:
         return False
-    channels, *positions = x.tensor.static_shape[1:]
     geometry = op.geometry(x.tensor.static_shape, w.tensor.static_shape)
-    is_whole = all(n == 1 for n in geometry.strides) and not any((*geometry.begin, *geometry.end))
-    return is_whole and channels >= _LEAST_CHANNELS and math.prod(positions) >= _LEAST_POSITIONS
+    channels = w.tensor.static_shape[1]
+    if any((*geometry.begin, *geometry.end)) or 0 in (*x.tensor.static_shape, *w.tensor.static_shape):
+        return False
+    if op.group > 1:
+        return channels > 1
+    positions = math.prod(node.output.tensor.static_shape[2:])
+    if any(n > 1 for n in geometry.strides):
+        return positions >= _LEAST_POSITIONS_APART
+    # The convolution with three spatial axes has no kernel for few channels.
+    return positions >= _LEAST_POSITIONS and (channels >= _LEAST_CHANNELS or len(geometry.strides) == 3)
 
 
 def as_product(node: Node, operands: Sequence[Value | None]) -> Value:
@@ -50,11 +62,17 @@ def as_product(node: Node, operands: Sequence[Value | None]) -> Value:
     bias, residual = (operands[i] if i < len(operands) else None for i in (2, 3))
     assert x is not None
     assert w is not None
-    batch, channels, *positions = x.tensor.static_shape
-    filters = w.tensor.static_shape[0]
+    op = operator(node, Convolution)
+    batch, filters, *positions = node.output.tensor.static_shape
+    channels = w.tensor.static_shape[1]
+    strides = op.geometry(x.tensor.static_shape, w.tensor.static_shape).strides
+    groups = [op.group] if op.group > 1 else []
     with context.entered(context.current()._replace(attrs=node.meta)):
-        flat = F.reshape(x, np.array([batch, channels, math.prod(positions)]))
-        y: Any = F.mat_mul(F.reshape(w, np.array([filters, channels])), flat, name=node.name)
+        if any(n > 1 for n in strides):
+            axes = np.arange(2, 2 + len(strides))
+            x = F.slice(x, np.zeros_like(axes), np.array(x.tensor.static_shape[2:]), axes, np.array(strides))
+        flat = F.reshape(x, np.array([batch, *groups, channels, math.prod(positions)]))
+        y: Any = F.mat_mul(F.reshape(w, np.array([*groups, filters // op.group, channels])), flat, name=node.name)
         y = F.reshape(y, np.array([batch, filters, *positions]))
         if bias is not None:
             y = F.add(y, F.reshape(bias, np.array([filters, *(1 for _ in positions)])))
