@@ -28,20 +28,34 @@ _LANES = 16
 # For products: with fewer channels or positions, a convolution with the channels last is faster.
 _LEAST_TERMS = 8
 _LEAST_POSITIONS = 192
+# With fewer positions that are apart in x, reading them takes longer than reordering the axes.
+_LEAST_POSITIONS_APART = 64
 _SLIDING = ((3, 3), (5, 5), (7, 7))
 
+# Limits up to which the kernel for few channels is faster than reordering the axes and computing with channels last.
+_SOME_CHANNELS = 15  # of windows with several elements
+_CHANNELS_OF_POINTS = 7  # of windows with one element; with more, a matrix product is faster
+_CHANNELS_APART = 8  # of windows that are at least 2 elements apart
+_CHANNELS_OF_LINES = 128  # of images with one axis
+_CHANNELS_OF_GROUP = 8
+_PART_OF_BLOCK = 64  # channels or filters that do not fill the library's blocks of 16
+_SMALL_WINDOW = 9
+_COLUMNS_OF_GROUP = 24
+_COLUMNS_OF_CHANNEL = 48
 
-def has_few_channels(w: Sequence[Dim], y: Sequence[Dim], group: int) -> bool:
+
+def has_few_channels(w: Sequence[Dim], y: Sequence[Dim], group: int, strides: Sequence[int] | None) -> bool:
     """Return whether the CPU kernel for few channels is the fastest one for a convolution in the standard order.
 
     Its vectors hold results that are neighbours in a line, or in lines that are joined. So results must fill vectors.
 
     Args:
-        w: Shape of the weights, [M, C, *kernel].
+        w: Shape of the weights, [M, C / group, *kernel].
         y: Shape of the result, [N, M, *spatial].
         group: Number of groups.
+        strides: Strides along the spatial axes; None: all are 1.
     """
-    if group != 1 or not 3 <= len(w) <= 4 or len(y) != len(w):
+    if not 3 <= len(w) <= 4 or len(y) != len(w):
         return False
     known = [d for d in (*w, *y[2:]) if isinstance(d, int)]
     if len(known) < len(w) + len(y) - 2:
@@ -50,7 +64,42 @@ def has_few_channels(w: Sequence[Dim], y: Sequence[Dim], group: int) -> bool:
     if math.prod(known[1 : len(w)]) > _MANY_ELEMENTS:
         results = columns  # the lines of large windows are not joined
     fills = 10 * results >= 9 * math.ceil(results / _LANES) * _LANES
-    return 1 <= channels <= _MOST_CHANNELS and columns >= _LEAST_COLUMNS and fills
+    if channels < 1 or columns < _LEAST_COLUMNS or not fills:
+        return False
+    window, stride = known[2 : len(w)], 1 if strides is None else strides[-1]
+    if group > 1:
+        return _suits_groups(known[0] // group, channels, group, window, stride, columns)
+    return channels <= _MOST_CHANNELS or _suits(known[0], channels, window, stride)
+
+
+def _suits(filters: int, channels: int, window: list[int], stride: int) -> bool:
+    """Return whether the kernel for few channels is faster although there are more than _MOST_CHANNELS channels."""
+    if math.prod(window) == 1:
+        return channels <= _CHANNELS_OF_POINTS and stride == 1
+    if channels <= _SOME_CHANNELS and stride == 1:
+        return True
+    if stride > 1:
+        return channels <= _CHANNELS_APART or (stride == 2 and channels <= _SOME_CHANNELS and filters % _LANES > 0)
+    if len(window) == 1:
+        return channels <= _CHANNELS_OF_LINES
+    if channels > _PART_OF_BLOCK or math.prod(window) > _SMALL_WINDOW:
+        return False
+    # Winograd's algorithm needs fewer products.
+    return filters < _LANES or (channels % _LANES > 0 and window != [3, 3])
+
+
+def _suits_groups(filters: int, channels: int, groups: int, window: list[int], stride: int, columns: int) -> bool:
+    """Return whether the kernel for few channels is faster for groups with these numbers of filters and channels."""
+    if math.prod(window) == 1 or stride > 2:
+        return False
+    if channels > 1:
+        return channels <= _CHANNELS_OF_GROUP and columns >= _COLUMNS_OF_GROUP
+    if filters > 1:
+        return True
+    if len(window) == 1:
+        return stride == 1 and columns >= _COLUMNS_OF_GROUP
+    fills_blocks = groups % _LANES == 0 or math.prod(window) > _SMALL_WINDOW
+    return stride == 1 and columns >= _COLUMNS_OF_CHANNEL and not fills_blocks
 
 
 def slides_over_planes(w: Sequence[Dim], y: Sequence[Dim], geometry: Geometry) -> bool:
@@ -93,7 +142,7 @@ def keeps_order(node: Node, is_returned: Callable[[Value], bool]) -> bool:
     filters, y = w.tensor.known_shape, node.output.tensor.known_shape
     if not is_returned(node.output):
         return False
-    if has_few_channels(filters, y, op.group):
+    if has_few_channels(filters, y, op.group, op.strides):
         return True
     x = node.operands[0].tensor
     if op.group == 1 or x.shape is None or not all(map(is_static, filters)):
@@ -102,7 +151,7 @@ def keeps_order(node: Node, is_returned: Callable[[Value], bool]) -> bool:
 
 
 def is_product(node: Node) -> bool:
-    """Return whether a Conv or FusedConv is faster as a product of its weights with x: [N, C, positions].
+    """Return whether a Conv or FusedConv is faster as a product of its weights with x: [N, groups, C, positions].
 
     Args:
         node: A convolution of any operator, or a gradient of one, whose result is only an output of the graph.
@@ -111,14 +160,21 @@ def is_product(node: Node) -> bool:
         return False
     x, w = node.operands[:2]
     op = operator(node, Convolution)
-    if op.group != 1 or any(v.dtype is not DType.FLOAT32 for v in node.operands):
+    if any(v.dtype is not DType.FLOAT32 for v in node.operands):
         return False
     if not (x.tensor.is_static and w.tensor.is_static) or math.prod(w.tensor.static_shape[2:]) != 1:
         return False
-    channels, *positions = x.tensor.static_shape[1:]
     geometry = op.geometry(x.tensor.static_shape, w.tensor.static_shape)
-    is_whole = all(n == 1 for n in geometry.strides) and not any((*geometry.begin, *geometry.end))
-    return is_whole and channels >= _LEAST_TERMS and math.prod(positions) >= _LEAST_POSITIONS
+    channels = w.tensor.static_shape[1]
+    if any((*geometry.begin, *geometry.end)) or 0 in (*x.tensor.static_shape, *w.tensor.static_shape):
+        return False
+    if op.group > 1:
+        return channels > 1
+    positions = math.prod(node.output.tensor.static_shape[2:])
+    if any(n > 1 for n in geometry.strides):
+        return positions >= _LEAST_POSITIONS_APART
+    # The convolution with three spatial axes has no kernel for few channels.
+    return positions >= _LEAST_POSITIONS and (channels >= _LEAST_TERMS or len(geometry.strides) == 3)
 
 
 def as_product(node: Node, operands: Sequence[Value | None]) -> Value:
@@ -130,11 +186,17 @@ def as_product(node: Node, operands: Sequence[Value | None]) -> Value:
     bias, residual = (operands[i] if i < len(operands) else None for i in (2, 3))
     assert x is not None
     assert w is not None
-    batch, channels, *positions = x.tensor.static_shape
-    filters = w.tensor.static_shape[0]
+    op = operator(node, Convolution)
+    batch, filters, *positions = node.output.tensor.static_shape
+    channels = w.tensor.static_shape[1]
+    strides = op.geometry(x.tensor.static_shape, w.tensor.static_shape).strides
+    groups = [op.group] if op.group > 1 else []
     with context.entered(context.current()._replace(attrs=node.meta)):
-        flat = F.reshape(x, np.array([batch, channels, math.prod(positions)]))
-        y: Any = F.mat_mul(F.reshape(w, np.array([filters, channels])), flat, name=node.name)
+        if any(n > 1 for n in strides):
+            axes = np.arange(2, 2 + len(strides))
+            x = F.slice(x, np.zeros_like(axes), np.array(x.tensor.static_shape[2:]), axes, np.array(strides))
+        flat = F.reshape(x, np.array([batch, *groups, channels, math.prod(positions)]))
+        y: Any = F.mat_mul(F.reshape(w, np.array([*groups, filters // op.group, channels])), flat, name=node.name)
         y = F.reshape(y, np.array([batch, filters, *positions]))
         if bias is not None:
             y = F.add(y, F.reshape(bias, np.array([filters, *(1 for _ in positions)])))

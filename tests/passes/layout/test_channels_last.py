@@ -145,20 +145,48 @@ def test_one_and_three_spatial_axes(rank: int) -> None:
 
 @in_one_item()
 @pytest.mark.parametrize(
-    ("channels", "spatial", "kept"),
+    ("channels", "spatial", "options", "kept"),
     [
-        (3, (40, 40), True),
-        (4, (9, 16), True),
-        (1, (3, 1002), True),
-        (5, (40, 40), False),
-        (3, (40, 9), False),
-        (3, (5, 12), False),
-        (3, ("H", 40), False),
+        (3, (40, 40), {}, True),
+        (4, (9, 16), {}, True),
+        (1, (3, 1002), {}, True),
+        (15, (40, 40), {}, True),
+        (16, (40, 40), {}, False),
+        (16, (40, 40), {"filters": 15}, True),
+        (61, (40, 40), {"filters": 16, "kernel": 2}, True),
+        (64, (40, 40), {"filters": 16, "kernel": 2}, False),
+        (65, (40, 40), {"filters": 15}, False),
+        (7, (18, 18), {"kernel": 1}, True),
+        (8, (18, 18), {"kernel": 1}, False),
+        (128, (900,), {}, True),
+        (129, (900,), {}, False),
+        (8, (81, 81), {"strides": (3, 3)}, True),
+        (9, (81, 81), {"strides": (3, 3)}, False),
+        (9, (81, 81), {"strides": (2, 2)}, False),
+        (9, (81, 81), {"strides": (2, 2), "filters": 17}, True),
+        (3, (40, 9), {}, False),
+        (3, (5, 12), {}, False),
+        (3, ("H", 40), {}, False),
+        (16, (40, 34), {"group": 2}, True),
+        (18, (40, 34), {"group": 2}, False),
+        (16, (40, 18), {"group": 2}, False),
+        (16, (40, 10), {"group": 16, "filters": 32}, True),
+        (61, (40, 50), {"group": 61, "filters": 61, "kernel": 2}, True),
+        (61, (40, 40), {"group": 61, "filters": 61, "kernel": 2}, False),
+        (64, (40, 50), {"group": 64, "filters": 64, "kernel": 2}, False),
+        (64, (400,), {"group": 64, "filters": 64, "kernel": 2}, True),
     ],
+    ids=str,
 )
-def test_few_channels_whose_result_is_an_output_stay(channels: int, spatial: tuple[Any, ...], kept: bool) -> None:
+def test_few_channels_whose_result_is_an_output_stay(
+    channels: int, spatial: tuple[Any, ...], options: dict[str, Any], kept: bool
+) -> None:
+    given = {"filters": 16, "kernel": 3, "group": 1, **options}
+    filters, kernel = given.pop("filters"), given.pop("kernel")
+
     def alone(x: Value) -> Value:
-        return conv(x, 16, channels, pads=(1, 0, 1, 0))
+        pads = (1, 0, 1, 0) if len(spatial) == 2 else (0, 0)
+        return conv(x, filters, channels // given["group"], kernel, len(spatial), pads=pads, **given)
 
     shape = (1, channels, *spatial)
     assert ops(converted(alone, shape)) == (["Conv"] if kept else ["Transpose", "ChannelsLastConv", "Transpose"])
@@ -187,7 +215,14 @@ def test_few_channels_whose_result_is_read_are_last() -> None:
         ((1, 8, 300), 1, {}, True),
         ((1, 16, 13, 13), 1, {}, False),  # few positions
         ((1, 6, 20, 20), 1, {}, False),  # few channels
-        ((1, 8, 20, 20), 1, {"strides": (2, 1)}, False),
+        ((1, 6, 20, 20, 20), 1, {}, True),
+        ((1, 8, 20, 20), 1, {"strides": (2, 1)}, True),
+        ((1, 61, 15, 23), 1, {"strides": (2, 3)}, True),
+        ((1, 61, 15, 21), 1, {"strides": (2, 3)}, False),  # few positions
+        ((2, 15, 3, 5), 1, {"group": 5}, True),
+        ((2, 15, 6, 5), 1, {"group": 5, "strides": (2, 2)}, True),
+        ((2, 5, 20, 20), 1, {"group": 5}, False),
+        ((0, 9, 14, 15), 1, {}, False),
         ((1, 8, 20, 20), 1, {"pads": (0, 1, 0, 0)}, False),
         ((1, 8, 20, 20), 3, {}, False),
         (("N", 8, 20, 20), 1, {}, False),
@@ -200,10 +235,10 @@ def test_windows_of_one_element_become_products(
     """A convolution whose result is only an output, with static sizes, many channels and many positions."""
 
     def alone(x: Value) -> Value:
-        return conv(x, 5, shape[1], kernel, len(shape) - 2, **attributes)
+        return conv(x, 5, shape[1] // attributes.get("group", 1), kernel, len(shape) - 2, **attributes)
 
     names = ops(converted(alone, shape))
-    assert ("MatMul" in names, "ChannelsLastConv" in names) == (kept, not kept)
+    assert ("MatMul" in names, any("Conv" in name for name in names)) == (kept, not kept)
 
 
 @in_one_item()

@@ -268,10 +268,10 @@ def _standard_kernel(w: tuple[Dim, ...], y: tuple[Dim, ...], geometry: Geometry)
 
     w, y: shapes of weights and result.
     """
-    if has_few_channels(w, y, geometry.group):
-        return native.StandardConvolution.shallow
     if all(map(is_static, w)) and slides_over_planes(w, y, geometry):
         return native.StandardConvolution.planes
+    if has_few_channels(w, y, geometry.group, geometry.strides):
+        return native.StandardConvolution.shallow
     return native.StandardConvolution.library
 
 

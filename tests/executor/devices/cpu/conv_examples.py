@@ -33,11 +33,12 @@ class Example:
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
         self.x = rng.standard_normal(self.x_shape, dtype=np.float32)
-        self.w = rng.standard_normal((self.filters, self.x_shape[1], *self.kernel), dtype=np.float32)
+        channels = self.x_shape[1] // self.attributes.get("group", 1)
+        self.w = rng.standard_normal((self.filters, channels, *self.kernel), dtype=np.float32)
         self.bias = rng.standard_normal(self.filters, dtype=np.float32)
         self.geometry = Conv(**self.attributes).geometry(self.x.shape, self.w.shape)
         g = self.geometry
-        self.window = native.Window(g.strides, g.dilations, g.begin, g.end)
+        self.window = native.Window(g.strides, g.dilations, g.begin, g.end, g.group)
         # The operands of the last call of `product`, and its result.
         self._multiplied: tuple[bytes, bytes] | None = None
         self._product = np.empty(0)

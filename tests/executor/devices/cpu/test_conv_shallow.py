@@ -17,7 +17,8 @@ if not native.has_onednn():  # whose classes the examples below are made of
     pytest.skip("built without oneDNN", allow_module_level=True)
 
 # Lines in one part and several, joined and not; every way to separate strides; windows of one chain and of several,
-# and such that lie in the padding; groups of filters that are full and not.
+# and such that lie in the padding; groups of filters that are full and not; filters so
+# few that four vectors of windows are computed together.
 EXAMPLES = [
     Example((1, 1, 4000), 30, dict(strides=(5,)), kernel=(10,)),
     Example((2, 1, 3000), 64, dict(strides=(4,), pads=(40, 39)), kernel=(80,)),
@@ -33,6 +34,13 @@ EXAMPLES = [
     Example((1, 1, 3, 40), 9, dict(pads=(9, 2, 7, 3), strides=(1, 3), dilations=(2, 1)), kernel=(2, 5)),
     Example((1, 2, 50, 33), 15, dict(dilations=(3, 2), strides=(3, 6), pads=(2, 7, 1, 0)), kernel=(3, 4)),
     Example((1, 3, 40, 600), 14, dict(pads=(0, 2, 0, 2)), kernel=(2, 5)),
+    Example((2, 13, 11, 37), 5, dict(pads=(0, 2, 1, 0))),
+    Example((1, 7, 9, 131), 6, dict(pads=(1, 3, 1, 3)), kernel=(1, 7)),
+    Example((1, 61, 5, 50), 2, dict(strides=(1, 2)), kernel=(2, 2)),
+    *(Example((1, 5, 4, 150 + n), 7, dict(strides=(2, n), pads=(1, n, 0, 3))) for n in range(2, 10)),
+    Example((2, 10, 11, 37), 15, dict(group=5, pads=(1, 1, 1, 1))),
+    Example((1, 13, 29, 17), 26, dict(group=13, strides=(2, 2), pads=(1, 1, 1, 1))),
+    Example((1, 21, 200), 84, dict(group=21, pads=(2, 2)), kernel=(5,)),
     Example((0, 3, 16, 16), 8),
     Example((1, 3, 0, 16), 8, dict(pads=(1, 1, 1, 1)), kernel=(2, 3)),
 ]
@@ -130,6 +138,30 @@ def test_not_finite_and_huge(isa, dilation, seed):
     assert (np.abs(got[sound] - expected[sound]) <= bound).all()
 
 
+@in_one_item()
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("odd", [None, np.inf, np.nan], ids=str)
+def test_groups_equal_separate_convolutions(isa, odd, packs):
+    e = Example((2, 6, 9, 40), 12, dict(group=3, pads=(1, 0, 0, 1), strides=(1, 2)))
+    shape = e.product().shape
+    if odd is not None:
+        e.w[5, 1, 0, 2] = odd
+    residual = np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
+    options = dict(bias=True, epilogue=native.Epilogue("relu", residual=True), pack_weights=packs, threads=3)
+    got = run(make(e, shape, **options), e, shape, e.bias, residual)
+    for g in range(3):
+        one = Example((2, 2, 9, 40), 4, {**e.attributes, "group": 1})
+        one.x, one.w = np.ascontiguousarray(e.x[:, 2 * g : 2 * g + 2]), e.w[4 * g : 4 * g + 4]
+        part = slice(4 * g, 4 * g + 4)
+        some = (2, 4, *shape[2:])
+        other = np.ascontiguousarray(residual[:, part])
+        expected = run(make(one, some, **options), one, some, e.bias[part].copy(), other)
+        if odd is None:
+            np.testing.assert_array_equal(got[:, part], expected)
+        else:  # if any weight is not finite, all results are summed without padding
+            np.testing.assert_allclose(got[:, part], expected, rtol=0, atol=1e-5)
+
+
 def implementations(model: gk.Model, feeds: dict[str, np.ndarray]) -> tuple[list[str], np.ndarray]:
     exe = model.compile(threads=2)
     with gk.profile() as profile:
@@ -167,6 +199,9 @@ def test_what_is_refused():
         make(e, (*y[:3], y[3] + 1))
     with pytest.raises(native.Error, match="batch or channels"):
         make(e, (y[0], y[1] + 1, *y[2:]))
-    two_groups = native.Window((1, 1), (1, 1), (1, 1), (1, 1), 2)
+    for groups in (2, 3):
+        window = native.Window((1, 1), (1, 1), (1, 1), (1, 1), groups)
+        with pytest.raises(native.Error, match="batch or channels"):
+            native.ShallowConvolution(e.x.shape, e.w.shape, y, window)
     with pytest.raises(native.Unsupported, match="not by the method shallow"):
-        native.ShallowConvolution(e.x.shape, e.w.shape, y, two_groups)
+        native.ShallowConvolution(e.x.shape, e.w.shape, y, native.Window((1, 1), (1, 1), (1, 1), (1, 1), 0))

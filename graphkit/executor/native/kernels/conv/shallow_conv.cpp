@@ -1,5 +1,5 @@
-// Convolution of images with few channels, in the standard layout: float32, one or two spatial dimensions, one group.
-// Results do not depend on the number of threads.
+// Convolution of images with few channels, in the standard layout: float32, one or two spatial dimensions. Each group
+// of channels of an image is computed like an image. Results do not depend on the number of threads.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -7,6 +7,7 @@
 
 #include "kernels/conv/plane.h"
 #include "kernels/conv/shallow_table.h"
+#include "primitives/narrow.h"
 #include "primitives/strided_copy.h"
 #include "runtime/bindings.h"
 #include "runtime/recipe.h"
@@ -31,16 +32,40 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }
 
+// The shape [N, groups * C, spatial] as [N * groups, C, spatial]. Both are the same in memory.
+Dims by_group(const Dims& shape, std::int64_t groups) {
+    Dims split = shape;
+    if (groups > 1 && shape.size() >= 2) {
+        split[0] *= groups;
+        split[1] /= groups;
+    }
+    return split;
+}
+
+// The shape of the filters of one group.
+Dims filters_of_group(const Dims& w, std::int64_t groups) {
+    Dims one = w;
+    if (groups > 1 && !w.empty()) {
+        one[0] /= groups;
+    }
+    return one;
+}
+
+Window one_group(Window window) {
+    window.groups = 1;
+    return window;
+}
+
 // The layout of copied lines. A line with its padding is split into phases: the elements 0, stride, 2 * stride, ...,
 // then the elements 1, stride + 1, ... Adjacent windows then read adjacent elements.
 struct PhaseLayout {
-    std::int64_t phases;  // number of phases of a line that windows read
+    std::int64_t phases;  // number of phases of a line: those that windows read, or all if that takes less time
     std::int64_t filled;  // used elements of a phase
     std::int64_t floats;  // from phase to phase
 
     PhaseLayout(const ConvPlane& plane, std::int64_t columns) {
         const std::int64_t stride = plane.strides[1];
-        phases = plane.dilations[1] == 1 ? std::min(stride, plane.kernel[1]) : stride;
+        phases = plane.dilations[1] == 1 && stride > kNarrow ? std::min(stride, plane.kernel[1]) : stride;
         filled = (plane.kernel[1] - 1) * plane.dilations[1] / stride + columns;
         // Whole vectors are read. The size is not a power of two, because phases would then share one set of the cache.
         floats = round_up(filled + kLongestVector, kLongestVector) + kLongestVector;
@@ -60,7 +85,9 @@ class ShallowConvolution final : public PlaneConvolution {
   private:
     std::int64_t parts() const override { return plane_.images * row_parts_ * column_parts_; }
     double part_nanoseconds() const override;
-    std::size_t arranged_floats() const override { return static_cast<std::size_t>(plane_.filters * elements()); }
+    std::size_t arranged_floats() const override {
+        return static_cast<std::size_t>(groups_ * plane_.filters * elements());
+    }
     std::size_t copy_bytes() const override;
     bool arrange(const float* w, float* to) const override;
     void compute_parts(const Operands& given, std::int64_t begin, std::int64_t end, float* copied) const override;
@@ -83,6 +110,7 @@ class ShallowConvolution final : public PlaneConvolution {
 
     const ShallowTable& table_;
     TransposeTable::Tile transpose_;
+    std::int64_t groups_ = 1;
     std::int64_t columns_ = 1;  // largest number of columns of a part
     std::int64_t rows_ = 1;
     bool joins_ = false;  // lines that would not fill vectors are joined
@@ -96,9 +124,24 @@ class ShallowConvolution final : public PlaneConvolution {
 
 ShallowConvolution::ShallowConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
                                        const Epilogue& epilogue, bool pack_weights, int threads)
-    : PlaneConvolution("ShallowConvolution", "shallow", x, w, y, window, epilogue, pack_weights, threads),
+    : PlaneConvolution("ShallowConvolution", "shallow", by_group(x, window.groups), filters_of_group(w, window.groups),
+                       by_group(y, window.groups), one_group(window), epilogue, pack_weights, threads),
       table_(shallow_table()),
-      transpose_(transpose_table().tile[2]) {
+      transpose_(transpose_table().tile[2]),
+      groups_(window.groups) {
+    inputs_[0].shape = x;
+    inputs_[1].shape = w;
+    outputs_[0].shape = y;
+    if (groups_ < 1) {
+        throw Unsupported(describe() + ": not by the method shallow");
+    }
+    if (x[1] != groups_ * plane_.channels || w[0] != groups_ * plane_.filters || y[1] != w[0] || x[0] != y[0]) {
+        throw NativeError(describe() + ": batch or channels do not fit");
+    }
+    inputs_[2].shape = {w[0]};
+    if (inputs_.size() > 3) {
+        inputs_[3].shape = y;
+    }
     const std::int64_t lines = plane_.images * plane_.out_height;
     const std::int64_t share =
         round_up((lines * plane_.out_width + wanted_parts() - 1) / wanted_parts(), kLeastColumns);
@@ -177,30 +220,21 @@ void ShallowConvolution::copy_line(const float* from, std::int64_t left, float* 
     const std::int64_t begin = std::clamp<std::int64_t>(left < 0 ? (stride - 1 - left) / stride : 0, 0, layout.filled);
     const std::int64_t end =
         std::clamp<std::int64_t>(left < plane_.width ? (plane_.width - left) / stride : 0, begin, layout.filled);
-    for (std::int64_t phase = 0; phase < layout.phases; ++phase) {
-        float* const place = to + phase * layout.floats;
-        const auto element = [&](std::int64_t i) {
-            const std::int64_t at = left + i * stride + phase;
-            return at >= 0 && at < plane_.width ? from[at] : 0.0F;
-        };
-        for (std::int64_t i = 0; i < begin; ++i) {
-            place[i] = element(i);
-        }
-        for (std::int64_t i = end; i < layout.filled; ++i) {
-            place[i] = element(i);
-        }
-        // Whole vectors are read. Numbers left there by other kernels could be subnormal, which makes products slow.
-        std::fill(place + layout.filled, place + layout.floats, 0.0F);
-    }
-    if (begin == end) {
-        return;
-    }
+    // Whole vectors are read. Numbers left there by other kernels could be subnormal, which makes products slow.
+    table_.clear(to, layout.line());
     const float* const first = from + left + begin * stride;
-    if (stride == 1) {
-        std::copy_n(first, end - begin, to + begin);
-    } else {
+    if (begin < end && stride <= kNarrow) {
+        table_.separate({first, stride, end - begin, to + begin, layout.floats});
+    } else if (begin < end) {
         transpose_(reinterpret_cast<const std::byte*>(first), reinterpret_cast<std::byte*>(to + begin), stride * kSize,
                    layout.floats * kSize, layout.phases, end - begin, false);
+    }
+    // The strides that are partly inside of the image.
+    for (const std::int64_t i : {begin - 1, end}) {
+        for (std::int64_t phase = 0; phase < layout.phases && i >= 0 && i < layout.filled; ++phase) {
+            const std::int64_t at = left + i * stride + phase;
+            to[phase * layout.floats + i] = at >= 0 && at < plane_.width ? from[at] : 0.0F;
+        }
     }
 }
 
@@ -212,7 +246,7 @@ void ShallowConvolution::copy(const Part& part, const float* image, float* to) c
         float* place = to + c * plane_.span(0, rows_) * layout.line();
         for (std::int64_t h = top; h < top + plane_.span(0, part.rows); ++h, place += layout.line()) {
             if (h < 0 || h >= plane_.height) {
-                std::fill_n(place, layout.line(), 0.0F);
+                table_.clear(place, layout.line());
             } else {
                 copy_line(image + (c * plane_.height + h) * plane_.width, left, place);
             }
@@ -229,21 +263,24 @@ std::size_t ShallowConvolution::copy_bytes() const {
 
 std::string ShallowConvolution::packed_layout(int input) const {
     require_packed(input);
-    return implementation() + (plane_.pads() ? " watched " : " ") + to_string(inputs_[1].shape);
+    return implementation() + (plane_.pads() ? " watched " : " ") + to_string(inputs_[1].shape) +
+           (groups_ > 1 ? " groups " + std::to_string(groups_) : "");
 }
 
 // Without padding, weights need not be finite.
 bool ShallowConvolution::arrange(const float* w, float* to) const {
     constexpr std::int64_t kSize = sizeof(float);
     float watch = 0;
-    for (std::int64_t i = 0; i < plane_.filters * elements() && plane_.pads(); ++i) {
+    for (std::int64_t i = 0; i < groups_ * plane_.filters * elements() && plane_.pads(); ++i) {
         watch += w[i] * 0.0F;
     }
-    for_each_group(table_.group, plane_.filters, [&](std::int64_t filter, std::int64_t filters) {
-        transpose_(reinterpret_cast<const std::byte*>(w + filter * elements()), reinterpret_cast<std::byte*>(to),
-                   elements() * kSize, filters * kSize, elements(), filters, false);
-        to += elements() * filters;
-    });
+    for (std::int64_t group = 0; group < groups_; ++group, w += plane_.filters * elements()) {
+        for_each_group(table_.group, plane_.filters, [&](std::int64_t filter, std::int64_t filters) {
+            transpose_(reinterpret_cast<const std::byte*>(w + filter * elements()), reinterpret_cast<std::byte*>(to),
+                       elements() * kSize, filters * kSize, elements(), filters, false);
+            to += elements() * filters;
+        });
+    }
     return watch == 0;
 }
 
@@ -343,6 +380,9 @@ void ShallowConvolution::compute_parts(const Operands& given, std::int64_t begin
         const Part here = part(at);
         ShallowLine line = whole;
         line.x = given.x + here.image * plane_.channels * plane_.height * plane_.width;
+        const std::int64_t filter = here.image % groups_ * plane_.filters;
+        line.w += filter * elements();
+        line.epilogue.bias += line.epilogue.bias == nullptr ? 0 : filter;
         compute(here, line, given.sound, copied);
     }
 }

@@ -39,9 +39,20 @@ struct ShallowLines {
     std::int64_t to_step;
 };
 
+// Strides of a line of x to be separated: element p of stride i becomes to[p * to_step + i]. Whole vectors are written.
+struct ShallowStrides {
+    const float* x;
+    std::int64_t stride;  // at most kNarrow
+    std::int64_t count;
+    float* to;
+    std::int64_t to_step;
+};
+
 struct ShallowTable {
     std::int64_t lanes;  // of a vector
     std::int64_t group;  // largest number of filters that are computed together
+    void (*clear)(float* to, std::int64_t floats);  // a multiple of the lanes of all instruction sets
+    void (*separate)(const ShallowStrides& strides);
     void (*join)(const ShallowLines& lines);
     void (*run)(const ShallowLine& line);
 };
