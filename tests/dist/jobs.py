@@ -23,6 +23,15 @@ def statuses(code):
 
 FAILED = statuses(RuntimeFailure.exit_code)
 
+
+def command_statuses(code):
+    """Return the statuses that a command may have if it starts a job and a rank of the job ends with `code`.
+
+    If the launcher's status contains a signal, the command reports a RuntimeFailure.
+    """
+    return (code, RuntimeFailure.exit_code)
+
+
 # Beginnings of the code of a job, which define `steps(n)`: steps of one all-reduce each, or of a trainer. The imports
 # and the compilation of a trainer take a second of processor time on each rank.
 STEPS = """

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from combinations import default_at
 from graphs_on_ranks import group
-from jobs import FAILED, finish, start
+from jobs import FAILED, command_statuses, finish, start, statuses
 
 import graphkit as gk
 from graphkit import config
@@ -447,10 +447,9 @@ def test_a_rank_that_ends_in_the_middle_of_a_loop_ends_the_job(monkeypatch, how)
     if code is None:
         assert status != 0
     else:
-        # An idle launcher may kill the process that has called it before that has left with its own code. A busy one
-        # lets UCX abort in a rank whose peers are gone.
+        # A busy launcher lets UCX abort in a rank whose peers are gone.
         aborted = {signal.SIGABRT} if re.search(r"ucp_worker\.c:\d+ +Fatal", errors) else set()
-        assert status in {code, signal.SIGKILL, *aborted}, errors
+        assert status in {*statuses(code), *aborted}, errors
     assert re.search(message, errors), errors
 
 
@@ -480,7 +479,7 @@ def test_the_command_trains_and_one_process_goes_on(network):
     placed = ["--processes", "2", "--kvstore", "dist_sync", "--place", "a=0", "--place", "b=1"]
     run = ["-o", str(network / "run"), "--batch-size", "16"]
     refused = command(network, *placed, "--micro-batches", "4", *run)
-    assert refused.returncode == 2
+    assert refused.returncode in command_statuses(2)
     assert "micro_batches=4 (--micro-batches) needs a pipeline" in refused.stderr
     done = command(network, *placed, "--epochs", "2", *run)
     assert done.returncode == 0, done.stderr

@@ -95,7 +95,8 @@ def test_other_calls_than_the_others_are_an_error_and_no_number():
         """,
         before="",
     )
-    assert (status, out) == (5, "")
+    assert status in FAILED
+    assert out == ""
     assert "rank 0: sum 'a' float64[2] as call 2; rank 1: sum 'b' float64[3] as call 2" in errors
 
 
@@ -137,7 +138,7 @@ def test_who_catches_the_error_may_save_but_the_job_fails(tmp_path):
 def test_a_process_that_fails_ends_the_job(failure, status, message):
     found, _, errors = run(2, f"steps(2)\nif kv.rank == 1:\n    {failure}\nsteps(1)")
     assert message in errors
-    assert found == status
+    assert found in statuses(status)
 
 
 @pytest.mark.full
