@@ -1,1 +1,1 @@
-"""Training with several processes: communicators, the key-value store, launching under MPI. Uses no graphs."""
+"""Training with several processes: communicators, the key-value store, launching under MPI."""

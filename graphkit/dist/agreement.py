@@ -1,7 +1,4 @@
-"""Comparison of settings and steps between all ranks.
-
-If they differ, all ranks raise the same error, which lists the values of all ranks.
-"""
+"""Comparison of settings and steps between ranks. If they differ, all ranks raise the same error."""
 
 from __future__ import annotations
 
@@ -21,19 +18,17 @@ from graphkit.text import listed
 
 # Largest number of differences in a message, and of characters of a value.
 _MOST, _LONGEST = 5, 120
-# Bytes of the digest that all ranks exchange.
 _DIGEST = 32
 
 
 def compare(communicator: Communicator, what: str, facts: Mapping[str, Any], advice: str = "") -> None:
-    """Raise RanksDiffer on all ranks if their `facts` differ. Collective: every rank must call it.
+    """Collective: raise RanksDiffer on all ranks if their `facts` differ.
 
-    If the settings are equal, each rank sends only a digest of 32 bytes.
+    Equal settings cost only an exchange of digests.
 
     Args:
-        communicator: Connects the ranks.
         what: Name of the call, for the comparison and for errors, such as "set_optimizer".
-        facts: Settings by name. Values are equal if `shown` returns the same text for them.
+        facts: Settings by name. Values are equal if their texts (`shown`) are.
         advice: A sentence that the error adds.
     """
     if communicator.size == 1:
@@ -52,7 +47,7 @@ def compare(communicator: Communicator, what: str, facts: Mapping[str, Any], adv
 
 
 def _message(what: str, facts: Sequence[Mapping[str, str]]) -> str:
-    """Return an error text: for each setting that differs, every value and its ranks. facts: settings by rank."""
+    """Return an error text with the values and ranks of each setting that differs. facts: settings by rank."""
     names = list(dict.fromkeys(name for each in facts for name in each))
     differences = []
     for name in names:
@@ -72,14 +67,12 @@ def _message(what: str, facts: Sequence[Mapping[str, str]]) -> str:
 
 
 def _short(value: str) -> str:
-    """Return a value for a message. A long value is cut, and a checksum of the whole value is added."""
     if len(value) <= _LONGEST:
         return value
     return f"{value[:_LONGEST]}... (checksum {zlib.crc32(value.encode()):08x})"
 
 
 def _ranks(found: Sequence[int]) -> str:
-    """Return `rank 1 has`, or `ranks 0, 2 have`."""
     several = len(found) > 1
     return f"rank{'s' if several else ''} {listed(found, len(found), 8)} {'have' if several else 'has'}"
 
@@ -104,55 +97,47 @@ def shown(value: Any) -> str:
 
 
 def _sorted(options: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    """Return the items of a mapping, sorted by name, because ranks may build equal mappings in different orders."""
+    """Return the items sorted by name: ranks may build equal mappings in different orders."""
     return sorted(options.items(), key=lambda item: str(item[0]))
 
 
 def arrays_facts(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Return the type of each array and a checksum of its elements, by name."""
     return {name: f"{a.dtype}{list(a.shape)} (checksum {checksum(a):08x})" for name, a in sorted(arrays.items())}
 
 
 def checksum(array: np.ndarray) -> int:
-    """Return a checksum of the elements of an array, 32 bits."""
-    if array.dtype.kind in "OT":  # strings
+    if array.dtype.kind in "OT":
         return zlib.crc32(repr(array.tolist()).encode())
     return zlib.crc32(as_bytes(array).data)
 
 
-# A fingerprint is a checksum of the state of a training step, an integer in [1, LIMIT). Squares of fingerprints, summed
-# over 8192 ranks, are exact in float64.
+# A fingerprint is a checksum of a training step, an integer in [1, LIMIT). Sums of its square over 8192 ranks are exact
+# in float64.
 LIMIT = 1 << 20
 
 
 def powers(number: int) -> list[int]:
-    """Return a number and its square.
-
-    Both are summed over the ranks. From these sums, `are_alike` finds out whether the numbers of all ranks are equal.
-    """
+    """Return a number and its square, whose sums over the ranks `are_alike` takes."""
     return [number, number * number]
 
 
 def are_alike(sums: np.ndarray, ranks: int) -> bool:
     """Whether all ranks have the same number, and it is not 0.
 
-    For n numbers, (sum of x)^2 = n * (sum of x^2) only if all x are equal (Cauchy-Schwarz inequality).
+    (sum of x)^2 = n * (sum of x^2) only if all n numbers are equal (Cauchy-Schwarz inequality).
 
     Args:
         sums: The sums of the `powers` of each rank's number.
-        ranks: Number of ranks.
     """
     first, second = map(int, sums.tolist())
     return first > 0 and first * first == ranks * second
 
 
 class Fingerprint:
-    """The fingerprint of this rank's training step, and whether ranks want to end. Both are sent with each step.
+    """The fingerprint of this rank's training step, and whether ranks want to end. Each step sends both.
 
     Attributes:
-        number: The fingerprint, which training sets. It is 0 outside of steps.
-        leaving: Whether this rank wants to end.
-        leaving_ranks: The number of ranks that wanted to end when the last step began.
+        number: The fingerprint, or 0 outside of steps.
     """
 
     def __init__(self) -> None:
@@ -161,10 +146,7 @@ class Fingerprint:
         self.leaving_ranks = 0
 
     def check(self, sums: np.ndarray, ranks: int) -> None:
-        """Raise RanksDiffer, on all ranks, if the sums of `powers` show that ranks have different numbers.
-
-        It raises nothing if the number of every rank is 0.
-        """
+        """Raise RanksDiffer, on all ranks, if ranks have different numbers. sums: of their `powers`."""
         if not are_alike(sums, ranks) and sums.any():
             raise RanksDiffer(
                 "the ranks take steps with different settings, or from different states: give every rank the same "

@@ -1,7 +1,6 @@
-"""Checks of the arguments of a store: keys, values, arrays to write to, numbers and paths.
+"""Checks of the arguments of a store.
 
-All arguments are checked before anything is sent. So after a wrong call in one process, no other process waits for data
-that never arrive.
+They come before anything is sent: after a wrong call, no other process waits for data that never arrive.
 """
 
 from __future__ import annotations
@@ -24,17 +23,15 @@ if TYPE_CHECKING:
 
 Key: TypeAlias = int | str
 
-# Largest number of characters of a value in an error message.
 _SHOWN = 60
 
 
 def is_one(key: Key | Sequence[Key]) -> TypeIs[Key]:
-    """Whether one key is given, and not several."""
     return not isinstance(key, (list, tuple))
 
 
 def checked_key(key: Any) -> Key:
-    """Return a key as an int or a string. Raises UsageError for everything else."""
+    """Return a key as an int or a string. Raises UsageError for other types."""
     if isinstance(key, str):
         return str(key)
     if isinstance(key, numbers.Integral) and not isinstance(key, bool):
@@ -46,8 +43,7 @@ def keys_of(key: Any, call: str | None = None) -> list[Key]:
     """Return the keys of a call as a list.
 
     Args:
-        key: One key, or a list or tuple of keys.
-        call: Name of the call, for the error if a key is given twice. None: a key may be given twice.
+        call: Name of the call, for the error if a key is given twice; None: it may be.
 
     Raises:
         UsageError: A key has another type, or is given twice.
@@ -60,13 +56,13 @@ def keys_of(key: Any, call: str | None = None) -> list[Key]:
 
 
 def pairs_of(key: Any, value: Any, call: str, what: str = "value") -> list[tuple[Key, Any]]:
-    """Return each key of a call with its value. Raises UsageError if there are not as many values as keys."""
+    """Return each key of a call with its value. Raises UsageError if their numbers differ."""
     keys = keys_of(key, call)
     return list(zip(keys, [value] if is_one(key) else matched(keys, value, what), strict=True))
 
 
 def matched(keys: Sequence[Key], given: Any, what: str) -> Sequence[Any]:
-    """Return `given`. Raises UsageError unless it is a list or a tuple with one entry for each key."""
+    """Return `given`. Raises UsageError unless it is a list or tuple with one entry per key."""
     many = f"{quantity(len(keys), 'key')} ({shown(keys)})"
     if not isinstance(given, (list, tuple)):
         raise UsageError(f"{many} and {described(given)}: give a list or a tuple with one {what} per key")
@@ -76,10 +72,10 @@ def matched(keys: Sequence[Key], given: Any, what: str) -> Sequence[Any]:
 
 
 def array_of(key: Key, value: Any, what: str = "value") -> np.ndarray:
-    """Return the value of a key as an array with the byte order of this machine.
+    """Return a value as an array with the byte order of this machine.
 
     Raises:
-        InputError: `value` is not an array, a number, or a nested list of numbers.
+        InputError: The value is not an array, a number, or a nested list of numbers.
     """
     try:
         found = np.asarray(value)
@@ -91,12 +87,12 @@ def array_of(key: Key, value: Any, what: str = "value") -> np.ndarray:
 
 
 class Outs:
-    """The arrays that a call writes its results to, for each of its keys.
+    """The arrays to which a call writes its results.
 
-    As in MXNet, a key takes one array or a list of arrays, and every array of the list gets the value.
+    A key takes one array, or a list of arrays that all get the value.
 
     Attributes:
-        given: The argument `out` of the call; None if the call returns new arrays.
+        given: The argument `out`; None if the call returns new arrays.
     """
 
     def __init__(self, key: Any, out: Any):
@@ -119,24 +115,19 @@ class Outs:
                 raise InputError(f"key {key!r}: the array to write to is read-only")
 
     def only(self, place: int) -> np.ndarray | None:
-        """Return the array of the key at position `place`.
-
-        None if the key has no array or several arrays, or if the array is one of gk.nd.
-        """
+        """Return the only array of the key at position `place`, if it is one of numpy; else None."""
         arrays = self._by_key[place][1]
         return arrays[0] if len(arrays) == 1 and isinstance(arrays[0], np.ndarray) else None
 
     def of(self, place: int) -> Sequence[Any]:
-        """Return the arrays of the key at position `place`."""
         return self._by_key[place][1]
 
     @property
     def are_arrays(self) -> bool:
-        """Whether `out` was given and contains only arrays of gk.nd."""
+        """Whether `out` contains only arrays of gk.nd."""
         return self.given is not None and all(is_array(array) for _, arrays in self._by_key for array in arrays)
 
     def write(self, place: int, value: np.ndarray) -> None:
-        """Write the value to the arrays of the key at position `place`."""
         for array in self._by_key[place][1]:
             if not isinstance(array, np.ndarray):
                 array[...] = value
@@ -144,7 +135,7 @@ class Outs:
                 np.copyto(array, value, casting="same_kind")
 
     def write_rows(self, place: int, indices: np.ndarray, values: np.ndarray) -> None:
-        """Write these rows to the arrays of the key at position `place`. Other rows stay unchanged."""
+        """Write these rows of the key at position `place`."""
         for array in self._by_key[place][1]:
             array[indices] = values
 
@@ -154,13 +145,11 @@ class Outs:
         return any(np.may_share_memory(array, v) for array in arrays for v in values)
 
     def result(self, found: list[Any]) -> Any:
-        """Return the result of the call: `out` if it was given, otherwise the values."""
+        """Return `out` if it was given, otherwise the values."""
         return self.given if self.given is not None else found if self._several else found[0]
 
 
 class DeferredArray(Protocol):
-    """An array of `gk.nd`: a background thread writes its elements."""
-
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
@@ -170,8 +159,7 @@ class DeferredArray(Protocol):
 
 
 def is_array(value: Any) -> TypeIs[NDArray]:
-    """Whether this is an array of gk.nd."""
-    if not hasattr(value, "wait_to_write"):  # gk.nd is only imported for its own arrays
+    if not hasattr(value, "wait_to_write"):
         return False
     from graphkit.nd.ndarray import NDArray
 
@@ -179,7 +167,6 @@ def is_array(value: Any) -> TypeIs[NDArray]:
 
 
 def _arrays_of(key: Key, out: Any) -> Sequence[np.ndarray | DeferredArray]:
-    """Return the arrays that the value of one key is written to."""
     if out is None:
         return ()
     outs = out if isinstance(out, (list, tuple)) else (out,)
@@ -201,7 +188,7 @@ def checked_integer(name: str, value: Any, low: int | None = None, high: int | N
 
 
 def callable_of(requirement: str, value: Any) -> Callable[..., Any]:
-    """Return `value` if it is callable. Otherwise, raise UsageError with the text "REQUIREMENT, not VALUE"."""
+    """Return a callable value. Otherwise, raise UsageError with the text "REQUIREMENT, not VALUE"."""
     if not callable(value):
         raise UsageError(f"{requirement}, not {described(value)}")
     found: Callable[..., Any] = value
@@ -216,11 +203,10 @@ def path_of(name: str, value: Any) -> Path:
 
 
 def shown(keys: Sequence[Key]) -> str:
-    """Return the keys as text, shortened if there are many."""
     return ", ".join(repr(k) for k in keys[:4]) + (", ..." if len(keys) > 4 else "")
 
 
 def described(value: Any) -> str:
-    """Return a text about a value for an error: the value if it is short, and its type."""
+    """Return a value as text for an error: shortened, with its type."""
     text = repr(value)
     return f"{text} ({type(value).__name__})" if len(text) <= _SHOWN else f"a {type(value).__name__}"

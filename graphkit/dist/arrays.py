@@ -7,30 +7,28 @@ from typing import Any
 
 import numpy as np
 
-# Up to this number of bytes, a single call of np.add.accumulate is faster than one call of np.add per summand, although
-# it also stores partial sums.
+# Up to this number of bytes, one call of np.add.accumulate is faster than several of np.add.
 _SMALL = 64 << 10
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
-    """Return the elements of an array in C order as bytes: its own memory if it is contiguous, otherwise a copy."""
+    """Return the elements of an array in C order as bytes. A contiguous array is not copied."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Whether this is float16 or bfloat16."""
     return dtype.itemsize == 2 and dtype.kind in "fV"
 
 
 def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which arrays are added: float32 for float16 and bfloat16, otherwise the same dtype."""
+    """Return the dtype in which arrays are added: float32 for float16 and bfloat16."""
     return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
 def sum_in_order(parts: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
-    """Return the sum of arrays of one dtype and shape, added one after the other, in a new array of that dtype.
+    """Return the sum of arrays of one dtype and shape, added one after the other.
 
-    float16 and bfloat16 are added in float32, and rounded once. There must be at least one array.
+    float16 and bfloat16 are added in float32, and rounded once.
     """
     kind = parts[0].dtype
     wide = sum_dtype(kind)

@@ -21,8 +21,8 @@ class Communicator(Protocol):
 
     rank: int
     size: int
-    local: int  # number of this process among the processes of its host
-    steps: int  # number of steps that this process has begun, for errors
+    local: int  # number of this process on its host
+    steps: int  # number of begun steps, for errors
 
     @property
     def sent_between_hosts(self) -> int:
@@ -56,21 +56,19 @@ class Communicator(Protocol):
         priority: int = 0,
         operation: str = "",
     ) -> Any:
-        """Call `post`, wait, and return the result of the action."""
+        """Call `post`, wait, and return the result."""
         ...
 
-    def flush(self) -> None:
-        """Wait for all pending operations."""
-        ...
+    def flush(self) -> None: ...
 
-    # The following collectives may be called only by actions.
+    # Only actions may call the following collectives. Arrays have the same dtype and shape on all processes.
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return the elementwise sum over all processes, in a new array or in `out`."""
         ...
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all processes along a new first axis. All processes pass the same dtype and shape."""
+        """Return the arrays of all processes along a new first axis."""
         ...
 
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
@@ -78,35 +76,35 @@ class Communicator(Protocol):
         ...
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Return the data of each process. sizes: number of bytes by rank. Each part is aligned to 8 bytes."""
+        """Return the data of each process, aligned to 8 bytes. sizes: number of bytes by rank."""
         ...
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
-        """Return the root's array, in a new array. All processes pass the same dtype and shape."""
+        """Return the root's array, in a new array."""
         ...
 
     @property
     def messages(self) -> Messages:
-        """Point-to-point messages between this process and others."""
+        """Point-to-point messages."""
         ...
 
     def working(self) -> AbstractContextManager[None]:
-        """Context of long work. Other processes do not consider this one stalled meanwhile."""
+        """Context of long work: other processes do not consider this one stalled."""
         ...
 
     def running(self, code: str) -> AbstractContextManager[None]:
-        """Context in which user code runs. Errors contain its name, `code`. Others wait only until the timeout."""
+        """Context in which user code runs. Errors contain its name, `code`, and others wait only until the timeout."""
         ...
 
     def waiting(self, for_progress: bool) -> AbstractContextManager[None]:
         """Context in which this process waits for others. A process that sends no heartbeats then counts as lost.
 
-        for_progress: A process that sends heartbeats but makes no progress counts as lost, too.
+        for_progress: A process without progress counts as lost, too.
         """
         ...
 
     def lost(self) -> str | None:
-        """Return why another process is considered lost; None if no process is."""
+        """Return why another process is considered lost, or None."""
         ...
 
     def depart(self, number: int) -> None:
@@ -117,9 +115,9 @@ class Communicator(Protocol):
         ...
 
     def departures(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the values that ranks passed to `depart`, and their numbers of steps. Both are indexed by job rank.
+        """Return the values that ranks passed to `depart`, and their numbers of steps, by job rank.
 
-        None if this process does not receive the heartbeats of all processes of the job.
+        None if this process does not receive the heartbeats of all processes.
         """
         ...
 
@@ -168,8 +166,7 @@ class LocalCommunicator:
     def messages(self) -> Messages:
         raise UsageError("a local store has no other process to send messages to")
 
-    def doing(self, call: bytes) -> None:
-        """Do nothing: there are no other processes that could wait."""
+    def doing(self, call: bytes) -> None: ...
 
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -27,16 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = ["REMOTE", "TYPES", "KVStore", "RowSparse", "create"]
 
-# Types with servers.
 REMOTE = ("dist_async", "dist_bounded", "elastic")
 TYPES = ("local", "dist_sync", *REMOTE)
-# MXNet's names.
 ALIASES = {
     "device": "local", "dist": "dist_sync", "dist_device_sync": "dist_sync", "dist_sync_device": "dist_sync",
     "dist_device_async": "dist_async", "dist_async_device": "dist_async",
 }  # fmt: skip
 
-# Steps by which a worker of dist_bounded may be ahead, by default.
 _STALENESS = 3
 
 
@@ -94,7 +91,7 @@ def create(
     type = ALIASES.get(type, type)
     if type not in TYPES:
         near = did_you_mean(type, TYPES, alike=0.8)
-        # If `did_you_mean` finds no similar type, it lists all types. Drop this list: the message below contains it.
+        # Drop the list of all types, which the message below contains too.
         near = near if "did you mean" in near else ""
         raise UsageError(f"unknown kvstore {type!r}{near or '.'} The types are {', '.join(TYPES)}")
     if overlap not in OVERLAPS:
@@ -126,7 +123,7 @@ def create(
 def _check_options(
     type: str, servers: int | None, replicate: bool, staleness: int | None, period: int | None, strength: float | None
 ) -> None:
-    """Raise UsageError for options that this type of store does not have, and for values that are out of range."""
+    """Raise UsageError for options of other types, and for values out of range."""
     for name, given, low, types in (
         ("staleness", staleness, 0, ("dist_bounded",)),
         ("period", period, 1, ("elastic",)),

@@ -1,4 +1,4 @@
-"""The store of one process. Values that are arrays of `gk.nd` are pushed and pulled by the dependency engine."""
+"""The store of one process. The dependency engine pushes and pulls arrays of `gk.nd`."""
 
 from __future__ import annotations
 
@@ -26,30 +26,29 @@ if TYPE_CHECKING:
 class LocalKVStore(KVStore):
     """The store of one process.
 
-    If pushed values, or arrays to pull to, are arrays of `gk.nd`, the call returns at once, and the dependency engine
-    does the work. It orders this work with all other operations on these arrays. An updater then gets two arrays of
-    `gk.nd`: the sum and the stored array. If the updater `runs_in_background`, it gets numpy arrays instead. It must
-    not change the sum, which may be the pushed array itself. If the computation of a pushed array fails, the stored
-    value is invalid: pulled arrays get the error, and `wait` raises it, until a push replaces the whole value.
+    With arrays of `gk.nd`, `push` and `pull` return at once, and the dependency engine does the work in order with
+    other operations on these arrays. An updater gets the sum and the stored array as arrays of `gk.nd`, or as numpy
+    arrays if it `runs_in_background`. It must not change the sum, which may be the pushed array. If the computation of
+    a pushed array fails, pulled arrays get the error, and `wait` raises it, until a push replaces the whole value.
 
-    All other values are pushed and pulled before the call returns.
+    Other values are pushed and pulled before the call returns.
     """
 
     def __init__(self, type: str, transport: Transport):
         super().__init__(type, transport)
-        # By key: stored values that were used as arrays of `gk.nd`. They share memory with `_values`. Wait for an array
-        # before numpy uses its memory.
+        # Stored values that were used as arrays of `gk.nd`, by key. They share memory with `_values`: wait for an array
+        # before numpy uses it.
         self._arrays: dict[Key, NDArray] = {}
         # Held during changes of values and calls of the updater, except for updates on threads of the engine.
         self._lock = threading.RLock()
-        # Makes updates on threads of the engine run one after the other. None before the first such update.
+        # Makes updates on threads of the engine run one after the other.
         self._order: Memory | None = None
         _stores.add(self)
 
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
         priority = checked_integer("push: priority", priority)
         keys, values = ([key], [value]) if is_one(key) else (key, value)
-        # In the usual call, all types match, so no further checks are needed.
+        # In the usual call, all types match: no further checks are needed.
         if (
             isinstance(values, (list, tuple))
             and all(map(self._can_take, keys, values))
@@ -75,7 +74,7 @@ class LocalKVStore(KVStore):
         return super().pushpull(key, value, out, priority)
 
     def _sums_written(self, keys: Sequence[Key], values: Sequence[Sequence[NDArray]], outs: Outs) -> Any:
-        """Write the sum of each key's values to the arrays that `outs` gives for the key. Nothing is stored."""
+        """Write the sum of each key's values to its arrays in `outs`. Nothing is stored."""
         from graphkit.dist import nd_values
 
         for place, (k, given) in enumerate(zip(keys, values, strict=True)):
@@ -93,18 +92,17 @@ class LocalKVStore(KVStore):
         keys, outs = ([key], [out]) if is_one(key) else (key, out)
         if not isinstance(outs, (list, tuple)) or len(keys) != len(outs):
             return super().pull(key, out)
-        # In the usual call, all types match, so no further checks are needed. The checks of `super().pull` would take
-        # longer than the copy.
+        # In the usual call, all types match. The checks of `super().pull` would take longer than the copy.
         if not all(map(self._has_type_of, keys, outs)):
             return super().pull(key, out)
         from graphkit.dist import nd_values
 
-        # Another thread may have replaced a value after the checks. The new one has the same type.
+        # Another thread may have replaced a value by one of the same type.
         nd_values.copy_all([self._array(k) for k in keys], outs)
         return out
 
     def _has_type_of(self, key: Any, array: Any) -> bool:
-        """Whether the value of a key is used as an array of `gk.nd`, and `array` is one of the same dtype and shape."""
+        """Whether the value of a key is an array of `gk.nd` with the dtype and shape of `array`."""
         if type(key) is not str and type(key) is not int:
             return False
         held = self._arrays.get(key)
@@ -145,7 +143,6 @@ class LocalKVStore(KVStore):
         return nd_values.total(given)
 
     def _array(self, key: Key) -> NDArray:
-        """Return the stored value as an array of `gk.nd`."""
         found = self._arrays.get(key)
         if found is None:
             from graphkit.dist import nd_values
@@ -157,7 +154,7 @@ class LocalKVStore(KVStore):
         return found
 
     def _apply_arrays(self, keys: Sequence[Key], sums: Sequence[NDArray]) -> None:
-        """Store the sums, or pass them to the updater. All its operations are one operation of the engine."""
+        """Store the sums, or pass them to the updater, as one operation of the engine."""
         from graphkit.dist import nd_values
 
         with self._lock, nd_values.batch("push"), nd_values.pause():
@@ -193,8 +190,7 @@ class LocalKVStore(KVStore):
             nd_values.settle(self._order)
 
     def _set_updater(self, call: str, given: Any, updater: Updater) -> None:
-        # Do not wait for earlier pushes of arrays of `gk.nd`: they keep the updater that they began with. If a stored
-        # value is invalid, a wait would raise its error, and a new updater could not be set.
+        # Do not wait for earlier pushes, which keep their updater: a wait would raise the error of an invalid value.
         with self._lock:
             self.transport.compare(call, updater_facts(given))
             self._updater = updater
@@ -208,7 +204,7 @@ _stores: weakref.WeakSet[LocalKVStore] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Give stores new locks in a forked child. Threads that exist only in the parent may hold the old locks."""
+    """Give stores new locks in a forked child: threads of the parent may hold the old ones."""
     for store in _stores:
         store._lock = threading.RLock()
 
@@ -229,5 +225,4 @@ def _are_summed(values: Sequence[Any]) -> bool:
 
 
 def _can_add(dtype: np.dtype[Any]) -> bool:
-    """Whether the engine adds arrays of this dtype."""
     return dtype.kind in "iuf" or is_half(dtype)

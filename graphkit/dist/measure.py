@@ -16,15 +16,15 @@ from graphkit.errors import OutOfMemory, RuntimeFailure
 
 # Seconds of one round of calls, and the largest number of calls in it.
 _SECONDS, _MOST = 0.05, 2000
-# This many elements of each result are compared with the sum that numpy computes.
+# Number of elements of each result that are compared with numpy's sum.
 _COMPARED = 1024
 
 
 def measure(sizes: Sequence[int], rounds: int, compression: str | None = None) -> dict[str, Any]:
-    """Measure all-reduces of float32 arrays, and return the times. Collective.
+    """Collective: measure all-reduces of float32 arrays, and return the times.
 
     The result is equal in all processes: `processes`, `library` (the name of the MPI library), and `rows`, one for each
-    size. A row has these keys:
+    size, with these keys:
 
     - `bytes`: size of the array.
     - `sent_bytes`: bytes that one call of pushpull sends.
@@ -34,7 +34,7 @@ def measure(sizes: Sequence[int], rounds: int, compression: str | None = None) -
     Args:
         sizes: Bytes of each array.
         rounds: Number of rounds of each engine, for each array.
-        compression: As for `KVStore.set_gradient_compression`. It applies only to pushpull.
+        compression: As for `KVStore.set_gradient_compression`, for pushpull only.
 
     Raises:
         RuntimeFailure: A sum is wrong.

@@ -21,7 +21,7 @@ __all__ = [
 
 
 def batch(name: str) -> AbstractContextManager[None]:
-    """Context manager: the operations on arrays that this thread pushes are one operation of the engine."""
+    """Context in which the operations that this thread pushes are one operation of the engine."""
     return queue().batch(name)
 
 
@@ -40,7 +40,7 @@ def total(values: Sequence[NDArray]) -> NDArray:
 
 
 def copy_to(source: NDArray, target: NDArray) -> None:
-    """Copy an array to another one of the same shape. The dtype may differ."""
+    """Copy an array to another one of the same shape, possibly of another dtype."""
     if source._signature is target._signature:
         check_writable(target)
         write(source, target)
@@ -49,7 +49,7 @@ def copy_to(source: NDArray, target: NDArray) -> None:
 
 
 def copy_all(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
-    """Copy each array to the one of the same shape and dtype at its position. The copies are one operation."""
+    """Copy arrays of equal shape and dtype, in one operation."""
     for target in targets:
         check_writable(target)
     with batch("pull"):
@@ -59,13 +59,10 @@ def copy_all(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
 def update_later(
     name: str, update: Callable[[np.ndarray, np.ndarray], Any], pushed: NDArray, stored: NDArray, order: Memory
 ) -> None:
-    """Call `update(pushed, stored)` with numpy's arrays on a thread of the engine, once both arrays are computed.
+    """Call `update(pushed, stored)` with numpy's arrays on a thread of the engine, once both are computed.
 
     Args:
-        name: Name of the operation, for errors.
         update: Changes the stored array in place.
-        pushed: The pushed array.
-        stored: The stored array.
         order: Calls with the same `order` run one after the other.
     """
     check_writable(stored)

@@ -14,8 +14,6 @@ from graphkit.named_tuples import NamedTuple
 
 
 class Pass(NamedTuple):
-    """The forward or the backward pass of one micro-batch on one stage."""
-
     direction: Literal["forward", "backward"]
     batch: int
 
@@ -23,9 +21,9 @@ class Pass(NamedTuple):
 def one_forward_one_backward(stages: int, stage: int, batches: int) -> list[Pass]:
     """Return the passes of one stage (0 is the first) for this number of micro-batches.
 
-    Both directions process the micro-batches in order. At most `stages - stage` of them are between their forward and
-    their backward pass at any time. The stages cannot deadlock, as long as forward passes wait only for earlier stages,
-    and backward passes only for later ones. Raises UsageError if there is no such stage.
+    Both directions process the micro-batches in order. At most `stages - stage` of them are between forward and
+    backward pass. The stages cannot deadlock as long as forward passes wait only for earlier stages, and backward
+    passes only for later ones. Raises UsageError if there is no such stage.
     """
     if not 0 <= stage < stages:
         raise UsageError(f"a pipeline of {stages} stages has no stage {stage}")
@@ -37,12 +35,11 @@ def one_forward_one_backward(stages: int, stage: int, batches: int) -> list[Pass
 
 
 def sizes(samples: int, batches: int) -> list[int]:
-    """Return the number of samples of each micro-batch, at least 1. They differ by at most 1, larger ones first."""
+    """Return the number of samples of each micro-batch, at least 1, larger ones first. They differ by at most 1."""
     count = min(samples, batches)
     return [samples // count + (index < samples % count) for index in range(count)]
 
 
 def bounds(parts: Sequence[int]) -> list[slice]:
-    """Return the slices of consecutive parts with these sizes."""
     ends = [sum(parts[: index + 1]) for index in range(len(parts))]
     return [slice(end - size, end) for end, size in zip(ends, parts, strict=True)]

@@ -56,7 +56,7 @@ class KVStore:
         transport: Connection between the processes, with the operations that MXNet's KVStore does not have.
     """
 
-    # Whether servers store the values, and each process pushes and pulls on its own.
+    # Whether servers store the values.
     is_remote = False
 
     def __init__(self, type: str, transport: Transport):
@@ -64,7 +64,7 @@ class KVStore:
         self.transport = transport
         self._values: dict[Key, np.ndarray] = {}
         self._updater: Updater | None = None
-        # By key, pushes that may still be pending, or whose error may not have been raised yet.
+        # Pushes that may be pending, or whose error was not raised yet, by key.
         self._pushed: dict[Key, list[Pending]] = {}
 
     @property
@@ -119,7 +119,7 @@ class KVStore:
             self._post_sum(k, v, priority)
 
     def _post_sum(self, key: Key, value: np.ndarray | RowSparse, priority: int) -> None:
-        """Start to sum a value over all processes, and to update the store with the sum."""
+        """Start to sum a value over all processes, then update the store."""
         waiting = self._pushed.setdefault(key, [])
         waiting[:] = [p for p in waiting if not p.done or (p.error is not None and not p.reported)]
         pending = self.transport.post_sum(key, value, then=partial(self._apply_sum, key), priority=priority, later=True)
@@ -143,7 +143,6 @@ class KVStore:
         return self._write_pulled(*self._to_write(key, out))
 
     def _write_pulled(self, keys: Sequence[Key], outs: Outs) -> Any:
-        """Return the result of a pull whose arguments were checked."""
         self.wait(keys)
         found = [self._stored(k) for k in keys]
         if outs.given is None:
@@ -153,7 +152,6 @@ class KVStore:
         return outs.result(found)
 
     def _to_write(self, key: Key | Sequence[Key], out: Any) -> tuple[list[Key], Outs]:
-        """Return the keys of a pull, and the arrays that their stored values are written to."""
         keys, outs = keys_of(key), Outs(key, out)
         for place, k in enumerate(keys):
             stored = self._stored(k)
@@ -186,7 +184,6 @@ class KVStore:
         return [wanted_rows(f"key {k!r}", self._stored(k).shape, v) for k, v in zip(keys, vectors, strict=True)]
 
     def _rows_of(self, wanted: Sequence[tuple[Key, np.ndarray]]) -> list[RowSparse]:
-        """Return these rows of the stored values."""
         self.wait([key for key, _ in wanted])
         return [RowSparse(indices, self._stored(key)[indices]) for key, indices in wanted]
 
@@ -360,12 +357,11 @@ class KVStore:
     def _local_sums(self, key: Key | Sequence[Key], value: Any, call: str, known: bool) -> list[tuple[Key, Any]]:
         """Return each key with the sum of its values on this process. All values are checked before any is sent.
 
-        known: Whether the keys must be initialised.
+        known: whether the keys must be initialised.
         """
         return [(k, self._local_sum(k, v, known)) for k, v in pairs_of(key, value, call)]
 
     def _apply_sum(self, key: Key, summed: np.ndarray | RowSparse) -> None:
-        """Store a sum, or pass it to the updater."""
         stored = self._values[key]
         if self._updater is not None:
             with self.transport.working():
@@ -407,7 +403,7 @@ class KVStore:
 
 
 def check_pushed(key: Key, values: Sequence[Any], expected: Any) -> None:
-    """Raise InputError unless the values of a key have the dtype and shape of `expected`, and can be summed."""
+    """Raise InputError unless values have the dtype and shape of `expected`, and can be summed."""
     for v in values:
         if v.shape != expected.shape or v.dtype != expected.dtype:
             raise InputError(f"key {key!r} is {expected.dtype}{list(expected.shape)}; pushed {v.dtype}{list(v.shape)}")

@@ -20,7 +20,7 @@ from graphkit.errors import UsageError
 if TYPE_CHECKING:
     from graphkit.dist.collectives.gpu import GpuGroups
 
-# Bytes of a bucket without a measurement, and bounds of the size that a measurement may choose.
+# Bytes of a bucket without a measurement, and bounds of a measured size.
 FIXED_BUCKET, _LEAST_BUCKET, _LARGEST_BUCKET = 4 << 20, 256 << 10, 64 << 20
 # The time to send the chosen bucket is about _LATENCIES times the latency. Each all-reduce is timed _TRIALS times.
 _LATENCIES, _TRIALS = 20, 5
@@ -29,13 +29,11 @@ _LATENCIES, _TRIALS = 20, 5
 class Transport(Collectives):
     """Sends arrays and messages between ranks, compares their settings, and reports the state of this rank.
 
-    Stores use it. Training uses it for everything that is not part of MXNet's interface of stores.
+    Training uses it for everything that MXNet's interface of stores lacks.
 
     Args:
-        communicator: Connects all workers of the job, without servers.
-        bucket_bytes: Bytes of gradients that are all-reduced together; by default, chosen from the measured latency.
-        servers_of: Type of the store if servers store its values. Workers then push to servers, and do not sum
-            gradients inside programs.
+        bucket_bytes: Bytes of gradients that are all-reduced together (default: from the measured latency).
+        servers_of: Type of a store with servers. Workers then do not sum gradients inside programs.
     """
 
     def __init__(self, communicator: Communicator, bucket_bytes: int | None = None, servers_of: str = ""):
@@ -46,7 +44,6 @@ class Transport(Collectives):
 
     @property
     def local_rank(self) -> int:
-        """Number of this process among the processes of the job on its host."""
         return self.communicator.local
 
     @property
@@ -56,21 +53,20 @@ class Transport(Collectives):
 
     @property
     def sent_between_hosts(self) -> int:
-        """Bytes that this rank exchanged with other hosts. Only one rank of each host does so."""
+        """Bytes that this rank exchanged with other hosts, if it is the leader of its host."""
         return self.communicator.sent_between_hosts
 
     @property
     def messages(self) -> Messages:
-        """Point-to-point messages: send arrays to another rank, or receive them."""
+        """Point-to-point messages."""
         return self.communicator.messages
 
     def collectives(self, ordered: bool = False, device: str | None = None, staged: str = "") -> ProgramCollectives:
         """Return the collectives that a program uses.
 
         Args:
-            ordered: Sum in the order of the ranks.
-            device: Device of the program on this rank. If it is given, every rank must make this call, and GPUs
-                all-reduce without host memory if NCCL works on all ranks. None: all-reduce in host memory.
+            device: Device of the program. If given, the call is collective, and GPUs all-reduce without host memory if
+                NCCL works on all ranks.
             staged: Why arrays of GPUs must be copied through host memory, or "".
 
         Raises:
@@ -93,11 +89,10 @@ class Transport(Collectives):
         self.communicator.perform(call, arrays)
 
     def meet(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Wait for all pending operations and for all ranks.
+        """Collective: wait for all pending operations and for all ranks, with arrays of the same types.
 
-        The call also compares the fingerprints of the ranks, and counts the ranks that leave. Every rank must call it
-        with arrays of the same types. Raises the first error of a pending operation, and RanksDiffer if the
-        fingerprints differ.
+        It compares the fingerprints of the ranks, and counts the ranks that leave. Raises the first error of a pending
+        operation, and RanksDiffer if fingerprints differ.
         """
         self.communicator.flush()
         mine = np.array([*powers(self.fingerprint.number), int(self.fingerprint.leaving)], np.int64)
@@ -106,9 +101,9 @@ class Transport(Collectives):
         self.fingerprint.leaving_ranks = int(sums[2])
 
     def compare(self, what: str, facts: Mapping[str, Any], advice: str = "") -> None:
-        """Raise RanksDiffer on all ranks if their `facts` (settings by name) differ.
+        """Collective: raise RanksDiffer on all ranks if their `facts` (settings by name) differ.
 
-        Every rank must call it. what: name of the call in errors. advice: a sentence that errors add.
+        what: name of the call in errors. advice: a sentence that errors add.
         """
         compare(self.communicator, what, facts, advice)
 
@@ -116,15 +111,14 @@ class Transport(Collectives):
 
     @property
     def steps(self) -> int:
-        """Number of steps that this rank has begun."""
         return self.communicator.steps
 
     def begin_step(self) -> None:
-        """Count a step. Errors use the number to say where a rank is."""
+        """Count a step, for errors."""
         self.communicator.steps += 1
 
     def working(self) -> AbstractContextManager[None]:
-        """Context of long work. Other ranks that wait for this one do not count it as stalled."""
+        """Context of long work: other ranks do not count this one as stalled."""
         return self.communicator.working()
 
     def running(self, code: str) -> AbstractContextManager[None]:
@@ -135,14 +129,13 @@ class Transport(Collectives):
 
     @property
     def known_bucket_bytes(self) -> int | None:
-        """Bytes of a bucket, as given or chosen by a measurement; None before the measurement."""
+        """Bytes of a bucket; None before a measurement."""
         return self._bucket_bytes
 
     def bucket_bytes(self, fixed: bool = False) -> int:
         """Return how many bytes of gradients are all-reduced together; equal on all ranks.
 
-        If the user gave no number, it is measured: the number is so large that the latency is a small part of the time
-        of an all-reduce. fixed: do not measure.
+        The measured number makes the latency a small part of an all-reduce. fixed: do not measure.
         """
         if self._bucket_bytes is None and (fixed or self.size == 1):
             return FIXED_BUCKET
@@ -152,7 +145,7 @@ class Transport(Collectives):
         return self._bucket_bytes
 
     def _measured_bucket(self) -> int:
-        """Return a bucket size, chosen from the times of a small and a larger all-reduce.
+        """Return a bucket size, from the times of a small and a larger all-reduce.
 
         The model is time = latency + bytes / bandwidth (Hockney, 1994).
         """

@@ -1,4 +1,4 @@
-"""Updaters, which apply pushed values to the stored values of a KVStore, and their settings, which ranks compare."""
+"""Updaters, which apply pushed values to stored values, and their settings, which ranks compare."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from graphkit.dist.arguments import Key, callable_of, described
 from graphkit.errors import UsageError
 
-# A function of a key, the sum of the pushed values, and the stored value, which it changes in place. The sum is a
-# RowSparse if the pushed values are. In a local store, both are arrays of gk.nd if the pushed values are, unless the
-# updater `runs_in_background`.
+# A function of a key, the sum of the pushed values (a RowSparse if these are), and the stored value, which it changes
+# in place. In a local store, both are arrays of gk.nd if the pushed values are, unless the updater
+# `runs_in_background`.
 Updater: TypeAlias = Callable[[Key, Any, Any], Any]
 
 
 @runtime_checkable
 class StatefulUpdater(Protocol):
-    """An updater with states of its own, as arrays by name."""
+    """An updater with states, as arrays by name."""
 
     def __call__(self, key: Key, gradient: Any, stored: np.ndarray) -> Any: ...
     def states(self) -> dict[str, np.ndarray]: ...
@@ -52,7 +52,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def updater_facts(updater: Any) -> dict[str, Any]:
-    """Return the settings of an updater or an optimizer of a store, by name, for a comparison between ranks."""
+    """Return the settings of an updater or an optimizer, by name, for a comparison between ranks."""
     optimizer = getattr(updater, "optimizer", updater)
     described = optimizer.describe() if hasattr(optimizer, "describe") else None
     if not (isinstance(described, Mapping) and {"type", "lr"} <= described.keys()):  # not of gk.optim
@@ -65,12 +65,10 @@ def updater_facts(updater: Any) -> dict[str, Any]:
 
 
 def optimizer_facts(optimizer: Any) -> dict[str, Any]:
-    """Return the kind of an optimizer and each of its settings, by name."""
     described = dict(optimizer.describe())
     return {"optimizer": described.pop("type"), "learning rate": described.pop("lr"), **described}
 
 
 def _name(updater: Any) -> str:
-    """Module and name of a function, or of the class of an object."""
     named: Callable[..., Any] = updater if hasattr(updater, "__qualname__") else type(updater)
     return f"{named.__module__}.{named.__qualname__}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from graphkit.ir.graph import Graph, Value
 
-# Metadata key. In the metadata of a model, the value is a JSON object with the settings of the adapters. In a node that
-# adds an adapter to a layer, the value is the name of the layer.
+# In the metadata of a model, the value is a JSON object with the settings of the adapters. In a node that adds an
+# adapter to a layer, the value is the name of the layer.
 LORA = "graphkit.lora"
 # Attribute of parameters that are frozen because the model has adapters.
 FROZEN_BY = "frozen_by"
@@ -14,7 +14,6 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def has_adapters(graph: Graph) -> bool:
-    """Return whether `gk.lora` added adapters to the model of this graph."""
     return LORA in graph.meta
 
 

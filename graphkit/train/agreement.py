@@ -1,8 +1,8 @@
 """Check that all ranks of a training agree: on the Trainer's arguments at the start, and on its state in each step.
 
-This state is the learning rate, the counts of updates, the resumed run, and the parameters that the user has assigned
-since the Trainer was created. A fingerprint of this state is sent with the all-reduce of the loss, so no additional
-message is needed. If fingerprints differ, all ranks raise the same error, and no rank changes parameters or states.
+This state is the learning rate, the counts of updates, the resumed run, and parameters that were assigned after the
+Trainer was created. A fingerprint of it is sent with the all-reduce of the loss. If fingerprints differ, all ranks
+raise the same error, and no rank changes parameters or states.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from graphkit.train.selection import TrainedParameter
 
 # Packed numbers: the learning rate, three counts and a checksum.
 _NUMBERS = struct.Struct("<d4q")
-# The checksum covers at most this many labels. Images with one label per pixel have too many labels to cover all.
+# The checksum covers at most this many labels.
 _COMPARED_LABELS = 1 << 20
 
 
@@ -44,11 +44,7 @@ def compare_setup(
     """Raise RanksDiffer on all ranks if their Trainers differ. Collective.
 
     Args:
-        store: The KVStore of the ranks. Without a KVStore, or with a single rank, nothing is compared.
-        rule: How gradients become updates.
-        trained: The parameters that are trained.
-        params: All parameters and states of the model.
-        options: Further options by name.
+        store: With None or a single rank, nothing is compared.
     """
     if store is None or store.num_workers == 1:
         return
@@ -68,7 +64,6 @@ def compare_setup(
 
 
 def _describe_training(parameter: TrainedParameter | None) -> str:
-    """Return how a parameter is trained, as text."""
     if parameter is None:
         return "not trained"
     rows = ", lazy" if parameter.lazy else ""
@@ -87,8 +82,6 @@ class Counts(Protocol):
 def data_facts(train: Dataset | IterableDataset) -> dict[str, int | None]:
     """Return facts about training data that must be equal on all ranks.
 
-    These are the number of samples, and a checksum of the labels of the first samples.
-
     Inputs and float targets are left out, because ranks on different processors may have rounded them differently.
     """
     labels = train.integer_targets if isinstance(train, Dataset) else None
@@ -101,13 +94,13 @@ def data_facts(train: Dataset | IterableDataset) -> dict[str, int | None]:
 
 
 class NoAgreement:
-    """The agreement of a rank that takes steps independently: nothing is compared."""
+    """The agreement of a rank that takes independent steps: nothing is compared."""
 
     def set_resumed(self, run: Mapping[str, Any]) -> None:
         """Compare, in later steps, which run the ranks have resumed. run: facts of the checkpoint, by name."""
 
     def step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
-        """Return the context of one step. rate: learning rate of the step; counts: the counts before the step."""
+        """Return the context of one step. counts: the counts before the step."""
         return nullcontext()
 
 
@@ -126,11 +119,9 @@ class StepAgreement(NoAgreement):
 
     def __init__(self, store: KVStore, params: ParamStore):
         self._store, self._params = store, params
-        # Numbers of assignments before the Trainer was created: of each parameter, and in all. They may differ between
-        # ranks, because only later assignments are compared.
+        # Numbers of assignments before the Trainer was created. Only later assignments are compared.
         self._before = dict(params.assigned)
         self._assignments = params.assignments
-        # Checksums of the parameters that were assigned later.
         self._checksums: dict[str, int] = {}
         self._resumed: Mapping[str, Any] | None = None
         # Checksum of the facts that seldom change: assigned parameters and the resumed run.
@@ -179,7 +170,6 @@ class StepAgreement(NoAgreement):
         }
 
     def _note_assignments(self) -> None:
-        """Update the checksums of parameters that were assigned since the last step."""
         for name, count in self._params.assigned.items():
             if count != self._before.get(name, 0):
                 self._checksums[name] = checksum(self._params[name])

@@ -18,12 +18,11 @@ def ctc(
 ) -> Value:
     """Mean over samples of -log p(labels) / (number of labels), where p sums over all alignments (Graves et al., 2006).
 
-    An alignment gives each time step a class. To get its labels, merge equal neighbours, then remove blanks. p is the
-    sum of the probabilities of all alignments with the labels of the target. It is computed by the forward recursion in
-    logarithms. PyTorch's `ctc_loss` with reduction="mean" has the same value.
+    An alignment gives each time step a class. Its labels are found by merging equal neighbours, then removing blanks.
+    The loss equals PyTorch's `ctc_loss` with reduction="mean".
 
-    Each label needs one time step. Between two equal neighbours, one more time step is needed, for a blank. If a
-    sequence is too short for its labels, its loss is infinite, and its gradient is 0.
+    If a sequence is too short for its labels, its loss is infinite, and its gradient is 0. Each label needs one time
+    step, and one more if the label before it is equal.
 
     Args:
         logits: Float tensor [N, T, classes].

@@ -1,4 +1,4 @@
-"""Check numeric arguments: type, finiteness and range. The error names the owner and the range."""
+"""Check numeric arguments: type, finiteness and range."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BELOW_ONE = Range(0.0, 1.0, open_high=True)
 
 
 def real(owner: str, name: str, value: Any, allowed: Range) -> float:
-    """Return the value as a float. Raises UsageError unless it is a finite number in the range, and not a bool."""
+    """Raise UsageError unless the value is a finite number in the range, and not a bool."""
     if isinstance(value, (bool, str)) or not isinstance(value, numbers.Real):
         raise UsageError(f"{owner}: {name} must be a number, not {value!r}")
     number = float(value)
@@ -47,7 +47,7 @@ def real(owner: str, name: str, value: Any, allowed: Range) -> float:
 
 
 def integer(owner: str, name: str, value: Any, low: int) -> int:
-    """Return the value as an int. Raises UsageError unless it is an integer of at least `low`."""
+    """Raise UsageError unless the value is an integer of at least `low`."""
     if isinstance(value, (bool, str)) or not isinstance(value, numbers.Integral) or value < low:
         raise UsageError(f"{owner}: {name} must be an integer of at least {low}, not {value!r}")
     return int(value)
@@ -62,15 +62,10 @@ def boolean(owner: str, name: str, value: Any) -> bool:
 def convert_fields(instance: Any, owner: str, ranges: Mapping[str, Range]) -> None:
     """Check the fields of a frozen dataclass by their annotations, and convert numpy scalars to Python numbers.
 
-    A float must be in its range, an int at least 1. Fields with other annotations keep their values.
+    A float must be in its range, an int at least 1. Other fields keep their values.
 
     Args:
-        instance: The instance, in its `__post_init__`.
-        owner: Name of the class, for messages.
-        ranges: Ranges of floats by name of the field (default: not negative).
-
-    Raises:
-        UsageError: A field has a wrong type, or is out of range.
+        ranges: Ranges of floats by field name (default: not negative).
     """
     for field in dataclasses.fields(instance):
         name, value = field.name, getattr(instance, field.name)

@@ -23,13 +23,12 @@ AVERAGE = "average"
 class EMA:
     """Exponential moving average of parameters: average = d * average + (1 - d) * weight after every update.
 
-    The average starts at the initial weight. This is not the average of Polyak and Juditsky (1992), which is the
-    mean of the weights after all updates.
+    The average starts at the initial weight.
 
     Args:
         decay: d, from 0 to below 1.
         warmup: Use d = min(decay, (1 + step) / (10 + step)), where step is 1 at the first update, so that the average
-            soon forgets the initial weight. The formula is TensorFlow's.
+            soon forgets the initial weight.
     """
 
     decay: float = 0.999
@@ -39,13 +38,13 @@ class EMA:
         convert_fields(self, "EMA", {"decay": BELOW_ONE})
 
     def update(self, average: Value, weight: Value, step: Value) -> Value:
-        """Return the next average. weight: the weight after the update; step: int64 scalar, 1 at the first update."""
+        """Return the next average. weight: after the update; step: int64 scalar, 1 at the first update."""
         decay = F.constant(value=np.asarray(self.decay))
         if self.warmup:
             count = F.cast(step, to="float64")
             decay = F.min(decay, F.div(F.add(count, np.asarray(1.0)), F.add(count, np.asarray(10.0))))
         kept = F.cast(decay, to=weight.dtype)
-        # 1 - d is computed in float64 and rounded once, so that d and 1 - d add up to 1 as exactly as possible.
+        # 1 - d is computed in float64 and rounded once. d and 1 - d then add up to 1 as exactly as possible.
         added = F.cast(F.sub(np.asarray(1.0), decay), to=weight.dtype)
         new: Value = F.add(F.mul(average, kept), F.mul(weight, added))
         return new
@@ -56,7 +55,6 @@ class EMA:
 
 
 def ema(spec: float | EMA | Mapping[str, Any] | None) -> EMA | None:
-    """Return an EMA from its decay or from the dict of `describe`; an EMA or None is returned as it is."""
     if spec is None or isinstance(spec, EMA):
         return spec
     return EMA(**spec) if isinstance(spec, Mapping) else EMA(spec)
@@ -66,24 +64,18 @@ class SlotOwner(Protocol):
     """An object that stores the slots of trained parameters, such as an Exchange."""
 
     @property
-    def trained(self) -> Collection[str]:
-        """Names of the trained parameters."""
+    def trained(self) -> Collection[str]: ...
 
     @property
     def held(self) -> Collection[str]:
-        """Names of the trained parameters whose values this process has."""
+        """Names of the trained parameters that this process stores."""
 
     @property
-    def slots(self) -> ParamStore:
-        """The slots by name."""
+    def slots(self) -> ParamStore: ...
 
 
 class Averages:
     """The moving averages of a trainer, which are among its slots.
-
-    Args:
-        owner: Stores the slots.
-        exist: Whether the Trainer has moving averages (`ema=`).
 
     Attributes:
         are_swapped: Whether `net` contains the averages, and the slots contain the parameters.
@@ -92,12 +84,10 @@ class Averages:
     def __init__(self, params: ParamStore, owner: SlotOwner, exist: bool):
         self._params, self._owner, self._exist = params, owner, exist
         self.are_swapped = False
-        # After a swap: the float32 averages of float16 and bfloat16 parameters. The parameters contain the rounded
-        # averages.
+        # After a swap: the float32 averages of float16 and bfloat16 parameters, which contain the rounded averages.
         self._unrounded: dict[str, np.ndarray] = {}
 
     def start(self) -> None:
-        """Set the averages to the parameters."""
         for name in self._owner.trained if self._exist else ():
             key = f"{name}/{AVERAGE}"
             self._owner.slots[key] = np.asarray(self._params[name], self._owner.slots.type_of(key).dtype.numpy)
@@ -114,8 +104,6 @@ class Averages:
                     self._params.commit(name, average)
                     self._owner.slots.commit(key, weight)
                     continue
-                # A float16 or bfloat16 parameter gets the rounded average. `_unrounded` keeps the exact one until the
-                # next swap.
                 self._params.commit(name, average.astype(weight.dtype))
                 unrounded = self._unrounded.pop(key, None)
                 if self.are_swapped:
@@ -132,7 +120,6 @@ class Averages:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Context in which the parameters have the values of the averages, if there are any."""
         before = self.are_swapped
         try:
             if self._exist and not before:

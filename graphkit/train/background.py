@@ -19,19 +19,17 @@ from graphkit.train.metrics import Metric
 
 T = TypeVar("T")
 
-# Metrics run in a worker thread only if they take longer than this. A worker that runs Python may hold the GIL for 5 ms
-# (sys.getswitchinterval) while the training thread waits for it. For faster metrics, this delay would cost more time
-# than a worker saves.
+# Metrics run in a worker thread only if they take longer than this. The worker may hold the GIL for 5 ms while the
+# training thread waits for it.
 METRIC_SECONDS = 5e-3
 
 
 def length_of(data: object) -> int | None:
-    """Return `len(data)`, or None if it has no length."""
     return len(data) if hasattr(data, "__len__") else None
 
 
 def first_batches(batches: Iterable[T], count: int | None) -> Iterable[T]:
-    """Return the first `count` batches, or all if `count` is None. The result has a length if `batches` has one."""
+    """The result has a length if `batches` has one."""
     if count is None:
         return batches
     length = length_of(batches)
@@ -54,12 +52,10 @@ class _SizedFirst(_First[T]):
 class BackgroundWork:
     """Two worker threads for the duration of a `with` block: one loads batches, the other computes metrics.
 
-    depth: number of batches that are loaded ahead. With 0, or without the native engine, everything runs in the calling
-    thread.
+    depth: number of batches loaded ahead. With 0, or without the native engine, everything runs in the calling thread.
 
-    If a metric raises an exception in its worker, the next call of `measure` or `wait_for_metrics` raises it. If no
-    call follows, the end of the block raises it. The end of the block waits for all metrics. If the block itself raises
-    an exception, its end waits only for running work, and cancels the rest.
+    If a metric raises an exception in its worker, the next call of `measure` or `wait_for_metrics` raises it, or the
+    end of the block.
     """
 
     def __init__(self, depth: int):
@@ -68,8 +64,8 @@ class BackgroundWork:
         self._depth = depth
         self._engine: Engine | None = None
         self._scoring = Offload(METRIC_SECONDS)
-        # Whether a worker may still be computing metrics. If not, `wait_for_metrics` returns at once, because waiting
-        # would give the GIL to the thread that loads batches.
+        # Whether a worker may still be computing metrics. If not, waiting would only give the GIL to the loading
+        # thread.
         self._pending = False
 
     def __enter__(self) -> BackgroundWork:
@@ -84,11 +80,9 @@ class BackgroundWork:
             self._engine.__exit__(kind, error, at)
 
     def batches(self, source: Iterable[T]) -> Iterator[T]:
-        """Yield the batches of `source`, which a worker loads ahead."""
         return iter(source) if self._engine is None else prefetch(source, self._depth, engine=self._engine)
 
     def wait_for_metrics(self) -> None:
-        """Wait until the metrics have been updated with all batches."""
         if self._pending and self._engine is not None:
             self._pending = False
             self._engine.wait(self._scores)

@@ -1,4 +1,4 @@
-"""The base of Trainer: takes single steps. It has no loop over epochs, and writes no files."""
+"""The base of Trainer: takes single steps."""
 
 from __future__ import annotations
 
@@ -52,25 +52,20 @@ from graphkit.train.settings import Memory, Numerics, Parallel, Regularisation
 from graphkit.train.stepper import LazyScalar, Stepper, create_exchange
 from graphkit.train.training_graph import Criterion, training_graph
 
-# States of callbacks, by the name of the callback.
 States = dict[str, dict[str, Any]]
 
 
 class Loop(Protocol):
-    """The attributes and methods of a running `fit` that the trainer uses."""
+    """The part of a running `fit` that the trainer uses."""
 
     @property
-    def folder(self) -> Path | None:
-        """The run folder."""
+    def folder(self) -> Path | None: ...
 
-    def scores(self) -> tuple[str, ...]:
-        """Names of the learning rate, losses and metrics in the record of each epoch."""
+    def scores(self) -> tuple[str, ...]: ...
 
-    def metric_states(self) -> MetricStates:
-        """States of the metrics of the current epoch."""
+    def metric_states(self) -> MetricStates: ...
 
-    def callback_states(self) -> States:
-        """States of the callbacks by name."""
+    def callback_states(self) -> States: ...
 
     @property
     def callbacks_may_add_scores(self) -> bool:
@@ -104,15 +99,13 @@ class BaseTrainer:
         self.ema = moving_average(regularisation.ema)
         self.seed = config.SEED.get() if seed is None else seed
         self.position = Position()
-        # The name of the run. All its checkpoints contain it.
+        # The name of the run, which all its checkpoints contain.
         self.run = secrets.token_hex(8)
         self.notes: dict[str, Any] = {}  # JSON values of the user, which checkpoints store, such as options of commands
-        # Whether a step was interrupted, so that some parameters are updated and some are not.
+        # Whether an interrupted step updated only some of the parameters.
         self.step_incomplete = self._resumed = False
         self._fit: Loop | None = None
-        # The argument of `stop`, or None.
         self.stop_reason: str | None = None
-        # States of the callbacks of earlier `fit` calls.
         self._callback_states: States = {}
         self._rates = RunRate()
         self._recurrent_state = RecurrentState(net, carry)
@@ -123,13 +116,13 @@ class BaseTrainer:
         self._division = division_of(
             parallel.groups, parallel.micro_batches, parallel.batch_axes, kvstore, net.inputs, conflicting
         )
-        # Which part of each batch this process takes: (index, number of parts). Ranks that divide the model take the
+        # The part of each batch that this process takes: (index, number of parts). Ranks that divide the model take the
         # whole batch.
         self._place = (0, 1) if kvstore is None or self._division else (kvstore.rank, kvstore.num_workers)
         self._alone = kvstore is None or kvstore.num_workers == 1
         self._writes = kvstore is None or kvstore.rank == 0
-        # Delays an interrupt until a block is complete. With several ranks, an interrupt takes effect at once, because
-        # this rank may wait for others that have ended.
+        # Delays an interrupt until a block is complete. With several ranks it takes effect at once: ranks may wait for
+        # each other.
         self._interrupts = uninterrupted if self._alone else contextlib.nullcontext()
 
         self._criterion = criterion
@@ -146,10 +139,7 @@ class BaseTrainer:
         self, selection: ParameterSelection, numerics: Numerics, memory: Memory, parallel: Parallel,
         regularisation: Regularisation, device: AnyDevice, threads: int | None, *, sample_weights: bool = False,
     ) -> StepSpec:  # fmt: skip
-        """Build the training graph, and return the description of a step.
-
-        sample_weights: whether the loss takes weights of samples. Other arguments: see the constructor.
-        """
+        """Build the training graph. sample_weights: whether the loss takes weights of samples."""
         net, criterion = self.net, self._criterion
         graph, self._targets = training_graph(
             net, criterion, selection,
@@ -173,7 +163,7 @@ class BaseTrainer:
             trained = sparse.with_exact_row_updates(graph, trained, self.optimizer)
         may_be_sparse = self.optimizer.elementwise and memory.accumulate == 1
         tables = sparse.large_tables(graph, trained) if may_be_sparse else []
-        # Large tables that get dense updates. `lazy` would give them row-sparse updates, which may change results.
+        # Large tables with dense updates. `lazy` would give them row-sparse updates, which may change results.
         self.dense_tables = tuple(t.name for t in tables if not t.lazy)
         thread_count = quantity(config.num_threads(threads), "thread")
         self._described_options = f"device {self._options['device']}, {thread_count}, precision {numerics.precision}"
@@ -184,7 +174,6 @@ class BaseTrainer:
 
     @without_gc
     def _create_programs(self, spec: StepSpec) -> None:
-        """Create the programs for training and inference, and give all ranks the parameters of rank 0."""
         net, kvstore = self.net, self.kvstore
         self._exchange = create_exchange(spec, kvstore, self._division, self._shards)
         self._stepper = Stepper(spec, self._exchange)
@@ -207,7 +196,7 @@ class BaseTrainer:
         self._agreement = agreement_of(kvstore, net.params, divided=self._division is not None)
 
     def _use_sample_weights(self) -> None:
-        """Create the training programs again, with a loss that takes sample weights. All states are kept. Collective.
+        """Create the training programs again, with a loss that takes sample weights. States are kept. Collective.
 
         Raises UsageError if the loss has no weights, or if ranks train with parameter servers or parts of a model.
         """
@@ -220,8 +209,7 @@ class BaseTrainer:
             )
         self._averages.check_not_swapped("sample_weight=")
         if self.kvstore is not None:
-            # All ranks must make this collective call. If only some ranks have weights, only these make it: all ranks
-            # then raise an error that says that their calls differ, and names "sample_weight=".
+            # Collective. If only some ranks have weights, all ranks raise an error that names "sample_weight=".
             self.kvstore.transport.compare("sample_weight=", {"updates": self.updates})
         old, exchange, rng = self._stepper, self._exchange, self.executor.rng
         spec = self._describe_step(*self._settings, sample_weights=True)
@@ -292,8 +280,7 @@ class BaseTrainer:
         In a pipeline, a rank has four graphs, for its stage: forward pass, backward pass, sum of the squared gradients
         (with a check that they are finite), and update. A stage without trained parameters has only the first two.
 
-        With `recompute`, the first step adds nodes that recompute activations to the first graph. If `recompute` is a
-        number of bytes and a later batch needs more, these nodes are chosen again.
+        With `recompute`, the first step adds nodes that recompute activations to the first graph.
         """
         return tuple(self._stepper.programs)
 
@@ -439,7 +426,7 @@ class BaseTrainer:
             return LazyScalar(self._step(inputs, targets)[0])
 
     def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Train on a batch. Return the loss, and the outputs that are read (see `Exchange.return_outputs`)."""
+        """Return the loss, and the outputs that `Exchange.return_outputs` requested."""
         self._averages.check_not_swapped("the next step")
         if self.kvstore is None:
             return self._take(inputs, targets, size, self.learning_rate)
@@ -455,7 +442,7 @@ class BaseTrainer:
             feeds |= fitted
         else:
             rank, ranks = self._place
-            batch = self._stepper.accumulated * ranks + rank  # its number among the batches of the update
+            batch = self._stepper.accumulated * ranks + rank  # number of the batch within the update
             key = (self.seed, self._stepper.updates, batch, self._stepper.skipped, 0)
             feeds = self._mixing.mixed(feeds, fitted, size, key)
         return self._stepper.take(feeds, size, rate, None if self._fit is None else self.position)
@@ -463,8 +450,8 @@ class BaseTrainer:
     def _set_rng(self, rng: tuple[int, int]) -> None:
         """Set the random state for the next step. rng: (seed, step) for rank 0.
 
-        Rank r of n draws the random numbers of step + r, then adds n to its step. So n ranks draw the same numbers as
-        one process that trains on the batches of all ranks one after another.
+        Rank r of n draws the random numbers of step + r, then adds n to its step. Ranks thus draw the numbers of one
+        process that trains on their batches in turn.
         """
         seed, step = rng
         self.executor.rng = seed, step + self._place[0]
@@ -497,7 +484,7 @@ class BaseTrainer:
         return metrics.get_all(specs, probabilities=are_probabilities(output))
 
     def _data(self, given: Any, argument: str = "data") -> Dataset | IterableDataset:
-        """Return the user's data as a data set. argument: name of the argument, with which error messages begin."""
+        """Return the user's data as a data set. argument: its name, for messages."""
         kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
         ranks = {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()}
         found = dataset_of(given if are_samples(given, ranks) else with_types(given, kinds), ranks, argument)
@@ -512,11 +499,11 @@ class BaseTrainer:
                 self._inputs.check_names(part)
                 self._inputs.check_shapes(part)
                 self._targets.check_classes(part, self.net.name)
-            if type(part) is Dataset:  # subclasses may create the targets of a batch only when it is loaded
+            if type(part) is Dataset:  # subclasses may create targets when a batch is loaded
                 self._targets.check_given(part)
 
     def _prepared(self, batch: Batch) -> Batch:
-        """Return the batch with inputs by name, in the types of the program. Start to copy them to the GPU, if any."""
+        """Return the batch with inputs by name and of the program's types. Start to copy them to a GPU."""
         inputs = self._recurrent_state.named(batch.inputs)
         if not batch.size:
             return replace(batch, inputs=inputs)
@@ -541,7 +528,7 @@ class BaseTrainer:
 
 
 def _uses_batch_statistics(regularisation: Regularisation, parallel: Parallel) -> bool:
-    """Whether BatchNormalization uses the statistics of the batch. Raises UsageError for settings that conflict."""
+    """Raises UsageError for settings that conflict."""
     if parallel.sync_batch_norm and regularisation.batch_norm == "frozen":
         raise UsageError(
             "Trainer: sync_batch_norm (--sync-batch-norm) has no effect with batch_norm='frozen' "
@@ -551,11 +538,7 @@ def _uses_batch_statistics(regularisation: Regularisation, parallel: Parallel) -
 
 
 def _may_update_rows(options: Mapping[str, Any], memory: Memory, parallel: Parallel) -> bool:
-    """Whether the settings allow row-sparse updates of tables without `lazy`.
-
-    If they do, a table gets row-sparse updates only if these give the same result as dense updates: see
-    `with_exact_row_updates`.
-    """
+    """A table then gets row-sparse updates only if dense updates give the same result: see `with_exact_row_updates`."""
     is_plain = memory.accumulate == 1 and memory.recompute is None and options["precision"] == "f32"
     return is_plain and parallel.kvstore is None and str(options["device"]) == "cpu"
 
@@ -564,7 +547,7 @@ def _settings_conflicting_with_groups(
     selection: ParameterSelection, carry: Mapping[str, str], numerics: Numerics, memory: Memory, parallel: Parallel,
     mixes: Mapping[str, float], backends: Sequence[Any],
 ) -> dict[str, bool]:  # fmt: skip
-    """Map each setting that cannot be combined with `groups` to whether it is set. Keys: names for messages."""
+    """Map each setting that conflicts with `groups` to whether it is set."""
     return {
         "accumulate= (--accumulate)": memory.accumulate > 1,
         "carry= (--recurrent-state)": bool(carry),
@@ -584,7 +567,6 @@ def _settings_conflicting_with_groups(
 def _compared_options(
     criterion: Criterion, numerics: Numerics, memory: Memory, parallel: Parallel, regularisation: Regularisation
 ) -> dict[str, Any]:
-    """Return the settings that must be equal on all ranks, by name."""
     return {
         "loss": losses.described(criterion.loss),
         "loss_weights": criterion.weights,

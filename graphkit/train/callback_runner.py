@@ -1,4 +1,4 @@
-"""Calls the callbacks of a `fit`: restores and stores their states, and stops all ranks if one callback asks for it."""
+"""Call the callbacks of a `fit`, store and restore their states, and stop all ranks if one callback stops training."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ class CallbackRunner:
     """Calls the callbacks of one `fit`.
 
     Attributes:
-        callbacks: The callbacks of this rank.
-        stops_at_steps: True if some rank has a callback that is called after steps, and the store has no servers. All
-            ranks then decide after each step whether to stop.
-        any_rank_has_callbacks: Whether any rank has callbacks.
+        stops_at_steps: Whether ranks decide after each step whether to stop: some callback has `on_step_end`, and the
+            store has no servers.
     """
 
     def __init__(self, trainer: BaseTrainer, callbacks: Sequence[Callback]):
@@ -41,10 +39,9 @@ class CallbackRunner:
         self._trainer = trainer
         self.callbacks = tuple(callbacks)
         self._at_steps = tuple(c for c in callbacks if type(c).on_step_end is not Callback.on_step_end)
-        # The callbacks whose `on_fit_begin` was called.
         self._started: list[Callback] = []
-        # While `on_epoch_end` runs, and after it has failed: the states from before the call. At other times: None. A
-        # checkpoint that is written while they are set contains them, because a resumed run calls `on_epoch_end` again.
+        # From the call of `on_epoch_end` to its success: the states before the call. Otherwise None. A checkpoint
+        # stores them, because a resumed run repeats the call.
         self._states: States | None = None
         store = trainer.kvstore
         self._store: KVStore | None = None if store is None or store.num_workers == 1 else store
@@ -52,7 +49,7 @@ class CallbackRunner:
         if self._store is not None:
             mine = np.array([self.stops_at_steps, self.any_rank_has_callbacks], np.int64)
             at_steps, callbacks_of_ranks = self._store.pushpull("callbacks", mine)
-            # With parameter servers, workers take steps independently, so they cannot decide together after a step.
+            # With parameter servers, workers step independently: they cannot decide together.
             self.stops_at_steps = bool(at_steps) and not self._store.is_remote
             self.any_rank_has_callbacks = bool(callbacks_of_ranks)
 
@@ -66,10 +63,7 @@ class CallbackRunner:
         )
 
     def begin(self, numbers: Numbers, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore or reset the callbacks, then call `on_fit_begin`.
-
-        states: the states in a checkpoint, by name of the callback.
-        """
+        """Restore or reset the callbacks, then call `on_fit_begin`. states: by name of the callback."""
         for callback in self.callbacks:
             if callback.name in states:
                 self._call(callback, "restore", states[callback.name])
@@ -81,7 +75,7 @@ class CallbackRunner:
         self._agree_to_stop(self.any_rank_has_callbacks)
 
     def step(self, numbers: Callable[[], Numbers]) -> None:
-        """Call `on_step_end`. numbers: a function, which is called only if a callback needs the numbers."""
+        """Call `on_step_end`. numbers: called only if a callback needs them."""
         if self._at_steps:
             given = numbers()
             for callback in self._at_steps:
@@ -89,7 +83,6 @@ class CallbackRunner:
         self._agree_to_stop(self.stops_at_steps)
 
     def epoch(self, numbers: Numbers) -> None:
-        """Call `on_epoch_end` with the numbers of rank 0."""
         if not self.any_rank_has_callbacks:
             return
         if self._store is not None:
@@ -113,11 +106,9 @@ class CallbackRunner:
                 error.add_note(f"then {type(further).__name__} in {callback.name}.on_fit_end: {further}")
 
     def states(self) -> States:
-        """Return the states for a checkpoint.
+        """Return the states for a checkpoint: see `_states`.
 
-        If `on_epoch_end` runs or has failed, they are the states from before the call.
-
-        Raises UsageError if a state cannot be written as JSON.
+        Raises UsageError if a state is not JSON.
         """
         if self._states is not None:
             return self._states
@@ -149,7 +140,7 @@ class CallbackRunner:
             parts = gather(self._store, {"reason": packed})
             reason = parts[int(np.argmax(wanted))]["reason"].tobytes().decode()
         elif self._store is not None:
-            return  # the ranks decide together at the end of the epoch
+            return  # ranks decide together at the end of the epoch
         if reason is not None:
             trainer.position.stopped = reason
 
@@ -162,7 +153,7 @@ class CallbackRunner:
 
     @contextlib.contextmanager
     def _locating_errors(self, callback: Callback, method: str) -> Any:
-        """Context that adds a note to exceptions: the callback, its method and the position of training."""
+        """Context that adds the callback, its method and the position of training to exceptions."""
         try:
             yield
         except Exception as error:

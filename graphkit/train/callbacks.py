@@ -18,11 +18,10 @@ from graphkit.train.run_folder import BEST, best_of_epoch, remove_model
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
 
-# The second argument of the methods of a callback: numbers by name.
+# The numbers that the methods of a callback receive, by name.
 Numbers = Mapping[str, Any]
 
 _SMALLER_IS_BETTER = frozenset({"loss", "mse", "rmse", "mae", "perplexity", "skipped"})
-# Numbers of an epoch that are not scores.
 _NO_SCORES = frozenset({"epoch", "updates", "processes", "peak_memory", "samples_per_second", "waiting"})
 
 
@@ -56,17 +55,15 @@ class Callback:
         """Called before the first step, after `restore` or `reset`.
 
         Args:
-            trainer: The trainer.
             numbers: epoch (number of complete epochs), until (number of epochs at the end of the run), updates (number
                 of updates of the parameters so far), processes (number of ranks), resumed (whether an interrupted run
                 or a checkpoint is continued).
         """
 
     def on_step_end(self, trainer: Trainer, numbers: Numbers) -> None:
-        """Called after each batch. If a checkpoint follows that batch, it is written after this call.
+        """Called after each batch, before a checkpoint of this batch is written.
 
         Args:
-            trainer: The trainer.
             numbers: epoch (from 1), batch (from 1 in each epoch), updates, loss (of this batch; NaN if the step was
                 skipped), learning_rate (of the next update), samples (of this batch, over all processes).
         """
@@ -75,7 +72,6 @@ class Callback:
         """Called after validation, before the checkpoint of the epoch.
 
         Args:
-            trainer: The trainer.
             numbers: The numbers of the epoch's line in `log.jsonl`: epoch (from 1), updates, learning_rate, processes,
                 samples_per_second (of training, over all processes), waiting (with several processes: the share of time
                 spent waiting for others), peak_memory (bytes of this process so far, if the system reports it), loss,
@@ -84,12 +80,11 @@ class Callback:
         """
 
     def on_fit_end(self, trainer: Trainer, numbers: Numbers) -> None:
-        """Called when `fit` ends, also after an error or an interrupt, if `on_fit_begin` was called.
+        """Called when `fit` ends, also after an error, if `on_fit_begin` was called.
 
-        When it is called, the last checkpoint is already written.
+        The last checkpoint is already written.
 
         Args:
-            trainer: The trainer.
             numbers: epoch, updates, finished (whether the run is complete), stopped (why it ended early, or None).
         """
 
@@ -97,18 +92,14 @@ class Callback:
         """Return the state that a resumed run needs, as values for JSON. It is part of every checkpoint."""
         return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state` returned."""
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
     def __repr__(self) -> str:
         return short_repr(self, lambda: ["", *settings(self)])
 
 
 class _Monitor(Callback):
-    """Compares epochs by one of their numbers. NaN and infinite numbers never count as better.
-
-    For the arguments, see EarlyStopping.
-    """
+    """Compares epochs by one of their numbers. NaN and infinite numbers never count as better."""
 
     def __init__(self, monitor: str, mode: str | None, min_delta: float):
         owner = type(self).__name__
@@ -128,19 +119,18 @@ class _Monitor(Callback):
         self.best_epoch = 0
 
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
-        own = type(self).value is not _Monitor.value  # a subclass that monitors another number
-        known = trainer.scores  # empty outside of `fit`
+        own = type(self).value is not _Monitor.value
+        known = trainer.scores
         if known and not (own or trainer.callbacks_may_add_scores) and self.monitor not in (*_NO_SCORES, *known):
             raise self._lacking(known)
 
     def value(self, numbers: Numbers) -> float:
-        """Return the monitored number. Raises UsageError if the epoch has no number of this name."""
+        """Raises UsageError if the epoch has no number of this name."""
         if self.monitor not in numbers:
             raise self._lacking(numbers)
         return float(numbers[self.monitor])
 
     def _lacking(self, numbers: Iterable[str]) -> UsageError:
-        """Return the error for an epoch that lacks the monitored number. numbers: the names of its numbers."""
         if self.monitor.startswith("valid_") and (other := self.monitor.removeprefix("valid_")) in numbers:
             return UsageError(
                 f"{type(self).__name__}: the monitor {self.monitor!r} needs validation data: pass valid= to fit "
@@ -149,7 +139,7 @@ class _Monitor(Callback):
         missing = "" if not self.monitor.startswith("valid_") else " (valid_... only with validation data)"
         known = [name for name in numbers if name not in _NO_SCORES]
         near = did_you_mean(self.monitor, known)
-        # If `did_you_mean` finds no similar name, it lists all names. Drop this list: the message below contains it.
+        # Drop the list of all names, which the message below contains too.
         near = near if "did you mean" in near else ""
         return UsageError(
             f"{type(self).__name__}: unknown monitor {self.monitor!r} (monitor=, --monitor){near or '.'} The values of "
@@ -177,8 +167,6 @@ class _Monitor(Callback):
 
 
 class _Patient(_Monitor):
-    """Counts the epochs since the last improvement, in `wait`."""
-
     def __init__(self, monitor: str, patience: int, mode: str | None, min_delta: float):
         self.patience = integer(type(self).__name__, "patience", patience, 1)
         super().__init__(monitor, mode, min_delta)
@@ -200,7 +188,6 @@ class _Patient(_Monitor):
         self.wait = int(state["wait"])
 
     def is_exhausted(self, numbers: Numbers) -> bool:
-        """Whether the number has not improved for `patience` epochs in a row."""
         self.wait = 0 if self.improves(numbers) else self.wait + 1
         return self.wait >= self.patience
 
@@ -234,7 +221,7 @@ class ReduceOnPlateau(_Patient):
     """Multiplies the learning rate by `factor` if a monitored number has not improved for `patience` epochs in a row.
 
     ReduceOnPlateau(patience=n) is PyTorch's ReduceLROnPlateau(patience=n - 1, threshold=min_delta,
-    threshold_mode="abs"). With the same patience, PyTorch reduces one epoch later.
+    threshold_mode="abs").
 
     Args:
         patience: Number of epochs without improvement after which the rate is reduced; at least 1.
@@ -285,9 +272,8 @@ class ReduceOnPlateau(_Patient):
 class KeepBest(_Monitor):
     """Keeps the model of the best epoch in the run folder, as `best.json` and `best.*.safetensors`.
 
-    From the first epoch with a finite monitored number, the folder always contains a complete best model: a new one
-    replaces the old one only when it is complete. The model's metadata contains the epoch (`best_epoch`) and the
-    monitored number (such as `best_valid_loss`).
+    The folder contains a complete best model from the first epoch with a finite number on. The model's metadata
+    contains the epoch (`best_epoch`) and the monitored number (such as `best_valid_loss`).
 
     With `keep` above 1, the folder also contains the models of the `keep` best epochs, as `best-epoch-N.json`. A model
     is removed after a better one is complete. If epochs have equal numbers, the earlier one counts as better.
@@ -308,7 +294,7 @@ class KeepBest(_Monitor):
 
     def reset(self) -> None:
         super().reset()
-        # (number, epoch) of the models of epochs that are kept, the best one first.
+        # (number, epoch) of the kept models, the best first.
         self.kept: list[tuple[float, int]] = []
 
     def on_fit_begin(self, trainer: Trainer, numbers: Numbers) -> None:
@@ -379,7 +365,6 @@ class GradualPruning(Callback):
             trainer.set_masks(self._masks(trainer, self.sparsity_after(updates)))
 
     def sparsity_after(self, updates: int) -> float:
-        """Return the share of zeros after a number of updates."""
         t = min(max((updates - self.start) / (self.end - self.start), 0.0), 1.0)
         return self.sparsity * (1 - (1 - t) ** 3)
 

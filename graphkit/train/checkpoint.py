@@ -1,7 +1,7 @@
 """Checkpoints: a JSON manifest and a weights file with all arrays that are needed to resume.
 
-`checkpoint.json` names its weights file by content hash, and is renamed into place last. So the folder contains a
-complete checkpoint at every moment after the first one was written.
+`checkpoint.json` names its weights file by content hash. It is renamed into place last: the folder always contains a
+complete checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from graphkit.train import manifest as manifests
 MANIFEST = "checkpoint.json"
 _FORMAT = "graphkit-checkpoint"
 _VERSION = 2
-# End of error messages about a checkpoint that does not fit the model or optimizer.
 ADVICE = (
     "To resume it, use the model, the optimizer and the moving average (ema) of that run. "
     "Otherwise start a new run in another folder"
@@ -33,20 +32,15 @@ ADVICE = (
 
 @dataclass
 class Checkpoint:
-    """The content of a checkpoint. It does not contain the graph.
+    """The content of a checkpoint, without the graph.
 
     Attributes:
-        arrays: All parameters and states by name, including those that only one rank stores.
+        arrays: All parameters and states of all ranks, by name.
         optimizer: As `Optimizer.describe` returns it.
-        loss: The loss as text.
         rng: (seed, step) of random numbers.
         position: As `Position.describe` returns it.
         run: A name that all checkpoints of a run share.
-        updates: Number of updates.
         data_seed: Seed of the order of the data.
-        settings: Settings and counts of the trainer.
-        notes: `Trainer.notes`: JSON values of the user.
-        callbacks: States by the name of the callback.
         parts: By rank: states of an incomplete epoch (recurrent states, metrics).
         residuals: By rank: residuals of gradient compression.
     """
@@ -66,7 +60,7 @@ class Checkpoint:
     residuals: Sequence[Mapping[str, np.ndarray]] = ()
 
 
-# The fields with arrays by rank. Each value is the prefix of the array names in the weights file.
+# The fields with arrays by rank, and the prefix of the array names in the weights file.
 _OF_RANKS = {"parts": "rank {}/", "residuals": "left out by rank {}/"}
 
 _DESCRIBED = tuple(f.name for f in fields(Checkpoint) if f.name not in ("arrays", *_OF_RANKS))
@@ -77,11 +71,9 @@ def exists(folder: str | Path) -> bool:
 
 
 def save(folder: str | Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint into a folder. The previous one stays valid until the new one is complete.
+    """Write a checkpoint. The previous one stays valid until the new one is complete.
 
-    Raises RuntimeFailure if a file cannot be written, or if an old weights file cannot be removed. In both cases, the
-    folder contains the complete previous checkpoint (if there was one) or the complete new one. Raises UsageError if a
-    note cannot be written as JSON.
+    Raises RuntimeFailure if a file cannot be written or removed. Raises UsageError if a note is not JSON.
     """
     folder = Path(folder)
     _check_notes(checkpoint.notes)
@@ -126,7 +118,7 @@ def _check_notes(notes: Mapping[str, Any]) -> None:
 
 
 def _weights_file(folder: Path) -> str | None:
-    """Return the name of the weights file of a checkpoint; None if there is no checkpoint that can be read."""
+    """Return the name of a checkpoint's weights file; None without a readable checkpoint."""
     try:
         return str(read_manifest(folder)["weights"]["file"])
     except (UsageError, InvalidModel, KeyError, TypeError):
@@ -134,10 +126,7 @@ def _weights_file(folder: Path) -> str | None:
 
 
 def _remove_states(folder: Path, keep: str) -> None:
-    """Remove weights files of earlier and of incomplete checkpoints. keep: the file of the current checkpoint.
-
-    Raises RuntimeFailure if a file cannot be removed.
-    """
+    """Remove all weights files except `keep`, the file of the current checkpoint."""
     for old in folder.glob("state.*.safetensors"):
         if old.name == keep:
             continue
@@ -150,12 +139,12 @@ def _remove_states(folder: Path, keep: str) -> None:
 
 
 def run_of(folder: str | Path) -> str:
-    """Return the name of the run that a checkpoint belongs to. Raises the errors of `load`."""
+    """Raises the errors of `load`."""
     return str(read_manifest(folder).get("run", ""))
 
 
 def notes_of(folder: str | Path) -> dict[str, Any]:
-    """Return the notes of a checkpoint. Raises the errors of `load`."""
+    """Raises the errors of `load`."""
     return dict(read_manifest(folder).get("notes", {}))
 
 
@@ -187,7 +176,7 @@ def load(folder: str | Path) -> Checkpoint:
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """Return the checked manifest of a checkpoint, without reading its arrays. Raises the errors of `load`."""
+    """Return the checked manifest of a checkpoint. Raises the errors of `load`."""
     path = Path(folder) / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())
@@ -211,7 +200,6 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 def check_names(stored: set[str], expected: set[str], folder: str | Path) -> None:
-    """Raise InvalidModel unless a checkpoint contains exactly the arrays of the model and optimizer."""
     missing, surplus = sorted(expected - stored), sorted(stored - expected)
     parts = [f"the checkpoint lacks {listed(missing, len(missing), 5)}"] if missing else []
     parts += (
@@ -226,14 +214,13 @@ def check_names(stored: set[str], expected: set[str], folder: str | Path) -> Non
 
 
 def _expected(types: Mapping[str, tuple[DType, tuple[int, ...]]]) -> dict[str, tuple[str, Any]]:
-    """Return the type code and shape that each tensor of the weights file must have, by name."""
     return {n: (CODES[d], s) if d in CODES else ("U8", None) for n, (d, s) in types.items()}
 
 
 def _from_version_1(manifest: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint:
     """Convert a checkpoint of format version 1.
 
-    That version stores neither the length of the run nor states of metrics. Recurrent states are among its arrays.
+    It lacks the length of the run and states of metrics. Recurrent states are among its arrays.
     """
     carried = {name: arrays.pop(name) for name in [n for n in arrays if n.endswith("/carried")]}
     epoch, batch = int(manifest["epoch"]), int(manifest["batch"])

@@ -30,10 +30,9 @@ from graphkit.train.run_folder import RunFolder, check_links
 from graphkit.train.schedules import Schedule
 from graphkit.train.step_builder import TrainingStep
 
-# Name of the state that counts the steps. A failed step changes neither it nor any other state.
+# The state that counts the steps. A failed step does not change it.
 COUNT = "step_count"
 
-# The name of the loss in checkpoints.
 _LOSS = "custom"
 _ADVICE = "To resume it, create the trainer as that run did. Otherwise, save to another folder"
 
@@ -50,7 +49,6 @@ class CustomTrainer:
     Attributes:
         step_graph: The graph of a step, with the count of steps.
         states: The states of the step besides the parameters: those of optimizers, and `step_count`.
-        seed: The seed.
         notes: JSON values of yours, which checkpoints contain.
 
     Raises:
@@ -96,7 +94,7 @@ class CustomTrainer:
             feeds: Arrays by input name. If `feeds` contains no value for a learning rate, the schedule of its optimizer
                 computes it from the number of steps so far.
         """
-        # The count is read, possibly from a device, only if a rate depends on it.
+        # Reading the count may copy it from a device.
         done = self.steps if self._has_schedules else 0
         rates = {name: np.float32(optimizer.rate(done)) for name, optimizer in self._rates.items()}
         given, rng = rates | dict(feeds), self._executor.rng
@@ -165,7 +163,6 @@ class CustomTrainer:
         changes.
 
         Args:
-            folder: The folder.
             trusted: Whether a file of the folder may be a symbolic link to a place outside of it.
 
         Raises:
@@ -200,7 +197,6 @@ class CustomTrainer:
 
 
 def _counted(graph: Graph) -> Graph:
-    """Add a state to a graph that counts its runs."""
     if COUNT in graph.input_names:
         raise UsageError(f"the step has an input {COUNT!r}, a name that CustomTrainer uses itself: rename it")
     count = Value(TensorType("int64", ()), COUNT, role="state")
@@ -208,7 +204,6 @@ def _counted(graph: Graph) -> Graph:
 
 
 def _check_stored(graph: Graph, models: Sequence[Model], states: Mapping[str, np.ndarray]) -> None:
-    """Raise UsageError unless each parameter and state of the graph is in exactly one model, or among the states."""
     owners: dict[str, str] = {}
     for owner, names in [*((f"model {m.name!r}", m.params) for m in models), ("the states of the step", states)]:
         for name in names:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 LOSS = "softmax_cross_entropy"
-OPTIMIZER = "sgd"  # by its name: see `optim.get`
+OPTIMIZER = "sgd"
 BATCH_SIZE = 64
 EPOCHS = 1
-# Updates between lines of the log.
 LOG_EVERY = 50
-# The number by which EarlyStopping, ReduceOnPlateau and KeepBest compare epochs.
+# The number by which callbacks compare epochs.
 MONITOR = "valid_loss"
-# Metrics by the name of the loss, for evaluations that name no metrics.
 METRICS = {
     "softmax_cross_entropy": ("accuracy",),
     "sigmoid_binary_cross_entropy": ("accuracy",),

@@ -1,4 +1,4 @@
-"""The device of a Trainer: one for each process, or one for each group of a model in a single process."""
+"""The device of a Trainer."""
 
 from __future__ import annotations
 

@@ -13,10 +13,9 @@ from graphkit.signatures import typed
 from graphkit.train.loss_functions import average, value_of
 from graphkit.train.programs.weights import Term, quotient
 
-# Replaces the distances of pairs that do not count. If the nearest negative of an anchor is farther than half of this,
-# the anchor has no negative.
+# The distance of pairs that do not count. Negatives farther than half of this are ignored.
 _FAR = 1e30
-# Squared distances up to this number count as 0 without a gradient, because the root has no derivative at 0.
+# Smaller squared distances count as 0 without a gradient: the root has no derivative at 0.
 _SAME = 1e-12
 
 
@@ -72,7 +71,7 @@ def triplet(embedding: Value, target: Value, margin: float = 1.0, sample_weight:
         embedding: Float tensor [N, F].
         target: int64 [N], class numbers.
         margin: By how much the distance to the negative should exceed the distance to the positive.
-        sample_weight: float [N], the weight of each sample as an anchor. See `mse`.
+        sample_weight: float [N], the weight of each sample as an anchor.
     """
     return triplet_term(embedding, target, margin, sample_weight).mean
 

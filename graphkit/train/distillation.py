@@ -22,12 +22,10 @@ from graphkit.train.programs.weights import Term
 
 @dataclass(frozen=True)
 class DistillationLoss(Loss):
-    """A loss with a teacher; `distillation` makes it.
+    """A loss with a teacher; `distillation` creates it.
 
     Attributes:
         output: Name of the teacher's output with the logits.
-        temperature: T.
-        weight: The share of the comparison with the teacher.
     """
 
     teacher: Model | None = None
@@ -36,7 +34,7 @@ class DistillationLoss(Loss):
     weight: float = 0.0
 
     def term(self, graph: Graph, output: Value, target: Value, sample_weight: Value | None = None) -> Term:
-        """Return (1 - weight) * loss + weight * T^2 * divergence. See `Loss.term`."""
+        """Return (1 - weight) * loss + weight * T^2 * divergence."""
         if self.class_weights is not None or self.ignore_index is not None:
             raise UsageError("a loss with a teacher has no class_weights and no ignore_index: leave them out")
         hard = super().term(graph, output, target, sample_weight)
@@ -55,7 +53,6 @@ class DistillationLoss(Loss):
         return Term(F.add(*parts), hard.weight)
 
     def _teacher_logits(self, graph: Graph) -> Value:
-        """Return the logits of the teacher, with constant parameters, for the data inputs of a graph."""
         assert self.teacher is not None
         teacher = self.teacher
         given = {graph.name_of(v): v for v in graph.inputs if v.role == "data"}
@@ -89,10 +86,10 @@ def distillation(
 ) -> Loss:
     """Return a loss that also compares the logits with those of a teacher (Hinton, Vinyals and Dean, 2015).
 
-    It is (1 - weight) * loss + weight * T^2 * KL, where KL is the mean over all rows of sum(t (log t - log p)), with
-    t = softmax(teacher's logits / T) and p = softmax(logits / T) along the last axis. The teacher runs in inference
-    mode, as part of the training step, and gets the same inputs as the model: with mixup or cutmix, the mixed inputs.
-    It is not trained, and not saved with the model.
+    It is (1 - weight) * loss + weight * T^2 * KL, where KL is the mean over all rows of sum(t (log t - log p)), with t
+    = softmax(teacher's logits / T) and p = softmax(logits / T) along the last axis. The teacher runs in inference mode,
+    as part of the training step, and gets the same inputs as the model: with mixup or cutmix, the mixed inputs. The
+    teacher is not trained, and not saved with the model.
 
     Args:
         teacher: A model with the same classes. Its inputs must have the names of the inputs of the model. If both have

@@ -1,4 +1,4 @@
-"""Numbers of an epoch besides metrics: throughput, time spent waiting for other ranks, and replaced samples."""
+"""Throughput, waiting time and replaced samples of an epoch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 
 class Throughput:
-    """Measures samples per second since its creation, and the share of this time spent waiting for other ranks.
+    """Measures samples per second, and the share of time spent waiting for other ranks.
 
-    waited: function that returns the seconds that this process has spent waiting for other ranks so far.
+    waited: returns the seconds that this process has waited for other ranks so far.
     """
 
     def __init__(self, waited: Callable[[], float]):
@@ -26,7 +26,6 @@ class Throughput:
         self._samples += samples
 
     def lap(self) -> float:
-        """Return the samples per second since the last call, or since the creation."""
         now = time.monotonic()
         (start, samples), self._lap = self._lap, (now, self._samples)
         return (self._samples - samples) / max(now - start, 1e-9)
@@ -37,7 +36,6 @@ class Throughput:
 
     @property
     def waited(self) -> float:
-        """Seconds spent waiting for other ranks."""
         return self._waited() - self._waited_before
 
     @property
@@ -51,7 +49,7 @@ class Throughput:
 class ReplacedSamples:
     """A metric that counts the samples that replaced damaged ones (`on_damaged="skip"`).
 
-    As a metric, it is part of checkpoints within an epoch, and is added up over processes.
+    Checkpoints within an epoch contain it, and processes add it up.
     """
 
     name = "data.damaged"
@@ -62,11 +60,9 @@ class ReplacedSamples:
     def reset(self) -> None:
         self.count = 0
 
-    def update(self, output: np.ndarray, target: np.ndarray) -> None:
-        """Do nothing: `add` counts the samples."""
+    def update(self, output: np.ndarray, target: np.ndarray) -> None: ...
 
     def add(self, replaced: int) -> None:
-        """Count the replaced samples of a batch."""
         self.count += replaced
 
     @property

@@ -1,4 +1,4 @@
-"""Validation: metrics and loss of the inference graph over a data set."""
+"""Validation: metrics and loss over a data set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graphkit.train.recurrent_state import RecurrentState
 
 
 def usual_metrics(loss: Any, output: str) -> tuple[str, ...]:
-    """Return the default metrics for the loss of an output. If the loss has none, the default is the loss itself."""
+    """Return the default metrics of a loss, or the loss itself."""
     of_output = loss.get(output) if isinstance(loss, Mapping) else loss
     name = of_output if isinstance(of_output, str) else getattr(of_output, "name", "")
     return defaults.METRICS.get(name, (LOSS,))
@@ -27,17 +27,17 @@ def usual_metrics(loss: Any, output: str) -> tuple[str, ...]:
 class Evaluation:
     """Evaluates the inference graph of a trainer, with or without the loss.
 
-    The loss needs a separate program, which is compiled when it is first used. options: settings of the executors.
+    The program with the loss is compiled when it is first used. options: settings of the executors.
     """
 
     def __init__(self, options: dict[str, Any]):
         self._options = options
-        # The programs with the loss. The key is whether the loss takes sample weights.
+        # The programs with the loss, by whether it takes sample weights.
         self._with_loss: dict[bool, LocalInference] = {}
 
     @staticmethod
     def has_loss(trainer: BaseTrainer) -> bool:
-        """Whether the loss can be among the metrics. It cannot if the model is divided among ranks."""
+        """Whether the loss can be among the metrics: not if ranks divide the model."""
         return not trainer._exchange.divides_model
 
     def scores(
@@ -54,15 +54,10 @@ class Evaluation:
     ) -> dict[str, float]:
         """Return the metrics of a data set by name, in the order of `specs`. If `loss` is among them, it comes first.
 
-        `loss` is the mean over batches. A batch has the weight that `weight_in` returns: usually its number of samples.
+        `loss` is the mean over batches, weighted by `weight_in`: usually by the number of samples.
 
         Args:
-            trainer: The trainer that owns this object.
-            specs: Names of metrics, or metrics.
-            batch_size: Samples per batch.
-            prefetch: Number of batches that are loaded ahead.
-            limit: Number of batches after which to stop; None for no limit.
-            weighted: Whether the data have sample weights. They count in the loss, but not in other metrics.
+            weighted: Whether the data have sample weights, which count only in the loss.
         """
         specs = as_list(specs)
         with_loss = any(isinstance(spec, str) and spec == LOSS for spec in specs)

@@ -26,14 +26,12 @@ from graphkit.train.background import length_of
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
 
-# Training diverges if the smoothed loss exceeds this multiple of its best value.
+# Training diverges if the smoothed loss exceeds this multiple of its minimum.
 _DIVERGED = 4.0
-# Decay of the moving average of losses.
 _SMOOTHING = 0.9
-# Limits of the default number of steps.
 _MIN_STEPS, _MAX_STEPS = 60, 400
-# The search for the steepest slope leaves out this many steps at the beginning, because their smoothed losses are too
-# noisy. It leaves out at most one fifth of the steps up to the smallest loss.
+# Number of first steps without a slope: their smoothed losses are noisy. At most a fifth of the steps up to the
+# minimum.
 _NOISY = 10
 
 
@@ -131,13 +129,12 @@ def find_lr(
 
 
 def _endless(data: Any, batch_size: int, seed: int) -> Iterator[Batch]:
-    """Yield the batches of one epoch after another, without end."""
     for epoch in itertools.count():
         yield from data.batches(batch_size, seed=seed, epoch=epoch)
 
 
 def _ramp(trainer: Trainer, batches: Iterator[Batch], rates: list[float]) -> RateCurve:
-    """Train one update with each rate, until the loss diverges. Return the losses."""
+    """Train one update with each rate, until the loss diverges."""
     losses: list[float] = []
     smoothed: list[float] = []
     mean, best, diverged = 0.0, math.inf, False
@@ -155,7 +152,7 @@ def _ramp(trainer: Trainer, batches: Iterator[Batch], rates: list[float]) -> Rat
 
 
 def _update(trainer: Trainer, batches: Iterator[Batch]) -> float:
-    """Train one update. Return the mean loss of its batches; NaN if a step is skipped or raises NotFinite."""
+    """Train one update. Return the mean loss; NaN if a step is skipped or not finite."""
     losses = []
     for batch in itertools.islice(batches, trainer.accumulate):
         given = trainer._prepared(batch)
@@ -170,23 +167,17 @@ def _update(trainer: Trainer, batches: Iterator[Batch]) -> float:
 
 
 def _steepest(rates: list[float], smoothed: list[float]) -> float | None:
-    """Return the rate at which the loss falls fastest, before its minimum.
-
-    None if it never falls, or if fewer than three losses are finite.
-    """
+    """Return the rate at which the loss falls fastest, before its minimum; None without such a rate."""
     known = np.array([value for value in smoothed if math.isfinite(value)])
     if len(known) < 3:
         return None
     slopes = np.gradient(known)[: int(np.argmin(known)) + 1]
-    # The moving average of the first few batches is still noisy.
     slopes[: min(_NOISY, len(slopes) // 5)] = np.inf
     steepest = int(np.argmin(slopes))
     return rates[steepest] if slopes[steepest] < 0 else None
 
 
 class _SavedState:
-    """A copy of everything that a step changes in a trainer."""
-
     def __init__(self, trainer: Trainer):
         self._trainer, stepper = trainer, trainer._stepper
         names = [*trainer.net.params, *stepper.slots]
@@ -195,7 +186,6 @@ class _SavedState:
         self._counts = stepper.updates, stepper.skipped, stepper.accumulated, stepper.accumulated_weight
 
     def restore(self) -> None:
-        """Reset the trainer to this state."""
         trainer, stepper = self._trainer, self._trainer._stepper
         with uninterrupted:
             for name, array in self._arrays.items():

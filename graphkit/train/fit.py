@@ -1,4 +1,4 @@
-"""The loop of `Trainer.fit`: batches, validation, logs and checkpoints. It can start at any position of a run."""
+"""The loop of `Trainer.fit`: batches, validation, logs and checkpoints."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ _IN_EPOCH = "called only within an epoch"
 
 @dataclass
 class Fit:
-    """One call of `Trainer.fit`. `trainer.position` is always up to date.
+    """One call of `Trainer.fit`, from any position of a run. `trainer.position` is always up to date.
 
-    In a single process, an interrupt (Ctrl-C) takes effect only after the current block. A block is a step and the
-    update of the position, or the end of an epoch with its log line and checkpoint. A second interrupt takes effect at
-    once. With several ranks, even the first interrupt takes effect at once.
+    In a single process, an interrupt (Ctrl-C) takes effect only after the current block: a step, or the end of an
+    epoch. A second interrupt takes effect at once. With several ranks, the first one does, too.
 
     Attributes:
         folder: The run folder, the same on all ranks. Rank 0 writes.
@@ -70,9 +69,8 @@ class Fit:
     def __post_init__(self) -> None:
         self._rank, self._ranks = self.trainer._place
         self._measured: list[Metric] | None = None
-        # Whether `_terminate` has ended this run, after a checkpoint was written.
+        # Whether `_terminate` has ended this run.
         self._terminated = False
-        # Throughput in the current epoch.
         self._throughput: Throughput | None = None
         # The record of an epoch that `max_steps` ends.
         self._partial: dict[str, float] = {}
@@ -80,9 +78,8 @@ class Fit:
         skips = isinstance(self.train, LazyDataset) and self.train.on_damaged == "skip"
         self._replaced = ReplacedSamples() if skips else None
         self._background = BackgroundWork(0)
-        # Ends all processes together after a SIGTERM; None in a single process, without a folder, or if the processes
-        # cannot end together. Create it before the ranks wait for each other, so that no rank reads a message of an
-        # earlier `fit`.
+        # Ends all processes together after a SIGTERM; None if they cannot end together. Create it before the ranks
+        # first wait for each other: no rank then reads a message of an earlier `fit`.
         self._termination = None if self.folder is None else termination_of(self.trainer.kvstore)
         self._compare_ranks()
         self.log = JsonLog(self.folder if self.trainer._writes else None)
@@ -104,7 +101,7 @@ class Fit:
             trainer.kvstore.transport.compare("fit", facts, advice)
 
     def run(self) -> list[dict[str, float]]:
-        """Train until the run is complete. Return the records of the epochs that end in this call.
+        """Train until the run is complete.
 
         If `max_steps` ends the run within an epoch, the last record is that of the batches so far.
         """
@@ -145,7 +142,6 @@ class Fit:
         self.runner.begin({**numbers, "processes": self._ranks, "resumed": resumed}, trainer._callback_states)
 
     def callback_states(self) -> States:
-        """Return the states of the callbacks by name."""
         return self.runner.states()
 
     @property
@@ -156,7 +152,7 @@ class Fit:
         """Return the names of the losses and metrics in the record of each epoch, and the learning rate."""
         alone = self.trainer.kvstore is None or self._ranks == 1
         metrics = self.trainer._metrics(self.metrics)
-        # Rank 0 makes the record of an epoch. Metrics that cannot be merged have the value of rank 0 there.
+        # Rank 0 makes the record. Metrics that cannot be merged have the value of rank 0 there.
         measured = [LOSS, *(metric.name if alone else reported_name(metric, 0) for metric in metrics)]
         given = [spec for spec in as_list(self.metrics) if isinstance(spec, str) and spec == LOSS]
         validated = measured if given or self.evaluation.has_loss(self.trainer) else measured[1:]
@@ -188,7 +184,7 @@ class Fit:
 
     def _end(self, error: BaseException | None) -> None:
         trainer, position = self.trainer, self.trainer.position
-        # If `fit` fails, its exception is more important than one that is raised here.
+        # The exception of `fit` is more important than one that is raised here.
         with contextlib.nullcontext() if error is None else contextlib.suppress(Exception):
             trainer._callback_states = trainer.callback_states
         numbers = {"epoch": position.epoch, "updates": trainer.updates}
@@ -217,10 +213,7 @@ class Fit:
         return record
 
     def _end_epoch(self, scores: dict[str, float]) -> dict[str, float]:
-        """Call the callbacks, log the epoch, and write the checkpoint.
-
-        Return the record. scores: the scores of validation.
-        """
+        """Return the record. scores: of validation."""
         trainer, position = self.trainer, self.trainer.position
         record = {**(position.trained or {}), **_of_validation(scores)}
         numbers = {
@@ -242,10 +235,9 @@ class Fit:
         return record
 
     def _end_within(self, scores: dict[str, float]) -> dict[str, float]:
-        """End the run within an epoch, because it has made `max_steps` updates. Return the record so far.
+        """End the run within an epoch after `max_steps` updates. Return the record so far.
 
-        The epoch stays incomplete, because a longer run may continue it. `on_epoch_end` of the callbacks is not called.
-        If the run continues, the line that is logged here is removed.
+        The epoch stays incomplete, and `on_epoch_end` is not called. A longer run removes the line that is logged here.
         """
         trainer, position = self.trainer, self.trainer.position
         record = {**self._partial, **_of_validation(scores)}
@@ -256,7 +248,6 @@ class Fit:
         return record
 
     def _has_all_updates(self) -> bool:
-        """Whether the run has made `max_steps` updates."""
         trainer, position = self.trainer, self.trainer.position
         return position.max_steps is not None and trainer.updates - position.first_update >= position.max_steps
 
@@ -274,17 +265,17 @@ class Fit:
         self._restore(measured)
         count = length_of(batches)
         title = f"epoch {position.epoch + 1}" + ("" if position.open_ended else f"/{position.until}")
-        # If there is an `on_epoch`, it may print the record of the epoch, so the bar need not remain.
+        # `on_epoch` may print the record, so the bar need not remain.
         self.bar.start(title, count, position.batch, transient=self.on_epoch is not None)
         self._throughput, self._logged_throughput = Throughput(lambda: trainer._exchange.waited_seconds), {}
         ended = False
         with BackgroundWork(self.prefetch) as background:
             self._measured, self._background = measured, background
             try:
-                # If the run resumes after the last batch of an epoch, only the last update and validation are left.
+                # A run that resumes after the last batch of an epoch only does the last update and validation.
                 if position.stopped is None and (count is None or position.batch < count):
                     for batch in background.batches(map(trainer._prepared, batches)):
-                        if self._has_all_updates():  # the epoch stays incomplete: a longer run trains on this batch
+                        if self._has_all_updates():  # a longer run trains on this batch
                             ended = True
                             break
                         self._stop_if_terminated()
@@ -300,7 +291,6 @@ class Fit:
                     with trainer._interrupts:
                         self._end_of_batches(measured)
             finally:
-                # If the epoch fails, its exception is more important than one that is raised here.
                 with contextlib.suppress(Exception):
                     position.metrics = self.metric_states()
                 self._measured = None
@@ -344,7 +334,7 @@ class Fit:
         if self._replaced is not None:
             self._replaced.add(batch.replaced)
         position.skipped += trainer.skipped - skipped
-        if results or math.isfinite(loss):  # otherwise the step was skipped
+        if results or math.isfinite(loss):
             trainer._recurrent_state.keep(results)
             weight = weight_in(results, batch.global_size)
             position.loss_sum += loss * weight
@@ -386,10 +376,7 @@ class Fit:
 
     @contextlib.contextmanager
     def _writing_parameters(self) -> Iterator[None]:
-        """Context of code that writes parameters. If an interrupt takes effect within it, the step is incomplete.
-
-        In a single process, the first interrupt is delayed, so only a second one can take effect within the context.
-        """
+        """Context of code that writes parameters: an interrupt within it makes the step incomplete."""
         try:
             yield
         except KeyboardInterrupt:
@@ -397,7 +384,6 @@ class Fit:
             raise
 
     def _end_of_batches(self, measured: list[Metric]) -> None:
-        """Update with the remaining accumulated batches, and compute the record of the epoch without validation."""
         trainer, position = self.trainer, self.trainer.position
         skipped = trainer.skipped
         with self._writing_parameters():
@@ -411,19 +397,18 @@ class Fit:
             self._save()
 
     def _record_so_far(self, measured: list[Metric]) -> dict[str, float]:
-        """Return the mean loss and the metrics of the batches of this epoch so far, over all ranks. Collective."""
+        """Collective: return the mean loss and metrics of this epoch so far, over all ranks."""
         trainer, position = self.trainer, self.trainer.position
         self._background.wait_for_metrics()
         if trainer.kvstore is None or self._ranks == 1:
             values = trainer._exchange.values(measured)
         else:
             values = merged_values(trainer.kvstore, measured)
-        # If the weight is 0, every step was skipped.
+        # A weight of 0 means that every step was skipped.
         loss = position.loss_sum / position.loss_weight if position.loss_weight else math.nan
         return {"loss": loss, **values, **({"skipped": position.skipped} if position.skipped else {})}
 
     def _throughput_of_ranks(self) -> dict[str, float]:
-        """Return numbers for the log: samples per second, and the mean share of time that ranks spent waiting."""
         assert self._throughput is not None, _IN_EPOCH
         store = self.trainer.kvstore
         numbers = {"samples_per_second": self._throughput.samples_per_second}
@@ -435,7 +420,6 @@ class Fit:
     # --- checkpoints --------------------------------------------------------------------------------
 
     def metric_states(self) -> MetricStates:
-        """Return the states of the metrics of the current epoch, by name."""
         if self._measured is None:
             return self.trainer.position.metrics
         self._background.wait_for_metrics()
@@ -450,7 +434,7 @@ class Fit:
         self._measured = None
 
     def _restore(self, measured: list[Metric]) -> None:
-        """Restore the states of metrics within an epoch. Warn about a metric whose state is not in the checkpoint."""
+        """Restore the states of metrics within an epoch, or warn about a missing state."""
         position = self.trainer.position
         if not position.seen:
             return
@@ -465,7 +449,7 @@ class Fit:
                 )
 
     def _save(self) -> None:
-        """Write a checkpoint. Collective: each rank has its own states of an incomplete epoch."""
+        """Collective: each rank has its own states of an incomplete epoch."""
         if self.folder is None:
             return
         trainer = self.trainer
@@ -486,16 +470,16 @@ class Fit:
             self._terminate(termination)
 
     def _end_if_terminated(self) -> None:
-        """If any rank has received SIGTERM, write a checkpoint and end all ranks. All ranks decide alike.
+        """If any rank has received SIGTERM, write a checkpoint and end all ranks.
 
-        While gradients are accumulated, do nothing: a checkpoint could store only those of one rank.
+        While gradients are accumulated, do nothing: a checkpoint could store the gradients of one rank only.
         """
         if self._termination is not None and self._termination.is_due and not self.trainer._stepper.accumulated:
             self._save()
             self._terminate(self._termination)
 
     def _terminate(self, termination: Termination) -> NoReturn:
-        """End this rank after a SIGTERM to any rank, when the folder has a checkpoint of this position. Collective."""
+        """Collective: end this rank after a SIGTERM to any rank. The folder has a checkpoint of this position."""
         try:
             termination.take_effect()
         except BaseException as ending:
@@ -504,13 +488,12 @@ class Fit:
             raise
 
     def _save_interrupted(self, interrupt: KeyboardInterrupt) -> None:
-        """Write a checkpoint after an interrupt, and add a note about it.
+        """Write a checkpoint after an interrupt, and add a note to it.
 
-        If there are several ranks, they write no checkpoint, because they may have been interrupted at different
-        batches.
+        Several ranks write no checkpoint: they may have been interrupted at different batches.
         """
         trainer = self.trainer
-        if trainer._averages.are_swapped:  # interrupted after the validation, before the parameters were restored
+        if trainer._averages.are_swapped:  # interrupted within validation
             trainer.swap()
         if self._terminated:
             return
@@ -525,12 +508,10 @@ class Fit:
 
 
 def _of_validation(scores: dict[str, float]) -> dict[str, float]:
-    """Return the scores of validation by their names in a record."""
     return {f"valid_{name}": value for name, value in scores.items()}
 
 
 def _peak_memory() -> dict[str, int]:
-    """Return the peak memory of this process, if the system reports it."""
     try:
         return {"peak_memory": peak_bytes()}
     except UnsupportedError:

@@ -1,4 +1,4 @@
-"""Give a model a new last layer, if it was trained on other classes or has no classification layer."""
+"""Give a model a new last layer."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from graphkit.ops import F, constant
 from graphkit.ops.linalg.matmul import Gemm, MatMul
 from graphkit.ops.nn.conv import Conv
 
-# Operators that may follow the last layer: they do not mix classes. The search continues at their first operand.
+# Operators that may follow the last layer: they do not mix classes. The search follows their first operand.
 _PASSED = frozenset(
     {"AveragePool", "Cast", "Dropout", "Flatten", "GlobalAveragePool", "GlobalMaxPool", "Identity", "MaxPool",
      "ReduceMean", "Reshape", "Squeeze"}
 )  # fmt: skip
-# Operators after the last layer that are left out, because losses take logits.
+# Operators after the last layer that are removed: losses take logits.
 _ACTIVATIONS = frozenset(
     {"Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "LogSoftmax", "Mish", "Relu", "Selu", "Sigmoid",
      "Softmax", "Softplus", "Softsign", "Swish", "Tanh"}
@@ -37,9 +37,8 @@ POOLS = ("mean", "first", "none")
 class Head:
     """The last layer: its node, and the operands that depend on the number of classes.
 
-    `axes` maps each of these operands to its axis of classes; the first is the weight. The operands are computed from
-    parameters, states and constants, without random operators. `tail` contains the nodes between the layer and the
-    logits, in order, each with the operand that comes from the layer. Activations are left out.
+    `axes` maps each operand to its axis of classes; the first operand is the weight. `tail` contains the nodes between
+    layer and logits without activations, in order, each with its operand on that path.
     """
 
     node: Node
@@ -90,7 +89,7 @@ def find_head(graph: Graph, output: Value) -> Head:
 
 
 class _WeightValues:
-    """Finds out whether values are computed only from parameters, states and constants, without random operators."""
+    """Whether values depend only on parameters, states and constants, without random operators."""
 
     def __init__(self) -> None:
         self._known: dict[Value, bool] = {}
@@ -101,7 +100,7 @@ class _WeightValues:
         if value not in self._known:
             nodes = list(topological([value]))
             leaves = [value, *(v for n in nodes for v in n.operands)]
-            # Random operators have no operands with random state before `bind_rng`, so they are checked separately.
+            # Before `bind_rng`, random operators have no operand with the random state.
             fixed = all(not getattr(n.op, "random", False) for n in nodes)
             self._known[value] = fixed and all(v.role in ("parameter", "state") for v in leaves if v.node is None)
         return self._known[value]
@@ -156,7 +155,7 @@ def replace_head(
         raise UsageError(f"pool must be {', '.join(map(repr, POOLS[:-1]))} or {POOLS[-1]!r}, not {pool!r}")
     if pool is not None and at is None:
         raise UsageError(f"pool={pool!r} (--head pool={pool}) only works for a head at a value (at=, --head-at)")
-    # Drop metadata of the old layer: the names of its classes, and MXNet's output operators.
+    # Drop the class names of the old layer and MXNet's output operators.
     meta = {key: text for key, text in model.graph.meta.items() if key not in (CLASSES, HEADS)}
     if at is not None:
         if output is not None:
@@ -183,7 +182,7 @@ def replace_head(
 
 
 def _chosen_output(graph: Graph, output: str | None) -> str:
-    """Return the name of the output whose layer is replaced. Raises UsageError if it is unknown or ambiguous."""
+    """Return the name of the output whose layer is replaced."""
     names = graph.output_names
     if output is None and len(names) != 1:
         raise UsageError(
@@ -196,8 +195,8 @@ def _chosen_output(graph: Graph, output: str | None) -> str:
 
 
 def _fresh(graph: Graph, head: Head, classes: int) -> dict[Value, Value]:
-    """Return new parameters for the operands of the layer, with the names of the old ones if possible."""
-    # Values that only the layer reads are removed with it, so their names become free.
+    """Return new parameters for the operands of the layer, with the old names if they are free."""
+    # Values that only the layer reads are removed, which frees their names.
     inside = {head.node, *(node for node, _ in head.tail)}
     for old in head.axes:
         inside.update(topological([old]))
@@ -217,7 +216,6 @@ def _fresh(graph: Graph, head: Head, classes: int) -> dict[Value, Value]:
 
 
 def _leaves(value: Value) -> Iterator[Value]:
-    """Yield the graph inputs that a value depends on."""
     if value.node is None:
         yield value
     for node in topological([value]):
@@ -227,7 +225,7 @@ def _leaves(value: Value) -> Iterator[Value]:
 def _with_outputs(
     model: Model, outputs: dict[str, Value], fresh: dict[str, Value], meta: dict[str, str], seed: int | None
 ) -> Model:
-    """Return a model with these outputs, and with only the inputs that they need. It shares the parameters it keeps."""
+    """Return a model with these outputs and the inputs that they need. It shares the parameters that it keeps."""
     needed = {v for n in topological(outputs.values()) for v in n.operands if v.node is None}
     needed |= {v for v in outputs.values() if v.node is None}
     graph = model.graph
@@ -244,7 +242,7 @@ def _with_outputs(
 
 
 def _new_layer(value: Value, at: str, classes: int, pool: str | None) -> Value:
-    """Return the logits of a new layer that reads the features `value`. at: the name of this value."""
+    """Return the logits of a new layer on the features `value`. at: the name of this value."""
     kind = value.tensor
     if not kind.dtype.is_float or kind.rank not in (2, 3, 4):
         raise UsageError(f"a head needs a float value [N, F], [N, T, F] or [N, F, H, W]; {at!r} is {kind}")
@@ -266,7 +264,7 @@ def _new_layer(value: Value, at: str, classes: int, pool: str | None) -> Value:
 
 
 def _rebuilt(node: Node, operands: list[Value | None], head: Head, classes: int) -> Value:
-    """Return the output of a node after the layer, rebuilt for the new number of classes.
+    """Return the output of a node after the layer for the new number of classes.
 
     The target sizes of a Reshape may contain the old number.
     """

@@ -19,7 +19,7 @@ from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.captures import add_captures
 from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
 
-# The positions of operands that are weights, by operator. Those of BatchNormalization from 3 on are its statistics.
+# The operands that are weights, by operator. For BatchNormalization, 3 and 4 are statistics.
 _LEARNED = {
     "Conv": (1, 2),
     "ConvTranspose": (1, 2),
@@ -38,9 +38,9 @@ _LEARNED = {
     "Mul": (0, 1),
 }
 _STATISTICS = (3, 4)
-# Operators for which a constant operand may be a weight, or just a number in a formula.
+# Operators whose constant operands may be weights, or numbers of a formula.
 _ELEMENTWISE = frozenset({"Add", "Mul"})
-# Operators that only rearrange, select or cast the elements of their first operand (Concat: of all operands).
+# Operators that only rearrange, select or cast elements of their first operand (Concat: all operands).
 _ARRANGING = frozenset(
     {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
@@ -48,8 +48,6 @@ _ARRANGING = frozenset(
 
 def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | None = None) -> Model:
     """Return the model with a symbolic batch size `name`, for a model that was exported for a batch of 1.
-
-    The symbolic dimension replaces the dimension of 1 that counts the samples of each input.
 
     Args:
         model: Any model.
@@ -91,9 +89,9 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
 
 
 def _lost_batch(label: str, output: Value, batch: Dim) -> str:
-    """Return the error for an output without the batch dimension. It names the node whose result loses the dimension.
+    """Return the error for an output without the batch dimension.
 
-    The search begins at the output. It ends at the nearest node that reads a value with the dimension.
+    It names the node nearest to the output that reads a value with the dimension.
     """
     error = f"output {label!r}, {output.tensor}, does not depend on the batch size {batch}"
     pending, seen = deque([output]), {output}
@@ -114,9 +112,9 @@ def _lost_batch(label: str, output: Value, batch: Dim) -> str:
 def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> Sequence[Value] | None:
     """Return a Reshape whose constant target sizes no longer fix the batch size at 1.
 
-    Let p be the product of the input's sizes before its batch axis. The batch axis of the target is the first axis i
-    with target[i] == 1 for which the product of target[:i] is p. Returns None if there is no such axis, if the target
-    is not constant, or if its sizes cannot express a symbolic batch size.
+    Let p be the product of the input's sizes before its batch axis. The target's batch axis is the first axis i with
+    target[i] == 1 and product(target[:i]) == p. Returns None without such an axis, or if constant sizes cannot express
+    a symbolic batch size.
     """
     data, target = operands[:2]
     sizes = None if target is None else target.tensor.constants
@@ -129,15 +127,13 @@ def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> 
     if axis is None or -1 in sizes[:axis]:
         return None
     if axis != place and -1 in sizes:
-        # The batch size must become -1 or 0. Reshape allows only one -1. A 0 copies the size of the same axis of the
-        # input, which here is not the input's batch axis.
+        # Only a -1 would do here, and the target has one already. A 0 copies the size of the same input axis.
         return None
     new = [(0 if axis == place else -1) if i == axis else size for i, size in enumerate(sizes)]
     return node.rebuilt([data, constant(np.array(new, np.int64))]).outputs
 
 
 def _batch_axes(model: Model, axes: Mapping[str, int | None]) -> dict[Value, int]:
-    """Return the axis of samples of each input that has one."""
     for name in axes:
         if name not in model.inputs:
             raise UsageError(f"{titled(model.graph, 'model')} has no input {name!r}{did_you_mean(name, model.inputs)}")
@@ -148,7 +144,7 @@ def _batch_axes(model: Model, axes: Mapping[str, int | None]) -> dict[Value, int
 def _check_samples_are_separate(single: Model, freed: Model, axes: Mapping[str, int], name: str) -> None:
     """Run two random samples together and separately. Raise UsageError if the results differ.
 
-    Nothing is checked if other dimensions are symbolic, or inputs are not floats.
+    Models with other symbolic dimensions, or inputs that are not floats, are not checked.
     """
     types = [v.tensor for v in single.data_inputs]
     if any(t.dtype not in FLOATS or any(isinstance(d, DimExpr) for d in t.shape or ()) for t in types):
@@ -203,13 +199,12 @@ def constants_to_parameters(model: Model, names: Sequence[str] | None = None) ->
 
 
 def float_constants(graph: Graph) -> dict[str, Value]:
-    """Return the floating-point constants of a graph by name, without those of its subgraphs."""
+    """Return the floating-point constants of a graph by name, without its subgraphs."""
     found = (node.outputs[0] for node in graph.nodes if isinstance(node.op, Constant))
     return {graph.name_of(v): v for v in found if isinstance(v.type, TensorType) and v.dtype in FLOATS}
 
 
 def _named_roles(graph: Graph, names: Sequence[str]) -> dict[Value, str]:
-    """Return the named constants with their new role."""
     known = float_constants(graph)
     for name in names:
         if name not in known:
@@ -231,7 +226,7 @@ def _weight_roles(graph: Graph) -> dict[Value, str]:
 
 
 def _constants_behind(value: Value | None) -> Iterator[Value]:
-    """Yield the floating-point constants of rank 1 or more whose elements a value contains, possibly rearranged."""
+    """Yield the floating-point constants whose elements a value contains, possibly rearranged."""
     pending = [value]
     while pending:
         value = pending.pop()
@@ -247,9 +242,9 @@ def _constants_behind(value: Value | None) -> Iterator[Value]:
 
 
 def _with_inputs(graph: Graph, inputs: Mapping[Value, Value]) -> Graph:
-    """Return the graph with inputs instead of constants. Subgraphs capture the inputs.
+    """Return the graph with inputs instead of constants.
 
-    inputs: for each constant, the input that replaces it.
+    Both subgraphs and outer graph then read the inputs. inputs: by constant.
     """
 
     def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:

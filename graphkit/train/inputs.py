@@ -1,4 +1,4 @@
-"""Convert the inputs of a batch to arrays by name, as programs take them."""
+"""Convert the inputs of a batch to arrays by name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from graphkit.text import quantity
 
 
 class Inputs:
-    """Checks and converts the inputs of a model. types: the types of these inputs by name."""
+    """Checks and converts the inputs of a model. types: by input name."""
 
     def __init__(self, types: Mapping[str, Type]):
         self.types = dict(types)
         self.names = tuple(types)
 
     def check_names(self, data: Dataset) -> None:
-        """Raise InputError if a data set has an array that is not an input of the model."""
+        """Raise InputError if an array of a data set is not an input of the model."""
         for name in data.given_names:
             if name not in self.types:
                 raise InputError(
@@ -31,8 +31,8 @@ class Inputs:
                 )
 
     def check_shapes(self, data: Dataset) -> None:
-        """Raise InputError if samples in memory have another rank or other fixed sizes than an input of the model."""
-        if type(data) is not Dataset:  # other data sets may change the shapes of samples in batches
+        """Raise InputError if samples in memory do not fit the shape of their input."""
+        if type(data) is not Dataset:  # other data sets may change shapes later
             return
         for name, (label, array) in zip(data.given_names or self.names[:1], data.arrays.items(), strict=False):
             kind = self.types.get(name)
@@ -51,18 +51,16 @@ class Inputs:
     def converted(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arrays of a batch in the types of these inputs. Arrays are copied only if needed.
 
-        Arrays with other names stay as they are. Raises InputError, which names the input, if an array does not fit.
+        Raises InputError if an array does not fit. Arrays that are not inputs stay as they are.
         """
         return {n: _converted(n, self.types[n], a) if n in self.types else a for n, a in given.items()}
 
 
 def with_types(data: Any, types: Mapping[str, Type]) -> Any:
-    """Return the data. If they are a pair (inputs, targets), inputs that are lists become arrays of these types.
-
-    Targets and all other data stay as they are.
+    """Convert lists among the inputs of a pair (inputs, targets) to arrays of these types.
 
     Raises:
-        InputError: A type cannot represent the numbers, or the lists are ragged.
+        InputError: A type cannot represent the numbers, or a list is ragged.
     """
     if not isinstance(data, (tuple, list)) or len(data) != 2:
         return data
@@ -85,7 +83,7 @@ def _typed(name: str, kind: Type, given: Any) -> Any:
 
 
 def by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:
-    """Return the given arrays as a dict by name. They are one array, a tuple in the order of `names`, or a dict.
+    """Return arrays as a dict by name: from one array, a tuple in the order of `names`, or a dict.
 
     Raises InputError for a wrong number of arrays. what: "input" or "target", for the message.
     """
@@ -98,7 +96,7 @@ def by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:
 
 
 def _converted(name: str, kind: Type, array: Any) -> Any:
-    """Convert the array of one input. For a wrong batch size, the error says how to allow other sizes."""
+    """Convert one input. For a wrong batch size, the error says how to allow other sizes."""
     try:
         return convert(name, kind, array)
     except InputError as error:

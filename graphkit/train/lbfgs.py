@@ -68,7 +68,6 @@ class LBFGS:
         seed: Seed of dropout (default: GRAPHKIT_SEED).
 
     Attributes:
-        seed: Seed of dropout.
         notes: JSON values of yours, which checkpoints contain.
 
     Raises:
@@ -146,7 +145,6 @@ class LBFGS:
             self._kept = np.concatenate(kept)
 
     def _masked(self, flat: np.ndarray) -> np.ndarray:
-        """Return a gradient or direction that is 0 where a mask is False."""
         return flat if self._kept is None else np.where(self._kept, flat, flat.dtype.type(0))
 
     def masks(self) -> dict[str, np.ndarray]:
@@ -206,7 +204,7 @@ class LBFGS:
         return first
 
     def _choose_direction(self, current: np.ndarray) -> float:
-        """Set the direction, from the gradient and the stored pairs. Return the step length to try first."""
+        """Set the direction. Return the step length to try first."""
         history = self._history
         history.iterations += 1
         if history.iterations == 1:
@@ -220,7 +218,7 @@ class LBFGS:
         return length
 
     def _move(self, feeds: Mapping[str, Any], start: Point, length: float, *, evaluates: bool) -> Point:
-        """Move the parameters along the direction, and return the point there.
+        """Move the parameters along the direction. Return the new point.
 
         evaluates: whether a move of fixed length needs the loss and gradient at its end.
         """
@@ -244,8 +242,8 @@ class LBFGS:
                 found = start._replace(t=length)
         except BaseException:
             self._set_parameters(origin)
-            # Record a move of 0, for which the next iteration stores no pair. The failed direction may contain NaN or
-            # infinity, which a checkpoint must not contain.
+            # The next iteration stores no pair for a move of 0. The failed direction may contain NaN, which a
+            # checkpoint must not.
             self._history.direction, self._history.length = np.zeros_like(origin), 0.0
             raise
         self._history.length = found.t
@@ -360,7 +358,7 @@ class LBFGS:
 
 
 def _mask_of(name: str, mask: np.ndarray, parameter: np.ndarray, where: str) -> np.ndarray:
-    """Return the mask in a checkpoint. Raises InvalidModel if it does not fit the parameter in the checkpoint."""
+    """Return the mask of a checkpoint. Raises InvalidModel if it does not fit its parameter."""
     if mask.dtype != bool or mask.shape != parameter.shape:
         raise InvalidModel(
             f"{where} does not fit: '{name}/{MASK}' is {mask.dtype}{list(mask.shape)}, not bool{list(parameter.shape)}"

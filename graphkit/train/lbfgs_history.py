@@ -10,9 +10,8 @@ import numpy as np
 
 from graphkit.errors import InvalidModel
 
-# Pairs whose curvature is not above this are left out.
+# Pairs with a curvature up to this are left out.
 _LEAST_CURVATURE = 1e-10
-# The names of all arrays begin with this.
 _PREFIX = "L-BFGS/"
 _VECTORS = ("direction", "gradient")
 _NUMBERS = {"factors": np.float64, "scale and length": np.float64, "iterations and evaluations": np.int64}
@@ -23,14 +22,9 @@ class History:
     """The state of L-BFGS after an iteration: its history of pairs, and the last move.
 
     Attributes:
-        size: Largest number of pairs.
-        direction: The direction of the last move; empty before the first one.
-        gradient: The gradient before that move.
-        length: The step length of that move.
+        direction: The last move is `length` times this; empty before the first move.
         pairs: For each pair: the change of the gradient, the move of the parameters, and 1 / (change . move).
         scale: The initial inverse Hessian is this number times the identity: the inverse curvature of the last pair.
-        iterations: Number of iterations.
-        evaluations: Number of evaluations of the loss.
     """
 
     size: int
@@ -43,10 +37,7 @@ class History:
     evaluations: int = 0
 
     def store_pair(self, change: np.ndarray, move: np.ndarray) -> None:
-        """Store a pair if the curvature along the move is positive.
-
-        change: The change of the gradient, a vector. move: The change of the parameters, a vector.
-        """
+        """Store a pair if the curvature along the move is positive."""
         curvature = float(change @ move)
         if _LEAST_CURVATURE < curvature < math.inf:
             if len(self.pairs) == self.size:
@@ -69,7 +60,6 @@ class History:
     # --- checkpoints --------------------------------------------------------------------------------
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays that a checkpoint contains, by name."""
         found = {
             "direction": self.direction,
             "gradient": self.gradient,
@@ -82,10 +72,9 @@ class History:
         return {f"{_PREFIX}{name}": array for name, array in found.items()}
 
     def restored(self, arrays: Mapping[str, np.ndarray], elements: int, where: str) -> History:
-        """Return the history from the arrays of a checkpoint. If it has more than `size` pairs, the last ones are kept.
+        """Return the history of a checkpoint, at most its last `size` pairs.
 
         Args:
-            arrays: The arrays of the checkpoint whose names `names_in` returns.
             elements: Number of elements of all trained parameters.
             where: Name of the checkpoint, for messages.
 
@@ -106,7 +95,7 @@ class History:
                 )
             if not np.isfinite(array).all():
                 raise InvalidModel(f"{where} is damaged: {key!r} contains NaN or infinity")
-            # A copy: arrays of a file may be less aligned than those of numpy, which could change how sums are rounded.
+            # Copy: the alignment of an array can change how sums are rounded.
             found[name] = np.array(array)
         pairs = [(found[f"change/{i}"], found[f"move/{i}"], float(found["factors"][i])) for i in range(count)]
         scale, length = map(float, found["scale and length"])
@@ -127,7 +116,7 @@ class History:
 
 
 def names_in(arrays: Mapping[str, np.ndarray]) -> set[str]:
-    """Return the names of the arrays of a history in a checkpoint. The number of pairs is read from `arrays`."""
+    """Return the names of the arrays of a history in a checkpoint."""
     factors = arrays.get(f"{_PREFIX}factors")
     count = 0 if factors is None else factors.size
     of_pairs = {f"{kind}/{index}" for kind in ("change", "move") for index in range(count)}

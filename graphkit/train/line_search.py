@@ -9,19 +9,12 @@ import numpy as np
 
 from graphkit.named_tuples import NamedTuple
 
-# The constants of the two Wolfe conditions (decrease and curvature), and the largest number of steps.
+# The constants of the two Wolfe conditions, and the largest number of steps.
 _DECREASE, _CURVATURE, _MOST_STEPS = 1e-4, 0.9, 25
 
 
 class Point(NamedTuple):
-    """A point on the line.
-
-    Attributes:
-        t: The step length.
-        loss: The loss at the point.
-        gradient: The gradient of the loss, a vector.
-        slope: The derivative of the loss along the direction.
-    """
+    """A point on the line. slope: derivative of the loss along the direction."""
 
     t: float
     loss: float
@@ -33,9 +26,6 @@ def strong_wolfe(evaluate: Callable[[float], Point], start: Point, t: float, sca
     """Return a point that meets the strong Wolfe conditions if one is found, else the best point.
 
     Args:
-        evaluate: Returns the point of a step length.
-        start: The point of step length 0.
-        t: The first step length to try.
         scale: The largest absolute element of the direction.
         tolerance: The search ends if the width of the bracket times `scale` is below this.
     """
@@ -46,7 +36,7 @@ def strong_wolfe(evaluate: Callable[[float], Point], start: Point, t: float, sca
     stuck = False
     while not done and steps < _MOST_STEPS and abs(high.t - low.t) * scale >= tolerance:
         ends = sorted((low.t, high.t))
-        # Begin with the point of smaller t: the order changes how the interpolation rounds.
+        # The order changes how the interpolation rounds: begin with the smaller t.
         first, second = (low, high) if low.t <= high.t else (high, low)
         t, stuck = _inside(_interpolated(first, second, *ends), ends, stuck)
         new = evaluate(t)
@@ -66,8 +56,8 @@ def strong_wolfe(evaluate: Callable[[float], Point], start: Point, t: float, sca
 def _bracket(evaluate: Callable[[float], Point], start: Point, t: float) -> tuple[list[Point], int, bool]:
     """Return (points, number of steps, whether the search is complete).
 
-    The points are one that meets the conditions, or two that enclose such a point. If _MOST_STEPS steps find neither,
-    the points are the start and the last point, and the search is complete.
+    One point meets the conditions, or two points enclose such a point. After _MOST_STEPS steps, the points are the
+    start and the last point.
     """
     previous, new = start, evaluate(t)
     for steps in range(_MOST_STEPS):
@@ -85,7 +75,7 @@ def _bracket(evaluate: Callable[[float], Point], start: Point, t: float) -> tupl
 
 
 def _inside(t: float, ends: list[float], stuck: bool) -> tuple[float, bool]:
-    """Return the step length, moved away from the ends of the bracket if the search makes little progress.
+    """Return the step length, moved away from the ends of the bracket if the search is slow.
 
     stuck: whether the last step was near an end, too.
     """
@@ -99,7 +89,7 @@ def _inside(t: float, ends: list[float], stuck: bool) -> tuple[float, bool]:
 
 
 def _interpolated(first: Point, second: Point, lowest: float, highest: float) -> float:
-    """Return the minimum of the cubic through two points with their slopes, between two bounds."""
+    """Return the minimum between two bounds of the cubic through two points."""
     a, b = first, second
     d1 = a.slope + b.slope - 3 * (a.loss - b.loss) / (a.t - b.t)
     square = d1 * d1 - a.slope * b.slope

@@ -1,4 +1,4 @@
-"""Loss functions. They take outputs and targets as graph values, and return a scalar averaged over the batch."""
+"""Loss functions: from outputs and targets (graph values) to a scalar averaged over the batch."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _weighted_cross_entropy(
 ) -> Value:
     """Return the cross entropy with class weights or ignored targets. logits: [N, classes]; target, row_weight: [N].
 
-    Sums are float32, because the sum of many weights may overflow in float16.
+    Sums are float32: many weights may overflow float16.
     """
     classes = logits.tensor.known_shape[-1]
     assert isinstance(classes, int), "checked"
@@ -113,12 +113,11 @@ def _weighted_cross_entropy(
 
 
 def _kept(target: Value, ignore_index: int) -> Value:
-    """Return which targets count: bool, of the shape of the targets."""
     return value_of(F.not_(F.equal(target, np.array(ignore_index, target.dtype.numpy))))
 
 
 def _smoothed(loss: Value, uniform_loss: Value, label_smoothing: float) -> Value:
-    """Return (1 - s) * loss + s * uniform_loss, where uniform_loss is the loss for equal shares of all classes."""
+    """Return (1 - s) * loss + s * uniform_loss. uniform_loss: the loss for equal shares of all classes."""
     kept, smoothed = (scalar_like(share, loss) for share in (1.0 - label_smoothing, label_smoothing))
     return value_of(F.add(F.mul(kept, loss), F.mul(smoothed, uniform_loss)))
 
@@ -129,8 +128,7 @@ def target_weight(
 ) -> Value:  # fmt: skip
     """Return the sum of the weights of targets (integers of any shape), as a float32 scalar.
 
-    The weight of a target is that of its class (default: 1), and 0 for `ignore_index`. It is multiplied by the weight
-    of its sample, if `sample_weight` [N] is given.
+    A target has the weight of its class (default: 1) times that of its sample, and 0 for `ignore_index`.
     """
     kept = None if ignore_index is None else _kept(target, ignore_index)
     if class_weights is None:
@@ -153,8 +151,7 @@ def target_weight(
 def weight_sum(target: Value, sample_weight: Value, *, every_target: bool) -> Value:
     """Return the sum of the weights of samples, as a float32 scalar.
 
-    every_target: Count the weight of a sample once for each of its targets along symbolic dimensions of `target`, such
-        as the steps of a sequence.
+    every_target: Count a sample once for each target along symbolic dimensions, such as the steps of a sequence.
     """
     total = F.reduce_sum(F.cast(sample_weight, to="float32"), keepdims=False)
     shape = target.tensor.shape
@@ -166,7 +163,7 @@ def weight_sum(target: Value, sample_weight: Value, *, every_target: bool) -> Va
 
 
 def _along(sample_weight: Value, values: Value) -> Value:
-    """Return weights [N] as float32 [N, 1, ...], which is multiplied with values [N, ...]."""
+    """Return weights [N] as float32 [N, 1, ...], to multiply them with values [N, ...]."""
     weight = F.cast(sample_weight, to="float32")
     if values.rank is None or values.rank < 1:
         raise UsageError(f"sample weights need a value for each sample, [N, ...], not {values}")
@@ -174,7 +171,7 @@ def _along(sample_weight: Value, values: Value) -> Value:
 
 
 def _over_rows(sample_weight: Value, target: Value) -> Value:
-    """Return a vector with one weight per target: the weight of its sample. sample_weight: [N]; target: [N, ...]."""
+    """Return one weight per target, as a vector. sample_weight: [N]; target: [N, ...]."""
     if target.rank == 1:
         return _along(sample_weight, target)
     every = F.expand(_along(sample_weight, target), F.shape(target))
@@ -185,7 +182,7 @@ def average(each: Value, sample_weight: Value | None) -> Value:
     """Return the mean of losses [N, ...].
 
     With weights w [N], the result is sum(w * l) / sum(w), where l is the mean loss of each sample. If sum(w) is 0, the
-    result is 0. Sums are float32, or float64 if the losses are.
+    result is 0.
     """
     if sample_weight is None:
         return _mean(each)
@@ -268,7 +265,7 @@ def sigmoid_focal(
 
 
 def _focus(p: Value, gamma: float) -> Value:
-    """Return (1 - p)^gamma. At p = 1, where the derivative may be infinite, 1 - p is replaced by a small number."""
+    """Return (1 - p)^gamma. 1 - p is at least 1e-6: at 0, the derivative may be infinite."""
     far = F.max(F.sub(scalar_like(1.0, p), p), scalar_like(1e-6, p))
     return value_of(F.pow(far, scalar_like(gamma, p)))
 
@@ -301,8 +298,7 @@ def mse(output: Value, target: Any, sample_weight: Value | None = None) -> Value
         output: Float tensor [N, ...].
         target: A tensor of the same shape.
         sample_weight: float w [N], one weight per sample, not negative. The result is then sum(w * l) / sum(w), where l
-            is the mean loss of each sample. If all weights are 0, the result is 0. (Keras divides by the number of
-            samples.)
+            is the mean loss of each sample. If all weights are 0, the result is 0.
     """
     difference = F.sub(output, target)
     return average(F.mul(difference, difference), sample_weight)

@@ -50,11 +50,9 @@ __all__ = [
 # Returns the mean over the batch, or a sum and its divisor.
 LossFunction: TypeAlias = Callable[..., Value | tuple[Value, Value]]
 
-# The inputs of a mixed loss: `<target>_second` are the targets of the second samples, `mix` is the share of the first
-# samples.
+# Inputs of a mixed loss: `<target>_second` are the targets of the second samples, `mix` is the share of the first.
 SECOND, MIX = "_second", "mix"
 
-# A loss as a Trainer takes it.
 AnyLoss: TypeAlias = str | Loss | LossFunction | Mapping[str, str | Loss]
 
 
@@ -112,7 +110,7 @@ def of_mxnet(net: Model, output: str | None = None) -> dict[str, Loss]:
     """Return losses by output, with the gradients of the output operators of a model from MXNet.
 
     They are the default of `gk.Trainer` for such a model. The gradients are those of SoftmaxOutput and the other output
-    operators, with all their attributes, divided by the number of samples. MXNet's `Module.fit` divides by it, too.
+    operators, with all their attributes, divided by the number of samples.
 
     Args:
         net: A model that was loaded from MXNet, or trained from one.
@@ -133,7 +131,7 @@ def of_mxnet(net: Model, output: str | None = None) -> dict[str, Loss]:
 
 
 def default_loss(net: Model, given: AnyLoss | None = None, output: str | None = None) -> AnyLoss:
-    """Return the given loss. If there is none, return the losses of MXNet's output operators, or the usual loss.
+    """Return the given loss, else the losses of MXNet's output operators, else the default loss.
 
     output: the output that the user chose for the loss, or None.
     """
@@ -141,7 +139,7 @@ def default_loss(net: Model, given: AnyLoss | None = None, output: str | None = 
 
 
 def _placed(graph: Graph, bound: BoundLoss, mixed: bool, sample_weights: bool) -> tuple[Term, list[Value]]:
-    """Return the loss of a graph, and the inputs for its targets. Arguments: see `attach`."""
+    """Return the loss of a graph, and the inputs of its targets. Arguments: see `attach`."""
     types, names = dict(bound.targets), target_inputs(graph, bound.targets)
     if sample_weights:
         types[SAMPLE_WEIGHT], names[SAMPLE_WEIGHT] = _weight_type(bound), weight_input(graph, bound.targets)
@@ -158,16 +156,15 @@ def _placed(graph: Graph, bound: BoundLoss, mixed: bool, sample_weights: bool) -
 
 
 def target_inputs(graph: Graph, targets: Iterable[str]) -> dict[str, str]:
-    """Return the names of the inputs that `attach` adds, by the names of targets.
+    """Return the names of the inputs that `attach` adds, by target.
 
-    An input has the target's name unless the graph uses that name already.
+    An input has the target's name unless the graph already uses this name.
     """
     names = Names(graph.input_names)
     return {target: names.take(target) for target in targets}
 
 
 def weight_input(graph: Graph, targets: Iterable[str]) -> str:
-    """Return the name of the input that `attach` adds for sample weights."""
     return Names([*graph.input_names, *target_inputs(graph, targets).values()]).take(SAMPLE_WEIGHT)
 
 
@@ -184,10 +181,8 @@ class BoundLoss:
     """A loss for the outputs of one graph.
 
     Attributes:
-        build: Function that takes the targets as Values, in the order of `targets`, and returns the loss. The keyword
-            `sample_weight` is a Value [N], or None.
-        targets: Types of the targets by name.
-        named: For targets of named losses: the loss and the name of the output that it compares with the target.
+        build: Takes the targets as Values and `sample_weight` (a Value [N] or None). Returns the loss.
+        named: The named loss and the output of each target.
     """
 
     build: Callable[..., Term]
@@ -196,14 +191,14 @@ class BoundLoss:
 
     @property
     def averaged_over(self) -> dict[tuple[Any, ...], str]:
-        """For each divisor of the losses, the name of the first output with this divisor. Keys: see `Loss.divisor`."""
+        """The first output for each divisor of the losses."""
         over: dict[tuple[Any, ...], str] = {}
         for target, (loss, output) in self.named.items():
             over.setdefault(loss.divisor(target, self.targets[target].shape or ()), output)
         return over
 
     def warn_of_weights(self) -> None:
-        """Warn if the losses of several outputs have different divisors, because a batch has only one weight."""
+        """Warn if losses have different divisors: a batch has only one weight."""
         if len(self.averaged_over) > 1:
             first, second, *_ = self.averaged_over.values()
             warnings.warn(
@@ -261,7 +256,6 @@ def _of_outputs(
     graph: Graph, outputs: Mapping[str, Value], given: Mapping[str, str | Loss],
     targets: Mapping[str, TensorType] | None, weights: Mapping[str, float],
 ) -> BoundLoss:  # fmt: skip
-    """Return the weighted sum of the losses of several outputs."""
     if not given:
         raise UsageError("loss={} is empty: give a loss for at least one output")
     if targets is not None:
@@ -287,7 +281,7 @@ def _of_outputs(
     def build(*values: Value, sample_weight: Value | None = None) -> Term:
         terms, first, given = [], None, dict(zip(types, values, strict=True))
         for name, loss in losses.items():
-            # A loss without target does not read this operand.
+            # A loss without target ignores this operand.
             target = given[loss.target or target_of(name)] if loss.has_target else outputs[name]
             found = loss.term(
                 graph, logits_of(_classes_last(loss, outputs[name]), loss.of_logits), target, sample_weight
@@ -308,7 +302,6 @@ def _of_outputs(
 
 
 def _classes_last(loss: Loss, output: Value) -> Value:
-    """Return an output with the axis of the classes as its last one."""
     if loss.class_axis == -1:
         return output
     axes = [i for i in range(len(output.tensor.known_shape)) if i != loss.class_axis]
@@ -316,19 +309,16 @@ def _classes_last(loss: Loss, output: Value) -> Value:
 
 
 def target_of(output: str) -> str:
-    """Return the name of the target of one of several outputs."""
     return f"target_{output}"
 
 
 def described(loss: AnyLoss) -> str:
-    """Return a loss as text, for messages and logs."""
     if isinstance(loss, Mapping):
         return ", ".join(f"{output}={described(each)}" for output, each in loss.items())
     return str(loss) if isinstance(loss, (str, Loss)) else getattr(loss, "__name__", "function")
 
 
 def _term(found: Any) -> Term:
-    """Return the result of a loss function as a Term."""
     if not isinstance(found, (tuple, list)):
         return Term(scalar_of(found), None)
     if len(found) != 2:
@@ -337,7 +327,7 @@ def _term(found: Any) -> Term:
 
 
 def _weighted_term(function: LossFunction, *values: Value, sample_weight: Value) -> Term:
-    """Call a user's loss function with sample weights. Return its result as a Term."""
+    """Return the result of a user's loss function with sample weights."""
     name = getattr(function, "__name__", "function")
     if SAMPLE_WEIGHT not in inspect.signature(function).parameters:
         raise UsageError(
@@ -354,10 +344,9 @@ def _weighted_term(function: LossFunction, *values: Value, sample_weight: Value)
 
 
 def _check_floats(graph: Graph, chosen: Sequence[Value], every: bool = False) -> None:
-    """Raise UsageError if none of the outputs is floating-point: a loss of other types has no gradient.
+    """Raise UsageError if no output is floating-point: other losses have no gradient.
 
-    every: raise also if at least one output is not floating-point. The message names the last floating-point value
-    before that output.
+    every: raise also if any output is not floating-point.
     """
     odd = [value for value in chosen if not (isinstance(value.type, TensorType) and value.dtype.is_float)]
     if not odd or (len(odd) < len(chosen) and not every):
@@ -372,10 +361,7 @@ def _check_floats(graph: Graph, chosen: Sequence[Value], every: bool = False) ->
 
 
 def float_behind(value: Value) -> Value | None:
-    """Return the nearest floating-point tensor before `value`, following the first operand of each node.
-
-    None if there is no such tensor.
-    """
+    """Return the nearest floating-point tensor before `value` along first operands, or None."""
     while not (isinstance(value.type, TensorType) and value.dtype.is_float):
         if value.node is None or not value.node.operands:
             return None

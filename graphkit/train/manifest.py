@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 from graphkit.errors import InvalidModel
 from graphkit.ir.types import DType
 
-# A function that returns whether a value has the expected type.
 Kind: TypeAlias = Callable[[Any], bool]
 
 
@@ -52,7 +51,7 @@ def _rng_state(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_uint64, value))
 
 
-# Only keys that exist are checked. `load` raises an error for missing ones.
+# `load` raises an error for missing keys.
 _KINDS: Mapping[str, Kind] = {
     "weights": _dict_of(_text),
     "arrays": _dict_of(_object),
@@ -110,7 +109,7 @@ _OF_SETTINGS: Mapping[str, Kind] = {
 
 
 def check(manifest: Mapping[str, Any], where: str) -> None:
-    """Raise InvalidModel if a value of a manifest has the wrong type. where: the beginning of the message."""
+    """Raise InvalidModel if a value has the wrong type. where: the beginning of the message."""
     _check(manifest, _KINDS, where)
     for name, entry in manifest.get("arrays", {}).items():
         _check(entry, _OF_ARRAYS, f"{where}: array {name!r}")

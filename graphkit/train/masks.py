@@ -1,4 +1,4 @@
-"""Masks of trained parameters: make them from the zeros of a pruned model, check them, and replace them."""
+"""Masks of trained parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graphkit.text import listed
 from graphkit.train.average import AVERAGE
 from graphkit.train.selection import MASK, TrainedParameter, mask_array, matching
 
-# Smallest share of zeros in a weight that counts as pruned.
+# Weights with a smaller share of zeros do not count as pruned.
 _PRUNED = 0.3
 
 
@@ -55,15 +55,11 @@ def zero_masks(model: Model, patterns: str | Sequence[str] = "*") -> dict[str, n
 
 
 def note_on_zeros(model: Model, trained: Collection[str], masked: Collection[str], advice: str) -> str | None:
-    """Return a note that training will change the zeros of pruned weights; None if there are no such weights.
+    """Return a note that training will change the zeros of pruned weights, or None.
 
-    A weight counts as pruned if it has at least two axes, and at least 30%, but not all, of its elements are 0. Weights
-    that are all 0 do not count, because layers may start with them. Weights that another process holds are not counted.
+    A weight counts as pruned if it has at least two axes, and at least 30%, but not all, of its elements are 0.
 
     Args:
-        model: The model, before training.
-        trained: Names of the trained parameters.
-        masked: Names of the parameters with masks.
         advice: How to keep the zeros.
     """
     shares = {}
@@ -95,7 +91,7 @@ def check(trained: Sequence[TrainedParameter], params: ParamStore, store: KVStor
 
 
 def replace_masks(masks: Mapping[str, Any], known: Collection[str], params: ParamStore, slots: ParamStore) -> None:
-    """Implement `Trainer.set_masks`. known: names of the parameters with masks."""
+    """Implement `Trainer.set_masks`."""
     arrays = {}
     for name, mask in masks.items():
         if name not in known:

@@ -42,17 +42,16 @@ class Metric(Protocol):
         """The metric over all batches since `reset`."""
 
     def state(self) -> dict[str, np.ndarray]:
-        """Return what a checkpoint must contain, as arrays by name."""
+        """Return arrays for a checkpoint, by name."""
 
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restore the result of `state`."""
+    def restore(self, state: Mapping[str, np.ndarray]) -> None: ...
 
     def merge(self, state: Mapping[str, np.ndarray]) -> None:
-        """Add the result of `state` in another process."""
+        """Add the result of `state` of another process."""
 
 
 def value_of(metric: Metric) -> float:
-    """Return the value of a metric as a number for JSON. Raises UsageError if it is not a number."""
+    """Return the value of a metric as a float."""
     try:
         return float(metric.value)
     except (TypeError, ValueError):
@@ -60,8 +59,6 @@ def value_of(metric: Metric) -> float:
 
 
 class _WithRepr:
-    """Base of metrics with a `repr`: the name and the settings."""
-
     name: str
 
     def __repr__(self) -> str:
@@ -73,7 +70,7 @@ class _WithRepr:
 
 
 class _Average(_WithRepr):
-    """The mean of scores, one for each sample or element; NaN before the first update."""
+    """The mean of scores; NaN before the first update."""
 
     name = ""
 
@@ -261,7 +258,6 @@ class AUC(_WithRepr):
         pairs = positives * (len(positive) - positives)
         if not pairs or np.isnan(scores).any():
             return float("nan")
-        # Equal scores share the mean of their ranks.
         _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
         rank = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
         return float((rank[positive].sum() - positives * (positives + 1) / 2) / pairs)
@@ -343,7 +339,7 @@ _REGRESSION = "; the metrics of a regression are 'mse', 'rmse' and 'mae'"
 def _class_targets(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Return targets as class numbers [...] for an output [..., classes].
 
-    Accepts whole floats, and additional or missing axes of size 1. Raises InputError for other targets.
+    Whole floats and additional or missing axes of size 1 are accepted. Raises InputError for other targets.
     """
     found = aligned(np.asarray(target), output.shape[:-1]) if output.ndim else None
     if found is None:
@@ -359,7 +355,7 @@ def _class_targets(name: str, output: np.ndarray, target: np.ndarray) -> np.ndar
 
 
 def _single(output: np.ndarray, target: np.ndarray) -> np.ndarray | None:
-    """Return outputs [N] or [N, 1] as [N] if there is one number per target; None for any other shape."""
+    """Return outputs [N] or [N, 1] as [N]; None for other shapes."""
     several = output.ndim > 1 and 1 not in output.shape[1:]
     return None if output.size != np.size(target) or several else output.reshape(-1)
 
@@ -372,7 +368,7 @@ def _check_binary(name: str, target: np.ndarray) -> None:
 
 
 def _same_shape(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Return the target in the shape of the output. Otherwise [N] and [N, 1] would broadcast to [N, N]."""
+    """Return the target in the shape of the output. [N] and [N, 1] would broadcast to [N, N]."""
     found = aligned(np.asarray(target), output.shape)
     if found is None:
         raise InputError(
@@ -400,7 +396,7 @@ class FunctionMetric(_Average):
             inspect.signature(function).bind(None, None)
         except TypeError:
             raise UsageError(f"metric {self.name!r}: the function must take two arguments, output and target") from None
-        except ValueError:  # a function of an extension module, whose signature is unknown
+        except ValueError:  # an extension module's function has no signature
             pass
         super().__init__()
 
@@ -433,7 +429,7 @@ _METRICS: dict[str, Callable[..., Metric]] = {
 }
 
 
-# The attributes that every metric must have. `value` is not checked, because it may need an update first.
+# The attributes that every metric must have. `value` is not checked: it may need an update first.
 _PARTS = ("name", "reset", "update")
 
 
@@ -468,12 +464,10 @@ def get(spec: Any, probabilities: bool = False) -> Metric:
 
 
 def get_all(specs: Sequence[Any], probabilities: bool = False) -> list[Metric]:
-    """Return the result of `get` for each name or metric in `specs`."""
     return [get(s, probabilities) for s in specs]
 
 
 def as_list(specs: Any) -> Sequence[Any]:
-    """Return the argument `metrics=` as a sequence; a single metric becomes a sequence of one."""
     if isinstance(specs, str) or hasattr(specs, "update") or callable(specs):
         return [specs]
     check_argument("metrics", "metrics", "Sequence | None", specs)

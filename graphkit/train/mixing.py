@@ -14,7 +14,7 @@ from graphkit.train.losses import MIX, SECOND
 
 @dataclass(frozen=True)
 class Mixing:
-    """Mixes the samples x of a batch with the samples x': the same samples in another order.
+    """Mixes the samples x of a batch with x', the same samples in another order.
 
     mixup: inputs are m x + (1 - m) x', with m from Beta(mixup, mixup) (Zhang et al., 2018). cutmix: a box of x is
     replaced by the same box of x'. The box has the share 1 - m of the image's area, with m from Beta(cutmix, cutmix)
@@ -29,10 +29,9 @@ class Mixing:
     ) -> dict[str, Any]:
         """Return the feeds of a program with a mixed loss.
 
-        They are the mixed inputs, the targets of the first and the second samples, and the share of the first samples.
+        They are the mixed inputs, the targets of both samples, and the share of the first samples.
 
-        size: number of samples of the batch; None: the length of its first input. Arrays whose first axis has another
-        size are not mixed. key: seed of the random numbers.
+        size: number of samples; None: the length of the first input. Arrays of other lengths are not mixed. key: seed.
         """
         generator = np.random.default_rng(key)
         size = len(next(iter(inputs.values()))) if size is None else size
@@ -50,7 +49,6 @@ class Mixing:
 
 
 def _mixup(name: str, given: Any, order: np.ndarray, share: float) -> Any:
-    """Return share * x + (1 - share) * x[order] for one input."""
     array = np.asarray(given)
     if not _has_samples(array, len(order)):
         return given
@@ -63,9 +61,9 @@ def _mixup(name: str, given: Any, order: np.ndarray, share: float) -> Any:
 def _cutmix(
     inputs: Mapping[str, Any], order: np.ndarray, share: float, generator: np.random.Generator
 ) -> tuple[dict[str, Any], float]:
-    """Replace one box in all images of the batch. Return the inputs, and the share of the area outside of the box.
+    """Replace one box in all images. Return the images, and the share of the area outside of the box.
 
-    The box has the area 1 - share, and is clipped at the borders of the image.
+    The box has the area 1 - share, clipped at the borders.
     """
     images = {
         n: np.asarray(a) for n, a in inputs.items() if np.ndim(a) == 4 and _has_samples(np.asarray(a), len(order))
@@ -88,7 +86,7 @@ def _cutmix(
 
 
 def _span(center: float, share: float, size: int) -> tuple[int, int]:
-    """Return begin and end of a box along an axis of `size` elements. center, share: relative to the size."""
+    """Return begin and end of a box along an axis. center, share: relative to the size."""
     middle, half = int(center * size), int(share * size) // 2
     return max(middle - half, 0), min(middle + half, size)
 
@@ -98,5 +96,4 @@ def _reordered(array: Any, order: np.ndarray) -> Any:
 
 
 def _has_samples(array: np.ndarray, size: int) -> bool:
-    """Whether the first axis counts the samples of a batch of this size."""
     return array.ndim > 0 and array.shape[0] == size

@@ -1,8 +1,8 @@
 """Losses with the gradients of MXNet's output operators, for models that were loaded from MXNet.
 
 An output operator of MXNet determines a gradient, not a loss. Each loss here has this gradient, divided by the number
-of samples: `Module.fit` divides by the batch size, too. Source: softmax_output-inl.h, regression_output-inl.h,
-svm_output-inl.h, make_loss-inl.h of MXNet 1.9.
+of samples as in `Module.fit`. Source: softmax_output-inl.h, regression_output-inl.h, svm_output-inl.h, make_loss-inl.h
+of MXNet 1.9.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from graphkit.ops.pointwise import scalar_like
 from graphkit.train.named_losses import Loss
 from graphkit.train.programs.weights import Term
 
-# Output operators of MXNet that apply an activation -> the operator that the importer uses for this activation.
+# Output operators of MXNet with an activation, and the operator that the importer uses for it.
 _ACTIVATIONS = {"SoftmaxOutput": "Softmax", "LogisticRegressionOutput": "Sigmoid"}
 _MOVES = ("Reshape", "Flatten", "Identity", "Cast")
 _NO_HEAD = Head("", "", {})
@@ -36,7 +36,6 @@ _Rule: TypeAlias = Callable[[Attributes, Value, Value], Value]
 
 
 def losses_of(net: Model) -> dict[str, Loss]:
-    """Return the losses of a model: see `losses.of_mxnet`."""
     found: dict[str, Loss] = {}
     outputs = dict(zip(net.graph.output_names, net.graph.outputs, strict=True))
     for head in from_meta(net.meta, titled(net.graph, "model")):
@@ -61,7 +60,7 @@ def _kind(head: Head) -> str:
 
 
 def _operand(head: Head, output: Value) -> Value | None:
-    """Return the operand of the output operator; None if the output does not come from this operator any more."""
+    """Return the operand of the output operator; None if the output no longer comes from it."""
     wanted, value = _ACTIVATIONS.get(_kind(head)), output
     if wanted is None:
         return output
@@ -72,8 +71,6 @@ def _operand(head: Head, output: Value) -> Value | None:
 
 @dataclass(frozen=True, repr=False)
 class HeadLoss(Loss):
-    """The loss of an output operator of MXNet."""
-
     head: Head = _NO_HEAD
 
     @property
@@ -110,12 +107,12 @@ class HeadLoss(Loss):
 
 
 def _ignored(attributes: Attributes) -> int:
-    """Return the label to ignore if `use_ignore` is set. Raises InvalidModel if it is not an integer."""
+    """Return the label to ignore. Raises InvalidModel if it is not an integer."""
     return attributes.integer("ignore_label", -1)
 
 
 def _samples(graph: Graph) -> Value:
-    """Return the size of axis 0 of the input `data`, or of the first input: the batch size of MXNet's Module."""
+    """Return the batch size of MXNet's Module: axis 0 of the input `data`, or of the first input."""
     inputs = {graph.name_of(v): v for v in graph.inputs if v.role == "data"}
     first = inputs["data"] if "data" in inputs else next(iter(inputs.values()))
     size: Value = F.gather(F.shape(first), np.int64(0))
@@ -150,7 +147,7 @@ def _no_mean(output: Value, target: Value) -> Value:
 
 
 def _are_probabilities(head: Head, output: TensorType) -> bool:
-    """Return whether the label of a SoftmaxOutput has the shape of the output: probabilities instead of classes."""
+    """Whether the labels of a SoftmaxOutput are probabilities: they have the shape of the output."""
     return _kind(head) == "SoftmaxOutput" and head.shape is not None and len(head.shape) == output.rank
 
 
@@ -159,7 +156,6 @@ def _class_axis(attributes: Attributes, rank: int) -> int:
 
 
 def _label_shape(head: Head, attributes: Attributes, kind: str, output: TensorType) -> tuple[Any, ...] | None:
-    """Return the shape of the labels; None if it is unknown."""
     if head.shape is not None:
         return tuple(fresh() if d is None else symbol(d) if isinstance(d, str) else d for d in head.shape)
     if head.expression is not None:
@@ -191,8 +187,8 @@ def _at_least_one(count: Value, like: Value) -> Value:
 def _softmax(attributes: Attributes, x: Value, label: Value) -> Value:
     """Return the cross entropy, summed over samples and positions.
 
-    If labels are class numbers, the sum is divided: with normalization="valid" by the number of labels other than
-    `ignore_label`, otherwise by `_divisors`.
+    For class numbers, the sum is divided by the number of labels other than `ignore_label` (normalization="valid"), or
+    by `_divisors`.
     """
     multi, alpha = attributes.flag("multi_output", False), attributes.number("smooth_alpha", 0.0)
     rank = x.rank
@@ -206,8 +202,8 @@ def _softmax(attributes: Attributes, x: Value, label: Value) -> Value:
     if not isinstance(classes, int):
         raise UsageError(f"SoftmaxOutput needs a fixed number of classes, not {x.tensor}")
     if label.rank == rank:
-        # MXNet's gradient is p - label, even if the sum of the labels is not 1. It is multiplied by
-        # grad_scale. The attributes for normalization, smoothing and ignored labels have no effect here.
+        # MXNet's gradient is (p - label) * grad_scale, even if the labels do not add up to 1. Normalization, smoothing
+        # and ignored labels have no effect here.
         each = F.reduce_log_sum_exp(x, np.array([axis], np.int64), keepdims=False)
         return _scaled(attributes, F.sub(_sum(each), _sum(F.mul(x, F.cast(label, to=x.dtype)))))
     rows = F.transpose(x, perm=[0, *range(2, rank), 1]) if multi and rank > 2 else x
@@ -234,11 +230,7 @@ def _softmax(attributes: Attributes, x: Value, label: Value) -> Value:
 
 
 def _divisors(attributes: Attributes, x: Value, target: Value, multi: bool) -> list[Value]:
-    """Return the numbers that MXNet divides the gradient by.
-
-    With multi_output, they include the number of positions of a sample. With normalization="batch", they include the
-    number of samples (with multi_output), or the number of labels (without multi_output).
-    """
+    """Return the numbers that MXNet divides the gradient by."""
     found = []
     sizes = F.shape(x)
     if multi:
@@ -266,7 +258,7 @@ def _linear(attributes: Attributes, x: Value, label: Value) -> Value:
 
 
 def _absolute(attributes: Attributes, x: Value, label: Value) -> Value:
-    """Absolute error. Where the error is 0, the gradient is -1, as in MXNet."""
+    """Absolute error. Its gradient at 0 is -1, as in MXNet."""
     error = _difference(x, label)
     sign = F.where(F.greater(error, scalar_like(0.0, error)), scalar_like(1.0, error), scalar_like(-1.0, error))
     return _per_output(attributes, _sum(F.mul(error, F.stop_gradient(sign))), label)

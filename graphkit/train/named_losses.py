@@ -34,7 +34,7 @@ from graphkit.train.loss_functions import (
 )  # fmt: skip
 from graphkit.train.programs.weights import Term, target_count
 
-# The input with the weights of samples. The parameter of a loss function that takes them has the same name.
+# The input with the weights of samples, and the parameter of loss functions that take them.
 SAMPLE_WEIGHT = "sample_weight"
 
 
@@ -43,21 +43,17 @@ class Loss:
     """A named loss.
 
     Attributes:
-        name: Name of the loss.
         build: Function of (output, target) that returns a scalar.
-        target_type: Function that returns the type of the target for the type of the output.
-        of_logits: For a loss of logits: "Softmax" or "Sigmoid". If an output comes from this operator, the loss takes
-            the operator's input.
+        target_type: Returns the type of the target for the type of the output.
+        of_logits: "Softmax" or "Sigmoid": if an output comes from this operator, the loss takes the operator's input.
         classes: Whether targets are class numbers.
         probabilities: Whether targets are probabilities.
         per_sample: Whether the loss is a mean over samples, not over all targets.
-        weighs: Function of the same arguments as `build` that returns the loss and the weight of the batch. None if the
-            weight is the number of samples or of targets.
+        weighs: As `build`, returns the loss and the weight of the batch. None: the weight is the number of samples or
+            targets.
         needs: Which targets the loss needs, in words (default: a description from the other attributes).
         takes: Names of the possible options.
-        options: The options that are set.
         target: Name of the target if the loss is one of several (default: see `losses.target_of`).
-        has_target: Whether the loss compares its output with a target.
     """
 
     name: str
@@ -114,7 +110,7 @@ class Loss:
         return f"{self.name}({options})" if options else self.name
 
     def term(self, graph: Graph, output: Value, target: Value, sample_weight: Value | None = None) -> Term:
-        """Return the loss of an output of `graph`, and the weight of the batch. sample_weight: [N], or None."""
+        """Return the loss of an output, and the weight of the batch. sample_weight: [N], or None."""
         further = {} if sample_weight is None else {SAMPLE_WEIGHT: sample_weight}
         if self.weighs is not None:
             return self.weighs(output, target, **further)
@@ -127,10 +123,10 @@ class Loss:
         return Term(mean, None if self.per_sample else target_count(graph, target))
 
     def divisor(self, target: str, shape: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return a key that is equal for losses with the same divisor, for a target of this name and shape.
+        """Return a key that is equal for losses with the same divisor.
 
-        If the loss has class weights or ignores a class, the key contains these and the name of the target. Otherwise,
-        it contains the symbolic dimensions along which targets are counted.
+        With class weights or an ignored class, it contains these and the target's name, else the symbolic dimensions
+        along which targets are counted.
         """
         if self.class_weights or self.ignore_index is not None:
             return target, self.class_weights, self.ignore_index
@@ -138,24 +134,20 @@ class Loss:
 
     @property
     def class_weights(self) -> tuple[float, ...] | None:
-        """The weights of the classes, if targets are class numbers and the option is set; otherwise None."""
+        """The class weights, if targets are class numbers and the option is set."""
         return self.options.get("class_weights") if self.classes else None
 
     @property
     def ignore_index(self) -> int | None:
-        """The class number of targets that do not count; None if all targets count."""
+        """The class number of targets that do not count, or None."""
         return self.options.get("ignore_index")
 
     @property
     def class_axis(self) -> int:
-        """The axis of the output that counts the classes."""
         return int(self.options.get("axis", -1))
 
     def largest_target(self, output: TensorType) -> int | None:
-        """Return the largest valid target: classes - 1, or 1 for probabilities.
-
-        None if targets can be any number, or if the number of classes is unknown.
-        """
+        """Return the largest valid target: classes - 1, or 1 for probabilities; None if unlimited or unknown."""
         if self.classes:
             shape = output.known_shape
             count = shape[self.class_axis] if self.class_axis < len(shape) else None
@@ -163,7 +155,6 @@ class Loss:
         return 1 if self.probabilities else None
 
     def describe_target(self, output: TensorType) -> str:
-        """Describe in words which targets an output needs."""
         kind = self.target_type(output)
         if self.needs:
             return f"{self.needs}, {kind}"
@@ -218,7 +209,7 @@ def balanced(targets: Any, classes: int) -> tuple[float, ...]:
 
 
 def _labels(logits: TensorType) -> TensorType:
-    """Return the type of the targets of `ctc`: one row of labels per sample. The length of rows is a new symbol."""
+    """Return the type of the targets of `ctc`: one row of labels per sample, of a new symbolic length."""
     return TensorType(DType.INT64, (logits.known_shape[0], dims.fresh()))
 
 
@@ -253,7 +244,6 @@ _CLASS_OPTIONS = ("label_smoothing", "class_weights")
 
 
 def _spelled(option: str) -> str:
-    """Return an option as it is written in Python and on the command line."""
     own = option in (*_CLASS_OPTIONS, "ignore_index")
     return f"{option}= and --{option.replace('_', '-')}" if own else f"{option}= and --loss-option {option}=X"
 

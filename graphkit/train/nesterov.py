@@ -12,13 +12,10 @@ from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
 from graphkit.ops import F
 
-# mu[t] = beta1 * (1 - 0.96^(t * momentum_decay) / 2), see NAdam.
 _BASE = 0.96
 
 
 class Settings(Protocol):
-    """The settings of NAdam that these scalars depend on."""
-
     @property
     def beta1(self) -> float: ...
 
@@ -35,9 +32,8 @@ def factors(settings: Settings, step: Value, dtype: DType) -> tuple[Value, Value
     They are (1 - mu[t]) / (1 - P[t]), mu[t + 1] / (1 - P[t + 1]) and 1 - beta2^t. See NAdam for mu and P.
 
     Args:
-        settings: The optimizer.
-        step: t, an int64 scalar that is 1 at the first update.
-        dtype: Element type of the results, float32 or float64.
+        step: t, an int64 scalar, 1 at the first update.
+        dtype: Type of the results, float32 or float64.
     """
 
     def scalar(number: float) -> Value:
@@ -49,12 +45,10 @@ def factors(settings: Settings, step: Value, dtype: DType) -> tuple[Value, Value
     tables = _logarithms(settings, float(np.finfo(dtype.numpy).eps))
 
     def missing(t: Value) -> Value:
-        """Return beta1 - mu[t]."""
         share = F.exp(F.mul(t, scalar(settings.momentum_decay * math.log(_BASE))))
         return F.mul(scalar(settings.beta1 / 2), share)
 
     def rest(t: Value) -> Value:
-        """Return 1 - P[t]."""
         if not settings.beta1:
             return one
         known = np.asarray(tables, dtype.numpy)
@@ -72,7 +66,7 @@ def factors(settings: Settings, step: Value, dtype: DType) -> tuple[Value, Value
 
 
 def _logarithms(settings: Settings, precision: float) -> list[float]:
-    """Return log(mu[t]) for t = 1, 2, ... as long as mu[t] is needed.
+    """Return log(mu[t]) for t = 1, 2, ... as long as it is needed.
 
     The list ends when mu[t] has reached beta1, or the product of all mu has reached 0, up to `precision`.
 

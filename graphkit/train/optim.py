@@ -409,7 +409,7 @@ class Lamb(Optimizer):
 class Lion(Optimizer):
     """Lion (Chen et al., 2023): w -= lr * (sign(beta1 * m + (1 - beta1) * grad) + weight_decay * w).
 
-    Then m = beta2 * m + (1 - beta2) * grad. It has one slot, so its states take half the memory of Adam's.
+    Then m = beta2 * m + (1 - beta2) * grad.
 
     Args:
         lr: Learning rate, a Schedule, or a function of the number of earlier updates. It is usually three to ten times
@@ -441,7 +441,6 @@ class Lion(Optimizer):
 
 
 def _between(old: Value, new: Value, share: float) -> Value:
-    """Return share * old + (1 - share) * new."""
     result: Value = F.add(F.mul(scalar_like(share, old), old), F.mul(scalar_like(1.0 - share, new), new))
     return result
 
@@ -454,7 +453,7 @@ def names() -> list[str]:
     return list(_KINDS)
 
 
-# Defaults of optimizers that are given by name, in Python and on the command line. They override those of the class.
+# Defaults of optimizers that are given by name, in Python and on the command line.
 _BY_NAME: Mapping[str, Mapping[str, Any]] = {"sgd": {"lr": 0.05, "momentum": 0.9}}
 
 
@@ -481,12 +480,9 @@ def get(spec: str | Optimizer | Mapping[str, Any], **options: Any) -> Optimizer:
 
 
 def option_hint(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return advice for a Trainer that got an option of an optimizer, such as `lr`: where to pass this option.
+    """Return advice for a Trainer that got an option of an optimizer, or "" if no optimizer has this option.
 
-    Returns "" if no optimizer has this option.
-
-    arguments: All arguments of the Trainer, by name. The advice names the optimizer that the user chose. If this
-    optimizer lacks the option, the advice names the first optimizer that has it.
+    arguments: All arguments of the Trainer, by name. The advice prefers the user's optimizer, if it has the option.
     """
     chosen = arguments.get("optimizer")
     chosen = chosen.get("type") if isinstance(chosen, Mapping) else getattr(chosen, "kind", chosen)

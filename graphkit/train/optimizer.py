@@ -17,7 +17,6 @@ from graphkit.train.arguments import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE
 from graphkit.train.schedules import Rate, Schedule, schedule
 from graphkit.train.updater import OptimizerUpdater
 
-# Names of options in other libraries, for suggestions.
 OTHER_NAMES = {"decay": "weight_decay", "eps": "epsilon", "learning_rate": "lr", "lambda": "l2", "rate": "lr"}
 
 
@@ -44,7 +43,7 @@ class Optimizer:
         "momentum": FRACTION, "beta1": BELOW_ONE, "beta2": BELOW_ONE, "alpha": BELOW_ONE, "rho": BELOW_ONE,
         "trust": POSITIVE,
     }  # fmt: skip
-    # Whether the update of an element depends only on this element, so an update of some rows of a table is possible.
+    # Whether the update of an element depends only on this element. Only then can rows of a table be updated alone.
     elementwise: ClassVar[bool] = True
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
@@ -54,7 +53,7 @@ class Optimizer:
     def __post_init__(self) -> None:
         owner = type(self).__name__
         convert_fields(self, owner, self.ranges)
-        if callable(self.lr):  # a Schedule is callable, too
+        if callable(self.lr):
             object.__setattr__(self, "lr", schedule(self.lr))
         else:
             object.__setattr__(self, "lr", real(owner, "lr", self.lr, NOT_NEGATIVE))
@@ -69,7 +68,6 @@ class Optimizer:
         return ()
 
     def start(self, slot: str) -> float:
-        """Return the initial value of every element of a slot."""
         return 0.0
 
     def update(

@@ -13,13 +13,10 @@ from graphkit.errors import UsageError
 from graphkit.text import quantity
 from graphkit.train import defaults
 
-# The meaning of `epochs` for a continued run, in all messages and help texts.
 WHOLE_RUN = "epochs is the length of the whole run"
 _NOTHING = "epochs=0: this fit trains nothing; give at least epochs=1"
-# The meaning of `max_steps` for a continued run.
 ALL_UPDATES = "max_steps counts the updates of the whole run"
 
-# The results of `Metric.state`, by the name of the metric.
 MetricStates = dict[str, dict[str, np.ndarray]]
 
 
@@ -31,26 +28,21 @@ class Position:
 
     Attributes:
         epoch: Number of complete epochs, including validation and record.
-        batch: Number of batches that were trained on in the current epoch, since the batch size last changed.
-        offset: Number of samples that were trained on in the current epoch before the batch size changed.
+        batch: Number of batches of the current epoch since the batch size last changed.
+        offset: Number of samples of the current epoch that were trained on before the batch size changed.
         width: Number of samples in a batch, over all processes.
-        length: Number of samples in the data set; None if it has no length.
+        length: Number of samples in the data, or None.
         start: First epoch of the run, from 0.
         until: Number of complete epochs at the end of the run.
         loss_sum: Sum of weighted losses in the current epoch. `loss_sum / loss_weight` is the mean loss.
-        loss_weight: Sum of the weights.
         seen: Number of samples of the current epoch so far, without those of skipped steps.
-        skipped: Number of skipped steps of the current epoch.
         trained: The record of the current epoch without validation. None until the last batch was trained on.
-        seconds: Duration of the run so far.
-        stopped: The reason given to `Trainer.stop`, or None. The run ends after the epoch in which it was stopped.
+        stopped: The reason given to `Trainer.stop`, or None. The run ends after this epoch.
         first_update: Number of updates before the run.
-        max_steps: Number of updates after which the run ends, also within an epoch; None without such a limit.
-        open_ended: Whether only `max_steps` ends the run. `until` is then the epoch that is expected to be the last.
-        at_limit: Whether the run is complete because it has made `max_steps` updates.
-        validation_split: The share of the data that the run holds out for validation; None if it has other
-            validation data, or none.
-        metrics: States of the metrics of the current epoch.
+        max_steps: Number of updates after which the run ends, also within an epoch, or None.
+        open_ended: Whether only `max_steps` ends the run. `until` is then an estimate.
+        at_limit: Whether `max_steps` has completed the run.
+        validation_split: The share of the data that the run holds out for validation, or None.
     """
 
     epoch: int = 0
@@ -81,25 +73,21 @@ class Position:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is complete, or was stopped."""
         return self.at_limit or (not self.within and (self.epoch >= self.until or self.stopped is not None))
 
     def plan(self, epochs: int | None, resumed: bool, updates: int = 0, max_steps: int | None = None) -> None:
         """Determine where the run of a `fit` begins and ends.
 
         If the current run is finished and `resumed` is false, a new run begins. It ends after `epochs` epochs or
-        `max_steps` updates, whichever comes first. If both are None, it has the default number of epochs.
+        `max_steps` updates, whichever comes first.
 
-        If the current run is not finished, or `resumed` is true, the current run continues. Then `epochs` is the length
-        of the whole run, and `max_steps` the number of all its updates. If both are None, the length stays the same. A
-        run that was stopped early continues only if one of these numbers is larger than before. Raises UsageError if
-        the run already has more epochs or updates.
+        Otherwise the current run continues. `epochs` and `max_steps` then count the whole run; if both are None, its
+        length stays the same. A stopped run continues only if one of these numbers is larger than before. Raises
+        UsageError if the run already has more epochs or updates.
 
         Args:
-            epochs: See above.
-            resumed: Whether `Trainer.resume` has restored a run since the last `fit`.
+            resumed: Whether `Trainer.resume` was called since the last `fit`.
             updates: Number of updates so far, in all runs.
-            max_steps: See above.
         """
         if self.finished and not resumed:
             self._begin_run(epochs, max_steps, updates)
@@ -120,7 +108,7 @@ class Position:
             self._warn_of_end(done)
 
     def _continue_run(self, epochs: int | None, max_steps: int | None, done: int) -> None:
-        """Set the new length of the current run. done: number of updates of the run so far."""
+        """Set the new length of the current run. done: number of its updates so far."""
         until, limit = self._end(epochs), max_steps
         if epochs is None and max_steps is None:
             limit = self.max_steps
@@ -129,17 +117,17 @@ class Position:
         if until > self.until or (limit or 0) > (self.max_steps or 0):
             self.stopped = None
         self.until, self.max_steps = until, limit
-        # If a run was interrupted within its last epoch, it may have all updates, but it still lacks validation and the
-        # last checkpoint. So it is not complete.
+        # A run that was interrupted within its last epoch is not complete: validation and the last checkpoint are
+        # missing.
         self.at_limit = limit is not None and done >= limit and (self.at_limit or not self.within)
         if self.open_ended and self.stopped is None and not self.at_limit:
-            self.until = max(until, self.epoch + 1)  # `end_epoch` adds more epochs if needed
+            self.until = max(until, self.epoch + 1)  # `end_epoch` adds more epochs
 
     def hold_out(self, share: float | None, resumed: bool) -> None:
-        """Set the share of the data that the run holds out. Call it before `plan`.
+        """Set the share of the data that the run holds out, before `plan`.
 
-        Raises UsageError if the current run continues and holds out another share, because training and validation data
-        would then mix. resumed: as for `plan`.
+        Raises UsageError if a continued run held out another share: training and validation data would mix. resumed: as
+        for `plan`.
         """
         if self.finished and not resumed:
             self.validation_split = share
@@ -150,7 +138,7 @@ class Position:
             )
 
     def _begin_run(self, epochs: int | None, max_steps: int | None, updates: int) -> None:
-        if self.within:  # `max_steps` ended the last run within an epoch; the new run begins with the next epoch
+        if self.within:  # `max_steps` ended the last run within this epoch
             self.end_epoch()
         self.open_ended = epochs is None and max_steps is not None
         self.start, self.until = self.epoch, self.epoch + (defaults.EPOCHS if epochs is None else epochs)
@@ -181,7 +169,7 @@ class Position:
         )
 
     def remaining_epochs(self, epochs: int | None, resumed: bool) -> int:
-        """Return the number of epochs that a `fit` would complete without `max_steps`. Arguments as for `plan`."""
+        """Return the number of epochs that `fit` would complete without `max_steps`. Arguments as for `plan`."""
         if self.finished and not resumed:
             return defaults.EPOCHS if epochs is None else epochs
         until = self._end(epochs)
@@ -190,7 +178,7 @@ class Position:
         return max(until - self.epoch, 0)
 
     def has_updates_left(self, epochs: int | None, resumed: bool, updates: int, max_steps: int | None) -> bool:
-        """Return whether a `fit` would train or complete an epoch. Arguments as for `plan`."""
+        """Return whether `fit` would train or complete an epoch. Arguments as for `plan`."""
         if self.finished and not resumed:
             return 0 not in (epochs, max_steps)
         planned = replace(self)
@@ -198,17 +186,14 @@ class Position:
         return not planned.finished
 
     def _end(self, epochs: int | None) -> int:
-        """Return the number of complete epochs at the end of a continued run.
-
-        epochs: the length of the whole run, or None.
-        """
+        """Return the last epoch of a continued run. epochs: the length of the whole run, or None."""
         return self.until if epochs is None else self.start + epochs
 
     def end_epoch(self) -> None:
         """Count the current epoch as complete, and reset its sums.
 
-        If only `max_steps` ends the run, and no epoch is left, add an epoch to the run. If all steps of this epoch were
-        skipped, add none: such a run might never end.
+        If only `max_steps` ends the run, and no epoch is left, add an epoch. If this epoch skipped all steps, add none:
+        the run might never end.
         """
         self.epoch += 1
         if self.open_ended and self.epoch >= self.until and self.loss_weight and not self.at_limit:
@@ -223,14 +208,13 @@ class Position:
         self.batch, self.width = 0, width
 
     def describe(self) -> dict[str, Any]:
-        """Return a dict for JSON, which `read` takes. The states of metrics are arrays, and are left out."""
+        """Return a dict for JSON, which `read` takes, without the states of metrics."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "metrics"}
 
     @classmethod
     def read(cls, described: Mapping[str, Any], metrics: MetricStates) -> Position:
-        """Return the position from the dict of `describe` and the states of metrics."""
         known = {f.name for f in fields(cls)}
-        # Older checkpoints have no `loss_weight`: their `loss_sum` is weighted by numbers of samples.
+        # In older checkpoints, numbers of samples are the weights.
         described = {"loss_weight": float(described.get("seen", 0)), **described}
         return cls(**{name: value for name, value in described.items() if name in known}, metrics=metrics)
 

@@ -1,7 +1,7 @@
-"""Find out whether an output consists of probabilities, and which logits they come from.
+"""Find the Softmax or Sigmoid behind an output, and its logits.
 
-The search for a Softmax or Sigmoid continues through operators that keep its values: operators that only move elements
-(Reshape, Squeeze, Transpose, ...), casts between floats, and bounds that keep probabilities away from 0 and 1.
+The search continues through operators that keep its values: they only move elements, cast between floats, or keep
+probabilities away from 0 and 1.
 """
 
 from __future__ import annotations
@@ -14,29 +14,26 @@ from graphkit.named_tuples import NamedTuple
 from graphkit.passes.core.match import first, is_op, scalar
 from graphkit.passes.core.relevance import RESHAPES
 
-# Operators that only move, repeat or select elements of their first operand.
 _MOVES = frozenset({*RESHAPES, "Identity", "Transpose", "Slice", "Gather", "Expand"})
-# A Clip, Max or Min is ignored if its bound is at most this far from 0 or 1: it only keeps logarithms finite.
+# A Clip, Max or Min with a bound this near to 0 or 1 is ignored: it only keeps logarithms finite.
 _MARGIN = 1e-2
 
 
 class _Source(NamedTuple):
-    """A Softmax or Sigmoid, and the operators between it and an output, the last one first."""
-
     node: Node
     path: Sequence[Node]
 
 
 def are_probabilities(output: Value) -> bool:
-    """Whether the values of an output are those of a Softmax or a Sigmoid."""
+    """Whether the values of an output are those of a Softmax or Sigmoid."""
     return _source(output) is not None
 
 
 def logits_of(output: Value, name: str) -> Value:
     """Return the logits of an output that comes from a Softmax or Sigmoid (`name`), in the shape of the output.
 
-    If the output does not come from this operator, return the output itself. If a Softmax is not over the last axis of
-    the output, warn, and return the output itself, too.
+    Otherwise return the output itself. Also do so, with a warning, if a Softmax is not over the last axis of the
+    output.
     """
     found = _source(output)
     if found is None or found.node.op.name != name:
@@ -58,7 +55,6 @@ def logits_of(output: Value, name: str) -> Value:
 
 
 def _source(output: Value) -> _Source | None:
-    """Return the Softmax or Sigmoid that an output comes from; None if there is no such operator."""
     path: list[Node] = []
     value = output
     while (node := value.node) is not None and not node.op.domain:
@@ -86,10 +82,7 @@ def _keeps_values(node: Node) -> bool:
 
 
 def _is_negligible(bound: Value | None, end: float) -> bool:
-    """Whether a bound changes probabilities by at most _MARGIN: it is absent, or a constant near or beyond `end`.
-
-    end: 0 for a lower bound, 1 for an upper bound.
-    """
+    """Whether a bound changes probabilities by at most _MARGIN. end: 0 for a lower bound, 1 for an upper bound."""
     if bound is None:
         return True
     number = scalar(bound)
@@ -97,10 +90,7 @@ def _is_negligible(bound: Value | None, end: float) -> bool:
 
 
 def _classes_are_last(found: _Source) -> bool:
-    """Whether the axis of a Softmax is the last axis of the output.
-
-    Operators between the Softmax and the output may remove axes of size 1 that come after the axis of the Softmax.
-    """
+    """Whether the axis of a Softmax is the last axis of the output, except for axes of size 1 that were removed."""
     shape = first(found.node).tensor.shape
     if shape is None:
         return not found.path and found.node.op.attributes()["axis"] == -1

@@ -15,15 +15,14 @@ from graphkit.text import short_repr
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    """Whether a standard stream is a terminal. stream: None if the stream was closed before Python started."""
+    """stream: None if it was closed before Python started."""
     return stream is not None and stream.isatty()
 
 
 class ProgressBar:
     """A progress bar on stderr for one task at a time (with the library rich).
 
-    Bars of earlier tasks remain above the current bar, except for transient bars. enabled: whether to show bars (by
-    default: only on a terminal).
+    Bars of earlier tasks remain visible, except for transient bars. enabled: None: only on a terminal.
     """
 
     def __init__(self, enabled: bool | None = None):
@@ -40,7 +39,7 @@ class ProgressBar:
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                 TextColumn("{task.fields[state]}"), console=Console(stderr=True),
-                redirect_stdout=_is_terminal(sys.stdout),  # print lines above the bar, unless they go to a file or pipe
+                redirect_stdout=_is_terminal(sys.stdout),  # print above the bar, unless output goes to a file
             )  # fmt: skip
             self._bar.start()
         return self
@@ -51,12 +50,10 @@ class ProgressBar:
             self._bar.stop()
 
     def start(self, title: str, total: int | None, done: int = 0, *, transient: bool = False) -> None:
-        """Show a new task. The bar of the previous task ends.
+        """Show a new task, and end the previous one.
 
         Args:
-            title: Text next to the bar.
             total: Number of batches; None if it is unknown.
-            done: Number of batches that are already complete.
             transient: Remove the bar when the task ends.
         """
         if self._bar is None:
@@ -90,14 +87,10 @@ class JsonLog:
         self._start = time.monotonic()
 
     def begin(self, epoch: int, updates: int, seconds: float, *, ended: bool = False) -> None:
-        """Continue the log of a run at this position. Later lines and incomplete lines are removed.
+        """Continue the log of a run at this position, and remove later and incomplete lines.
 
         Args:
-            epoch: Number of complete epochs.
-            updates: Number of updates.
-            seconds: Duration of the run so far.
-            ended: True if the run is complete: keep the line with the event "end" (the run ended within an epoch).
-                False if the run continues: remove this line.
+            ended: Whether to keep the line with the event "end" (the run ended within an epoch).
         """
         self._start = time.monotonic() - seconds
         if self._path is None or not self._path.exists():
@@ -109,7 +102,6 @@ class JsonLog:
 
     @property
     def seconds(self) -> float:
-        """Duration of the run so far."""
         return round(time.monotonic() - self._start, 3)
 
     def write(self, event: str, **fields: Any) -> None:
@@ -136,9 +128,9 @@ class JsonLog:
 
 
 def _is_before(line: str, epoch: int, updates: int, ended: bool) -> bool:
-    """Whether a log line belongs to the first `epoch` epochs, or, for a line of a step, the first `updates` updates.
+    """Whether a log line belongs to the first `epoch` epochs or `updates` updates.
 
-    ended: whether a line with the event "end" (the run ended within an epoch) belongs to the log.
+    ended: whether a line with the event "end" belongs to the log.
     """
     try:
         record = json.loads(line)

@@ -23,7 +23,6 @@ class RecurrentState:
     A state is zero at the start, and becomes zero again if its shape changes.
 
     Args:
-        net: The model.
         names: Input name to output name.
 
     Raises:
@@ -59,11 +58,10 @@ class RecurrentState:
         self._others = {n: kind for n in self._given if isinstance(kind := inputs[n], TensorType)}
 
     def reset(self) -> None:
-        """Set all states to zero."""
         self._arrays = {}
 
     def named(self, inputs: Any) -> dict[str, Any]:
-        """Return the inputs of a batch (an array, a tuple or a dict) by name. They need not include carried states."""
+        """Return the inputs of a batch (an array, a tuple or a dict) by name. Carried states may be missing."""
         if isinstance(inputs, Mapping):
             return dict(inputs)
         arrays = inputs if isinstance(inputs, tuple) else (inputs,)
@@ -86,7 +84,7 @@ class RecurrentState:
         self._arrays = {name: results[output] for name, output in self.names.items() if output in results}
 
     def _state(self, name: str, inputs: Mapping[str, Any]) -> np.ndarray:
-        """Return the state of an input, or zeros if its shape, which follows from the other inputs, has changed."""
+        """Return the state of an input, or zeros if its shape has changed."""
         declared = self._types[name]
         given = [(k, t, TensorType(t.dtype, np.shape(inputs[k]))) for k, t in self._others.items() if k in inputs]
         sizes = match_shapes(given)
@@ -105,21 +103,18 @@ class RecurrentState:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """The states by the names that they have in checkpoints."""
         return {f"{name}{_SUFFIX}": array for name, array in self._arrays.items()}
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All names that states can have in checkpoints."""
         return tuple(f"{name}{_SUFFIX}" for name in self.names)
 
     def restore(self, saved: Mapping[str, np.ndarray]) -> None:
-        """Restore the states that `arrays` returned."""
         self._arrays = {n: saved[f"{n}{_SUFFIX}"] for n in self.names if f"{n}{_SUFFIX}" in saved}
 
 
 def _may_be_equal(one: TensorType, other: TensorType) -> bool:
-    """Return False if two shapes differ in rank, or in sizes that are numbers."""
+    """Return False if two shapes differ in rank or in fixed sizes."""
     if one.shape is None or other.shape is None:
         return True
     return len(one.shape) == len(other.shape) and all(

@@ -1,4 +1,4 @@
-"""The folder of a run: it contains one run, and one process at a time writes to it."""
+"""The folder of a run, to which one process at a time writes."""
 
 from __future__ import annotations
 
@@ -24,28 +24,25 @@ from graphkit.train.adapter_marks import WEIGHTS as ADAPTER_WEIGHTS
 LOCK = ".lock"
 MODEL = "model.json"
 BEST = "best.json"
-# The files of adapters.
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 # Files of the command line: the options, and the record of its calls.
 CONFIG, RECORD = "config.toml", "run.json"
 
-# A run writes its model before its first checkpoint. Until the checkpoint is written, this file contains the SHA-256 of
-# the model.
+# Contains the SHA-256 of the model between the first model and the first checkpoint of a run.
 FIRST_SAVE = ".first-save"
 
-# The files of a run besides `.lock` and `.first-save`, in the order in which they are removed. `run.json` comes after
-# `config.toml`: a process that is killed in between must not leave a `config.toml` alone. A later run would refuse to
-# replace it, because graphkit may not have written it.
+# The files of a run in the order of removal. `run.json` comes after `config.toml`: a later run would not replace a
+# `config.toml` without it.
 _FILES = (
     checkpoint.MANIFEST, MODEL, BEST, *ADAPTER_FILES, "log.jsonl", "vocabulary.json", CONFIG, RECORD,
 )  # fmt: skip
 _WEIGHTS = ("state.*.safetensors", "model.*.safetensors", "best.*.safetensors")
-# The models of the best epochs if KeepBest keeps several, and their weights. See `best_of_epoch`.
+# The models of the best epochs and their weights: see `best_of_epoch`.
 _BEST_OF_EPOCHS = re.compile(r"best-epoch-\d+(\.json|\.[0-9a-f]+\.safetensors)")
 
 
-# Names and suffixes of files that are read from a run folder, or overwritten in it. In a folder that is not trusted,
-# these files must not be links to places outside of the folder.
+# Files that are read from a run folder, or overwritten in it. In a folder that is not trusted, they must not be links
+# to places outside.
 _READ = frozenset({*_FILES, LOCK, FIRST_SAVE, "tensorboard"})
 _SUFFIXES = frozenset({".data", ".json", ".jsonl", ".npz", ".onnx", ".safetensors", ".toml"})
 
@@ -65,8 +62,7 @@ def remove_model(path: Path) -> None:
 def check_links(folder: str | Path) -> None:
     """Raise UnsafeModel if a file of a run folder is a symbolic link to a place outside of the folder.
 
-    Without this check, the author of the folder could make graphkit read any file of this machine as a checkpoint, show
-    it in a report, or overwrite it.
+    Without this check, a link could make graphkit read or overwrite any file of this machine.
     """
     top = Path(folder).resolve()
     try:
@@ -88,16 +84,14 @@ def check_links(folder: str | Path) -> None:
 class RunFolder:
     """A folder that training writes to. Its `with` block holds a lock on the folder.
 
-    The block is reentrant. At its end, folders that it has created are removed if they are empty. If the file system
-    has no locks, there is a warning.
+    The block is reentrant. Its end removes empty folders that it has created. Without locks in the file system, there
+    is a warning.
 
     Args:
-        path: The folder.
         patience: Seconds to wait for the lock.
 
     Raises:
-        UsageError: Another process, or another RunFolder of this process, holds the lock. The message names the
-            process.
+        UsageError: Another process, or another RunFolder of this process, holds the lock.
     """
 
     def __init__(self, path: str | Path, patience: float = 0.0):
@@ -116,11 +110,11 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._depth -= 1
         if not self._depth and self._descriptor is not None:
-            # Remove the file while it is locked. Another process may have opened the file before. When that process
-            # gets the lock, it checks that the file still exists.
+            # Remove the file while it is locked. Another process that has opened it and gets the lock then sees that
+            # the file is gone.
             with contextlib.suppress(OSError):
                 (self.path / LOCK).unlink()
-            with contextlib.suppress(OSError):  # stop at a folder that is not empty, or already removed
+            with contextlib.suppress(OSError):  # stop at a folder that is not empty or gone
                 for folder in self._made:
                     folder.rmdir()
             os.close(self._descriptor)
@@ -134,9 +128,9 @@ class RunFolder:
             while True:
                 self.path.mkdir(parents=True, exist_ok=True)
                 try:
-                    # The lock is truncated below. Without O_NOFOLLOW, the target of a link would be truncated.
+                    # Without O_NOFOLLOW, the target of a link would be truncated below.
                     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-                except FileNotFoundError:  # another process has removed the empty folder
+                except FileNotFoundError:  # another process removed the empty folder
                     continue
                 except OSError as error:
                     if path.is_symlink():
@@ -171,7 +165,7 @@ class RunFolder:
     # --- files --------------------------------------------------------------------------------------
 
     def check(self, run: str | None = None) -> None:
-        """Raise UsageError if the folder contains a model or checkpoint of another run. run: None for a new run."""
+        """Raise UsageError if the folder contains another run. run: None for a new run."""
         if files := self._files_of_another_run(run):
             raise UsageError(
                 f"{self.path} already contains a run ({', '.join(files)}): continue it with --resume (Trainer.resume), "
@@ -181,16 +175,15 @@ class RunFolder:
     def claim(self, run: str, *, overwrite: bool = False) -> None:
         """Prepare the folder for a run.
 
-        If the folder contains another run, `overwrite` removes that run. Without `overwrite`, raises as `check` does.
+        `overwrite` removes another run in the folder. Otherwise, raises as `check` does.
 
-        Files of a run that was killed during its first save are always removed, because no run can resume from them.
+        Files of a run that was killed during its first save are always removed.
         """
         if not overwrite:
             self.check(run)
         incomplete = self._is_incomplete_first_save()
         if incomplete or self._files_of_another_run(run):
-            # FIRST_SAVE marks the model of an incomplete first save. The model is removed after all other files, and
-            # FIRST_SAVE after the model: if this process is killed in between, a later run removes the rest.
+            # After an incomplete first save, the model is removed last, then FIRST_SAVE: a later run can finish this.
             for path in sorted(self._files_of_runs(), key=lambda path: incomplete and path.name == MODEL):
                 path.unlink(missing_ok=True)
         (self.path / FIRST_SAVE).unlink(missing_ok=True)
@@ -198,7 +191,7 @@ class RunFolder:
     def _files_of_another_run(self, run: str | None) -> list[str]:
         """Return the names of model and checkpoint if they belong to another run."""
         files = [name for name in (checkpoint.MANIFEST, MODEL) if (self.path / name).exists()]
-        # A checkpoint that cannot be read counts as one of another run.
+        # An unreadable checkpoint counts as one of another run.
         with contextlib.suppress(InvalidModel):
             if checkpoint.MANIFEST in files and checkpoint.run_of(self.path) == run:
                 return []
@@ -210,11 +203,11 @@ class RunFolder:
             return False
         try:
             return (self.path / FIRST_SAVE).read_text() == _digest(self.path / MODEL)
-        except (OSError, UnicodeDecodeError):  # a file is missing, or cannot be read and may belong to another run
+        except (OSError, UnicodeDecodeError):  # a missing or unreadable file may belong to another run
             return False
 
     def _files_of_runs(self) -> Iterator[Path]:
-        # Manifests come first, so that no incomplete checkpoint remains if this process is killed in between.
+        # Manifests first: if this process is killed in between, no incomplete checkpoint remains.
         yield from (self.path / name for name in _FILES)
         of_epochs = [path for path in self.path.glob("best-epoch-*") if _BEST_OF_EPOCHS.fullmatch(path.name)]
         yield from sorted(of_epochs, key=lambda path: path.suffix != ".json")
@@ -226,8 +219,8 @@ class RunFolder:
 def model_then_checkpoint(folder: Path) -> Iterator[Callable[[Path], None] | None]:
     """Context in which a run writes its model and then its checkpoint. Yields the argument `before` of `Model.save`.
 
-    Between the first model and the first checkpoint of a run, FIRST_SAVE marks the model. If the run is killed at this
-    time, a later run may remove the model.
+    FIRST_SAVE marks the model until the first checkpoint exists. If the run is killed before, a later run may remove
+    the model.
     """
     first_save = folder / FIRST_SAVE
 
@@ -253,7 +246,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _describe_holder(text: bytes) -> str:
-    """Return the process that holds a lock, from the content of the lock file, as text."""
+    """Return the holder of a lock as text, from the content of the lock file."""
     try:
         found = json.loads(text)
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["since"]))

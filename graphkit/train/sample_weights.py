@@ -1,4 +1,4 @@
-"""Data sets with weights of samples (`sample_weight` of `Trainer.fit` and `evaluate`)."""
+"""Data sets with weights of samples."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
     """Return the data with weights among their targets. Raises UsageError or InputError if that is not possible.
 
     Args:
-        data: The data set.
-        given: The weights, float [N]; or their name, if an array of the data or an entry in the targets of each sample
-            contains them.
-        targets: The targets of the loss. Its `weight_name` is the name of the weights in a batch.
-        argument: Name of the argument that the user gave, for messages.
+        given: The weights, float [N]; or the name of an array or of an entry in the targets of each sample.
+        targets: The targets of the loss.
+        argument: Name of the user's argument, for messages.
     """
     if isinstance(data, (LazyDataset, IterableDataset)):
         if not isinstance(given, str):
@@ -38,8 +36,7 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
         found.arrays = dict(data.arrays)
         weights = _named(found.arrays, own, given, data, argument)
         found.axes = {name: axis for name, axis in data.axes.items() if name != given}
-        # In data from a file or table, the weights are an array beside the inputs. If only the input "x" remains, it is
-        # fed to the only input of a model, even if that input has another name.
+        # A single array "x" of a file or table is fed to the only input of a model, whatever its name.
         found._single = data._single or (list(found.arrays) == ["x"] and given not in own)
     else:
         weights = given
@@ -53,12 +50,11 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
 
 
 def is_sample(item: Any) -> bool:
-    """Whether an object is a sample: a pair (inputs, targets), or a dict by name."""
+    """Whether an object is a pair (inputs, targets), or a dict by name."""
     return isinstance(item, Mapping) or (isinstance(item, tuple) and len(item) == 2)
 
 
 def _named(arrays: dict[str, Any], targets: dict[str, Any], name: str, data: Dataset, argument: str) -> Any:
-    """Remove the array of a name from inputs and targets, and return it."""
     if name in targets and len(targets) > 1:
         return targets.pop(name)
     if name in arrays and len(arrays) > 1:

@@ -28,12 +28,11 @@ from graphkit.train.run_folder import MODEL, RunFolder, check_links, model_then_
 # In a checkpoint, the state of a metric is named `<metric>/metric/<array>`.
 _METRIC = "/metric/"
 
-# How long `save` waits, in seconds, for another process that saves into the folder.
+# Seconds that `save` waits for another process that saves into the folder.
 _PATIENCE = 30.0
 
 
 def save(trainer: BaseTrainer, folder: str | Path) -> None:
-    """Implement `Trainer.save`."""
     trainer._averages.check_not_swapped("save()")
     accumulated, ranks = trainer._stepper.accumulated, trainer._place[1]
     if accumulated and ranks > 1:
@@ -52,7 +51,7 @@ def save(trainer: BaseTrainer, folder: str | Path) -> None:
 
 
 def epoch_states(trainer: BaseTrainer) -> list[dict[str, np.ndarray]]:
-    """Return the states of an incomplete epoch for a checkpoint: the states of recurrent layers and of metrics.
+    """Return the states of an incomplete epoch (recurrent states and metrics) for a checkpoint.
 
     Collective if the model is divided among ranks.
     """
@@ -80,7 +79,6 @@ def write(trainer: BaseTrainer, folder: Path, parts: Sequence[Mapping[str, np.nd
 
 
 def save_model(trainer: BaseTrainer, path: Path, meta: Mapping[str, str]) -> None:
-    """Implement `Trainer.save_model`."""
     with whole_model(trainer) as net:
         if net is not None:
             described = Model.from_graph(net.graph, net.params.entries(), meta={**net.meta, **meta})
@@ -89,9 +87,9 @@ def save_model(trainer: BaseTrainer, path: Path, meta: Mapping[str, str]) -> Non
 
 @contextlib.contextmanager
 def whole_model(trainer: BaseTrainer) -> Iterator[Model | None]:
-    """Context that yields the model for inference on rank 0, with the moving averages if any, and None on other ranks.
+    """Context that yields the model for inference, with any moving averages, on rank 0, and None on other ranks.
 
-    Collective: every rank must enter it.
+    Collective.
     """
     with trainer._exchange.gathered() as gathered:
         if gathered is None:
@@ -103,7 +101,7 @@ def whole_model(trainer: BaseTrainer) -> Iterator[Model | None]:
 
 @contextlib.contextmanager
 def _inference_model(trainer: BaseTrainer) -> Iterator[Model]:
-    """Context that yields the model for inference. If there are moving averages, it contains them."""
+    """Context that yields the model for inference, with the moving averages, if any."""
     with trainer.averaged() as net:
         if trainer._inference_graph is net.graph:
             yield net
@@ -141,7 +139,6 @@ def _checkpoint(
 
 
 def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> None:
-    """Implement `Trainer.resume`."""
     if not trusted:
         check_links(folder)
     saved = checkpoints.load(folder)
@@ -182,9 +179,9 @@ def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> N
         trainer._agreement.set_resumed({"name": saved.run, **at})
         if own_residuals is not None:
             exchange.restore_residuals(own_residuals)
-        # Only rank 0 has restored accumulated gradients. With all-reduce, every rank divides the sum of all gradients
-        # by the weight of all ranks, so every rank restores this weight. With parameter servers, a worker divides only
-        # its own gradients, so only rank 0 restores the weight.
+        # Only rank 0 restores accumulated gradients. With all-reduce, every rank restores the weight of all ranks, by
+        # which it divides the sum. With parameter servers, a worker divides its own gradients, so only rank 0 restores
+        # the weight.
         has_none = trainer.kvstore is not None and trainer.kvstore.is_remote and trainer._place[0] > 0
         weight = 0.0 if has_none else float(saved.settings.get("waiting_weight", 0.0))
         stepper.accumulated, stepper.accumulated_weight = accumulated, weight
@@ -195,7 +192,7 @@ def resume(trainer: BaseTrainer, folder: str | Path, trusted: bool = False) -> N
 def _epoch_states_of_rank(
     parts: Sequence[Mapping[str, np.ndarray]], place: tuple[int, int], folder: str | Path
 ) -> tuple[dict[str, np.ndarray], MetricStates]:
-    """Return this rank's states of an incomplete epoch: recurrent states, and the states of metrics.
+    """Return this rank's states of an incomplete epoch: (recurrent states, states of metrics).
 
     If the number of ranks has changed, states of metrics are dropped, and recurrent states raise UsageError.
     """
@@ -222,7 +219,7 @@ def _epoch_states_of_rank(
 def _residuals_of_rank(
     trainer: BaseTrainer, saved: residuals.ByRank, folder: str | Path
 ) -> dict[str, np.ndarray] | None:
-    """Return the residuals that this rank restores, for every float32 parameter; None if the rank does not compress."""
+    """Return the residuals that this rank restores, by parameter; None without compression."""
     compressing = trainer._exchange.compressing
     if not compressing:
         if any(saved):

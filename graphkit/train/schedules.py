@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the rate as a function of the number of updates. `describe` returns a dict for JSON."""
+"""Learning-rate schedules: the rate as a function of the number of updates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.train.arguments import POSITIVE, Range, convert_fields, real
 
-# A learning rate as an optimizer takes it. A function takes the number of earlier updates.
+# A learning rate as an optimizer takes it.
 Rate: TypeAlias = "float | Schedule | Callable[[int], float]"
 
 
@@ -37,7 +37,7 @@ class Schedule:
 
     @property
     def is_open(self) -> bool:
-        """Whether the schedule has no `steps` of its own and covers all updates of a run."""
+        """Whether the schedule covers all updates of a run, because it has no `steps` of its own."""
         return False
 
     def over(self, steps: int) -> Schedule:
@@ -88,13 +88,13 @@ class Exponential(Schedule):
 
 @dataclass(frozen=True)
 class _OverSteps(Schedule):
-    """A schedule over `steps` updates. Without `steps`, it covers all updates of a run."""
+    """A schedule over `steps` updates."""
 
     rate: float
     steps: int | None = None
 
     def progress(self, step: int) -> float:
-        """Return the completed part of the updates, 0 to 1. Raises UsageError without `steps`."""
+        """Return the completed part of the updates, 0 to 1."""
         return min(step / self._known_steps(), 1.0)
 
     def _known_steps(self) -> int:
@@ -299,7 +299,7 @@ def schedule(spec: Rate | Mapping[str, Any]) -> Schedule:
 
 @lru_cache
 def _constant(rate: float) -> Constant:
-    """Return a constant schedule. It is cached, because optimizers need it in every step."""
+    """Cached, because every step needs a schedule."""
     return Constant(rate)
 
 
@@ -307,21 +307,20 @@ class RunRate:
     """The learning rate of each update of a run.
 
     Attributes:
-        scale: Factor on the rates of the schedule. Callbacks may set it.
-        run_updates: Number of updates of the run, for a schedule without `steps`; None if it is unknown.
+        scale: Factor on the rates, which callbacks may set.
+        run_updates: Number of updates of the run, or None if unknown.
     """
 
     def __init__(self) -> None:
         self.scale = 1.0
         self.run_updates: int | None = None
-        # The last call of `over`: the schedule and the number of updates, and the result.
+        # The last arguments of `over` and its result.
         self._resolved: tuple[tuple[Schedule, int], Schedule] | None = None
 
     def at(self, schedule: Schedule, update: int, first: int) -> float:
         """Return the learning rate of an update.
 
         Args:
-            schedule: The schedule of the optimizer.
             update: Number of updates before this one, in all runs.
             first: Number of updates before this run.
 

@@ -23,11 +23,11 @@ MASK = "mask"
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Marks the elements of a parameter that are trained, with True. The other elements are always 0.
+    """Marks the elements of a parameter that are trained. The other elements are always 0.
 
     Attributes:
         array: The initial mask, bool, in the shape of the parameter.
-        value: The state of the training programs that contains the mask.
+        value: The state that contains the mask.
     """
 
     array: np.ndarray
@@ -39,12 +39,8 @@ class TrainedParameter:
     """A parameter that is trained.
 
     Attributes:
-        value: The parameter in the training graph.
-        name: Its name. The names of its slots begin with it.
-        lr_mult: Factor on the learning rate.
-        decay_mult: Factor on the weight decay.
-        lazy: Whether it is a table with row-sparse updates: a step updates only the rows that it reads.
-        mask: Which of its elements are trained; None: all.
+        name: Its name, with which the names of its slots begin.
+        lazy: Whether a step updates only the rows that it reads.
     """
 
     value: Value
@@ -59,16 +55,16 @@ class TrainedParameter:
 class ParameterSelection:
     """Selects the parameters to train, and their settings, by names or glob patterns.
 
-    The exact name of a parameter selects only that parameter, even if it contains brackets (special in patterns).
+    A parameter's exact name selects only that parameter, even if it contains brackets (special in patterns).
 
     Attributes:
         freeze: Parameters that are excluded from `train`.
         train: Parameters that are trained; all if it is empty. A parameter marked trainable=False is selected only by
             its exact name, not by a pattern.
-        lazy: Tables with row-sparse updates, besides the parameters that have the attribute `lazy`.
+        lazy: Tables with row-sparse updates, besides parameters with the attribute `lazy`.
         lr_mult: Factors on the learning rate. They override the attributes `lr_mult` of parameters. If several patterns
             match, the last one counts.
-        wd_mult: Factors on the weight decay. They override the attributes `wd_mult` of parameters in the same way.
+        wd_mult: Factors on the weight decay, with the same rules.
         masks: Masks by the exact names of parameters.
     """
 
@@ -93,8 +89,8 @@ def select_parameters(
 
     Parameters marked trainable=False are included only if `train` contains their exact name.
 
-    Raises UsageError if a pattern matches no parameter, a multiplier is not a number, a mask belongs to a parameter
-    that is not trained, or there is nothing to train.
+    Raises UsageError if a pattern matches no parameter, a multiplier is not a number, a mask is of an untrained
+    parameter, or there is nothing to train.
     """
     named = zip(graph.input_names, graph.inputs, strict=True)
     names = {n: v for n, v in named if v.role == "parameter" and v.dtype.is_float}
@@ -122,7 +118,6 @@ def select_parameters(
 
 
 def _check_patterns(graph: Graph, selection: ParameterSelection, names: Collection[str]) -> None:
-    """Raise UsageError if a pattern matches no parameter, or no parameter has the name of a mask."""
     for name in selection.masks:
         if name not in names:
             raise UsageError(
@@ -141,7 +136,6 @@ def _check_patterns(graph: Graph, selection: ParameterSelection, names: Collecti
 
 
 def _check_masks(graph: Graph, masks: Collection[str], trained: Collection[str]) -> None:
-    """Raise UsageError if there is a mask for a parameter that is not trained."""
     ignored = [name for name in masks if name not in trained]
     if not ignored:
         return
@@ -159,7 +153,7 @@ def _check_masks(graph: Graph, masks: Collection[str], trained: Collection[str])
 
 
 def _mask(name: str, value: Value, masks: Mapping[str, np.ndarray]) -> Mask | None:
-    """Return the mask of a parameter. Raises UsageError if it has another shape, or other values than 0 and 1."""
+    """Raises UsageError if it has another shape, or other values than 0 and 1."""
     if name not in masks:
         return None
     shape = value.tensor.static_shape
@@ -172,9 +166,6 @@ def mask_array(owner: str, name: str, given: Any, shape: tuple[int, ...]) -> np.
 
     Args:
         owner: Name of the option or function, for messages.
-        name: Name of the parameter.
-        given: The mask: booleans, or numbers that are 0 or 1.
-        shape: Shape of the parameter.
 
     Raises:
         UsageError: The mask has another shape, or other values.
@@ -189,12 +180,11 @@ def mask_array(owner: str, name: str, given: Any, shape: tuple[int, ...]) -> np.
 
 
 def _some(names: Collection[str]) -> str:
-    """Return names as text for a message, at most 20."""
     return listed(names, len(names), 20)
 
 
 def matching(patterns: Iterable[str], names: Collection[str]) -> set[str]:
-    """Return the names that equal one of the patterns, or match it as a glob pattern."""
+    """Return the names that equal a pattern or match it as a glob pattern."""
     found: set[str] = set()
     for pattern in patterns:
         found.update([pattern] if pattern in names else (n for n in names if fnmatch.fnmatchcase(n, pattern)))
@@ -202,12 +192,12 @@ def matching(patterns: Iterable[str], names: Collection[str]) -> set[str]:
 
 
 def _by_name(given: Mapping[str, float], names: Collection[str]) -> dict[str, float]:
-    """Return numbers by name from numbers by pattern. If several patterns match, the last one counts."""
+    """Return numbers by name from numbers by pattern. The last matching pattern counts."""
     return {name: number for pattern, number in given.items() for name in matching([pattern], names)}
 
 
 def _multiplier(name: str, value: Value, key: str, given: Mapping[str, float]) -> float:
-    """Return the multiplier of a parameter: the one in `given`, or else its attribute `key`, or else 1."""
+    """Return the multiplier of a parameter: from `given`, else from its attribute `key`, else 1."""
     if name not in given and key not in value.attrs:
         return 1.0
     text = given[name] if name in given else value.attrs[key]

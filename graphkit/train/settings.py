@@ -123,7 +123,6 @@ class Regularisation:
 
     @property
     def mixes(self) -> dict[str, float]:
-        """The values of `mixup` and `cutmix` that are set, by name."""
         given = {"mixup": self.mixup, "cutmix": self.cutmix}
         return {name: alpha for name, alpha in given.items() if alpha is not None}
 
@@ -132,9 +131,9 @@ Group = TypeVar("Group", Numerics, Memory, Parallel, Regularisation)
 
 
 def group_of(kind: type[Group], given: Group | None, keywords: Mapping[str, Any]) -> Group:
-    """Return the group that the user passed, or else a new group made of the keywords.
+    """Return the group that the user passed, or a new group made of the keywords.
 
-    Raises UsageError if both the group and one of its keywords are set.
+    Raises UsageError if a group and one of its keywords are set.
     """
     own = {field.name: keywords[field.name] for field in fields(kind)}
     if given is None:

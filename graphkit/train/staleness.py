@@ -1,4 +1,4 @@
-"""Warn if training with parameter servers uses a learning rate or momentum that only suits one process."""
+"""Warn of learning rates and momentum that are too large for parameter servers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ _STALE = ("dist_async", "dist_bounded")
 def warn_of_staleness(store: KVStore | None, optimizer: Optimizer, rate: float) -> None:
     """Warn on rank 0 if several workers train with momentum, or with at least the default learning rate.
 
-    A gradient is applied after those that other workers have pushed in the meantime. This acts like additional momentum
-    (Mitliagkas et al., "Asynchrony begets momentum", 2016). Also, n workers apply n gradients while one process would
-    apply one.
+    Gradients are applied late, which acts like additional momentum (Mitliagkas et al., "Asynchrony begets momentum",
+    2016). Also, n workers apply n gradients while one process would apply one.
 
     Args:
         rate: The learning rate at the start.
@@ -47,7 +46,7 @@ def warn_of_staleness(store: KVStore | None, optimizer: Optimizer, rate: float) 
 
 
 def _default_rate(optimizer: Optimizer) -> Rate:
-    """Return the default learning rate of the optimizer's class. For SGD, it is that of `optim.get("sgd")`."""
+    """Return the default learning rate of the optimizer's class."""
     (field,) = (f for f in dataclasses.fields(optimizer) if f.name == "lr")
     default: Rate = optim.get("sgd").lr if field.default is dataclasses.MISSING else field.default
     return default

@@ -1,9 +1,8 @@
-"""The states that an optimizer keeps for a parameter (slots), and one update of parameter and states.
+"""The states that an optimizer keeps for a parameter, and one update.
 
-For float16 and bfloat16 parameters, the states are float32, because float16 cannot represent the square of a gradient
-below 8e-3 with full precision. An additional state, the master weight, contains the parameter before it was rounded.
-Without it, updates smaller than half a unit in the last place would be lost (Micikevicius et al., "Mixed Precision
-Training", ICLR 2018).
+For float16 and bfloat16 parameters, the states are float32: float16 cannot represent small squares of gradients. An
+additional state, the master weight, is the parameter before rounding. Without it, small updates would be lost
+(Micikevicius et al., "Mixed Precision Training", ICLR 2018).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MASTER = "master"
 
 
 class Optimizer(Protocol):
-    """The attributes and methods of `gk.optim.Optimizer` that updates need."""
+    """The part of `gk.optim.Optimizer` that updates need."""
 
     @property
     def kind(self) -> str: ...
@@ -43,10 +42,7 @@ class Optimizer(Protocol):
 
 
 class Updated(NamedTuple):
-    """The result of an update: the new parameter and its new states.
-
-    `unrounded` is the new parameter in float32 if it is float16 or bfloat16; otherwise it is the parameter.
-    """
+    """The result of an update. `unrounded` is the new parameter, in float32 if it is float16 or bfloat16."""
 
     weight: Value
     states: list[Value]
@@ -54,7 +50,7 @@ class Updated(NamedTuple):
 
 
 def state_type(kind: TensorType) -> TensorType:
-    """Return the type of the states, accumulated gradients and averages of a parameter of type `kind`."""
+    """Return the type of the states of a parameter of type `kind`."""
     return TensorType(DType.FLOAT32, kind.shape) if kind.dtype in HALVES else kind
 
 
@@ -69,7 +65,6 @@ def names(optimizer: Optimizer, dtype: DType) -> tuple[str, ...]:
 
 
 def kinds(optimizer: Optimizer, weight: TensorType) -> dict[str, TensorType]:
-    """Return the types of the states of a parameter by name."""
     return dict.fromkeys(names(optimizer, weight.dtype), state_type(weight))
 
 
@@ -79,7 +74,7 @@ def inputs(optimizer: Optimizer, parameter: str, weight: TensorType) -> list[Val
 
 
 def initial_arrays(optimizer: Optimizer, parameter: str, weight: TensorType) -> dict[str, np.ndarray]:
-    """Return the states of a parameter before the first update, by the names of `inputs`."""
+    """Return the states before the first update, by the names of `inputs`."""
     return {
         f"{parameter}/{name}": filled(kind.static_shape, start(optimizer, name), kind.dtype.numpy)
         for name, kind in kinds(optimizer, weight).items()
@@ -87,14 +82,13 @@ def initial_arrays(optimizer: Optimizer, parameter: str, weight: TensorType) -> 
 
 
 def filled(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
-    """Return an array with `value` in every element. Memory for zeros is only written when it is first used."""
+    """Return an array with `value` in every element. Memory of zeros is written at first use."""
     return np.full(shape, value, dtype) if value else np.zeros(shape, dtype)
 
 
 def start(optimizer: Optimizer, name: str) -> float:
-    """Return the initial value of every element of a state.
-
-    A master weight starts at 0, because the first update reads the parameter instead (see `update`).
+    """Return the initial value of every element of a state. A master weight starts at 0: the first update reads the
+    parameter.
     """
     return 0.0 if name == MASTER else optimizer.start(name)
 
@@ -102,10 +96,10 @@ def start(optimizer: Optimizer, name: str) -> float:
 def update(
     optimizer: Optimizer, weight: Value, grad: Value, states: Sequence[Value], lr: Value, step: Value, decay: float
 ) -> Updated:
-    """Build one update of a parameter. Arguments as for `Optimizer.update`; states are in the order of `names`.
+    """Build one update of a parameter. Arguments as for `Optimizer.update`; states in the order of `names`.
 
-    If the rounded master weight differs from the parameter, the parameter was assigned since the last update. In this
-    case, the update starts from the parameter instead of the master weight.
+    If the rounded master weight differs from the parameter, the parameter was assigned since the last update. The
+    update then starts from the parameter.
     """
     if weight.dtype not in HALVES:
         new, *changed = optimizer.update(weight, grad, states, lr, step, decay)

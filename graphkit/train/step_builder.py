@@ -72,7 +72,7 @@ class StepNetwork:
         )
         self._graph = fake_quantise(recognise(resolve_sequences(count_loops(graph))))
         self._with_updates = Graph(self._graph.inputs, [*self._graph.outputs, *(new for _, new in self._graph.updates)])
-        # For each parameter and state of the model: its current value in the step.
+        # The current value of each parameter and state in the step.
         self.current = {v: v for v in self._graph.inputs if v.role in ("parameter", "state")}
 
     def __call__(self, *operands: Any, **named: Any) -> Any:
@@ -91,11 +91,11 @@ class StepNetwork:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def updates(self) -> list[tuple[Value, Value]]:
-        """Return a pair (parameter or state, new value) for each parameter and state that changes."""
+        """Return each changed parameter or state with its new value."""
         return [(v, new) for v, new in self.current.items() if new is not v]
 
     def trained(self, loss: Value) -> list[TrainedParameter]:
-        """Return the trainable parameters that have a gradient: the loss depends on their current values."""
+        """Return the trainable parameters whose current values the loss depends on."""
         found = reached([loss], through_stops=False)
         trainable = select_parameters(self._graph, ParameterSelection(), self._graph.outputs)
         return [p for p in trainable if self.current[p.value] in found]
@@ -116,7 +116,7 @@ class StepBuilder:
         self._networks: dict[str, StepNetwork] = {}
         self._rates: dict[str, tuple[Value, Optimizer]] = {}
         self._losses: list[Value] = []
-        # Optimizer states by name: their initial arrays, the inputs of the step, and their current values in the step.
+        # Optimizer states by name: initial arrays, inputs of the step, and current values in the step.
         self._initial: dict[str, np.ndarray] = {}
         self._states: dict[str, Value] = {}
         self._current: dict[str, Value] = {}
@@ -188,8 +188,7 @@ class StepBuilder:
             )
             network.current[parameter.value] = new
             self._current.update(zip(names, states, strict=True))
-        # Later losses depend on the new parameters. Without StopGradient, their gradients would flow through the update
-        # into the earlier calls of the network.
+        # Without StopGradient, gradients of later losses would flow through this update into earlier calls.
         network.current = {v: new if new is v else F.stop_gradient(new) for v, new in network.current.items()}
         self._losses.append(loss)
 
@@ -231,7 +230,6 @@ class StepBuilder:
         return TrainingStep(graph, tuple(n.model for n in networks), dict(self._initial), optimizers)
 
     def _rate(self, network: StepNetwork, optimizer: Optimizer) -> Value:
-        """Return the input for the learning rate of a network."""
         name = f"{network.name}/{LEARNING_RATE}"
         rate, known = self._rates.setdefault(name, (Value(TensorType(DType.FLOAT32, ()), name), optimizer))
         if known != optimizer:
@@ -239,7 +237,7 @@ class StepBuilder:
         return rate
 
     def _state(self, name: str, initial: np.ndarray) -> str:
-        """Add a state to the step if it does not have it yet. Return its name."""
+        """Add a state to the step, unless it exists. Return its name."""
         if name not in self._states:
             self._initial[name] = initial
             kind = TensorType(dtype_of(initial.dtype), initial.shape)

@@ -1,4 +1,4 @@
-"""Stepper: takes batches one after another, counts updates, and decides what happens if a loss is not finite."""
+"""Take batches one after another, count updates, and handle losses that are not finite."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from graphkit.train.programs import loss_scale
 from graphkit.train.programs import step as steps
 from graphkit.train.programs.weights import weight_in
 
-# The loss of a step that was skipped.
 _NO_LOSS = np.full((), np.nan, np.float32)
 
 
@@ -26,15 +25,11 @@ def create_exchange(spec: StepSpec, kvstore: KVStore | None, division: Division 
     """Create the Exchange of a training step.
 
     Args:
-        spec: The training step.
-        kvstore: The store that the ranks share, or None in a process that trains alone.
+        kvstore: The store that the ranks share, or None.
         division: How the model is divided among ranks, or None.
         shard: Whether ranks share the optimizer states.
-
-    Raises:
-        UsageError: Some settings cannot be combined.
     """
-    # Imported here, so that a process without other ranks does not load the other Exchanges.
+    # A process without other ranks does not load the other Exchanges.
     if division is not None:
         from graphkit.train.exchange.placement import Placement
         from graphkit.train.exchange.stages import Pipeline
@@ -54,16 +49,15 @@ def create_exchange(spec: StepSpec, kvstore: KVStore | None, division: Division 
 
 
 class Stepper:
-    """Trains on batches. Its Exchange runs the programs, alone or together with other ranks.
+    """Trains on batches with the programs of an Exchange.
 
-    `updates` counts the updates. `skipped` counts the steps that were skipped because a loss or gradient was not
-    finite. `accumulated` is the number of batches whose gradients are accumulated for the next update,
-    `accumulated_weight` the sum of their weights.
+    `skipped` counts steps whose loss or gradient was not finite. `accumulated` is the number of batches whose gradients
+    wait for the next update, `accumulated_weight` the sum of their weights.
     """
 
     def __init__(self, spec: StepSpec, exchange: Exchange):
         self.exchange = exchange
-        # The exchange may replace elements of these two lists, but keeps the list objects.
+        # The exchange may replace elements of these lists, but keeps the list objects.
         self.programs, self.executors = exchange.programs, exchange.executors
         self.trained, self.slots, self.store = exchange.trained, exchange.slots, exchange.store
         self.updates = self.skipped = self.accumulated = 0
@@ -72,22 +66,20 @@ class Stepper:
         self._loss = spec.graph.output_names[0]
 
     def continue_from(self, other: Stepper) -> None:
-        """Take over the counts of another stepper of the same run."""
         self.updates, self.skipped = other.updates, other.skipped
         self.accumulated, self.accumulated_weight = other.accumulated, other.accumulated_weight
 
     def take(
         self, feeds: dict[str, Any], size: int | None, rate: float, position: Position | None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Train on a batch. Return its loss and the outputs that are read (see `Exchange.return_outputs`).
+        """Train on a batch. Return its loss, and the outputs that `Exchange.return_outputs` requested.
 
-        If the step is skipped, return NaN and no outputs.
+        A skipped step returns NaN and no outputs.
 
         Args:
-            feeds: Inputs and targets by name. Entries may be added.
+            feeds: Inputs and targets by name; entries may be added.
             size: Number of samples, or None for the length of the first array.
-            rate: Learning rate of the update, if this batch completes one.
-            position: Position of the `fit` that makes this step, for the message of NotFinite.
+            position: Position of `fit`, for messages.
         """
         before, generator = self.updates, self.executors[0].rng
         samples = samples_of(feeds, size) if self._accumulate > 1 else 0
@@ -100,11 +92,10 @@ class Stepper:
             self.skipped += results is None
             self.updates += results is not None or self.exchange.counts_every_step
         else:
-            # A skipped batch makes the weight NaN. `_update` then skips the update, and drops the gradients of all its
-            # batches.
+            # A skipped batch makes the weight NaN. `_update` then drops the gradients of all batches.
             self.accumulated_weight += math.nan if results is None else weight_in(results, samples)
             self.accumulated += 1
-            if self.accumulated >= self._accumulate:  # it is larger if the resumed run had a larger `accumulate`
+            if self.accumulated >= self._accumulate:  # larger if the resumed run had a larger `accumulate`
                 self._use_accumulated(rate)
         if self.updates > before:
             self.exchange.after_step(self.updates)
@@ -113,7 +104,7 @@ class Stepper:
     def _raise_unless_skipped(
         self, error: NotFinite, feeds: Mapping[str, Any], rng: tuple[int, int], position: Position | None
     ) -> None:
-        """Raise an error that says where a NaN or infinity comes from, unless training continues without this step."""
+        """Raise an error that locates the first NaN or infinity, unless the step is skipped."""
         lowered = self._accumulate == 1 and self._lower_scale()
         if lowered or self._rule.on_nonfinite != "raise":
             return
@@ -129,7 +120,7 @@ class Stepper:
     # --- accumulated gradients -------------------------------------------------------------------
 
     def flush(self, rate: float) -> None:
-        """Update with accumulated gradients, if there are any, and synchronise the ranks."""
+        """Update with accumulated gradients, if any, and synchronise the ranks."""
         self._use_accumulated(rate)
         self.exchange.synchronise()
 
@@ -144,7 +135,7 @@ class Stepper:
         self.updates += updated or self.exchange.counts_every_step
 
     def _update(self, rate: float) -> bool:
-        """Update with accumulated gradients. Return False if the update must be skipped."""
+        """Update with accumulated gradients. Return False if the update is skipped."""
         if self._rule.on_nonfinite == "skip" and math.isnan(self.accumulated_weight):
             return False
         try:
@@ -168,10 +159,7 @@ class Stepper:
         self.accumulated, self.accumulated_weight = 0, 0.0
 
     def _lower_scale(self) -> bool:
-        """Lower the loss scale, because gradients may have overflowed.
-
-        Return False without a scale, or if the scale is 1.
-        """
+        """Lower the loss scale after an overflow. Return False without a scale above 1."""
         if self._rule.scale is None or (lower := loss_scale.lower(self.slots[loss_scale.NAME])) is None:
             return False
         self.slots[loss_scale.NAME] = lower
@@ -196,5 +184,4 @@ class LazyScalar:
         return str(float(self))
 
     def __repr__(self) -> str:
-        """Return `LazyScalar(0.5)`, or `LazyScalar(?)` for an array on a device, which is not read."""
         return f"LazyScalar({float(self)})" if isinstance(self._array, np.ndarray) else "LazyScalar(?)"

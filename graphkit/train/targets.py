@@ -1,7 +1,7 @@
 """Convert targets to the type and shape that a loss needs.
 
 Targets are converted only if there is one possible meaning: whole numbers become floats and vice versa, and axes of
-size 1 are added or removed ([N] for an output [N, 1]). Anything else is an error that names a suitable loss.
+size 1 are added or removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from graphkit.text import listed, quantity
 from graphkit.train.losses import BoundLoss, target_inputs, weight_input
 from graphkit.train.named_losses import SAMPLE_WEIGHT, Loss
 
-# `dtype.kind` of numpy's real types. bfloat16 has another one, see `_is_float`.
+# `dtype.kind` of numpy's real types; for bfloat16, see `_is_float`.
 _NUMBERS = "biuf"
 
 
@@ -32,19 +32,15 @@ class Targets:
     """Converts and checks the targets of a training program.
 
     Args:
-        types: The types of the targets by name, as the graph declares them.
-        compared: For targets of named losses: the loss, and the type of the output that it compares with the target.
-            Targets of a loss function only need the declared type.
-        outputs: A dict of target name to the name of the output that is compared with it. Users may also give a target
-            by the name of its output.
-        inputs: A dict of target name to the name of the program's input, for targets whose input has another name.
-        weight_input: The name of the program's input for sample weights, if it has one.
-        weighted: Whether the training program has this input.
+        types: Their types by name.
+        compared: For targets of named losses: the loss, and the type of its output.
+        outputs: The output of each target. Users may also give a target by the name of its output.
+        inputs: The program's input of each target with another name.
+        weight_input: The program's input for sample weights, if it has one.
 
     Attributes:
-        weight_input: The name of the program's input for sample weights.
-        weight_name: Name of the sample weights among the targets of a batch.
-        needs_weights: Whether batches without sample weights are errors. Otherwise their weights are 1.
+        weight_name: Name of the sample weights in a batch.
+        needs_weights: Whether batches without sample weights are errors. Otherwise the weights are 1.
     """
 
     def __init__(
@@ -62,11 +58,10 @@ class Targets:
         self._targets = {name: _Target(name, kind, *compared.get(name, (None, None))) for name, kind in types.items()}
 
     def name_for(self, output: str) -> str:
-        """Return the name of the target that is compared with an output; the first target if there is none."""
+        """Return the target of an output, or the first target."""
         return self._target_of_output.get(output, self.names[0])
 
     def program_input(self, name: str) -> str:
-        """Return the name of the program's input for a target."""
         return self._inputs.get(name, name)
 
     def named(self, given: Any) -> dict[str, Any]:
@@ -88,7 +83,6 @@ class Targets:
         return dict(zip(self.names, arrays, strict=True))
 
     def check_given(self, data: Dataset) -> None:
-        """Raise InputError if the loss needs targets, but a data set of arrays has none."""
         if data.targets is None and self.names:
             raise self._no_targets(f"{data.name} has")
 
@@ -99,7 +93,7 @@ class Targets:
         )
 
     def metric_target(self, given: Any, output: str) -> np.ndarray:
-        """Return the target of a batch that metrics compare with an output. given: the targets of the batch."""
+        """Return the target that metrics compare with an output. given: the targets of the batch."""
         if not self.names:
             raise InputError("metrics need targets, but the loss has none: leave the metrics out (metrics=, --metric)")
         named, wanted = self.named(given), self.name_for(output)
@@ -110,8 +104,8 @@ class Targets:
     def counted(self, name: str, output: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return an output and its target without the positions that the loss ignores.
 
-        If the loss ignores targets, the results are [targets, classes] and [targets], for any shapes of the arguments.
-        In the result, the last axis of the output counts the classes, even if the loss has another `axis`.
+        If the loss ignores targets, the results are [targets, classes] and [targets]. The last axis of the output
+        counts the classes, whatever the `axis` of the loss.
 
         name: the output that is compared with the target.
         """
@@ -124,7 +118,7 @@ class Targets:
         return output[kept], found[kept]
 
     def check_classes(self, data: Dataset, net: str) -> None:
-        """Raise InputError if the number of classes in the data is not that of the output.
+        """Raise InputError if the output does not have the number of classes of the data.
 
         Data without class names may have fewer classes. net: the name of the network, for the message.
         """
@@ -134,7 +128,7 @@ class Targets:
         if classes is None or classes == outputs or (classes < outputs and data.classes is None):
             return
         if data.classes is None and self._targets[self.names[0]].ignored is not None:
-            return  # the largest number may be the one that the loss ignores; `fitted` checks each batch
+            return  # this number may be the ignored one; `fitted` checks each batch
         if data.classes is None and data.vocabulary is not None:
             _check_tokens(data, net, outputs)
             return
@@ -148,10 +142,10 @@ class Targets:
         )
 
     def fitted(self, given: Any, weighted: bool | None = None) -> dict[str, Any]:
-        """Return the targets of a batch by the names of inputs, in the types and shapes of the program.
+        """Return the targets of a batch by input, in the types and shapes of the program.
 
-        weighted: whether the program takes sample weights (default: as the training program). If only the training
-        program takes them, sample weights in `given` are left out.
+        weighted: whether the program takes sample weights (default: as the training program). If it takes none, sample
+        weights in `given` are left out.
 
         Raises:
             InputError: A conversion would lose information, or sample weights are wrong or missing.
@@ -173,15 +167,12 @@ class Targets:
         return feeds
 
     def name_weights(self, given: Any) -> None:
-        """Set the name of the sample weights in the data: `given` if it is a text, otherwise the default name."""
+        """Set the name of the sample weights to `given` if it is a text, otherwise to the default."""
         self.weight_name = given if isinstance(given, str) else self.own_weight_name
 
     @contextlib.contextmanager
     def reading(self, given: Any, *, required: bool) -> Iterator[None]:
-        """Context in which `given` is the name of the sample weights, see `name_weights`.
-
-        required: whether batches need weights.
-        """
+        """Context with the name of the sample weights from `given`. required: whether batches need weights."""
         self.name_weights(given)
         self.needs_weights = required
         try:
@@ -191,19 +182,18 @@ class Targets:
             self.needs_weights = False
 
     def with_weights(self, given: Any, weights: Any) -> dict[str, Any]:
-        """Return the targets of a batch by name, with sample weights."""
         return {**self.named(given), self.weight_name: weights}
 
 
 def checked_weights(given: Any, count: int, source: str = "sample_weight") -> np.ndarray:
     """Return sample weights as float32 [count].
 
-    Raises InputError if they are not valid. The message begins with `source`.
+    Raises InputError, with a message that begins with `source`.
     """
     array = as_array(given)
     if array is None or (array.dtype.kind not in _NUMBERS and not _is_float(array)):
         raise InputError(f"{source}: expected one number per sample, not {shown(given)}")
-    if array.ndim > 1 and array.size == len(array):  # [N, 1], such as a column of a table
+    if array.ndim > 1 and array.size == len(array):  # such as a column of a table
         array = array.reshape(-1)
     if array.shape != (count,):
         raise InputError(f"{source}: expected one weight per sample, [{count}], not an array {list(array.shape)}")
@@ -218,14 +208,6 @@ def checked_weights(given: Any, count: int, source: str = "sample_weight") -> np
 def expected_targets(
     graph: Graph, bound: BoundLoss, outputs: Mapping[str, Type], sample_weights: bool = False
 ) -> Targets:
-    """Return the Targets of a model.
-
-    Args:
-        graph: The graph without the loss.
-        bound: The loss.
-        outputs: The types of the model's outputs by name.
-        sample_weights: Whether the training program takes weights of samples.
-    """
     kinds = {name: (loss, outputs[output]) for name, (loss, output) in bound.named.items()}
     by_name = {n: output for n, (_, output) in bound.named.items()}
     weights = weight_input(graph, bound.targets)
@@ -236,10 +218,8 @@ class _Target:
     """Converts and checks one target.
 
     Args:
-        name: Its name.
-        kind: Its type.
-        loss: The named loss that takes it, or None for a loss function.
-        output: The type of the output that the loss compares with it.
+        loss: The named loss of the target, or None for a loss function.
+        output: The type of the compared output.
     """
 
     def __init__(self, name: str, kind: TensorType, loss: Loss | None, output: Type | None):
@@ -251,11 +231,11 @@ class _Target:
         self.axis = -1 if loss is None else loss.class_axis
 
     def fitted(self, given: Any) -> Any:
-        """Return the array in the type and shape of the target. Raises InputError if that would lose information."""
+        """Return the array in the type and shape of the target. Raises InputError if that loses information."""
         wanted = self._type
         array = as_array(given)
         if array is None or (array.dtype.kind not in _NUMBERS and not _is_float(array)):
-            return given  # the executor raises an error that says which types it takes
+            return given  # the executor raises an error about the types
         if wanted.rank is not None:
             found = aligned(array, wanted.known_shape)
             if found is None:
@@ -274,7 +254,7 @@ class _Target:
             # Floats may be rounded to another float type. All other conversions must be exact.
             fits = np.isfinite(cast) == np.isfinite(array) if wanted.is_float else cast == array
             if wanted.is_integer and _is_float(array):
-                # Floats above this limit cannot represent every whole number, so they may not be the intended class.
+                # Beyond this limit, floats cannot represent every whole number.
                 fits &= np.abs(array) < 2.0 ** (ml_dtypes.finfo(array.dtype).nmant + 1)
         if not np.all(fits):
             odd = array[~fits].reshape(-1)[0]
@@ -292,7 +272,7 @@ class _Target:
             if not array.size:
                 return
         if array.dtype.kind == "i":
-            # Read as unsigned, negative numbers are very large. So one pass finds both negative and too large numbers.
+            # Viewed as unsigned, negative numbers are too large as well.
             fits = int(array.view(f"u{array.itemsize}").max()) <= limit
         else:
             fits = not (array.min() < 0 or array.max() > limit)
@@ -313,7 +293,7 @@ class _Target:
         return f"loss {self._loss.name!r} needs {self._loss.describe_target(self._output)}"
 
     def _advice(self, array: np.ndarray) -> str:
-        """Return the end of a message: how to change the targets, or which loss takes them. Empty if unknown."""
+        """Return advice for a message, or ""."""
         if self._loss is None:
             return ""
         if self._counts_classes_on_axis_1(array):
@@ -347,7 +327,7 @@ class _Target:
 
 
 def as_array(given: Any) -> np.ndarray | None:
-    """Return numbers, lists and arrays as a numpy array. None for other objects, and for lists of unequal length."""
+    """Return numbers, lists and arrays as a numpy array, and None for other objects."""
     if isinstance(given, (np.ndarray, np.generic, bool, int, float, list, tuple)):
         try:
             return np.asarray(given)
@@ -357,9 +337,9 @@ def as_array(given: Any) -> np.ndarray | None:
 
 
 def aligned(array: np.ndarray, shape: tuple[Any, ...]) -> np.ndarray | None:
-    """Return the array in the given shape, with axes of size 1 inserted or removed. None if that is not enough.
+    """Return the array in the given shape by inserting or removing axes of size 1, or None.
 
-    shape: integers, and any other object for a symbolic dimension. The first axis counts samples and is kept.
+    shape: sizes; a size that is not an int is symbolic. The first axis counts samples and is kept.
     """
     if array.ndim == len(shape) and _fits(array.shape, shape):
         return array
@@ -384,7 +364,6 @@ def _fits(sizes: Any, shape: tuple[Any, ...]) -> bool:
 
 
 def _are_distributions(array: np.ndarray) -> bool:
-    """Whether each row has numbers of at least 0 with the sum 1."""
     return bool(array.size and array.min() >= 0 and np.allclose(array.sum(-1), 1, atol=1e-3))
 
 
@@ -401,10 +380,7 @@ def _is_float(array: np.ndarray) -> bool:
 
 
 def _check_tokens(data: Dataset, net: str, outputs: int) -> None:
-    """Raise InputError if a language model has no output for a token of the text.
-
-    Tokens of the vocabulary that do not occur in the text need no output.
-    """
+    """Raise InputError if a language model has no output for a token that occurs in the text."""
     assert data.vocabulary is not None
     largest = int(np.max(data.targets))
     if largest >= outputs:

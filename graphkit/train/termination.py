@@ -1,4 +1,4 @@
-"""SIGTERM to any process of a training: all ranks stop after the same step, and write one checkpoint."""
+"""After a SIGTERM to any process, all ranks stop after the same step and write one checkpoint."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from graphkit.errors import GraphkitWarning
 
 
 class Termination:
-    """Context of a `fit` on several ranks, in which the first SIGTERM takes effect after a step.
+    """Context of `fit` on several ranks, in which the first SIGTERM takes effect after a step.
 
-    A rank that has received the signal reports it in a collective that each step contains anyway. This is the
-    all-reduce of the loss, or with `groups` the collective at the start of a step (`Transport.meet`). After that step,
-    `is_due` is True on all ranks. A second SIGTERM to a rank takes effect at once.
+    A rank reports the signal in a collective that each step contains anyway: the all-reduce of the loss, or
+    `Transport.meet` with `groups`. After that step, `is_due` is True on all ranks. A second SIGTERM takes effect at
+    once.
     """
 
     def __init__(self, store: KVStore):
         self._store = store
         self._fingerprint = store.transport.fingerprint
-        # The previous handler of SIGTERM. It ends the process.
+        # The previous handler of SIGTERM, which ends the process.
         self._handler: Any = None
 
     def __enter__(self) -> Termination:
@@ -39,7 +39,7 @@ class Termination:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._restore()
-        # The signal came after the last step of the run.
+        # The signal came after the last step.
         if self._fingerprint.leaving and error is None and callable(self._handler):
             self._handler(signal.SIGTERM, sys._getframe())
 
@@ -54,11 +54,9 @@ class Termination:
             signal.signal(signal.SIGTERM, self._handler)
 
     def must_stop(self, accumulated: int) -> bool:
-        """Return whether this rank must stop before its next step.
+        """Return whether this rank must stop before its next step. accumulated: number of accumulated batches.
 
-        Here, always False: ranks that take steps together stop after a step instead (see `is_due`).
-
-        accumulated: number of batches whose gradients already wait for the next update.
+        Here always False: these ranks stop after a step (see `is_due`).
         """
         return False
 
@@ -68,12 +66,12 @@ class Termination:
         return self._fingerprint.leaving_ranks > 0
 
     def is_due_now(self) -> bool:
-        """Return whether any rank has received the signal. Collective."""
+        """Collective: return whether any rank has received the signal."""
         asked = self._store.pushpull("terminated ranks", np.array([int(self._fingerprint.leaving)], np.int64))
         return bool(asked.any())
 
     def take_effect(self) -> NoReturn:
-        """End this rank with the previous handler of SIGTERM. Collective: no rank ends before all have called it."""
+        """Collective: end this rank with the previous handler of SIGTERM, after all ranks have called this method."""
         self._store.pushpull("ranks that end", np.zeros(1, np.int64))
         self._restore()
         self._fingerprint.leaving = False
@@ -83,7 +81,7 @@ class Termination:
 
 
 class WorkerTermination(Termination):
-    """A Termination of workers with parameter servers. They take steps independently, and agree on the last step."""
+    """Termination with parameter servers: workers step independently, and agree on the last step."""
 
     def __init__(self, store: KVStore):
         super().__init__(store)
@@ -114,7 +112,7 @@ class WorkerTermination(Termination):
 def termination_of(store: KVStore | None) -> Termination | None:
     """Return the Termination of a `fit` with a folder; None in a single process.
 
-    If the processes cannot end together, warn, and return None.
+    If the processes cannot end together, warn and return None.
     """
     if store is None or (store.num_workers == 1 and not store.is_remote):
         return None

@@ -1,4 +1,4 @@
-"""Write one trace of all ranks: the steps of each rank, and its transfers to and from other ranks."""
+"""Write one trace of the steps and transfers of all ranks."""
 
 from __future__ import annotations
 
@@ -21,18 +21,16 @@ from graphkit.train.exchange.gather import gather
 if TYPE_CHECKING:
     from graphkit.train.trainer import Trainer
 
-# This file contains a random id, which changes at each start of the machine. Processes that read the same id share a
-# clock.
+# Contains a random id of each start of the machine. Processes with equal ids share a clock.
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-# Number of readings for the comparison of clocks.
+# Number of readings of the clocks.
 _READINGS = 9
 
 
 def write_merged(profile: Profile, trainer: Trainer, store: KVStore, path: str | Path) -> None:
-    """Write the profiles of all ranks to one file, in the time of rank 0. Collective; rank 0 writes.
+    """Collective: write the profiles of all ranks to one file, in the time of rank 0.
 
-    In the trace, each rank is a process. An additional row of each rank shows the transfers, each from its start to its
-    arrival.
+    In the trace, each rank is a process, with an additional row for its transfers.
     """
     rank, origin = store.rank, _origin(store)
     events = profile.trace(rank, f"rank {rank} on {socket.gethostname()}", origin)["traceEvents"]
@@ -41,7 +39,7 @@ def write_merged(profile: Profile, trainer: Trainer, store: KVStore, path: str |
     parts = gather(store, {"events": data})
     if rank == 0:
         together = [event for part in parts for event in json.loads(part["events"].tobytes())]
-        # The first event of all ranks is at time 0.
+        # The first event has time 0.
         first = min((event["ts"] for event in together if "ts" in event), default=0.0)
         for event in together:
             if "ts" in event:
@@ -51,10 +49,10 @@ def write_merged(profile: Profile, trainer: Trainer, store: KVStore, path: str |
 
 
 def _origin(store: KVStore) -> int:
-    """Return the time on this process's clock, in nanoseconds, of an event that is the same for all ranks.
+    """Return the time of rank 0's first barrier on this process's clock, in nanoseconds.
 
-    The event is the first barrier on rank 0. Processes of one machine share a clock. For other machines, the offset of
-    the clocks is the median of the differences after several barriers, which end at about the same time on all ranks.
+    Processes of one machine share a clock. Between machines, the offset is the median difference after several
+    barriers, which end at about the same time on all ranks.
     """
     readings = []
     for _ in range(_READINGS):
@@ -70,7 +68,7 @@ def _origin(store: KVStore) -> int:
 def _transfer_events(
     timed_collectives: Sequence[TimedCollective], span: tuple[int, int] | None, rank: int, origin: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield asynchronous trace events, which may overlap, of the transfers that start within `span`."""
+    """Yield asynchronous trace events (they may overlap) of the transfers that start within `span`."""
     for number, timed in enumerate(timed_collectives):
         if span is None or not timed.ended or timed.begun < span[0] or timed.begun > span[1]:
             continue

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def _advice(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return where to pass an argument that Trainer does not have; "" if nothing else takes it."""
+    """Return where to pass an unknown argument, or ""."""
     if name in inspect.signature(Trainer.fit).parameters:
         return f"; it is an argument of fit: trainer.fit(data, {name}=...)"
     return optimizers.option_hint(name, arguments)
@@ -356,7 +356,7 @@ class Trainer(BaseTrainer):
     ) -> tuple[tuple[Any, Any], tuple[bool, bool]]:
         """Return the data of training and validation, and whether they have sample weights.
 
-        share: the `validation_split` of `fit`. For the other arguments, see `fit`.
+        share: the `validation_split` of `fit`. Other arguments: see `fit`.
         """
         if share is not None:
             share = real("fit", "validation_split", share, Range(0.0, 1.0, open_low=True, open_high=True))
@@ -379,7 +379,7 @@ class Trainer(BaseTrainer):
         return (data, part), (has_weights, name is not None)
 
     def _weighted(self, data: Any, weights: Any, name: str | None, argument: str) -> Any:
-        """Return the data with sample weights, if there are any. name: name of the weights in the data, or None."""
+        """Return the data with sample weights, if any. name: of the weights in the data, or None."""
         if weights is None:
             return data
         self._targets.name_weights(name)
@@ -551,7 +551,7 @@ class Trainer(BaseTrainer):
 
 
 def _resolved(backends: str | Backend | Sequence[str | Backend]) -> Sequence[Backend]:
-    """Return the backends; see `graphkit.backend.resolve`, which is imported only if there are any."""
+    """`resolve` is imported only if there are backends."""
     if not backends:
         return ()
     from graphkit.backend import resolve
@@ -560,5 +560,4 @@ def _resolved(backends: str | Backend | Sequence[str | Backend]) -> Sequence[Bac
 
 
 def _patterns(given: str | Sequence[str]) -> Sequence[str]:
-    """A sequence of glob patterns; a single string is one pattern."""
     return (given,) if isinstance(given, str) else given

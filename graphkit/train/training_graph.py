@@ -39,8 +39,8 @@ class Criterion(NamedTuple):
 class TrainingGraph(NamedTuple):
     """A training graph and its targets.
 
-    The outputs of the graph are the loss, those of the model, and BATCH_WEIGHT if the weight of a batch is not its
-    number of samples.
+    Outputs of the graph: the loss, those of the model, and BATCH_WEIGHT if a batch does not weigh its number of
+    samples.
     """
 
     graph: Graph
@@ -61,13 +61,7 @@ def training_graph(
     """Build the training graph of a model.
 
     Args:
-        criterion: The loss.
-        selection: The parameters to train.
-        mixed: Whether the loss is that of mixed samples (mixup, cutmix).
-        straight_through: Whether gradients pass through rounding.
-        batch_statistics: Whether BatchNormalization uses the statistics of the batch.
-        statistics_over: The store of the processes whose samples these statistics include; None: this process alone.
-        sample_weights: Whether the loss takes weights of samples.
+        statistics_over: The store whose processes share the batch statistics; None: this process alone.
     """
     _check_names(net)
     check_differentiable(net.graph)
@@ -81,7 +75,7 @@ def training_graph(
     bound = losses.bind_loss(graph, *criterion)
     bound.warn_of_weights()
     targets = expected_targets(graph, bound, net.output_types, sample_weights)
-    # Random nodes are bound before differentiation, so that the backward pass of a subgraph uses the same numbers.
+    # Before differentiation: the backward pass of a subgraph then uses the same random numbers.
     graph = bind_rng(losses.attach(graph, *criterion, mixed=mixed, weighted=True, sample_weights=sample_weights))
     graph = fake_quantise(graph)
     if straight_through:
@@ -90,7 +84,7 @@ def training_graph(
 
 
 def _check_names(net: Model) -> None:
-    """Raise UsageError if an input, parameter or output has a name that the programs of a training step use."""
+    """Raise UsageError if an input or output has a name that the programs of a training step use."""
     for what, names in (("input", net.graph.input_names), ("output", net.outputs)):
         if taken := RESERVED_NAMES.intersection(names):
             raise UsageError(

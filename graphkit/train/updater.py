@@ -1,4 +1,4 @@
-"""An optimizer outside of a training program: the updater that a KVStore calls for pushed gradients."""
+"""The updater of an optimizer that a KVStore calls for pushed gradients."""
 
 from __future__ import annotations
 
@@ -53,19 +53,18 @@ class KeyedOptimizer:
 
 
 class OptimizerUpdater:
-    """Updates the value of a key by a gradient. It stores slots and a count of updates for each key.
+    """Updates the value of a key by a gradient, with its own slots and count of updates.
 
-    Updates are compiled programs of the optimizer's operators, one for each type and weight decay.
+    Each type and weight decay has its own compiled program.
 
     Args:
-        optimizer: The optimizer.
         decay: Factors on the weight decay by key (default: 1).
         threads: Number of CPU threads (default: GRAPHKIT_NUM_THREADS, else one per core).
         rates: Factors on the learning rate by key (default: 1).
-        ema: If given, each key has a moving average of its value. It starts at the value before the first update.
+        ema: If given, each key has a moving average, which starts at the value before the first update.
     """
 
-    # A thread of the engine applies pushed arrays of gk.nd (see `graphkit.dist.updaters.runs_in_background`).
+    # See `graphkit.dist.updaters.runs_in_background`.
     runs_in_background = True
 
     def __init__(
@@ -85,16 +84,15 @@ class OptimizerUpdater:
         self._slots: dict[Key, list[np.ndarray]] = {}
         self._averages: dict[Key, np.ndarray] = {}
         self._updates: dict[Key, int] = {}
-        # Compiled programs with the names of their inputs: updates of values by type and weight decay, and updates of
-        # averages by type.
+        # Compiled programs with the names of their inputs: updates by type and weight decay, averages by type.
         self._programs: dict[tuple[str, tuple[str, ...], float], tuple[tuple[str, ...], Executor]] = {}
         self._averaging: dict[tuple[str, tuple[int, ...]], tuple[tuple[str, ...], Executor]] = {}
 
     def __call__(self, key: Key, gradient: np.ndarray | RowSparse, stored: np.ndarray) -> None:
-        """Update `stored` and the slots in place. A RowSparse gradient updates only the rows that it contains.
+        """Update `stored` and the slots in place. A RowSparse gradient updates only its rows.
 
         The moving average is updated in all rows. Raises UsageError for a RowSparse gradient if the optimizer needs
-        norms of whole parameters.
+        norms.
         """
         slots = self._slots_of(key, stored)
         step = self._updates.get(key, 0)
@@ -109,9 +107,9 @@ class OptimizerUpdater:
         self._updates[key] = step + 1
 
     def average(self, key: Key, stored: np.ndarray) -> np.ndarray:
-        """Return the moving average of a key. Do not change the array. Raises UsageError if there is no average.
+        """Return the moving average of a key, which must not be changed. Raises UsageError without averages.
 
-        stored: the value of the key. Before the first update, this value is the average.
+        stored: the value of the key, which is its first average.
         """
         if self._ema is None:
             raise UsageError(f"key {key!r} has no moving average: the optimizer was set without ema")
@@ -119,7 +117,7 @@ class OptimizerUpdater:
         return np.array(stored, _state_dtype(stored)) if found is None else found
 
     def _averaged(self, average: np.ndarray, stored: np.ndarray, step: int) -> np.ndarray:
-        """Return the new average. stored: the value after the update; step: number of updates before it."""
+        """Return the new average. stored: the value after the update; step: number of earlier updates."""
         kind = states.state_type(TensorType(dtype_of(stored.dtype), stored.shape))
         key = (kind.dtype.value, stored.shape)
         if key not in self._averaging:
@@ -189,7 +187,7 @@ class OptimizerUpdater:
         return tuple(model.inputs), model.compile(threads=self._threads)
 
     def _state_names(self, has_master: bool) -> tuple[str, ...]:
-        """Return the names of the states of a key besides its count. has_master: for float16 and bfloat16 values."""
+        """Return the names of the states of a key without its count. has_master: for float16 and bfloat16."""
         master = (states.MASTER,) if has_master else ()
         return (*master, *self.optimizer.slots, *(() if self._ema is None else (AVERAGE,)))
 
@@ -207,7 +205,7 @@ class OptimizerUpdater:
         return found
 
     def restore(self, found: Mapping[str, np.ndarray]) -> None:
-        """Restore the result of `states`. Raises InvalidModel, and changes nothing, if another optimizer wrote it."""
+        """Restore the result of `states`. If another optimizer wrote it, raises InvalidModel and changes nothing."""
         slots: dict[Key, list[np.ndarray]] = {}
         averages: dict[Key, np.ndarray] = {}
         updates: dict[Key, int] = {}
@@ -239,7 +237,6 @@ class OptimizerUpdater:
 
 
 def _state_dtype(stored: np.ndarray) -> np.dtype:
-    """Return the dtype of the slots and averages of an array."""
     return states.state_type(TensorType(dtype_of(stored.dtype), ())).dtype.numpy
 
 
@@ -249,6 +246,5 @@ def _name(key: Key) -> str:
 
 
 def _key(name: str) -> Key:
-    """Return the key that `_name` was called with."""
     kind, _, text = name.partition(":")
     return int(text) if kind == "i" else text

@@ -21,7 +21,7 @@ def split_off(data: Dataset | IterableDataset, share: float, seed: int) -> Split
         )
     kind = type(data)
     if kind.split is Dataset.split and kind.subset is Dataset.subset and kind not in (Dataset, TableData):
-        # The parts would be plain Datasets, without the methods of `kind` such as `take` and `order`.
+        # The parts would be plain Datasets without methods of `kind`.
         raise UsageError(
             f"fit: validation_split cannot divide {data.name}, because {kind.__name__} does not define `subset`; "
             "divide the data when you load them (gk.data.load(spec, test_fraction=...)), and pass valid="

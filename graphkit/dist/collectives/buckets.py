@@ -1,4 +1,4 @@
-"""The collectives of one program: all-reduces of buckets, which run while the program computes."""
+"""The collectives of one program, which run while the program computes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from graphkit.dist.progress.pending import Pending
 if TYPE_CHECKING:
     from graphkit.dist.collectives.gpu import GpuCollectives
 
-# Number of collectives whose times are kept for traces.
 _MOST_TIMED = 4096
 
 
 @dataclass(slots=True)
 class TimedCollective:
-    """One collective: its key, its bytes, and when it began and ended, in nanoseconds; `ended` is 0 until the end."""
+    """One collective, with its begin and end in nanoseconds; `ended` is 0 until the end."""
 
     key: str
     size: int
@@ -40,16 +39,13 @@ class ProgramCollectives:
     """Starts the collectives of a program, and waits for them. One program at a time can use it.
 
     Args:
-        transport: Connection to the other ranks.
-        ordered: Sum in the order of the ranks, so that sums have the same bits with every MPI library and any number of
-            hosts.
-        on_device: Collectives between GPUs. Without it, arrays of GPUs are copied through host memory.
+        ordered: Sum in the order of the ranks: the bits do not depend on MPI library and hosts.
+        on_device: Collectives between GPUs, if any.
         staged: Why arrays of GPUs are copied through host memory.
 
     Attributes:
-        copied_bytes: Bytes that were copied to make arrays contiguous.
-        fingerprinted: Key of the float64 all-reduce that also sums the fingerprint, to compare the steps of the ranks.
-        timed_collectives: The last collectives, for traces.
+        copied_bytes: Bytes copied to make arrays contiguous.
+        fingerprinted: Key of the float64 all-reduce that also sums the fingerprint.
     """
 
     def __init__(
@@ -60,7 +56,7 @@ class ProgramCollectives:
         self._ordered = ordered
         self._buckets: dict[str, Bucket] = {}
         self._started: dict[str, Pending] = {}
-        # Restored residuals by key. Each is removed when it is passed to the transport.
+        # Restored residuals that were not yet passed to the transport, by key.
         self._restored: dict[str, Sequence[np.ndarray]] = {}
         self.fingerprinted: str | None = None
         self.copied_bytes = 0
@@ -69,7 +65,6 @@ class ProgramCollectives:
 
     @property
     def waited_seconds(self) -> float:
-        """Seconds that the program waited for collectives."""
         return self._waited_seconds + (0.0 if self.on_device is None else self.on_device.waited_seconds)
 
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
@@ -117,7 +112,7 @@ class ProgramCollectives:
         self._started[key] = self._transport.start_sum(key, joined, joined, self._ordered, check)
 
     def residuals(self) -> dict[str, Sequence[np.ndarray]]:
-        """Return the residuals of compression by key: a vector for each array. Call it while no sum is pending."""
+        """Return the residuals by key: a vector for each array. No sum may be pending."""
         found = dict(self._restored)
         for key, residual in self._transport.residuals().items():
             if isinstance(key, str) and key in self._buckets and key not in found:
@@ -127,25 +122,23 @@ class ProgramCollectives:
         return found
 
     def restore(self, residuals: Mapping[str, Sequence[np.ndarray]]) -> None:
-        """Restore the result of `residuals`. The residuals are added to the next sums."""
+        """Restore the result of `residuals`, which is added to the next sums."""
         self._restored = dict(residuals)
 
     def _pass_residuals(self, key: str, bucket: Bucket) -> None:
-        """Pass the restored residuals of a bucket to the transport."""
         residual = np.zeros(bucket.size, np.float32)
         for begin, part in zip(bucket.begins, self._restored.pop(key), strict=True):
             residual[begin : begin + part.size] = part
         self._transport.restore_residuals({key: residual})
 
     def gather(self, key: str, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all ranks by rank, along a new first axis."""
         start = time.monotonic()
         found: np.ndarray = self._transport.gather(key, array)
         self._waited_seconds += time.monotonic() - start
         return found
 
     def start_scattered(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
-        """Start the reduce-scatter of arrays: each rank gets the sum of its slice."""
+        """Start the reduce-scatter of arrays: each rank gets its own slice of the sum."""
         self.copied_bytes += copied
         whole, slices, copy_back = self._in_slices(key, arrays)
         timed = self._timed(key, whole.nbytes)
@@ -161,8 +154,7 @@ class ProgramCollectives:
     ) -> None:
         """Start the all-gather of arrays.
 
-        pieces: The parts of the arrays that are in this rank's slice. Each is the index of the array, the position of
-            the part's first element in the array, and the elements.
+        pieces: This rank's (index of the array, position in the array, elements).
         """
         rank, ranks = self._transport.rank, self._transport.size
         slices = Slices.of([a.size for a in wholes], wholes[0].dtype.itemsize, ranks)
@@ -185,7 +177,7 @@ class ProgramCollectives:
     def _in_slices(
         self, key: str, arrays: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, Slices, Callable[[np.ndarray], Any]]:
-        """Return one vector of all arrays, its slices, and a function that copies the result back to the arrays."""
+        """Return one vector of all arrays, its slices, and a function that copies the result back."""
         slices = Slices.of([a.size for a in arrays], arrays[0].dtype.itemsize, self._transport.size)
         bucket = self._bucket(key, arrays)
         if bucket.whole is not None and bucket.whole.size == slices.bounds[-1]:
@@ -216,23 +208,19 @@ class ProgramCollectives:
         return bucket
 
     def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
-        """Start the sum of rows of a table."""
         self._started[key] = self._transport.start_row_sum(key, RowSparse(indices, rows), self._ordered)
 
     def wait_rows(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sum of rows: their indices and values."""
         start = time.monotonic()
         total = self._started.pop(key).wait()
         self._waited_seconds += time.monotonic() - start
         return total.indices, total.values
 
     def wait(self, keys: Sequence[str]) -> None:
-        """Wait for the collectives with these keys."""
         start = time.monotonic()
         for key in keys:
             self._started.pop(key).wait()
         self._waited_seconds += time.monotonic() - start
 
 
-def _do_nothing(_: np.ndarray) -> None:
-    """Do nothing: the result is already in the arrays."""
+def _do_nothing(_: np.ndarray) -> None: ...

@@ -1,8 +1,7 @@
 """Gradient compression. The part of a gradient that is not sent (the residual) is added to the next gradient.
 
-This is error feedback: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014. Training with error
-feedback converges as fast as without compression: Karimireddy et al., ICML 2019. NaN and infinite elements leave no
-residual. A NaN that is sent stays NaN. `2bit` sends infinity as NaN. `top_k` ranks NaN as infinity.
+Error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019. NaN and infinite elements leave no
+residual. A NaN stays NaN. `2bit` sends infinity as NaN, and `top_k` ranks NaN as infinity.
 """
 
 from __future__ import annotations
@@ -26,26 +25,23 @@ from graphkit.text import settings, short_repr
 
 
 class Compression(ABC):
-    """A compressed form of gradients, which are float32 vectors."""
-
     @abstractmethod
     def packed_bytes(self, size: int) -> int:
-        """Return the number of bytes for `size` elements. Raises UsageError if there are too many elements."""
+        """Return the number of bytes for `size` elements. Raises UsageError for too many elements."""
 
     @abstractmethod
     def pack(self, gradient: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        """Return gradient + residual in compressed form, and set `residual` to the part that is lost by compression."""
+        """Return gradient + residual in compressed form, and set `residual` to the lost part."""
 
     @abstractmethod
-    def add(self, packed: np.ndarray, total: np.ndarray) -> None:
-        """Add a compressed gradient to `total`, in place."""
+    def add(self, packed: np.ndarray, total: np.ndarray) -> None: ...
 
     def __repr__(self) -> str:
         return short_repr(self, lambda: ["", *settings(self)])
 
 
 class Halves(Compression):
-    """float16 or bfloat16: half the bytes. Values out of range are clipped; the residual contains the difference."""
+    """float16 or bfloat16. Values out of range are clipped; the residual contains the difference."""
 
     def __init__(self, type: str):
         self._native = _native(type)
@@ -87,7 +83,7 @@ class TwoBit(Compression):
 class TopK(Compression):
     """The elements with the largest magnitude: `ratio` of all, at least one. Of equal magnitudes, the first are sent.
 
-    Raises UsageError for a ratio outside (0, 1], and for arrays of 2**32 elements and more.
+    Raises UsageError for a ratio outside (0, 1], and for 2**32 elements or more.
     """
 
     def __init__(self, ratio: float = 0.01):
@@ -138,7 +134,7 @@ TYPES = tuple(_TYPES)
 
 
 def create(options: str | Mapping[str, Any]) -> Compression:
-    """Return the compression for options: "2bit", "2bit:0.5", or {"type": "2bit", "threshold": 0.5}.
+    """Return the compression for "2bit", "2bit:0.5", or {"type": "2bit", "threshold": 0.5}.
 
     Raises UsageError for other options.
     """
@@ -161,7 +157,6 @@ def create(options: str | Mapping[str, Any]) -> Compression:
 
 
 def _read(text: str) -> dict[str, Any]:
-    """Return the options of a text such as "2bit" or "2bit:0.5"."""
     name, colon, number = text.partition(":")
     if not colon:
         return {"type": name}
@@ -173,20 +168,20 @@ def _read(text: str) -> dict[str, Any]:
 
 
 class Residuals:
-    """The residuals of gradient compression (error feedback), float32 vectors by key."""
+    """The residuals of gradient compression, float32 vectors by key."""
 
     def __init__(self) -> None:
         self._sizes: dict[Any, int] = {}
         self._arrays: dict[Any, np.ndarray] = {}
 
     def check(self, key: Any, size: int) -> None:
-        """Raise InputError if the key had another number of elements before."""
+        """Raise InputError if the key had another size before."""
         known = self._sizes.setdefault(key, size)
         if known != size:
             raise InputError(f"key {key!r} had {known} elements in an earlier push, but has {size} now")
 
     def of(self, key: Any, size: int) -> np.ndarray:
-        """Return the residual of a key, zeros at first. The caller changes it in place."""
+        """Return the residual of a key, zeros at first, for changes in place."""
         self.check(key, size)
         if key not in self._arrays:
             self._arrays[key] = np.zeros(size, np.float32)
@@ -208,9 +203,8 @@ class Residuals:
 class CompressedSums:
     """All-reduces of compressed float32 arrays.
 
-    Each rank compresses its array, and all ranks sum the compressed arrays in the order of the ranks. If there are
-    several hosts, and more ranks than hosts, the arrays of a host are summed first. The first rank of the host then
-    compresses this sum and keeps the residual. The compressed sums of all hosts are added in order.
+    Each rank compresses its array, and all ranks sum the compressed arrays in the order of the ranks. With several
+    hosts, and more ranks than hosts, the first rank of each host compresses the sum of its host and keeps the residual.
     """
 
     def __init__(self, compression: Compression, communicator: Communicator):
@@ -230,7 +224,6 @@ class CompressedSums:
         """Return the action that sums an array once all ranks have posted it, and the number of compressed bytes.
 
         ordered: sum the arrays of a host in the order of the ranks. later: the array may change before the action runs.
-        Raises InputError if the key had another size before.
         """
         size = self.compression.packed_bytes(array.size)
         self.residuals.check(key, array.size)
@@ -247,7 +240,7 @@ class CompressedSums:
         return self.compression.pack(np.ascontiguousarray(array).reshape(-1), residual)
 
     def _sum_of(self, packed: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the sum, added in the order of the ranks, so that all ranks get the same bits."""
+        """Return the sum in the order of the ranks: all ranks get the same bits."""
         return self._added(self._communicator.allgather(packed), shape)
 
     def _added(self, parts: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

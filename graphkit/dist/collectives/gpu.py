@@ -1,9 +1,7 @@
 """Collectives between the GPUs of all ranks, without copies through host memory.
 
-The ranks exchange reports about their GPUs, and use NCCL only if it works for every rank. Before each run of a program,
-the CPUs of the ranks compare which collectives they will launch. If a rank is missing, or will launch other
-collectives, the comparison raises an error. During the run, the GPUs wait for each other, while the CPUs check for lost
-ranks.
+The ranks use NCCL only if it works for every rank. Before each run, the CPUs compare which collectives the ranks will
+launch, and raise an error if they differ. During the run, the CPUs check for lost ranks.
 """
 
 from __future__ import annotations
@@ -42,21 +40,17 @@ from graphkit.named_tuples import NamedTuple
 _EAGER, _PAUSE, _CHECK = 0.02, 5e-5, 0.05
 # Seconds that aborted kernels may take to end.
 _ENDING = 10.0
-# Plans print this name for all-reduces that do not use NCCL.
+# The name in plans of all-reduces without NCCL.
 _STAGED = "staged (copied through host memory)"
 
 
 class GpuCommunicator(Protocol):
-    """A communicator of the GPUs of all ranks; see NcclCommunicator."""
-
     def launch(self, exchanges: Sequence[Exchange], dtype: DType, stream: int) -> None: ...
     def check(self) -> None: ...
     def abort(self) -> None: ...
 
 
 class Gpu(Protocol):
-    """The GPU of this process, such as a CudaDevice."""
-
     @property
     def current_stream(self) -> int: ...
 
@@ -102,7 +96,7 @@ class GpuCollectives:
         return RunAgreement(all_can, common, self._recordings)
 
     def _summed(self, call: str, numbers: Sequence[int]) -> np.ndarray:
-        """Return the sums of these numbers over all ranks, in one exchange of a few bytes."""
+        """Return the sums of these numbers over all ranks."""
         array = np.array(numbers, np.int64)
         found: np.ndarray = self._communicator.perform(call, [array], Sum(array, None, unchanged, alone=True))
         return found
@@ -137,7 +131,7 @@ class GpuCollectives:
     def wait(self, done: Callable[[], bool]) -> None:
         if self.broken or done():
             return
-        # The GPU of this rank may still compute, so other ranks must not count this rank as stalled.
+        # The GPU may still compute: other ranks must not count this rank as stalled.
         with self._communicator.waiting(True), self._communicator.working():
             begun = looked = time.monotonic()
             while not done():
@@ -153,7 +147,7 @@ class GpuCollectives:
                         raise RuntimeFailure(reason)
 
     def _reason(self) -> str | None:
-        """Return why the launched collectives cannot complete; None if they still can."""
+        """Return why the launched collectives cannot complete, or None."""
         if (reason := self._communicator.lost()) is not None:
             return reason
         try:
@@ -163,9 +157,9 @@ class GpuCollectives:
         return None
 
     def _end(self, reason: str, done: Callable[[], bool]) -> None:
-        """Abort the collectives, so that GPUs stop waiting.
+        """Abort the collectives: GPUs then stop waiting.
 
-        A thread calls the abort, which may wait until CUDA graphs are freed.
+        The abort may wait until CUDA graphs are freed, so a thread calls it.
         """
         self.broken = True
         self._communicator.fail(reason)
@@ -184,11 +178,10 @@ class GpuCollectives:
         return f"rank {rank} {what} in step {steps}, in all-reduces on GPUs"
 
 
-# Bytes of a rank's report, and the largest number of characters of the reason in it.
+# Bytes of a rank's report, and characters of its reason.
 _REPORT, _REASON = 1024, 300
-# Bytes of an ncclUniqueId.
 _UNIQUE = 128
-# Time limit for the creation of a communicator, in seconds. GRAPHKIT_RANK_TIMEOUT may set a longer limit.
+# Least time limit for the creation of a communicator, in seconds.
 _JOINING = 30.0
 
 
@@ -196,10 +189,10 @@ class _Report(NamedTuple):
     """The report of a rank about its GPU.
 
     Attributes:
-        gpu: The GPU; "" without one.
-        reason: Why the rank cannot use NCCL; "" if it can.
+        gpu: The GPU, or "".
+        reason: Why the rank cannot use NCCL, or "".
         chosen_by_user: Whether a setting of the user is the reason.
-        communicator: Number of the communicator that the GPU already belongs to; 0 for none.
+        communicator: Number of the communicator of this GPU; 0 for none.
     """
 
     gpu: str
@@ -209,28 +202,26 @@ class _Report(NamedTuple):
 
 
 class GpuGroups:
-    """Creates communicators of the GPUs of all ranks, and keeps one for each GPU that this rank has used."""
+    """Creates communicators of the GPUs of all ranks, and keeps one for each GPU of this rank."""
 
     def __init__(self, communicator: Communicator, fingerprint: Fingerprint | None = None):
         self._communicator = communicator
         self._fingerprint = fingerprint
-        # By device number of this rank: the number of the communicator, and the collectives that use it.
+        # The number of the communicator, and its collectives, by device number.
         self._collectives: dict[int, tuple[int, GpuCollectives]] = {}
         self._count = 0
 
     def sums(self, device: str, staged: str = "") -> tuple[GpuCollectives | None, str]:
         """Return (collectives between GPUs, ""), or (None, reason why arrays are copied through host memory).
 
-        Every rank must call it. If one rank cannot take part, no rank does. Rank 0 then warns, unless a setting rules
-        out NCCL on every rank that has a GPU. If no rank reports a GPU, each rank gets its own `staged` as the reason,
-        which may be "". A rank with `staged` reports no GPU.
+        Collective. If one rank cannot take part, no rank does: rank 0 then warns, unless a setting rules out NCCL on
+        every rank with a GPU. If no rank reports a GPU, each rank gets its own `staged` as the reason.
 
         Args:
-            device: Device of this rank's program.
             staged: Why this rank must not use NCCL, if the user chose this; otherwise "".
 
         Raises:
-            RuntimeFailure: A rank is lost. Also raises the errors of `load_device`.
+            RuntimeFailure: A rank is lost. The errors of `load_device` are raised, too.
         """
         mine, gpu = (_Report("", staged, chosen_by_user=True), None) if staged else self._own_report(device)
         reports = self._exchange_reports(mine)
@@ -254,7 +245,6 @@ class GpuGroups:
 
     @property
     def sent_bytes(self) -> int:
-        """Total bytes of the collectives of this rank's runs."""
         return sum(sums.sent_bytes for _, sums in self._collectives.values())
 
     def _own_report(self, device: str) -> tuple[_Report, Any]:
@@ -273,7 +263,6 @@ class GpuGroups:
         return _Report(place, "", communicator=0 if sums is None or sums.broken else known), gpu
 
     def _exchange_reports(self, mine: _Report) -> list[_Report]:
-        """Return the reports of all ranks, by rank."""
         why = mine.reason[:_REASON].encode("ascii", "replace").decode()
         text = json.dumps(mine._replace(reason=why)).encode().ljust(_REPORT)
         array = np.frombuffer(text, np.uint8)
@@ -305,7 +294,7 @@ class GpuGroups:
     def _connect_in_thread(self, gpu: Any, unique: bytes) -> tuple[Any, str]:
         """Return (a new communicator, ""), or (None, the reason).
 
-        A thread creates the communicator, because the creation may block forever.
+        The creation may block forever, so a thread does it.
         """
         made: list[Any] = []
         failed: list[str] = []
@@ -332,7 +321,7 @@ class GpuGroups:
 
 
 def sum_route(processes: int) -> str:
-    """Return how `processes` ranks on this machine would all-reduce gradients on its GPUs.
+    """Return how ranks on this machine would all-reduce gradients on its GPUs.
 
     Returns:
         "nccl" and its version; or "staged (copied through host memory)" and the reason.
@@ -349,7 +338,7 @@ def sum_route(processes: int) -> str:
 
 
 def _reason_against(reports: Sequence[_Report]) -> str:
-    """Return why the ranks cannot use NCCL: the reason of a rank, or that ranks share a GPU; "" if they can."""
+    """Return why the ranks cannot use NCCL, or ""."""
     for rank, report in enumerate(reports):
         if report.reason:
             return f"rank {rank} {report.reason}"
@@ -364,6 +353,6 @@ def _reason_against(reports: Sequence[_Report]) -> str:
 
 
 def _machine() -> str:
-    """Return a text that is the same for all processes of a machine, also in containers, and differs elsewhere."""
+    """Return a text that is equal for all processes of a machine, also in containers."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text().strip() if boot.exists() else platform.node()

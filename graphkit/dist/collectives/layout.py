@@ -1,4 +1,4 @@
-"""Vectors that contain several arrays: their layout in memory, and their division into one slice per rank."""
+"""Vectors that contain several arrays, and their division into one slice per rank."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.lib.stride_tricks import as_strided
 
 from graphkit.named_tuples import NamedTuple
 
-# Arrays and slices begin at multiples of this number of bytes, as in the memory of a program.
+# Arrays and slices begin at multiples of this number of bytes, as in programs.
 ALIGNMENT = 64
-# If the gaps between arrays have fewer bytes than this, the arrays form a bucket in place, without a copy.
+# Arrays with smaller gaps, in bytes, form a bucket without a copy.
 _GAP = 64
 
 
@@ -26,9 +26,9 @@ class Slices(NamedTuple):
 
     @classmethod
     def of(cls, sizes: Sequence[int], itemsize: int, ranks: int) -> Slices:
-        """Return the layout of arrays with these numbers of elements, with one slice per rank.
+        """Return the layout of arrays of these sizes, with one slice per rank.
 
-        All slices have the same size, but the last ones may be shorter, or empty.
+        Slices have equal sizes, except that the last ones may be shorter, or empty.
         """
         unit = max(1, ALIGNMENT // itemsize)
         begins, end = [], 0
@@ -51,10 +51,7 @@ class Slices(NamedTuple):
                 yield index, begin, end
 
     def part(self, index: int, rank: int) -> tuple[int, int]:
-        """Return the range (begin, end) of the elements of array `index` that are in the slice of a rank.
-
-        If there are no such elements, begin is equal to end.
-        """
+        """Return the range (begin, end) of array `index` in the slice of a rank, possibly empty."""
         begin, size = self.begins[index], self.sizes[index]
         first = min(max(self.bounds[rank] - begin, 0), size)
         return first, min(max(self.bounds[rank + 1] - begin, first), size)
@@ -65,8 +62,7 @@ class Bucket(NamedTuple):
 
     Attributes:
         begins: Where each array begins in the vector.
-        size: Number of elements of the vector.
-        whole: The memory of all arrays as one vector; None if the arrays are not adjacent, and must be copied.
+        whole: The memory of all arrays as one vector; None if they must be copied.
         gaps: The elements of `whole` between the arrays.
     """
 
@@ -78,7 +74,6 @@ class Bucket(NamedTuple):
 
 
 def bucket_of(arrays: Sequence[np.ndarray]) -> Bucket:
-    """Return the layout of arrays that are summed together."""
     filled = [a for a in arrays if a.size]
     ends = list(itertools.accumulate(a.size for a in arrays))
     begins = [0, *ends[:-1]]

@@ -32,12 +32,11 @@ def _is_summed(dtype: np.dtype[Any]) -> bool:
 def check_summed(key: Key, dtype: np.dtype[Any]) -> None:
     """Raise InputError unless arrays of this dtype can be summed.
 
-    A single process rejects the same dtypes as several processes, so that a program that runs in one process also runs
-    in several. bool has no sum, and float8 and int4 overflow after a few summands.
+    A single process rejects the same dtypes as several: a program that runs in one process also runs in several. bool
+    has no sum, and float8 and int4 overflow after a few summands.
 
     Args:
         key: The key, or the name of a gradient, for the message.
-        dtype: The dtype of the array.
     """
     if not _is_summed(dtype):
         raise InputError(
@@ -49,15 +48,12 @@ def check_summed(key: Key, dtype: np.dtype[Any]) -> None:
 class Collectives:
     """Starts collectives between the ranks of a communicator. All ranks must make the same calls.
 
-    Ranks may make calls that return at once (`start_...`, `post_sum`) in different orders, except calls with the same
-    key.
+    Calls of `start_...` and `post_sum` with different keys may come in different orders.
 
-    The methods `start_...` return a pending operation. The arrays must not change until its `wait` returns.
+    `start_...` return a pending operation. The arrays must not change until its `wait` returns.
 
     Args:
-        communicator: Connects the ranks.
-        every_rank_compresses: Whether every rank compresses its own arrays. If not, and there are several hosts, the
-            first rank of each host compresses the sum of the arrays of its host.
+        every_rank_compresses: Otherwise, the first rank of each of several hosts compresses the sum of its host.
     """
 
     def __init__(self, communicator: Communicator, every_rank_compresses: bool = False):
@@ -69,28 +65,24 @@ class Collectives:
 
     @property
     def rank(self) -> int:
-        """Number of this process among the ranks, from 0."""
         return self.communicator.rank
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return self.communicator.size
 
     # --- compression ------------------------------------------------------------------------------
 
     def compress(self, compression: Compression) -> None:
-        """Compress float32 arrays from now on. Every rank must call it."""
+        """Collective: compress float32 arrays from now on."""
         self.compressed = CompressedSums(compression, self.communicator)
 
     @property
     def compresses(self) -> bool:
-        """Whether float32 arrays are sent compressed."""
         return self.compressed is not None
 
     @property
     def compressing(self) -> tuple[int, ...]:
-        """The ranks that compress float32 arrays and keep residuals."""
         levels = self.communicator.levels
         return tuple(range(self.size)) if levels is None or self._every_rank_compresses else levels.leading
 
@@ -99,10 +91,10 @@ class Collectives:
         return {} if self.compressed is None else self.compressed.residuals.copies()
 
     def restore_residuals(self, residuals: Mapping[Key, np.ndarray]) -> None:
-        """Set the residuals of these keys. They are added to the next sums of these keys.
+        """Set the residuals that are added to the next sums of these keys.
 
-        Raises UsageError without compression, and on ranks that are not `compressing`. Raises InputError for arrays
-        that are not float32, or that have another size than the key.
+        Raises UsageError without compression, and on ranks that are not `compressing`. Raises InputError for a wrong
+        type or size.
         """
         if not isinstance(residuals, Mapping):
             raise UsageError(f"residuals must be a dict of vectors by key, not {described(residuals)}")
@@ -127,10 +119,8 @@ class Collectives:
         """Start the all-reduce of an array.
 
         Args:
-            key: Name of the operation.
             out: The array for the sum; may be `array`.
-            ordered: Sum in the order of the ranks, independent of MPI's own order.
-            then: Called with the sum.
+            ordered: Sum in the order of the ranks.
         """
         action = self._sum(key, array, out, then, ordered=ordered, alone=True)
         return self.communicator.post(f"sum of {key}", [array], action, operation=self._operation(array, ordered))
@@ -164,23 +154,16 @@ class Collectives:
             parts = self.communicator.allgather_parts(as_bytes(mine), sizes)
             return then([part.view(mine.dtype) for part in parts])
 
-        # Ranks compare the types of the arrays that they post. Slices may differ in length, so post an array with the
-        # type of the whole vector.
+        # Ranks compare the types of posted arrays. Slices may differ in length, so post the type of the whole vector.
         whole = np.broadcast_to(np.zeros((), mine.dtype), (slices.bounds[-1],))
         return self.communicator.post(f"gather {key}", [whole], gathered)
 
     def start_row_sum(self, key: str, rows: RowSparse, ordered: bool = False) -> Pending:
-        """Start the sum of rows; `wait` of the returned operation returns the sum. You may change the rows at once.
-
-        ordered: sum in the order of the ranks, for any distribution of the ranks over hosts.
-        """
+        """Start the sum of rows, which may be changed at once. ordered: sum in the order of the ranks."""
         return self._post_rows(f"sum of {key}", RowSum(rows, ordered), unchanged)
 
     def gather(self, key: Key, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all ranks, stacked by rank along a new first axis.
-
-        All ranks pass the same dtype and shape.
-        """
+        """Return the arrays of all ranks, of equal type, stacked by rank along a new first axis."""
         self._sent_bytes += array.nbytes
         action = partial(self.communicator.allgather, array)
         found: np.ndarray = self.communicator.perform(f"gathering of {key}", [array], action)
@@ -201,11 +184,8 @@ class Collectives:
         """Start the sum of a pushed value. Small sums may be sent together.
 
         Args:
-            value: An array or rows.
             out: The array for the sum of arrays (default: a new array).
-            then: Called with the sum.
-            priority: Operations with a higher priority come first.
-            later: True if no thread waits for the sum soon. The array is then copied, so you may change it at once.
+            later: True if no thread waits for the sum soon. The array is then copied.
         """
         call = f"sum {key!r}"
         if isinstance(value, RowSparse):
@@ -215,7 +195,7 @@ class Collectives:
         return self.communicator.post(call, [value], action, priority=priority, later=later, operation=how)
 
     def sum(self, key: Key, array: np.ndarray, out: np.ndarray | None, priority: int) -> np.ndarray:
-        """Return the sum of an array, as `post_sum` and `wait` do. It is faster if nothing else is pending."""
+        """Return the sum of an array. This is faster than `post_sum` if nothing else is pending."""
         action, how = self._sum(key, array, out, unchanged), self._operation(array, False)
         found: np.ndarray = self.communicator.perform(f"sum {key!r}", [array], action, priority=priority, operation=how)
         return found

@@ -1,4 +1,4 @@
-"""Row-sparse arrays (some rows of an array, by index; all other rows are 0), and their sums over ranks."""
+"""Row-sparse arrays (rows of an array; all other rows are 0), and their sums over ranks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RowSparse:
         return found
 
     def check(self, what: str, stored: np.ndarray) -> None:
-        """Raise InputError unless these rows fit the array `stored`. The message begins with `what`."""
+        """Raise InputError, which begins with `what`, unless these rows fit the array `stored`."""
         if self.dtype != stored.dtype or not stored.ndim or self.values.shape[1:] != stored.shape[1:]:
             given = f"{self.dtype}{list(self.values.shape[1:])}"
             raise InputError(f"{what} is {stored.dtype}{list(stored.shape)}; pushed rows of {given}")
@@ -77,7 +77,7 @@ def row_ids(given: Any) -> np.ndarray:
 
 
 def _array(given: Any, what: str) -> np.ndarray:
-    """Return an array of numbers. Raises InputError for other values; the message begins with `what`."""
+    """Return an array of numbers. Raises InputError, which begins with `what`, for other values."""
     try:
         found = np.asarray(given)
     except (TypeError, ValueError) as error:
@@ -90,8 +90,7 @@ def _array(given: Any, what: str) -> np.ndarray:
 def wanted_rows(what: str, shape: Sequence[int], given: Any) -> np.ndarray:
     """Return requested row indices, each once, in ascending order.
 
-    Raises InputError unless `given` is a vector of integers, and an array of this shape has these rows. The message
-    begins with `what`.
+    Raises InputError, which begins with `what`, unless `given` is a vector of indices for this shape.
     """
     if not shape:
         raise InputError(f"{what} has no rows: it is a single number")
@@ -104,7 +103,6 @@ def wanted_rows(what: str, shape: Sequence[int], given: Any) -> np.ndarray:
 
 
 def check_within(what: str, indices: np.ndarray, rows: int) -> None:
-    """Raise InputError unless all indices are below the number of rows."""
     if indices.size and indices.max() >= rows:
         raise InputError(f"{what} has {rows} rows, so index {indices.max()} is out of range")
 
@@ -112,8 +110,8 @@ def check_within(what: str, indices: np.ndarray, rows: int) -> None:
 def total(parts: Sequence[RowSparse]) -> RowSparse:
     """Return the sum: each row once, by ascending index.
 
-    Rows with the same index are added in the order of the parts, and within a part in the order of its rows. float16
-    and bfloat16 are added in float32. There must be at least one part.
+    Rows of equal index are added in the order of the parts, then of their rows. float16 and bfloat16 are added in
+    float32.
     """
     kind, tail = parts[0].dtype, parts[0].values.shape[1:]
     wide = sum_dtype(kind)
@@ -133,7 +131,7 @@ def total(parts: Sequence[RowSparse]) -> RowSparse:
 def local_rows(what: str, values: Sequence[Any], stored: np.ndarray | None) -> RowSparse:
     """Return the sum of the rows that one rank pushes to the array `stored`.
 
-    Raises InputError if a value is not a RowSparse that fits `stored`, and UsageError if `stored` is None. The messages
+    Raises InputError if a value is not a RowSparse that fits `stored`, and UsageError if `stored` is None. Messages
     begin with `what`.
     """
     if stored is None:
@@ -146,23 +144,23 @@ def local_rows(what: str, values: Sequence[Any], stored: np.ndarray | None) -> R
 
 
 def rows_of(what: str, stored: np.ndarray, given: Any) -> RowSparse:
-    """Return rows of an array, each once, by ascending index. Raises InputError, whose message begins with `what`."""
+    """Return rows of an array, each once, by ascending index. Raises InputError, which begins with `what`."""
     wanted = wanted_rows(what, stored.shape, given)
     return RowSparse(wanted, stored[wanted])
 
 
 class RowSum:
-    """The sum of rows over all ranks. Call it after all ranks have posted their rows. All ranks get the same result.
+    """The sum of rows over all ranks, called after all ranks have posted their rows. All ranks get the same result.
 
     Rows are added in the order of the ranks. With several hosts, and more ranks than hosts, the rows of each host are
-    added first, then the sums of the hosts. So a row crosses the network once per host. The given rows are copied.
+    added first, so that a row crosses the network once per host. The given rows are copied.
 
     ordered: add in the order of the ranks, also across hosts.
     """
 
     def __init__(self, own: RowSparse, ordered: bool = False):
         self._own = RowSparse(own.indices.copy(), own.values.copy())
-        # Ranks compare the types of these arrays, which have no rows, to detect different calls.
+        # Ranks compare the types of these arrays, which have no rows.
         self.types = (self._own.values[:0], self._own.indices[:0])
         self.ordered = ordered
         self.sent_bytes = self._own.nbytes
@@ -173,7 +171,7 @@ class RowSum:
 
     def _over_hosts(self, levels: Levels) -> RowSparse:
         kind = self._own.dtype
-        # float16 and bfloat16 are rounded only once, at the end.
+        # float16 and bfloat16 are rounded once, at the end.
         own = RowSparse(self._own.indices, self._own.values.astype(sum_dtype(kind), copy=False))
         here = _gathered_rows(levels.inside, own)
         found = None if levels.leaders is None else total(_gathered_rows(levels.leaders, total(here)))
@@ -184,14 +182,12 @@ class RowSum:
 
 
 def _gathered_rows(group: Group | Communicator, own: RowSparse) -> list[RowSparse]:
-    """Return the rows of each rank of a group, by rank."""
     counts = group.allgather(np.array([len(own.indices)], np.int64)).reshape(-1).tolist()
     messages = group.allgather_parts(_message(own), [count * _width(own.values) for count in counts])
     return [_read(m, c, own.values) for m, c in zip(messages, counts, strict=True)]
 
 
 def _width(values: np.ndarray) -> int:
-    """Return the bytes of a row and its index."""
     return 8 + values.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
 
 

@@ -1,7 +1,7 @@
-"""Collectives that cross the network between hosts once per host.
+"""Collectives that cross the network once per host.
 
-A call combines data inside each host first, through shared memory. One process of each host, the leader, exchanges the
-result with the other leaders and passes it on. With one host, or one process per host, MPI's own call is used.
+Data is combined inside each host first, through shared memory. One process of each host, the leader, exchanges the
+result with other leaders. With one host, or one process per host, MPI's own call is used.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import numpy as np
 from graphkit.dist.arrays import as_bytes
 from graphkit.named_tuples import NamedTuple
 
-# A function that waits for an MPI request. Its other arguments are the buffers of the request. The function keeps the
-# buffers alive as long as MPI may write to them.
+# Waits for an MPI request. The further arguments are its buffers, which stay alive as long as MPI may write to them.
 Complete: TypeAlias = Callable[..., None]
 
-# Larger sums are divided into parts of this many bytes, because MPI's non-blocking calls do not divide them.
+# Larger sums are divided into parts of this many bytes: MPI's non-blocking calls do not divide them.
 PART = 16 << 20
 
 
@@ -35,23 +34,22 @@ class Group(Protocol):
         ...
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all processes along a new first axis. All processes pass the same dtype and shape."""
+        """Return the arrays of all processes, of equal type, along a new first axis."""
         ...
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Return the bytes of each process. sizes: number of bytes, by rank. Each part is aligned to 8 bytes."""
+        """Return the bytes of each process, aligned to 8 bytes. sizes: number of bytes, by rank."""
         ...
 
     def broadcast(self, array: np.ndarray) -> np.ndarray:
-        """Return the array of the first process, in a new array. All processes pass the same dtype and shape."""
+        """Return the array of the first process. All processes pass the same dtype and shape."""
         ...
 
 
 class Levels(NamedTuple):
     """Two levels of communication, for a job with several hosts and more processes than hosts.
 
-    `inside` connects the processes of this host. `leaders` connects the first process of every host; it is None on
-    the other processes. Data is combined inside each host first, so that it crosses the network once per host.
+    `inside` connects the processes of this host, `leaders` the first process of every host (None on other processes).
     leading: ranks of the leaders.
     """
 
@@ -82,7 +80,7 @@ class MpiGroup:
         source = np.ascontiguousarray(array)
         self._count(source.nbytes)
         result = np.empty((self.size, *source.shape), source.dtype)
-        # As bytes, because MPI has no types for some dtypes.
+        # As bytes: MPI has no types for some dtypes.
         mine, all_ = as_bytes(source), as_bytes(result)
         self._complete(self._processes.Iallgather(mine, all_), mine, all_)
         return result
@@ -104,7 +102,7 @@ class MpiGroup:
 
 
 def begins_of(sizes: Sequence[int]) -> list[int]:
-    """Return where parts of these sizes begin if they are stored one after the other; the last number is the end."""
+    """Return where parts of these sizes begin one after the other, and the end."""
     return [0, *itertools.accumulate(sizes)]
 
 
@@ -115,7 +113,7 @@ def parts_of(data: np.ndarray, begins: Sequence[int]) -> list[np.ndarray]:
 
 
 class Host(NamedTuple):
-    """A host of the job: its name and its ranks in order. The first rank is the leader."""
+    """A host: its name and its ranks in order. The first rank is the leader."""
 
     name: str
     ranks: tuple[int, ...]
@@ -125,22 +123,18 @@ class Hosts:
     """The hosts of the processes of a communicator. Every process must create it.
 
     Args:
-        world: The MPI communicator.
         inside: The MPI communicator of the processes on this host.
-        in_place: MPI's constant IN_PLACE.
-        complete: Waits for a request.
-        ranks_per_host: Treat each group of this many ranks as a host of its own; None: use the real hosts.
+        ranks_per_host: Treat each group of this many ranks as a host; None: use the real hosts.
 
     Attributes:
         all: The hosts, in the order of their leaders' ranks.
-        index: Index of this process's host.
         sent: Bytes that this process contributed to exchanges between hosts.
-        levels: None with one host, or one process per host: MPI's own calls are then used.
+        levels: None with one host, or one process per host.
     """
 
     def __init__(self, world: Any, inside: Any, in_place: Any, complete: Complete, ranks_per_host: int | None):
         number = 0 if ranks_per_host is None else world.rank // ranks_per_host
-        # Every process must split, with or without `ranks_per_host`: it is a collective call.
+        # Collective: every process must split.
         self.inside = inside.Split(number, world.rank)
         self._world, self._in_place, self._complete = world, in_place, complete
         name = socket.gethostname() if ranks_per_host is None else f"{socket.gethostname()}:{number}"
@@ -151,7 +145,7 @@ class Hosts:
         self.all = tuple(Host(named, tuple(ranks)) for _, (named, ranks) in sorted(found.items()))
         self.index = sorted(found).index(leader)
         self.leads = leader == world.rank
-        # The communicator of the leaders. The other processes get a communicator that they do not use.
+        # The communicator of the leaders, unused on other processes.
         self.leaders = world.Split(0 if self.leads else 1, world.rank)
         self.several = len(self.all) > 1
         self.sent = 0
@@ -162,8 +156,8 @@ class Hosts:
             self.levels = Levels(
                 MpiGroup(self.inside, complete, _count_nothing), leaders, tuple(host.ranks[0] for host in self.all)
             )
-        # `_order`: the ranks of the first host, then those of the second one, and so on. `_places`: the position of
-        # each rank in this list. `_in_order`: whether the list is sorted.
+        # `_order`: the ranks, host by host. `_places`: the position of each rank in `_order`. `_in_order`: whether
+        # `_order` is sorted.
         self._order = [rank for host in self.all for rank in host.ranks]
         self._places = sorted(range(world.size), key=self._order.__getitem__)
         self._in_order = self._order == list(range(world.size))
@@ -172,10 +166,7 @@ class Hosts:
         self.sent += size
 
     def allreduce(self, source: np.ndarray, result: np.ndarray, in_place: bool) -> None:
-        """Sum contiguous arrays elementwise, with the same bits on all processes.
-
-        in_place: source and result are the same array.
-        """
+        """Sum contiguous arrays elementwise, with the same bits on all processes. in_place: both are one array."""
         if self.levels is None:
             self._complete(self._start(source, result, in_place), source, result)
             return
@@ -188,10 +179,7 @@ class Hosts:
         self._complete(self.inside.Ibcast(result), result)
 
     def start_allreduce(self, source: np.ndarray, result: np.ndarray, in_place: bool) -> Any:
-        """Start an all-reduce and return a request.
-
-        With `levels`, wait for the all-reduce, and return a completed request.
-        """
+        """Start an all-reduce and return a request. With `levels`, the all-reduce is then complete."""
         if self.levels is None:
             return self._start(source, result, in_place)
         self.allreduce(source, result, in_place)
@@ -229,7 +217,7 @@ class Hosts:
         return rows if self._in_order else rows[self._places]
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Return the bytes of each process. sizes: number of bytes, by rank. Each part is aligned to 8 bytes."""
+        """Return the bytes of each process, aligned to 8 bytes. sizes: number of bytes, by rank."""
         if self.levels is None:
             return self._flat.allgather_parts(data, sizes)
         found = self._host_by_host(np.ascontiguousarray(data), sizes)
@@ -237,7 +225,7 @@ class Hosts:
         return [parts[place] for place in self._places]
 
     def _host_by_host(self, data: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-        """Return the bytes of all processes, one after the other, in the order of hosts."""
+        """Return the bytes of all processes, in the order of hosts."""
         whole = np.empty(sum(sizes), np.uint8)
         counts = [sum(sizes[rank] for rank in host.ranks) for host in self.all]
         begins = begins_of(counts)[:-1]
@@ -275,12 +263,9 @@ class Hosts:
         return result
 
 
-def _count_nothing(size: int) -> None:
-    """Do nothing: these bytes stay on the host."""
+def _count_nothing(size: int) -> None: ...
 
 
 class Done:
-    """A request that is complete."""
-
     def Test(self) -> bool:  # noqa: N802 - MPI's name
         return True

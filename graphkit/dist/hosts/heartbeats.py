@@ -1,14 +1,13 @@
-"""Heartbeats: each process writes its current call and its state to shared memory, and checks those of other processes.
+"""Heartbeats: processes write their calls and states to shared memory, and check those of others.
 
-The leader of a host also writes the heartbeats of other hosts to this memory.
+The leader of a host also writes the heartbeats of other hosts.
 
-A process that is stopped or has died sends no heartbeat. A process that is stalled makes no progress while others
-wait for it. In both cases, the job ends with an error that names the rank and its last call. Known long work (compiling
-a step, an evaluation, a checkpoint) is marked with `working`, and counts as progress. User code, such as a callback,
-does not count, because it may never return.
+If a process has died, or is stalled while others wait for it, the job ends with an error that names the rank and its
+last call. Known long work is marked with `working`, and counts as progress. User code does not, because it may never
+return.
 
-If every rank waits and none makes progress within the timeout, the job ends with an error that lists the call of each
-rank. A rank that computes or saves inside `working` does not wait, so other ranks wait for it without a limit.
+If every rank waits without progress until the timeout, the job ends with an error that lists their calls. A rank inside
+`working` does not wait: others wait for it without a limit.
 """
 
 from __future__ import annotations
@@ -32,31 +31,28 @@ import numpy as np
 
 from graphkit.dist.hosts.groups import Host
 
-# Times are seconds of the host's monotonic clock, which its processes share. `waits`: when the process
-# began to wait, or last made progress while it waited; infinity if it does not wait. `departure`: see
-# `HeartbeatMonitor.departures`.
+# Times are seconds of the host's monotonic clock. `waits`: when the process began to wait, or last made progress while
+# it waited; infinity if it does not wait. `departure`: see `HeartbeatMonitor.departures`.
 SLOT = np.dtype(
     [
         ("alive", "f8"), ("progress", "f8"), ("waits", "f8"), ("process", "i8"), ("steps", "i8"), ("state", "i8"),
         ("departure", "i8"), ("call", "S160"),
     ]
 )  # fmt: skip
-# The same layout, to write a whole slot in one call.
+# The same layout, to write a whole slot at once.
 _SLOT = struct.Struct("=dddqqqq160s")
-# Values of `state`: the process has not started, runs, or has ended.
+# Values of `state`.
 _NOT_STARTED, _RUNNING, ENDED = 0, 1, 2
 
-# Prefix of a call while user code runs.
 _IN = "in "
 
-# Heartbeats per timeout, and the largest interval in seconds.
 _HEARTBEATS, _LONGEST = 8, 1.0
-# After the job has ended, a process that misses this many heartbeats counts as stopped.
+# After the end of the job, a process that misses this many heartbeats counts as stopped.
 _LATE = 4
 
 
 class HeartbeatBoard:
-    """Shared memory with a slot for each process, and with the time of the last heartbeat of each host.
+    """Shared memory with a slot for each process, and the time of the last heartbeat of each host.
 
     All processes of a host map the same file.
     """
@@ -101,12 +97,9 @@ class HeartbeatMonitor:
     """Writes the heartbeats of this process, and checks those of others.
 
     Args:
-        board: The shared memory.
         ranks: The rank of each slot.
-        mine: Slot of this process.
         timeout: Seconds without a heartbeat after which a process counts as lost.
-        hosts: The hosts of the ranks, in the order of `HeartbeatBoard.heard`; default: one host.
-        here: Index of this host.
+        hosts: The hosts of the ranks, in the order of `HeartbeatBoard.heard` (default: one host).
         relay: Exchanges heartbeats with other hosts; for leaders only.
         complete: Whether the board has slots for all processes of the job.
     """
@@ -125,19 +118,18 @@ class HeartbeatMonitor:
         self._excluded: set[int] = set()
         self._mine = board.slots[mine : mine + 1]
         self.timeout = timeout
-        # Waits, long work and calls of user code are numbered in the order in which they begin. `_wait_number` is the
-        # number of the current wait, `_working` contains the numbers of current long work.
+        # Waits, long work and calls of user code are numbered in the order of their begins: of the current wait, and of
+        # current long work.
         self._numbers = itertools.count()
         self._wait_number = -1
         self._working: list[int] = []
-        # The numbers of the calls of user code that are running.
+        # The numbers of running user code.
         self._running: list[int] = []
         self._progressed = time.monotonic()
         self._waits_since: float | None = None
         self._for_progress = False  # whether a process without progress counts as lost
         self._outer: list[tuple[bool, float | None, int]] = []
-        # Contexts in which this process waits for others. A process without heartbeats then counts as lost. In
-        # `for_progress`, a process without progress counts as lost, too.
+        # Contexts in which this process waits for others: see `Communicator.waiting`.
         self.for_progress = _Wait(self, for_progress=True)
         self.for_heartbeats = _Wait(self, for_progress=False)
         self._ended = threading.Event()
@@ -162,16 +154,16 @@ class HeartbeatMonitor:
         self._mine["departure"] = number
 
     def departures(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the number that each rank gave to `depart` (0 before), and the number of steps that it has begun.
+        """Return the last number that each rank gave to `depart` (0 before), and its number of begun steps.
 
-        Both come from the last heartbeat of each rank. None if only some of the processes of the job are monitored.
+        None unless all processes of the job are monitored.
         """
         if not self._complete:
             return None
         return self._board.slots["departure"][self._order], self._board.slots["steps"][self._order]
 
     def made_progress(self) -> None:
-        """Report that an operation that this process waits for has made progress."""
+        """Report progress of an operation for which this process waits."""
         self._progressed = time.monotonic()
 
     @contextlib.contextmanager
@@ -189,8 +181,8 @@ class HeartbeatMonitor:
     def running(self, code: str, steps: int) -> Iterator[None]:
         """Context in which user code runs, which does not count as progress.
 
-        Others wait for the code only until the timeout, even inside `working`. If the code calls graphkit, or enters
-        `working`, this counts as progress again.
+        Others wait for it only until the timeout, even inside `working`. Calls of graphkit in it, and `working` in it,
+        count as progress.
         """
         number = next(self._numbers)
         self._running.append(number)
@@ -203,7 +195,7 @@ class HeartbeatMonitor:
 
     @property
     def is_working(self) -> bool:
-        """Whether long work runs. If user code runs, work that began before the user code does not count."""
+        """Whether long work runs. Work that began before running user code does not count."""
         return max(self._working, default=-1) > max(self._running, default=-1)
 
     def end(self) -> None:
@@ -217,7 +209,7 @@ class HeartbeatMonitor:
     # --- other processes ------------------------------------------------------------------------------
 
     def exclude(self, rank: int) -> None:
-        """Continue without a lost process. It does not count as lost again.
+        """Continue without a lost process, which does not count as lost again.
 
         If it was the leader of another host, the processes of that host are no longer checked.
         """
@@ -238,14 +230,14 @@ class HeartbeatMonitor:
                     os.kill(int(slot["process"]), signal.SIGKILL)
 
     def process_of(self, rank: int) -> int | None:
-        """Return the process ID of a rank; None if it is not monitored or has sent no heartbeat yet."""
+        """Return the process ID of a rank; None if it is unknown."""
         slot = self._ranks.index(rank) if rank in self._ranks else None
         return None if slot is None else int(self._board.slots[slot]["process"]) or None
 
     def lost(self) -> str | None:
-        """Return why a process counts as lost; None if no process does.
+        """Return why a process counts as lost, or None.
 
-        It is always None until this process has waited for longer than the timeout.
+        It is None until this process has waited for longer than the timeout.
         """
         since = self._waits_since
         now = time.monotonic()
@@ -254,8 +246,8 @@ class HeartbeatMonitor:
         slots = dict(zip(self._ranks, self._board.slots.copy(), strict=True))
         here = self._hosts[self._here]
         found = [self._loss_of(rank, slots[rank], here, now) for rank in here.ranks]
-        # The leader of this host writes the slots of other hosts. So their silence is measured up to the last heartbeat
-        # of the leader, and other hosts are not checked if the leader itself is silent.
+        # The leader writes the slots of other hosts: their silence is measured up to its last heartbeat. If the leader
+        # is silent, other hosts are not checked.
         latest = float(slots[here.ranks[0]]["alive"])
         if now - latest <= self.timeout:
             for index, host in enumerate(self._hosts):
@@ -264,16 +256,13 @@ class HeartbeatMonitor:
                 heard = float(self._board.heard[index])
                 if latest - heard > self.timeout:
                     found.append(_silent_host(host, slots, now - heard))
-                else:  # check the ranks at time `heard`: their later state is unknown
+                else:  # the state after `heard` is unknown
                     found += [self._loss_of(rank, slots[rank], host, heard) for rank in host.ranks]
         return "; ".join(reason for reason in found if reason is not None) or self._all_wait(slots, now)
 
     def _all_wait(self, slots: Mapping[int, np.void], now: float) -> str | None:
-        """If all ranks have waited without progress, each longer than the timeout, return a text with their calls.
-
-        Otherwise, return None.
-
-        For ranks of other hosts, it uses the last heartbeats.
+        """If all ranks have waited without progress for longer than the timeout, return a text with their calls, else
+        None.
         """
         if not self._complete:
             return None
@@ -312,14 +301,13 @@ class HeartbeatMonitor:
 
     @property
     def _interval(self) -> float:
-        """Seconds between two heartbeats."""
         return min(_LONGEST, self.timeout / _HEARTBEATS)
 
     def _write(self, progress: bool) -> None:
         now = time.monotonic()
         self._mine["alive"] = now
         since = self._waits_since
-        # During long work, a wait counts only if it began inside the work.
+        # During long work, only waits that began inside it count.
         waits = since is not None and max(self._working, default=-1) < self._wait_number
         self._mine["waits"] = max(since, self._progressed) if since is not None and waits else math.inf
         if progress:
@@ -328,16 +316,16 @@ class HeartbeatMonitor:
     def _run(self) -> None:
         while not self._ended.wait(self._interval):
             if self._relay is not None:
-                # Read the heartbeats of other hosts before this process writes its own: `lost` compares their times.
+                # `lost` compares times: read the heartbeats of other hosts before writing this one.
                 self._relay.read()
-            # A process that waits is not stalled itself, so its heartbeats report progress.
+            # A process that waits is not stalled itself.
             self._write(progress=self.is_working or self._waits_since is not None)
             if self._relay is not None:
                 self._relay.send()
 
 
 def _silent_host(host: Host, slots: Mapping[int, np.void], seconds: float) -> str | None:
-    """Return an error text that says that a host sends no heartbeats. None if its processes have ended."""
+    """Return an error text about a silent host; None if its processes have ended."""
     of_host = [slots[rank] for rank in host.ranks]
     if all(int(slot["state"]) == ENDED for slot in of_host):
         return None
@@ -358,7 +346,7 @@ _TIMES = ("alive", "progress", "waits")
 
 
 class _Peer:
-    """Another host: a buffer for its next message, and the message that is being sent to it."""
+    """Another host: the buffer for its next message, and the message on its way to it."""
 
     def __init__(self, leaders: Any, index: int, host: Host):
         self.index, self.slots = index, list(host.ranks)
@@ -371,14 +359,14 @@ class _Peer:
         self._arrival = self._leaders.Irecv(self._arriving.view(np.uint8), source=self.index)
 
     def send(self, message: np.ndarray) -> bool:
-        """Send a message unless the previous one is still under way. Return whether it was sent."""
+        """Send a message unless the previous one is under way. Return whether it was sent."""
         if self._sent is not None and not self._sent.Test():
             return False
         self._sent = self._leaders.Isend(message.view(np.uint8), dest=self.index)
         return True
 
     def receive(self) -> np.ndarray | None:
-        """Return the latest message; None if there is no new one."""
+        """Return the latest new message, or None."""
         found = None
         while self._arrival is not None and self._arrival.Test():
             found = self._arriving.copy()
@@ -389,11 +377,9 @@ class _Peer:
         return found
 
     def is_done(self) -> bool:
-        """Return whether no message is under way."""
         return self._arrival is None and (self._sent is None or bool(self._sent.Test()))
 
     def cancel(self) -> None:
-        """Cancel the receipt of a message."""
         if self._arrival is not None:
             self._arrival.Cancel()
             self._arrival.Wait()
@@ -401,22 +387,20 @@ class _Peer:
 
 
 class HeartbeatRelay:
-    """Exchanges the heartbeats of hosts. Only the leader of a host has one.
+    """Exchanges the heartbeats of hosts, between their leaders.
 
-    It sends the slots of this host to the other leaders, and writes the slots that it receives to the board. It calls
-    MPI concurrently with other threads, so it needs MPI_THREAD_MULTIPLE. Only one thread at a time may use it.
+    It calls MPI concurrently with other threads, so it needs MPI_THREAD_MULTIPLE. Only one thread at a time may use it.
 
     Args:
-        leaders: Communicator of all leaders, in the order of hosts. Nothing else may use it.
+        leaders: Communicator of all leaders, in the order of hosts, which nothing else uses.
         board: The board of this host, with a slot for each rank.
-        hosts: All hosts.
     """
 
     def __init__(self, leaders: Any, board: HeartbeatBoard, hosts: Sequence[Host]):
         self._board = board
         self._slots = list(hosts[leaders.rank].ranks)
         self._peers = [_Peer(leaders, index, host) for index, host in enumerate(hosts) if index != leaders.rank]
-        self._forgotten: list[_Peer] = []  # kept, because MPI may still write to their buffers
+        self._forgotten: list[_Peer] = []  # MPI may still write to their buffers
 
     def forget(self, host: int) -> None:
         """Stop exchanging heartbeats with a host whose leader is lost."""
@@ -433,7 +417,7 @@ class HeartbeatRelay:
     def close(self) -> None:
         """Send the last heartbeats of this host, and wait up to _LAST seconds for those of other hosts.
 
-        The leaders of all hosts call it when the job ends.
+        All leaders call it when the job ends.
         """
         message, deadline = self._own_slots(), time.monotonic() + _LAST
         reached: set[int] = set()
@@ -455,7 +439,6 @@ class HeartbeatRelay:
         return rows
 
     def read(self) -> None:
-        """Write the heartbeats that have arrived to the board."""
         for peer in self._peers:
             if (rows := peer.receive()) is not None:
                 now = time.monotonic()

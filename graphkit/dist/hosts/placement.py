@@ -1,7 +1,7 @@
 """Cores and threads of each process of a job on one host.
 
-If the launcher gave each process its own cores, nothing changes. If all processes may use the same cores, and there are
-enough cores, each process is bound to an equal part of them.
+If all processes may use the same cores, and there are enough, each is bound to an equal part. Cores that the launcher
+has assigned stay the same.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ _ROUNDING = 1e-6
 
 
 class Allowed(NamedTuple):
-    """The cores and the CPU quota, in cores, that a process may use, and the names of its control groups."""
+    """The cores, the CPU quota in cores, and the control groups of a process."""
 
     cores: frozenset[int]
     quota: float | None
     group: str
     threads: int | None  # as chosen by the user
-    may_bind: bool  # whether the process may be bound to some of its cores
+    may_bind: bool
 
     @classmethod
     def here(cls) -> Allowed:
-        """Return the limits of this process."""
         known = hasattr(os, "sched_getaffinity")
         allowed = frozenset(os.sched_getaffinity(0)) if known else frozenset(range(os.cpu_count() or 1))
         group = Path("/proc/self/cgroup")
@@ -42,7 +41,7 @@ class Allowed(NamedTuple):
 def thread_count(processes: Sequence[Allowed], mine: int) -> int:
     """Return the number of threads of one process, at least one.
 
-    Each core, and each quota, is divided by the number of processes that share it.
+    Processes that share a core, or a quota, divide it equally.
     """
     own = processes[mine]
     users = Counter(core for process in processes for core in process.cores)
@@ -53,10 +52,10 @@ def thread_count(processes: Sequence[Allowed], mine: int) -> int:
 
 
 def own_cores(processes: Sequence[Allowed], mine: int) -> list[int] | None:
-    """Return the cores for this process alone.
+    """Return the cores for this process alone, or None.
 
-    None if there is only one process, or if the processes may use different cores. Also None if a process must not be
-    bound, or needs more threads than its equal part of the cores.
+    None for a single process, if the allowed cores differ, or if a process must not be bound or needs more threads than
+    its part of the cores.
     """
     count, allowed = len(processes), processes[mine].cores
     if count == 1 or not all(process.may_bind and process.cores == allowed for process in processes):
@@ -68,30 +67,26 @@ def own_cores(processes: Sequence[Allowed], mine: int) -> list[int] | None:
 
 
 def has_own_cores(processes: Sequence[Allowed], mine: int) -> bool:
-    """Whether a process has cores that no other process of its host uses, after placement."""
+    """Whether no other process of the host uses the cores of this process, after placement."""
     own = processes[mine].cores
     others = [process.cores for index, process in enumerate(processes) if index != mine]
     return own_cores(processes, mine) is not None or all(own.isdisjoint(found) for found in others)
 
 
 def place(processes: Sequence[Allowed], mine: int) -> bool:
-    """Set the number of threads of this process. If it gets its own cores, bind all its threads to them.
-
-    Returns:
-        Whether no other process uses these cores.
-    """
+    """Set the number of threads of this process, and bind it to its own cores, if any. Return `has_own_cores`."""
     chosen, has_own = own_cores(processes, mine), has_own_cores(processes, mine)
     if len(processes) > 1:
         config.share_cores(thread_count(processes, mine))
     if chosen is None:
         return has_own
     moved: set[str] = set()
-    # Repeat, because a thread that is not bound yet may start others.
+    # A thread that is not bound yet may start others: repeat.
     while left := {thread.name for thread in Path("/proc/self/task").iterdir()} - moved:
         for thread in left:
             try:
                 os.sched_setaffinity(int(thread), chosen)
-            except ProcessLookupError:  # it has ended
+            except ProcessLookupError:
                 continue
         moved |= left
     return has_own

@@ -1,16 +1,14 @@
-"""SIGTERM in a job with parameter servers: workers agree on the step after which all of them stop.
+"""SIGTERM with parameter servers: workers agree on the step after which all of them stop.
 
-Workers take steps independently, so there is no collective in which they could agree. They use their heartbeats. A
-worker votes if it has received SIGTERM, or sees that another process has received it. Its vote is the number of steps
-that it has completed, and is sent with its heartbeats. When all workers have voted, all stop after the step with the
-number of the largest vote.
+Workers take steps independently: they agree through heartbeats, not through a collective. A worker that has received
+SIGTERM, or sees that another process has, votes with the number of its completed steps. When all workers have voted,
+all stop after the step of the largest vote.
 
-A worker that has voted takes a further step only if another worker has voted for a later step, or has begun more steps.
-In the second case, the other worker will vote for at least the number of steps that it has begun. So no worker takes
-more steps than the largest vote.
+A worker that has voted takes a further step only if another worker has voted for a later step, or has begun more steps,
+for which it will vote. So no worker takes more steps than the largest vote.
 
-This cannot deadlock. A worker may wait inside a step, in an exchange or for a slower worker (`dist_bounded`). It has
-then begun more steps than the slower worker, so the slower worker does not wait for votes: it takes its next step.
+This cannot deadlock: a worker that waits inside a step for a slower worker has begun more steps, so the slower worker
+takes its next step.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 # Arguments of `depart`. _READY: this process can stop together with the others. _NOTHING: it cannot. _VOTE + n: it
 # votes to stop after n steps.
 _NOTHING, _READY, _VOTE = 0, 1, 2
-# Seconds between two checks of the votes.
 _PAUSE = 0.01
 
 
@@ -39,8 +36,7 @@ class Departure:
     """The end of this worker, together with the others.
 
     Args:
-        communicator: The processes of the job.
-        workers: Number of workers. Their job ranks come before those of the servers.
+        workers: Number of workers, whose job ranks come before those of the servers.
     """
 
     def __init__(self, communicator: Communicator, workers: int):
@@ -58,15 +54,14 @@ class Departure:
         self._communicator.depart(_READY)
 
     def end(self) -> None:
-        """Tell the other processes that this worker can no longer stop together with them."""
+        """Tell the other processes that it no longer can."""
         self._communicator.depart(_NOTHING)
 
     def is_wanted(self) -> bool:
-        """Return whether any process has reported a SIGTERM."""
         return bool((self._departures()[0] >= _VOTE).any())
 
     def must_stop(self, wanted: bool) -> bool:
-        """Return whether this worker must stop before its next step. The call may wait for votes of other workers.
+        """Return whether this worker must stop before its next step, possibly after waiting for votes.
 
         wanted: whether this worker has received SIGTERM.
 

@@ -1,8 +1,8 @@
-"""The end of a job: all processes end together, or a process that fails aborts the job.
+"""The end of a job: all processes end together, or a failed process aborts the job.
 
-If a process exits without MPI_Finalize, MPI launchers end the whole job without a message, with status 0. So at the end
-of the interpreter, a process announces its end, waits for the others, and finalises MPI. If a process fails, or the
-others do not end with it, it aborts the job with a non-zero exit code.
+If a process exits without MPI_Finalize, launchers end the job silently with status 0. So a process announces its end,
+waits for the others, and finalises MPI. If it fails, or the others do not end with it, it aborts the job with a
+non-zero exit code.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from graphkit.errors import GraphkitError, RuntimeFailure, error_text
 if TYPE_CHECKING:
     from graphkit.dist.job.mpi import MpiCommunicator
 
-# If ranks have made different calls, a rank waits up to this many seconds before it aborts, so that all print their
-# error.
+# After different calls, a rank waits up to this many seconds before it aborts: all then print their error.
 GRACE = 10.0
 
 _INTERRUPTED, _TERMINATED = 130, 143
@@ -35,7 +34,7 @@ _failure: BaseException | None = None
 
 
 def register(communicator: MpiCommunicator) -> None:
-    """Register a process of a job, so that it finalises MPI, or aborts the job, when it exits."""
+    """Register a process of a job, which finalises MPI, or aborts the job, when it exits."""
     global _running
     _running = communicator
     atexit.register(end)
@@ -99,7 +98,6 @@ def end() -> None:
 
 
 def in_running_job() -> bool:
-    """Whether this process is one of several in a running job."""
     return _running is not None and _running.processes > 1
 
 

@@ -1,4 +1,4 @@
-"""The start of MPI in a process: it becomes a member of the job."""
+"""The start of MPI in a process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _joined: MpiCommunicator | None = None
 def join(servers: int = 0, timeout: float | None = None, replicated: bool = False) -> MpiCommunicator:
     """Return the communicator of the workers: all processes except the last `servers`.
 
-    The first call initialises MPI. Every process must call `join` within `timeout` seconds (default:
-    GRAPHKIT_RANK_TIMEOUT; at least start.LEAST_TIMEOUT); otherwise the job ends. Later calls return the same
-    communicator. replicated: survive the loss of a server. Raises UsageError if a later call with `servers` above 0
-    passes another `servers` or `replicated`.
+    The first call initialises MPI: every process must make it within `timeout` seconds (default: GRAPHKIT_RANK_TIMEOUT;
+    at least start.LEAST_TIMEOUT). Later calls return the same communicator, and raise UsageError for other `servers`
+    above 0 or another `replicated`. replicated: survive the loss of a server.
     """
     global _joined
     if _joined is None:

@@ -24,15 +24,15 @@ from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 _SIGNALS = frozenset(int(s) for s in signal.Signals)
 # Signals that end this process unless they are ignored (nohup) or handled.
 _UNLESS_HANDLED = (signal.SIGHUP, signal.SIGQUIT)
-# Exit codes of graphkit's own processes after an interruption or termination. For these codes, `_signal_of` does not
-# report that a signal ended the process, although they are 128 plus the number of a signal.
+# Exit codes of graphkit's own processes after an interruption or termination, which do not mean that a signal ended
+# them.
 _OWN_CODES = (130, 143)
-# MPICH's launcher may combine the statuses of its processes with a bitwise or: 2 and 5 give 7, 2 and 9 (SIGKILL) give
-# 11. Each status in this constant may be such a combination, or the number of a signal.
+# MPICH's launcher may combine the statuses of processes with a bitwise or: 2 and 5 give 7, 2 and 9 (SIGKILL) give 11.
+# These statuses may be combinations, or signals.
 _COMBINED = (6, 7, 11, 13)
-# Longest delay, in seconds, of Python's signal handlers while this process waits for the job.
+# Longest delay of Python's signal handlers while this process waits for the job, in seconds.
 _PAUSE = 1.0
-# Exit code of Open MPI's launcher after it received a signal that ends it.
+# Exit code of Open MPI's launcher after a signal.
 _ENDED_BY_LAUNCHER = 1
 
 # Without these settings, Open MPI 4 and 5 refuse to start more processes than cores.
@@ -40,15 +40,14 @@ _MORE_THAN_CORES = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
-# Inside a Slurm job, MPICH's launcher would wait for this process's cores, and start processes on other hosts. These
-# settings make it start the processes itself.
+# Inside a Slurm job, MPICH's launcher would otherwise wait for this process's cores, and use other hosts.
 _ON_THIS_MACHINE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
 # Without these settings, Open MPI refuses to run for root.
 _FOR_ROOT = tuple(f"{name}_ALLOW_RUN_AS_ROOT{more}" for name in ("OMPI", "PRTE") for more in ("", "_CONFIRM"))
 
 
 def find_mpiexec() -> str:
-    """Return the launcher: GRAPHKIT_MPIEXEC, one that a wheel has installed next to this Python, or the first on PATH.
+    """Return the launcher: GRAPHKIT_MPIEXEC, one next to this Python, or the first on PATH.
 
     Raises MissingDependency if there is none.
     """
@@ -72,7 +71,6 @@ def launcher_sets_size() -> bool:
 
 
 def check_size(wanted: int, size: int) -> None:
-    """Raise UsageError if MPI reports another number of processes than `wanted`."""
     if size == wanted:
         return
     why = ": the launcher belongs to another MPI library than mpi4py, so each process is alone" if size == 1 else ""
@@ -82,30 +80,27 @@ def check_size(wanted: int, size: int) -> None:
 def run_processes(processes: int, arguments: Sequence[str], survives: bool = False) -> int:
     """Run `python -m graphkit ARGUMENTS` on several ranks, and return the exit status of the job.
 
-    The ranks share the cores of this machine equally, with at least one thread each. Signals that would end this
-    process are forwarded to the job. The job has its own process group, so it does not also get Ctrl-C from a terminal.
-    If a signal ends a rank, the status is that of a RuntimeFailure.
+    The ranks share the cores of this machine. Signals that would end this process are forwarded to the job, which has
+    its own process group. If a signal ends a rank, the status is that of a RuntimeFailure.
 
     Args:
-        processes: Number of ranks.
-        arguments: Arguments of the command.
         survives: Do not end the job when a process is lost.
 
     Raises:
         UsageError: Slurm or torchrun has started this program several times; or `survives` is set, but the launcher is
-            not known to continue after the loss of a process.
+            not known to support it.
     """
     check_tasks(processes)
     environment = dict(os.environ)
     environment.setdefault(config.NUM_THREADS.name, str(max(1, config.num_threads() // processes)))
     environment[config.JOB_SIZE.name] = str(processes)
-    # Open MPI gives each process a terminal of its own, even if the output of this process is not a terminal.
+    # Open MPI gives each process a terminal, even if this process has none.
     if sys.stdout is None or not sys.stdout.isatty():
         environment["TERM"] = "dumb"
     further = _MORE_THAN_CORES | _ON_THIS_MACHINE | (dict.fromkeys(_FOR_ROOT, "1") if os.geteuid() == 0 else {})
     for name, value in further.items():
         environment.setdefault(name, value)
-    # Threads of other libraries, such as those of numpy's matrix products, would compete with other ranks.
+    # Threads of other libraries, such as numpy's, would compete with other ranks.
     environment.setdefault("OMP_NUM_THREADS", environment[config.NUM_THREADS.name])
     # -P: a folder called graphkit in the current folder must not hide the installed package.
     mpiexec = find_mpiexec()
@@ -113,8 +108,8 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     command = [mpiexec, *options, "-n", str(processes), sys.executable, "-P", "-m", "graphkit", *arguments]
     with StatusPipe(processes) as pipe, _forwarding() as signals:
         environment[config.JOB_PIPE.name] = pipe.path
-        # A background process group must not read from the terminal. A closed standard stream must not become the
-        # descriptor of another file in the launcher.
+        # A background process group must not read from the terminal. The launcher must not reuse the descriptor of a
+        # closed stream.
         out, err = (None if stream is not None else subprocess.DEVNULL for stream in (sys.stdout, sys.stderr))
         nothing = subprocess.DEVNULL
         job = subprocess.Popen(command, env=environment, stdin=nothing, stdout=out, stderr=err, process_group=0)
@@ -123,8 +118,8 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     sent = signals.sent
     if status < 0:
         return 128 - status
-    # The forwarded signal may end a process directly, without its handler: a server, or a process inside an MPI call.
-    # The status then contains its number.
+    # The forwarded signal may end a process (a server, or one inside MPI) without its handler. The status then contains
+    # its number.
     if sent and (status in (_ENDED_BY_LAUNCHER, sent[0]) or _signal_of(status) == sent[0]):
         what = "interrupted" if sent[0] == signal.SIGINT else "terminated"
         _say(f"the job was {what}")  # the output of its processes may be lost
@@ -133,7 +128,7 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
 
 
 def _exit_status(status: int, pipe: StatusPipe) -> int:
-    """Return the exit status of a job. Print why it failed, if no rank has printed that."""
+    """Return the exit status of a job. Print why it failed, unless a rank has."""
     number, first = _signal_of(status), pipe.first_lost()
     if first is not None:
         shown = str(status) if number is None else f"{status} ({number.name})"
@@ -150,13 +145,12 @@ def _exit_status(status: int, pipe: StatusPipe) -> int:
 
 
 def _say(message: str) -> None:
-    """Print to standard error, unless it was closed before the start."""
     if sys.stderr is not None:
         print(f"graphkit: {message}", file=sys.stderr)
 
 
 def _signal_of(status: int) -> signal.Signals | None:
-    """Return the signal that ended a process. Launchers report its number, or 128 plus its number."""
+    """Return the signal that ended a process: launchers report its number, or 128 plus its number."""
     if status <= RuntimeFailure.exit_code or status in _OWN_CODES:
         return None
     number = status - 128 if status > 128 else status
@@ -164,7 +158,7 @@ def _signal_of(status: int) -> signal.Signals | None:
 
 
 class _Signals:
-    """Forwards signals to a job, in order. Signals that arrive before the job starts are forwarded at its start."""
+    """Forwards signals to a job, in order. Earlier signals are forwarded at its start."""
 
     def __init__(self) -> None:
         self.sent: list[int] = []

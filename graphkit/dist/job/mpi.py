@@ -1,8 +1,7 @@
-"""MPI through mpi4py. No other module imports it.
+"""MPI through mpi4py, which only this module imports.
 
-The automatic initialisation of mpi4py is switched off, so that imports have no side effects and this module chooses
-the thread level. `graphkit.dist.progress.engine` runs collectives in one order; `graphkit.dist.job.ending` ends a
-process.
+mpi4py does not initialise MPI by itself: imports have no side effects, and this module chooses the thread level.
+`graphkit.dist.progress.engine` runs collectives in one order; `graphkit.dist.job.ending` ends a process.
 """
 
 from __future__ import annotations
@@ -37,33 +36,33 @@ from graphkit.text import quantity, short_repr
 
 # Variables of the process managers of MPICH and its derivatives, of Open MPI, and of Slurm's PMIx and PMI.
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
-# Pairs of variables of MPICH, Open MPI and Slurm: the number of processes of the job, and of this host. Slurm's second
-# variable lists the numbers of all hosts, so a single number means one host.
+# Variables of MPICH, Open MPI and Slurm: the number of processes of the job, and of this host. Slurm's second variable
+# lists the numbers of all hosts.
 _COUNTS = (
     ("PMI_SIZE", "MPI_LOCALNRANKS"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_SIZE", "SLURM_STEP_TASKS_PER_NODE"),
 )
 
-# During a wait, a process yields its core after _SPIN seconds (at once if others use the core). After _EAGER seconds,
-# it sleeps instead, _PAUSE seconds at a time.
+# A waiting process yields its core after _SPIN seconds (at once if others use the core). After _EAGER seconds, it
+# sleeps, _PAUSE seconds at a time.
 _SPIN, _EAGER, _PAUSE = 2e-4, 0.02, 5e-5
 
-# Before a process aborts the job, it waits up to this many seconds for each thread that is inside a call of MPI.
+# Before an abort, seconds to wait for each thread inside a call of MPI.
 _STOPPING = 0.2
 
 
 def launched_by_mpi() -> bool:
     """Whether a known MPI launcher has started this process. Imports nothing.
 
-    A command calls it to decide whether to start MPI at all: MPI takes long to start, and starts only once in a
-    process. Later, `graphkit train --processes` raises an error if MPI reports another number of processes.
+    MPI takes long to start, so a command asks this first. `graphkit train --processes` later raises an error if MPI
+    reports another number of processes.
     """
     return any(v in os.environ for v in _LAUNCHER_VARIABLES)
 
 
 def _on_one_host() -> bool:
-    """Whether the launcher reports that all processes are on this host. MPI calls are then cheaper."""
+    """Whether all processes are on this host, according to the launcher. MPI calls are then cheaper."""
     environment = os.environ
     return config.RANKS_PER_HOST.get() is None and any(
         size in environment and environment[size] == environment.get(local) for size, local in _COUNTS
@@ -91,31 +90,27 @@ def _mpi() -> Any:
 
 
 def library() -> str:
-    """Return name and version of the MPI library."""
     first = str(_mpi().Get_library_version()).strip("\0 \n").splitlines()[0]
     return " ".join(first.partition(",")[0].split())
 
 
 def started() -> tuple[int, int] | None:
-    """Return this process's rank and the number of processes if the script has initialised MPI; otherwise None."""
+    """Return (rank, number of processes) if the script has initialised MPI; otherwise None."""
     mpi = _mpi()
     return (mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size) if mpi.Is_initialized() else None
 
 
 class MpiCommunicator:
-    """The workers of MPI_COMM_WORLD: all processes except the last `servers`, which get a communicator of their own.
+    """The workers of MPI_COMM_WORLD. The last `servers` processes get a communicator of their own.
 
-    Only one thread at a time calls MPI: the one that drives the progress engine, or that uses `mail` or `messages`. The
-    exception is the leader of a host in a job with several hosts: a further thread exchanges heartbeats.
+    Only one thread at a time calls MPI: the one that drives the progress engine, or that uses `mail` or `messages`.
+    With several hosts, a further thread of each leader exchanges heartbeats.
 
     Args:
-        servers: Number of servers.
         replicated: Whether the job survives the loss of a server. Messages to servers then do not use MPI.
 
     Attributes:
-        job_rank: Rank of this process in the job, including servers.
-        mail: Messages between workers and servers.
-        cannot_finalize: Whether a server was lost, so that MPI_Finalize would never return.
+        cannot_finalize: Whether a lost server would block MPI_Finalize forever.
     """
 
     def __init__(self, servers: int = 0, replicated: bool = False) -> None:
@@ -124,19 +119,18 @@ class MpiCommunicator:
         # Initialisation waits for every process, and does not run Python's signal handlers.
         with _default_signals():
             if self._opened:
-                # With several hosts, their leaders exchange heartbeats while another thread calls MPI.
+                # With several hosts, leaders exchange heartbeats while another thread calls MPI.
                 level = mpi.Init_thread(mpi.THREAD_SERIALIZED if _on_one_host() else mpi.THREAD_MULTIPLE)
                 if level < mpi.THREAD_SERIALIZED:
                     raise RuntimeFailure(
                         f"MPI provides thread level {level}, but graphkit needs MPI_THREAD_SERIALIZED "
                         f"({mpi.THREAD_SERIALIZED})"
                     )
-            # A separate communicator, so that messages do not mix with those of the user's script.
+            # Separate from messages of the user's script.
             self._job = mpi.COMM_WORLD.Dup()
             self.job_rank, self.processes, self.servers = self._job.rank, self._job.size, servers
             check_launcher(self.processes)
             self.replicated, self.cannot_finalize = replicated, False
-            # Whether a store with servers exists.
             self.has_server_store = False
             if not 0 <= servers < self.processes:
                 raise UsageError(
@@ -150,8 +144,8 @@ class MpiCommunicator:
                 self._job, here, mpi.IN_PLACE, self._complete_collective, ranks_per_host
             )
             self.local: int = here.rank
-            # On a busy machine, a process that yields its core gets it back only some milliseconds later. So a process
-            # that does not share its cores first waits without yielding.
+            # On a busy machine, a yielded core comes back only after milliseconds. A process with its own cores first
+            # waits without yielding.
             self._spin_seconds = _SPIN if place(here.allgather(Allowed.here()), here.rank) else 0.0
             self._comm, self.mail = self._job, None
             if servers:
@@ -170,7 +164,7 @@ class MpiCommunicator:
         self._monitor = self._started_monitor()
         self.engine = ProgressEngine(self)
         self.messages = Messages(self)
-        # None with more than MOST_RANKS processes, because every process sends a message to every other process.
+        # None with more than MOST_RANKS processes: every process would send a message to every other process.
         self._allgather_small: PersistentAllgather | None = None
         if self.size <= MOST_RANKS:
             self._allgather_small = PersistentAllgather(
@@ -181,7 +175,6 @@ class MpiCommunicator:
 
     @property
     def is_server(self) -> bool:
-        """Whether this process is a server."""
         return bool(self.job_rank >= self.processes - self.servers)
 
     @property
@@ -197,7 +190,7 @@ class MpiCommunicator:
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         source, result = _summands(array, out)
         given, total = source.reshape(-1), result.reshape(-1)
-        # At least one part: every process must take part in an empty sum, too.
+        # At least one part: every process must take part in an empty sum.
         step = PART // source.itemsize
         for at in range(0, max(1, given.size), step):
             self.hosts.allreduce(given[at : at + step], total[at : at + step], source is result)
@@ -229,7 +222,7 @@ class MpiCommunicator:
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         result = np.array(array, order="C", copy=True)
-        # As bytes, because MPI has no types for some dtypes.
+        # As bytes: MPI has no types for some dtypes.
         self.hosts.broadcast(as_bytes(result), root)
         return result
 
@@ -248,11 +241,10 @@ class MpiCommunicator:
 
     @property
     def host_by_rank(self) -> dict[int, int]:
-        """The number of the host of each process of the job."""
         return {rank: index for index, host in enumerate(self._all_hosts.all) for rank in host.ranks}
 
     def allgather_objects(self, mine: Any) -> list[Any]:
-        """Return the values of all processes of the job, by rank. For the creation of stores.
+        """Return the values of all processes of the job, by rank.
 
         If a process does not call it within the timeout, this process ends with an error.
         """
@@ -260,19 +252,17 @@ class MpiCommunicator:
             return list(self._job.allgather(mine))
 
     def describe(self, rank: int) -> str:
-        """Return a text with rank, host and process ID of a process."""
+        """Return a text with rank, host and process ID."""
         host = next(host.name for host in self._all_hosts.all if rank in host.ranks)
         process = None if self._monitor is None else self._monitor.process_of(rank)
         return f"rank {rank} on {host}" + ("" if process is None else f" (process {process})")
 
     def exclude(self, rank: int) -> None:
-        """Continue without a lost process."""
         status_pipe.report(status_pipe.EXCLUDED, rank)
         if self._monitor is not None:
             self._monitor.exclude(rank)
 
     def end_silent(self) -> None:
-        """Kill processes of this host that send no heartbeat after the job has ended."""
         if self._monitor is not None:
             self._monitor.end_silent()
 
@@ -283,7 +273,7 @@ class MpiCommunicator:
     # --- heartbeats ------------------------------------------------------------------------------
 
     def _started_monitor(self) -> HeartbeatMonitor | None:
-        """Return a monitor of all hosts. If threads cannot call MPI concurrently, it monitors only this host.
+        """Return a monitor of all hosts, or only of this host if threads cannot call MPI concurrently.
 
         None if it would monitor only this process.
         """
@@ -334,16 +324,15 @@ class MpiCommunicator:
             self._monitor.doing(call, self.steps)
 
     def depart(self, number: int) -> None:
-        """Send a number that says whether and when this process can stop; see `HeartbeatMonitor.depart`."""
+        """See `HeartbeatMonitor.depart`."""
         if self._monitor is not None:
             self._monitor.depart(number)
 
     def departures(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the departures and numbers of steps by job rank; see `HeartbeatMonitor.departures`."""
+        """See `HeartbeatMonitor.departures`."""
         return None if self._monitor is None else self._monitor.departures()
 
     def made_progress(self) -> None:
-        """Report that an operation that this process waits for has made progress."""
         if self._monitor is not None:
             self._monitor.made_progress()
 
@@ -374,8 +363,7 @@ class MpiCommunicator:
     def _complete(self, request: Any, *used: Any) -> None:
         """Wait until a request is complete. used: the objects that the request uses.
 
-        During the wait, other processes get the core, signal handlers run, and lost ranks are noticed. A blocking call
-        of MPI would allow none of this.
+        Unlike a blocking call of MPI, it yields the core, lets signal handlers run, and notices lost ranks.
         """
         start = time.monotonic()
         try:
@@ -388,7 +376,7 @@ class MpiCommunicator:
                     time.sleep(_PAUSE)
                     self.engine.poll()
         except BaseException:
-            # Other ranks may still be in this call, so MPI may write to these objects.
+            # MPI may still write to these objects.
             self._abandoned += [request, *used]
             raise
 
@@ -410,11 +398,9 @@ class MpiCommunicator:
         return bool(met)
 
     def announce_end(self) -> None:
-        """Wait until all workers announce their end."""
         self.perform(announcement.ENDED)
 
     def report_failure(self) -> None:
-        """Report to the command that started the job that this process failed."""
         status_pipe.report(status_pipe.FAILED, self.job_rank)
 
     def finalize(self) -> None:
@@ -437,8 +423,7 @@ class MpiCommunicator:
         """End every process of the job."""
         for callback in self._abort_callbacks:
             callback(code)
-        # MPI_Abort calls exit(). If another process has gone, a thread that calls MPI may call exit(), too. Two
-        # concurrent calls of exit() crash, and the job would end with the status of the crash.
+        # MPI_Abort calls exit(), and so may a concurrent call of MPI. Two concurrent calls of exit() crash.
         self.engine.stop_driving(_STOPPING)
         self.messages.stop(_STOPPING)
         self._job.Abort(code)
@@ -452,9 +437,9 @@ class MpiCommunicator:
 
 
 def _summands(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the array to sum, and the array that receives the sum. If both are the same array, the sum is in place."""
+    """Return the array to sum, and the array for the sum. If both are the same, the sum is in place."""
     source = np.ascontiguousarray(array)
-    # MPI has no types for float16 and bfloat16: they are summed in float32.
+    # MPI has no types for float16 and bfloat16: sum them in float32.
     if is_half(source.dtype):
         source = source.astype(np.float32)
         return source, source
@@ -468,7 +453,7 @@ def _summands(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np
 
 @contextlib.contextmanager
 def _default_signals() -> Iterator[None]:
-    """Context in which Ctrl-C ends the process at once. Python's handler would wait until the MPI call returns."""
+    """Context in which Ctrl-C ends the process at once: Python's handler would wait for the MPI call."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

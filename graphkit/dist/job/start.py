@@ -1,7 +1,4 @@
-"""The start of a job's processes. If a process does not start, the processes that wait for it end with an error.
-
-Before MPI starts, information about the job comes from environment variables of the launcher.
-"""
+"""The start of a job's processes, from environment variables of the launcher."""
 
 from __future__ import annotations
 
@@ -18,24 +15,23 @@ from graphkit import config
 from graphkit.errors import RuntimeFailure, UsageError
 from graphkit.executor.devices.loading import load_native
 
-# Environment variables with the rank of a process, set by Open MPI, PMI (MPICH, Slurm) and PMIx (Slurm); and with the
-# number of processes, set by Open MPI, PMI and Slurm. The first variable that is set counts. So if an MPI launcher runs
-# inside a Slurm task, the variables of the launcher count, and not those of Slurm.
+# Variables with the rank of a process (Open MPI, MPICH and Slurm), and with the number of processes. The first one that
+# is set counts: a launcher inside a Slurm task comes before Slurm.
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _TASKS = "SLURM_STEP_NUM_TASKS"
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", _TASKS)
-# Variables of PyTorch launchers, whose processes connect without MPI; and one that only torchrun sets.
+# Variables of PyTorch launchers, which do not use MPI; the last one is only set by torchrun.
 _TORCH_RANK, _TORCH_SIZE, _TORCHRUN = "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"
 _HOW = "start them with --processes N on one machine, or with mpiexec -n N or srun"
 
-# Seconds that processes may take to start, even if the timeout is shorter, because imports may take long.
+# Seconds that processes may take to start, whatever the timeout: imports may take long.
 LEAST_TIMEOUT = 10.0
-# Seconds between the error message of a process and the end of the job, so that others can print theirs.
+# Seconds between an error message and the end of the job: others can print theirs.
 _GRACE = 1.0
 
 
 def checked_timeout(seconds: float | None) -> float:
-    """Return the seconds without a heartbeat after which a process counts as lost; None: GRAPHKIT_RANK_TIMEOUT.
+    """Return the seconds without a heartbeat after which a process counts as lost (default: GRAPHKIT_RANK_TIMEOUT).
 
     Raises UsageError unless it is a number above 0.
     """
@@ -47,9 +43,9 @@ def checked_timeout(seconds: float | None) -> float:
 
 
 def check_launcher(size: int) -> None:
-    """Raise UsageError if the launcher has started several processes, but each is alone according to MPI.
+    """Raise UsageError if the launcher has started several processes, but MPI reports that each is alone.
 
-    Without this error, each process would do the same work and write the same files.
+    Each process would do the same work and write the same files.
     """
     processes = _first_number(_SIZES)
     if size == 1 and processes is not None and processes > 1:
@@ -67,7 +63,7 @@ def check_launcher(size: int) -> None:
 
 
 def check_tasks(processes: int) -> None:
-    """Raise UsageError if this is one of several tasks of Slurm or torchrun: each of them would start a job."""
+    """Raise UsageError for one of several tasks of Slurm or torchrun: each would start a job."""
     tasks = _first_number((_TASKS,))
     if tasks is not None and tasks > 1:
         raise UsageError(
@@ -82,19 +78,19 @@ def check_tasks(processes: int) -> None:
 
 
 def launched_processes() -> int:
-    """Return how many processes a launcher of MPI, or srun, has started; 1 if none has started this process."""
+    """Return how many processes a launcher has started; 1 without a launcher."""
     return max(_first_number(_SIZES) or 1, 1)
 
 
 def launcher_rank() -> int | None:
-    """Return this process's rank, which some launchers set before MPI starts; None for other launchers."""
+    """Return this process's rank if the launcher sets it before MPI starts, else None."""
     return _first_number(_RANKS)
 
 
 def check_alone() -> None:
-    """Raise UsageError if torchrun has started this program several times and each process would train alone.
+    """Raise UsageError if torchrun has started several processes that would each train alone.
 
-    Other PyTorch launchers are not detected: they set only RANK and WORLD_SIZE, which other programs set, too.
+    Other PyTorch launchers are not detected: other programs set RANK and WORLD_SIZE, too.
     """
     if (torch := _torchrun_processes()) > 1:
         raise UsageError(
@@ -107,13 +103,13 @@ def check_alone() -> None:
 def deadline(seconds: float, place: tuple[int, int] | None = None, done: str = "started MPI") -> Iterator[None]:
     """Context that ends this process, with RuntimeFailure's exit code, if it takes longer than `seconds`.
 
-    MPI_Init_thread and MPI_Finalize hold Python's global interpreter lock, so a native thread checks the time. Without
-    the native extension, Python's faulthandler checks the time: it prints a traceback and exits with status 1.
+    MPI_Init_thread and MPI_Finalize hold the global interpreter lock, so a native thread checks the time. Without the
+    native extension, faulthandler prints a traceback and exits with status 1.
 
     Args:
-        seconds: The limit. No limit if it is infinite, or if the job has one process.
-        place: Rank and number of processes, if MPI has started; otherwise, the launcher's values are used.
-        done: The action that the missing processes have not done, for the message.
+        seconds: The limit; infinite, or with one process: no limit.
+        place: Rank and number of processes (default: from the launcher).
+        done: What the missing processes have not done, for the message.
     """
     rank, size = place or (_first_number(_RANKS), _first_number(_SIZES))
     if size == 1 or math.isinf(seconds):
@@ -128,7 +124,7 @@ def deadline(seconds: float, place: tuple[int, int] | None = None, done: str = "
             faulthandler.cancel_dump_traceback_later()
         return
     if sys.stdout is not None and not sys.stdout.closed:
-        sys.stdout.flush()  # its content would be lost
+        sys.stdout.flush()
     end = native.Deadline(seconds, _GRACE, _deadline_message(rank, size, seconds, done), RuntimeFailure.exit_code)
     try:
         yield
@@ -146,17 +142,17 @@ def _deadline_message(rank: int | None, size: int | None, seconds: float, done: 
 
 
 def _first_number(variables: Sequence[str]) -> int | None:
-    """Return the number in the first of these environment variables that has one; None if none does."""
+    """Return the number in the first of these variables that has one, or None."""
     texts = (os.environ.get(name, "") for name in variables)
     return next((int(text) for text in texts if text.isdecimal()), None)
 
 
 def _torch_processes() -> int:
-    """Return how many processes a PyTorch launcher has started; 0 if none has started this process."""
+    """Return how many processes a PyTorch launcher has started, or 0."""
     processes = _first_number((_TORCH_SIZE,)) if _first_number((_TORCH_RANK,)) is not None else None
     return processes or 0
 
 
 def _torchrun_processes() -> int:
-    """Return how many processes torchrun has started; 0 if it has not started this process."""
+    """Return how many processes torchrun has started, or 0."""
     return _torch_processes() if _TORCHRUN in os.environ else 0

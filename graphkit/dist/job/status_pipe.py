@@ -1,9 +1,7 @@
 """Reports of the ranks to the command that has started the job, through a named pipe.
 
-If a rank leaves in the middle of its program, an MPI launcher may end with status 0, and does not name the rank. So
-each rank writes a line to the pipe when it starts, and another line when its program has ended. The command reads which
-ranks have not ended, and which of them left first. If a rank notices that the command has ended, it ends too, because
-nothing could stop the job any more.
+An MPI launcher does not name a rank that leaves in the middle of its program. So each rank reports its start and its
+end, and the command finds the rank that left first. If the command ends, the ranks end, too.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ _GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
 _INFO = struct.Struct("=Q52xi")
 _INFO_EXIT = 1 << 3
 
-# Bytes to read at once. Lines of several ranks do not mix, because each is written at once and shorter than PIPE_BUF.
+# Bytes to read at once. Lines of several ranks do not mix: each is shorter than PIPE_BUF.
 _PART = 1 << 16
 
 
@@ -57,17 +55,17 @@ class RankProcess(NamedTuple):
 
 
 class StatusPipe:
-    """The command's end of the pipe; a context in which the pipe exists. ranks: number of ranks."""
+    """The command's end of the pipe; a context in which the pipe exists."""
 
     def __init__(self, ranks: int):
         self._ranks = ranks
         self._begun: dict[int, RankProcess] = {}
         self._started: set[int] = set()
         self._reports: dict[int, str] = {}
-        # Ranks whose processes have ended, in the order in which they ended.
+        # Ranks whose processes have ended, in this order.
         self._exited: list[int] = []
-        # Whether a rank reported a failure while no rank was lost. The launcher then ends the other ranks, so they are
-        # lost for a known reason.
+        # Whether a failure was reported while no rank was lost: it explains later losses, because the launcher ends the
+        # other ranks.
         self._explained = False
         self._incomplete = b""
 
@@ -82,9 +80,9 @@ class StatusPipe:
                 f"{self.path}: cannot create a named pipe ({error.strerror}): set TMPDIR to a folder on another file "
                 "system"
             ) from None
-        # Open it for writing too. Without a writer, reads would return at once.
+        # Open it for writing too: without a writer, reads would return at once.
         self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
-        # The rank of each process that is watched, by its pidfd; None for the launcher.
+        # The rank of each watched process, by its pidfd; None for the launcher.
         self._rank_by_pidfd: dict[int, int | None] = {}
         self._events = select.epoll() if hasattr(select, "epoll") and hasattr(os, "pidfd_open") else None
         if self._events is not None:
@@ -100,11 +98,9 @@ class StatusPipe:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def wait(self, job: subprocess.Popen[bytes], pause: float) -> int:
-        """Wait for the end of the job; return its status. Python's signal handlers run after `pause` seconds at most.
+        """Wait for the end of the job; return its status. Signal handlers run after `pause` seconds at most.
 
-        Python runs signal handlers in the main thread, and only while that thread executes Python code. A wait without
-        a limit may delay them forever: if the signal comes just before the wait, or if the system delivers it to
-        another thread.
+        Python runs signal handlers only between its own instructions: an unlimited wait could delay them forever.
         """
         self._follow(job.pid, None)
         while job.poll() is None:
@@ -119,9 +115,9 @@ class StatusPipe:
         return int(job.returncode)
 
     def first_lost(self) -> str | None:
-        """Return a sentence about the rank that left first without ending its program; None without such a rank.
+        """Return a sentence about the rank that left first without ending its program, or None.
 
-        Also None if a rank reported a failure first, because this failure ended the other ranks.
+        Also None if a reported failure explains the loss.
         """
         lost = self._lost()
         if not lost or self._explained:
@@ -134,10 +130,10 @@ class StatusPipe:
         return f"{first} left before all ranks had started MPI{others}"
 
     def _lost(self) -> list[int]:
-        """Return the ranks that left without a report, in the order in which they left.
+        """Return the ranks that left without a report, in this order.
 
-        A launcher notices a lost rank by a closed connection. It may kill other ranks before the process of the lost
-        rank has ended. So ranks that were ended by SIGKILL or SIGTERM come last, if the system reports how ranks ended.
+        A launcher may kill other ranks before the process of the lost rank has ended: ranks ended by SIGKILL or SIGTERM
+        come last, if known.
         """
         lost = [rank for rank in self._exited if rank not in self._reports]
         watched = self._rank_by_pidfd.items()
@@ -149,7 +145,6 @@ class StatusPipe:
         return [str(self._begun.get(rank, f"rank {rank}")) for rank in range(self._ranks) if rank not in self._reports]
 
     def _follow(self, process: int, rank: int | None) -> None:
-        """Watch for the end of a process."""
         if self._events is None:
             return
         try:
@@ -158,8 +153,7 @@ class StatusPipe:
             if rank is not None:
                 self._exited.append(rank)
         except OSError as error:
-            # The system may lack pidfd_open, or forbid it. `not_ended` still names the ranks that did not report their
-            # end.
+            # The system may lack pidfd_open, or forbid it. `not_ended` still works.
             if error.errno not in (errno.ENOSYS, errno.EPERM):
                 raise
         else:
@@ -167,7 +161,6 @@ class StatusPipe:
             self._events.register(descriptor, select.EPOLLIN)
 
     def _handle_event(self, descriptor: int) -> None:
-        """Handle an event: a process has ended, or the pipe has data."""
         if descriptor == self._pipe:
             self._read()
         elif descriptor in self._rank_by_pidfd:
@@ -177,7 +170,6 @@ class StatusPipe:
                 self._exited.append(rank)
 
     def _read(self) -> None:
-        """Read the reports of ranks."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._pipe, _PART):
                 *lines, self._incomplete = (self._incomplete + data).split(b"\n")
@@ -201,7 +193,7 @@ class StatusPipe:
 def _ended_by(descriptor: int) -> int | None:
     """Return the signal that ended a process.
 
-    None if there was no signal, if the parent has not yet waited for the process, or before Linux 6.15.
+    None if there was none, before the parent has waited for the process, or before Linux 6.15.
     """
     try:
         mask, status = _INFO.unpack(fcntl.ioctl(descriptor, _GET_INFO, _INFO.pack(_INFO_EXIT, 0)))
@@ -217,8 +209,7 @@ _pipe: int | None = None
 def join() -> None:
     """Open the pipe. From now on, this process ends if the command that started its job ends.
 
-    Does nothing if no such command started this process. Raises RuntimeFailure if the command has already ended, or the
-    pipe does not exist.
+    Does nothing without such a command. Raises RuntimeFailure if it has already ended, or the pipe does not exist.
     """
     global _pipe
     path = config.JOB_PIPE.get()
@@ -239,12 +230,12 @@ def join() -> None:
 
 
 def report(word: str, rank: int) -> None:
-    """Report to the command that started the job, if there is one.
+    """Report to the command that started the job, if any.
 
-    BEGUN, STARTED, ENDED and FAILED are about this process, EXCLUDED is about another one.
+    EXCLUDED is about another process.
     """
     if _pipe is not None:
-        # Either the pipe is full, or the command has ended and `_end_with_command` ends this process.
+        # The pipe is full, or `_end_with_command` ends this process.
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(_pipe, f"{word}\t{rank}\t{os.getpid()}\t{socket.gethostname()}\n".encode())
 
@@ -252,7 +243,7 @@ def report(word: str, rank: int) -> None:
 def _end_with_command(pipe: int, path: str) -> NoReturn:
     """Wait until the command closes the pipe; then end this process. The MPI launcher then ends the other ranks."""
     events = select.poll()
-    events.register(pipe, 0)  # wait only for POLLERR: the pipe has no reader any more
+    events.register(pipe, 0)  # wait only for POLLERR: the pipe has no reader
     events.poll()
     _remove(path)
     with contextlib.suppress(OSError):
@@ -265,7 +256,7 @@ def _end_with_command(pipe: int, path: str) -> NoReturn:
 
 
 def _remove(path: str) -> None:
-    """Remove the pipe and its folder, because the command cannot do it any more."""
+    """Remove the pipe and its folder, which the command cannot do any more."""
     with contextlib.suppress(OSError):  # another rank may have removed it
         os.unlink(path)
     with contextlib.suppress(OSError):

@@ -1,10 +1,8 @@
 """Survival of the loss of a process, depending on the MPI launcher.
 
-When a process is lost, MPICH's launcher (Hydra, `mpiexec -disable-auto-cleanup`) sends SIGUSR1 to all other processes.
-By default, this signal ends a process, so all processes ignore it. Hydra also ends all processes of a host if a signal
-ended a process that Hydra itself started there. So each process that Hydra starts as a server forks a child, which is
-the server. If a signal ends the child, the parent exits normally. With Open MPI, only the option `--with-ft ulfm` of
-`mpirun` is needed.
+When a process is lost, MPICH's launcher (Hydra, `mpiexec -disable-auto-cleanup`) sends SIGUSR1 to all others, which
+must ignore it. If a signal ends a process that Hydra started, Hydra ends all processes of the host. So a server forks a
+child, which serves; if a signal ends the child, the parent exits normally. Open MPI only needs `mpirun --with-ft ulfm`.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from graphkit.errors import UsageError
 # Variables of Hydra: rank, number of processes, and the descriptor for messages to Hydra.
 _RANK, _SIZE, _FILE = "PMI_RANK", "PMI_SIZE", "PMI_FD"
 
-# A pipe to which a server's child process writes when the other processes can continue without it.
+# A server's child writes to it when the other processes can continue without it.
 _confirmation: int | None = None
 
 
@@ -42,8 +40,8 @@ def launcher_options(mpiexec: str) -> list[str]:
 def prepare(servers: int) -> None:
     """Prepare a process of a job with replicated servers, before MPI starts. The last `servers` processes are servers.
 
-    Does nothing unless Hydra has started this process. If Hydra has started it as a server, the program continues in a
-    child process. Under Hydra, raises UsageError if MPI has already started, or outside the main thread.
+    Without Hydra, does nothing. Under Hydra, a server continues in a child process. Raises UsageError if MPI has
+    started, or outside the main thread.
     """
     global _confirmation
     if not all(name in os.environ for name in (_RANK, _SIZE, _FILE)):
@@ -58,16 +56,16 @@ def prepare(servers: int) -> None:
 
 
 def confirm_start() -> None:
-    """Tell the parent of this server that the other processes can continue without the server from now on."""
+    """Tell the parent of this server that the other processes can now continue without it."""
     if _confirmation is not None:
         os.write(_confirmation, b"x")
 
 
 def _fork_child() -> int:
-    """Fork, and return the descriptor to which the child writes in `confirm_start`. Only the child returns.
+    """Fork, and return the descriptor for `confirm_start`. Only the child returns.
 
-    The parent waits for the child and exits with its status. If a signal ended the child, the parent exits with 0 if
-    the child had confirmed its start; otherwise the parent ends by the same signal.
+    The parent exits with the status of the child. If a signal ended the child, the parent exits with 0 if the child had
+    confirmed its start, else by the same signal.
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -85,8 +83,7 @@ def _fork_child() -> int:
         os._exit(os.waitstatus_to_exitcode(status))
     if os.read(reads, 1):
         os._exit(0)
-    # The other processes cannot continue without the child. So this process ends by the signal that has ended the
-    # child, and the launcher then ends the job.
+    # The other processes cannot continue without the child: end by the same signal, and the launcher ends the job.
     ended_by = os.WTERMSIG(status)
     if ended_by != signal.SIGKILL:
         signal.signal(ended_by, signal.SIG_DFL)

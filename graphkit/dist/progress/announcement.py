@@ -1,6 +1,6 @@
-"""The message of a rank in each progress step: how many steps it has begun, and its pending operations.
+"""The message of a rank in each progress step: its number of begun steps, and its pending operations.
 
-The message also contains small arrays to be summed, so that their sum needs no further exchange.
+Small arrays to be summed are sent with it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,11 @@ ENDED = "ended"
 _FORMAT = struct.Struct("<qqQqB95s")
 # The bytes of `digest` and `pending`.
 PENDING = slice(16, 32)
-# Largest number of bytes of the name.
 TEXT = 95
 # The bytes after the name, for small arrays that are summed.
 PAYLOAD = slice(_FORMAT.size, _FORMAT.size + 64)
-# Bytes of a message.
 LENGTH = PAYLOAD.stop
 
-# Number of calls whose digests are kept.
 _KEPT = 4096
 
 
@@ -36,12 +33,10 @@ class Announcement(NamedTuple):
     """The report of a rank in a progress step.
 
     Attributes:
-        steps: Number of steps that the rank has begun.
-        number: Serial number of the operation in `text`, from 1, in the order of posting.
-        digest: One digest of all heads. The head of a name is the first pending operation of that name.
-        pending: Number of heads.
+        number: Serial number of the operation in `text`, in the order of posting.
+        digest: One digest of all heads. The head of a name is its first pending operation.
         waits: Which threads wait (see `Waits`).
-        text: The operation that the rank waits for. If it waits for none, a pending operation.
+        text: The operation that the rank waits for, or else a pending operation.
     """
 
     steps: int
@@ -78,7 +73,7 @@ def disagreement(found: Sequence[Announcement]) -> str:
     for rank, announced in enumerate(found):
         groups.setdefault(str(announced), []).append(rank)
     sides = [f"rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}: {what}" for what, r in groups.items()]
-    # Different calls may have the same text: a text is truncated, and omits the types if there are several arrays.
+    # Different calls may have the same text, which is truncated, and omits the types of several arrays.
     if len(sides) == 1:
         sides.append("with different arrays")
     return (
@@ -87,7 +82,7 @@ def disagreement(found: Sequence[Announcement]) -> str:
 
 
 class Digests:
-    """Computes digests of calls. A cache keeps them for repeated calls."""
+    """Computes digests of calls, and caches them."""
 
     def __init__(self) -> None:
         self._digests: dict[Any, tuple[int, int, bytes]] = {}
@@ -122,7 +117,7 @@ def digest_of(text: str) -> int:
 
 
 def _mixed(digest: int, priority: int) -> int:
-    """Mix the digest and the priority of a call into 64 bits (finaliser of SplitMix64, Steele et al., OOPSLA 2014)."""
+    """Mix digest and priority into 64 bits (finaliser of SplitMix64, Steele et al., OOPSLA 2014)."""
     bits = (digest ^ unsigned(priority) * 0x9E3779B97F4A7C15) & BITS
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & BITS
     bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & BITS
@@ -133,10 +128,8 @@ BITS = (1 << 64) - 1
 
 
 def unsigned(number: int) -> int:
-    """Return the 64 bits of a signed integer."""
     return number & BITS
 
 
 def signed(bits: int) -> int:
-    """Return the signed integer of 64 bits."""
     return bits - (1 << 64) if bits >> 63 else bits

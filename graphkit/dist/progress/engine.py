@@ -1,13 +1,11 @@
-"""The progress engine: it runs operations that all ranks have posted, in one order, so that no rank deadlocks.
+"""The progress engine runs operations that all ranks have posted, in one order: no rank deadlocks.
 
-Each rank posts operations. In a progress step, all ranks exchange what they have pending. Operations that are
-pending on all ranks are run, ordered by priority, then by name. Ranks may post operations with different names in
-different orders; those with the same name run in the order in which they were posted. Horovod negotiates in a similar
-way, through rank 0 (Sergeev and Del Balso, arXiv:1802.05799, 2018).
+In a progress step, all ranks exchange which operations they have posted. Operations that are pending on all ranks are
+run, ordered by priority, then by name. Ranks may post operations in different orders, except those with the same name.
+Horovod negotiates in a similar way (Sergeev and Del Balso, arXiv:1802.05799, 2018).
 
-A thread that waits for an operation drives the progress steps. While no thread waits, a thread of the engine drives
-them, except with `overlap="funnelled"`. If all ranks wait and have no pending operation in common, all raise the same
-error. It names the operation for which each rank waits.
+A thread that waits for an operation drives the progress steps. While no thread waits, a thread of the engine does,
+except with `overlap="funnelled"`. If all ranks wait and have no pending operation in common, all raise the same error.
 """
 
 from __future__ import annotations
@@ -45,10 +43,9 @@ from graphkit.named_tuples import NamedTuple
 Overlap: TypeAlias = Literal["funnelled", "chained", "concurrent"]
 OVERLAPS: tuple[Overlap, ...] = ("funnelled", "chained", "concurrent")
 
-# Number of progress steps without a common operation after which the ranks stop with an error. _STUCK: if all threads
-# that have posted operations wait. _STUCK_THREADS: if only some of them wait. _PAUSE: seconds between two such steps.
+# Number of progress steps without a common operation after which the ranks stop: if all threads that have posted
+# operations wait (_STUCK), or only some (_STUCK_THREADS). _PAUSE: seconds between two such steps.
 _STUCK, _STUCK_THREADS, _PAUSE = 500, 20_000, 1e-3
-# Seconds between two checks for lost ranks.
 _CHECK = 0.05
 
 
@@ -65,12 +62,11 @@ class _Running(NamedTuple):
     summed: Sum
 
 
-class _Lost(RuntimeFailure):
-    """Another rank is lost."""
+class _Lost(RuntimeFailure): ...
 
 
 class ProgressEngine:
-    """Runs operations that all ranks have posted, over `links`. overlap: how sums progress while no thread waits."""
+    """Runs operations that all ranks have posted. overlap: how sums progress while no thread waits."""
 
     def __init__(self, links: Links, overlap: Overlap = "chained"):
         self._links = links
@@ -102,22 +98,18 @@ class ProgressEngine:
     ) -> Pending:
         """Post an operation: it runs once all ranks have posted it with arrays of the same types.
 
-        Operations with the same name run in the order in which they were posted. If operations with different names are
-        ready, those with the highest priority run first.
+        Operations of one name run in the order of posting. Of different ready operations, those with the highest
+        priority come first.
 
         Args:
-            call: Name of the operation.
-            arrays: Arrays whose types the ranks compare.
-            action: The function to run. If there is only one rank, it runs at once.
-            priority: Operations with a higher priority run first.
-            later: True if no thread will wait for the result soon. A thread of the engine then runs the operation,
-                unless `overlap` is "funnelled". False: no thread is started for it. Usually, the caller that waits for
-                the result runs it.
-            operation: Name of the algorithm, such as "compressed". Ranks compare both it and the array types.
+            action: The function to run. With one rank, it runs at once.
+            later: Whether no thread will wait for the result soon. A thread of the engine then runs the operation,
+                unless `overlap` is "funnelled".
+            operation: Name of the algorithm, such as "compressed", which ranks compare.
 
         Raises:
-            RuntimeFailure: The engine has stopped after a failure, or the ranks have posted different operations; the
-                error names ranks and steps. Waiting for the result raises it, too.
+            RuntimeFailure: The engine has stopped after a failure, or the ranks have posted different operations.
+                Waiting for the result raises it, too.
         """
         if self._links.size == 1:
             return complete_locally(call, action)
@@ -152,7 +144,6 @@ class ProgressEngine:
         priority: int = 0,
         operation: str = "",
     ) -> Any:
-        """Post an operation, wait for it, and return its result."""
         if self._links.size == 1:
             return complete_locally(call, action).wait()
         pending = self._new_operation(call, arrays, action, priority, operation)
@@ -199,9 +190,8 @@ class ProgressEngine:
                 if failure is not None:
                     raise failure
                 return total
-            # A rank has announced other operations, so `_run_common` compares the announcements. Meanwhile, another
-            # thread may have posted operations with the name of `pending`. They were not announced, so `pending` comes
-            # first.
+            # Another thread may have posted operations with the name of `pending` meanwhile. They were not announced,
+            # so `pending` comes first.
             with self._queue.lock:
                 self._queue.prepend(pending)
             self._run_common([pending], {}, message, rows, self._queue.calls)
@@ -216,7 +206,6 @@ class ProgressEngine:
             pending.wait()
 
     def _unfinished(self) -> list[Pending]:
-        """Return the operations that are not done."""
         with self._queue.lock:
             return self._queue.all() + [running.pending for running in self._running]
 
@@ -245,7 +234,7 @@ class ProgressEngine:
                         self._queue.notify()
 
     def _check_not_driving(self, before: str, forbidden: str) -> None:
-        """Raise UsageError if this thread drives, because it would wait for itself. The text begins with `before`."""
+        """Raise UsageError if this thread drives: it would wait for itself. before: beginning of the text."""
         if self._driver == threading.get_ident():
             raise UsageError(f"{before}a function that handles the result of an all-reduce must not {forbidden}")
 
@@ -318,7 +307,6 @@ class ProgressEngine:
             self._release_driver()
 
     def close(self) -> None:
-        """End the thread of the engine."""
         with self._queue.lock:
             self._closed = True
             self._queue.notify()
@@ -326,11 +314,7 @@ class ProgressEngine:
             self._thread.join()
 
     def stop_driving(self, seconds: float) -> bool:
-        """Wait until no thread drives a progress step, then prevent all further progress steps.
-
-        Returns:
-            Whether this succeeded within the given time.
-        """
+        """Prevent progress steps from now on. Return whether the running one has ended within this time."""
         with self._queue.lock:
             end = time.monotonic() + seconds
             while self._driver:
@@ -343,7 +327,7 @@ class ProgressEngine:
     # --- progress steps ---------------------------------------------------------------------------
 
     def _drive(self) -> None:
-        """Finish the background sums that are complete. Then run one progress step if operations are pending."""
+        """Finish complete background sums, then run one progress step if operations are pending."""
         self._finish_running()
         with self._queue.lock:
             heads, calls = self._queue.heads(), self._queue.calls
@@ -382,12 +366,12 @@ class ProgressEngine:
 
     @property
     def disagreement(self) -> str | None:
-        """Why the ranks cannot continue together; None while they can."""
+        """Why the ranks cannot continue together, or None."""
         return self._negotiation.disagreement
 
     @property
     def awaited(self) -> bool:
-        """Whether a thread waits for an operation. This rank then does not need the core."""
+        """Whether a thread waits for an operation: this rank then does not need the core."""
         return bool(self._queue.waiting)
 
     def poll(self) -> None:
@@ -401,7 +385,7 @@ class ProgressEngine:
             self._check_ranks()
 
     def _without_common(self, rows: Sequence[bytes], calls: int) -> None:
-        """Handle a step without a common operation. Stop the engine if all ranks wait and so can never continue."""
+        """Handle a step without a common operation. Stop the engine if the ranks can never continue."""
         least = min(Announcement.unpack(row).waits for row in rows)
         self._steps_without_common = self._steps_without_common + 1 if least else 0
         if self._steps_without_common >= (_STUCK if least == Waits.ALL else _STUCK_THREADS):
@@ -435,7 +419,7 @@ class ProgressEngine:
     def _attempt(self, pending: Pending, do: Callable[..., Any], *arguments: Any) -> _Outcome:
         """Return the result of an operation, or its error.
 
-        An interruption stops the engine, because other ranks may be inside the operation.
+        An interruption stops the engine: other ranks may be inside the operation.
         """
         try:
             return do(*arguments), None
@@ -449,7 +433,6 @@ class ProgressEngine:
             raise
 
     def _start_running(self, pending: Pending) -> _Running:
-        """Start a sum that runs in the background."""
         summed = pending.action
         assert isinstance(summed, Sum)
         return _Running(*self._links.start_allreduce(summed.array, summed.out), pending, summed)
@@ -469,16 +452,16 @@ class ProgressEngine:
         return [_delivered(s, total[end - s.array.size : end].copy()) for s, end in zip(sums, ends, strict=True)]
 
     def _total(self, summed: Sum, known: np.ndarray | None) -> np.ndarray:
-        """Return the sum. known: the sum, if it is already known."""
+        """Return the sum. known: the sum, if it is known."""
         if known is not None:
             return known
-        # Add in the order of the ranks, as `payload_sums` does. So the bits do not depend on how the arrays are sent.
+        # Add in the order of the ranks, as `payload_sums` does: the bits do not depend on how arrays are sent.
         if summed.alone and fits_announcement(summed):
             return sum_in_order(self._links.allgather(summed.array))
         return self._links.allreduce(summed.array, summed.out)
 
     def _await_running(self, calls: Collection[str]) -> None:
-        """Wait until no sum of these names is running, to keep the order of operations with one name."""
+        """Wait until no sum of these names runs: operations of one name keep their order."""
         while any(running.pending.call in calls for running in self._running):
             self._finish_running()
             time.sleep(0)

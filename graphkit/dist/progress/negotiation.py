@@ -16,14 +16,14 @@ from graphkit.errors import RuntimeFailure
 
 
 class Links(Protocol):
-    """The connection to the other ranks: small messages, sums and heartbeats. Communicators implement it."""
+    """The connection to the other ranks, as communicators implement it."""
 
     rank: int
     size: int
     steps: int
 
     def allgather_bytes(self, mine: bytes) -> list[bytes]:
-        """Return the messages of all ranks. All have the same length."""
+        """Return the messages of all ranks, of equal length."""
         ...
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray: ...
@@ -37,11 +37,11 @@ class Links(Protocol):
         ...
 
     def waiting(self, for_progress: bool) -> AbstractContextManager[None]:
-        """Context in which this rank waits for others (see `Communicator.waiting`)."""
+        """See `Communicator.waiting`."""
         ...
 
     def lost(self) -> str | None:
-        """Return why another rank is considered lost; None if no rank is."""
+        """Return why another rank is considered lost, or None."""
         ...
 
 
@@ -49,12 +49,10 @@ class Negotiation:
     """Exchanges announcements with the other ranks.
 
     Args:
-        links: Connection to the other ranks.
-        queue: The pending operations of this rank.
         fail: Stops the progress engine with a reason.
 
     Attributes:
-        disagreement: Why the ranks cannot continue together; None while they can.
+        disagreement: Why the ranks cannot continue together, or None.
     """
 
     def __init__(self, links: Links, queue: OperationQueue, fail: Callable[[str], None]):
@@ -104,7 +102,7 @@ class Negotiation:
                 differing = next(pending for pending in heads if pending.name_digest == name)
                 self.disagree(self.exchange(self.own_announcement(heads, differing), differing))
         found = [pending for pending in heads if pending.name_digest in names]
-        for pending in found:  # ranks may have given different priorities
+        for pending in found:  # ranks may give different priorities
             pending.priority = max(announcement.signed(lines[pending.name_digest][1]) for lines in by_rank)
         found.sort(key=order)
         return found

@@ -11,8 +11,8 @@ import numpy as np
 from graphkit.dist.arrays import sum_in_order
 from graphkit.dist.progress.announcement import PAYLOAD
 
-# Arrays of the same dtype, of at most _SMALL bytes each, are summed together. Arrays of at most _PAYLOAD_BYTES bytes
-# are sent with announcements.
+# Arrays of one dtype, of at most _SMALL bytes each, are summed together. Arrays of at most _PAYLOAD_BYTES bytes are
+# sent with announcements.
 _SMALL, _PAYLOAD_BYTES = 16 << 10, PAYLOAD.stop - PAYLOAD.start
 
 
@@ -21,10 +21,9 @@ class Sum:
     """A sum over the ranks.
 
     Attributes:
-        array: This rank's summand.
         out: The array for the sum; None: a new array.
-        then: Called with the sum; returns the result of the operation.
-        alone: Sum the array separately, so that the bits of the sum do not depend on other sums.
+        then: Takes the sum; returns the result of the operation.
+        alone: Sum the array separately: the bits do not depend on other sums.
     """
 
     array: np.ndarray
@@ -41,12 +40,11 @@ class Sum:
 
 
 def unchanged(result: Any) -> Any:
-    """Return the argument: the `then` of an operation whose result needs no further step."""
+    """The `then` of an operation whose result needs no further step."""
     return result
 
 
 def placed(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
-    """Return the result, written to `out` if given."""
     if out is None or out is result:
         return result
     np.copyto(out, result)
@@ -57,8 +55,6 @@ Action: TypeAlias = Callable[[], Any] | Sum
 
 
 class Waiter(Protocol):
-    """Waits until an operation is done."""
-
     def wait(self, pending: Pending) -> None: ...
 
 
@@ -102,7 +98,7 @@ class Pending:
 
 
 def complete_locally(call: str, action: Action | None) -> Pending:
-    """Run an operation immediately, in a job with only one rank."""
+    """Run an operation at once, in a job with one rank."""
     pending = Pending(call, None, 0)
     if isinstance(action, Sum):
         pending.finish(action.deliver(action.array.copy() if action.out is None else action.array))
@@ -122,7 +118,7 @@ def grouped(chosen: Sequence[Pending], payload_sums: Mapping[str, np.ndarray]) -
         yield [*chosen]
         return
     group: list[Pending] = []
-    dtype = None  # the dtype of `group`
+    dtype = None
     for pending in chosen:
         action = pending.action
         small = isinstance(action, Sum) and not action.alone and action.array.nbytes <= _SMALL
@@ -148,7 +144,6 @@ def can_run_in_background(group: Sequence[Pending], payload_sums: Mapping[str, n
 
 
 def fits_announcement(summed: Sum) -> bool:
-    """Whether the array of a sum fits into an announcement."""
     return summed.array.nbytes <= _PAYLOAD_BYTES and summed.array.dtype.kind in "iufcV"
 
 

@@ -11,7 +11,7 @@ from graphkit.dist.progress.pending import Pending
 
 
 class Waits(IntEnum):
-    """Which of the threads that have posted operations wait: none, some or all."""
+    """How many of the threads that have posted operations wait."""
 
     NONE = 0
     SOME = 1
@@ -21,13 +21,12 @@ class Waits(IntEnum):
 class OperationQueue:
     """Pending operations by name, with a lock and a condition. Notifying costs little if no thread sleeps.
 
-    "The lock is held" means that the caller must hold `lock`.
+    Callers must hold `lock` for all methods that change or read the queue, except `unreported` and `who_waits`.
 
     Attributes:
-        lock: Guards the queue.
-        pending: By name, the operations in the order in which they were posted.
+        pending: The operations of each name, in the order of posting.
         calls: Number of operations that were ever posted.
-        waiting: Each waiting thread, with the operation that it waits for.
+        waiting: Each waiting thread, with its operation.
     """
 
     def __init__(self) -> None:
@@ -43,7 +42,7 @@ class OperationQueue:
         self._failed: list[Pending] = []
 
     def wait(self, seconds: float | None = None) -> None:
-        """Sleep until a notification. The lock is held, and released during the sleep."""
+        """Sleep until a notification, and release the lock meanwhile."""
         self._sleeping += 1
         try:
             self._condition.wait(seconds)
@@ -51,26 +50,26 @@ class OperationQueue:
             self._sleeping -= 1
 
     def notify(self) -> None:
-        """Wake all threads that sleep in `wait`. The lock is held."""
+        """Wake all threads that sleep in `wait`."""
         if self._sleeping:
             self._condition.notify_all()
 
     def number(self, operation: Pending) -> None:
-        """Give the next number to an operation that this thread posts. The lock is held."""
+        """Give the next number to an operation that this thread posts."""
         self._threads.add(threading.get_ident())
         self.calls += 1
         operation.number = self.calls
 
     def append(self, operation: Pending) -> None:
-        """Add an operation after others of its name. The lock is held."""
+        """Add an operation after others of its name."""
         self.pending.setdefault(operation.call, deque()).append(operation)
 
     def prepend(self, operation: Pending) -> None:
-        """Add an operation before others of its name. The lock is held."""
+        """Add an operation before others of its name."""
         self.pending.setdefault(operation.call, deque()).appendleft(operation)
 
     def take(self, operations: Iterable[Pending]) -> None:
-        """Remove operations. Each must be the first of its name. The lock is held."""
+        """Remove operations, each the first of its name."""
         for operation in operations:
             same_name = self.pending[operation.call]
             same_name.popleft()
@@ -78,15 +77,14 @@ class OperationQueue:
                 del self.pending[operation.call]
 
     def heads(self) -> list[Pending]:
-        """Return the first operation of each name. The lock is held."""
+        """Return the first operation of each name."""
         return [same_name[0] for same_name in self.pending.values()]
 
     def all(self) -> list[Pending]:
-        """Return all operations. The lock is held."""
         return [operation for same_name in self.pending.values() for operation in same_name]
 
     def finish(self, operation: Pending, result: object = None, error: Exception | None = None) -> None:
-        """Mark an operation as done. An error is kept until a caller has received it. The lock is held."""
+        """Mark an operation as done, and keep an error until a caller has received it."""
         operation.finish(result, error)
         if error is not None:
             self._failed = [*self.unreported(), operation]
@@ -96,7 +94,6 @@ class OperationQueue:
         return [operation for operation in self._failed if not operation.reported]
 
     def who_waits(self) -> Waits:
-        """Return whether none, some, or all of the threads that have posted operations wait."""
         if not self.waiting:
             return Waits.NONE
         if len(self._threads) == 1 and self.waiting[0][0] in self._threads:

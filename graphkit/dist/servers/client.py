@@ -1,4 +1,4 @@
-"""A worker's requests to the servers, and where the parts of each key are."""
+"""A worker's requests to the servers, and the parts of each key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class KeySpec(NamedTuple):
         return math.prod(self.shape)
 
     def cut(self, array: np.ndarray, part: Part) -> np.ndarray:
-        """Return the rows of an array that belong to a part."""
         return array if len(self.parts) == 1 else array[part.begin : part.end]
 
 
@@ -43,10 +42,8 @@ class ServerClient:
     """Sends requests to servers and waits for their answers.
 
     Attributes:
-        specs: The keys that have been declared.
-        waited_seconds: Seconds spent waiting for answers.
         unanswered_bytes: Bytes pushed since a server last answered.
-        lock: Held during a request and its answer, so that threads take turns.
+        lock: Held during a request and its answer.
     """
 
     def __init__(self, connection: ServerConnection):
@@ -56,17 +53,15 @@ class ServerClient:
         self.lock = threading.RLock()
         self._connection = connection
         self._sharding = Sharding(connection.servers)
-        # For each server: the numbers of keys that the server knows, because a message contained both number and key.
+        # The numbers of keys that each server knows from earlier messages.
         self._introduced: list[set[int]] = [set() for _ in range(connection.servers)]
 
     @property
     def servers(self) -> int:
-        """Number of servers."""
         return self._connection.servers
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes sent to servers so far."""
         return self._connection.sent_bytes
 
     def declare(self, key: Key, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
@@ -82,7 +77,7 @@ class ServerClient:
         return self.specs[key]
 
     def parts_by_server(self, keys: Sequence[Key]) -> dict[int, list[tuple[Key, Part]]]:
-        """Return the parts of these keys for each server that has one."""
+        """Return the parts of these keys by server."""
         found: dict[int, list[tuple[Key, Part]]] = {}
         for key in keys:
             for part in self.spec(key).parts:
@@ -94,7 +89,7 @@ class ServerClient:
         return [self.spec(key).number for key, _ in parts]
 
     def send(self, server: int, keys: Sequence[Key], fields: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
-        """Send a message about these keys. The first message about a key also contains the key itself."""
+        """Send a message about these keys. The first message about a key also contains the key."""
         numbers = {self.specs[k].number: k for k in keys}
         new = [[n, k] for n, k in numbers.items() if n not in self._introduced[server]]
         self._introduced[server].update(numbers)
@@ -105,7 +100,7 @@ class ServerClient:
     ) -> dict[int, tuple[Any, list[np.ndarray]]]:
         """Send a request to each of these servers, and return their answers.
 
-        If a server rejects its request or fails, raises the error of the server.
+        Raises the error of a server that rejects its request or fails.
         """
         with self.lock:
             for server, (fields, arrays) in messages.items():
@@ -123,5 +118,4 @@ class ServerClient:
     def ask_all(
         self, call: str, fields: Mapping[str, Any] | None = None, arrays: Sequence[np.ndarray] = ()
     ) -> list[tuple[Any, list[np.ndarray]]]:
-        """Send the same request to all servers, and return their answers."""
         return list(self.ask(call, [], dict.fromkeys(range(self.servers), (fields or {}, arrays))).values())

@@ -17,9 +17,8 @@ from graphkit.dist.wire.packing import pack, unpack
 from graphkit.dist.wire.point_to_point import Mailbox
 from graphkit.errors import RuntimeFailure
 
-# For _EAGER seconds after the last message, a process only yields its core between two checks. Then it sleeps: _PART of
-# the time since the last message, at least _PAUSE and at most _LONGEST_PAUSE seconds. So a sleep delays messages
-# only a little, and idle servers use almost no core.
+# For _EAGER seconds after the last message, a process only yields its core. Then it sleeps for _PART of the time since
+# the last message, at least _PAUSE and at most _LONGEST_PAUSE seconds: idle servers use almost no core.
 _EAGER, _PAUSE, _LONGEST_PAUSE, _PART = 0.005, 2e-4, 5e-3, 1e-3
 # Seconds between two checks for lost ranks, and between two calls that let messages progress.
 _CHECK, _PROGRESS = 0.05, 1e-3
@@ -39,7 +38,7 @@ class ServerConnection(Protocol):
     def answers(self, servers: Sequence[int], call: str) -> list[np.ndarray]:
         """Return the next answer of each server.
 
-        Raises RuntimeFailure if a rank is lost meanwhile. If servers are replicated, the loss of one raises no error.
+        Raises RuntimeFailure if a rank is lost meanwhile, except one of replicated servers.
         """
         ...
 
@@ -51,13 +50,10 @@ class ServerConnection(Protocol):
         """End the servers. One worker calls it after all have left."""
         ...
 
-    def close(self) -> None:
-        """Close the connection of this worker."""
-        ...
+    def close(self) -> None: ...
 
 
 def raise_error(fields: Any) -> None:
-    """Raise the error in an answer, if it contains one."""
     if isinstance(fields, dict) and "error" in fields:
         kind, text = fields["error"]
         raise getattr(errors, kind, RuntimeFailure)(text)
@@ -138,8 +134,7 @@ class MpiConnection(PollingMailbox):
                     self._arrived.setdefault(source, []).append(message)
             return [self._arrived[source].pop(0) for source in wanted]
 
-    def leave(self) -> None:
-        """Do nothing."""
+    def leave(self) -> None: ...
 
     def end_servers(self) -> None:
         for server in range(self.servers):
@@ -152,7 +147,6 @@ class MpiConnection(PollingMailbox):
 
 
 def connect(communicator: MpiCommunicator) -> MpiConnection:
-    """Return a worker's connection to the servers."""
     assert communicator.mail is not None, "the job has servers"
     first = communicator.processes - communicator.servers
     return MpiConnection(communicator.mail, communicator, first, communicator.servers)

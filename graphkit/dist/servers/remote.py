@@ -1,6 +1,6 @@
-"""A store with servers, which store the values. Each worker pushes and pulls on its own.
+"""A store whose values are on servers. Each worker pushes and pulls on its own.
 
-With `dist_async`, a pull returns the values that the servers have. With `dist_bounded`, it waits until the slowest
+With `dist_async`, a pull returns the present values of the servers. With `dist_bounded`, it waits until the slowest
 worker is at most `bound` steps behind. With `elastic`, each worker trains its own parameters by elastic averaging with
 a centre variable on the servers.
 """
@@ -31,33 +31,29 @@ from graphkit.ir.types import dtype_of
 from graphkit.ir.weights import read_arrays, write_arrays
 from graphkit.text import human, quantity
 
-# Bytes that a worker pushes before it waits for an answer from the servers.
+# Bytes that a worker pushes before it waits for an answer.
 WINDOW = 64 << 20
 
-# Defaults of `elastic`: the best values of the paper.
+# The best values of the paper.
 ELASTIC_PERIOD, ELASTIC_STRENGTH = 10, 0.9
 
 
 class RemoteStore(KVStore):
-    """The store of a worker. It has the keys, values and calls of KVStore, with these differences.
+    """The store of a worker, with the keys, values and calls of KVStore.
 
-    A server applies each push alone when it arrives, without summing over workers. `pull` returns the values that the
-    servers have after this worker's earlier pushes.
+    A server applies each push alone, without summing over workers. `pull` returns values after this worker's earlier
+    pushes.
 
     Args:
-        type: Type of the store.
-        transport: Connection to the other workers.
-        connection: Connection to the servers.
-        bound: For `dist_bounded`: how many steps this worker may be ahead of the slowest one. Steps are counted by
-            `begin_step`.
+        bound: For `dist_bounded`: steps that this worker may be ahead of the slowest one, counted by `begin_step`.
         period: For `elastic`: updates between two exchanges with the centre variable; tau of Zhang, Choromanska and
             LeCun, NIPS 2015 (section 5.1).
         strength: For `elastic`: moving rate; beta of the same paper.
 
     Attributes:
-        steps_per_push: Number of steps between two pushes: 1, or more if gradients are accumulated. `bound` and
-            `staleness` count all steps of a push as one.
-        staleness: Largest number of steps by which the slowest worker was behind this one at a pull.
+        steps_per_push: Number of steps between two pushes, more than 1 for accumulated gradients. `bound` and
+            `staleness` count them as one.
+        staleness: Largest number of steps by which the slowest worker was behind at a pull.
     """
 
     is_remote = True
@@ -77,23 +73,20 @@ class RemoteStore(KVStore):
         self.staleness = 0
         self._client = ServerClient(connection)
         self._bound = bound
-        # By key and server: version and value of the part that was pulled last.
+        # Version and value of each part that was pulled last, by key and server.
         self._pulled: dict[tuple[Key, int], tuple[int, np.ndarray]] = {}
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this worker has sent to servers, or contributed to collectives."""
         return self.transport.sent_bytes + self._client.sent_bytes
 
     @property
     def waited_seconds(self) -> float:
-        """Seconds spent waiting for answers of servers."""
         return self._client.waited_seconds
 
     # --- values -----------------------------------------------------------------------------------
 
     def is_initialised(self, key: Key) -> bool:
-        """Return whether the servers store a value of this key."""
         return key in self._client.specs
 
     def init(self, key: Key | Sequence[Key], value: Any) -> None:
@@ -107,7 +100,7 @@ class RemoteStore(KVStore):
         self._place("init", dict(pairs))
 
     def put(self, values: Mapping[Any, np.ndarray]) -> None:
-        """Replace stored values by those of rank 0. Collective."""
+        """Collective: replace stored values by those of rank 0."""
         self._place("put", values)
 
     def _place(self, call: str, values: Mapping[Any, np.ndarray]) -> None:
@@ -124,9 +117,9 @@ class RemoteStore(KVStore):
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
         """Send the value (or the sum of a list of values) to the servers.
 
-        Returns without waiting for the servers, unless more than WINDOW bytes were pushed since their last answer.
-        The next call that waits for the servers raises the error of a failed push. Parts whose elements are all 0 are
-        not sent, unless they are compressed. Each row of a RowSparse is sent once.
+        Returns without waiting for the servers, unless more than WINDOW bytes are unanswered. The next call that waits
+        raises the error of a failed push. Parts of zeros are not sent, unless they are compressed. Each row of a
+        RowSparse is sent once.
         """
         checked_integer("push: priority", priority)
         given = dict(self._local_sums(key, value, "push", known=True))
@@ -140,7 +133,7 @@ class RemoteStore(KVStore):
             fields = {"call": "push", "asks": False, "parts": forms}
             with self._client.lock:
                 self._client.send(server, [k for k, _ in parts], fields, arrays)
-        if self._client.unanswered_bytes > WINDOW:  # otherwise the queues of slow servers would grow without bound
+        if self._client.unanswered_bytes > WINDOW:  # the queues of slow servers must not grow without bound
             self._client.ask_all("wait")
 
     def _encoded(self, key: Key, part: Part, given: np.ndarray | RowSparse) -> tuple[int, list[np.ndarray]]:
@@ -158,7 +151,7 @@ class RemoteStore(KVStore):
         return (PLAIN, [array]) if array.any() else (ZERO, [])
 
     def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
-        """Return stored values, as KVStore does. Values unchanged since the last pull are not sent again."""
+        """Return stored values, as KVStore does. Unchanged values are not sent again."""
         keys, outs = self._to_write(key, out)
         unique = list(dict.fromkeys(keys))
         by_server = self._client.parts_by_server(unique)
@@ -189,7 +182,7 @@ class RemoteStore(KVStore):
         return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
 
     def _rows_of(self, wanted: Sequence[tuple[Key, np.ndarray]]) -> list[RowSparse]:
-        """Return these rows. Servers send only these rows. Rows are not cached, so a repeated call sends them again."""
+        """Return these rows. Servers send only these rows, again for each call."""
         messages: dict[int, tuple[dict[str, Any], list[np.ndarray]]] = {}
         for key, indices in wanted:
             spec = self._client.spec(key)
@@ -209,11 +202,11 @@ class RemoteStore(KVStore):
     def _ask_within_bound(
         self, call: str, keys: Sequence[Key], messages: Mapping[int, Message]
     ) -> dict[int, tuple[Any, list[np.ndarray]]]:
-        """Ask servers. They answer once the slowest worker is within the bound."""
+        """Ask servers, which answer once the slowest worker is within the bound."""
         clock: dict[str, Any] = {"clock": max(0, self.transport.steps - 1)}  # the current step is not finished
         with self._client.lock:
             if self._bound is not None:
-                # Servers that get no request need the clock, too. Without it, they would delay faster workers.
+                # Servers without a request need the clock, too: they would otherwise delay faster workers.
                 for server in set(range(self._client.servers)) - set(messages):
                     self._client.send(server, [], {"call": "clock", "asks": False, **clock}, ())
                 clock["bound"] = self._bound * self.steps_per_push
@@ -233,12 +226,9 @@ class RemoteStore(KVStore):
         return self.pull(key, out)
 
     def exchange(self, values: Mapping[Any, np.ndarray], alpha: float) -> dict[Any, np.ndarray]:
-        """Move given and stored values towards each other, both by alpha times their difference.
+        """Move given and stored values towards each other by alpha times their difference. Return the new values.
 
         Elastic averaging (Zhang, Choromanska, LeCun, NIPS 2015, equations 2 and 3).
-
-        Returns:
-            The new values.
         """
         messages: dict[int, Message] = {}
         by_server = self._client.parts_by_server(list(values))
@@ -255,35 +245,34 @@ class RemoteStore(KVStore):
     def wait(self, key: Key | Sequence[Key] | None = None) -> None:
         """Wait until the servers have applied all pushes of this worker; raise the first error of a push.
 
-        The servers, which apply the bound, then count this worker's current step as finished.
+        The servers then count this worker's current step as finished.
         """
         for k in () if key is None else keys_of(key):
             self._client.spec(k)
         self._client.ask_all("wait", {"clock": self.transport.steps})
 
     def barrier(self) -> None:
-        """Wait until every worker has called it. Workers that wait here do not delay others, despite the bound."""
+        """Wait until every worker has called it. Workers that wait here do not delay others."""
         if self._bound is not None:
             self._client.ask_all("wait", {"clock": None})
             self.transport.barrier()
         super().barrier()
 
     def leave(self) -> None:
-        """Tell the servers that this worker stops pushing and pulling, so that no other worker waits for it."""
+        """Tell the servers that no other worker must wait for this one."""
         self._client.ask_all("leave", {"clock": None})
 
     # --- functions that run on servers ------------------------------------------------------------
 
     def set_updater(self, updater: Updater) -> None:
-        """Let `updater(key, gradient, stored)` change stored values on the servers. Collective.
+        """Collective: let `updater(key, gradient, stored)` change stored values on the servers.
 
-        Servers import the function by its module and name. The parts of a large key, ranges of its rows, are updated
-        one by one.
+        Servers import the function by its module and name. Large keys are updated part by part: ranges of rows.
         """
         self._set("set_updater", checked_updater(updater))
 
     def set_optimizer(self, optimizer: HasUpdater) -> None:
-        """Update the stored values on the servers by each pushed gradient; see `gk.optim`. Collective."""
+        """Collective: update the stored values on the servers by each pushed gradient; see `gk.optim`."""
         check_optimizer(optimizer)
         divided = [key for key, spec in self._client.specs.items() if len(spec.parts) > 1]
         if divided and not getattr(optimizer, "elementwise", True):
@@ -302,7 +291,7 @@ class RemoteStore(KVStore):
     def call_servers(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return `function(values, *arguments)` of each server; one worker's call is enough.
 
-        `values` has the server's parts by key. The function may change them. Servers import it by its module and name.
+        `values` are the server's parts by key, which the function may change. Servers import it by module and name.
         """
         checked = callable_of("call_servers takes a function f(values, ...)", function)
         answers = self._client.ask_all("function", arrays=[_pickled((checked, arguments))])
@@ -326,7 +315,7 @@ class RemoteStore(KVStore):
         messages: dict[int, Message] = {s: ({"parts": self._client.numbers(p)}, ()) for s, p in by_server.items()}
         answers = self._client.ask("averages", keys, messages)
         found: dict[Key, list[np.ndarray]] = {k: [] for k in keys}
-        for server, parts in sorted(by_server.items()):  # the parts of a key are in order of servers
+        for server, parts in sorted(by_server.items()):  # parts are in the order of servers
             for (k, _), array in zip(parts, answers[server][1], strict=True):
                 found[k].append(array)
         return [np.concatenate(arrays) if len(arrays) > 1 else arrays[0].copy() for arrays in found.values()]
@@ -345,7 +334,7 @@ class RemoteStore(KVStore):
         return found
 
     def restore_optimizer_states(self, states: Mapping[str, np.ndarray]) -> None:
-        """Restore the states that rank 0 passes. Collective. Raises InvalidModel for another optimizer's states."""
+        """Collective: restore the states of rank 0. Raises InvalidModel for another optimizer's states."""
         if self.rank == 0:
             by_server: dict[int, dict[str, np.ndarray]] = {server: {} for server in range(self._client.servers)}
             for key, spec in self._client.specs.items():
@@ -377,7 +366,6 @@ class RemoteStore(KVStore):
 
 
 def _check_storable(key: Key, dtype: np.dtype[Any]) -> None:
-    """Raise InputError for a dtype that servers cannot store."""
     with contextlib.suppress(GraphkitError):
         if dtype.kind != "S":
             dtype_of(dtype)
@@ -386,7 +374,7 @@ def _check_storable(key: Key, dtype: np.dtype[Any]) -> None:
 
 
 def _state_name(key: Key) -> str:
-    """Return the beginning of the names of a key's states, as the updater of an optimizer writes it."""
+    """Return the beginning of the names of a key's states."""
     return f"{'i' if isinstance(key, int) else 's'}:{key}"
 
 

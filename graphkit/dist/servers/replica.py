@@ -1,14 +1,12 @@
-"""Replication of parameters: each part is stored on two servers, and survives the loss of one.
+"""Replication of parameters: each part is on two servers, and survives the loss of one.
 
-Here, a part is everything that one server would store without replication, and not a range of rows of one key as in
-`sharding.Part`. A part is a state machine (`Server`). Its leader and one follower apply the same messages in the same
-order: chain replication with chains of two (van Renesse and Schneider, OSDI 2004). The leader answers a worker after
-the follower has applied everything that the answer depends on. A worker keeps its messages until then. If the leader is
-lost, the worker sends the remaining messages to the follower, which skips those that it has applied. So each message is
-applied exactly once.
+Here, a part is everything that one server would store without replication, not a `sharding.Part`. Its leader and one
+follower apply the same messages in the same order: chain replication with chains of two (van Renesse and Schneider,
+OSDI 2004). The leader answers after the follower has applied everything on which the answer depends. A worker keeps its
+messages until then. After a loss, it sends them to the follower, which skips those that it has applied.
 
-Servers form a ring, and part p belongs to server p. The leader of the part is server p, or the next server on the ring
-that is not lost. The follower is the next one after the leader. So the roles depend only on which servers are lost.
+Servers form a ring. The leader of part p is server p, or the next server that is not lost. The follower is the next one
+after the leader. So the roles depend only on which servers are lost.
 """
 
 from __future__ import annotations
@@ -30,19 +28,18 @@ from graphkit.named_tuples import NamedTuple
 # Calls that change nothing. A follower does not run them, and a new leader answers them again.
 READS = frozenset({"pull", "pull_rows", "averages", "clock", "states"})
 
-# Sends a frame to a rank.
 Send: TypeAlias = Callable[[int, Frame], None]
 
 
 def leader_and_follower(part: int, servers: int, lost: set[int]) -> tuple[int | None, int | None]:
-    """Return the leader and the follower of a part, given the lost servers; None if no server is left for the role."""
+    """Return the leader and the follower of a part, given the lost servers; None if no server is left."""
     ring = [(part + step) % servers for step in range(servers)]
     live = [server for server in ring if server not in lost]
     return (live[0] if live else None), (live[1] if len(live) > 1 else None)
 
 
 class Answer(NamedTuple):
-    """The answer to a worker's message with this number."""
+    """The answer to message `number` of a worker."""
 
     worker: int
     number: int
@@ -50,17 +47,17 @@ class Answer(NamedTuple):
 
 
 class _LastRequest(NamedTuple):
-    """The last request of a worker. keeps: whether its answer must be kept, because it cannot be computed again."""
+    """The last request of a worker. keeps: whether its answer cannot be computed again."""
 
     number: int
     keeps: bool
 
 
 class Replica:
-    """A part on one server: its state, and the number of messages of each worker that it has applied.
+    """A part on one server: its state, and the number of applied messages of each worker.
 
-    The messages of a worker are numbered from 1. `count` is the number of messages that arrived, including repeated
-    ones. Leader and follower have the same state at the same `count`.
+    The messages of a worker are numbered from 1. `count` is the number of arrived messages, including repeated ones.
+    Leader and follower have the same state at the same `count`.
     """
 
     def __init__(self, workers: int):
@@ -86,15 +83,14 @@ class Replica:
         kept = self._kept.get(worker)
         if kept is not None and kept.number == number:
             return True, [kept]
-        # Run a repeated request again: it changed nothing, or it still waits for other workers. In the second case,
-        # drop the waiting request first.
+        # A repeated request changed nothing, or still waits for other workers. Drop a waiting one, and run it again.
         self.server.forget(worker)
         return True, self._take(worker, fields, arrays)
 
     def follow(self, worker: int, number: int, message: np.ndarray) -> None:
-        """Apply a message that the leader has forwarded, unless it was applied before.
+        """Apply a forwarded message, unless it was applied before.
 
-        If the message is a request that changes nothing, apply only its clock and its keys.
+        If the message is a request that changes nothing, apply only clock and keys.
         """
         self.count += 1
         if self.has(worker, number):
@@ -147,8 +143,6 @@ class _Unreleased(NamedTuple):
 
 @dataclass
 class _Role:
-    """The role of this server for a part."""
-
     replica: Replica
     leads: bool
     follower: int | None = None
@@ -156,11 +150,10 @@ class _Role:
 
 
 class ReplicatedServer:
-    """A server that leads one part and follows another one. After losses, it may lead and follow several parts.
+    """A server that leads one part and follows another one, or after losses several.
 
     Args:
         me: Its number among the servers.
-        servers: Number of servers.
         workers: Number of workers; the ranks of servers come after theirs.
         send: Sends frames to ranks, in order.
         warn: Prints a problem that does not end the job.
@@ -171,12 +164,12 @@ class ReplicatedServer:
         self._me, self._servers, self._workers = me, servers, workers
         self._send, self._warn = send, warn
         self._roles: dict[int, _Role] = {}
-        # Messages to parts that this server does not lead yet: their senders noticed a loss before this server did.
+        # Messages to parts that this server does not lead yet: their senders noticed a loss earlier.
         self._early: dict[int, list[tuple[int, Frame]]] = {}
-        # By worker and part: the number of the last message that cannot be lost, because the follower has applied it,
-        # or because the part has no follower. `flush` sends these numbers to the workers.
+        # The last message of each worker and part that cannot be lost: the follower has applied it, or there is none.
+        # `flush` sends these numbers.
         self._safe: dict[tuple[int, int], int] = {}
-        # By part: the rank of the leader. `flush` tells the leader how many messages this follower has applied.
+        # The rank of the leader of each part in which this follower has advanced, for `flush`.
         self._advanced: dict[int, int] = {}
         for part in range(servers):
             leader, follower = leader_and_follower(part, servers, self.lost)
@@ -184,7 +177,7 @@ class ReplicatedServer:
                 self._roles[part] = _Role(Replica(workers), me == leader, follower if me == leader else None)
 
     def replica(self, part: int) -> Replica | None:
-        """Return the replica of a part on this server; None if it has none."""
+        """Return the replica of a part on this server, or None."""
         role = self._roles.get(part)
         return None if role is None else role.replica
 
@@ -211,10 +204,7 @@ class ReplicatedServer:
             raise RuntimeFailure(f"rank {source} sent {frame.kind.name} of part {frame.part} to server {self._me}")
 
     def flush(self) -> None:
-        """Send acknowledgements.
-
-        Tell workers which messages cannot be lost, and leaders how many messages this server has applied.
-        """
+        """Tell workers which messages cannot be lost, and leaders how many messages this server has applied."""
         for (worker, part), number in self._safe.items():
             self._send(worker, Frame(FrameKind.ACKNOWLEDGED, part, number=number))
         for part, leader in self._advanced.items():
@@ -244,7 +234,7 @@ class ReplicatedServer:
     # --- lost servers -----------------------------------------------------------------------------
 
     def handle_loss(self, server: int) -> None:
-        """Handle the loss of a server. Call it after all frames of that server were handled.
+        """Handle the loss of a server, after all frames of that server.
 
         Raises RuntimeFailure if a part is lost.
         """
@@ -292,7 +282,7 @@ class ReplicatedServer:
 class Outbox:
     """The messages of a worker to parts, kept until they cannot be lost.
 
-    A worker has at most one open request per part. It sends nothing else to the part until the answer arrives.
+    A worker has at most one open request per part, and sends nothing else until the answer arrives.
     """
 
     def __init__(self, servers: int, workers: int, send: Send):
@@ -311,7 +301,7 @@ class Outbox:
         self._send(self._leader(part), frame)
 
     def received(self, frame: Frame) -> bool:
-        """Handle an answer or an acknowledgement. Return whether it is an answer that is still expected."""
+        """Handle an answer or an acknowledgement. Return whether it is an expected answer."""
         kept = self._kept[frame.part]
         while kept and kept[0].number <= frame.number:
             self.kept_bytes -= kept.popleft().data.nbytes
@@ -321,7 +311,7 @@ class Outbox:
         return True
 
     def handle_loss(self, server: int) -> None:
-        """Handle the loss of a server. Call it after all frames of that server were handled.
+        """Handle the loss of a server, after all frames of that server.
 
         Raises RuntimeFailure if no server is left.
         """

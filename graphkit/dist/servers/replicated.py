@@ -23,12 +23,12 @@ from graphkit.errors import RuntimeFailure, error_text
 
 # Seconds between two checks for lost ranks, and seconds to send last frames.
 _CHECK, _CLOSING = 0.05, 5.0
-# If a worker ends without GOODBYE, a server waits this many seconds for a FAILED frame, which would explain it.
+# If a worker ends without GOODBYE, a server waits this many seconds for a FAILED frame that explains it.
 _FAILURE_WAIT = 1.0
 
 
 def _connected(communicator: MpiCommunicator) -> Mesh:
-    """Return the connections of this process. Every process of the job must call it."""
+    """Collective: return the connections of this process."""
     workers = communicator.processes - communicator.servers
     servers = range(workers, communicator.processes)
     seconds = max(communicator.timeout, LEAST_TIMEOUT)
@@ -71,7 +71,7 @@ class ReplicatedConnection:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of messages that are kept, to be sent again after a loss."""
+        """Bytes of messages kept to be sent again after a loss."""
         return self._outbox.kept_bytes
 
     def send(self, server: int, message: np.ndarray) -> None:
@@ -148,23 +148,20 @@ class ReplicatedConnection:
     # --- the end ----------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Tell all workers whether a server was lost. If so, MPI_Finalize would never return, and is not called."""
+        """Tell all workers whether a server was lost: MPI_Finalize would then never return."""
         mine = np.array([len(self._outbox.lost)])
         found = self._communicator.perform("servers lost", [mine], lambda: self._communicator.allgather(mine))
         self._communicator.cannot_finalize = bool(found.any())
 
     def end_servers(self) -> None:
-        """End the servers. One worker calls it after all have left."""
         for rank in self._mesh.ranks:
             self._mesh.send(rank, Frame(FrameKind.END, number=int(self._communicator.cannot_finalize)))
 
     def close(self) -> None:
-        """Close the connections of this worker."""
         self._stop()
         self._mesh.close(_CLOSING)
 
     def _stop(self, code: int = 0) -> None:
-        """Ignore all frames from now on."""
         with self._condition:
             self._closed = True
         if threading.current_thread() is not self._thread:
@@ -172,9 +169,9 @@ class ReplicatedConnection:
 
 
 def serve(communicator: MpiCommunicator) -> None:
-    """Store parts until the workers have ended. If a connection to another server ends, continue without that server.
+    """Store parts until the workers have ended. Continue without a server whose connection ends.
 
-    Raises RuntimeFailure if a worker is lost, if no replica of a part is left, or if a process sends no heartbeats.
+    Raises RuntimeFailure if a worker is lost, no replica of a part is left, or a process sends no heartbeats.
     """
     mesh = _connected(communicator)
     workers = communicator.processes - communicator.servers
@@ -187,8 +184,7 @@ def serve(communicator: MpiCommunicator) -> None:
                 arrived = mesh.receive(_CHECK)
                 if (reason := communicator.lost()) is not None:
                     raise RuntimeFailure(reason)
-        # Handle failures first, because a failure explains losses. Handle reports of losses last, because the frames of
-        # a lost rank arrived before the report.
+        # Failures first: they explain losses. Reports of losses last: the frames of a lost rank arrived before.
         arrived.sort(key=lambda each: 0 if _is(each[1], FrameKind.FAILED) else 2 if _is(each[1], FrameKind.LOST) else 1)
         for source, frame in arrived:
             if frame is not None and frame.kind == FrameKind.END:
@@ -227,8 +223,7 @@ def _serve_one(
 def _disconnect(mesh: Mesh, rank: int) -> list[Frame]:
     """Disconnect from a lost server and tell all others; return the frames that it had sent.
 
-    If the server still runs, and only a connection is broken, it learns from the LOST frame that the others continue
-    without it.
+    A server that still runs learns from the LOST frame that the others continue without it.
     """
     for other in mesh.ranks:
         mesh.send(other, Frame(FrameKind.LOST, number=rank))
@@ -259,9 +254,9 @@ def _is(frame: Frame | None, kind: FrameKind) -> bool:
 
 
 def _exit_if_failed(mesh: Mesh, communicator: MpiCommunicator) -> None:
-    """Exit with the code of a rank that failed, if its message arrives soon.
+    """Exit with the code of a failed rank, if its message arrives soon.
 
-    The launcher may end other ranks because of the failure, and this server may notice their end first.
+    The launcher ends other ranks after a failure, and this server may notice their end first.
     """
     end = time.monotonic() + _FAILURE_WAIT
     while time.monotonic() < end:

@@ -1,8 +1,8 @@
 """A parameter server: it stores parts of keys, applies pushes, and answers pulls with values that are fresh enough.
 
-The clock of a worker counts its finished steps. The request of a worker waits while the worker is more than `bound`
-steps ahead of the slowest worker (stale synchronous parallel: Ho et al., NIPS 2013; bounded delay: Li et al., OSDI
-2014). Elastic averaging: Zhang, Choromanska, LeCun, NIPS 2015.
+The clock of a worker counts its finished steps. A request waits while its worker is more than `bound` steps ahead of
+the slowest worker (stale synchronous parallel: Ho et al., NIPS 2013; bounded delay: Li et al., OSDI 2014). Elastic
+averaging: Zhang, Choromanska, LeCun, NIPS 2015.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UsageErro
 from graphkit.named_tuples import NamedTuple
 from graphkit.text import quantity, short_repr
 
-# Forms of a pushed part: the whole array; compressed; nothing, because all of it is 0; some rows, with indices that
-# count from the first row of the part.
+# Forms of a pushed part: the whole array; compressed; nothing, for zeros; some rows, with indices from the first row of
+# the part.
 PLAIN, PACKED, ZERO, ROWS = 0, 1, 2, 3
 
 
@@ -52,33 +52,30 @@ Answers: TypeAlias = Iterator[tuple[int, np.ndarray]]
 
 
 class Server:
-    """The state of one server, independent of how messages are sent: `handle` returns the answers to a message.
+    """The state of one server, independent of how messages are sent.
 
-    `stalest` is the largest number of steps by which the slowest worker was behind a worker that pulled.
+    `stalest` is the largest number of steps by which the slowest worker was behind one that pulled.
     """
 
     def __init__(self, workers: int):
         self.ended = False
         self.stalest = 0
         self._workers = workers
-        # Number of finished steps of each worker; infinity for a worker that has left.
+        # Number of finished steps of each worker; infinity for one that has left.
         self._clocks = [0.0] * workers
         self._parts: dict[Key, StoredPart] = {}
-        # By worker: the key of each number in its messages.
+        # The key of each number in messages, by worker.
         self._keys: list[dict[int, Key]] = [{} for _ in range(workers)]
         self._updater: Callable[[Key, Any, np.ndarray], Any] | None = None
-        self._updater_given: np.ndarray | None = None  # pickled
+        self._updater_given: np.ndarray | None = None
         self._compression: compression.Compression | None = None
         self._compression_given: str | dict[str, Any] | None = None
-        # By worker: the first error of its pushes, until the worker waits for an answer and gets the error.
+        # The first error of each worker's pushes, until the worker waits for an answer.
         self._errors: list[GraphkitError | None] = [None] * workers
         self._waiting: list[_Request] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickling.
-
-        If an updater has states, only these are pickled, because the updater may contain compiled programs.
-        """
+        """Return the state for pickling: an updater may contain compiled programs, so only its states are pickled."""
         state = dict(vars(self), _compression=None)
         if _has_states(self._updater):
             state["_updater"], state["_states"] = None, pack_named(self._stateful().states())
@@ -103,8 +100,7 @@ class Server:
     ) -> Answers:
         """Handle an unpacked message, as `handle` does.
 
-        answered_elsewhere: The request changes nothing, and another server answers it. So only the clock and the keys
-        are read from the message.
+        answered_elsewhere: Another server answers the request, which changes nothing. Only clock and keys are read.
         """
         self._keys[worker].update(dict(fields.get("names", ())))
         if "clock" in fields:
@@ -123,18 +119,16 @@ class Server:
                 yield request.worker, answer
 
     def has_failed(self, worker: int) -> bool:
-        """Whether a push of the worker failed, and the worker has not received the error yet."""
+        """Whether a push of the worker failed, and the worker has not received the error."""
         return self._errors[worker] is not None
 
     def forget(self, worker: int) -> None:
-        """Drop waiting requests of a worker."""
         self._waiting = [request for request in self._waiting if request.worker != worker]
 
     def _answer(self, request: _Request) -> np.ndarray | None:
         """Run a request and return the answer; None if its worker does not wait for one.
 
-        If the worker does not wait and the request fails, the error is stored. It becomes the answer to the next
-        request for which this worker waits.
+        An error for which no worker waits is the answer to the worker's next request.
         """
         worker, call, asks = request.worker, request.fields["call"], request.fields["asks"]
         try:
@@ -225,7 +219,6 @@ class Server:
         return pack({"behind": self._behind(request.fields)}, values)
 
     def _averages(self, request: _Request) -> np.ndarray:
-        """Return the moving averages of parts."""
         parts = [self._stored(request.worker, number) for number in request.fields["parts"]]
         updater: Any = self._updater
         if not hasattr(updater, "average"):
@@ -241,9 +234,8 @@ class Server:
         return behind
 
     def _elastic(self, request: _Request) -> np.ndarray:
-        """Move the centre towards the worker's values, by alpha times the difference. Return the moves.
-
-        The worker subtracts the moves from its values.
+        """Move the centre towards the worker's values by alpha times the difference. Return the moves, for the worker
+        to subtract.
         """
         moves = []
         for number, value in zip(request.fields["parts"], request.arrays, strict=True):

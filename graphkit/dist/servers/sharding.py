@@ -30,8 +30,6 @@ class Part(NamedTuple):
 
 
 class Sharding:
-    """Assigns keys to servers."""
-
     def __init__(self, servers: int):
         self._servers = servers
         circle = sorted((digest_of(f"server {s} place {p}"), s) for s in range(servers) for p in range(_PLACES))
@@ -55,10 +53,7 @@ def rows_within(indices: np.ndarray, part: Part) -> slice:
 
 
 def cut_rows(rows: RowSparse, part: Part) -> list[np.ndarray]:
-    """Return the rows that belong to a part: indices, counted from the part's first row, and values.
-
-    rows: sorted and unique.
-    """
+    """Return the rows of a part: indices from its first row, and values. rows: sorted and unique."""
     mine = rows_within(rows.indices, part)
     return [rows.indices[mine] - part.begin, rows.values[mine]]
 

@@ -1,7 +1,7 @@
-"""Connections between processes. They survive the loss of a process.
+"""Connections between processes that survive the loss of a process.
 
-MPI never frees the buffers of messages to a dead process. After a number of such messages, the sender can send nothing
-more. With a socket, a process learns at once that the process at the other end has died.
+MPI never frees the buffers of messages to a dead process, and the sender then blocks. A socket reports at once that the
+other end has died.
 """
 
 from __future__ import annotations
@@ -34,16 +34,14 @@ _HEADER = struct.Struct("<BxHIqQ")
 # Bytes of the secret of the job. A greeting contains the rank and the secret.
 _SECRET = 32
 _HELLO = struct.Struct(f"<I{_SECRET}s")
-# Seconds that a process may take to send its greeting after it connects.
+# Seconds between a connection and its greeting.
 _GREETING = 10.0
-# Bytes that are read from one connection at a time, so that every connection gets its turn.
+# Bytes that are read from one connection at a time: every connection gets its turn.
 _TURN = 8 << 20
 _NOTHING = np.empty(0, np.uint8)
 
 
 class FrameKind(IntEnum):
-    """The type of a frame."""
-
     MESSAGE = 1  # from a worker to the leader of a part
     ANSWER = 2
     ACKNOWLEDGED = 3  # to a worker: its messages up to this number cannot be lost
@@ -57,7 +55,7 @@ class FrameKind(IntEnum):
 
 
 class Frame(NamedTuple):
-    """A message on a connection. The meaning of part, worker and number depends on the kind. data: uint8."""
+    """A message on a connection. Part, worker and number depend on the kind. data: uint8."""
 
     kind: FrameKind
     part: int = 0
@@ -155,7 +153,6 @@ class Mesh:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that are connected."""
         with self._lock:
             return list(self._connections)
 
@@ -213,7 +210,6 @@ class Mesh:
                     yield rank, None
 
     def close_to(self, rank: int) -> None:
-        """Close the connection to a rank."""
         with self._lock:
             connection = self._connections.pop(rank, None)
         if connection is not None:
@@ -250,8 +246,7 @@ class Mesh:
 class Listener:
     """Context that accepts connections from other processes.
 
-    A process must know the secret of the job. Leaving the context closes the listener. expected: how many processes
-    will connect.
+    A process must know the secret of the job. expected: how many processes will connect.
     """
 
     def __init__(self, for_other_hosts: bool, expected: int):
@@ -326,8 +321,7 @@ def connect(mine: int, address: Address, same_host: bool, secret: bytes, seconds
 def _new_socket_name() -> tuple[tempfile.TemporaryDirectory[str] | None, str]:
     """Return (folder, name) for a new socket.
 
-    On Linux, the name is abstract and needs no file, so the folder is None. On other systems, the name is a path in a
-    new temporary folder.
+    On Linux, the name is abstract and needs no folder. On other systems, it is a path in a new temporary folder.
     """
     if sys.platform == "linux":
         return None, f"\0graphkit-{secrets.token_hex(16)}"
@@ -399,13 +393,9 @@ def open_mesh(
     rank: int, servers: Sequence[int], workers: Sequence[int], hosts: dict[int, Any],
     allgather_objects: Callable[[Any], list[Any]], seconds: float,
 ) -> Mesh:  # fmt: skip
-    """Connect every server with every other process. Every process of the job must call it.
+    """Collective: connect every server with every other process.
 
     Args:
-        rank: This process.
-        servers: Ranks of the servers.
-        workers: Ranks of the workers.
-        hosts: The host of each rank.
         allgather_objects: All-gathers a value of each process, through MPI.
         seconds: How long to wait for another process.
     """
@@ -418,8 +408,8 @@ def open_mesh(
             listener = stack.enter_context(Listener(several, len(before)))
         contacts = allgather_objects((word, None if listener is None else listener.address))
         secret = contacts[0][0]
-        # Every server first connects to the servers of higher rank, then accepts connections. This cannot deadlock,
-        # because the last server only accepts.
+        # Every server first connects to the servers of higher rank, then accepts connections. This cannot deadlock: the
+        # last server only accepts.
         sockets = {
             to: connect(rank, contacts[to][1], hosts[to] == hosts[rank], secret, seconds)
             for to in reversed(servers)

@@ -1,8 +1,8 @@
 """Arrays sent from one rank to another while both compute.
 
-A message is a header with the shapes, followed by one part for each array, which is sent without a copy. Small arrays
-are sent with the header. A thread lets messages progress. Without it, some MPI libraries would deliver a large array
-only when the sender calls MPI again. No thread blocks inside MPI.
+A message is a header with the shapes, with small arrays, or followed by one part for each array, sent without a copy. A
+thread lets messages progress: without it, some MPI libraries deliver a large array only when the sender calls MPI
+again. No thread blocks inside MPI.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from graphkit.dist.wire.scheduling import reduce_wakeup_latency
 from graphkit.errors import RuntimeFailure, UsageError, error_text
 from graphkit.named_tuples import NamedTuple
 
-# A lane is an independent, ordered stream of messages between two ranks. MPI tags per lane: one for headers and one for
+# A lane is an independent, ordered stream of messages between two ranks, with one MPI tag for headers and one for
 # arrays.
 _TAGS_PER_LANE = 2
 # MPI counts in 32 bits, so larger arrays are sent in parts.
 _PART = 1 << 30
 # Arrays of at most this many bytes together are sent with their header.
 _INLINE = 1024
-# While messages are under way: the pause between two checks, and seconds between two checks for lost ranks.
+# The pause between two checks of messages, and seconds between two checks for lost ranks.
 _PAUSE, _CHECK = 5e-5, 0.05
 # Seconds that the thread may take to end.
 _ENDING = 10.0
@@ -54,18 +54,16 @@ class Links(Protocol):
         ...
 
     def made_progress(self) -> None:
-        """Report that an operation that this rank waits for has made progress."""
+        """Report progress of an operation for which this rank waits."""
         ...
 
     def waiting(self, for_progress: bool) -> AbstractContextManager[None]: ...
     def lost(self) -> str | None: ...
-    def fail(self, reason: str) -> None:
-        """Stop all collectives with an error."""
-        ...
+    def fail(self, reason: str) -> None: ...
 
 
 class Kind(NamedTuple):
-    """The dtype and the number of axes of an array. Both sides know them before the message is sent."""
+    """The dtype and the number of axes of an array, which both sides know."""
 
     dtype: np.dtype[Any]
     ndim: int
@@ -98,7 +96,7 @@ class Arrival:
         return self.arrays
 
     def copy_inline(self) -> bool:
-        """If the arrays were sent with the header, copy them. Return whether they were."""
+        """If the arrays were sent with the header, copy them and return True."""
         if sum(array.nbytes for array in self.arrays) > _INLINE:
             return False
         at = self.header.nbytes
@@ -117,7 +115,7 @@ class Messages:
     def __init__(self, links: Links):
         self._links = links
         self._condition = threading.Condition()
-        # The following attributes are guarded by `_condition`.
+        # `_condition` guards the following attributes.
         self._sent: list[tuple[Any, np.ndarray]] = []
         self._expected: list[Arrival] = []
         self._numbers: dict[tuple[str, int, int], int] = {}
@@ -166,14 +164,13 @@ class Messages:
         return arrival.arrays
 
     def settle(self, left: int = 0) -> None:
-        """Wait until at most `left` sent parts are still under way."""
+        """Wait until at most `left` sent parts are under way."""
         self._wait(lambda: len(self._sent) <= left, "confirmation of sent messages")
 
     def fail(self, error: BaseException, where: str) -> None:
-        """Stop communicating after an error, so that other ranks do not wait for messages of this one.
+        """Stop communicating after an error: other ranks then do not wait for messages of this one.
 
-        Every later call on this rank raises RuntimeFailure. This includes the calls at the exit of the process, so the
-        job is aborted.
+        Every later call on this rank raises RuntimeFailure, also at the exit of the process: the job is aborted.
         """
         with self._condition:
             if self._failure is None:
@@ -182,7 +179,7 @@ class Messages:
         self._links.fail(self._failure)
 
     def close(self) -> None:
-        """End the thread, so that it does not call MPI after MPI_Finalize. Every later call raises RuntimeFailure."""
+        """End the thread, which must not call MPI after MPI_Finalize. Every later call raises RuntimeFailure."""
         with self._condition:
             self._closed = True
             if self._failure is None:
@@ -192,10 +189,9 @@ class Messages:
             self._thread.join(_ENDING)
 
     def stop(self, seconds: float) -> bool:
-        """Keep all other threads from calling MPI for messages from now on. Return whether that was possible in time.
+        """Keep all other threads from calling MPI for messages. Return whether that was possible in time.
 
-        After a success, other threads that use this object wait forever. seconds: how long to wait for a call that is
-        under way.
+        After a success, other threads that use this object wait forever. seconds: how long to wait for a running call.
         """
         return self._condition.acquire(timeout=seconds)
 
@@ -228,7 +224,7 @@ class Messages:
         before = self._left
         try:
             self._sent = [(request, part) for request, part in self._sent if not request.Test()]
-            # Messages of a lane arrive in order. So allocate the arrays of a message only after those of the message
+            # Messages of a lane arrive in order: allocate the arrays of a message only after those of the message
             # before.
             blocked = set()
             for arrival in self._expected:
@@ -246,7 +242,7 @@ class Messages:
 
     @property
     def _has_work(self) -> bool:
-        """Whether messages are under way and may still arrive; `_condition` is held."""
+        """Whether messages may still arrive; `_condition` is held."""
         return self._failure is None and bool(self._sent or self._expected)
 
     @property
@@ -255,7 +251,7 @@ class Messages:
         return len(self._sent), len(self._expected)
 
     def _header_arrived(self, arrival: Arrival) -> bool:
-        """Return whether the header has arrived. When it has just arrived, start to receive the arrays."""
+        """Return whether the header has arrived. At its arrival, start to receive the arrays."""
         if arrival.header_request is None:
             return True
         if not arrival.header_request.Test():
@@ -296,7 +292,7 @@ class Messages:
 
 
 def _parts(data: np.ndarray) -> list[np.ndarray]:
-    """Split bytes into parts that MPI can count; no part if there are no bytes."""
+    """Split bytes into parts that MPI can count."""
     count = math.ceil(data.size / _PART)
     return [data[index * _PART : (index + 1) * _PART] for index in range(count)]
 
@@ -304,20 +300,19 @@ def _parts(data: np.ndarray) -> list[np.ndarray]:
 # Lanes of messages; pipelines use lanes 0 to 4.
 _VALUES, _ACKNOWLEDGEMENTS = 5, 6
 
-# Largest number of values that are sent to one rank and not acknowledged.
+# Largest number of unacknowledged values to one rank.
 WINDOW = 32
 
 
 class Channels:
     """Sends and receives the values of one rank's programs, which run one at a time, in the same order on every rank.
 
-    At most `window` values to one rank are unacknowledged at a time. A receiver acknowledges half a window with one
-    message.
+    At most `window` values to one rank are unacknowledged. A receiver acknowledges half a window with one message.
 
     Attributes:
         sent, received: Number of values by rank.
         by_key: Number of sent values by name.
-        ahead: Largest number of values that were sent and not yet acknowledged, by rank.
+        ahead: Largest number of unacknowledged values, by rank.
         waits: How often a value had to wait for an acknowledgement.
     """
 
@@ -330,7 +325,6 @@ class Channels:
         self.by_key: Counter[str] = Counter()
         self.ahead: Counter[int] = Counter()
         self.waits = 0
-        # Number of acknowledgements from each rank.
         self._acknowledgements: Counter[int] = Counter()
 
     def send(self, to: int, number: int, key: str, array: np.ndarray) -> None:
@@ -344,9 +338,9 @@ class Channels:
         self.by_key[key] += 1
 
     def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], ndim: int) -> np.ndarray:
-        """Return the array that a rank sends under this number.
+        """Return the array that a rank sends under this number. ndim: number of axes.
 
-        ndim: number of axes. Raises RuntimeFailure if the array does not arrive, or if another array arrives.
+        Raises RuntimeFailure if no array, or another one, arrives.
         """
         arrival = self._messages.expect(source, [Kind(dtype, ndim)], _VALUES, number)
         (array,) = self._messages.receive(arrival, f"the values of {key}")
@@ -356,9 +350,9 @@ class Channels:
         return array
 
     def finish(self) -> None:
-        """Wait for all acknowledgements of a run, and until MPI no longer needs the buffers of sent values.
+        """Collective: wait for all acknowledgements of a run, and until MPI no longer needs the buffers of sent values.
 
-        Every rank must call it. Afterwards, collectives may run again.
+        Afterwards, collectives may run again.
         """
         for to, count in self.sent.items():
             while self._acknowledgements[to] < count // self._half:

@@ -18,7 +18,7 @@ _LENGTH, _ALIGNED = 8, 16
 def pack(fields: Any, arrays: Sequence[np.ndarray] = ()) -> np.ndarray:
     """Return a message as a uint8 vector: the length of a header, the header, and all arrays.
 
-    The header is JSON. It contains `fields`, and type, shape and number of bytes of each array.
+    The header is JSON: `fields`, and type, shape and number of bytes of each array.
     """
     types = [dtype_of(array.dtype) for array in arrays]
     data = [stored(array, kind).read() for array, kind in zip(arrays, types, strict=True)]
@@ -30,7 +30,7 @@ def pack(fields: Any, arrays: Sequence[np.ndarray] = ()) -> np.ndarray:
 
 
 def unpack(packed: np.ndarray) -> tuple[Any, list[np.ndarray]]:
-    """Return fields and arrays of a message. The arrays are read-only views of it."""
+    """Return fields and arrays of a message. The arrays are read-only views."""
     raw = packed.data
     at = _LENGTH + int.from_bytes(raw[:_LENGTH], "little")
     fields, layout = json.loads(bytes(raw[_LENGTH:at]))
@@ -42,11 +42,9 @@ def unpack(packed: np.ndarray) -> tuple[Any, list[np.ndarray]]:
 
 
 def pack_named(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a message with arrays by name."""
     return pack(list(arrays), list(arrays.values()))
 
 
 def unpack_named(packed: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the arrays of a message of `pack_named`, by name."""
     names, arrays = unpack(packed)
     return dict(zip(names, arrays, strict=True))

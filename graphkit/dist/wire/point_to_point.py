@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-# With more ranks, MPI's own all-gather is used, which sends fewer messages.
+# With more ranks, MPI's own all-gather sends fewer messages.
 MOST_RANKS = 8
 _TAG = 1
 
@@ -20,7 +20,7 @@ class PersistentAllgather:
         comm: MPI communicator that nothing else uses.
         byte: MPI's type of a byte.
         length: Bytes of a message.
-        complete: Waits for a request, given the objects that the request uses.
+        complete: Waits for a request, given the objects that it uses.
     """
 
     def __init__(self, comm: Any, byte: Any, length: int, complete: Callable[..., None]):
@@ -32,7 +32,6 @@ class PersistentAllgather:
         self._sends = [comm.Send_init([self._mine, byte], rank, _TAG) for rank in others]
 
     def __call__(self, mine: bytes) -> list[bytes]:
-        """Return the messages of all ranks, by rank."""
         self._mine[:] = mine
         for request in self._receives:
             request.Start()
@@ -49,7 +48,7 @@ class PersistentAllgather:
 class Mailbox:
     """Sends messages to other ranks and receives theirs, in order. Only one thread at a time may call it.
 
-    A message is a uint8 vector, and must not change until it has been sent.
+    A message is a uint8 vector, which must not change until it has been sent.
 
     Args:
         comm: MPI communicator that nothing else uses.
@@ -60,12 +59,11 @@ class Mailbox:
     def __init__(self, comm: Any, status: Callable[[], Any], byte: Any):
         self._comm, self._status, self._byte = comm, status, byte
         self._outgoing: list[tuple[Any, np.ndarray]] = []
-        # By source, messages that are arriving, in order. A large one is announced some time before it is complete.
+        # Messages that are arriving, by source, in order.
         self._incoming: dict[int, deque[tuple[Any, np.ndarray]]] = {}
         self.sent_bytes = 0
 
     def send(self, to: int, message: np.ndarray) -> None:
-        """Start to send a message."""
         self.sent_bytes += message.nbytes
         self._outgoing.append((self._comm.Isend([message, self._byte], dest=to, tag=_TAG), message))
         self.progress()

@@ -18,11 +18,10 @@ SLICE = 100_000
 
 
 def reduce_wakeup_latency() -> bool:
-    """Give this thread a short time slice, so that it gets a core soon after it wakes.
+    """Give this thread a short time slice: it then gets a core soon after it wakes.
 
-    Return whether the system supports it. Since Linux 6.12, a thread with a shorter time slice is scheduled earlier.
-    The default slice is up to 3 ms, and a thread that wakes may wait that long. Timers of this thread also become
-    exact, instead of 50 us late.
+    Return whether the system supports it (Linux from 6.12). With the default slice, a thread that wakes may wait up to
+    3 ms. Timers of this thread also become exact.
     """
     if not sys.platform.startswith("linux") or platform.machine() not in _CALLS:
         return False
@@ -37,7 +36,7 @@ def reduce_wakeup_latency() -> bool:
 
 
 def time_slice() -> int | None:
-    """Return the time slice of this thread in nanoseconds; 0 or None if the system does not report it."""
+    """Return the time slice of this thread in nanoseconds; 0 or None if unknown."""
     if not sys.platform.startswith("linux") or platform.machine() not in _CALLS:
         return None
     found = _of_this_thread(ctypes.CDLL(None, use_errno=True))

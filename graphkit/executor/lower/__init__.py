@@ -1,1 +1,1 @@
-"""Lower a graph, for given input shapes, to the steps of a program. Data-dependent shapes are computed in each run."""
+"""Lower a graph, for given input shapes, to the steps of a program."""

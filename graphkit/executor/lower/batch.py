@@ -1,7 +1,7 @@
-"""Find graphs whose examples are independent. A program computes a large batch of such a graph in parts.
+"""Find graphs whose examples are independent: a large batch can be computed in parts.
 
-The activations of a part fit into the caches and take less memory than those of the whole batch. Batches of all sizes
-share the programs of a few parts. `graphkit.executor.run.batched_program` runs the parts.
+The activations of a part fit into the caches, and batches of all sizes share the programs of a few parts.
+`graphkit.executor.run.batched_program` runs the parts.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.bind import match_shapes
 from graphkit.passes.core.match import is_op
 
-# Bytes of cache for one core. The data that a step reads and writes for one part should fit into it.
+# Bytes of cache for one core, into which the data of a step for one part should fit.
 _CACHED = 8 << 20
 
-# Operators whose target sizes may depend on the batch. The types of their results show whether the first axis still
-# counts the examples.
+# Operators whose target sizes may depend on the batch. The types of their results show whether axis 0 still counts
+# examples.
 _SIZED = ("Reshape", "Resize")
 
 
 class Batch:
-    """A graph whose examples are along the first axis of all outputs, and of the inputs at the positions `inputs`."""
+    """A graph with the examples along axis 0 of all outputs, and of the inputs at the positions `inputs`."""
 
     def __init__(self, graph: Graph, symbol: str, examples: Collection[Value]):
         self.symbol = symbol
@@ -42,15 +42,15 @@ class Batch:
             for v, kind in zip(examples, kinds, strict=True)
         }
         self._steps = [[v for v in (*node.inputs, *node.outputs) if v in self._kinds] for node in graph.nodes]
-        # The values with examples that one step writes and another step reads.
+        # The values with examples that pass from step to step.
         self._between = self._kinds.keys() - set(graph.inputs) - set(graph.outputs)
         operands = {v for node in graph.nodes for v in node.operands}
         fixed = {v for v in operands if v.node is None or isinstance(v.node.op, Constant)}
-        # Bytes of the values without examples, such as weights. Every part reads all of them.
+        # Bytes of the values without examples, such as weights, which every part reads.
         self._fixed_bytes = sum(v.tensor.nbytes for v in fixed - set(self._kinds) if v.tensor.is_static)
 
     def part(self, shapes: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the numbers of examples (in the batch, in a part) for inputs of these shapes, by name.
+        """Return the numbers of examples (in the batch, in a part) for inputs of these shapes.
 
         Raises InputError if the shapes contradict each other or the graph.
         """
@@ -67,7 +67,7 @@ class Batch:
         largest = max((sum(one[v] for v in step) for step in self._steps), default=0)
         if largest * whole <= _CACHED:
             return whole, whole
-        # Reading the weights again must cost less than writing and reading the values between steps.
+        # Reading the weights again must cost less than writing and reading values between steps.
         between = 2 * sum(one[v] for v in self._between)
         if between == 0:
             return whole, whole
@@ -81,14 +81,12 @@ def _bytes(itemsize: int, dims: Iterable[int]) -> int:
 
 
 def batch_of(graph: Graph, fixed: Collection[int]) -> Batch | None:
-    """Return the Batch of a graph. Takes linear time.
+    """Return the Batch of a graph, in linear time.
 
-    None if the examples are not independent, if the inputs do not have the same symbolic first dimension, or if the
-    graph has updates.
+    None if examples are not independent, inputs do not share a symbolic first dimension, or the graph has updates.
 
-    All inputs are batched, except those at the positions `fixed`. Reshape and Resize may also read values that are
-    computed only from the shapes of batched tensors. If another operator reads such a value together with a batched
-    tensor, the graph has no Batch.
+    All inputs are batched, except those at the positions `fixed`. Only Reshape and Resize may read a batched tensor
+    together with a value computed from batched shapes.
     """
     used = {v for node in graph.nodes for v in node.operands} | set(graph.outputs)
     fed = [v for i, v in enumerate(graph.inputs) if i not in fixed and v in used]
@@ -115,7 +113,7 @@ def batch_of(graph: Graph, fixed: Collection[int]) -> Batch | None:
 
 
 def _symbol(fed: Collection[Value]) -> str | None:
-    """Return the symbol that is the first dimension of all these values; None if there is none."""
+    """Return the symbol that is the first dimension of all these values, or None."""
     shapes = [v.type.shape if isinstance(v.type, TensorType) else None for v in fed]
     first = {shape[0] if shape else None for shape in shapes}
     dim = first.pop() if len(first) == 1 else None
@@ -126,7 +124,7 @@ def _symbol(fed: Collection[Value]) -> str | None:
 
 
 def _has_examples(value: Value, symbol: str) -> bool:
-    """Return whether the first dimension is the batch size, and no other dimension depends on it."""
+    """Whether the first dimension is the batch size, and no other dimension depends on it."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     if not shape or shape[0] != symbol_dim(symbol):
         return False
@@ -134,13 +132,13 @@ def _has_examples(value: Value, symbol: str) -> bool:
 
 
 def _mentions(value: Value, symbol: str) -> bool:
-    """Return whether the shape depends on the batch size, or is unknown."""
+    """Whether the shape depends on the batch size, or is unknown."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return shape is None or any(isinstance(d, DimExpr) and symbol in d.symbols for d in shape)
 
 
 def reads_shapes_alone(node: Node, examples: Collection[Value]) -> bool:
-    """Return whether a node reads only the shapes of its operands with examples, not their elements."""
+    """Whether a node reads only the shapes of its operands with examples, not their elements."""
     shape_only = node.op.shape_only if isinstance(node.op, Op) else ()
     if not isinstance(node.op, Op) or node.op.subgraphs():
         return False
@@ -150,7 +148,7 @@ def reads_shapes_alone(node: Node, examples: Collection[Value]) -> bool:
 
 
 def _keeps_separate(node: Node, examples: Collection[Value], sized: Collection[Value]) -> bool:
-    """Return whether each example of the results depends only on the same example of the operands."""
+    """Whether each example of the results depends only on the same example of the operands."""
     op = node.op
     if not isinstance(op, Op) or op.random or any(v.tensor.shape is None for v in node.operands if _is_tensor(v)):
         return False

@@ -1,7 +1,6 @@
 """Lower an If to two subgraphs of a native program, or to kernels on device arrays.
 
-On a device, the host reads the condition and runs the steps of one branch. A recording contains both branches if the
-device supports conditions in recordings.
+On a device, the host reads the condition, or a recording contains both branches.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.ir.graph import Graph, Node
 from graphkit.passes.core.sweep import is_control
 
-# Keys of the branch for a true condition, and of the branch for a false one.
+# Keys of the branches for a true and a false condition.
 PARTS = ("then", "else")
 
 
@@ -26,10 +25,8 @@ class Branch(SubgraphStep):
     """The branches of an If.
 
     Args:
-        node: The If.
-        lowered: The branches, by the keys in PARTS.
-        refused: Reasons why branches could not be specialised, by key. A run that takes such a branch fails.
-        returned: Positions of the node's outputs that are used. The branches return only these.
+        refused: Why branches could not be specialised, by key. A run that takes such a branch fails.
+        returned: Positions of the used outputs, which the branches return.
         native: Whether the branches run in a native program.
     """
 
@@ -44,7 +41,7 @@ class Branch(SubgraphStep):
     ):
         self.node, self.refused, self.returned = node, refused, returned
         self.subgraphs = lowered
-        # Only one branch runs, so the arenas of both share the working memory.
+        # Only one branch runs: the arenas share the working memory.
         self.scratch_bytes = max((graph.memory.layout.arena_bytes for graph in lowered.values()), default=0)
         self.executed_steps = 1 + sum(graph.executed_steps for graph in lowered.values())
         if native:
@@ -63,7 +60,7 @@ class Branch(SubgraphStep):
 
     def prepared(self, device: Device, context: InstanceContext) -> PreparedBranch:
         bodies = {part: ArrayBody(device, graph, context) for part, graph in self.subgraphs.items()}
-        # `context.conditions` is checked last, because its first call may take long on a device.
+        # `context.conditions` comes last: its first call may be slow.
         can_be_recorded = not self.refused and all(body.can_be_recorded for body in bodies.values())
         if can_be_recorded and context.conditions:
             return RecordedBranch(device, self, bodies)
@@ -97,13 +94,13 @@ class PreparedBranch(SubgraphKernel):
 
 
 class RecordedBranch(PreparedBranch, Conditional):
-    """The kernel of a Branch whose recordings contain the steps of both branches: the device reads the condition."""
+    """The kernel of a Branch: recordings contain both branches, and the device reads the condition."""
 
     can_be_recorded = True
 
     def __init__(self, device: Device, branch: Branch, bodies: Mapping[str, ArrayBody]):
         super().__init__(device, branch, bodies)
-        # 3: one launch that sets the conditions, and one node for each branch.
+        # one launch that sets conditions, and one node for each branch
         self.launches = 3 + sum(body.launches for body in bodies.values())
         self.repeats = any(body.repeats for body in bodies.values())
 
@@ -115,8 +112,8 @@ class RecordedBranch(PreparedBranch, Conditional):
 def branch(site: Site) -> Branch | None:
     """Return the lowering of an If, or None for another node.
 
-    Raises NotNative if a branch cannot be lowered as a subgraph, or returns another type than inferred. On a device
-    with its own memory, raises it also if sizes are unknown.
+    Raises NotNative if a branch cannot be lowered, or returns another type than inferred, and on devices for unknown
+    sizes.
     """
     node, native = site.node, site.settings.native
     if not is_control(node) or node.op.name != "If":

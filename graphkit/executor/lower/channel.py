@@ -1,7 +1,7 @@
-"""Steps that send values to other processes and receive values from them. They may be in any subgraph.
+"""Steps that send values to other processes and receive values from them.
 
-A native program calls Python for each such step. The plan does not count these steps as interpreted, because the call
-takes little time compared with the message.
+A native program calls Python for each such step. The plan does not count it as interpreted: the message takes longer
+than the call.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from graphkit.passes.core.sweep import all_nodes
 
 
 class ChannelStep(AtRunTime):
-    """A step that sends or receives one value."""
-
     def __init__(self, node: Node, channels: Channels, used: Sequence[bool]):
         super().__init__(node)
         self._channels = channels
@@ -64,10 +62,7 @@ class ChannelStep(AtRunTime):
 
 
 def channel(site: Site) -> ChannelStep | None:
-    """Return the lowering of a Send or Receive, or None for another node.
-
-    Raises UnsupportedError if the executor has no channels.
-    """
+    """Return the lowering of a Send or Receive, or None for another node."""
     op = site.node.op
     if not isinstance(op, (Send, Receive)):
         return None
@@ -79,7 +74,7 @@ def channel(site: Site) -> ChannelStep | None:
 def check_channels(node: Node, reason: str) -> None:
     """Raise UnsupportedError if a node contains Send or Receive, which cannot be interpreted.
 
-    reason: Why no lowering applies to the node, for the message; may be empty.
+    reason: why no lowering applies, for the message; may be empty.
     """
     inner = (n for graph in node.op.subgraphs().values() for n in all_nodes(graph))
     for found in (node, *inner):

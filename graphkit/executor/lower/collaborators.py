@@ -1,4 +1,4 @@
-"""Interfaces of objects that programs call: collectives and channels between processes, and backends."""
+"""Interfaces of objects that programs call: collectives, channels between processes, and backends."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class RunAgreement(NamedTuple):
     """The result of `DeviceSums.agree`: how all processes execute the next run.
 
     Args:
-        can_record: Whether all processes can replay a recording of the run, or make one.
-        recording: The number of the recording that all processes have; 0 if there is none.
+        can_record: Whether all processes can replay or make a recording of the run.
+        recording: The number of the recording that all processes have, or 0.
         fresh: The number of the new recording, if all processes must make one.
     """
 
@@ -30,31 +30,30 @@ class RunAgreement(NamedTuple):
 
 
 class DeviceSums(Protocol):
-    """Collectives that sum or gather device arrays without copies through host memory. Each process has one device.
+    """Collectives of device arrays without copies through host memory. Each process has one device.
 
     All processes launch the same collectives in one order, which they compare before each run. The work is queued on
-    the current stream of the device. If that stream is being recorded, the work is recorded, too. `broken`: whether
-    another process was lost, so that the launched collectives were aborted.
+    the device's current stream, and recorded if that stream is. `broken`: whether a lost process has aborted the
+    launched collectives.
     """
 
     broken: bool
 
     def supports(self, dtype: DType) -> bool:
-        """Return whether arrays of this element type can be summed."""
+        """Return whether arrays of this type can be summed."""
         ...
 
     def agree(self, order: str, nbytes: int, can_record: bool, recording: int, structure: int) -> RunAgreement:
-        """Agree with all processes on how the next run is executed. Every process must call it before the run.
+        """Collective: agree on how the next run is executed.
 
-        Raises RuntimeFailure if a process is missing, or if the collectives of the processes differ.
+        Raises RuntimeFailure if a process is missing, or collectives differ.
 
         Args:
-            order: Text that identifies the order and the types of the collectives.
-            nbytes: Total bytes of the collectives.
-            can_record: Whether this process can replay a recording of the run, or make one.
-            recording: The number of the recording that this process has; 0 if it has none.
-            structure: A checksum of the collectives in each recording of this process, from 1 to 2**20 - 1.
-                If the checksums of the processes differ, the run is not recorded.
+            order: Text that identifies order and types of the collectives.
+            can_record: Whether this process can replay or make a recording of the run.
+            recording: The number of this process's recording, or 0.
+            structure: A checksum of the collectives in each recording of this process, from 1 to 2**20 - 1. If
+                checksums differ between processes, the run is not recorded.
         """
         ...
 
@@ -63,22 +62,22 @@ class DeviceSums(Protocol):
         ...
 
     def reduce_scatter(self, arrays: Sequence[Any], dtype: DType) -> None:
-        """Launch a reduce-scatter, in place. The arrays form one vector. This process gets the sum of its own slice."""
+        """Launch a reduce-scatter of the vector that the arrays form, in place. This process gets its own slice."""
         ...
 
     def all_gather(self, wholes: Sequence[Any], dtype: DType) -> None:
-        """Launch an all-gather, in place. The arrays form one vector. Each process has written its own slice of it."""
+        """Launch an all-gather of the vector that the arrays form, in place. Each process has written its own slice."""
         ...
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Return when `done()` is true. If another process is lost, abort the collectives and raise RuntimeFailure.
+        """Return when `done()` is true. If a process is lost, abort the collectives and raise RuntimeFailure.
 
-        After such an error, later calls return at once, even if `done()` is false.
+        After such an error, later calls return at once.
         """
         ...
 
     def fail(self, error: BaseException) -> None:
-        """Report to the other processes, which may wait for this one, that its run has failed.
+        """Report to the other processes that the run of this process has failed.
 
         Afterwards, no collective is possible.
         """
@@ -86,47 +85,42 @@ class DeviceSums(Protocol):
 
 
 class Collectives(Protocol):
-    """The collectives that a program starts and waits for.
-
-    `on_device` executes collectives of device arrays. If it is None, the arrays are copied through host memory, and
-    `staged` says why.
+    """`on_device` executes collectives of device arrays. If it is None, arrays are copied through host memory, for the
+    reason `staged`.
     """
 
     on_device: DeviceSums | None
     staged: str
 
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
-        """Start the all-reduce `key` of arrays, in place. Arrays that lie next to each other in memory are not copied.
+        """Start the all-reduce `key`, in place. Adjacent arrays are not copied.
 
         copied: Bytes that the caller has copied for this call, for statistics.
         """
         ...
 
     def gather(self, key: str, array: np.ndarray) -> np.ndarray:
-        """Return the arrays of all processes with this key, stacked by rank along a new first axis."""
+        """Return the arrays of all processes, stacked by rank along a new first axis."""
         ...
 
     def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
-        """Start to sum rows with the same index over all processes. Reads the arrays only during the call."""
+        """Start to sum rows of equal index over all processes. Reads the arrays only during the call."""
         ...
 
     def wait_rows(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the indices of all rows in ascending order, and the sums, in new arrays. Raises as `wait` does."""
+        """Return the indices of all rows in ascending order, and the sums. Raises as `wait` does."""
         ...
 
     def start_scattered(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
-        """Start the reduce-scatter `key`, in place. The arrays form one vector. This process gets the sum of its slice.
-
-        copied: As in `start`.
-        """
+        """Start the reduce-scatter of the vector that the arrays form, in place. copied: as in `start`."""
         ...
 
     def start_gather(
         self, key: str, wholes: Sequence[np.ndarray], pieces: Sequence[tuple[int, int, np.ndarray]]
     ) -> None:
-        """Start the all-gather `key` of vectors. It reads `pieces` only during the call.
+        """Start the all-gather of vectors. Reads `pieces` only during the call.
 
-        pieces: The elements of this process: (index of the vector, index of the first element, elements).
+        pieces: This process's (index of the vector, index of the first element, elements).
         """
         ...
 
@@ -138,38 +132,32 @@ class Collectives(Protocol):
 class Channels(Protocol):
     """Sends single values between processes.
 
-    `number` is a tag. Sender and receiver use the same tags in the same order.
+    Sender and receiver use the same tags `number` in the same order.
     """
 
     def send(self, to: int, number: int, key: str, array: np.ndarray) -> None:
-        """Send a copy of an array to the rank `to`. key: the name of the array in error messages."""
+        """Send a copy of an array to the rank `to`. key: its name in error messages."""
         ...
 
     def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], ndim: int) -> np.ndarray:
-        """Return the array that a rank sends. ndim: Its number of axes.
+        """Return the array that the rank `source` sends. ndim: its number of axes.
 
-        Raises RuntimeFailure if it does not arrive, or if another array arrives.
+        Raises RuntimeFailure if no array, or another one, arrives.
         """
         ...
 
 
 class GroupCall(Protocol):
-    """A group of nodes, compiled by its backend."""
-
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Compute, and write the results to `outputs` (None: not used)."""
         ...
 
-    def results(self, inputs: Sequence[Any]) -> Sequence[np.ndarray]:
-        """Compute, and return the results."""
-        ...
+    def results(self, inputs: Sequence[Any]) -> Sequence[np.ndarray]: ...
 
 
 class GroupCalls(Protocol):
-    """Calls backends to compile groups of nodes."""
-
     def call(self, node: Node, constants: Mapping[int, VersionedArray]) -> GroupCall:
-        """Compile a BackendGroup for the types of its operands, or return the call that was compiled before.
+        """Return the compiled call of a BackendGroup for the types of its operands.
 
         constants: The operands that are parameters or constants, by position.
         """

@@ -1,4 +1,4 @@
-"""Collectives in a program, such as all-reduce: one step starts a collective, and another one waits for it."""
+"""Collectives in a program: one step starts a collective, and another one waits for it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ _OPERATORS = (
 
 
 def collective(site: Site) -> Lowering | None:
-    """Return the lowering of an operator that starts a collective or waits for it.
-
-    Returns None for another operator, or if the executor has no collectives.
-    """
+    """Return the lowering of an operator that starts a collective or waits for it, or None."""
     node, collectives = site.node, site.settings.collectives
     if collectives is None or not isinstance(node.op, _OPERATORS):
         return None
@@ -48,7 +45,7 @@ def collective(site: Site) -> Lowering | None:
 
 
 def _kernel(node: Node, collectives: Collectives) -> Kernel:
-    """Return the kernel on arrays of the host. RowSparseAllReduceWait has none, because it returns new arrays."""
+    """Return the kernel on host arrays. RowSparseAllReduceWait has none: it returns new arrays."""
     match node.op:
         case AllReduceStart(key=key):
             return _Start(collectives.start, key, len(node.inputs))
@@ -114,7 +111,7 @@ def _launched(node: Node, sums: DeviceSums) -> Lowering:
 
 
 class _Start:
-    """Starts an all-reduce or a reduce-scatter. Operands outside the memory of the results are copied."""
+    """Starts an all-reduce or reduce-scatter, after copying operands into the memory of the results."""
 
     def __init__(self, begin: Callable[[str, Sequence[np.ndarray], int], None], key: str, count: int):
         self._begin, self._key = begin, key
@@ -124,7 +121,7 @@ class _Start:
         sums, copied = [], 0
         for x, total in zip(inputs, outputs, strict=True):
             assert x is not None, "every operand is present"
-            if total is None:  # the sum is unused here, but the other processes need it
+            if total is None:  # other processes need this sum
                 total, copied = x.copy(), copied + x.nbytes
             elif address_of(x) != address_of(total):
                 np.copyto(total, x)
@@ -134,7 +131,7 @@ class _Start:
 
 
 class _StartGather:
-    """Starts an all-gather of the pieces of all processes. Its results are complete after the step that waits."""
+    """Starts an all-gather. Its results are complete after the step that waits."""
 
     def __init__(self, collectives: Collectives, op: AllGatherStart):
         self._collectives, self._op = collectives, op
@@ -148,8 +145,6 @@ class _StartGather:
 
 
 class _Wait:
-    """Waits for collectives. Its result is 0."""
-
     def __init__(self, collectives: Collectives, keys: tuple[str, ...]):
         self._collectives, self._keys = collectives, keys
 
@@ -161,8 +156,6 @@ class _Wait:
 
 
 class _StartRows:
-    """Starts an all-reduce of rows. Its result is 0."""
-
     def __init__(self, collectives: Collectives, key: str):
         self._collectives, self._key = collectives, key
 

@@ -1,4 +1,4 @@
-"""Nodes whose results have data-dependent shapes: their kernels compute the shapes in the run."""
+"""Nodes whose kernels compute the shapes of the results in each run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from graphkit.ops import Op
 
 
 class DataDependent(Lowering):
-    """A kernel of the native extension for operands of any shapes."""
-
     may_fail = allocates = True
 
     def __init__(self, node: Node, kernel: DataDependentKernel, formals: int, declared: Declarations | None):
@@ -40,7 +38,6 @@ class DataDependent(Lowering):
 
 
 def _input(value: Value | None, location: Location) -> tuple[int, tuple[int, ...]]:
-    """Return the buffer of an operand, or its fixed shape."""
     if value is None:
         return NO_BUFFER, ()
     return (location[0], ()) if has_run_time_size(value) else (NO_BUFFER, value.tensor.static_shape)
@@ -60,10 +57,7 @@ def _shape_check(node: Node, declared: Declarations) -> Callable[[Sequence[Seque
 
 
 def data_dependent(site: Site) -> DataDependent | None:
-    """Return the lowering to a kernel whose results have data-dependent shapes.
-
-    None if the device has no such kernel for the node, or if an operand or result is not a tensor of numbers.
-    """
+    """Return the lowering to a kernel whose results have data-dependent shapes, or None."""
     node = site.node
     values = (*node.operands, *node.outputs)
     if not isinstance(node.op, Op) or not all(has_fixed_size(v) or has_run_time_size(v) for v in values):

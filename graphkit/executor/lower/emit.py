@@ -1,4 +1,4 @@
-"""Writes lowered graphs into a native program. Each operand becomes a location in the arena or in external memory."""
+"""Write lowered graphs into a native program. Each operand becomes a location in the arena or in external memory."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class Emitter:
-    """Writes a lowered graph and its subgraphs into a native program, and numbers the external memory of that program.
+    """Writes a lowered graph and its subgraphs, and numbers the program's external memory.
 
     Attributes:
         sources: The parameters and constants that kernels read.
         calls: The steps of the outermost graph that run in Python.
-        buffers: The numbers of the buffers of the outermost graph, by value.
+        buffers: The buffers of the outermost graph, by value.
         allocates: Whether the program allocates memory in a run.
 
     Args:
-        externals: Number of blocks of external memory that are already numbered: the inputs and results of the program.
+        externals: Number of blocks of external memory for inputs and results of the program.
     """
 
     def __init__(self, externals: int):
@@ -57,8 +57,7 @@ class Emitter:
     def fixed(self, array: VersionedArray, kernel: NativeKernel | None = None, position: int = -1) -> Location:
         """Return the location of a parameter or constant.
 
-        If a kernel is given, return the location of a packed copy, in the layout in which the kernel reads its operand
-        `position`.
+        With a kernel, return the location of its packed copy of the operand `position`.
         """
         layout = "" if kernel is None else kernel.packed_layout(position)
         key = (id(array), layout)
@@ -79,18 +78,15 @@ class Emitter:
     ) -> None:
         """Write the steps of a graph.
 
-        A value with a run-time size is in a buffer, so the locations of such inputs and results must be buffers. The
-        location of a result of known size may be a buffer, too.
+        Inputs and results of run-time size must be in buffers. A result of known size may be in a buffer.
 
         Args:
-            builder: The native builder.
-            lowered: The graph.
             base: Offset of its arena.
-            inputs: Where its inputs are.
-            results: Where its results are: updates, then outputs.
+            inputs: The locations of its inputs.
+            results: The locations of its results: updates, then outputs.
             prefix: Prefix of the steps' names; empty for the outermost graph.
-            copies: Whether to copy results that no step writes directly to `results` (see `Result.owned`). Results of
-                subgraphs are always copied.
+            copies: Whether to copy results that no step writes to `results` (see `Result.owned`). Subgraphs always
+                copy.
         """
         locations = _Locations(self, lowered, base, inputs, results)
         if not prefix:
@@ -132,15 +128,15 @@ class Emitter:
         self, builder: _native.Builder, node: Node, lowering: Lowering, index: int, locations: _Locations, name: str
     ) -> None:
         self.allocates |= lowering.allocates
-        # Steps in Python find their operands themselves. `locations.outputs` would create a buffer for each dynamic
-        # result, but steps in Python may return such results as new arrays.
+        # Steps in Python find their operands themselves. `locations.outputs` would create unused buffers for their
+        # dynamic results.
         inputs = [] if lowering.in_python else locations.inputs(node, lowering)
         outputs = [] if lowering.in_python else locations.outputs(node)
         lowering.emit(Emission(self, builder, name, index, inputs, outputs, locations.scratch(index)))
 
 
 class _Locations(dict[Value | None, Location]):
-    """Where the values of one graph are. The location of a value is found when it is first asked for."""
+    """The locations of the values of one graph, found at first use."""
 
     def __init__(
         self,
@@ -183,7 +179,6 @@ class _Locations(dict[Value | None, Location]):
         return found
 
     def operands(self, node: Node) -> list[Location]:
-        """Return the locations of the operands of a kernel that packs none of them."""
         return [self[v] for v in node.inputs]
 
     def inputs(self, node: Node, lowering: Lowering) -> list[Location]:
@@ -196,7 +191,7 @@ class _Locations(dict[Value | None, Location]):
             if operand is None or position in unread:
                 found.append(ABSENT)
             elif position in packed:
-                # Do not look up this operand: its location would keep the unpacked array in memory, too.
+                # Looking up this operand would keep the unpacked array in memory.
                 array = self._lowered.fixed[self._root[operand]]
                 found.append(self._emitter.fixed(array, packing, position))
             else:

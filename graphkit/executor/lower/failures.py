@@ -15,8 +15,8 @@ from graphkit.named_tuples import NamedTuple
 from graphkit.ops import Op
 from graphkit.ops._op import number_of, value_check
 
-# A loop is short if it runs at most this many steps, in all iterations. Short loops may run after the first step that
-# overwrites a state. From then on, neither the time limit nor Ctrl-C ends the run.
+# A loop of at most this many steps in all iterations is short: it may run after the first overwritten state, when
+# neither the time limit nor Ctrl-C ends the run.
 SHORT_LOOP = 10_000
 
 
@@ -24,8 +24,7 @@ class KnownLoop(NamedTuple):
     """A loop whose number of iterations is known before a run.
 
     Attributes:
-        name: Name of the loop, prefixed with the names of the enclosing loops.
-        trips: The number of iterations.
+        name: Name of the loop, after the names of enclosing loops.
     """
 
     name: str
@@ -34,10 +33,9 @@ class KnownLoop(NamedTuple):
 
 
 def longest_loop(lowered: LoweredGraph, prefix: str = "") -> KnownLoop | None:
-    """Return the loop with the largest known number of iterations; None if there is none.
+    """Return the loop with the largest known number of iterations, or None. Takes linear time.
 
-    Loops in branches, and in loops with an unknown number of iterations, do not count: a run may not reach them. Takes
-    time linear in nodes, including those of subgraphs.
+    Loops that a run may not reach do not count: those in branches, and in loops of unknown length.
     """
     found: KnownLoop | None = None
     for node, lowering in lowered.steps:
@@ -51,7 +49,7 @@ def longest_loop(lowered: LoweredGraph, prefix: str = "") -> KnownLoop | None:
 
 
 def repeated_checks(placement: Placement, lowerings: Iterable[Lowering | None]) -> frozenset[Node]:
-    """Return the steps that check the same operand values as an earlier step, and so cannot fail first.
+    """Return the steps that check the same values as an earlier step, and so cannot fail first.
 
     Takes linear time. lowerings: one for each step; None for a native kernel.
     """
@@ -78,7 +76,7 @@ def _repeated_checks(
 
 
 class _Accepting:
-    """Finds nodes that accept all operand values. Equal operators are examined only once."""
+    """Finds nodes that accept all operand values. Equal operators are examined once."""
 
     def __init__(self) -> None:
         # By the identity of the operator, and by its number.
@@ -86,7 +84,7 @@ class _Accepting:
         self._by_number: dict[int, bool] = {}
 
     def all_values(self, node: Node) -> bool:
-        """Return whether `value_check` is known to return None. False for operators that override `value_check`."""
+        """Return whether `value_check` is known to return None. False for operators that override it."""
         op = node.op
         found = self._known.get(id(op))
         if found is None:
@@ -103,7 +101,7 @@ class _Accepting:
 
 
 def _check_key(part: object, placement: Placement) -> object:
-    """Return a key for an entry of `Op.value_check`. For a tensor, it is the storage and the element type."""
+    """Return a key for an entry of `Op.value_check`. A tensor is identified by storage and element type."""
     if isinstance(part, Value) and isinstance(part.type, TensorType):
         return placement.root.get(part, part), part.type.dtype
     return part
@@ -112,16 +110,16 @@ def _check_key(part: object, placement: Placement) -> object:
 def failing_steps(placement: Placement, lowerings: Sequence[Lowering | None]) -> frozenset[Node]:
     """Return the steps that can fail first: because of values, Python code, iterations or unplanned memory.
 
-    A loop that is not short can fail, because a limit or Ctrl-C can end it. Collectives are left out: they fail only if
-    another process fails.
+    A loop that is not short can fail: a limit or Ctrl-C can end it. Collectives are left out: they fail only if another
+    process does.
 
-    These steps must run before any state is overwritten. If such a step reads the new value of a state, this value is
-    written to separate memory (see `donated_states`). Takes time linear in nodes, including those of subgraphs.
+    These steps must run before any state is overwritten. A new state that such a step reads is written to separate
+    memory (see `donated_states`). Takes linear time.
 
     lowerings: as in `repeated_checks`.
     """
     accepts = _Accepting()
-    # Kernels of the device have operands and results of known sizes.
+    # Operands and results of device kernels have known sizes.
     possible = [
         (node, lowering)
         for node, lowering in zip(placement.steps, lowerings, strict=True)
@@ -146,7 +144,7 @@ def _may_fail(
         return True
     if lowering is not None and lowering.subgraphs:
         is_branch = lowering.trips is None
-        # The iterations of a short loop are compared with their limit before a run, unless the loop is in a branch.
+        # The length of a short loop is checked before a run, unless it is in a branch.
         if not is_branch and (in_branch or lowering.executed_steps > SHORT_LOOP):
             return True
         steps = ((step, graph) for graph in lowering.subgraphs.values() for step in graph.steps)

@@ -1,4 +1,4 @@
-"""Prove that the rows of a graph are independent, from its operators and its types, without a run."""
+"""Prove that the rows of a graph are independent, from its operators and types."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
 from graphkit.passes.core.match import is_op
 
-# Operands of recurrent layers: the axis of the rows with layout=0. With layout=1, it is axis 0 for all of them.
+# Operands of recurrent layers: the axis of the rows with layout=0. With layout=1, it is always 0.
 _RECURRENT = {"x": 1, "sequence_lens": 0, "initial_h": 1, "initial_c": 1}
 
-# Operators that compute along their attribute `axis`, separately for each position along the other axes.
+# Operators that compute along their attribute `axis`, separately along other axes.
 _ALONG_AN_AXIS = ("ArgMax", "ArgMin", "TopK", "Hardmax", "Softmax", "LogSoftmax", "Split")
 
 
 def rows_are_independent(graph: Graph, rows: str) -> bool:
-    """Return whether it can be proved that each row of the outputs depends only on the same row of the inputs.
+    """Return whether each row of the outputs provably depends only on the same row of the inputs.
 
-    If the result is False, the rows may still be independent. Takes linear time. For the arguments, see `why_rows_mix`.
+    If False, rows may still be independent. Takes linear time. Arguments: see `why_rows_mix`.
     """
     return why_rows_mix(graph, rows) is None
 
 
 def why_rows_mix(graph: Graph, rows: str) -> str | None:
-    """Return a clause that names a node or output that may mix rows; None if the rows are independent.
+    """Return a clause that names a node or output that may mix rows, or None.
 
     Args:
-        graph: The graph. A data input has the rows if its first dimension is `rows`. The types of other inputs must
-            not contain this dimension. Passes must have removed nodes that only training needs.
+        graph: The graph. A data input has the rows if its first dimension is `rows`, which types of other inputs must
+            not contain. Passes must have removed nodes that only training needs.
         rows: The name of the dimension that counts the rows.
     """
     proof = _Proof(graph, rows)
@@ -49,8 +49,8 @@ class _Proof:
     """Follows the rows through a graph.
 
     Attributes:
-        examples: Values whose first axis has the rows, each computed from the same row of the inputs.
-        inner: Maps each value that has the rows along another axis to this axis.
+        examples: Values with the rows along axis 0, each computed from the same row of the inputs.
+        inner: The axis of the rows in other values with rows.
         counts: Other values that depend on the number of rows, such as a shape.
     """
 
@@ -62,8 +62,7 @@ class _Proof:
         self.counts: set[Value] = set()
         self._used = {value for node in graph.nodes for value in node.operands} | set(graph.outputs)
         sizes = [size for value in fed for size in _shape(value.type) or ()]
-        # Symbols of the data inputs other than the number of rows. Any other symbol may be computed from the number of
-        # rows.
+        # Other symbols of data inputs. Further symbols may depend on the number of rows.
         self._fixed = {name for size in sizes if isinstance(size, DimExpr) for name in size.symbols} - {rows}
 
     def admits(self, node: Node) -> bool:
@@ -90,8 +89,7 @@ class _Proof:
     def _axes(self, node: Node) -> list[int] | None:
         """Return the axis of the rows in each used result of a node.
 
-        The method is for nodes whose operands or results may have the rows along an axis other than 0. None if the node
-        may mix rows, or if this method does not know its operator.
+        For nodes with rows along an axis other than 0. None if the node may mix rows, or is unknown.
         """
         if not self.counts.isdisjoint(node.operands) or any(_shape(value.type) is None for value in node.operands):
             return None
@@ -101,11 +99,11 @@ class _Proof:
         axes |= {value: self.inner[value] for value in node.operands if value in self.inner}
         is_pointwise = isinstance(node.op, Op) and node.op.pointwise
         if len(set(node.operands)) < len(node.operands) and not is_pointwise:
-            return None  # one value is two operands, such as both table and indices
+            return None  # one value is two operands, such as table and indices
         first, kind = node.operands[0], _shape(node.outputs[0].type) or ()
         if is_op(node, "Transpose", "Unsqueeze") or (is_op(node, "Squeeze") and len(node.operands) > 1):
-            # These operators keep the order of elements along each axis, so the type of the result shows the axis of
-            # the rows. A Squeeze without axes is left out: for a single row, it would remove this axis.
+            # The order along each axis stays: the type of the result shows the axis of the rows. A Squeeze without axes
+            # would remove this axis for a single row.
             return [kind.index(self._rows)] if axes.keys() == {first} and self._rows in kind else None
         if is_op(node, *_ALONG_AN_AXIS):
             return self._along(node, axes)
@@ -118,7 +116,7 @@ class _Proof:
         return self._gathered(node, axes) if is_op(node, "Gather") else None
 
     def _along(self, node: Node, axes: dict[Value, int]) -> list[int] | None:
-        """Return the result of `_axes` for an operator that computes along an axis other than that of the rows."""
+        """Do the same as `_axes` for an operator that computes along an axis other than that of the rows."""
         assert isinstance(node.op, Op)
         first, along = node.operands[0], node.op.attributes().get("axis")
         rank = len(_shape(first.type) or ())
@@ -139,7 +137,7 @@ class _Proof:
         return [(2 if place == 0 else 1) * inner for place, value in enumerate(node.outputs) if value in self._used]
 
     def _aligned(self, node: Node, axes: dict[Value, int]) -> list[int] | None:
-        """Return the result of `_axes` for an operator whose operands broadcast."""
+        """Do the same as `_axes` for an operator whose operands broadcast."""
         ranks = {value: len(_shape(value.type) or ()) for value in node.operands}
         places = {ranks[value] - axis for value, axis in axes.items()}
         if len(places) != 1:
@@ -151,7 +149,7 @@ class _Proof:
         return [max(ranks.values()) - place] * len([value for value in node.outputs if value in self._used])
 
     def _gathered(self, node: Node, axes: dict[Value, int]) -> list[int] | None:
-        """Return the result of `_axes` for a Gather from a table, or along an axis other than that of the rows."""
+        """Do the same as `_axes` for a Gather from a table, or along an axis other than that of the rows."""
         assert isinstance(node.op, Op)
         x, indices = node.operands
         rank, places = len(_shape(x.type) or ()), len(_shape(indices.type) or ())
@@ -163,7 +161,7 @@ class _Proof:
         return [axes[x] if axes[x] < along else axes[x] + places - 1]
 
     def _follow_sizes(self, node: Node, results: Collection[Value]) -> None:
-        """Follow the number of rows through a node that reads only shapes, and values computed from them."""
+        """Follow the number of rows through a node that reads only shapes, and values computed from shapes."""
         axis = self._repeated_axis(node)
         if axis is None:
             self.counts.update(value for value in results if not self._is_fixed(value))
@@ -173,7 +171,7 @@ class _Proof:
             self.inner |= dict.fromkeys(results, axis)
 
     def _repeated_axis(self, node: Node) -> int | None:
-        """Return the axis along which a node repeats the same row for each row of the inputs; None for other nodes."""
+        """Return the axis along which a node repeats one row for each row of the inputs, or None."""
         kind = _shape(node.outputs[0].type) or ()
         axis = kind.index(self._rows) if self._rows in kind else 0
         if not self._has_rows(node.outputs[0], axis):
@@ -189,7 +187,7 @@ class _Proof:
         types = [None if value is None else value.type for value in node.inputs]
         if any(kind is not None and _shape(kind) is None for kind in types):
             return False
-        # The types of the results show whether a new shape keeps the rows along the first axis.
+        # Types of the results show whether a new shape keeps the rows along axis 0.
         if not self.counts.isdisjoint(node.operands) and not is_op(node, "Reshape", "Resize"):
             return False
         if is_op(node, "MaxPool"):
@@ -197,12 +195,12 @@ class _Proof:
         return op.is_batchwise(types, [value in self.examples for value in node.inputs])
 
     def _has_rows(self, value: Value, axis: int = 0) -> bool:
-        """Return whether the size along this axis is the number of rows, and no other size depends on it."""
+        """Whether the size along this axis is the number of rows, and no other size depends on it."""
         shape = _shape(value.type) or ()
         return shape[axis : axis + 1] == (self._rows,) and self._are_known((*shape[:axis], *shape[axis + 1 :]))
 
     def _is_fixed(self, value: Value) -> bool:
-        """Return whether the elements of an integer tensor are known, and do not depend on the number of rows."""
+        """Whether an integer tensor has known elements that do not depend on the number of rows."""
         elements = value.type.value if isinstance(value.type, TensorType) else None
         return elements is not None and self._are_known(elements)
 
@@ -211,5 +209,5 @@ class _Proof:
 
 
 def _shape(kind: Type) -> tuple[int | DimExpr, ...] | None:
-    """Return the shape of a tensor; None if its rank is unknown, or if the value is not a tensor."""
+    """Return the shape of a tensor; None if it is unknown."""
     return kind.shape if isinstance(kind, TensorType) else None

@@ -1,8 +1,7 @@
 """Lower Loop and Scan to a subgraph of a native program, or to kernels on device arrays.
 
-The number of iterations may be known only in a run. In a native program, two kinds of values are in buffers that grow:
-outputs with an unknown number of slices, and states whose size is known only in a run. The step owns a block of working
-memory, which contains the other states and the arena of its body.
+In a native program, outputs with an unknown number of slices and states of run-time size are in buffers that grow.
+Other states and the arena of the body are in a block of working memory.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from graphkit.ops.control.loop_state import output_types
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.sweep import is_control
 
-# Three parts: a function that returns shapes; the location of each of its operands; the `RunTimeOperand` of each.
+# A function that returns shapes; the location of each operand; the `RunTimeOperand` of each operand.
 _ShapesIfEmpty: TypeAlias = tuple[Callable[[Shapes, Shapes], Prepared], list[Location], list[RunTimeOperand]]
 
 
 class Loop(SubgraphStep):
-    """A Loop or a Scan. `native`: its iterations run in a native program."""
+    """A Loop or a Scan. native: its iterations run in a native program."""
 
     def __init__(self, layout: LoopLayout, *, native: bool):
         self.layout = layout
@@ -48,7 +47,7 @@ class Loop(SubgraphStep):
         self.subgraphs = {"body": layout.body}
         known = layout.known_trips
         self.trips = math.inf if known is None else known
-        # Each iteration counts as one step besides its body, so that an empty body does not give infinity * 0.
+        # Each iteration counts as a step besides its body: an empty body must not give infinity * 0.
         self.executed_steps = 1 if known == 0 else self.trips * (1 + layout.body.executed_steps)
         if native:
             self.unread = frozenset() if _has_data_dependent_rows(layout) else layout.unread
@@ -62,7 +61,7 @@ class Loop(SubgraphStep):
         return super().host_reason if may_repeat(self.layout) else "the size of its stacked outputs is data-dependent"
 
     def prepared(self, device: Device, context: InstanceContext, copies: SwapQueue | None = None) -> PreparedLoop:
-        """See SubgraphStep. copies: the queue of copies; needed if there are slices in host memory."""
+        """See SubgraphStep. copies: needed for slices in host memory."""
         body = ArrayBody(device, self.layout.body, context)
         if not may_repeat(self.layout):
             return PreparedLoop(device, self.layout, body, copies)
@@ -100,7 +99,7 @@ class Loop(SubgraphStep):
                 step.writer.copy(step.builder, name, value, inputs[operand], outputs[output])
 
     def _shapes_if_empty(self, inputs: Sequence[Location]) -> _ShapesIfEmpty:
-        """Return how the builder computes the shapes of stacked outputs if no iteration runs."""
+        """Return how the builder computes the shapes of stacked outputs without iterations."""
         node = self.layout.node
         operands = [run_time_operand(v, at) for v, at in zip(node.inputs, inputs, strict=True)]
         outputs = [s.output for s in self.layout.dynamic_stacks]
@@ -113,16 +112,15 @@ def _iteration_limit_error(node: Node, word: int) -> LimitReached:
 
 
 def _has_data_dependent_rows(layout: LoopLayout) -> bool:
-    """Whether stacked slices have data-dependent shapes. If no iteration runs, `_empty_rows` computes the shapes."""
+    """Whether stacked slices have data-dependent shapes."""
     return any(has_run_time_size(s.row) for s in layout.stacked)
 
 
 class _NativeMemory:
     """The locations of a loop's values in each iteration, as arguments for the native builder.
 
-    `states`, `dynamic_states`, `slices` and `stacks` are arguments of the builder's `loop`. `rows`: the locations where
-    the body writes the slices that are stacked. `after`: the location where the body writes each state. Its keys are
-    the inputs of the body that read the states.
+    `states`, `dynamic_states`, `slices` and `stacks` are arguments of the builder's `loop`. `rows`: where the body
+    writes stacked slices. `after`: where the body writes each state, by the input that reads the state.
     """
 
     def __init__(self, layout: LoopLayout, step: Emission):
@@ -145,11 +143,11 @@ class _NativeMemory:
             self._carry(state, _optional(step.outputs[state.output]))
 
     def own(self, offset: int | None) -> Location | None:
-        """A place in the step's block."""
+        """Return a place in the step's block."""
         return None if offset is None else (ARENA, self._base + offset)
 
     def entry(self) -> list[Location]:
-        """Where the inputs of the body are."""
+        """Return the locations of the body's inputs."""
         layout, read = self._layout, self._read
         head = [at for at in (self.own(layout.iteration), self.own(layout.flag_before)) if at is not None]
         return layout.entry(head, self._inputs, lambda state: read[state.before], lambda scan: read[scan.row])
@@ -203,9 +201,9 @@ def _optional(location: Location) -> Location | None:
 
 
 def _empty_rows(node: Node, outputs: Sequence[int], shapes: Shapes, _: Shapes) -> Prepared:
-    """Return the shapes of the slices of these outputs as far as inference knows them; unknown sizes are 0.
+    """Return the shapes of the slices of these outputs, with 0 for unknown sizes.
 
-    outputs: Positions of stacked outputs. shapes: the shapes of the node's operands; None for a static shape.
+    outputs: positions of stacked outputs. shapes: of the node's operands; None for a static shape.
     """
     view = LoopView.of(node)
     scanned = range(len(node.inputs))[view.at_scan_inputs]
@@ -221,10 +219,10 @@ def _empty_rows(node: Node, outputs: Sequence[int], shapes: Shapes, _: Shapes) -
 
 
 def loop(site: Site) -> Loop | None:
-    """Return the lowering of a Loop, or of a Scan over slices along the first axis; None for another node.
+    """Return the lowering of a Loop, or of a Scan along the first axis; None for another node.
 
-    Raises NotNative if the iterations must be interpreted. On a device with its own memory, only the sizes of captures,
-    and of outputs that are stacked an unknown number of times, may be unknown.
+    Raises NotNative if the iterations must be interpreted. On devices, only captures and outputs stacked an unknown
+    number of times may have unknown sizes.
     """
     if not is_control(site.node) or site.node.op.name == "If":
         return None

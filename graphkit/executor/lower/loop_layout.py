@@ -1,4 +1,4 @@
-"""The parts of a Loop or a Scan and the layout of its working memory, which native programs and devices share."""
+"""The parts of a Loop or a Scan and its working memory, for native programs and devices."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class CarriedState(NamedTuple):
         before: Input of the body.
         output: Position of its last value among the node's outputs.
         after: Output of the body.
-        buffers: Where the iterations write the state. A pair: the offsets of two buffers, which take turns. An index of
-            `LoopLayout.stacked`: the slices of this stacked output. None: a buffer outside of the block, because the
-            size is known only in a run.
+        buffers: Where iterations write the state: the offsets of two buffers that take turns; or an index of
+            `LoopLayout.stacked`, whose slices are the state; or None for a buffer of run-time size outside of the
+            block.
     """
 
     operand: int
@@ -57,22 +57,17 @@ class Stacked(NamedTuple):
 class LoopLayout:
     """The parts of a loop, and where they are in its block of working memory.
 
-    Operands and outputs of the node are given by their positions. Offsets count from the beginning of the block. The
-    body's outputs are the condition (if the loop tests one), `states`, and the stacked values that are used.
+    Operands and outputs of the node are given by position, places in the block by offset. The body's outputs are the
+    condition (if tested), `states`, and the used stacked values.
 
     Args:
-        node: The Loop or Scan.
-        body: Its body.
         arena: Offset of the body's arena.
-        trips: The largest number of iterations; -1 if it is not known.
-        states: The states that change.
-        scanned: The operands that are read in slices.
-        unchanged: (operand, output) of the other states. The body reads them like captures.
-        stacked: The outputs that are written in slices.
+        trips: The largest number of iterations, or -1.
+        unchanged: (operand, output) of the other states, which the body reads like captures.
         scratch_bytes: Size of the block.
         iteration: Offset of the iteration number; None for a Scan.
         flag_before: Offset of the condition that the body reads; None for a Scan.
-        flag_after: Offset of the condition that the body writes; None if the condition stays true.
+        flag_after: Offset of the condition that the body writes; None if it stays true.
         copied: Offsets of two buffers for each slice that is copied before or after an iteration.
         hosted: The slices that lie in host memory between iterations.
     """
@@ -99,12 +94,12 @@ class LoopLayout:
 
     @property
     def dynamic_stacks(self) -> tuple[Stacked, ...]:
-        """The outputs for which the number of slices, or the shape of a slice, is known only in a run."""
+        """The outputs whose number or shape of slices is known only in a run."""
         return tuple(s for s in self.stacked if not has_fixed_size(self.node.outputs[s.output]))
 
     @property
     def known_trips(self) -> int | None:
-        """The number of iterations, if it does not depend on values of a run; else None."""
+        """The number of iterations, if it does not depend on run-time values; else None."""
         given = [v for v in self.node.inputs[:2] if v is not None] if self.is_loop else []
         if any(v.tensor.constants is None for v in given) or self.flag_after is not None or self.trips < 0:
             return None
@@ -118,10 +113,7 @@ class LoopLayout:
         return set(captured) - self.body.inputs_read
 
     def bounds(self, inputs: Sequence[T], absent: T) -> tuple[T, T]:
-        """Return the iteration limit and the initial condition of a Loop, from `inputs`.
-
-        If one is missing, `absent` replaces it. A Scan has neither.
-        """
+        """Return the iteration limit and the initial condition of a Loop, or `absent` for missing ones."""
         limit, condition = (*inputs, absent, absent)[:2]
         return (limit, condition) if self.is_loop else (absent, absent)
 
@@ -140,8 +132,7 @@ class LoopLayout:
             inputs: The locations of the operands of the node.
             before: Returns the location of a state.
             row: Returns the location of a slice.
-            captured: Called with an input of the body and the location of the captured operand; returns the location
-                for the body.
+            captured: Takes an input of the body and the captured location; returns the location for the body.
         """
         found = [*head]
         for value in self.body.graph.inputs[len(head) :]:
@@ -163,17 +154,15 @@ class LoopLayout:
         """Return the locations where the body writes its outputs, in their order.
 
         Args:
-            flag: The location of the condition; None if the body writes none.
-            rows: The locations of the slices that are stacked.
-            after: Returns the location of a new state. It is not called for a state that is also a stacked slice.
+            flag: The location of the condition, or None.
+            rows: The locations of stacked slices.
+            after: Returns the location of a new state that is not a stacked slice.
         """
         states = [rows[s.buffers] if isinstance(s.buffers, int) else after(s) for s in self.states]
         return [*([] if flag is None else [flag]), *states, *rows]
 
 
 class Block:
-    """Lays out a block of working memory."""
-
     def __init__(self, size: int = 0) -> None:
         self.size = size
 
@@ -184,11 +173,11 @@ class Block:
 
 
 def layout_of(site: Site) -> LoopLayout:
-    """Return the layout of a Loop or a Scan over slices along the first axis.
+    """Return the layout of a Loop, or of a Scan along the first axis.
 
-    Raises NotNative for other axes, for values that are not tensors of numbers, and if the body cannot be specialised
-    or lowered. Also raises NotNative if the size of a state is known in the body but not after the loop, or the
-    reverse. The same applies if the size of a stacked output is known, but not the size of its slices.
+    Raises NotNative for other axes, values that are not tensors of numbers, and bodies that cannot be lowered. A
+    state's size must be known both in and after the loop, or in neither. The size of a stacked output must not be known
+    without that of its slices.
     """
     node, block = site.node, Block()
     if not all(has_fixed_size(v) or has_run_time_size(v) for v in (*node.operands, *node.outputs)):
@@ -228,7 +217,7 @@ def layout_of(site: Site) -> LoopLayout:
 
 
 def _states(view: LoopView, rows: Sequence[Value], block: Block) -> tuple[list[CarriedState], list[tuple[int, int]]]:
-    """Return the states that change, with their place in `block`, and pairs (operand, output) of the other states."""
+    """Return the states that change, with their place in `block`, and (operand, output) of the others."""
     states: list[CarriedState] = []
     unchanged: list[tuple[int, int]] = []
     free = [*rows]  # each slice can hold at most one state
@@ -250,7 +239,7 @@ def _states(view: LoopView, rows: Sequence[Value], block: Block) -> tuple[list[C
 
 
 def _largest_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
-    """Return the largest number of iterations, or -1 if it is not known."""
+    """Return the largest number of iterations, or -1."""
     for position in scanned:
         length = operand_of(node, position).tensor.known_shape[0]
         if isinstance(length, int):
@@ -266,7 +255,7 @@ def _largest_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
 
 
 def _check_axes(view: LoopView) -> None:
-    """Raise NotNative unless slices are along the first axis, so that each slice is contiguous."""
+    """Raise NotNative unless slices are along the first axis, and thus contiguous."""
     for along in (*view.scan_inputs, *view.scan_outputs):
         shape = along.outer.tensor.shape
         if not shape or along.axis % len(shape):

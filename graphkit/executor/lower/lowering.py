@@ -1,7 +1,7 @@
 """The base class of lowerings, and the lowered graph.
 
-A lowering states the memory that its node needs, and writes the node into a native program. Other modules of this
-package define lowerings; `graphkit.executor.lower.registry` tries them in turn.
+A lowering states the memory that its node needs, and writes the node into a native program.
+`graphkit.executor.lower.registry` tries the lowerings of this package in turn.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ if TYPE_CHECKING:
     from graphkit.executor.lower.collaborators import Channels, Collectives, GroupCalls
     from graphkit.passes.control.specialise import Unspecialised
 
-# How a node is computed, for reports. Views and constants are not steps. "copy": between devices. "swap": a
-# copy to host memory or back, while other steps run. On a device, NCCL executes a collective ("nccl"), or its arrays
-# are copied through host memory ("staged"). "backend": a group of nodes that another engine computes.
+# How a node is computed, for reports. Views and constants are not steps. "copy" is between devices, "swap" to host
+# memory or back. "nccl" and "staged" are collectives on a device: executed by NCCL, or through host memory. "backend"
+# is a group of nodes that another engine computes.
 KernelKind = Literal["native", "interpreted", "view", "constant", "copy", "nccl", "staged", "swap", "backend"]
 
-# Where a value is: (number of a memory block, offset in bytes). ARENA is the arena, and ABSENT is an absent operand.
-# Numbers from 0 are external memory: blocks outside the arena, such as inputs, results and parameters. A buffer is
-# external memory whose size is known only in a run. A buffer also stores the shape of its value.
+# (number of a memory block, offset in bytes). Numbers from 0 are external memory, such as inputs, results and
+# parameters. A buffer is external memory of run-time size, which also stores the shape of its value.
 Location: TypeAlias = tuple[int, int]
 
 ARENA = -1
@@ -47,18 +46,14 @@ class Settings(NamedTuple):
     Args:
         device: The kind of device.
         native: Whether a native program executes the steps.
-        threads: Number of threads.
         deterministic: Whether results must not depend on the number of threads.
         inplace: Whether a result may overwrite an operand.
         share: Whether values may share memory.
         optimize: Whether the graph is rewritten.
-        declared: Declared shapes that inference could neither confirm nor reject. Runs compare tensors with them.
+        declared: Declared shapes that inference could neither confirm nor reject, which runs check.
         sizes_vary: See KernelContext.
-        collectives: Collectives with other processes.
-        channels: Channels that send single values to other processes and receive them.
         tf32: See KernelContext.
         number: The index of the device: 1 for "cuda:1".
-        backends: Compiles the groups of nodes that backends compute.
     """
 
     device: str
@@ -83,16 +78,16 @@ class Settings(NamedTuple):
 
 
 class NotNative(Exception):
-    """A lowering does not apply to a node. The message says why, for the plan."""
+    """A lowering does not apply to a node, for the reason in the message."""
 
 
 if TYPE_CHECKING:
 
     class Writer(Protocol):
-        """The interface of the emitter that lowerings call. It numbers the external memory of one program."""
+        """The part of the emitter that lowerings call."""
 
         def new_external(self) -> int:
-            """Return the number of a new block of external memory. A step of the program sets its address."""
+            """Return the number of a new block of external memory, whose address a step sets."""
             ...
 
         def new_buffer(self) -> Location:
@@ -104,7 +99,7 @@ if TYPE_CHECKING:
             ...
 
         def copy(self, builder: _native.Builder, name: str, value: Value, source: Location, target: Location) -> None:
-            """Write the steps that copy a value. If the target is a buffer, the steps also set its shape."""
+            """Write the steps that copy a value, and set the shape of a target buffer."""
             ...
 
         def graph(
@@ -121,16 +116,13 @@ if TYPE_CHECKING:
 
 
 class Emission(NamedTuple):
-    """The arguments of `Lowering.emit`: where to write the step, and where its operands are.
+    """The arguments of `Lowering.emit`.
 
     Args:
-        writer: The emitter.
-        builder: The native builder.
-        name: Name of the step.
         position: Position of the step in its graph.
-        inputs: Where the operands are.
-        outputs: Where the results are; ABSENT for unused ones.
-        scratch: Where the working memory is.
+        inputs: The locations of the operands.
+        outputs: The locations of the results; ABSENT for unused ones.
+        scratch: The location of the working memory.
     """
 
     writer: Writer
@@ -146,22 +138,18 @@ class Lowering(ABC):
     """How one node runs.
 
     Attributes:
-        kind: How the node is computed, for reports.
         reason: Why no better lowering applies.
         scratch_bytes: Bytes of working memory in the arena.
         inplace: Positions (input, output) that may share memory.
-        packing: The kernel that reads constant operands in its own layout.
+        packing: The kernel that packs constant operands.
         unread: Positions of operands that the step does not read.
-        subgraphs: The graphs that the node runs. The keys are "then" and "else", or "body". The names of their steps
-            contain the key.
+        subgraphs: The graphs that the node runs, by "then" and "else", or "body".
         in_python: Whether the step is a call of Python.
-        may_fail: Whether steps of this class can fail in a run for reasons that `Op.value_check` does not cover,
-            such as an error in Python code.
-        allocates: Whether a native program allocates memory for such steps in a run.
+        may_fail: Whether the step can fail for reasons that `Op.value_check` does not cover.
+        allocates: Whether a native program allocates memory for the step in a run.
         runs_in_subgraph: Whether a device with its own memory can run the step in a subgraph.
-        trips: For a loop, the number of iterations in each run; infinity if it depends on values. None for other nodes.
-        executed_steps: Upper bound of the number of steps in one execution of the node, in all iterations; infinity if
-            unknown.
+        trips: The number of iterations of a loop; infinity if it depends on values. None for other nodes.
+        executed_steps: Upper bound of the steps in one execution of the node, in all iterations.
     """
 
     kind: KernelKind = "native"
@@ -179,16 +167,14 @@ class Lowering(ABC):
     executed_steps: float = 1
 
     @abstractmethod
-    def emit(self, step: Emission) -> None:
-        """Write the node into a native program."""
+    def emit(self, step: Emission) -> None: ...
 
 
 class LoweredGraph(NamedTuple):
     """A graph with the lowering of each node, the order of its steps and its memory.
 
-    It is the graph of a program, a branch, or the body of a loop. The arena of a subgraph is working memory of the step
-    that runs it. `lowerings` belong to `placement.steps`. `fixed` contains the arrays of parameters and constants.
-    Kernels may keep a packed copy of an array until its version changes.
+    The arena of a subgraph is working memory of the step that runs it. `lowerings` belong to `placement.steps`. `fixed`
+    contains the arrays of parameters and constants, whose packed copies are valid until the version changes.
     """
 
     graph: Graph
@@ -200,7 +186,6 @@ class LoweredGraph(NamedTuple):
 
     @property
     def steps(self) -> Iterator[tuple[Node, Lowering]]:
-        """The nodes that are steps, with their lowerings, in the order of the graph."""
         return zip(self.placement.steps, self.lowerings, strict=True)
 
     @property
@@ -215,7 +200,7 @@ class LoweredGraph(NamedTuple):
 
     @property
     def executed_steps(self) -> float:
-        """Upper bound of the number of steps in one execution of the graph, with its subgraphs; infinity if unknown."""
+        """Upper bound of the steps in one execution of the graph, with its subgraphs."""
         return sum(lowering.executed_steps for lowering in self.lowerings)
 
     def contents(self) -> str:
@@ -234,11 +219,10 @@ class LoweredGraph(NamedTuple):
 
 
 def steps_text(count: int) -> str:
-    """Return `1 step`, `20 steps`."""
     return f"{count} step{'s' * (count != 1)}"
 
 
-# Lowers a subgraph. The mapping contains the inputs that are fixed arrays, by position. Raises NotNative.
+# Lowers a subgraph with the inputs that are fixed arrays, by position. Raises NotNative.
 LowerSubgraph: TypeAlias = Callable[[Graph, Mapping[int, VersionedArray]], LoweredGraph]
 
 
@@ -246,12 +230,9 @@ class Site(NamedTuple):
     """A node whose lowering is to be chosen.
 
     Args:
-        settings: The settings of the program.
-        context: The context of the kernel of the node.
         inner: Whether the node is in a subgraph.
-        dynamic: Whether a used result is in dynamic memory, which is not planned.
-        unspecialised: The subgraphs that could not be specialised, and why.
-        lower: Lowers a subgraph.
+        dynamic: Whether a used result is in unplanned memory.
+        unspecialised: Why subgraphs could not be specialised.
         hosted: Outputs of loops that are stacked in host memory.
     """
 

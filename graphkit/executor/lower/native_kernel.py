@@ -28,9 +28,9 @@ def unread_operands(kernel: NativeKernel, node: Node) -> Set[int]:
 
 
 class PreparedKernel(Lowering):
-    """A kernel of the native extension, prepared for exactly these shapes.
+    """A kernel of the native extension for exactly these shapes.
 
-    reads_all: Whether it reads all operands as they are: it has no packed copies of them.
+    reads_all: Whether it packs no operand.
     """
 
     def __init__(self, kernel: NativeKernel, node: Node):
@@ -53,16 +53,15 @@ class PreparedKernel(Lowering):
         outputs: list[Location],
         scratch: Location,
     ) -> None:
-        """Write the step. For the arguments, see Emission."""
+        """Write the step. Arguments: see Emission."""
         operands, results = self._counts
         builder.kernel(name, self.kernel, _padded(inputs, operands), _padded(outputs, results), scratch)
 
 
 class SharedKernels:
-    """Lowerings to kernels of the device. Equal nodes of a graph share one, because kernels have no state.
+    """Lowerings to kernels of the device. Equal nodes of a graph share one: kernels have no state.
 
     Args:
-        placement: The storages of the graph.
         known: The arrays of parameters and constants, by storage.
     """
 
@@ -71,7 +70,7 @@ class SharedKernels:
         self._lowerings: dict[Hashable, PreparedKernel] = {}
 
     def lowerings(self, nodes: tuple[Node, ...], choose: Callable[[Node], Lowering]) -> list[Lowering]:
-        """Return the lowerings of nodes: for each, the lowering of an equal earlier node, or `choose(node)`."""
+        """Return the lowering of each node: that of an equal earlier node, or `choose(node)`."""
         found: list[Lowering] = []
         for node, key in zip(nodes, self._keys(nodes), strict=True):
             # The error of an integer division by zero names the node.
@@ -86,10 +85,10 @@ class SharedKernels:
         return found
 
     def _keys(self, nodes: tuple[Node, ...]) -> list[tuple[Any, ...]]:
-        """Return a key for each node. Keys are equal if the same kernel fits both nodes. All sizes must be known.
+        """Return keys that are equal if the same kernel fits both nodes. All sizes must be known.
 
-        A key contains the ids of constants and of small parameters, so it is valid while these arrays exist. It also
-        says which operands are the same value. Of large parameters, it contains only the types.
+        A key contains ids of constants and of small parameters: it is valid while these arrays exist. It also says
+        which operands are the same value.
         """
         placement, native = self._placement, native_sweeps()
         if native is None:
@@ -119,13 +118,13 @@ def _operator_key(operator: Any) -> Hashable:
 
 
 def _identity(value: Value, kind: TensorType, array: VersionedArray) -> int:
-    """Return the id of an array whose elements a kernel may depend on; 0 if its factory reads no elements."""
-    # Factories read the elements of Constant nodes of any size, but of other arrays only up to MOST_READ_BYTES.
+    """Return the id of an array whose elements a kernel may depend on, else 0."""
+    # Factories read Constant nodes of any size, but other arrays only up to MOST_READ_BYTES.
     return 0 if value.node is None and kind.is_static and kind.nbytes > MOST_READ_BYTES else id(array)
 
 
 def native_kernel(site: Site) -> Lowering | None:
-    """Return the lowering of a node to a kernel of the device; None if a size is unknown, or if there is no kernel."""
+    """Return the lowering of a node to a kernel of the device, or None."""
     if not site.static:
         return None
     kernel = make_kernel(site.settings.device, site.node, site.context)

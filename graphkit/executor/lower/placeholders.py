@@ -1,8 +1,7 @@
-"""Placeholders: numbers that lowering assumes for sizes and elements that are known only at run time.
+"""Placeholders: numbers that lowering assumes for run-time sizes and elements.
 
-Lowering makes a kernel for the assumed numbers. If this succeeds, a kernel is expected for all valid operands. If there
-is no kernel for the operands of a run, the run interprets the node. Invalid operands raise an error in the run.
-Templates use no placeholders, because their sizes stay symbolic.
+If a kernel exists for the placeholders, kernels for all valid operands are expected. If a run finds none, it interprets
+the node. Invalid operands raise an error in the run. Templates use no placeholders: their sizes stay symbolic.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
 from graphkit.ops.image.resize import Resizing
 
-# The placeholder of unknown sizes.
 _PLACEHOLDER = 16
 
 
@@ -27,7 +25,7 @@ _PLACEHOLDER = 16
 
 
 def deciding_operands(node: Node) -> frozenset[int]:
-    """Return the positions of operands with unknown elements that may be needed to prepare a kernel."""
+    """Return the positions of operands with unknown elements that a kernel may need."""
     floats = _deciding_floats(node)
     return frozenset(
         i for i, v in enumerate(node.inputs) if v is not None and _may_decide(v.tensor, floats=i in floats)
@@ -35,10 +33,9 @@ def deciding_operands(node: Node) -> frozenset[int]:
 
 
 def _may_decide(kind: TensorType, *, floats: bool) -> bool:
-    """Return whether an operand has unknown elements that may determine shapes or the kernel.
+    """Whether an operand has unknown elements that may determine shapes or the kernel.
 
-    Such an operand is a scalar or a short vector of integers. floats: Whether its elements are float32 instead of
-    integers.
+    It is then a scalar or a short vector. floats: of float32 instead of integers.
     """
     small = not kind.is_static or kind.nbytes <= MAX_KNOWN_ELEMENTS * kind.dtype.itemsize
     decide = kind.dtype is DType.FLOAT32 if floats else kind.dtype in (DType.INT64, DType.INT32)
@@ -47,7 +44,7 @@ def _may_decide(kind: TensorType, *, floats: bool) -> bool:
 
 
 def _deciding_floats(node: Node) -> tuple[int, ...]:
-    """Return the positions of float operands whose elements are needed to prepare a kernel."""
+    """Return the positions of float operands whose elements a kernel needs."""
     op = node.op
     if not isinstance(op, Resizing):
         return ()
@@ -55,8 +52,7 @@ def _deciding_floats(node: Node) -> tuple[int, ...]:
     return tuple(names.index(name) for name in ("scales", *(("roi",) if op.reads_roi else ())))
 
 
-# A function of (node, placeholders of unknown sizes, number of elements of an operand). It returns the placeholder
-# elements of this operand.
+# (node, placeholders of sizes, number of elements) -> placeholder elements of an operand.
 _Elements: TypeAlias = Callable[[Node, "dict[str, Dim]", int], Sequence[int]]
 
 
@@ -70,12 +66,12 @@ def _axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
 
 
 def _rest(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Return a target shape of Reshape that fits any number of elements: [1, ..., 1, -1]."""
+    """Return a target shape of Reshape for any number of elements: [1, ..., 1, -1]."""
     return [*[1] * (count - 1), -1][:count]
 
 
 def _sizes_of_first(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Return the sizes of the first operand along all axes, or along the axes that the operator names."""
+    """Return the sizes of the first operand along all axes, or along the operator's axes."""
     shape = _first_shape(node, sizes)
     return [shape[axis] for axis in getattr(node.op, "axes", None) or range(count)]
 
@@ -91,13 +87,13 @@ def _parts(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
 
 
 def _padded_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Return the axes along which the first two operands differ in size (the padded ones), then the other axes."""
+    """Return the axes along which the first two operands differ, then the other axes."""
     padded, plain = _first_shapes(node, sizes)
     return sorted(range(len(padded)), key=lambda axis: padded[axis] == plain[axis])[:count]
 
 
 def _padding(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
-    """Return the padding on both sides: half of the difference in size between the first two operands."""
+    """Return the padding: half of the difference in size between the first two operands on each side."""
     named = node.inputs[3].tensor.constants if len(node.inputs) > 3 and node.inputs[3] is not None else None
     padded, plain = _first_shapes(node, sizes)
     more = [padded[axis] - plain[axis] for axis in named or _padded_axes(node, sizes, count // 2)]
@@ -113,7 +109,7 @@ def _first_shape(node: Node, sizes: dict[str, Dim]) -> tuple[int, ...]:
     return node.operands[0].tensor.substitute(sizes).static_shape
 
 
-# Placeholder elements by operator and position. Other operators use _OTHERS.
+# Placeholder elements by operator and position.
 _ZERO, _ONE = _all(0), _all(1)
 _BEYOND = _all(1 << 30)
 _ELEMENTS: dict[str, tuple[_Elements, ...]] = {
@@ -136,10 +132,10 @@ _OTHERS = (_ZERO, _axes)
 
 
 def placeholder_types(node: Node, sizes: dict[str, Dim], by_value: frozenset[int]) -> list[TensorType | None]:
-    """Return the operands' types, with placeholders for unknown sizes and for the elements of operands in `by_value`.
+    """Return the operands' types, with placeholders for unknown sizes, and for elements of `by_value`.
 
-    by_value: Positions of operands whose elements are needed. Raises TypeMismatch if placeholder elements depend on a
-    shape of unknown rank.
+    by_value: Positions of operands whose elements are needed. Raises TypeMismatch if elements depend on a shape of
+    unknown rank.
     """
     return [
         None if v is None else _placeholder_type(node, i, v.tensor, sizes, i in by_value)
@@ -148,7 +144,7 @@ def placeholder_types(node: Node, sizes: dict[str, Dim], by_value: frozenset[int
 
 
 def _placeholder_type(node: Node, position: int, kind: TensorType, sizes: dict[str, Dim], by_value: bool) -> TensorType:
-    """Return the type of one operand with placeholders. by_value: Whether its elements are needed."""
+    """Return the type of one operand with placeholders. by_value: whether its elements are needed."""
     sized = kind.substitute(sizes)
     if not by_value or sized.constants is not None:
         keep = by_value or kind.constants is not None
@@ -166,7 +162,7 @@ def _placeholder_type(node: Node, position: int, kind: TensorType, sizes: dict[s
 
 
 def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
-    """Yield placeholders for the unknown sizes of a node, to be tried in this order. Some apply only to some nodes.
+    """Yield placeholders for the unknown sizes of a node, in the order of trials.
 
     1. The same number for all sizes, except the channels of a convolution, which follow from its weights.
     2. Sizes that fit the operand, or the result, of a Reshape.
@@ -202,11 +198,10 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
 
 
 def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
-    """Return placeholders for unknown sizes that are in the result of a Reshape, but not in its operand.
+    """Return placeholders for sizes of the result of a Reshape that its operand lacks, or None.
 
-    One size is chosen so that the result has as many elements as the operand; all others are 1. If the target shape
-    contains -1, all are 1. Returns None if there are no such sizes, or if no placeholder fits. sizes: the placeholders
-    of the operand.
+    One size is chosen so that both have equally many elements; the others are 1. With -1 in the target shape, all are
+    1. sizes: the placeholders of the operand.
     """
     if node.op.name != "Reshape" or node.operands[0].tensor.shape is None:
         return None
@@ -226,10 +221,9 @@ def _reshaped(node: Node, sizes: dict[str, Dim]) -> dict[str, Dim] | None:
 
 
 def _given_to_reshape(node: Node, unknown: Set[str]) -> dict[str, Dim] | None:
-    """Return placeholders for the unknown sizes of a Reshape's operand, if its result has a known size.
+    """Return placeholders for sizes of a Reshape's operand from the known size of its result, or None.
 
-    One size is chosen so that the operand has as many elements as the result; all others are 1. Returns None if there
-    are no such sizes, or if no placeholder fits.
+    One size is chosen so that both have equally many elements; the others are 1.
     """
     x = node.operands[0].tensor
     if node.op.name != "Reshape" or x.shape is None or not node.outputs[0].tensor.is_static or not unknown:
@@ -264,7 +258,7 @@ def _multiplied(node: Node) -> dict[str, Dim]:
 
 
 def _channels(node: Node) -> dict[str, Dim]:
-    """Return the unknown number of channels of a convolution's data, computed from its weights."""
+    """Return the unknown number of channels of a convolution's data, from its weights."""
     group = getattr(node.op, "group", None)
     if group is None or len(node.operands) < 2:
         return {}

@@ -1,7 +1,7 @@
-"""Constant prepacking: values that depend only on parameters are computed when parameters change, not in every run.
+"""Constant prepacking: values that depend only on parameters are computed when parameters change.
 
-Examples are weights that the graph transposes or casts, and weights into which a pass has folded a batch normalisation.
-A prepacked value becomes an input of the graph, with an array derived from the parameters.
+Examples: transposed or cast weights, and weights with a folded batch normalisation. A prepacked value becomes an input
+of the graph, with a derived array.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.draws import is_random
 from graphkit.passes.core.sweep import rewrite
 
-# Derived arrays up to this size stay in memory. Larger arrays are released when no program refers to them: most of them
-# are read only once, by a kernel that packs them.
+# Larger derived arrays are released when no program refers to them: usually one kernel reads and packs them.
 KEPT_BYTES = 1 << 16
 
-# A node is prepacked only if its results have at most this many times the bytes of its operands, or at most 1024 bytes.
-# The limit saves memory: prepacked results, or packed copies of them, stay in memory between runs.
+# Results with more than this many times the bytes of the operands, and more than 1024 bytes, are not prepacked: they
+# stay in memory between runs.
 GROWTH_LIMIT = 4
 
 
 class _Group:
-    """A graph that reads only parameters and constants. Its outputs are computed together."""
+    """A graph that reads only parameters and constants, and whose outputs are computed together."""
 
     def __init__(self, graph: Graph, sources: Sequence[VersionedArray]):
         self._graph = graph
@@ -46,7 +45,7 @@ class _Group:
         return sum(source.version for source in self._sources)
 
     def get(self, index: int, scratch: Scratch | None = None) -> np.ndarray:
-        """Return an output. If it must be computed, `scratch` is memory for reading the sources."""
+        """Return an output. scratch: memory for reading the sources."""
         scratch = Scratch() if scratch is None else scratch
         with self._lock:
             version = self.version
@@ -65,7 +64,7 @@ class _Group:
 
 
 class DerivedArray:
-    """One output of a group. Like a parameter, it is a VersionedArray."""
+    """One output of a group, as a VersionedArray."""
 
     __slots__ = ("_group", "_index")
 
@@ -86,10 +85,10 @@ class DerivedArray:
 
 
 def prepack(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> tuple[Graph, dict[str, DerivedArray]]:
-    """Return the graph without the nodes of prepacked values, and the arrays of these values. Takes linear time.
+    """Return the graph without prepacked nodes, and the arrays of their values. Takes linear time.
 
-    In the returned graph, each prepacked value is an additional input with the role parameter. The arrays are keyed by
-    the names of these inputs. `parameters`: the inputs that no update writes, with their arrays.
+    Each prepacked value becomes an input with the role parameter, whose name is the key of its array. parameters:
+    inputs that no update writes.
     """
     prepacked = _prepacked_nodes(graph, parameters)
     if not prepacked:

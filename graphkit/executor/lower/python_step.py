@@ -1,7 +1,7 @@
-"""Steps that are calls of Python: kernels that are Python functions, and interpreted nodes.
+"""Steps that are calls of Python: Python kernels, and interpreted nodes.
 
-In a native program, such steps are only in the outermost graph. For interpreted nodes of its subgraphs, see
-`graphkit.executor.lower.run_time_kernel`. Devices with their own memory run some of these steps in subgraphs, too.
+In a native program, such steps are only in the outermost graph (in subgraphs:
+`graphkit.executor.lower.run_time_kernel`). Devices with their own memory run some of them in subgraphs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ ArrayFunction: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class PythonStep(Lowering):
-    """A step for which the program calls Python."""
-
     in_python = True
 
     def __init__(self, kind: KernelKind, reason: str = ""):
@@ -49,8 +47,6 @@ class PythonKernel(PythonStep):
 
 
 class LaunchedStep(PythonStep):
-    """A kernel of a device with its own memory."""
-
     runs_in_subgraph = True
 
     def __init__(self, kernel: LaunchedKernel):
@@ -61,9 +57,9 @@ class LaunchedStep(PythonStep):
 
 
 class PythonFunction(PythonStep):
-    """A function that returns its results as arrays, instead of writing them to planned memory.
+    """A function that returns its results as arrays.
 
-    owned: Whether no result shares memory with an operand. If False, the caller copies results that may share memory.
+    owned: Whether no result shares memory with an operand. Otherwise, the caller copies.
     """
 
     may_fail = True
@@ -75,13 +71,13 @@ class PythonFunction(PythonStep):
 
 
 def launched(site: Site) -> Lowering | None:
-    """Return the lowering to a kernel of a device with its own memory. None if no kernel fits or a size is unknown."""
+    """Return the lowering to a kernel of a device with its own memory, or None."""
     kernel = make_launched(site.settings.device, site.node, site.context) if site.static else None
     return None if kernel is None else LaunchedStep(kernel)
 
 
 def string_function(site: Site) -> Lowering | None:
-    """Return the lowering of a node with strings to a function in Python; None if there is no function for it."""
+    """Return the lowering of a node with strings to a Python function, or None."""
     node = site.node
     if site.inner or not any(_holds_strings(value) for value in (*node.operands, *node.outputs)):
         return None
@@ -107,7 +103,7 @@ def _holds_strings(value: Value) -> bool:
 
 
 def interpreted(site: Site, reason: str) -> Lowering:
-    """Return the lowering to the Python reference implementation of the operator. Every operator has one."""
+    """Return the lowering to the Python reference implementation, which every operator has."""
     if site.dynamic:
         return PythonFunction("interpreted", partial(run_node, site.node), reason)
     return PythonKernel("interpreted", site.node, interpreted_kernel(site.node), reason)

@@ -1,4 +1,4 @@
-"""The rules that lower a node, in the order in which they are tried, and the lowering of whole graphs."""
+"""The rules that lower a node, in the order of trials, and the lowering of whole graphs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from graphkit.passes.core.match import is_op
 if TYPE_CHECKING:
     from graphkit.passes.control.specialise import Unspecialised
 
-# Some rules are for operators that few graphs contain. Each of these imports its module inside the function.
+# Functions that import the modules of seldom operators only for graphs that contain such operators.
 
 
 def _collective(site: Site) -> Lowering | None:
@@ -103,11 +103,11 @@ def _interpreted_in_subgraph(site: Site) -> Lowering | None:
     return interpreted_in_subgraph(site)
 
 
-# Returns the lowering of a node, or None if the rule is for other operators. If the rule is for this operator but does
-# not apply to this node, it raises NotNative with the reason.
+# Returns the lowering of a node, or None for other operators. Raises NotNative, with the reason, if the rule does not
+# apply to this node.
 LoweringRule: TypeAlias = Callable[[Site], Lowering | None]
 
-# Views of known size need no rule. They are not steps, because `place_values` gives them the memory of their operand.
+# Views of known size are not steps: `place_values` gives them the memory of their operand.
 _IN_NATIVE_PROGRAMS: tuple[LoweringRule, ...] = (
     _collective,
     _channel,
@@ -122,12 +122,11 @@ _IN_NATIVE_PROGRAMS: tuple[LoweringRule, ...] = (
     _interpreted_in_subgraph,
 )
 _ON_DEVICES: tuple[LoweringRule, ...] = (_collective, native_kernel, _launched, _branch, _loop)
-# On the CPU without the native extension, If and Loop are interpreted as a whole.
+# Without the native extension, If and Loop are interpreted as a whole.
 _WITHOUT_EXTENSION: tuple[LoweringRule, ...] = (_collective, _backend_group, native_kernel)
 
 
 def _rules(settings: Settings) -> tuple[LoweringRule, ...]:
-    """Return the rules for nodes of a program."""
     if settings.native:
         return _IN_NATIVE_PROGRAMS
     return _WITHOUT_EXTENSION if settings.device == "cpu" else _ON_DEVICES
@@ -146,18 +145,17 @@ def lower_graph(
     """Choose how each node runs, order the steps and lay out the arena.
 
     Args:
-        graph: The graph. Its inputs have static types, except those of an `inner` graph.
-        fixed: The arrays of parameters. Kernels may keep packed copies of them, until their version changes.
-        settings: The settings of the program.
-        unspecialised: The subgraphs that could not be specialised, and why.
+        graph: The graph. Unless it is `inner`, its inputs have static types.
+        fixed: The arrays of parameters. Packed copies are valid until the version changes.
+        unspecialised: Why subgraphs could not be specialised.
         inner: Whether the graph is a subgraph.
-        order: The order of the steps. None: it is chosen here.
+        order: The order of the steps; None: it is chosen.
         hosted: Outputs of loops that are stacked in host memory (see `stacks_on_host`).
     """
     known = {**fixed, **{node.output: node.op.value for node in graph.nodes if isinstance(node.op, Constant)}}
     placement = place_values(graph, swaps=settings.device != "cpu" and not inner, hosted=hosted)
     require_shapes_for(graph.nodes)
-    # Check the memory before kernels are prepared, which may take time and memory in proportion to their results.
+    # Check the memory first: preparing kernels may take time and memory in proportion to their results.
     require_memory_for(placement.steps, placement.used)
 
     def lower(subgraph: Graph, arrays: Mapping[int, VersionedArray]) -> LoweredGraph:
@@ -201,9 +199,9 @@ def _failing_steps(placement: Placement, lowerings: Sequence[Lowering]) -> froze
 
 
 def choose(site: Site) -> Lowering:
-    """Return the lowering of the first rule that applies. If none does, the node is interpreted.
+    """Return the lowering of the first rule that applies. Without a rule, the node is interpreted.
 
-    Raises UnsupportedError for a node that would send or receive values in interpreted code.
+    Raises UnsupportedError for a node that would exchange values in interpreted code.
     """
     reason = ""
     for rule in _rules(site.settings):
@@ -255,7 +253,6 @@ def _lower_subgraph(
 
 
 def _runs_inside(lowering: Lowering, settings: Settings) -> bool:
-    """Return whether a step can run inside a subgraph."""
     if settings.native:
         return not lowering.in_python
     return lowering.runs_in_subgraph

@@ -1,6 +1,6 @@
-"""Nodes whose operands have run-time sizes: a run prepares a kernel for its sizes. Later runs reuse the kernel.
+"""Nodes with operands of run-time sizes: a run prepares a kernel for its sizes, and later runs reuse it.
 
-Lowering tries to make a kernel for placeholder sizes. If there is none, the node is interpreted, and the plan says so.
+If lowering finds no kernel for placeholder sizes, the node is interpreted, and the plan says so.
 """
 
 from __future__ import annotations
@@ -31,25 +31,23 @@ from graphkit.named_tuples import NamedTuple
 from graphkit.ops import Op
 from graphkit.ops.evaluate import failure_of, run_node
 
-# The number of shapes whose kernels are kept, for one node.
+# The number of shapes whose kernels a node keeps.
 _KEPT = 4096
 
-# An operand or result of the native program: its buffer, the bytes of an element, the number of elements (if it has no
-# buffer), and whether shapes depend on its values.
+# A value of the native program: its buffer, bytes of an element, number of elements (without a buffer), and whether
+# shapes depend on its elements.
 RunTimeOperand: TypeAlias = tuple[int, int, int, bool]
 
 Shapes: TypeAlias = Sequence[Sequence[int] | None]
 
 
 class Prepared(NamedTuple):
-    """The implementation of a node for given shapes: a kernel, views, known elements, or a function.
+    """The implementation of a node for given shapes.
 
     Attributes:
-        kernel: The kernel, or None.
-        shapes: The shapes of the results; empty for a function, which returns arrays.
-        views: Pairs (operand, result) of positions: this result is a view of this operand.
-        known: Results whose elements are known: their bytes, by position.
-        function: A function that takes the operands' memory and returns the results.
+        shapes: The shapes of the results; empty for a function.
+        views: Pairs (operand, result): this result is a view of this operand.
+        known: The bytes of results with known elements, by position.
     """
 
     kernel: NativeKernel | None
@@ -73,13 +71,12 @@ class AtRunTime(Lowering):
         """Return the code for these operands.
 
         Args:
-            shapes: For each operand, its shape, or None if its inferred shape is static.
-            values: For each operand, its elements, or None if they are not needed.
+            shapes: The shape of each operand; None if its inferred shape is static.
+            values: The elements of each operand; None if not needed.
         """
 
     def emit(self, step: Emission) -> None:
-        # A kernel expects a location for each operand of the operator, even for optional operands that the node leaves
-        # out.
+        # A kernel expects a location for each operand, even for absent ones.
         padding = max(len(getattr(self.node.op, "formals", ())) - len(step.inputs), 0)
         operands = enumerate(zip(self.node.inputs, step.inputs, strict=True))
         step.builder.dynamic(
@@ -93,7 +90,7 @@ class AtRunTime(Lowering):
 
 
 def run_time_operand(value: Value | None, location: Location, by_value: bool = False) -> RunTimeOperand:
-    """Return the RunTimeOperand of an operand or a result. by_value: Whether its elements determine shapes."""
+    """Return the RunTimeOperand of a value. by_value: whether its elements determine shapes."""
     if value is None or location == ABSENT:
         return NO_BUFFER, 0, 0, False
     kind = value.tensor
@@ -115,10 +112,8 @@ class RunTimeKernel(AtRunTime):
         self._lock = threading.Lock()
 
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
-        """Return the code for these operands; see `AtRunTime.make`.
-
-        Raises RuntimeFailure if the shapes or elements are invalid, and UnsupportedError if there is no kernel for them
-        and GRAPHKIT_STRICT is set.
+        """Raises RuntimeFailure for invalid shapes or elements, and with GRAPHKIT_STRICT UnsupportedError if there is
+        no kernel.
         """
         key = (*(None if s is None else tuple(s) for s in shapes), *(None if v is None else tuple(v) for v in values))
         with self._lock:
@@ -144,16 +139,13 @@ class RunTimeKernel(AtRunTime):
 
     @property
     def known_shapes(self) -> list[tuple[int, ...] | None]:
-        """The shapes of the operands; None for those whose size is known only in a run."""
+        """The shapes of the operands; None for run-time sizes."""
         values = self.node.inputs
         return [v.tensor.static_shape if v is not None and has_fixed_size(v) else None for v in values]
 
     @property
     def result_sizes(self) -> list[list[tuple[int, int]]] | None:
-        """The source of each size of each result: (operand, axis), or (-1, size) for a known size.
-
-        None if a size has another source, or if the shape of a result's rows is unknown.
-        """
+        """The source of each size of each result: (operand, axis), or (-1, size). None if a size has another source."""
         axes: dict[Dim, tuple[int, int]] = {}
         for i, value in enumerate(self.node.inputs):
             for axis, dim in enumerate(() if value is None else value.tensor.shape or ()):
@@ -179,7 +171,7 @@ class RunTimeKernel(AtRunTime):
             bound = _bound(self.node, types)
         except TypeMismatch as error:
             own, text = self.node.describe(), str(error)
-            # Most errors name the node already, with the shapes and elements of this run.
+            # Most errors name the node already.
             is_named = text.startswith(own.partition("(")[0])
             raise RuntimeFailure(text if is_named else f"{own}: {text}") from error
         for declared, output in zip(self.node.outputs, bound.outputs, strict=True):
@@ -204,8 +196,8 @@ class RunTimeKernel(AtRunTime):
 def run_time_kernel(site: Site) -> RunTimeKernel | None:
     """Return the lowering of a node with run-time sizes, or None.
 
-    It is None if nothing can be prepared for the placeholders, if a result has a data-dependent shape, or if a value is
-    not a tensor of numbers. It is also None if all sizes and elements that a kernel needs are known before the run.
+    None if nothing can be prepared for placeholders, a result has a data-dependent shape, a value is not a tensor of
+    numbers, or no size or element is unknown.
     """
     node, declared = site.node, site.settings.declared
     context = site.without_constants._replace(sizes_vary=True)
@@ -220,31 +212,29 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
             try:
                 types = placeholder_types(node, sizes, by_value)
                 found = _prepared(_bound(node, types), context)
-                # If all sizes are known, accept only a kernel: views and known elements may depend on the placeholder
-                # elements.
+                # With known sizes, accept only a kernel: views and known elements may depend on placeholder elements.
                 if found is not None and (found.kernel is not None or not site.static):
                     return RunTimeKernel(node, context, by_value, declared)
-            except GraphkitError:  # a shape is not known, or does not fit others
+            except GraphkitError:  # a shape is unknown, or does not fit others
                 continue
     return None
 
 
 def decided_by_sizes(node: Node) -> bool:
-    """Return whether the shapes of the operands alone determine the shapes of the results, even if unknown sizes are 1.
+    """Whether the shapes of the operands alone determine those of the results, even if unknown sizes are 1.
 
-    Expand is a counterexample. A size above 1 of its operand is also the size of the result. But if the size is 1, the
-    elements of `shape` determine the size of the result.
+    Expand is a counterexample: along an axis of size 1, the elements of `shape` determine the result.
     """
     try:
         ones: dict[str, Dim] = dict.fromkeys(next(assumed_sizes(node)), 1)
         bound = _bound(node, placeholder_types(node, ones, frozenset()))
-    except GraphkitError:  # the sizes are invalid, so no run has them
+    except GraphkitError:  # no run has these sizes
         return True
     return all(has_fixed_size(v) for v in bound.outputs)
 
 
 class InterpretedInSubgraph(AtRunTime):
-    """An interpreted node in a subgraph. Its operands and results are tensors of numbers."""
+    """An interpreted node in a subgraph, on tensors of numbers."""
 
     kind = "interpreted"
 
@@ -262,10 +252,7 @@ class InterpretedInSubgraph(AtRunTime):
 
 
 def interpreted_in_subgraph(site: Site) -> InterpretedInSubgraph | None:
-    """Return the lowering that interprets a node of a subgraph.
-
-    Returns None for a node of the outermost graph, or one whose operands or results are not all tensors of numbers.
-    """
+    """Return the lowering that interprets a node of a subgraph; None for other nodes."""
     node = site.node
     if not site.inner or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
         return None
@@ -273,7 +260,6 @@ def interpreted_in_subgraph(site: Site) -> InterpretedInSubgraph | None:
 
 
 def is_numeric(value: Value) -> bool:
-    """Return whether the value is a tensor of numbers."""
     return has_fixed_size(value) or has_run_time_size(value)
 
 

@@ -1,4 +1,4 @@
-"""Steps that need no kernel: they read only the shape, or one row, of a value with a data-dependent shape."""
+"""Steps without a kernel: they read the shape, or one row, of a value of run-time size."""
 
 from __future__ import annotations
 
@@ -46,10 +46,7 @@ def shape_step(site: Site) -> ShapeStep | None:
 
 
 def row_step(site: Site) -> RowStep | None:
-    """Return the lowering of a Gather of one row, along the first axis, of a value in a buffer.
-
-    Returns None for another node.
-    """
+    """Return the lowering of a Gather of one row of a value in a buffer; None for another node."""
     x, op = _in_buffer(site), site.node.op
     if x is None or not x.rank or not isinstance(op, Gather):
         return None

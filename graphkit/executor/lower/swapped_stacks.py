@@ -1,4 +1,4 @@
-"""Outputs that loops stack in host memory until the loops of the backward pass read them."""
+"""Outputs that loops stack in host memory until loops of the backward pass read them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from graphkit.ir.graph import Node, Value
 from graphkit.passes.core.sweep import elements_read
 from graphkit.passes.training.swap import is_swapped
 
-# Stacks with fewer slices are not swapped, because it would save little memory: each loop that writes or reads slices
-# keeps two of them on the device.
+# Stacks with fewer slices are not swapped: loops keep two slices on the device anyway.
 LEAST_ROWS = 5
 
-# A slice must have at least MIN_BYTES / ROW_PARTS bytes, because each iteration copies one slice, and very small copies
-# are slow.
+# A slice must have at least MIN_BYTES / ROW_PARTS bytes: very small copies are slow.
 ROW_PARTS = 16
 
 
 def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
-    """Return the outputs of loops whose slices are stacked in host memory. Takes linear time.
+    """Return the outputs of loops that are stacked in host memory. Takes linear time.
 
-    The loop that stacks such an output is marked (`is_swapped`). All steps that read the output are loops, and read it
-    slice by slice. The numbers of iterations are known, and the output is large enough (see LEAST_ROWS, ROW_PARTS).
+    The loop must be marked (`is_swapped`), and only loops may read the output, slice by slice. The numbers of
+    iterations are known, and the output is large enough.
 
     lowered: the graph as it would run without swapping.
     """
@@ -45,7 +43,7 @@ def stacks_on_host(lowered: LoweredGraph) -> frozenset[Value]:
 
 
 def _is_alone(row: Value, layout: LoopLayout) -> bool:
-    """Return whether a slice of `layout` occurs only once: it is stacked to one output, and is not a scanned slice."""
+    """Return whether a slice is stacked to one output only, and is not a scanned slice."""
     return [*(s.row for s in layout.scanned), *(s.row for s in layout.stacked)].count(row) == 1
 
 

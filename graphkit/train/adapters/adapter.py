@@ -24,10 +24,10 @@ from graphkit.train.adapters.settings import Lora
 
 # Endings of the names of an adapter's tensors, after the name of the layer, as in peft.
 A, B, MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
-# Lower limit for the length of a row of W + scaling * B A. If such a row and its trained magnitude are 0, the gain is
-# then 0 instead of 0 / 0.
+# Lower limit for the length of a row of W + scaling * B A. A zero row with a zero magnitude then has the gain 0 instead
+# of 0 / 0.
 SHORTEST = 1e-30
-# Metadata keys that the nodes of an adapter copy from the layer: device placement, recomputation, swapping to the host.
+# Metadata keys that the nodes of an adapter copy from the layer.
 _INHERITED = (context.GROUP, "recompute", "swap_memory")
 
 
@@ -35,7 +35,6 @@ class Adapter:
     """The parameters of an adapter, and the nodes that add it to a layer.
 
     Attributes:
-        scaling: The factor on B A.
         dropout: The ratio of the dropout of the adapter's input.
         a: A, [rank, inputs], or [rank, channels, *kernel] of a convolution.
         b: B, [outputs, rank], or [outputs, rank, 1, ...] of a convolution.
@@ -51,7 +50,7 @@ class Adapter:
 
     @classmethod
     def of(cls, layer: Layer, settings: Lora, names: Names) -> Adapter:
-        """Return the adapter of a layer, with new parameters. names: the names that are already in use."""
+        """Return the adapter of a layer, with new parameters. names: names in use."""
         weight = layer.weight.dtype
         dtype = DType.FLOAT32 if weight in HALVES else weight
         ones = (1,) * (len(layer.input_shape) - 1)
@@ -69,7 +68,7 @@ class Adapter:
         return cls(layer, settings.scaling, settings.dropout, a, b, magnitude)
 
     def inside(self, values: Sequence[Value]) -> Adapter:
-        """Return the adapter for a node in a body. values: the inputs of the body that capture A and B."""
+        """Return the adapter for a node in a body. values: inputs of the body that capture A and B."""
         return Adapter(self.layer, self.scaling, self.dropout, values[0], values[1], self.magnitude)
 
     @property
@@ -83,12 +82,11 @@ class Adapter:
     def added_to(self, base: Node, gain: Value | None = None) -> Value:
         """Return the result of a layer with the adapter.
 
-        The node that computes the result has the metadata LORA. To find `base` again, begin at this node, and go from
-        each node to its first operand.
+        The node of the result has the metadata LORA. First operands lead from it back to `base`.
 
         Args:
             base: The node of the layer, with operands in the new graph.
-            gain: With DoRA: the result of the method `gain`. Default: computed from the weight that `base` reads.
+            gain: With DoRA: the result of `gain` (default: for the weight that `base` reads).
         """
         inherited = {key: base.meta[key] for key in _INHERITED if key in base.meta}
         scope = context.current()
@@ -121,7 +119,7 @@ class Adapter:
     def gain(self, weight: Value) -> Value:
         """Return the magnitude of DoRA divided by the length of each row of W + scaling * B A.
 
-        Gradients treat the lengths as constants. weight: W, the weight of the layer without the adapter.
+        Gradients treat the lengths as constants. weight: W, without the adapter.
         """
         assert self.magnitude is not None
         wide = self.wide(weight)
@@ -129,7 +127,7 @@ class Adapter:
         return F.div(self.magnitude, F.max(lengths, scalar_like(SHORTEST, lengths)))
 
     def merged(self, weight: Value) -> Value:
-        """Return the merged weight in the dtype of `weight`. weight: W, the weight of the layer without the adapter."""
+        """Return the merged weight in the dtype of `weight`. weight: W, without the adapter."""
         total = F.add(self.wide(weight), self.delta())
         if self.magnitude is not None:
             outputs, *inputs = (self.layer.outputs, *(1 for _ in self.layer.input_shape))
@@ -138,7 +136,7 @@ class Adapter:
         return F.cast(total, to=weight.dtype) if total.dtype is not weight.dtype else total
 
     def _scaled(self, base: Node, x: Value, change: Value, gain: Value) -> Value:
-        """Return what DoRA adds to the result of a layer: (gain - 1) W x + gain * scaling * B A x."""
+        """Return the addition of DoRA: (gain - 1) W x + gain * scaling * B A x."""
         if self.dropout:
             plain = self._without_bias(base, x)
         else:
@@ -150,10 +148,7 @@ class Adapter:
         return F.add(F.mul(less, plain), F.mul(gain, change))
 
     def _bias(self, base: Node, bias: Value) -> Value:
-        """Return the bias as a term of the layer's result: beta * bias of a Gemm, [1, outputs, 1, ...] of a Conv.
-
-        bias: the third operand of the layer.
-        """
+        """Return beta * bias of a Gemm, or the bias of a Conv as [1, outputs, 1, ...]. bias: the third operand."""
         if isinstance(base.op, Gemm):
             return _times(bias, base.op.beta)
         return F.reshape(bias, (1, -1, *(1 for _ in self.layer.input_shape[1:])))

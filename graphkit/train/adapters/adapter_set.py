@@ -104,7 +104,6 @@ class AdapterSet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the adapters."""
         return tuple(self._arrays)
 
     @property
@@ -176,7 +175,7 @@ class AdapterSet:
         return Model.from_graph(self._adapted.graph, {**self._adapted.params.entries(), **self.feeds(adapter)})
 
     def _read(self, folder: str | Path | Sequence[str | Path], weights: Sequence[float] | None) -> SavedAdapter:
-        """Read the adapter of one folder, or the sum of several. Return it with scaling 1."""
+        """Read the adapter of one folder, or the sum of several, as an adapter of scaling 1."""
         found = read_adapter(self._base, folder, weights, _OWNER, self._layers)
         return combined(self._base, self._layers, [found], [1.0], _OWNER)
 
@@ -204,7 +203,7 @@ class AdapterSet:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """Return an array after making it read-only, because `AdapterSet.feeds` returns it to the user."""
+    """Users get these arrays from `AdapterSet.feeds`."""
     array.flags.writeable = False
     return array
 

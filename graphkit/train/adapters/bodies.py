@@ -15,22 +15,18 @@ from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
 class Scope:
     """A graph, or the body of an If, Loop or Scan, with its fixed values.
 
-    A value is fixed if it does not change between runs, because it depends only on parameters, constants and unchanged
-    states (see `FixedValues`).
+    A value is fixed if it depends only on parameters, constants and unchanged states (see `FixedValues`).
 
     Attributes:
-        graph: The graph or body.
-        path: Names of the nodes around a body, each followed by a dot; "" for the outermost graph.
+        path: Names of the nodes around a body, each followed by a dot.
     """
 
     def __init__(self, graph: Graph, path: str, captures: Mapping[Value, Value] | None, slices: set[Value]):
         """Find the fixed values of `graph`.
 
         Args:
-            graph: The graph or body.
-            path: See `Scope`.
-            captures: Maps each input of a body that captures a fixed value to this value in the outermost graph. None
-                if `graph` is the outermost graph.
+            captures: For each input of a body that captures a fixed value: this value in the outermost graph. None for
+                the outermost graph.
             slices: Inputs of a body that are slices of fixed values.
         """
         self.graph, self.path = graph, path
@@ -41,20 +37,17 @@ class Scope:
             self._follow()
 
     def fixed(self, value: Value | None) -> Value | None:
-        """Return the value of the outermost graph that equals `value`; None if `value` is not fixed."""
+        """Return the value of the outermost graph that equals `value`; None if it is not fixed."""
         if self._fixed is None:
             return None if value is None else self._outer.get(value)
         return value if value is not None and value in self._fixed else None
 
     def is_sliced(self, value: Value) -> bool:
-        """Return whether a value is computed from slices of fixed values.
-
-        Each iteration of a Scan reads another slice, so the value differs between iterations.
-        """
+        """Return whether a value is computed from slices of fixed values: it differs between iterations of a Scan."""
         return value in self._slices
 
     def _follow(self) -> None:
-        """Find the fixed values of a body, and build nodes that compute them in the outermost graph."""
+        """Find the fixed values of a body, and compute them in the outermost graph."""
         for node in self.graph.nodes:
             operands = [self._outer.get(v) for v in node.operands]
             if is_random(node.op):
@@ -66,7 +59,6 @@ class Scope:
                 self._slices.update(node.outputs)
 
     def bodies(self) -> Iterator[Scope]:
-        """Yield the bodies of the If, Loop and Scan nodes of this graph."""
         for node in filter(is_control, self.graph.nodes):
             scanned = () if is_if(node) else LoopView.of(node).scan_inputs
             slices = [s for s in scanned if self.fixed(s.outer) is not None or self.is_sliced(s.outer)]
@@ -82,7 +74,7 @@ class Scope:
 
 
 def scopes(graph: Graph) -> Iterator[Scope]:
-    """Yield a graph, then all bodies in it: each after the graph or body that contains it."""
+    """Yield a graph, then all bodies in it, outer before inner."""
     pending = [Scope(graph, "", None, set())]
     while pending:
         scope = pending.pop(0)
@@ -98,14 +90,13 @@ def replace_nodes(
     inputs: Mapping[Value, Value] | None = None,
     extra_inputs: Sequence[Value] = (),
 ) -> Graph:
-    """Replace nodes of a graph and of the bodies in it. Bodies capture what the replacements read.
+    """Replace nodes of a graph and its bodies. Bodies capture the values that the replacements need.
 
     Args:
         needs: The nodes to replace, each with the values of the new outermost graph that its replacement reads.
-        replace: `replace(node, operands, values)` returns one value per output. `values` are the values that `needs`
-            lists for the node. For a node in a body, they are the inputs of the body that capture these values.
-        inputs: Values that replace graph inputs.
-        extra_inputs: Values that are appended to the graph inputs.
+        replace: `replace(node, operands, values)` returns one value per output. `values` are those of `needs`, or in a
+            body the inputs that capture them.
+        extra_inputs: Further graph inputs.
     """
 
     def rewritten(
@@ -130,7 +121,7 @@ def replace_nodes(
 
 
 def _needed(node: Node, needs: Mapping[Node, Sequence[Value]]) -> list[Value] | None:
-    """Return the values that `needs` lists for nodes in the bodies of `node`; None if it lists no such node."""
+    """Return the values that `needs` lists for nodes in the bodies of `node`, or None."""
     if not is_control(node):
         return None
     replaced = [inner for body in node.op.subgraphs().values() for inner in all_nodes(body) if inner in needs]

@@ -28,11 +28,9 @@ def read_adapter(
     """Return the adapters of one folder, or the weighted sum of the adapters of several folders.
 
     Args:
-        model: The model without adapters.
-        folder: The folder or folders.
         weights: A factor for each folder (default: 1).
         owner: Name of the calling function, for messages.
-        layers: The layers of the model by name, if they are known.
+        layers: The layers of the model by name, if known.
 
     Raises:
         UsageError: A folder has no adapters, they do not belong to the model, or they cannot be added.
@@ -62,12 +60,11 @@ def read_adapter(
 def combined(
     model: Model, layers: Mapping[str, Layer], saved: Sequence[SavedAdapter], factors: Sequence[float], owner: str
 ) -> SavedAdapter:
-    """Return an adapter of scaling 1 that is the sum of factor * scaling * B A over `saved`.
+    """Return the sum of factor * scaling * B A over `saved`, as an adapter of scaling 1.
 
-    The matrices A are stacked, and so are the matrices B. The rank is the sum of the ranks. Other arguments: as for
-    `check_layers`.
+    The matrices A are stacked, and so are the matrices B: the ranks add up. Other arguments: as for `check_layers`.
 
-    Raises UsageError for DoRA, and for parameters besides adapters that cannot be added.
+    Raises UsageError for DoRA, and for other parameters that cannot be added.
     """
     names = dict.fromkeys(name for each in saved for name in each.settings.layers)
     for each in saved:
@@ -87,7 +84,7 @@ def combined(
 
 
 def _parts(saved: SavedAdapter, layer: Layer, factor: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return A, and B multiplied by factor and scaling. Both are 0 if the layer has no adapter."""
+    """Return A, and B times factor and scaling. Both are 0 if the layer has no adapter."""
     a, b = (value.tensor for value in Adapter.of(layer, saved.settings, Names()).parameters)
     if layer.name not in saved.settings.layers:
         return np.zeros(a.static_shape, a.dtype.numpy), np.zeros(b.static_shape, b.dtype.numpy)
@@ -100,8 +97,8 @@ def _others(
 ) -> dict[str, np.ndarray]:
     """Return the trained parameters that belong to no adapter.
 
-    Raises UsageError if two folders contain such a parameter of the same name, if a folder with such a parameter has a
-    factor other than 1, or if a layer with adapters uses such a parameter.
+    Raises UsageError if two folders contain the same parameter, if its folder has a factor other than 1, or if a layer
+    with adapters uses it.
     """
     found: dict[str, np.ndarray] = {}
     origin: dict[str, Path] = {}

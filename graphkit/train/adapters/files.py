@@ -69,7 +69,7 @@ def adapter_parameters(model: Model) -> tuple[str, ...]:
 
 
 def parameters_of(model: Model, settings: Lora) -> tuple[list[str], list[str]]:
-    """Return the names of the parameters of adapters, and of the other parameters that are trained with them."""
+    """Return the names of the parameters of adapters, and of other trained parameters."""
     found = adapters_of(model.graph, settings).values()
     names = list(dict.fromkeys(model.graph.name_of(v) for adapter in found for v in adapter.parameters))
     known = set(names)
@@ -77,7 +77,7 @@ def parameters_of(model: Model, settings: Lora) -> tuple[list[str], list[str]]:
 
 
 def described(model: Model) -> str:
-    """Return a line about the adapters of a model: their kind, and how many layers and parameters they have."""
+    """Return a line about the adapters of a model: kind, layers and parameters."""
     settings = settings_of(model, "gk.lora")
     names, others = parameters_of(model, settings)
     layers = {adapter.layer.name: None for adapter in adapters_of(model.graph, settings).values()}
@@ -182,7 +182,7 @@ def set_adapter(model: Model, folder: str | Path) -> None:
 
 
 def _assign(model: Model, saved: SavedAdapter) -> None:
-    """Store the arrays in the model. Raises InvalidModel if one does not fit; then none changes."""
+    """Store the arrays in the model. If one does not fit, raises InvalidModel, and none changes."""
     arrays = {}
     for name in saved.arrays:
         if name not in model.params:

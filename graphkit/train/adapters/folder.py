@@ -1,4 +1,4 @@
-"""Read folders of adapters, in the form of peft, and check that they fit the layers of a model."""
+"""Read folders of adapters in peft's format, and check that they fit a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from graphkit.train.adapters.settings import Lora
 # The beginning of each name in peft's files.
 PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<layer>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_magnitude_vector)(\.weight)?")
-# Settings of peft that graphkit does not support, with the values that have no effect and are accepted.
+# Settings of peft that graphkit does not support, and their accepted values, which have no effect.
 _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "lora_bias": (False,),
@@ -38,7 +38,7 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "use_qalora": (False,),
     "alora_invocation_tokens": ({}, []),
 }
-# Settings of peft that must be lists of names. Each value: the types that are accepted besides a list.
+# Settings of peft that must be lists of names, or have one of these types.
 _OF_NAMES: Mapping[str, tuple[type, ...]] = {"target_modules": (str,), "modules_to_save": ()}
 
 
@@ -46,9 +46,9 @@ class SavedAdapter(NamedTuple):
     """The adapters of a folder.
 
     Attributes:
-        settings: The settings of the adapters. `settings.layers` are the names of the layers.
-        arrays: The arrays by the names that `gk.lora` gives to parameters.
-        others: The names of the parameters that are trained besides adapters.
+        settings: The settings; `settings.layers` are the names of the layers.
+        arrays: The arrays, by the parameter names of `gk.lora`.
+        others: The names of other trained parameters.
     """
 
     folder: Path
@@ -57,7 +57,7 @@ class SavedAdapter(NamedTuple):
     others: tuple[str, ...]
 
     def fitted(self, name: str, kind: TensorType) -> np.ndarray:
-        """Return the array of a parameter in its type. Raises InvalidModel if the array is missing or does not fit."""
+        """Return the array of a parameter in its type. Raises InvalidModel if it is missing or does not fit."""
         file = self.folder / WEIGHTS
         if name not in self.arrays:
             raise InvalidModel(f"{file} lacks {PREFIX}{name}")
@@ -138,14 +138,11 @@ def check_layers(model: Model, layers: Mapping[str, Layer], saved: SavedAdapter,
     """Check that adapters fit a model.
 
     Args:
-        model: The model without adapters.
-        layers: Its layers by name.
-        saved: The adapters.
         owner: Name of the calling function, for messages.
 
     Raises:
         UsageError: The model lacks a layer or a parameter of the adapters.
-        InvalidModel: A tensor is missing, belongs to no layer, or has another shape or type than the layer needs.
+        InvalidModel: A tensor is missing, surplus, or of the wrong shape or type.
     """
     known = set(saved.others)
     for name in saved.settings.layers:
@@ -154,7 +151,7 @@ def check_layers(model: Model, layers: Mapping[str, Layer], saved: SavedAdapter,
                 f"{owner}: {saved.folder} contains an adapter of layer {name!r}, but {titled(model.graph, 'model')} "
                 f"has no such layer{did_you_mean(name, layers)}"
             )
-        # Check the shape before `Adapter.of` makes parameters: a damaged file may give any rank.
+        # A damaged file may give any rank: check the shape before `Adapter.of` makes parameters.
         shape, given = (saved.settings.rank, *layers[name].input_shape), saved.arrays[f"{name}.{A}"].shape
         if given != shape:
             raise InvalidModel(

@@ -1,4 +1,4 @@
-"""Find the layers of a graph that can have adapters, and give each a name."""
+"""Find the layers of a graph that can have adapters, and name them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ from graphkit.text import listed
 from graphkit.train.adapters.bodies import Scope, scopes
 
 _T = TypeVar("_T")
-# Operators of layers that can have adapters.
 KINDS = ("MatMul", "Gemm", "Conv")
-# Ending of the names of weights, and of the scales of quantised weights. The part before it is the name of the layer.
+# Ending of the names of weights and of scales of quantised weights, after the name of the layer.
 _ENDING = re.compile(r"(?<=.)[._/]weight([._](Q[48]_)?scales?)?$")
-# Some exporters name a result after its node, with this ending.
+# An ending that some exporters add to the name of a node to name its result.
 _RESULT = re.compile(r"[/_]output_\d+$")
-# Metadata key of nodes in files from PyTorch's exporter: the paths of the layer's module and of the modules around it.
+# Metadata key in files of PyTorch's exporter: the paths of the modules around a node, the innermost last.
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
@@ -38,11 +37,10 @@ class Layer(NamedTuple):
     """A layer with a weight that does not depend on the data.
 
     Attributes:
-        name: The name of the layer, the same in each export of a network as far as possible.
-        nodes: The nodes that apply the weight, in the graph or in bodies. Several nodes share one adapter.
-        weight: The weight as the first node reads it: a parameter, or a value that is computed from parameters and
-            constants. If the node is in a body, this is an equal value of the outermost graph (see `Scope.fixed`).
-        aliases: Other names by which the layer is found: those of its nodes and of its weight.
+        name: The name of the layer, the same in each export of a network if possible.
+        nodes: The nodes that apply the weight, in the graph or in bodies. They share one adapter.
+        weight: The weight that the first node reads, or the equal value of the outermost graph (see `Scope.fixed`).
+        aliases: The names of the layer's nodes and weight.
     """
 
     name: str
@@ -56,7 +54,7 @@ class Layer(NamedTuple):
 
     @property
     def outputs_first(self) -> bool:
-        """Whether axis 0 of the weight counts outputs; otherwise it is axis 1."""
+        """Whether axis 0 of the weight counts outputs; otherwise axis 1 does."""
         op = self.nodes[0].op
         return isinstance(op, Conv) or (isinstance(op, Gemm) and op.transB)
 
@@ -67,13 +65,13 @@ class Layer(NamedTuple):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one row of A: the number of inputs; for a convolution, also the sizes of the kernel."""
+        """The shape of one row of A: number of inputs, and sizes of the kernel of a convolution."""
         shape: tuple[int, ...] = self.weight.tensor.static_shape
         return shape[1:] if self.is_conv else (shape[1 if self.outputs_first else 0],)
 
 
 class Refused(NamedTuple):
-    """A node that has weights but cannot have an adapter: the names by which it is found, and the reason."""
+    """A node with weights that cannot have an adapter: its names, and the reason."""
 
     names: tuple[str, ...]
     reason: str
@@ -82,13 +80,9 @@ class Refused(NamedTuple):
 def select_layers(graph: Graph, patterns: Sequence[str], owner: str) -> list[Layer]:
     """Return the layers whose names match one of the patterns.
 
-    A pattern that is the exact name of a layer selects only this layer, even if it contains brackets.
+    The exact name of a layer selects only this layer, even if it contains brackets.
 
-    If a pattern matches both layers that can have adapters and layers that cannot, a warning lists the latter.
-
-    Args:
-        patterns: Names or glob patterns.
-        owner: Name of the calling function, for messages.
+    A warning lists matching layers that cannot have adapters, if another one can.
 
     Raises:
         UsageError: A pattern matches no layer that can have an adapter, or two layers have the same name.
@@ -120,7 +114,7 @@ def select_layers(graph: Graph, patterns: Sequence[str], owner: str) -> list[Lay
 
 
 def _by_name(named: Iterable[tuple[_T, Sequence[str]]]) -> dict[str, list[_T]]:
-    """Return a dict of name to the items with this name. An item may have several names."""
+    """Return the items by name. An item may have several names."""
     found: dict[str, list[_T]] = {}
     for item, names in named:
         for name in dict.fromkeys(names):
@@ -129,7 +123,7 @@ def _by_name(named: Iterable[tuple[_T, Sequence[str]]]) -> dict[str, list[_T]]:
 
 
 def _matching(pattern: str, by_name: Mapping[str, list[_T]], exact: Collection[str]) -> list[_T]:
-    """Return the items named `pattern` if `exact` contains it, otherwise the items that match it as a glob."""
+    """Return the items named `pattern` if `exact` contains it, otherwise those that match it as a glob."""
     if pattern in exact:
         return by_name.get(pattern, [])
     matching = (item for name, items in by_name.items() if fnmatchcase(name, pattern) for item in items)
@@ -137,7 +131,7 @@ def _matching(pattern: str, by_name: Mapping[str, list[_T]], exact: Collection[s
 
 
 def _unmatched(graph: Graph, pattern: str, layers: Sequence[Layer], others: Sequence[Refused]) -> str:
-    """Return the text of the error for a pattern that matches no layer."""
+    """Return the error for a pattern that matches no layer."""
     if others:
         return (
             f"the layers that match {pattern!r} cannot have adapters: "
@@ -150,7 +144,7 @@ def _unmatched(graph: Graph, pattern: str, layers: Sequence[Layer], others: Sequ
 
 
 def find_layers(graph: Graph) -> tuple[list[Layer], list[Refused]]:
-    """Return the layers that can have adapters and the nodes that cannot, including those in loops and branches.
+    """Return the layers that can have adapters and the nodes that cannot, including bodies.
 
     The layers of a body come after those of the graph around it.
     """
@@ -184,7 +178,7 @@ def find_layers(graph: Graph) -> tuple[list[Layer], list[Refused]]:
 
 
 class _Place(NamedTuple):
-    """A node that applies a weight, the graph or body that contains it, and the weight in the outermost graph."""
+    """A node with a weight, its graph or body, and the weight in the outermost graph."""
 
     scope: Scope
     node: Node
@@ -192,12 +186,11 @@ class _Place(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name of the node."""
         return _dotted(_label(self.node) or f"{self.scope.path}{self.scope.graph.node_name(self.node)}")
 
 
 def _orientation(node: Node) -> str:
-    """Return the kind of layer and the axis of the outputs, as text. Nodes that share an adapter have equal texts."""
+    """Return the kind of layer and the axis of its outputs. Nodes that share an adapter agree in both."""
     return "Conv" if isinstance(node.op, Conv) else f"matrix {isinstance(node.op, Gemm) and node.op.transB}"
 
 
@@ -224,7 +217,7 @@ def _reason(node: Node, scope: Scope) -> str:
 
 
 class _Keys:
-    """Keys of values: two values have equal keys if the same operators compute them from the same leaves."""
+    """Two values have equal keys if the same operators compute them from the same leaves."""
 
     def __init__(self) -> None:
         self._known: dict[Value, Any] = {}
@@ -252,18 +245,16 @@ def leaves_of(value: Value) -> set[Value]:
 
 
 def _uses(scopes: Sequence[Scope], weights: set[Value], keys: _Keys) -> dict[Value, set[Any]]:
-    """Return how each graph input is used: a set with the keys of the weights that are computed from it.
+    """Return how each graph input is used: the keys of weights that depend on it, and None for other uses.
 
-    The set also contains None if anything else reads the input.
-
-    weights: the weights of the layers, as values of the outermost graph.
+    weights: the weights of the layers in the outermost graph.
     """
     uses: dict[Value, set[Any]] = {}
     for scope in scopes:
         for node in scope.graph.nodes:
             if all(scope.fixed(v) is not None for v in node.outputs):
                 continue
-            # Leave out the captures of a loop or branch: the scopes of its bodies show what reads them.
+            # The scopes of bodies show what reads the captures of control flow.
             count = len(node.inputs) - (capture_count(node) if is_control(node) else 0)
             for position, operand in enumerate(node.inputs[:count]):
                 value = scope.fixed(operand)
@@ -279,9 +270,9 @@ def _uses(scopes: Sequence[Scope], weights: set[Value], keys: _Keys) -> dict[Val
 
 
 def _layer_name(graph: Graph, place: _Place, uses: dict[Value, set[Any]]) -> str:
-    """Return the name of a layer: the name of its weight, of its module in PyTorch, or of its node.
+    """Return the name of a layer: of its weight, of its module in PyTorch, or of its node.
 
-    The name of the weight is used only if nothing else, such as an embedding, reads its parameter.
+    The weight's name is used only if nothing else, such as an embedding, reads its parameter.
     """
     parameters = [v for v in leaves_of(place.weight) if v.role == "parameter"]
     if len(parameters) == 1 and len(uses[parameters[0]]) == 1:
@@ -292,9 +283,9 @@ def _layer_name(graph: Graph, place: _Place, uses: dict[Value, set[Any]]) -> str
 
 
 def _label(node: Node) -> str:
-    """Return the name of a node. If it has none, return the name of its result without the ending `_RESULT`.
+    """Return the name of a node, else of its result without the ending `_RESULT`.
 
-    Nodes lose their names if the model is upgraded to newer operators.
+    An upgrade of the model to newer operators removes the names of nodes.
     """
     return node.name or _RESULT.sub("", node.output.name)
 
@@ -304,13 +295,13 @@ def _dotted(name: str) -> str:
 
 
 def _path(node: Node) -> str:
-    """Return the path of the module that a node is exported from, such as `encoder.attn.q`; "" if it is not known."""
+    """Return the path of the module of a node, such as `encoder.attn.q`; "" if unknown."""
     try:
         scopes = ast.literal_eval(node.meta.get(_SCOPES, ""))
         if isinstance(scopes, list) and len(scopes) > 1 and isinstance(scopes[-2], str) and scopes[-2]:
             return str(scopes[-2])
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        pass  # the node is not from such a file
+        pass  # the file has no such metadata
     name = _label(node)
     parts = name.strip("/").split("/")
     return ".".join(parts[:-1]) if name.startswith("/") else ""
@@ -324,9 +315,9 @@ def _names(node: Node, weight: Value | None, graph: Graph) -> tuple[str, ...]:
 
 
 def _distinct(layers: Mapping[_Place, Layer]) -> list[Layer]:
-    """Return the layers with distinct names. Layers with equal names get the names of their nodes instead.
+    """Return the layers with distinct names. Equal names are replaced by those of nodes.
 
-    If these are equal, too, they get the names of the surrounding loops and branches as prefixes.
+    If these are equal, too, the names of surrounding loops and branches are added.
     """
     counts = Counter(layer.name for layer in layers.values())
     named = {p: x._replace(name=p.label) if counts[x.name] > 1 else x for p, x in layers.items()}

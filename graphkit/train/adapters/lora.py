@@ -23,7 +23,7 @@ from graphkit.train.adapters.layers import Layer, leaves_of, select_layers
 from graphkit.train.adapters.settings import Lora
 from graphkit.train.selection import matching
 
-# `evaluated` computes arrays in groups of at most this many bytes. It computes a larger array alone.
+# `evaluated` computes arrays in groups of at most this many bytes.
 _BATCH = 1 << 28
 
 
@@ -110,7 +110,6 @@ def adapted(
 
 
 def check_without_adapters(model: Model, owner: str) -> None:
-    """Raise UsageError if a model has adapters."""
     if has_adapters(model.graph):
         raise UsageError(
             f"{owner}: {titled(model.graph, 'model')} has adapters already; merge them into its weights "
@@ -121,10 +120,10 @@ def check_without_adapters(model: Model, owner: str) -> None:
 def _needs(
     graph: Graph, layers: Sequence[Layer], adapters: Mapping[str, Adapter], inputs: Mapping[Value, Value]
 ) -> dict[Node, Sequence[Value]]:
-    """Return the values that the nodes of layers with adapters read: A, B, and in a body the gain of DoRA.
+    """Return the values that the layers' nodes read: A, B, and in a body the gain of DoRA.
 
-    The gain does not change between the iterations of a loop, so it is computed outside the loop. inputs: Values that
-    replace graph inputs.
+    The gain is computed outside of loops, because it does not change between iterations. inputs: replacements of graph
+    inputs.
     """
     found: dict[Node, Sequence[Value]] = {}
     outermost = set(graph.nodes)
@@ -139,7 +138,7 @@ def _needs(
 
 
 def _trained(graph: Graph, patterns: Sequence[str], owner: str) -> set[Value]:
-    """Return the float parameters that match one of the patterns. Raises UsageError if a pattern matches none."""
+    """Return the float parameters that match a pattern. Raises UsageError if a pattern matches none."""
     names = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter" and v.dtype.is_float}
     found: set[Value] = set()
     for pattern in patterns:
@@ -153,7 +152,7 @@ def _trained(graph: Graph, patterns: Sequence[str], owner: str) -> set[Value]:
 
 
 def _magnitudes(model: Model, layers: Sequence[Layer], adapters: Mapping[str, Adapter]) -> dict[str, np.ndarray]:
-    """Return the initial magnitudes of DoRA by name: the length of each row of the weight."""
+    """Return the initial magnitudes of DoRA by name: the lengths of the weight's rows."""
     lengths = {}
     for layer in layers:
         adapter = adapters[layer.name]
@@ -163,9 +162,9 @@ def _magnitudes(model: Model, layers: Sequence[Layer], adapters: Mapping[str, Ad
 
 
 def evaluated(model: Model, values: Sequence[Value]) -> Iterator[np.ndarray]:
-    """Yield the arrays of values with static shapes that depend only on parameters and constants of a model.
+    """Yield the arrays of values that depend only on parameters and constants.
 
-    The values are computed in groups of at most _BATCH bytes, so that not all arrays are in memory at once.
+    Groups of at most _BATCH bytes are computed together: only one group is in memory.
     """
     batch: list[Value] = []
     size = 0

@@ -36,7 +36,7 @@ def settings_of(model: Model, owner: str) -> Lora:
 def adapters_of(graph: Graph, settings: Lora) -> dict[Node, Adapter]:
     """Return the nodes that add an adapter to a layer, with the adapter.
 
-    Raises InvalidModel if the graph was changed, so that a part of an adapter is missing or does not fit.
+    Raises InvalidModel if a part of an adapter is missing or does not fit.
     """
     values = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter"}
     found: dict[Node, Adapter] = {}
@@ -59,10 +59,7 @@ def adapters_of(graph: Graph, settings: Lora) -> dict[Node, Adapter]:
 def _adapter(
     base: Node, weight: Value | None, name: str, values: Mapping[str, Value], settings: Lora
 ) -> Adapter | None:
-    """Return the adapter of a layer; None if a part is missing or has another shape than the layer needs.
-
-    weight: the weight of the layer, as a value of the outermost graph.
-    """
+    """Return the adapter of a layer; None if a part is missing or has a wrong shape. weight: in the outermost graph."""
     if weight is None or not weight.tensor.is_static:
         return None
     if weight.rank != 2 and not isinstance(base.op, Conv):
@@ -78,7 +75,7 @@ def _adapter(
 
 
 def _base(node: Node | None) -> Node | None:
-    """Follow first operands from `node`, and return the first MatMul, Gemm or Conv; None if there is none."""
+    """Follow first operands from `node` to the first MatMul, Gemm or Conv. None if there is none."""
     current = node
     while current is not None and not is_op(current, *KINDS):
         operand = current.inputs[0] if current.inputs else None
@@ -143,7 +140,6 @@ class _Merged(NamedTuple):
     Attributes:
         parameter: A new parameter without a name.
         operand: The value that the layer reads: the parameter, or its transpose.
-        array: The array of `parameter`.
         origin: The parameter that it replaces; None if the weight was computed, for example dequantised.
     """
 
@@ -154,19 +150,19 @@ class _Merged(NamedTuple):
 
 
 def _stored(adapter: Adapter) -> Value:
-    """Return the weight with the adapter, in the layout in which the model stores the weight."""
+    """Return the merged weight in the layout in which the model stores it."""
     merged = adapter.merged(adapter.layer.weight)
     return merged if _transpose_of(adapter.layer.weight) is None else F.transpose(merged, perm=(1, 0))
 
 
 def _transpose_of(weight: Value) -> Node | None:
-    """Return the node that computes the weight by transposing a parameter; None if there is no such node."""
+    """Return the node that computes the weight by transposing a parameter, or None."""
     node = producer(weight, "Transpose")
     return node if node is not None and permutation(node) == (1, 0) and _is_parameter(first(node)) else None
 
 
 def _merged(weight: Value, array: np.ndarray) -> _Merged:
-    """Return the merged weight of a layer. weight: the old weight that the layer reads. array: see `_stored`."""
+    """Return the merged weight of a layer. weight: the old weight. array: see `_stored`."""
     transpose = _transpose_of(weight)
     origin = first(transpose) if transpose is not None else weight if _is_parameter(weight) else None
     attrs = {} if origin is None else _unfrozen(origin)
@@ -179,7 +175,6 @@ def _is_parameter(value: Value) -> bool:
 
 
 def _unfrozen(value: Value) -> dict[str, object]:
-    """Return the attributes that a parameter had before `gk.lora` froze it."""
     frozen = value.attrs.get(FROZEN_BY) == LORA
     return {k: x for k, x in value.attrs.items() if not frozen or k not in ("trainable", FROZEN_BY)}
 
@@ -187,8 +182,7 @@ def _unfrozen(value: Value) -> dict[str, object]:
 def _in_order(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged]) -> list[Value]:
     """Return the inputs of the merged graph.
 
-    A merged weight takes the place of the old weight, or comes after it if the graph still reads the old weight.
-    Weights that replace no parameter come last.
+    A merged weight replaces the old weight, or comes after it if it is still read. Weights without `origin` come last.
     """
     found: list[Value] = []
     still_read = set(kept)
@@ -202,10 +196,7 @@ def _in_order(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged
 
 
 def _named(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged]) -> dict[Value, Value]:
-    """Map each merged parameter to a copy that has a name.
-
-    The name is that of the replaced weight, or `<layer>.weight`.
-    """
+    """Return a named copy of each merged parameter. The name is that of the replaced weight, or `<layer>.weight`."""
     names = Names(graph.name_of(v) for v in kept)
     still_read = set(kept)
     found = {}

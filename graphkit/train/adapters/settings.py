@@ -56,12 +56,11 @@ class Lora:
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     def to_text(self) -> str:
-        """Return the settings as a JSON object, for metadata."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> Lora:
-        """Parse the result of `to_text`. Raises InvalidModel if the text has another form."""
+        """Parse the result of `to_text`. Raises InvalidModel for other texts."""
         try:
             found = json.loads(text)
             return cls(**{field.name: found[field.name] for field in fields(cls)})
@@ -72,7 +71,7 @@ class Lora:
 def check_differentiable(graph: Graph) -> None:
     """Raise UsageError if a model with DoRA has no StopGradient: its gradients would be wrong.
 
-    ONNX has no StopGradient, so a model loses it when it is written to an .onnx file.
+    A model loses StopGradient when it is written to an .onnx file.
     """
     if has_adapters(graph) and Lora.from_text(graph.meta[LORA]).dora and "StopGradient" not in graph.operators:
         raise UsageError(
@@ -81,18 +80,16 @@ def check_differentiable(graph: Graph) -> None:
         )
 
 
-# The texts of booleans in options.
 _BOOLEANS = {"true": True, "false": False}
 
 
 def from_options(given: Mapping[str, str], layers: Sequence[str], option: str, layers_option: str) -> Lora | None:
-    """Return the settings from the options of a command line; None without options.
+    """Return the settings from command-line options; None without options.
 
     Args:
         given: Texts by name, such as `{"rank": "8"}`.
-        layers: Patterns of layers.
-        option: Name of the option for `given`, for messages.
-        layers_option: Name of the option for `layers`, for messages.
+        option: The option for `given`, for messages.
+        layers_option: The option for `layers`, for messages.
     """
     if not given:
         if layers:

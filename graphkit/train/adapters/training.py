@@ -15,15 +15,13 @@ from graphkit.train.selection import matching
 
 
 def model_to_train(net: Model, settings: Lora, train: Sequence[str], seed: int | None) -> Model:
-    """Return the model with adapters: a new one, or `net` if it has adapters with the same settings.
+    """Return the model with adapters: a new one, or `net` if it has adapters with these settings.
 
     Args:
-        settings: The settings of the adapters.
-        train: Names or glob patterns of the parameters that are trained besides the adapters.
-        seed: Seed of the adapters.
+        train: Names or glob patterns of other trained parameters.
 
     Raises:
-        UsageError: The model has adapters with other settings, or a pattern of `train` matches only frozen parameters.
+        UsageError: The model has other adapters, or a pattern of `train` matches only frozen parameters.
     """
     if not has_adapters(net.graph):
         return adapted(net, settings, train, seed=seed, owner="Trainer: lora")

@@ -1,4 +1,4 @@
-"""Data parallelism: every rank has the whole model, and programs all-reduce losses and gradients while they run."""
+"""Data parallelism: every rank has the whole model, and programs all-reduce losses and gradients."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from graphkit.train.programs.weights import TOTAL_WEIGHT, mean_of
 
 
 class AllReduce(LocalExchange):
-    """An Exchange that all-reduces losses and gradients, in buckets, while the backward pass runs.
+    """All-reduces losses and gradients, in buckets, while the backward pass runs.
 
-    shard: Each rank stores the optimizer states of a slice of each bucket, and updates that slice.
+    shard: Each rank stores and updates the optimizer states of its slice of each bucket.
     """
 
     def __init__(self, spec: StepSpec, kvstore: KVStore, shard: bool):
@@ -36,15 +36,15 @@ class AllReduce(LocalExchange):
         if shard:
             _check_sharded(spec, kvstore.transport.compresses)
         ordered, device = spec.options["deterministic"], spec.options["device"]
-        # With more than two ranks, the bits of the sum of a gradient may depend on which other gradients are in its
-        # bucket. So deterministic runs use buckets of a fixed size.
+        # With more than two ranks, the bits of a sum may depend on its bucket: deterministic runs use buckets of a
+        # fixed size.
         limit = kvstore.transport.bucket_bytes(fixed=ordered)
         dense = {i: t.value for i, t in enumerate(spec.trained) if not t.lazy}
         place = (kvstore.rank, kvstore.num_workers) if shard else None
         self.buckets = all_reduce.make_buckets(spec.graph, dense, limit, kvstore.transport.compresses, place)
         self.collectives = kvstore.transport.collectives(ordered, device, _host_reason(spec, kvstore, ordered))
         self.collectives.fingerprinted = all_reduce.LOSS
-        # The program that this rank runs if it has no samples, and the executor of that program.
+        # The program of this rank if it has no samples.
         self.idle_program: Graph | None = None
         self._idle_executor: Executor | None = None
         super().__init__(spec)
@@ -54,8 +54,7 @@ class AllReduce(LocalExchange):
         self._options["collectives"] = self.collectives
         if spec.accumulate > 1:
             programs = steps.split_step(spec.graph, spec.trained, spec.rule, self.buckets)
-            # Collectives on a device are part of a program. So a rank without samples needs a program even if it only
-            # all-reduces the loss.
+            # Collectives on a device need a program, even to all-reduce only the loss.
             on_device = self.collectives.on_device is not None
             self.idle_program = steps.split_idle_step(spec.graph, programs[0], spec.rule, on_device)
             return list(programs)
@@ -67,8 +66,8 @@ class AllReduce(LocalExchange):
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
         if samples_of(feeds, size):
             return super().run(feeds, size, rate, accumulated)
-        # There are fewer samples than ranks, and this rank has none. It still takes part in all all-reduces. Its random
-        # state advances as on the other ranks, because a checkpoint stores one random state for all.
+        # This rank has no samples, but takes part in all all-reduces. Its random state advances, because a checkpoint
+        # stores one random state for all ranks.
         results = self._run_idle(rate) if self.spec.accumulate == 1 else self._accumulate_idle()
         self.executors[0].advance()
         return results
@@ -85,7 +84,7 @@ class AllReduce(LocalExchange):
         return self._idle_executor.run(feeds)
 
     def _accumulate_idle(self) -> dict[str, Any]:
-        """Take part in the all-reduces of loss and statistics. Raises NotFinite if the ranks with samples raise it."""
+        """Take part in the all-reduces of loss and statistics. Raises NotFinite if the ranks with samples do."""
         if self.idle_program is not None:
             results = self._run_idle(None)
         else:
@@ -157,7 +156,7 @@ class AllReduce(LocalExchange):
 
 
 def _host_reason(spec: StepSpec, kvstore: KVStore, ordered: bool) -> str:
-    """Return why the CPU must all-reduce gradients, or "" if the GPUs can do it. All ranks get the same result."""
+    """Return why the CPU must all-reduce gradients, or "". All ranks get the same result."""
     if kvstore.transport.compresses:
         return "gradients are compressed on the CPU (compression)"
     if any(t.lazy for t in spec.trained):
@@ -171,7 +170,6 @@ def _host_reason(spec: StepSpec, kvstore: KVStore, ordered: bool) -> str:
 
 
 def _check_sharded(spec: StepSpec, compresses: bool) -> None:
-    """Raise UsageError if the optimizer states of this step cannot be sharded."""
     sharded.check_elementwise(spec.rule.optimizer)
     if lazy := [t.name for t in spec.trained if t.lazy]:
         raise UsageError(

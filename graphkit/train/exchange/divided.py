@@ -27,25 +27,24 @@ from graphkit.train.programs import step as steps
 from graphkit.train.programs.weights import BATCH_WEIGHT
 from graphkit.train.states import kinds, state_type
 
-# Lanes of messages. Messages in one lane between the same two ranks arrive in order. FORWARD and BACKWARD are for the
-# passes of a pipeline, GATHER for parameters and states that rank 0 gathers, COPIES for copies of parameters that
-# several stages read, and COPY_GRADIENTS for their gradients.
+# Lanes of messages: within a lane, messages between two ranks arrive in order. GATHER is for parameters and states that
+# rank 0 gathers, COPIES for parameters that several stages read.
 FORWARD, BACKWARD, GATHER, COPIES, COPY_GRADIENTS = range(5)
 
 
 class DividedModel:
     """Base of the Exchanges that divide a model among ranks.
 
-    A subclass sets `programs`, `executors` and `store`, and runs batches.
+    Subclasses set `programs`, `executors` and `store`, and run batches.
 
     Args:
-        spec: The step of the whole model. The parameters of other ranks are released.
+        spec: The step of the whole model. Parameters of other ranks are released.
         division: Which rank computes which groups.
         owners: The rank of each parameter and state, by name.
-        output_rank: The rank that computes the output that metrics use.
+        output_rank: The rank of the output that metrics use.
 
     Raises:
-        UsageError: There are row-sparse updates. All ranks raise it.
+        UsageError: There are row-sparse updates.
     """
 
     programs: list[Graph]
@@ -56,7 +55,7 @@ class DividedModel:
     counts_every_step = False
     divides_model = True
     compressing: Sequence[int] = ()
-    # Not measured: a rank of a divided model waits for values of other ranks in every step.
+    # Not measured: a rank waits for values of other ranks in every step.
     waited_seconds = 0.0
     timed_collectives: Sequence[TimedCollective] = ()
 
@@ -77,7 +76,7 @@ class DividedModel:
         self.slots = initial_slots(spec, types, {name: kind for name, kind in types.items() if self.keeps(name)})
 
     def _receive_initial_values(self) -> None:
-        """Receive initial values from rank 0, one array after the other. Release the arrays that other ranks store."""
+        """Receive initial values from rank 0, one array after the other. Release the arrays of other ranks."""
         for name in list(self._params):
             array = self._kvstore.broadcast(name, self._params[name])
             if self.keeps(name):
@@ -86,7 +85,6 @@ class DividedModel:
                 self._params.release(name, self._owner_clause(name))
 
     def _slot_types(self) -> dict[str, TensorType]:
-        """Return the types of the slots of all parameters, by name."""
         types = {steps.STEP: TensorType(DType.INT64, ())}
         for parameter in self.spec.trained:
             kind = parameter.value.tensor
@@ -98,13 +96,13 @@ class DividedModel:
     # --- which rank stores which arrays ----------------------------------------------------------
 
     def _rank_of(self, name: str) -> int | None:
-        """Return the rank that stores a parameter, a state or a slot. None: all ranks store it."""
+        """Return the rank that stores a parameter, a state or a slot; None if all ranks store it."""
         if name in self.owners:
             return self.owners[name]
         return self.owners.get(name.rpartition("/")[0], None if name == steps.STEP else 0)
 
     def _owner_clause(self, name: str) -> str:
-        """Return a clause that names the rank of a released array, for the error if the array is read."""
+        """Return a clause that names the rank of a released array, for errors."""
         rank = self._rank_of(name)
         assert rank is not None, "only arrays of other ranks are released"
         return f"rank {rank}, which computes with it"
@@ -150,10 +148,10 @@ class DividedModel:
     # --- one batch -------------------------------------------------------------------------------
 
     def return_outputs(self, wanted: bool) -> None:
-        """Do nothing: outputs stay on the rank that computes them."""
+        """Do nothing: outputs stay on their rank."""
 
     def send_ahead(self, feeds: Mapping[str, Any]) -> None:
-        """Do nothing: the step itself copies the micro-batches to the device."""
+        """Do nothing: the step copies the micro-batches to the device."""
 
     def update(self, total: float, rate: float) -> None:
         raise AssertionError("with groups, every step contains its update")
@@ -162,7 +160,7 @@ class DividedModel:
         """Do nothing: ranks exchange values within a step."""
 
     def _check(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Raise InputError for a micro-batch that does not fit the graph. All ranks raise it."""
+        """Raise InputError on all ranks if a micro-batch does not fit the graph."""
         types = self._data_types
         for name in batch:
             if name not in types:
@@ -173,9 +171,9 @@ class DividedModel:
 
     @contextlib.contextmanager
     def _failing_together(self) -> Iterator[None]:
-        """Context of a step: if this rank fails, notify the other ranks, which may wait for it.
+        """Context of a step: if this rank fails, notify the other ranks.
 
-        NotFinite needs no notification: all ranks raise it.
+        All ranks raise NotFinite: it needs no notification.
         """
         try:
             yield
@@ -187,15 +185,15 @@ class DividedModel:
             raise
 
     def _discard_step(self) -> None:
-        """Discard the values of a failed step. Subclasses override it."""
+        """Discard the values of a failed step."""
 
     # --- many steps ------------------------------------------------------------------------------
 
     def synchronise(self) -> None:
-        """Do nothing: only one rank stores each parameter."""
+        """Do nothing: each parameter is on one rank."""
 
     def publish(self) -> None:
-        """Do nothing: only one rank stores each parameter."""
+        """Do nothing: there are no servers."""
 
     def residuals(self) -> dict[str, np.ndarray]:
         return {}
@@ -205,7 +203,6 @@ class DividedModel:
 
     @property
     def _computes_output(self) -> bool:
-        """Whether this rank computes the output that metrics use."""
         return self._kvstore.rank == self.output_rank
 
     def values(self, measured: Sequence[Metric]) -> dict[str, float]:
@@ -229,10 +226,7 @@ class DividedModel:
 
 
 class BatchWeights:
-    """Computes the weight of a batch outside of its step, on every rank, from inputs and targets alone.
-
-    Args:
-        graph: The training graph.
+    """Computes the weight of a batch on every rank, from inputs and targets alone.
 
     Attributes:
         graph: The training graph without its output BATCH_WEIGHT.
@@ -262,21 +256,17 @@ class BatchWeights:
         )
 
     def weight(self, feeds: Mapping[str, Any]) -> float | None:
-        """Return the weight of a batch or micro-batch; None if it is the number of samples.
-
-        feeds: arrays by input name.
-        """
+        """Return the weight of a batch or micro-batch; None if it is the number of samples."""
         if self._executor is None:
             return None
         return float(self._executor.run({name: feeds[name] for name in self._inputs})[BATCH_WEIGHT])
 
 
 def kind_of(store: ParamStore, name: str) -> Kind:
-    """Return the dtype and the number of axes of a stored array, which the receiver of a message must know."""
+    """Return the dtype and rank of a stored array, which the receiver of a message must know."""
     kind = store.type_of(name)
     return Kind(kind.dtype.numpy, len(kind.static_shape))
 
 
 def output_of(graph: Graph, name: str) -> Value:
-    """Return the output of a graph by its name."""
     return graph.outputs[graph.output_names.index(name)]

@@ -1,4 +1,4 @@
-"""How a model and its batches are divided among ranks: the settings `groups`, `micro_batches` and `batch_axes`."""
+"""The division of a model and its batches among ranks: `groups`, `micro_batches` and `batch_axes`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,8 @@ class Division:
 
     Args:
         groups: The rank of each group.
-        micro_batches: Number of micro-batches in a batch.
         axes: The axis of each input and target that counts samples, 0 by default. With None, every micro-batch gets the
             whole array.
-        store: The KVStore of the ranks.
-        inputs: Names of the model's inputs.
     """
 
     def __init__(
@@ -41,9 +38,9 @@ class Division:
         return partition(graph, self.groups, self.store.num_workers, like)
 
     def is_pipeline(self, graph: Graph) -> bool:
-        """Return whether the ranks form a pipeline, that is, the dependencies between them have no cycle.
+        """Whether the dependencies between ranks have no cycle.
 
-        Raises UsageError if there is a cycle and `micro_batches` is above 1, because micro-batches need a pipeline.
+        Raises UsageError if there is a cycle and `micro_batches` is above 1.
         """
         try:
             self.stages(graph)
@@ -56,7 +53,7 @@ class Division:
         return True
 
     def follow(self, data: Any) -> None:
-        """Use the batch axes that a data set declares for its inputs, unless the user has set them."""
+        """Use the batch axes that a data set declares, unless the user has set them."""
         if axes := getattr(data, "axes", {}):
             names = self.inputs if len(data.names) == len(self.inputs) == 1 else data.names
             self.axes = {
@@ -68,14 +65,14 @@ class Division:
         return [{name: self.slice(name, array, part) for name, array in feeds.items()} for part in parts]
 
     def slice(self, name: str, array: Any, part: slice) -> Any:
-        """Return the samples of one micro-batch from the array of an input or target."""
+        """Return the samples of one micro-batch from an array."""
         axis = self.axes.get(name, 0)
         if axis is None or not np.ndim(array):
             return array
         return np.asarray(array)[(slice(None),) * axis + (part,)]
 
     def samples(self, feeds: Mapping[str, Any], size: int | None) -> int:
-        """Return the number of samples in the feeds. Raises InputError if it is 0, or differs between arrays."""
+        """Return the number of samples. Raises InputError if it is 0, or differs between arrays."""
         found = {
             n: np.shape(a)[axis] for n, a in feeds.items() if np.ndim(a) and (axis := self.axes.get(n, 0)) is not None
         }
@@ -101,12 +98,12 @@ def division_of(
 ) -> Division | None:
     """Return the Division of these settings of a Trainer, or None without groups.
 
-    Raises UsageError if micro-batches are set without groups, if the store is not a `dist_sync` of several ranks, or if
-    a conflicting setting is set.
+    Raises UsageError for micro-batches without groups, a store that is not a `dist_sync` of several ranks, or a
+    conflicting setting.
 
     Args:
         groups, micro_batches, axes, store, inputs: See `Division`.
-        conflicting: Maps each setting that cannot be combined with groups to whether the user has set it.
+        conflicting: Whether the user has set a setting that conflicts with groups, by setting.
     """
     if not groups:
         if micro_batches != 1:

@@ -1,4 +1,4 @@
-"""The interface of Exchanges, through which a Stepper runs training steps, alone or together with other ranks."""
+"""The interface of Exchanges, which run training steps, alone or together with other ranks."""
 
 from __future__ import annotations
 
@@ -28,13 +28,9 @@ class StepSpec:
     """The description of a training step.
 
     Attributes:
-        graph: The training graph. Its first output is the loss, and the outputs of the model follow.
-        trained: The trained parameters.
-        rule: How gradients become updates.
-        params: All parameters and states of the model.
+        graph: The training graph. Its outputs are the loss, then those of the model.
         output: Name of the model's output that metrics use.
         options: Settings of the executors.
-        accumulate: Number of batches whose gradients are averaged for one update.
         recompute, swap_memory: See `gk.settings.Memory`.
     """
 
@@ -52,7 +48,7 @@ class StepSpec:
 class Gathered(NamedTuple):
     """The states that a checkpoint stores besides the parameters.
 
-    residuals: residuals of gradient compression, by rank.
+    residuals: of gradient compression, by rank.
     """
 
     states: Mapping[str, np.ndarray]
@@ -64,30 +60,27 @@ class Inference(Protocol):
 
     @property
     def outputs(self) -> Sequence[str]:
-        """Names of the outputs. The first one is the loss if the graph has one."""
+        """Names of the outputs, the loss first if the graph has one."""
 
     def session(self) -> AbstractContextManager[None]:
-        """Context around the runs of an evaluation. If the model is divided among ranks, every rank must enter it."""
+        """Context around the runs of an evaluation. Collective if the model is divided among ranks."""
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the outputs by name. If ranks divide the model, return only the outputs that this rank computes."""
+        """Return the outputs by name. If ranks divide the model, return only this rank's outputs."""
 
 
 class Exchange(Protocol):
     """Builds the programs of a training step, and runs them together with the other ranks.
 
-    A program here is a graph. Its Executor compiles the graph for the shapes of each batch. "Collective" means that
-    every rank must make the call.
+    "Collective" means that every rank must make the call.
     """
 
-    # Names of the trained parameters.
     trained: tuple[str, ...]
-    # The programs of a step, and their executors. The first program runs on each batch.
+    # The programs of a step. The first one runs on each batch.
     programs: list[Graph]
     executors: list[Executor]
     # States of the optimizer, of accumulation and of moving averages.
     slots: ParamStore
-    # Parameters and slots.
     store: JointStore
 
     @property
@@ -96,19 +89,18 @@ class Exchange(Protocol):
 
     @property
     def counts_every_step(self) -> bool:
-        """Whether skipped updates and batches without samples count as updates, so that ranks have equal counts."""
+        """Whether skipped updates and batches without samples count as updates. Ranks then have equal counts."""
 
     @property
-    def divides_model(self) -> bool:
-        """Whether each rank stores only a part of the parameters."""
+    def divides_model(self) -> bool: ...
 
     # --- one batch -------------------------------------------------------------------------------
 
     def return_outputs(self, wanted: bool) -> None:
-        """Set whether `run` returns the outputs of the model. If not, they may stay in the memory of the device."""
+        """Set whether `run` returns the outputs of the model. If not, they may stay on the device."""
 
     def send_ahead(self, feeds: Mapping[str, Any]) -> None:
-        """Begin to copy the arrays of a later batch to the device. Any thread may call it."""
+        """Begin to copy a later batch to the device. Any thread may call it."""
 
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
         """Run the forward and backward pass on a batch, and the update unless gradients are accumulated.
@@ -116,14 +108,12 @@ class Exchange(Protocol):
         Return the outputs by name. For a rank without samples, they contain the loss only if ranks all-reduce it.
 
         Args:
-            feeds: Inputs and targets by name. Entries may be added.
+            feeds: Inputs and targets by name; entries may be added.
             size: Number of samples, or None for the length of the first array.
-            rate: Learning rate of the update.
-            accumulated: Number of batches of the same update that were already accumulated.
+            accumulated: Number of earlier batches of the same update.
 
         Raises:
-            NotFinite: The loss is NaN or infinite (or a gradient, if the rule checks gradients). No parameter, slot
-                or running statistic has changed.
+            NotFinite: The loss (or a gradient, if the rule checks gradients) is not finite. No state has changed.
         """
 
     def update(self, total: float, rate: float) -> None:
@@ -138,16 +128,16 @@ class Exchange(Protocol):
     def describe(self, error: NotFinite, feeds: Mapping[str, Any], rng: tuple[int, int]) -> tuple[str, str]:
         """Return two clauses for the message of a NotFinite: which value is not finite, and its origin.
 
-        feeds: the batch. rng: (seed, step) of random numbers before the batch.
+        feeds: the batch. rng: (seed, step) before the batch.
         """
 
     # --- many steps ------------------------------------------------------------------------------
 
     def synchronise(self) -> None:
-        """At the end of an epoch, give all ranks the same parameters. Collective."""
+        """Collective: give all ranks the same parameters at the end of an epoch."""
 
     def publish(self) -> None:
-        """Send parameters and restored optimizer states to the parameter servers, if there are any. Collective."""
+        """Collective: send parameters and restored optimizer states to the parameter servers, if any."""
 
     def values(self, measured: Sequence[Metric]) -> dict[str, float]:
         """Return the values of metrics by name. Collective if the model is divided among ranks."""
@@ -158,30 +148,30 @@ class Exchange(Protocol):
         """Return pairs (output, target) for metrics, from the results of a step. target: its name and array."""
 
     def epoch_states(self, mine: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-        """Return the states of an incomplete epoch for a checkpoint, by rank. mine: the states of this rank."""
+        """Return the states of an incomplete epoch for a checkpoint, by rank. mine: of this rank."""
 
     def inference(self, graph: Graph) -> Inference:
-        """Return an object that runs the inference graph, or this rank's part of it."""
+        """Return an object that runs the inference graph, or this rank's part."""
 
     # --- states ----------------------------------------------------------------------------------
 
     @property
     def held(self) -> Sequence[str]:
-        """Names of the trained parameters whose values this rank has."""
+        """Names of the trained parameters that this rank stores."""
 
     def keeps(self, name: str) -> bool:
         """Whether this rank stores the parameter or slot `name` between steps."""
 
     def own_states(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the arrays of a checkpoint. If this rank stores only a slice of an array, return the slice instead.
+        """Return the arrays of a checkpoint. Sharded arrays are replaced by this rank's slice.
 
-        The result may contain arrays that this rank does not store (see `keeps`).
+        The result may contain arrays of other ranks (see `keeps`).
         """
 
     def gathered(self) -> AbstractContextManager[Gathered | None]:
-        """Context in which rank 0 stores all parameters. Collective.
+        """Collective: context in which rank 0 stores all parameters.
 
-        On rank 0, it yields all states. On other ranks, it yields None.
+        It yields all states on rank 0, and None on other ranks.
         """
 
     @property
@@ -197,12 +187,12 @@ class Exchange(Protocol):
     # --- facts -----------------------------------------------------------------------------------
 
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
-        """Return the memory plan of the first program for inputs of these shapes."""
+        """Return the memory plan of the first program for these shapes of inputs."""
 
     def optimizer_state_bytes(self, processes: int) -> int:
         """Return the bytes of optimizer state in one rank.
 
-        If `processes` ranks share the state, return the bytes of the rank that stores most.
+        If `processes` ranks share the state, this is the rank that stores most.
         """
 
     @property
@@ -211,4 +201,4 @@ class Exchange(Protocol):
 
     @property
     def waited_seconds(self) -> float:
-        """Seconds that steps spent waiting for other ranks."""
+        """Seconds that steps waited for other ranks."""

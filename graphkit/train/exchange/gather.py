@@ -14,26 +14,25 @@ from graphkit.train.metrics import Metric, value_of
 
 
 def gather(store: KVStore, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """Return the arrays of each rank, by rank. Names, types and shapes may differ. Collective."""
+    """Collective: return the arrays of each rank, by rank. Names, types and shapes may differ."""
     mine = pack_named(arrays)
     sizes = np.zeros(store.num_workers, np.int64)
     sizes[store.rank] = len(mine)
     sizes = store.pushpull("gathered bytes", sizes)
     found = []
     for rank, size in enumerate(sizes):
-        # In a broadcast, every rank passes an array of the same size; only the values of the root are used.
+        # In a broadcast, every rank passes an array of the same size.
         part = mine if rank == store.rank else np.zeros(size, np.uint8)
         found.append(unpack_named(store.broadcast("gathered", part, root=rank)))
     return found
 
 
 def merged_values(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]:
-    """Return the value of each metric over the data of all processes, by name. Collective.
+    """Collective: return the value of each metric over the data of all ranks, by name.
 
-    The states of metrics are merged, so the values equal those of one process that saw all data. A metric without
-    `state`, `restore` and `merge` keeps its own value in each process; its name then contains the rank.
+    A metric without `state`, `restore` and `merge` keeps its own value in each rank, and its name contains the rank.
 
-    Raises UsageError in all processes if their metrics that can be merged differ in name or order.
+    Raises UsageError on all ranks if their metrics differ in name or order.
     """
     mergeable = [m for m in metrics if _is_mergeable(m)]
     states = {f"{i}/{key}": array for i, m in enumerate(mergeable) for key, array in m.state().items()}
@@ -49,7 +48,7 @@ def merged_values(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]
 
 
 def reported_name(metric: Metric, rank: int) -> str:
-    """Return the name of a metric in the results of several ranks. If it cannot be merged, the name contains `rank`."""
+    """Return the name of a metric in the results of several ranks."""
     return metric.name if _is_mergeable(metric) else f"{metric.name} of rank {rank}"
 
 
@@ -58,7 +57,6 @@ def _is_mergeable(metric: Metric) -> bool:
 
 
 def _check_alike(names: Sequence[Sequence[str]]) -> None:
-    """Raise UsageError unless all ranks have metrics of the same names, in the same order."""
     other = next((rank for rank, given in enumerate(names) if given != names[0]), None)
     if other is not None:
         first, second = (", ".join(given) or "none" for given in (names[0], names[other]))

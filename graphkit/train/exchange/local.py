@@ -1,4 +1,4 @@
-"""Steps without other ranks: one fused program, or one program that accumulates and one that updates."""
+"""Steps without other ranks: one fused program, or one that accumulates and one that updates."""
 
 from __future__ import annotations
 
@@ -29,15 +29,12 @@ from graphkit.train.states import kinds
 
 
 class LocalExchange:
-    """The Exchange of a process that trains alone.
-
-    It is also the base of Exchanges whose ranks all have the whole model.
-    """
+    """The Exchange of a process that trains alone, and the base of Exchanges whose ranks have the whole model."""
 
     sets_rates = True
     counts_every_step = False
     divides_model = False
-    # Number of ranks whose steps draw different random numbers. Subclasses set it before they call this constructor.
+    # Number of ranks whose random numbers differ. Subclasses set it before they call this constructor.
     ranks = 1
 
     def __init__(self, spec: StepSpec):
@@ -47,17 +44,17 @@ class LocalExchange:
         self._loss = spec.graph.output_names[0]
         self._outputs = tuple(name for name in spec.graph.output_names[1:] if name != BATCH_WEIGHT)
         self._unread: tuple[str, ...] = ()
-        # The setting `recompute`. With "sqrt", activations are chosen at the first batch, and this attribute is then
-        # set to None. With a limit in bytes, it does not change, because larger batches are checked again.
+        # The setting `recompute`. "sqrt" becomes None at the first batch, for which activations are chosen. A limit in
+        # bytes stays, because larger batches are checked again.
         self._recompute = spec.recompute
-        # The first program meets the limit for inputs of these shapes, and so for smaller shapes.
+        # The largest shapes of inputs for which the first program meets the limit.
         self._checked_shapes: Mapping[str, Sequence[int]] = {}
         self.programs = self._create_programs()
         first = self.programs[0]
         self._further_inputs = {BATCH_WEIGHT, steps.LEARNING_RATE}.intersection(first.input_names)
         if spec.swap_memory:
             self.programs[0] = mark_forward(self.programs[0])
-        # `_original_program` already recomputes nodes built in `gk.attr_scope(recompute=True)`, but no others.
+        # It recomputes only nodes built in `gk.attr_scope(recompute=True)`.
         self.programs[0] = self._original_program = recomputation.recompute_marked_nodes(
             self.programs[0], spec.options["device"]
         )
@@ -96,7 +93,7 @@ class LocalExchange:
         return self.executors[0].run(feeds, discard=self._unread)
 
     def _feed(self, feeds: dict[str, Any], size: int | None, rate: float) -> None:
-        """Add the learning rate and the weight of the batch to the feeds, if the first program needs them."""
+        """Add the learning rate and the weight of the batch, if the first program needs them."""
         if BATCH_WEIGHT in self._further_inputs:
             feeds[BATCH_WEIGHT] = np.float32(samples_of(feeds, size))
         if steps.LEARNING_RATE in self._further_inputs:
@@ -106,7 +103,7 @@ class LocalExchange:
         self.executors[1].run({TOTAL_WEIGHT: np.float32(total), steps.LEARNING_RATE: np.float32(rate)})
 
     def after_step(self, updates: int) -> None:
-        """Do nothing: there is nothing to exchange."""
+        """Do nothing: there are no other ranks."""
 
     def describe(self, error: NotFinite, feeds: Mapping[str, Any], rng: tuple[int, int]) -> tuple[str, str]:
         return loss_clause(error), finite.origin(self.programs[0], self.store, feeds, rng)
@@ -114,7 +111,7 @@ class LocalExchange:
     # --- many steps ------------------------------------------------------------------------------
 
     def synchronise(self) -> None:
-        """Do nothing: there are no other ranks, or all-reduces keep their parameters equal."""
+        """Do nothing: parameters are equal on all ranks."""
 
     def publish(self) -> None:
         """Do nothing: there are no parameter servers."""
@@ -187,7 +184,7 @@ class LocalExchange:
         )
 
     def _optimizer_types(self) -> dict[str, dict[str, TensorType]]:
-        """Return the types of the optimizer's slots of each parameter, before they are sharded."""
+        """Return the types of the optimizer's slots before sharding, by parameter."""
         return {t.name: kinds(self.spec.rule.optimizer, t.value.tensor) for t in self.spec.trained}
 
     # --- memory ----------------------------------------------------------------------------------
@@ -195,7 +192,8 @@ class LocalExchange:
     def _fit_memory(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Choose which activations are recomputed, for inputs of these shapes.
 
-        With a limit in bytes, larger batches are checked again. If one exceeds the limit, activations are chosen again.
+        With a limit in bytes, larger batches are checked again. Activations are chosen again only if the batch exceeds
+        the limit.
         """
         limit, checked_shapes, device = self._recompute, self._checked_shapes, self._options["device"]
         if limit is None or (checked_shapes and _are_within(shapes, checked_shapes)):
@@ -216,7 +214,7 @@ class LocalExchange:
 
 
 class LocalInference:
-    """Runs the inference graph in a process that stores all parameters of the model."""
+    """Runs the inference graph in a process with the whole model."""
 
     def __init__(self, graph: Graph, params: ParamStore, options: Mapping[str, Any]):
         self._executor = Executor(graph, params, **options)
@@ -230,7 +228,7 @@ class LocalInference:
 
 
 def samples_of(feeds: Mapping[str, Any], size: int | None) -> int:
-    """Return the number of samples of a batch: `size`, or if it is None, the length of the first array."""
+    """Return `size`, or if it is None, the length of the first array."""
     return len(next(iter(feeds.values()))) if size is None else size
 
 
@@ -240,7 +238,7 @@ def loss_clause(error: NotFinite) -> str:
 
 
 def _are_within(shapes: Mapping[str, Sequence[int]], bounds: Mapping[str, Sequence[int]]) -> bool:
-    """Whether the shape of every array is at most as large, along each axis, as its bound."""
+    """Whether each shape is at most as large, along each axis, as its bound."""
     return all(
         name in bounds and len(bounds[name]) == len(shape) and all(map(operator.le, shape, bounds[name]))
         for name, shape in shapes.items()

@@ -1,7 +1,7 @@
-"""Model parallelism without a pipeline: each rank runs one program, and ranks exchange values while it runs.
+"""Model parallelism without a pipeline: ranks exchange values while their programs run.
 
-Ranks may depend on each other in both directions, and the nodes of one branch or loop may be on several ranks. The
-results are those of one process that runs forward pass, backward pass and update (see `graphkit.passes.distribution`).
+Ranks may depend on each other in both directions, and one branch or loop may be on several ranks. The results are those
+of one process (see `graphkit.passes.distribution`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from graphkit.train.programs.weights import TOTAL_WEIGHT
 
 
 class Placement(DividedModel):
-    """An Exchange of ranks that each compute the nodes of their groups, and send values within a step."""
-
     def __init__(self, spec: StepSpec, division: Division):
         self._weights = BatchWeights(spec.graph)
         spec = replace(spec, graph=self._weights.graph)
@@ -78,7 +76,7 @@ class Placement(DividedModel):
         return results if weight is None else {**results, TOTAL_WEIGHT: weight}
 
     def _run_program(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the step. Return, or raise NotFinite, only after the other ranks have received all sent values."""
+        """Run the step. Return or raise NotFinite only after other ranks have received all values."""
         self._runs += 1
         try:
             results = self.executors[0].run({**feeds, self._part.start: np.int64(self._runs)})

@@ -1,8 +1,7 @@
-"""Residuals of gradient compression in checkpoints: gather them from ranks, and divide them among ranks.
+"""Residuals of gradient compression in checkpoints.
 
-A residual is the part of the gradients that compression has not sent yet. When training resumes, the ranks that
-compress gradients, or their number, may have changed. Only the sum of all residuals matters, not which rank sends it
-later.
+A residual is the part of the gradients that compression has not sent yet. When training resumes, other ranks may
+compress gradients. Only the sum of all residuals matters.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import numpy as np
 
 from graphkit.errors import InvalidModel
 
-# For each rank: residuals (float32 vectors) by the name of the parameter.
+# Residuals (float32 vectors) by parameter, for each rank.
 ByRank = Sequence[Mapping[str, np.ndarray]]
 NONE: ByRank = ()
 
@@ -24,13 +23,11 @@ def gather_residuals(
     gather: Callable[[dict[str, np.ndarray]], ByRank],
     keep: bool,
 ) -> list[dict[str, np.ndarray]]:
-    """Gather the residuals of all ranks, one parameter after the other. Collective.
+    """Collective: gather the residuals of all ranks, one parameter after the other.
 
     Args:
-        names: Names of the parameters.
-        mine: The residuals of this rank.
-        gather: Function that returns the arrays of all ranks, by rank.
-        keep: Whether this rank needs the result. If not, the result is empty.
+        gather: Returns the arrays of all ranks, by rank.
+        keep: Whether this rank needs the result. Otherwise it is empty.
     """
     found: list[dict[str, np.ndarray]] = []
     for name in names:
@@ -46,7 +43,7 @@ def residuals_of_rank(saved: ByRank, rank: int, compressing: Sequence[int]) -> d
     """Return the residuals that a rank restores from a checkpoint.
 
     If the same ranks compress as before, each restores its own. Otherwise, the sum is divided equally among the ranks
-    that compress now (`compressing`).
+    `compressing`.
     """
     before = [other for other, part in enumerate(saved) if part]
     if rank not in compressing:
@@ -63,7 +60,7 @@ def residuals_of_rank(saved: ByRank, rank: int, compressing: Sequence[int]) -> d
 def check(saved: ByRank, sizes: Mapping[str, int], where: str) -> None:
     """Raise InvalidModel unless residuals are float32, and have the sizes of their parameters.
 
-    sizes: number of elements by name of the parameter. where: the beginning of the message.
+    sizes: number of elements by parameter. where: the beginning of the message.
     """
     for part in saved:
         for name, array in part.items():

@@ -1,4 +1,4 @@
-"""Parameter servers: each worker pulls parameters and pushes gradients, independently of the other workers."""
+"""Parameter servers: each worker pulls parameters and pushes gradients, independently of the others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from graphkit.train.updater import KeyedOptimizer
 class WorkerExchange(LocalExchange):
     """Base of the Exchanges of workers, which take steps independently and share servers."""
 
-    # Workers save and stop at given numbers of updates. So their counts must be equal.
+    # Workers save and stop at given numbers of updates: their counts must be equal.
     counts_every_step = True
 
     def __init__(self, spec: StepSpec, store: RemoteStore, shard: bool):
@@ -50,7 +50,7 @@ class WorkerExchange(LocalExchange):
         super().__init__(spec)
 
     def run(self, feeds: dict[str, Any], size: int | None, rate: float, accumulated: int) -> dict[str, Any]:
-        if size == 0:  # the last batch of an epoch may have fewer samples than there are workers
+        if size == 0:  # the last batch may have fewer samples than workers
             return {}
         return super().run(feeds, size, rate, accumulated)
 
@@ -82,9 +82,9 @@ class WorkerExchange(LocalExchange):
         self._remote.barrier()
 
     def _pull_all(self) -> None:
-        """Pull the parameters from the servers. Subclasses also set the moving averages.
+        """Pull the parameters (and moving averages) from the servers.
 
-        The caller makes the workers wait for each other before and after.
+        The caller calls `barrier` before and after.
         """
         self._pull_parameters(self.trained)
 
@@ -103,14 +103,13 @@ class WorkerExchange(LocalExchange):
 
 
 class Servers(WorkerExchange):
-    """An Exchange for parameter servers: workers push gradients, and servers update the parameters.
+    """Workers push gradients, and servers update the parameters.
 
-    A step pulls parameters, computes gradients and pushes them. For lazy tables, it pulls only the rows that the batch
-    reads, and pushes only the gradients of these rows. With `accumulate`, a worker pulls before the first of the
-    accumulated batches, and pushes the mean gradient after the last.
+    A step pulls parameters, computes gradients and pushes them; of lazy tables, only the rows that the batch reads.
+    With `accumulate`, a worker pulls before the first accumulated batch, and pushes the mean gradient after the last.
 
     Servers apply the optimizer, the learning rate and the moving averages. Each push counts as an update of its key.
-    Each worker clips the gradients that it has computed, and has its own running statistics.
+    Workers clip their own gradients, and have their own running statistics.
     """
 
     sets_rates = False
@@ -119,8 +118,7 @@ class Servers(WorkerExchange):
         graph, trained, rule = self.spec.graph, self.spec.trained, self.spec.rule
         self._dense = [t.name for t in trained if not t.lazy]
         self._tables = [t.name for t in trained if t.lazy]
-        # `_row_reads` is the program that computes which rows of the tables a batch reads. `_row_inputs` contains the
-        # names of its data inputs. `_row_reader` is its executor.
+        # The program that computes which rows a batch reads, and its data inputs.
         self._row_reads = reads = server_gradients.row_reads(graph, trained)
         self._row_inputs = [] if reads is None else [reads.name_of(v) for v in reads.inputs if v.role == "data"]
         self._row_reader: Executor | None = None
@@ -130,7 +128,7 @@ class Servers(WorkerExchange):
         return [server_gradients.gradient_step(graph, trained, rule)]
 
     def _slot_types(self) -> dict[str, TensorType]:
-        """Return the types of all states, including those that servers store and a checkpoint pulls."""
+        """Return the types of all states, including those on servers, which a checkpoint pulls."""
         params = self.spec.params
         on_servers = {
             f"{name}/{slot}": state_type(params.type_of(name))
@@ -140,7 +138,6 @@ class Servers(WorkerExchange):
         return super()._slot_types() | on_servers | {steps.STEP: TensorType(DType.INT64, ())}
 
     def _slots_on_servers(self, name: str) -> list[str]:
-        """Return the names of the states that servers store for a parameter."""
         rule = self.spec.rule
         return [*names(rule.optimizer, self.spec.params.type_of(name).dtype), *([] if rule.ema is None else [AVERAGE])]
 
@@ -155,7 +152,7 @@ class Servers(WorkerExchange):
         self._remote.set_optimizer(KeyedOptimizer(rule.optimizer, rates, decays, rule.ema))
 
     def _server_states(self) -> dict[str, np.ndarray]:
-        """Return the states of the servers, by the names that servers use: `s:` marks a key that is a string."""
+        """Return the states of the servers by their names there: `s:` marks a key that is a string."""
         counts = {f"s:{name}/updates": self.slots[steps.STEP] for name in self.trained}
         return counts | {
             f"s:{name}/{slot}": self.slots[f"{name}/{slot}"]
@@ -174,21 +171,21 @@ class Servers(WorkerExchange):
         return results
 
     def _pull(self, feeds: Mapping[str, Any]) -> None:
-        """Pull the parameters that a batch reads: first dense ones, because the indices of rows may depend on them."""
+        """Pull the parameters that a batch reads: first dense ones, because indices of rows may depend on them."""
         if self._dense:
             self._pull_parameters(self._dense)
         if self._row_reads is None:
             return
         if self._row_reader is None:
             self._row_reader = Executor(self._row_reads, self.store, **self._options)
-        self._row_reader.rng = self.executors[0].rng  # the step will draw the same random numbers
+        self._row_reader.rng = self.executors[0].rng  # the random numbers of the step
         found = self._row_reader.run({name: feeds[name] for name in self._row_inputs if name in feeds})
         wanted = [found[f"{name}/{steps.ROWS}"] for name in self._tables]
         for name, rows in zip(self._tables, self._remote.row_sparse_pull(self._tables, wanted), strict=True):
             _write(self.spec.params, name, rows)
 
     def _push(self, results: dict[str, Any]) -> None:
-        """Push the gradients among the outputs of a program, and remove them from the outputs."""
+        """Push the gradients among the outputs of a program, and remove them."""
         gradients = {}
         for name in self.trained:
             gradient = results.pop(f"{name}/{steps.GRADIENT}")
@@ -237,11 +234,11 @@ class Servers(WorkerExchange):
 
 
 class ElasticAveraging(WorkerExchange):
-    """An Exchange for elastic averaging: workers train independently, each with its own slots.
+    """Elastic averaging: workers train independently, each with its own slots.
 
-    At intervals, a worker and the centre variable move towards each other. Servers store the centre variable.
-    Evaluation and files use the centre variable. At the end of an epoch, all workers continue from it, and from the
-    mean of their moving averages. A checkpoint contains the slots of rank 0.
+    At intervals, a worker and the centre variable on the servers move towards each other. Evaluation and files use the
+    centre variable. At the end of an epoch, all workers continue from it, and from the mean of their moving averages. A
+    checkpoint contains the slots of rank 0.
     """
 
     def after_step(self, updates: int) -> None:

@@ -1,4 +1,4 @@
-"""Initial values of those states of a training step that are not in the model: slots, averages, the loss scale."""
+"""Initial values of the states of a training step that are not in the model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from graphkit.train.programs import loss_scale
 
 
 def initial_slots(spec: StepSpec, types: Mapping[str, TensorType], own: Mapping[str, TensorType]) -> ParamStore:
-    """Return a store that contains the initial values of the slots.
+    """Return a store with the initial values of the slots.
 
-    Optimizer slots start at the optimizer's initial values, averages at the values of the parameters, masks at
-    `TrainedParameter.mask`, and the loss scale at `loss_scale.start()`. All other states start at 0.
+    Averages start at the parameters. States without an initial value start at 0.
 
     Args:
-        types: The types of all slots, by name.
-        own: The types of the slots that this rank stores. A sharded slot has the type of this rank's slice.
+        own: The types of this rank's slots. A sharded slot has the type of its slice.
     """
     optimizer = spec.rule.optimizer
     starts = {

@@ -1,4 +1,4 @@
-"""Run forward and backward passes of one pipeline stage on micro-batches, and exchange values with other stages."""
+"""Run the passes of one pipeline stage on micro-batches, and exchange values with other stages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class StageRunner:
     """Runs forward and backward passes of one stage on micro-batches.
 
     Attributes:
-        saved_bytes: Bytes of the values that are stored between forward and backward passes.
-        peak_saved_bytes: The largest value of `saved_bytes` so far.
+        saved_bytes: Bytes of the values stored between forward and backward passes.
+        peak_saved_bytes: The largest `saved_bytes` so far.
         peak_in_flight: The largest number of micro-batches with stored values so far.
     """
 
@@ -30,13 +30,13 @@ class StageRunner:
     ):
         self.stage, self.partition, self.messages = stage, partition, store.transport.messages
         self._forward, self._backward = forward, backward
-        # Messages that are expected, by (stage, lane, micro-batch), and saved values by micro-batch.
+        # Expected messages by (stage, lane, micro-batch), and saved values by micro-batch.
         self._arrivals: dict[tuple[int, int, int], Arrival] = {}
         self._saved: dict[int, dict[str, Any]] = {}
         self.saved_bytes = self.peak_saved_bytes = self.peak_in_flight = 0
 
     def expect(self, direction: str, batch: int) -> None:
-        """Prepare to receive the values that a pass reads from other stages, before they arrive."""
+        """Prepare to receive the values that a pass reads from other stages."""
         lane, ports = (FORWARD, self.stage.received) if direction == "forward" else (BACKWARD, self.stage.gradients_in)
         for port in ports:
             if (port.stage, lane, batch) not in self._arrivals:
@@ -57,7 +57,7 @@ class StageRunner:
             self.messages.send(self.partition.ranks[port.stage], [results[name] for name in port.names], lane)
 
     def forward(self, batch: int, feeds: Mapping[str, Any], rng: tuple[int, int]) -> dict[str, Any]:
-        """Run a forward pass. Return the results that this stage computes."""
+        """Run a forward pass. Return this stage's results."""
         received = self._received(self.stage.received, FORWARD, batch)
         self._forward.rng = rng
         results = self._forward.run({**feeds, **received})
@@ -86,7 +86,6 @@ class StageRunner:
         self._send(self.stage.gradients_out, BACKWARD, results)
 
     def discard_saved(self) -> None:
-        """Discard the stored values of a failed step."""
         self._saved.clear()
         self.saved_bytes = 0
 

@@ -1,6 +1,6 @@
-"""Pipelines: each rank runs the forward and backward passes of all micro-batches through its stage, then one update.
+"""Pipelines: each rank runs the passes of all micro-batches through its stage, then one update.
 
-The result equals that of one process that accumulates the gradients of the same micro-batches.
+The result equals that of one process that accumulates the gradients of the micro-batches.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ from graphkit.train.states import state_type
 
 
 class Pipeline(DividedModel):
-    """An Exchange of ranks that are the stages of a pipeline."""
-
     def __init__(self, spec: StepSpec, division: Division):
         self._weights = BatchWeights(spec.graph)
         spec = replace(spec, graph=self._weights.graph)
@@ -45,21 +43,19 @@ class Pipeline(DividedModel):
         self.stage = stage_graphs.training_stage(
             partition, self.index, {self._loss: graph.outputs[0], spec.output: output}, trained
         )
-        # Names of the running statistics that the stage updates.
         self._statistics = [self.stage.forward.name_of(v) for v, _ in self.stage.forward.updates]
         self._loss_rank = partition.ranks[partition.stage_of_value(graph.outputs[0]) or 0]
-        # For an error message: the first micro-batch whose loss was not finite, and the number of micro-batches.
+        # The first micro-batch whose loss was not finite, and the number of micro-batches.
         self._nonfinite = (0, 0)
         self._draws = any(v.role == "rng" for v in graph.inputs)
         differentiated = stage_graphs.differentiated_crossings(partition, trained)
-        # For each parameter that several stages read: the stages that compute gradients of it, without its owner.
+        # For parameters that several stages read: the stages, without the owner, that compute gradients.
         stages = {t.name: stage_graphs.gradient_stages(partition, t, differentiated) for t in trained}
         self._gradient_stages = {name: found for name, found in stages.items() if found}
         updates = steps.stage_update(f"{graph.name}_{self.index}", self._own, rule) if self._own else ()
         self.programs = [g for g in (self.stage.forward, self.stage.backward, *updates) if g is not None]
         summed = [t for t in trained if t in self._own or self.index in self._gradient_stages.get(t.name, ())]
         kinds = {f"{t.name}/{steps.GRADIENT_SUM}": state_type(t.value.tensor) for t in summed}
-        # The accumulated gradients.
         self._sums = ParamStore(kinds)
         for name, kind in kinds.items():
             self._sums.commit(name, np.zeros(kind.static_shape, kind.dtype.numpy))
@@ -71,9 +67,9 @@ class Pipeline(DividedModel):
     # --- one batch -------------------------------------------------------------------------------
 
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
-        """Return the plan of the stage's forward program for the last batch. `shapes` is not used.
+        """Return the plan of the forward program for the last batch; `shapes` is ignored.
 
-        Raises UsageError before the first batch, because the shapes of received values are then unknown.
+        Raises UsageError before the first batch: shapes of received values are then unknown.
         """
         return self.executors[0].plan
 
@@ -139,16 +135,16 @@ class Pipeline(DividedModel):
                 self._params.commit(name, messages.receive(arrival, f"the values of {name!r}")[0])
 
     def release_copies(self, partition: Partition) -> None:
-        """Release the copies of parameters and states. They become invalid when their owners update the originals."""
+        """Release the copies, which become invalid when their owners update."""
         for value, stages in partition.copies.items():
             if self.index in stages:
                 name = partition.graph.name_of(value)
                 self._params.release(name, self._owner_clause(name))
 
     def _sum_gradients(self) -> None:
-        """Add up the gradients of each parameter that several stages read, in the order of the stages.
+        """Sum the gradients of each parameter that several stages read, in the order of stages.
 
-        The rank that stores the parameter gets the sum.
+        The rank of the parameter gets the sum.
         """
         messages = self._kvstore.transport.messages
         for name, stages in self._gradient_stages.items():
@@ -164,10 +160,10 @@ class Pipeline(DividedModel):
                     self._sums.commit(key, np.asarray(self._sums[key] + part))
 
     def _update(self, losses: Sequence[np.ndarray], weights: Sequence[float], rate: float) -> np.ndarray:
-        """Update the parameters with the accumulated gradients, and return the mean loss.
+        """Update the parameters with the accumulated gradients. Return the mean loss.
 
-        If a loss is not finite, all ranks raise NotFinite, and none updates. With `on_nonfinite="skip"`, they also
-        raise it if a gradient is not finite. With "ignore", all ranks update.
+        If a loss (or with "skip" a gradient) is not finite, all ranks raise NotFinite, and none updates. With "ignore",
+        all ranks update.
         """
         how, total = self._rule.on_nonfinite, np.float32(sum(weights))
         squares, finite = 0.0, 0.0
@@ -224,17 +220,17 @@ class Pipeline(DividedModel):
 
     @property
     def peak_in_flight(self) -> int:
-        """The largest number of micro-batches whose values this stage has stored at a time."""
+        """The largest number of micro-batches stored at a time."""
         return self._runner.peak_in_flight
 
     @property
     def peak_saved_bytes(self) -> int:
-        """The largest number of bytes that this stage has stored for micro-batches at a time."""
+        """The largest number of bytes stored for micro-batches at a time."""
         return self._runner.peak_saved_bytes
 
 
 class PipelineInference:
-    """Runs the inference graph on the stages of a pipeline. Several batches can be in the pipeline at a time."""
+    """Runs the inference graph in a pipeline, which may contain several batches at a time."""
 
     def __init__(self, graph: Graph, exchange: Pipeline):
         spec, division = exchange.spec, exchange.division

@@ -1,4 +1,4 @@
-"""Check an exported step: ONNX Runtime takes some steps with it, and a Trainer takes the same steps."""
+"""Check an exported step: ONNX Runtime and a Trainer take the same steps."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from graphkit.train.exchange.exchange import StepSpec
 from graphkit.train.exchange.local import LocalExchange
 from graphkit.train.stepper import Stepper
 
-# Limits of relative differences: one for the loss and the outputs, one for the changes of states. The second pair is
-# for steps in which a state or the loss is float16 or bfloat16, the first pair for all other steps. In float32, small
-# networks differ by 1e-6.
+# Limits of relative differences of the loss and outputs, and of the changes of states. The second pair is for float16
+# and bfloat16.
 LIMITS = (1e-4, 1e-3), (3e-2, 1e-1)
 
-# If a difference is above its limit, `_noise` measures how much rounding changes graphkit's own step. Rounding can move
-# elements across the kink of a ReLU, which changes the gradients of a deep network by up to a few percent. The limit is
-# then _NOISE_FACTOR times this change, but at most _LARGEST.
+# If a difference exceeds its limit, `_noise` measures how much rounding changes graphkit's own step. The limit is then
+# _NOISE_FACTOR times this change, at most _LARGEST. Rounding can move elements across the kink of a ReLU.
 _NOISE_FACTOR, _LARGEST = 4.0, 0.5
 _DRAWS = 2
 
-# A report has these roles besides the roles of states.
+# Further roles in a report.
 LOSS, OUTPUT, METRIC, SKIPPED = "loss", "output", "metric", "skipped_step"
 
 
@@ -60,7 +58,6 @@ class RoleReport:
 
     @property
     def excess(self) -> float:
-        """The difference as a multiple of the limit."""
         return self.difference / self.limit if self.limit else self.difference
 
 
@@ -100,16 +97,16 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Subject:
-    """An exported step, and the training step that it was made from.
+    """An exported step, and the training step of graphkit.
 
     Attributes:
-        model: The exported step: a ModelProto.
-        spec: The training step. Its parameters are not changed.
+        model: The exported step, a ModelProto.
+        spec: The training step, whose parameters are not changed.
         states: The first values of the states by name.
-        rng: (seed, step) of random numbers.
+        rng: (seed, step).
         counts: Numbers of updates and accumulated batches, and the weight of these batches.
-        outputs: For each output of the file that is neither the loss nor a metric: its name in `spec.graph`.
-        metrics: For each metric of the file: its kind, the output, and the input with the target.
+        outputs: The output of `spec.graph` for each output of the file without loss and metrics.
+        metrics: Kind, output and target input of each metric of the file.
     """
 
     model: Any
@@ -124,7 +121,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class _Results:
-    """Results of a step: the loss, other outputs by their names in the file, and the states after it."""
+    """Results of a step: the loss, outputs by their names in the file, and new states."""
 
     loss: Any
     outputs: Mapping[str, Any]
@@ -136,17 +133,14 @@ def compare_steps(
 ) -> StepReport:
     """Take steps on the batch `feeds` in both runtimes. Return how much they differ.
 
-    Both begin each step with graphkit's states, so that differences do not grow from step to step. At the end, one
-    array is replaced by NaN, and both take a step that must be skipped (see `_skipped_step` for exceptions).
+    Both begin each step with graphkit's states: differences do not grow from step to step. At the end, both take a step
+    that must be skipped (see `_skipped_step`).
 
     Args:
-        subject: The exported step.
-        feeds: Inputs and targets by name.
-        steps: The learning rate of each step, and whether it flushes accumulated gradients.
-        threads: Number of threads of ONNX Runtime.
+        steps: For each step: the learning rate, and whether it flushes accumulated gradients.
 
     Raises:
-        CheckFailed: A loss is not finite, so nothing can be compared.
+        CheckFailed: A loss is not finite.
     """
     ours, theirs = _Graphkit(subject), _Runtime(subject, threads)
     roles: dict[str, list[str]] = {}
@@ -180,7 +174,7 @@ def compare_steps(
 def _limits(
     before: Subject, roles: Mapping[str, Sequence[str]], new: _Results, given: _Results, found: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the limit of each role. If a difference exceeds it, the caller may raise it (see `_NOISE_FACTOR`)."""
+    """Return the limit of each role. The caller may raise it (see `_NOISE_FACTOR`)."""
     kinds = [array.dtype for array in new.states.values()] + [np.asarray(given.loss).dtype]
     of_outputs, of_states = LIMITS[any(dtype_of(kind) in HALVES for kind in kinds)]
     limits = {role: of_states if role in roles else of_outputs for role in found}
@@ -192,9 +186,9 @@ def _limits(
 def _differences(
     subject: Subject, roles: Mapping[str, Sequence[str]], before: Mapping[str, Any], ours: _Results, theirs: _Results
 ) -> dict[str, float]:
-    """Return how much the results `theirs` of a step differ from the results `ours`, by role.
+    """Return how much `theirs` differs from `ours`, by role. before: the states before the step.
 
-    before: the states before the step. Metrics are not compared.
+    Metrics are not compared here.
     """
     found = {LOSS: abs(float(theirs.loss) - float(ours.loss)) / max(abs(float(ours.loss)), 1e-6)}
     for name in subject.outputs:
@@ -207,10 +201,10 @@ def _noise(
     ours: _Graphkit, before: Subject, feeds: Mapping[str, Any], step: tuple[float, bool], new: _Results,
     roles: Mapping[str, Sequence[str]],
 ) -> dict[str, float]:  # fmt: skip
-    """Return, by role, how much a step of graphkit changes if its parameters change by two units in the last place.
+    """Return, by role, how much a step of graphkit changes if parameters change by two units in the last place.
 
-    This can be large: if the exact gradient of a parameter is 0, Adam divides a rounding error by its own magnitude.
-    For the roles of states, return at least the difference that `_rounding` returns.
+    For states, the result is at least that of `_rounding`. It can be large: if an exact gradient is 0, Adam divides a
+    rounding error by its own magnitude.
     """
     draw = np.random.default_rng(0)
     worst = {role: _rounding(names, before.states, new.states) for role, names in roles.items()}
@@ -229,7 +223,7 @@ def _noise(
 
 
 def _rounding(names: Sequence[str], before: Mapping[str, Any], new: Mapping[str, Any]) -> float:
-    """Return the largest `_difference` if each new element differs by one unit in the last place."""
+    """Return the largest `_difference` if each new element changes by one unit in the last place."""
     moved = {
         n: (a.astype(np.float64) * (1 + float(ml_dtypes.finfo(a.dtype).eps))).astype(a.dtype)
         for n in names
@@ -256,14 +250,14 @@ def _difference(
         size += float(np.sum(mine**2))
     if not np.isfinite(error):
         return float("inf")
-    # If the states hardly change, for example at a learning rate of 0, divide by a small part of their norm instead.
+    # If the states hardly change, divide by a small part of their norm.
     return float(np.sqrt(error) / max(np.sqrt(change), 1e-5 * np.sqrt(size), 1e-30)) if error else 0.0
 
 
 def _output_difference(ours: Any, theirs: Any) -> float:
-    """Return |theirs - ours| / |ours| of an output; for integers, the share of elements that differ.
+    """Return |theirs - ours| / |ours| of an output; for integers, the share of unequal elements.
 
-    Elements that are equal or both NaN do not differ. For a sequence, return the largest difference.
+    Elements that are both NaN count as equal. For a sequence, return the largest difference.
     """
     if isinstance(ours, (list, tuple)):
         if len(ours) != len(theirs):
@@ -284,7 +278,7 @@ def _output_difference(ours: Any, theirs: Any) -> float:
 
 
 def _metric_error(given: _Results, feeds: Mapping[str, Any], name: str, kind: str, output: str, target: str) -> float:
-    """Return the relative difference between a metric in the file and the metric computed from the file's output."""
+    """Return the relative difference between a metric of the file and the same metric of the file's output."""
     scores, wanted = np.asarray(given.outputs[output], np.float64), np.asarray(feeds[target])
     if kind == "accuracy":
         expected = np.mean(scores.argmax(-1) == wanted)
@@ -300,11 +294,10 @@ def _metric_error(given: _Results, feeds: Mapping[str, Any], name: str, kind: st
 def _skipped_step(
     before: Subject, ours: _Graphkit, theirs: _Runtime, feeds: Mapping[str, Any], rate: float
 ) -> tuple[RoleReport, ...]:
-    """Compare the states of both runtimes after a step whose loss is NaN. Both must skip the update.
+    """Compare the states of both runtimes after a step with the loss NaN, which both must skip.
 
-    Return no report if `on_nonfinite` is "ignore", or if the graph has a Loop, which may never end if its condition
-    reads NaN. To get a NaN loss, one array after another is replaced by NaN. If this never gives a NaN loss in both
-    runtimes, return no report. For example, the MaxPool of ONNX Runtime drops NaN.
+    One array after another is replaced by NaN until the loss is NaN. Return no report without such a loss in both
+    runtimes, if `on_nonfinite` is "ignore", or if the graph has a Loop, which may never end.
     """
     loops = any(node.op_type == "Loop" for node in before.model.graph.node)
     if before.spec.rule.on_nonfinite == "ignore" or loops:
@@ -312,7 +305,7 @@ def _skipped_step(
     for with_nan, states in _with_nan(before, feeds):
         try:
             given = theirs.step(with_nan, states, rate, True)
-        except CheckFailed:  # ONNX Runtime fails, for example because NaN became an index
+        except CheckFailed:  # ONNX Runtime fails, for example at a NaN index
             continue
         if np.isfinite(given.loss):
             continue
@@ -331,7 +324,7 @@ def _skipped_step(
 def _with_nan(
     subject: Subject, feeds: Mapping[str, Any]
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, np.ndarray]]]:
-    """Yield feeds and states in which one array is NaN: each target and weight, then each input, then a parameter."""
+    """Yield feeds and states with one array of NaN: each target and weight, each input, then a parameter."""
     data = {i["name"] for i in subject.description["inputs"] if i["role"] == "data"}
     for name in sorted(feeds, key=lambda n: n in data):
         if isinstance(array := feeds[name], np.ndarray) and dtype_of(array.dtype).is_float:
@@ -341,14 +334,14 @@ def _with_nan(
 
 
 def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether two arrays are equal. NaN is equal to NaN, whatever its bits are."""
+    """Whether two arrays are equal. All NaN are equal."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return bool(np.all((one == other) | ((one != one) & (other != other))))
 
 
 class _Graphkit:
-    """Takes steps as a Trainer does, with parameters and states of its own. Call `load` before the first step."""
+    """Takes steps as a Trainer does, with its own parameters and states. Call `load` before the first step."""
 
     def __init__(self, subject: Subject):
         self._subject, self._skips = subject, False
@@ -359,13 +352,12 @@ class _Graphkit:
         self._stepper = Stepper(self._spec, self._exchange)
 
     def load(self, subject: Subject, *, skips: bool = False) -> None:
-        """Set the states and counts to those of `subject`. Its training step must be that of the constructor's subject.
+        """Set the states and counts to those of `subject`, which must have the same training step.
 
-        skips: skip a step that is not finite, as the file does, even if the Trainer would raise an error.
+        skips: skip steps that are not finite, as the file does, instead of raising an error.
         """
         self._skips = skips
-        # Only the Stepper gets the new rule. The programs keep the old rule, because they must check the same values as
-        # the file: with "skip", they would check gradients, too.
+        # The programs keep the old rule: with "skip", they would also check gradients, which the file does not.
         rule = replace(self._spec.rule, on_nonfinite="skip") if skips else self._spec.rule
         self._stepper = Stepper(replace(self._spec, rule=rule), self._exchange)
         self._stepper.updates, self._stepper.accumulated, self._stepper.accumulated_weight = subject.counts
@@ -377,16 +369,14 @@ class _Graphkit:
 
     @property
     def rng(self) -> tuple[int, int]:
-        """(seed, step) of random numbers."""
         return self._exchange.executors[0].rng
 
     @property
     def counts(self) -> tuple[int, int, float]:
-        """The counts of `Subject`."""
         return self._stepper.updates, self._stepper.accumulated, self._stepper.accumulated_weight
 
     def step(self, feeds: Mapping[str, Any], rate: float, flush: bool) -> _Results:
-        """Return the results of a step, with copies of the states. Raises CheckFailed if it is not finite."""
+        """Return the results of a step with copies of the states. Raises CheckFailed if it is not finite."""
         try:
             loss, results = self._stepper.take(dict(feeds), None, rate, None)
             if flush:
@@ -395,7 +385,7 @@ class _Graphkit:
             raise _untestable(str(error).partition(". The parameters")[0]) from None
         if not np.isfinite(loss) and not self._skips:
             raise _untestable(f"the loss or a gradient is not finite (loss {float(loss)})")
-        # The states that graphkit keeps outside of its programs.
+        # The states that a Trainer keeps outside of its programs.
         own = {
             "random": random_state(self.rng),
             "accumulated_batches": np.asarray(self._stepper.accumulated, np.int64),
@@ -408,7 +398,7 @@ class _Graphkit:
 
 
 def random_state(rng: tuple[int, int]) -> np.ndarray:
-    """Return (seed, step) of an executor as the state of the file: int64 [2] with the same bits."""
+    """Return (seed, step) as the state of the file: int64 [2] with the same bits."""
     return np.array([rng[0] % (1 << 64), rng[1]], np.uint64).view(np.int64)
 
 
@@ -421,8 +411,6 @@ def _untestable(reason: str) -> CheckFailed:
 
 
 class _Runtime:
-    """Takes steps with the exported file in ONNX Runtime."""
-
     def __init__(self, subject: Subject, threads: int | None):
         from graphkit.onnx_io.compare import OnnxRuntimeModel
 

@@ -1,6 +1,6 @@
-"""The description of an exported training step: what each of its inputs and outputs is, as JSON.
+"""The description of the inputs and outputs of an exported training step, as JSON.
 
-The description is written beside the file, and is in its metadata under KEY.
+It is a file beside the step, and in the metadata of the step under KEY.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from graphkit.train.programs.weights import BATCH_WEIGHT
 KEY = "graphkit.training_step"
 FORMAT, VERSION = "graphkit.training_step", 1
 
-# Roles of the states that belong to no parameter.
+# Roles of states without a parameter.
 _COUNTERS = {
     steps.STEP: "step", RANDOM: "random", BATCHES: "accumulated_batches", WEIGHT: "accumulated_weight",
     loss_scale.NAME: "loss_scale",
@@ -44,12 +44,9 @@ def describe(
     """Return the description of a step as plain data.
 
     Args:
-        graph: The graph of `standalone_step`, perhaps with more outputs.
-        inputs: Names of the model's inputs.
-        weights: Name of the input for sample weights.
+        graph: The graph of `standalone_step`, or one with more outputs.
         carried: Input name to output name, for recurrent states.
-        metrics: Names of the outputs that are metrics.
-        init: Name of the file with the first values of the states.
+        init: Name of the init file.
     """
     names = list(graph.output_names)
     loss, further = names[0], [n for n in names[1:] if n not in metrics and n != BATCH_WEIGHT]
@@ -90,7 +87,7 @@ def _input_role(name: str, inputs: Sequence[str], weights: str | None) -> str:
 
 
 def _role(name: str, spec: StepSpec) -> dict[str, str]:
-    """Return the role of a state, and the parameter and slot that it belongs to."""
+    """Return the role of a state, with its parameter and slot."""
     if name in _COUNTERS and (name != loss_scale.NAME or spec.rule.scale is not None):
         return {"role": _COUNTERS[name]}
     for parameter, slot, role in _slots(spec):
@@ -100,7 +97,7 @@ def _role(name: str, spec: StepSpec) -> dict[str, str]:
 
 
 def _slots(spec: StepSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield (parameter, slot, role) for all states of trained parameters. For a parameter itself, `slot` is ""."""
+    """Yield (parameter, slot, role) for all states of trained parameters. A parameter itself has the slot ""."""
     for t in spec.trained:
         yield t.name, "", "parameter"
         yield t.name, AVERAGE, "average"

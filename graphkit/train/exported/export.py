@@ -35,10 +35,10 @@ from graphkit.train.programs.step import STEP
 
 RATES = ("schedule", "input")
 
-# Number of samples of a batch that is generated for the comparison, unless the model has a fixed batch size.
+# Number of samples of a generated batch, unless the model has a fixed batch size.
 _SAMPLES = 4
 
-# First loss scale of a step whose loss is float16.
+# First loss scale of a step with a float16 loss: the scaled loss must be below 65504.
 _HALF_SCALE = 2.0**10
 
 
@@ -67,8 +67,6 @@ class ExportedStep:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """The options of `Trainer.to_onnx`."""
-
     opset: int | None
     batch: Any
     rate: str
@@ -78,7 +76,6 @@ class StepOptions:
 
 
 def export_step(trainer: BaseTrainer, path: Path, options: StepOptions) -> ExportedStep:
-    """See `Trainer.to_onnx`."""
     from graphkit.onnx_io import exporter
     from graphkit.onnx_io.writing import write_together
 
@@ -117,7 +114,7 @@ def export_step(trainer: BaseTrainer, path: Path, options: StepOptions) -> Expor
 def step_files(path: Path) -> tuple[Path, Path, Path]:
     """Return the names of the step, its init file and its description.
 
-    Raises UsageError if `path` does not end in .onnx, its folder does not exist, or one of the names is a folder.
+    Raises UsageError if `path` does not end in .onnx, its folder does not exist, or a name is a folder.
     """
     if path.suffix != ".onnx":
         raise UsageError(f"{path}: the name of the file of a training step must end in .onnx")
@@ -131,7 +128,7 @@ def step_files(path: Path) -> tuple[Path, Path, Path]:
 
 
 def _exportable(trainer: BaseTrainer, loss_scaling: bool) -> StepSpec:
-    """Return the description of the step on the CPU in float32, whatever device, precision and backends are set."""
+    """Return the step on the CPU in float32, whatever the Trainer's device, precision and backends."""
     if trainer._division is not None or not trainer._alone:
         raise UnsupportedError(
             "the training step of several processes (kvstore=, groups=) cannot be exported, because ONNX has no "
@@ -184,7 +181,7 @@ def _steps(trainer: BaseTrainer, accumulate: int) -> list[tuple[float, bool]]:
     """Return the steps of the comparison: the learning rate of each, and whether it flushes.
 
     First come all steps up to the next update. With `accumulate`, a step with `flush` follows, which updates with one
-    batch. The last step follows an update. So with `accumulate`, it begins a new group of accumulated batches.
+    batch. The last step begins after an update.
     """
     schedule, count = trainer.optimizer.schedule, accumulate - trainer._stepper.accumulated
     if schedule.is_open and trainer._rates.run_updates is None:
@@ -210,15 +207,13 @@ def _first_states(trainer: BaseTrainer, spec: StepSpec, graph: Graph) -> dict[st
         loss_scale.NAME: loss_scale.start(),
     }
     if spec.graph.outputs[0].dtype is DType.FLOAT16:
-        # The product of the loss and the scale must be below 65504.
         own[loss_scale.NAME][0] = _HALF_SCALE
     found = {}
     for value in state_values(graph):
         name = graph.name_of(value)
         found[name] = np.array(stepper.store[name] if name in stepper.store else own[name])
     for t in spec.trained:
-        # If the master weight is 0, the update starts from the parameter. Write the parameter as the master weight: the
-        # update then starts from the same value.
+        # The file starts from the same value if the parameter replaces a master weight of 0.
         master = f"{t.name}/{optimizer_states.MASTER}"
         if master in found and not found[master].any():
             found[master] = np.asarray(found[t.name], np.float32)
@@ -226,7 +221,6 @@ def _first_states(trainer: BaseTrainer, spec: StepSpec, graph: Graph) -> dict[st
 
 
 def _constants(trainer: BaseTrainer, graph: Graph) -> dict[str, Any]:
-    """Return the parameters and states that the step does not change."""
     store, changed = trainer._stepper.store, set(state_values(graph))
     kept = [graph.name_of(v) for v in graph.inputs if v.role in ("parameter", "state") and v not in changed]
     params = trainer.net.params
@@ -234,7 +228,7 @@ def _constants(trainer: BaseTrainer, graph: Graph) -> dict[str, Any]:
 
 
 def _with_states_as_data(graph: Graph, description: Mapping[str, Any]) -> Graph:
-    """Return the graph with its states as ordinary inputs, and their new values as outputs."""
+    """Return the graph with states as ordinary inputs, and their new values as outputs."""
     states = state_values(graph)
     table = {v: Value(v.type, graph.name_of(v)) for v in states}
     plain = rewrite(graph, lambda _node, _operands: None, inputs=table)
@@ -247,7 +241,7 @@ def _with_states_as_data(graph: Graph, description: Mapping[str, Any]) -> Graph:
 
 
 def _with_unique_outputs(graph: Graph) -> tuple[Graph, dict[str, str]]:
-    """Rename outputs that have the name of an input. Return the graph, and the new names of outputs by their old names.
+    """Rename outputs that have the name of an input. Return the graph, and new names by old names.
 
     In ONNX, a name belongs to one value.
     """
@@ -257,10 +251,7 @@ def _with_unique_outputs(graph: Graph) -> tuple[Graph, dict[str, str]]:
 
 
 def _init_graph(states: Mapping[str, np.ndarray]) -> tuple[Graph, dict[str, np.ndarray]]:
-    """Return a graph that outputs its parameters, which are the first values of the states.
-
-    Also return the arrays of these parameters, by name.
-    """
+    """Return a graph that outputs its parameters, the first values of the states, and their arrays by name."""
     free = Names(states)
     inputs = {
         name: Value(TensorType(dtype_of(array.dtype), array.shape), free.take(f"{name}/first"), role="parameter")
@@ -274,21 +265,21 @@ def _init_graph(states: Mapping[str, np.ndarray]) -> tuple[Graph, dict[str, np.n
 
 
 def target_inputs(trainer: BaseTrainer) -> dict[str, str]:
-    """Return a dict of input name to target name, for the inputs of the step that take a target of the batch."""
+    """Return the target of each input of the step that takes one."""
     return {trainer._targets.program_input(name): name for name in trainer._targets.names}
 
 
 @dataclass(frozen=True)
 class _GraphOnly:
-    """Wraps a graph for functions that take a model but read only its graph."""
+    """Wraps a graph for functions that read only the graph of a model."""
 
     graph: Graph
 
 
 def _batch(trainer: BaseTrainer, spec: StepSpec, given: Any) -> dict[str, Any]:
-    """Return the arrays of the batch for the comparison: the given ones, or generated ones.
+    """Return the arrays of the batch for the comparison: given or generated.
 
-    Missing sample weights are generated at random: equal weights would test nothing.
+    Missing sample weights are random: equal weights would test nothing.
     """
     targets = trainer._targets
     feeds = _generated(trainer, spec) if given is None else _given(trainer, spec, given)

@@ -1,8 +1,7 @@
-"""One graph for a training step: forward, backward, update, learning rate, random numbers and all counters.
+"""One graph for a training step: forward, backward, update, learning rate, random numbers and counters.
 
-A Trainer keeps some things of a step in Python: the learning rate, the state of random numbers, the count of
-accumulated batches, and whether a step is skipped. Here, they are nodes and states of the graph. So each run of the
-graph is a step, and its states are inputs and outputs.
+A Trainer keeps the learning rate, the state of random numbers, the count of accumulated batches, and the choice to skip
+a step in Python. Here, they are nodes and states of the graph: each run of the graph is a step.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class Rate:
     """How a step gets its learning rate.
 
     Attributes:
-        schedule: The schedule that the graph computes. None: the rate is the input `learning_rate`.
-        scale: Factor on the rates of the schedule.
-        offset: Number that is added to the count of updates before the schedule is evaluated.
+        schedule: The schedule that the graph computes; None: the rate is the input `learning_rate`.
+        scale: Factor on the rates.
+        offset: Number added to the count of updates.
     """
 
     schedule: Schedule | None
@@ -55,13 +54,11 @@ class Rate:
 def standalone_step(spec: StepSpec, rate: Rate) -> Graph:
     """Return one graph that contains the whole training step.
 
-    Inputs: data, targets, parameters and states. The updates of the graph say which value replaces each state. If
-    `spec` accumulates gradients, each run takes one batch, and every `spec.accumulate`-th run updates. If the input
-    `flush` is True, the run updates early.
+    Inputs: data, targets, parameters and states. The updates of the graph are the new states. If `spec` accumulates
+    gradients, every `spec.accumulate`-th run updates, and also a run whose input `flush` is True.
 
-    The graph cannot raise an error. If a Trainer would raise NotFinite or skip the update, parameters and optimizer
-    states keep their values. With accumulation, the gradients of all batches of this update are dropped. A loss scale
-    is lowered as in a Trainer.
+    If a Trainer would raise NotFinite or skip the update, parameters and optimizer states keep their values.
+    Accumulated gradients are then dropped, and a loss scale is lowered as in a Trainer.
 
     Raises:
         UnsupportedError: Standard operators cannot express the random numbers or the learning rate.
@@ -98,8 +95,7 @@ def _input(graph: Graph, name: str) -> Value | None:
 def _replaced(graph: Graph, table: Mapping[Value, Value], read: Iterable[Value] = ()) -> Graph:
     """Replace inputs of a graph by the values in `table`.
 
-    The new values also replace the old ones in the list of inputs of the result. If a new value is the output of a
-    node, the caller must remove it from this list, because it is not an input.
+    The new values are inputs of the result, too. The caller must remove those that nodes compute.
 
     read: graph inputs that the new values read.
     """
@@ -115,7 +111,7 @@ def _joined(inputs: Iterable[Value], more: Iterable[Value], leave_out: Iterable[
 
 
 def _with_rate(graph: Graph, rate: Rate) -> Graph:
-    """Let the graph compute its learning rate from the state that counts updates."""
+    """Let the graph compute its learning rate from the count of updates."""
     fed, count = _input(graph, steps.LEARNING_RATE), _input(graph, steps.STEP)
     assert fed is not None, "every update has a rate"
     assert count is not None, "every update has a count"
@@ -129,7 +125,7 @@ def _with_rate(graph: Graph, rate: Rate) -> Graph:
 
 
 def _with_random_state(graph: Graph) -> Graph:
-    """Make the seed and the step of random numbers a state: int64 [2]. Each run adds 1 to the step."""
+    """Make the seed and the step of random numbers a state, int64 [2]. Each run adds 1 to the step."""
     fed = next((v for v in graph.inputs if v.role == "rng"), None)
     if fed is None:
         return graph
@@ -146,7 +142,7 @@ def _with_random_state(graph: Graph) -> Graph:
 
 
 def _guard(graph: Graph) -> Value | None:
-    """Return the value that must be finite in a step of this graph; None if nothing is checked."""
+    """Return the value that must be finite in a step of this graph, or None."""
     found = {node.operands[1] for node in graph.nodes if isinstance(node.op, FiniteGuard)}
     assert len(found) <= 1, "a step has one guard"
     return next(iter(found), None)
@@ -161,7 +157,7 @@ def _is_finite(guard: Value | None) -> Value | None:
 
 
 def _without_guards(graph: Graph) -> Graph:
-    """Remove all FiniteGuards, because the updates themselves keep the old states if a value is not finite."""
+    """Remove all FiniteGuards: the updates select the old states instead."""
     return rewrite(graph, lambda node, operands: [operands[0]] if isinstance(node.op, FiniteGuard) else None)  # type: ignore[list-item]
 
 
@@ -183,7 +179,7 @@ def _selecting(graph: Graph, scale: Value | None) -> Graph:
 
 
 def _accumulating_step(spec: StepSpec, rate: Rate) -> Graph:
-    """Join the two programs of `split_step`: each run adds gradients, and every `accumulate`-th run also updates."""
+    """Join the two programs of `split_step`: each run adds gradients, and every `accumulate`-th run updates."""
     accumulate, update = steps.split_step(spec.graph, spec.trained, spec.rule)
     accumulate = _with_random_state(accumulate)
     batches = Value(TensorType(DType.INT64, ()), BATCHES, role="state")
@@ -194,7 +190,7 @@ def _accumulating_step(spec: StepSpec, rate: Rate) -> Graph:
     accumulate = _without_guards(accumulate)
     sums = {s: new for s, new in accumulate.updates if _is_gradient_sum(accumulate, s)}
     others = [(s, _where(is_finite, new, s)) for s, new in accumulate.updates if s not in sums]
-    # If a batch is not finite, its weight becomes NaN. The sum of weights is then NaN, and the update is skipped.
+    # The weight NaN of a batch that is not finite makes the sum of weights NaN: the update is skipped.
     weight = _where(is_finite, weight, F.constant(value=np.float32(np.nan)))
     count, total = F.add(batches, F.constant(value=np.asarray(1, np.int64))), F.add(weight_sum, weight)
     due = F.or_(flush, F.greater_or_equal(count, F.constant(value=np.asarray(spec.accumulate, np.int64))))
@@ -223,8 +219,7 @@ def _selected_updates(
 ) -> Updates:
     """Return the updates of all states except gradient sums. States change only if an update is due and finite.
 
-    update: the second program of `split_step`. placed: a copy of `update` that reads the new gradient sums. `update`
-    reads the states that contain the old sums.
+    update: the second program of `split_step`. placed: a copy of `update` that reads the new gradient sums.
     """
     of_gradients = _is_finite(_guard(placed))
     of_losses = None if spec.rule.on_nonfinite == "ignore" else _is_finite(total)
@@ -268,6 +263,6 @@ def _with_batch_weight(accumulate: Graph, graph: Graph) -> tuple[Graph, Value]:
 
 
 def state_values(graph: Graph) -> Sequence[Value]:
-    """Return the states of a step: the inputs that a run replaces."""
+    """Return the states of a step."""
     updated = {state for state, _ in graph.updates}
     return [v for v in graph.inputs if v in updated]

@@ -14,10 +14,7 @@ def with_metrics(graph: Graph, metrics: Sequence[str], output: str, targets: Tar
     """Return the graph with one output for each metric: its mean over the batch, a float32 scalar.
 
     Args:
-        graph: The step.
-        metrics: Names of metrics.
         output: The output of the model that metrics compare with its target.
-        targets: The targets of the step.
 
     Raises:
         UsageError: A metric is unknown, or has the name of an output of the model.

@@ -1,7 +1,6 @@
-"""All-reduce gradients and losses inside a program, in buckets: each bucket as soon as its last gradient is ready.
+"""All-reduce gradients and losses inside a program. A bucket starts as soon as its last gradient is ready.
 
-Buckets: Li et al., "PyTorch Distributed", VLDB 2020. The backward pass runs from the loss to the inputs. A bucket
-contains parameters that it reaches at about the same time.
+Buckets: Li et al., "PyTorch Distributed", VLDB 2020.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from graphkit.train.programs.expressions import after, as_sequence, cast_like, p
 from graphkit.train.programs.sparse import Rows
 from graphkit.train.programs.weights import divisor
 
-# The key of the all-reduce of the loss.
 LOSS = "loss"
 
 
@@ -28,8 +26,7 @@ class Buckets:
 
     Attributes:
         groups: For each bucket, the positions of its parameters.
-        means: Whether gradients are divided by the total weight before they are sent (with gradient compression), not
-            afterwards.
+        means: Whether gradients are divided by the total weight before they are sent (with gradient compression).
         place: (rank, number of ranks) if each rank updates only its slice of each bucket, else None.
     """
 
@@ -43,12 +40,10 @@ def make_buckets(
 ) -> Buckets:
     """Return buckets of parameters, in the order in which the backward pass computes their gradients.
 
-    All parameters of a bucket have one dtype. A bucket takes parameters until it has at least `limit` bytes. If the
-    last bucket of a dtype has less than half of `limit`, it is joined to the bucket before. The all-reduces of both
-    buckets would start at almost the same time, so the second one would only add latency.
+    A bucket has one dtype, and at least `limit` bytes. A last bucket below half of `limit` is joined to the one before:
+    its all-reduce would only add latency.
 
     Args:
-        values: Parameters by position.
         limit: Size of a bucket in bytes.
         means, place: See `Buckets`.
     """
@@ -56,7 +51,7 @@ def make_buckets(
     for position, node in reversed(list(enumerate(graph.nodes))):
         first.update((v, position) for v in node.operands if v in first)
     groups: list[list[int]] = []
-    # By dtype: the bucket that still takes parameters, and its bytes.
+    # By dtype: the open bucket and its bytes.
     filling: dict[DType, tuple[list[int], int]] = {}
     for index in sorted(values, key=lambda i: (-first[values[i]], i)):
         kind = values[index].tensor
@@ -75,13 +70,13 @@ def make_buckets(
 
 
 def mean_loss(loss: Value, weight: Value) -> tuple[Value, Value]:
-    """Return the mean loss over all ranks, and the weight of all ranks (float32). loss, weight: of this rank."""
+    """Return the mean loss and the weight of all ranks (float32). loss, weight: of this rank."""
     wide = F.cast(weight, to="float64")
     return mean_of_pair(pair(F.mul(F.cast(loss, to="float64"), wide), wide), loss.dtype)
 
 
 def mean_of_pair(loss_sum: Value, dtype: DType) -> tuple[Value, Value]:
-    """Return the same as `mean_loss`, from the vector [loss * weight, weight] (float64) of this rank."""
+    """Do the same as `mean_loss`, from the vector [loss * weight, weight] (float64) of this rank."""
     (started,) = _start_all_reduce([loss_sum], LOSS)
     summed = F.control_dependency(started, F.all_reduce_wait(started, keys=(LOSS,)))
     loss, weight = unpair(summed)
@@ -89,9 +84,9 @@ def mean_of_pair(loss_sum: Value, dtype: DType) -> tuple[Value, Value]:
 
 
 def zero_after(total: Value) -> Value:
-    """Return a 0 that becomes available only after the all-reduced `total`.
+    """Return a 0 that becomes available after the all-reduced `total`.
 
-    Updates with this 0 as their guard wait for the all-reduce. If it raises an error, they do not run.
+    Updates with this guard do not run if the all-reduce raises an error.
     """
     return after(F.constant(value=np.zeros((), np.float32)), [total])
 
@@ -101,15 +96,14 @@ def mean_gradients(
 ) -> tuple[list[Value | Rows], list[Value]]:
     """All-reduce gradients, and divide them by the weight of all ranks.
 
-    Row-sparse gradients are not in buckets. Their sum contains every row that at least one rank has read, once.
+    Row-sparse gradients are not in buckets. Their sum contains every row that some rank has read, once.
 
     Args:
         gradients: The weighted gradients of this rank.
         total: The weight of all ranks.
-        buckets: The buckets of the dense gradients.
 
     Returns:
-        The mean gradients, and one value for each all-reduce. The value is available when the all-reduce is complete.
+        The mean gradients, and for each all-reduce a value that is available when it is complete.
     """
     dense = {i: gradient for i, gradient in enumerate(gradients) if isinstance(gradient, Value)}
     total = divisor(total)
@@ -123,7 +117,7 @@ def mean_gradients(
         sums = _start_all_reduce([dense[i] for i in group], bucket_key(number))
         heads.append(sums[0])
         started.update(zip(group, sums, strict=True))
-    # Each wait reads all of `starts`, so every all-reduce starts before the first wait.
+    # Each wait reads all of `starts`: every all-reduce starts before the first wait.
     starts = [*heads, *(F.row_sparse_all_reduce_start(*own[i], key=_row_key(i)) for i in tables)]
     done = [F.all_reduce_wait(*starts, keys=(bucket_key(number),)) for number in range(len(heads))]
     bucket_of = {i: number for number, group in enumerate(buckets.groups) for i in group}
@@ -139,7 +133,7 @@ def mean_gradients(
 
 
 def bucket_key(number: int) -> str:
-    """Return the key of a bucket. Pending all-reduces run in the order of their keys, so earlier buckets run first."""
+    """Return the key of a bucket. Pending all-reduces run in the order of their keys."""
     return f"bucket {number:05}"
 
 

@@ -1,4 +1,4 @@
-"""Losses and gradients that are NaN or infinite: how a Trainer handles them, and where they come from."""
+"""Losses and gradients that are NaN or infinite: how a Trainer handles them, and which node made them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ _ELSEWHERE = "from another process"
 
 
 def check_choice(on_nonfinite: str) -> None:
-    """Raise UsageError if the setting is not one of CHOICES."""
     if on_nonfinite not in CHOICES:
         raise UsageError(f"Trainer: unknown on_nonfinite={on_nonfinite!r}{did_you_mean(str(on_nonfinite), CHOICES)}")
 
 
 def zero_if_finite(values: Sequence[Value]) -> Value:
     """Return a float32 scalar: 0 if all elements of all tensors are finite, else NaN."""
-    # 0 * x is NaN if x is NaN or infinite, otherwise 0. Unlike a norm, the sum of these products cannot overflow.
+    # 0 * x is NaN if x is not finite. Unlike a norm, this sum cannot overflow.
     sums = [F.reduce_sum(F.mul(v, np.zeros((), v.dtype.numpy)), keepdims=False) for v in values]
     sums = [s if s.dtype is DType.FLOAT32 else F.cast(s, to="float32") for s in sums]
     return sum_of(sums)
@@ -42,10 +41,9 @@ def loss_and_gradient_guard(loss: Value | None, zero: Value) -> Value:
 
 
 def guarded(value: Value, guard: Value | None) -> Value:
-    """Return `value`. The run raises NotFinite if `guard`, a float scalar, is not finite.
+    """Return `value`; the run raises NotFinite if `guard`, a float scalar, is not finite.
 
-    A run that fails writes no states. So a guard on one update of a step prevents all updates of that step. If `guard`
-    is None, there is no check.
+    A run that fails writes no states: a guard on one update prevents all updates of the step.
     """
     result: Value = value if guard is None else F.finite_guard(value, guard)
     return result
@@ -59,15 +57,12 @@ def origin(
     others: bool = False,
     outputs: int | None = 1,
 ) -> str:
-    """Return a clause for an error: which node made an output of a program, such as the loss, NaN or infinite.
+    """Return a clause for an error: which node made an output of a program NaN or infinite.
 
     Args:
-        program: The program that failed.
-        store: Its parameters and states.
-        feeds: Its other inputs.
-        rng: (seed, step) of that run.
-        others: Whether the loss is the mean over several processes, so that another process may be the origin.
-        outputs: Number of outputs that are examined, from the first. None: all outputs, and all guards.
+        rng: (seed, step) of the failed run.
+        others: Whether other processes contribute to the loss.
+        outputs: Number of outputs that are examined; None: all outputs, and all guards.
     """
     if others and not len(next(iter(feeds.values()), ())):
         return _ELSEWHERE

@@ -1,7 +1,7 @@
-"""Loss scaling: multiply losses before the backward pass, so that small gradients do not become 0 in float16.
+"""Loss scaling: small gradients do not become 0 in float16.
 
-The scale is a state. If a gradient is not finite, the update is skipped and the scale halved. After INTERVAL updates
-without such a gradient, the scale is doubled (Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2).
+If a gradient is not finite, the update is skipped and the scale halved. After INTERVAL updates without such a gradient,
+the scale is doubled (Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2).
 """
 
 from __future__ import annotations
@@ -24,25 +24,24 @@ _INITIAL, _MINIMUM, _MAXIMUM = 2.0**16, 1.0, 2.0**24
 
 
 def state() -> Value:
-    """Return the state, a graph input float32 [2]: the scale, and the number of updates since the scale changed."""
+    """Return the state, a graph input float32 [2]: the scale, and the number of updates since it changed."""
     return Value(TensorType(DType.FLOAT32, (2,)), NAME, role="state")
 
 
 def start() -> np.ndarray:
-    """Return the value of the state before the first update."""
     return np.array([_INITIAL, 0], np.float32)
 
 
 def lower(array: np.ndarray) -> np.ndarray | None:
-    """Return the state after an update whose gradients were not finite; None if the scale is at its minimum."""
+    """Return the state after an update with gradients that are not finite; None if the scale is minimal."""
     return np.array([array[0] / 2, 0], np.float32) if array[0] > _MINIMUM else None
 
 
 def gradients(loss: Value, wanted: Sequence[Value], scale: Value | None) -> list[Value]:
     """Return the gradients of a loss with respect to `wanted`.
 
-    With a scale (the state), the loss is multiplied by it before the backward pass, and the gradients are divided by
-    it afterwards. The metadata of the new nodes mark them as a backward pass.
+    With a scale (the state), multiply the loss by it and divide the gradients by it. Metadata mark the new nodes as
+    backward pass.
     """
     meta = {context.GRADIENT: "true"}
     if scale is None:
@@ -54,7 +53,6 @@ def gradients(loss: Value, wanted: Sequence[Value], scale: Value | None) -> list
 
 
 def next_state(scale: Value) -> Value:
-    """Return the state after an update with finite gradients."""
     factor, since = unpair(scale)
     since = F.add(since, np.float32(1))
     is_due = F.greater_or_equal(since, np.float32(INTERVAL))
@@ -63,7 +61,7 @@ def next_state(scale: Value) -> Value:
 
 
 def lowered_state(scale: Value) -> Value:
-    """Return the state after an update whose gradients were not finite. A scale at its minimum stays unchanged."""
+    """Do the same as `lower` in a program. A minimal scale stays unchanged."""
     factor, _ = unpair(scale)
     half = pair(F.mul(factor, np.float32(0.5)), F.mul(factor, np.float32(0)))
     lowered: Value = F.where(F.greater(factor, F.constant(value=np.float32(_MINIMUM))), half, scale)

@@ -1,4 +1,4 @@
-"""Masks of parameters in the programs of a training step: where a mask is False, the parameter is always 0."""
+"""Masks of parameters in the programs of a training step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from graphkit.train.selection import Mask, TrainedParameter
 
 
 def masked(value: Value, mask: Mask | None) -> Value:
-    """Return a value with 0 where the mask of a parameter is False."""
+    """Return a value that is 0 where the mask is False."""
     return value if mask is None else F.where(mask.value, value, scalar_like(0.0, value))
 
 
 def with_masked_reads(graph: Graph, trained: Sequence[TrainedParameter]) -> Graph:
-    """Return a training graph that reads 0 where masks are False. So gradients are 0 there, too.
+    """Return a training graph that reads 0 where masks are False. Gradients are then 0 there.
 
-    The masks are added to the inputs. Lazy tables must have no mask.
+    The masks become inputs. Lazy tables must have no mask.
     """
     table = {t.value: masked(t.value, t.mask) for t in trained if t.mask is not None}
     if not table:

@@ -1,8 +1,7 @@
-"""Divide a graph into the stages of a pipeline, by the groups of `gk.attr_scope(ctx_group=...)` and their ranks.
+"""Divide a graph into the stages of a pipeline, by the ranks of groups (`gk.attr_scope(ctx_group=...)`).
 
-A stage contains the nodes that one rank computes. Each stage needs only values of earlier stages. A node without a
-group belongs to the latest stage among those of its operands. If its operands have no stage, it belongs to the first
-stage that reads it.
+A stage is the part of one rank, and needs only values of earlier stages. A node without a group belongs to the latest
+stage of its operands, or to the first stage that reads it.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ class NotAPipeline(UsageError):
 
 @dataclass(frozen=True)
 class Partition:
-    """The stages of a graph. A stage is a number: its position in the pipeline.
+    """The stages of a graph, as positions in the pipeline.
 
     Attributes:
-        ranks: The rank of each stage.
-        stage_of: The stage of each node with operands. A node without operands has no entry: each stage that reads its
-            value computes it.
+        stage_of: The stage of each node with operands. Nodes without operands are computed by each stage that reads
+            them.
         owner_of: The stage that stores each parameter and state.
-        copies: The parameters and states that several stages read, each with the stages that read it but do not own it.
-        crossings: The values that later stages read, in the order of the graph, each with the stages that read it.
+        copies: For parameters and states that several stages read: the stages that do not own them.
+        crossings: For values that later stages read: these stages. In the order of the graph.
     """
 
     graph: Graph
@@ -53,7 +51,6 @@ class Partition:
         return [value for value, stages in self.crossings.items() if stage in stages]
 
     def sent(self, stage: int) -> list[Value]:
-        """Return the values of a stage that later stages read."""
         return [value for value in self.crossings if self.stage_of_value(value) == stage]
 
 
@@ -61,14 +58,10 @@ def partition(graph: Graph, groups: Mapping[str, int], ranks: int, like: Partiti
     """Divide a graph into stages.
 
     Args:
-        groups: The rank of each group.
-        ranks: Number of ranks.
-        like: The partition of another graph of the same model. The result has the same order of ranks, and the same
-            owners of parameters and states, by name.
+        like: A partition whose order of ranks and owners (by name) the result has.
 
     Raises:
-        NotAPipeline: Two ranks need each other's values, or a subgraph has nodes of another rank than its control-flow
-            node. The message names the nodes.
+        NotAPipeline: Two ranks need each other's values, or control flow is on several ranks.
         UsageError: Groups and ranks do not match, or a value between stages cannot be sent.
     """
     if like is None:
@@ -99,7 +92,7 @@ def partition(graph: Graph, groups: Mapping[str, int], ranks: int, like: Partiti
 
 
 def check(graph: Graph, groups: Mapping[str, int], ranks: int) -> None:
-    """Raise UsageError if groups or ranks do not exist, a group has no rank, or a rank has no group."""
+    """Raise UsageError if groups or ranks are unknown, a group has no rank, or a rank has no group."""
     known = {group for node in all_nodes(graph) if node.operands and (group := node.meta.get(GROUP)) is not None}
     if not known:
         raise UsageError(
@@ -122,8 +115,8 @@ def check(graph: Graph, groups: Mapping[str, int], ranks: int) -> None:
 
 
 def _order(graph: Graph, groups: Mapping[str, int]) -> list[int]:
-    """Return the ranks in topological order: each after those whose values it needs."""
-    # For each node: the ranks that it depends on, as bits.
+    """Return the ranks in topological order."""
+    # The ranks that each node depends on, as bits.
     dependencies: dict[Node, int] = {}
     # By (rank, other rank): a node of `rank` that depends on a value of `other rank`.
     needs: dict[tuple[int, int], Node] = {}
@@ -131,7 +124,7 @@ def _order(graph: Graph, groups: Mapping[str, int]) -> list[int]:
         mask = 0
         for value in node.operands:
             mask |= dependencies[value.node] if value.node is not None else 0
-        # A node without operands creates no dependency: each rank that reads its value computes it.
+        # Each rank that reads a node without operands computes it.
         if node.operands and (group := _group_of(node, groups)) is not None:
             rank = groups[group]
             for other in _bits(mask & ~(1 << rank)):
@@ -150,7 +143,7 @@ def _order(graph: Graph, groups: Mapping[str, int]) -> list[int]:
 
 
 def _describe_cycle(ranks: list[int], needs: Mapping[tuple[int, int], Node], groups: Mapping[str, int]) -> str:
-    """Return the message of an error: which of these ranks depend on each other, and through which nodes."""
+    """Return the message of an error: which ranks depend on each other, and through which nodes."""
     path = [ranks[0]]
     while path.count(path[-1]) == 1:
         path.append(next(other for other in ranks if (path[-1], other) in needs))
@@ -167,7 +160,7 @@ def _describe_cycle(ranks: list[int], needs: Mapping[tuple[int, int], Node], gro
 def _group_of(node: Node, placed: Mapping[str, int]) -> str | None:
     """Return the group of a node.
 
-    A control-flow node without a group has the group of the nodes in its subgraphs, if all of these are on one rank.
+    Control flow without a group has the group of its inner nodes, if one rank has all of them.
     """
     if (group := node.meta.get(GROUP)) is not None or not is_control(node):
         return group
@@ -179,7 +172,6 @@ def _group_of(node: Node, placed: Mapping[str, int]) -> str | None:
 
 
 def _stages(graph: Graph, placed: Mapping[str, int]) -> dict[Node, int]:
-    """Return the stage of each node with operands."""
     stage_of: dict[Node, int] = {}
     for node in graph.nodes:
         if not node.operands:
@@ -190,8 +182,8 @@ def _stages(graph: Graph, placed: Mapping[str, int]) -> dict[Node, int]:
         known = [stage_of[v.node] for v in node.operands if v.node in stage_of]
         if known:
             stage_of[node] = max(known)
-    # The remaining nodes depend only on graph inputs and on nodes without operands. Reverse order: the readers of a
-    # node have their stages before the node gets its own.
+    # The other nodes depend only on graph inputs and nodes without operands. In reverse order, their readers have
+    # stages already.
     first: dict[Node, int] = {}
     for node in reversed(graph.nodes):
         if node.operands and node not in stage_of:
@@ -204,7 +196,6 @@ def _stages(graph: Graph, placed: Mapping[str, int]) -> dict[Node, int]:
 
 
 def _check_subgraphs(stage_of: Mapping[Node, int], placed: Mapping[str, int]) -> None:
-    """Raise NotAPipeline if a subgraph contains nodes of another stage than its control-flow node."""
     for node, stage in stage_of.items():
         for subgraph in node.op.subgraphs().values() if is_control(node) else ():
             for inner in all_nodes(subgraph):
@@ -217,7 +208,7 @@ def _check_subgraphs(stage_of: Mapping[Node, int], placed: Mapping[str, int]) ->
 
 
 def _owners(graph: Graph, stage_of: Mapping[Node, int], owners: Mapping[str, int]) -> dict[Value, int]:
-    """Return the stage that stores each parameter and state: the stage in `owners`, else the first that reads it."""
+    """Return the stage that stores each parameter and state: from `owners`, else the first that reads it."""
     stored = {v: owners[graph.name_of(v)] for v in graph.inputs if _is_stored(v) and graph.name_of(v) in owners}
     first: dict[Value, int] = {}
     for node in graph.nodes:
@@ -237,7 +228,7 @@ def _is_stored(value: Value) -> bool:
 
 
 def _check_crossing(divided: Partition, value: Value) -> None:
-    """Raise an error if a value comes from a later stage than its reader, or if it cannot be sent."""
+    """Raise an error if a value comes from a later stage than its reader, or cannot be sent."""
     source = divided.stage_of_value(value)
     first = divided.crossings[value][0]
     reader = next(n for n in divided.graph.nodes if divided.stage_of.get(n) == first and value in n.operands)
@@ -251,7 +242,7 @@ def _check_crossing(divided: Partition, value: Value) -> None:
 
 
 def _bits(mask: int) -> Iterator[int]:
-    """Yield the positions of the bits of a mask that are 1."""
+    """Yield the positions of the 1 bits of a mask."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1

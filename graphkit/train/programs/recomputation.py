@@ -1,4 +1,4 @@
-"""Recomputation: choose which activations the backward pass computes again, for a given amount of memory."""
+"""Choose which activations the backward pass computes again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ Recompute = Literal["sqrt"] | int
 
 
 def check(recompute: Recompute | None) -> None:
-    """Raise UsageError unless the setting is None, "sqrt" or a number of bytes."""
     if recompute is None or recompute == "sqrt":
         return
     if isinstance(recompute, bool) or not isinstance(recompute, int) or recompute < 1:
@@ -31,7 +30,7 @@ def check(recompute: Recompute | None) -> None:
 
 
 def recompute_marked_nodes(program: Graph, device: AnyDevice = "cpu") -> Graph:
-    """Return the program in which the backward pass recomputes nodes built in `gk.attr_scope(recompute=True)`."""
+    """Return the program in which nodes built in `gk.attr_scope(recompute=True)` are recomputed."""
     if all(MARK not in node.meta for node in program.nodes):
         return program
     return recompute_marked(prepared(program, device))
@@ -46,18 +45,14 @@ def limit_memory(
 ) -> Graph:
     """Return the training program with the recomputation that the setting asks for.
 
-    "sqrt" recomputes every segment (see `recompute_sqrt`). A number of bytes limits the arena: as few segments as
-    possible are recomputed. Segments that save the most bytes per arithmetic operation come first.
+    With a limit, as few segments as possible are recomputed. Segments that save the most bytes per arithmetic operation
+    come first.
 
     Args:
-        program: The training program without recomputation.
-        recompute: "sqrt" or a number of bytes.
-        shapes: Shapes of the inputs, by name.
-        arena_bytes: Function that returns the bytes of the arena of a program.
-        device: The device, or the devices by group.
+        arena_bytes: Returns the bytes of the arena of a program.
 
     Raises:
-        UsageError: The limit cannot be met. The message contains the smallest possible number of bytes.
+        UsageError: The limit cannot be met.
     """
     segments = _segments(prepared(program, device), shapes)
     if recompute == "sqrt":
@@ -91,8 +86,8 @@ def _segments(program: Graph, shapes: Mapping[str, Sequence[int]]) -> Segments:
 def prepared(program: Graph, device: AnyDevice = "cpu") -> Graph:
     """Return the program in the form that recomputation needs.
 
-    Random nodes have fixed streams, so a recomputed copy draws the same numbers. Equal expressions of the forward and
-    backward pass are one node. Composite operators are expanded if the device has no kernel for them.
+    Random nodes have fixed streams: a recomputed copy draws the same numbers. Equal expressions are merged. Composite
+    operators without a kernel are expanded.
     """
     kinds = kinds_of(device)
     for kind in kinds:

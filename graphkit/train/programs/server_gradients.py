@@ -1,4 +1,4 @@
-"""The programs of a worker that pushes gradients to servers. Their outputs are gradients."""
+"""The programs of a worker that pushes gradients to servers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from graphkit.train.selection import TrainedParameter
 def gradient_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
     """Return `graph` with the backward pass. Its last outputs are `<parameter>/gradient`, in the order of `trained`.
 
-    A lazy table has two outputs: first `<parameter>/rows`, int64 [K], the indices of the rows that the batch has read,
-    without repetitions; then the gradients of these rows.
+    A lazy table has two outputs: `<parameter>/rows`, int64 [K], the indices of the rows that the batch has read, once
+    each; then their gradients.
     """
     gradients = gradients_of(graph, graph.outputs[0], trained, rule)
     guard = guard_of(graph.outputs[0], gradients, rule)
@@ -45,7 +45,7 @@ def gradient_step(graph: Graph, trained: Sequence[TrainedParameter], rule: Updat
 
 
 def split_gradients(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> tuple[Graph, Graph]:
-    """Return the first program of `split_step`, which accumulates, and a program that returns the mean gradients.
+    """Return the first program of `split_step`, which accumulates, and a program that returns mean gradients.
 
     The second program has the input `total_weight` and the outputs `<parameter>/gradient`, and resets the accumulators.
     Raises UsageError for lazy tables.
@@ -77,9 +77,9 @@ def _gradient_outputs(
 
 
 def row_reads(graph: Graph, trained: Sequence[TrainedParameter]) -> Graph | None:
-    """Return a program that computes, before a step, which rows of the lazy tables the step will read.
+    """Return a program that computes which rows of the lazy tables a step will read; None without lazy tables.
 
-    Its outputs are `<parameter>/rows`, int64 [K], with repetitions. None if no table is lazy.
+    Its outputs are `<parameter>/rows`, int64 [K], with repetitions.
 
     Raises UsageError if the indices depend on rows of such a table.
     """

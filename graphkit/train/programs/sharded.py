@@ -1,8 +1,7 @@
-"""Sharded optimizer states: each rank stores the states of its slice of each bucket, and updates only that slice.
+"""Sharded optimizer states: each rank stores and updates its slice of each bucket.
 
-Gradients are reduce-scattered, and the new parameters all-gathered, as in Rajbhandari et al., "ZeRO: Memory
-Optimizations Toward Training Trillion Parameter Models", SC 2020, section 5.1. The parameters of a bucket lie one after
-another, so a slice can begin or end within a parameter.
+Gradients are reduce-scattered, and new parameters all-gathered, as in Rajbhandari et al., "ZeRO: Memory Optimizations
+Toward Training Trillion Parameter Models", SC 2020, section 5.1. A slice may begin or end within a parameter.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from graphkit.train.programs.all_reduce import Buckets, bucket_key
 from graphkit.train.programs.expressions import after, as_sequence, cast_like, pair, sum_of, unpair
 from graphkit.train.programs.weights import divisor
 
-# The key of the all-reduce of the squared gradient norm.
 _NORM = "norm"
 _IS_SHARDED = "only sharded buckets have a place"
 
@@ -31,7 +29,7 @@ _IS_SHARDED = "only sharded buckets have a place"
 class ParameterSlice(NamedTuple):
     """Elements [begin, end) of a flattened parameter, and their mean gradient, as vectors.
 
-    `position` is the index of the parameter among the trained parameters.
+    `position` is the index among the trained parameters.
     """
 
     position: int
@@ -42,7 +40,7 @@ class ParameterSlice(NamedTuple):
 
 
 def check_elementwise(optimizer: Optimizer) -> None:
-    """Raise UsageError if the optimizer needs norms of whole parameters, because its states cannot be sharded."""
+    """Raise UsageError if the optimizer needs norms of whole parameters."""
     if not optimizer.elementwise:
         raise UsageError(
             f"shard_optimizer (--shard-optimizer) cannot be used with {optimizer.kind}: it needs norms of whole "
@@ -51,14 +49,13 @@ def check_elementwise(optimizer: Optimizer) -> None:
 
 
 def slices_of_rank(values: Sequence[Value], buckets: Buckets, rank: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (position, begin, end) for each parameter, or part of a parameter, in the slices of a rank."""
+    """Yield (position, begin, end) for each part of a parameter in the slices of a rank."""
     for group, slices in zip(buckets.groups, _slices(values, buckets), strict=True):
         for place, begin, end in slices.parts(rank):
             yield group[place], begin, end
 
 
 def _slices(values: Sequence[Value], buckets: Buckets) -> list[Slices]:
-    """Return how each bucket is divided into slices."""
     assert buckets.place is not None, _IS_SHARDED
     return [
         Slices.of([_size(values[i]) for i in group], values[group[0]].dtype.itemsize, buckets.place[1])
@@ -76,14 +73,11 @@ def reduce_scatter(
     """Reduce-scatter gradients, and divide them by the weight of all ranks.
 
     Args:
-        values: All parameters.
         gradients: The weighted gradients of this rank.
         total: The weight of all ranks.
-        buckets: The buckets, sharded.
 
     Returns:
-        The slices of this rank with their mean gradients. Then one value for each reduce-scatter. The value is
-        available when the reduce-scatter is complete.
+        The slices of this rank, and for each reduce-scatter a value that is available when it is complete.
     """
     assert buckets.place is not None, _IS_SHARDED
     total = divisor(total)
@@ -93,7 +87,7 @@ def reduce_scatter(
         as_sequence(F.reduce_scatter_start(*(gradients[i] for i in group), key=bucket_key(number)))
         for number, group in enumerate(buckets.groups)
     ]
-    # Every wait depends on this value, so every reduce-scatter starts before the first wait.
+    # Every wait depends on this value: every reduce-scatter starts before the first wait.
     all_started = F.all_reduce_wait(*(sums[0] for sums in started), keys=())
     done = [
         F.reduce_scatter_wait(F.control_dependency(sums[0], all_started), *sums[1:], key=bucket_key(number))
@@ -118,23 +112,19 @@ def all_gather(
     before: Sequence[Value],
     buckets: Buckets,
 ) -> list[Value]:
-    """All-gather the new values of the slices of all ranks. Return the new values of all parameters.
+    """All-gather the new slices of all ranks. Return the new values of all parameters.
 
     Args:
-        values: All parameters.
-        own: The slices of this rank.
-        new: Their new values.
-        guard: See `finite.guarded`.
-        before: Values that are available when earlier collectives are complete. A rank checks `guard` only after them:
-            otherwise, it could fail while other ranks wait for it in these collectives.
-        buckets: The buckets, sharded.
+        own: The slices of this rank, whose new values are `new`.
+        before: Values that are available when earlier collectives are complete. `guard` is checked only then:
+            otherwise, a failed rank would block the others.
     """
     by_index = {piece.position: (piece, result) for piece, result in zip(own, new, strict=True)}
     started: dict[int, Value] = {}
     for number, (group, slices) in enumerate(zip(buckets.groups, _slices(values, buckets), strict=True)):
         mine = [(place, *by_index[i]) for place, i in enumerate(group) if i in by_index]
         sent = [result for _, _, result in mine]
-        if not mine:  # this rank has no slice, but needs the same guard as the other ranks
+        if not mine:  # without a slice, this rank still needs the guard
             sent = [after(finite.guarded(_slice(values[group[0]], 0, 0), guard), before)]
         wholes = F.all_gather_start(
             *sent, key=_gather_key(number), sizes=slices.sizes, of=[place for place, _, _ in mine] or [0],
@@ -151,15 +141,15 @@ def all_gather(
 
 
 def square_norm(gradients: Sequence[Value], before: Sequence[Value]) -> tuple[Value, Value, Value]:
-    """Compute the squared norm of the gradients, and whether they are finite, over all ranks, with one all-reduce.
+    """Compute the squared norm of the gradients of all ranks, and whether they are finite, with one all-reduce.
 
     Args:
-        gradients: The gradients of the slices of this rank.
+        gradients: Those of this rank's slices.
         before: Values that are available when earlier collectives are complete.
 
     Returns:
-        The sum of squares (float32); a float32 0, or NaN if a gradient is not finite; and a value that is available
-        when the all-reduce is complete.
+        The sum of squares (float32); a float32 0, or NaN if a gradient is not finite; a value that is available when
+        the all-reduce is complete.
     """
     zero = F.constant(value=np.zeros((), np.float32))
     squares = [F.cast(F.reduce_sum_square(g, keepdims=False), to="float32") for g in gradients]
@@ -173,7 +163,6 @@ def square_norm(gradients: Sequence[Value], before: Sequence[Value]) -> tuple[Va
 
 
 def _slice(value: Value, begin: int, end: int) -> Value:
-    """Return elements of the flattened value."""
     return F.slice(F.reshape(value, [-1]), np.array([begin]), np.array([end]))
 
 
@@ -190,13 +179,11 @@ def whole_slots(
     gather: Callable[[dict[str, np.ndarray]], Sequence[Mapping[str, np.ndarray]]],
     keep: bool,
 ) -> dict[str, np.ndarray]:
-    """Gather the slots of all parameters, by name, one parameter after the other. Collective.
+    """Collective: gather the slots of all parameters by name, one parameter after the other.
 
     Args:
-        trained: The types of the whole slots of each parameter.
-        mine: The slices of slots that this rank stores.
-        gather: Function that returns the arrays of all ranks, by rank.
-        keep: Whether this rank needs the result. If not, the result is empty.
+        gather: Returns the arrays of all ranks, by rank.
+        keep: Whether this rank needs the result. Otherwise it is empty.
     """
     found: dict[str, np.ndarray] = {}
     for name, slots in trained.items():
@@ -214,14 +201,7 @@ def own_slots(
     buckets: Buckets,
     arrays: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of a checkpoint, with the slices of this rank instead of whole slots.
-
-    Args:
-        trained: The trained parameters by name.
-        slots: The types of the slots of each parameter.
-        buckets: The buckets, sharded.
-        arrays: The arrays of the checkpoint.
-    """
+    """Return the arrays of a checkpoint, with this rank's slices instead of whole slots."""
     assert buckets.place is not None, _IS_SHARDED
     keys = {name: {f"{name}/{slot}" for slot in kinds} for name, kinds in slots.items()}
     divided = set().union(*keys.values())

@@ -1,12 +1,10 @@
 """Row-sparse updates: a step changes only those rows of a table that it read.
 
-A table is a parameter that the model reads only by Gather along axis 0, such as the table of an embedding. The gradient
-of a step then has one row per index, and the optimizer updates only these rows of the table and its slots, in place.
-The cost of a step does not depend on the size of the table.
+A table is a parameter that the model reads only by Gather along axis 0. The gradient has one row per index. The
+optimizer updates these rows and their slots in place, so the cost of a step does not depend on the size of the table.
 
-This is a lazy update: rows that a step does not read stay unchanged, and so do their slots. A dense update would change
-them by momentum, or decay their averages or weights. If several indices refer to one row, it is updated once, by the
-sum of their gradients. Bias corrections count all steps, as in torch.optim.SparseAdam.
+Rows that a step does not read stay unchanged, and so do their slots. If several indices refer to one row, it is updated
+once, by the sum of their gradients. Bias corrections count all steps, as in torch.optim.SparseAdam.
 """
 
 from __future__ import annotations
@@ -24,14 +22,12 @@ from graphkit.ops.tensor.gather import Gather
 from graphkit.train.optim import Optimizer
 from graphkit.train.selection import TrainedParameter
 
-# With fewer rows, a batch may read most of the table, and a dense update takes little time.
+# For smaller tables, a dense update takes little time.
 _MANY_ROWS = 1 << 12
 
 
 @dataclass(frozen=True)
 class Lookups:
-    """The Gather nodes that read a table."""
-
     table: Value
     nodes: tuple[Node, ...]
 
@@ -55,24 +51,20 @@ class Lookups:
         parts = [F.reshape(g, wide) if math.prod(tail) else g for g in gradients]
         indices = self.indices
         grads = parts[0] if len(parts) == 1 else F.concat(*parts, axis=0)
-        # If several positions read the same row, the last one is its owner: it gets the sum of their gradients.
+        # Of several positions that read the same row, the last one is the owner.
         owners = F.last_equal(indices, bound=self.table.tensor.static_shape[0])
         return Rows(self.table, indices, owners, F.gather_grad(grads, grads, owners, axis=0))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A row-sparse gradient: indices of rows of a table, with repetitions, and one gradient row for each position.
+    """A row-sparse gradient: indices of rows, with repetitions, and one gradient row for each position.
 
-    If several positions have the same index, the last of them is the owner of that row. The gradient row of the owner
-    is the sum over all these positions; the other positions have zeros. So the norm of `gradient` is that of the dense
-    gradient.
+    Of several positions with the same index, the last one owns the row. Its gradient row is the sum over these
+    positions; the others are zero. So `gradient` has the norm of the dense gradient.
 
     Attributes:
-        table: The parameter.
-        indices: int64 [K].
-        owners: int64 [K], the position of each row's owner; None if no index is repeated.
-        gradient: [K, ...].
+        owners: int64 [K], the owner of the row of each position; None without repetitions.
     """
 
     table: Value
@@ -81,15 +73,11 @@ class Rows:
     gradient: Value
 
     def take(self, state: Value) -> Value:
-        """Return the rows of a state that has the table's shape."""
         rows: Value = F.gather(state, self.indices, axis=0)
         return rows
 
     def at_every_position(self, gradient: Value) -> Value:
-        """Return, for each position, the summed gradient of the row that the position reads.
-
-        gradient: `self.gradient`, possibly scaled.
-        """
+        """Return, for each position, the summed gradient of its row. gradient: `self.gradient`, possibly scaled."""
         repeated: Value = gradient if self.owners is None else F.gather(gradient, self.owners, axis=0)
         return repeated
 
@@ -109,7 +97,7 @@ class Rows:
 
 
 def lookups(graph: Graph, table: Value, name: str) -> Lookups:
-    """Return the nodes that read `table`. Raises UsageError unless all of them are Gather along axis 0."""
+    """Return the nodes that read `table`. Raises UsageError unless they all are Gather along axis 0."""
     readers = [node for node in graph.nodes if table in node.inputs]
     for node in readers:
         if not _gathers_rows(node, table):
@@ -131,7 +119,7 @@ def _gathers_rows(node: Node, table: Value) -> bool:
 
 
 def large_tables(graph: Graph, trained: Sequence[TrainedParameter]) -> list[TrainedParameter]:
-    """Return the parameters with many rows that could have row-sparse updates."""
+    """Return the large parameters that could have row-sparse updates."""
     possible = {t.value: t for t in trained if t.value.rank and t.value.tensor.static_shape[0] >= _MANY_ROWS}
     if not possible:
         return []
@@ -148,6 +136,6 @@ def large_tables(graph: Graph, trained: Sequence[TrainedParameter]) -> list[Trai
 def with_exact_row_updates(
     graph: Graph, trained: Sequence[TrainedParameter], optimizer: Optimizer
 ) -> list[TrainedParameter]:
-    """Return `trained` with `lazy=True` for large tables where row-sparse and dense updates give the same result."""
+    """Return `trained` with `lazy=True` for large tables whose dense updates would give the same result."""
     equal = {t for t in large_tables(graph, trained) if optimizer.ignores_zeros(t.decay_mult)}
     return [replace(t, lazy=True) if t in equal else t for t in trained]

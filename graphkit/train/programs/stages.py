@@ -1,4 +1,4 @@
-"""The programs of one stage of a pipeline: a forward and a backward pass, and the values saved between them."""
+"""The programs of one stage of a pipeline, and the values saved between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from graphkit.train.selection import TrainedParameter
 from graphkit.train.states import widened
 
 _STORED = ("parameter", "state")
-# Prefixes of the names of inputs that a stage receives from others, and of outputs that it sends.
+# Name prefixes of received inputs and of sent outputs.
 _RECEIVED, _SENT = "received/", "sent/"
 
 
@@ -30,9 +30,8 @@ class Port:
     """Arrays that this stage receives from, or sends to, one other stage.
 
     Attributes:
-        stage: The other stage.
-        names: Names of the arrays among the inputs or outputs of this stage's programs.
-        values: The same arrays as values of the whole graph.
+        names: Names of the arrays in this stage's programs.
+        values: The arrays as values of the whole graph.
     """
 
     stage: int
@@ -44,23 +43,20 @@ class Port:
 class Stage:
     """The programs of one stage.
 
-    The backward program reads the data, the stored parameters, saved and received values, the gradients of sent values,
-    the weight of the batch, and LOSS_GRADIENT if this stage computes the loss. It adds weight * gradient to
+    The backward program reads data, stored parameters, saved and received values, the gradients of sent values, the
+    weight of the batch, and LOSS_GRADIENT if this stage computes the loss. It adds weight * gradient to
     `<parameter>/gradient_sum`.
 
     Attributes:
-        forward: Inputs: all data of the model; the parameters and states that this stage stores or gets copies of; the
-            received values. Outputs: the sent values, the results, and the values to save.
+        forward: Inputs: all data of the model; parameters and states that this stage reads; received values. Outputs:
+            sent values, results, and values to save.
         backward: None if no gradient flows through this stage.
-        received: Values from earlier stages.
-        sent: Values to later stages.
-        gradients_in: Gradients of sent values, from later stages.
-        gradients_out: Gradients of received values, to earlier stages.
+        gradients_in: Gradients of sent values.
+        gradients_out: Gradients of received values.
         results: Names of the requested outputs that this stage computes.
-        saved: The values to save for each micro-batch. Keys are inputs of the backward program; values are the outputs
-            of the forward program that are fed to them.
-        kept: Names of the received values that the backward program also reads.
-        computes_loss: Whether this stage computes the loss.
+        saved: The values to save for each micro-batch: inputs of the backward program, and the outputs of the forward
+            program for them.
+        kept: Names of received values that the backward program also reads.
     """
 
     forward: Graph
@@ -79,13 +75,13 @@ LOSS_GRADIENT = "loss_gradient"
 
 
 class _ForwardPart:
-    """The forward pass of a stage. The values of other stages are graph inputs, `received`."""
+    """The forward pass of a stage, with the values of other stages as graph inputs (`received`)."""
 
     def __init__(self, partition: Partition, stage: int, results: Mapping[str, Value]):
         self.partition, self.stage, self.graph = partition, stage, partition.graph
         name = self.graph.name_of
         self.received = {v: Value(v.type, f"{_RECEIVED}{name(v)}") for v in partition.received(stage)}
-        # For each value of the whole graph: the value of this stage that replaces it.
+        # The value of this stage for each value of the whole graph that it replaces.
         self.table: dict[Value, Value] = dict(self.received)
         with context.detached():
             for node in self.graph.nodes:
@@ -103,7 +99,6 @@ class _ForwardPart:
         ]
 
     def local(self, value: Value) -> Value:
-        """Return the value of this stage that replaces a value of the whole graph."""
         return self.table.get(value, value)
 
     def inputs(self) -> list[Value]:
@@ -163,10 +158,7 @@ def training_stage(
 
 
 def differentiated_crossings(partition: Partition, trained: Sequence[TrainedParameter]) -> frozenset[Value]:
-    """Return the values between stages that need gradients.
-
-    These values depend on trained parameters, and the loss depends on these values.
-    """
+    """Return the values between stages through which gradients flow from the loss to trained parameters."""
     active = {t.value for t in trained}
     for node in partition.graph.nodes:
         if any(v in active for v in node.operands):
@@ -178,9 +170,8 @@ def differentiated_crossings(partition: Partition, trained: Sequence[TrainedPara
 def gradient_stages(
     partition: Partition, parameter: TrainedParameter, differentiated: frozenset[Value]
 ) -> tuple[int, ...]:
-    """Return the stages that compute gradients of a parameter that another stage stores.
-
-    differentiated: the result of `differentiated_crossings`.
+    """Return the stages that compute gradients of a parameter of another stage. differentiated: from
+    `differentiated_crossings`.
     """
     sources = {
         partition.stage_of_value(partition.graph.outputs[0]),
@@ -190,7 +181,7 @@ def gradient_stages(
 
 
 def _gradient_ports(ports: Sequence[Port], differentiated: frozenset[Value], graph: Graph) -> tuple[Port, ...]:
-    """Return a port for each of `ports`, with the gradients of its values. Values without a gradient are left out."""
+    """Return ports for the gradients of values. Values without a gradient are left out."""
     made = []
     for port in ports:
         if values := [v for v in port.values if v in differentiated]:
@@ -208,7 +199,7 @@ class _JointGraph:
     ):  # fmt: skip
         self.forward = forward
         graph = forward.graph
-        # The gradients that the backward pass starts from, as graph inputs by name.
+        # The inputs for gradients from later stages and of the loss, by name.
         self.seeds = {
             n: Value(v.type, n) for port in gradients_in for n, v in zip(port.names, port.values, strict=True)
         }
@@ -236,8 +227,8 @@ class _JointGraph:
         """Return `forward`, `backward`, `saved` and `kept` of the Stage."""
         forward_part = self.forward
         outputs = forward_part.forward_outputs()
-        # The joint graph has the outputs of the forward pass. Each gradient is the update of a placeholder state.
-        # Graph passes replace the gradients by other values, but keep the states, which thus identify the gradients.
+        # Each gradient is the update of a placeholder state. Graph passes replace gradients, but keep states, which
+        # thus identify the gradients.
         places = [Value(g.type, f"{n}/place", role="state") for n, g in zip(self.names, self.gradients, strict=True)]
         joint = Graph(
             [*forward_part.inputs(), *self.seeds.values(), self.weight, *self.sums, *places],
@@ -258,11 +249,11 @@ class _JointGraph:
         gradients = [updates[new[p]] for p in places]
         before = topological([*program.outputs, *(v for _, v in statistics)])
         # The nodes that only the forward program computes. The backward program computes views and nodes marked for
-        # recomputation again, so they are left out here.
+        # recomputation again.
         forward_nodes = {n for n in before if n.operands and not is_marked(n) and not getattr(n.op, "views", ())}
         saved = _saved_values(forward_nodes, [*(v for _, v in sums), *gradients], {state for state, _ in statistics})
         placeholders = {v: Value(v.type, f"saved/{i}") for i, v in enumerate(saved)}
-        # A saved value that is already an output of the forward pass needs no second output.
+        # A saved value that is already an output needs no second output.
         known = dict(zip(reversed(program.outputs), reversed(list(outputs)), strict=True))
         further = [v for v in saved if v not in known]
         names = {v.name: known.get(value, v.name) for value, v in placeholders.items()}
@@ -281,8 +272,8 @@ class _JointGraph:
 def _saved_values(forward_nodes: set[Node], roots: Sequence[Value], written: set[Value]) -> list[Value]:
     """Return the values of the forward pass that the backward pass reads.
 
-    roots: the results of the backward pass. written: states that the forward program overwrites. If the backward pass
-    reads such a state, it needs the old value. So the old value is saved, too.
+    roots: the results of the backward pass. written: states that the forward program overwrites, whose old values are
+    saved if they are read.
     """
     stop = [v for n in forward_nodes for v in n.outputs]
     backward_nodes = topological(roots, stop=stop)
@@ -298,14 +289,11 @@ def _backward(
     """Return the backward program.
 
     Args:
-        inputs: The inputs of the forward program.
-        forward_nodes: The nodes that only the forward program computes.
-        placeholders: By saved value: the input of the backward program that contains it.
-        seeds: Further inputs: the gradients that the backward pass starts from, and the weight of the batch.
+        placeholders: The input of the backward program for each saved value.
+        seeds: Further inputs: gradients from later stages, and the weight of the batch.
         sums: The accumulators with their new values.
         gradients: The gradients that are sent to earlier stages.
-        names: The names of the outputs for `gradients`.
-        name: Name of the joint graph.
+        names: The names of these outputs.
     """
     table: dict[Value, Value] = dict(placeholders)
     roots = [*(v for _, v in sums), *gradients]
@@ -316,7 +304,7 @@ def _backward(
     updates = [(state, table.get(v, v)) for state, v in sums]
     outputs = [table.get(v, v) for v in gradients]
     read = {v for n in topological([*outputs, *(v for _, v in updates)]) for v in n.operands} | {*outputs}
-    # All data are inputs, even if no node reads them: their shapes determine the sizes of symbolic dimensions.
+    # All data are inputs: their shapes determine the sizes of symbolic dimensions.
     given = [v for v in inputs if v in read or (v.role == "data" and not v.name.startswith(_RECEIVED))]
     return Graph(
         [*given, *placeholders.values(), *seeds, *(state for state, _ in sums)], outputs, updates, f"{name}_backward",

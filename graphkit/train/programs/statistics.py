@@ -1,4 +1,4 @@
-"""Statistics of BatchNormalization over the samples of all ranks. Ranks without samples join the collectives, too."""
+"""Statistics of BatchNormalization over the samples of all ranks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from graphkit.train.programs.expressions import after
 
 
 def synchronises(kvstore: KVStore | None) -> bool:
-    """Return whether statistics are computed over the samples of several processes. kvstore: None for one process."""
+    """Whether statistics are computed over several processes. kvstore: None for one process."""
     return kvstore is not None and kvstore.num_workers > 1
 
 
 def sync_statistics(graph: Graph, kvstore: KVStore | None) -> Graph:
     """Return the training graph with statistics over the samples of all processes of a store.
 
-    Raises UsageError if the processes of the store do not take the same steps.
+    Raises UsageError if the processes take steps independently.
     """
     if kvstore is None or not synchronises(kvstore):
         return graph
@@ -38,17 +38,15 @@ def sync_statistics(graph: Graph, kvstore: KVStore | None) -> Graph:
 
 @dataclass(frozen=True)
 class IdleStatistics:
-    """The collectives of BatchNormalization in a rank that has no samples in a step.
+    """The collectives of BatchNormalization in a rank without samples.
 
-    The rank contributes zeros to each collective. It updates its running statistics from the statistics of the other
-    ranks.
+    The rank contributes zeros, and updates its running statistics from those of the other ranks.
 
     Attributes:
         inputs: Graph inputs that must be fed with zeros.
-        updates: The updates of running statistics.
-        states: The states that these updates read or write.
-        last: Output of the last AllReduceMoments; None without AllReduceMoments.
-        sums: For each AllReduce of the step, in order: the operator and its operands.
+        states: The states that `updates` read or write.
+        last: Output of the last AllReduceMoments, or None.
+        sums: The operator and operands of each AllReduce, in order.
     """
 
     inputs: tuple[Value, ...]
@@ -58,13 +56,13 @@ class IdleStatistics:
     sums: tuple[tuple[AllReduce, tuple[Value, ...]], ...]
 
     def after_moments(self, value: Value) -> Value:
-        """Return `value` such that it becomes available only after all AllReduceMoments."""
+        """Return `value`, which becomes available after all AllReduceMoments."""
         return after(value, () if self.last is None else [self.last])
 
     def after_sums(self, values: Sequence[Value], before: Value) -> list[Value]:
-        """Return `values` such that they become available only after the last AllReduce of the step.
+        """Return `values`, which become available after the last AllReduce.
 
-        The AllReduces run one after another. The first one starts when `before` is available.
+        The AllReduces run one after another. The first one waits for `before`.
         """
         if not self.sums:
             return list(values)
@@ -98,7 +96,6 @@ def idle_statistics(graph: Graph, step: Graph) -> IdleStatistics:
 
 
 def _inputs_like(node: Node, key: str) -> tuple[Value, ...]:
-    """Return new graph inputs with the types of a node's operands."""
     kinds = [v.tensor for v in node.operands]
     for kind in kinds:
         if not kind.is_static:
@@ -107,6 +104,5 @@ def _inputs_like(node: Node, key: str) -> tuple[Value, ...]:
 
 
 def _needs_no_samples(value: Value, fed: Sequence[Value]) -> bool:
-    """Whether a value depends only on states, parameters and the inputs `fed`."""
     inputs = {v for node in topological([value]) for v in node.operands if v.node is None}
     return all(v in fed or v.role in ("state", "parameter") for v in inputs)

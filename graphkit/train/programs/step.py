@@ -2,8 +2,7 @@
 
 - `fused_step`: the whole step as one program.
 - `shared_step`: the same for one of several ranks, with all-reduces.
-- `split_step`: two programs that accumulate gradients over several batches. The first adds weight * gradient to
-  accumulators. The second divides them by the total weight, and updates.
+- `split_step`: two programs: one accumulates gradients over several batches, the other updates.
 - `stage_update`: the update of one stage of a pipeline.
 - `whole_gradients`, `placed_step`: forward pass, backward pass and update, with the nodes divided among ranks.
 """
@@ -46,8 +45,7 @@ ROWS = "rows"
 LOSS_SUM = "loss_sum"
 SCALE = "gradient_scale"
 FINITE = "finite"
-# Names that programs give to their own inputs, states and outputs, besides names such as `<parameter>/gradient`. A
-# model cannot use them.
+# Names of inputs, states and outputs that programs add. A model cannot use them.
 RESERVED_NAMES = frozenset({LEARNING_RATE, BATCH_WEIGHT, TOTAL_WEIGHT, STEP, SCALE, FINITE})
 
 
@@ -56,12 +54,11 @@ class UpdateRule:
     """How gradients become updates.
 
     Attributes:
-        clip_norm: Upper limit of the global gradient norm.
-        ema: The moving average of the parameters, if any.
+        ema: The moving average of the parameters, or None.
         on_nonfinite: "raise": the program raises NotFinite if the loss is not finite. "skip": it raises NotFinite if
             the loss or a gradient is not finite. "ignore": it never raises NotFinite.
-        scale: The state that contains the loss scale, if any (see `loss_scale`). With a scale, the program always
-            raises NotFinite if a gradient is not finite, so that the Stepper lowers the scale.
+        scale: The state with the loss scale, or None. With a scale, gradients that are not finite always raise
+            NotFinite: the Stepper then lowers the scale.
     """
 
     optimizer: Optimizer
@@ -72,7 +69,6 @@ class UpdateRule:
 
     @property
     def checks_gradients(self) -> bool:
-        """Whether the program raises NotFinite if a gradient is not finite."""
         return self.on_nonfinite == "skip" or self.scale is not None
 
 
@@ -84,7 +80,7 @@ def clip_by_global_norm(gradients: Sequence[Value], max_norm: float) -> list[Val
 
 def _clipped(gradients: Sequence[Value], norm: Value, max_norm: float) -> list[Value]:
     limit = scalar_like(max_norm, norm)
-    # With max(norm, limit), the factor is 1 for small gradients, even if the norm is 0.
+    # For small gradients, and for the norm 0, the factor is 1.
     scale = F.div(limit, F.max(norm, limit))
     return [F.mul(g, cast_like(scale, g)) for g in gradients]
 
@@ -92,9 +88,9 @@ def _clipped(gradients: Sequence[Value], norm: Value, max_norm: float) -> list[V
 def _updates(
     trained: Sequence[TrainedParameter], gradients: Sequence[Value | Rows], rule: UpdateRule, guard: Value | None
 ) -> tuple[list[Value], list[tuple[Value, Value]]]:
-    """Return the graph inputs to add (learning rate, step count, slots, averages, loss scale), and the updates.
+    """Return new graph inputs (learning rate, step count, slots, averages, loss scale), and the updates.
 
-    The updates change the parameters and these states, but not running statistics. guard: see `finite.guarded`.
+    Running statistics are not updated. guard: see `finite.guarded`.
     """
     dense = [states.widened(g) for g in dense_of(gradients)]
     if rule.clip_norm is not None:
@@ -102,7 +98,7 @@ def _updates(
     optimizer = rule.optimizer
     fed = Value(TensorType(DType.FLOAT32, ()), LEARNING_RATE)
     count = Value(TensorType(DType.INT64, ()), STEP, role="state")
-    # Every update reads the learning rate or the step count. So a guard on both of them is a guard on all updates.
+    # Every update reads the learning rate or the step count: a guard on both guards all updates.
     rate = finite.guarded(fed, guard)
     step = F.add(finite.guarded(count, guard), F.constant(value=np.asarray(1, np.int64)))
     inputs, updates = [fed, count], [(count, step)]
@@ -146,7 +142,7 @@ def _updated(
     step: Value,
     decay: float,
 ) -> states.Updated:
-    """Return what `states.update` returns. With `templates`, nodes of parameters of equal types are copied."""
+    """Do the same as `states.update`. With `templates`, nodes of parameters of equal types are copied."""
     boundary = (weight, grad, *slots, lr, step)
     parts = None if templates is None else templates.parts(boundary)
     if templates is None or parts is None:
@@ -163,35 +159,33 @@ def _updated(
 
 
 def _depends_on_types(optimizer: Optimizer) -> bool:
-    """Return whether the types of the operands determine the nodes of an update.
+    """Whether the types of the operands determine the nodes of an update.
 
-    A class or a method `update` that is defined elsewhere may look at more, such as the name of the parameter.
+    A class or method `update` of the user may read more, such as the name of the parameter.
     """
     sources = (type(optimizer), optimizer.update)
     return all(getattr(source, "__module__", "").startswith("graphkit.") for source in sources)
 
 
 def _joined(*parts: Sequence[Value]) -> list[Value]:
-    """Return the values of all parts. A value that several parts contain is included once."""
+    """Return the values of all parts, each value once."""
     return list(dict.fromkeys(value for part in parts for value in part))
 
 
 def _average_update(parameter: TrainedParameter, new: Value, ema: EMA, step: Value) -> tuple[Value, Value]:
-    """Return the state that contains the moving average of a parameter, and its new value."""
     average = Value(states.state_type(parameter.value.tensor), f"{parameter.name}/{AVERAGE}", role="state")
     return average, ema.update(average, new, step)
 
 
 def dense_of(gradients: Sequence[Value | Rows]) -> list[Value]:
-    """Return gradients as tensors; for a row-sparse gradient, the tensor of its rows."""
+    """Return gradients as tensors: of a row-sparse gradient, its rows."""
     return [g.gradient if isinstance(g, Rows) else g for g in gradients]
 
 
 def guard_of(loss: Value | None, gradients: Sequence[Value | Rows], rule: UpdateRule) -> Value | None:
-    """Return the guard of a step: a value that is finite if the loss is finite.
+    """Return a value that is finite if the loss, and with `checks_gradients` all gradients, are finite.
 
-    If the rule checks gradients, the guard is finite only if they are finite, too. None if the rule checks nothing. See
-    `finite.guarded`.
+    None if the rule checks nothing. See `finite.guarded`.
     """
     if not rule.checks_gradients:
         return loss if rule.on_nonfinite == "raise" else None
@@ -199,14 +193,14 @@ def guard_of(loss: Value | None, gradients: Sequence[Value | Rows], rule: Update
 
 
 def guarded_updates(updates: Sequence[tuple[Value, Value]], guard: Value | None) -> list[tuple[Value, Value]]:
-    """Add a guard (see `finite.guarded`) to updates, for example to the updates of running statistics."""
+    """Add a guard (see `finite.guarded`) to updates."""
     return [(state, finite.guarded(new, guard)) for state, new in updates]
 
 
 def gradients_of(
     graph: Graph, loss: Value, trained: Sequence[TrainedParameter], rule: UpdateRule
 ) -> list[Value | Rows]:
-    """Return the gradients of a loss that is computed from values of `graph`; row-sparse for lazy tables."""
+    """Return the gradients of a loss; row-sparse for lazy tables."""
     tables = {t.name: lookups(graph, t.value, t.name) for t in trained if t.lazy}
     if tables and not rule.optimizer.elementwise:
         raise UsageError(
@@ -231,8 +225,8 @@ def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRu
 def whole_gradients(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
     """Return `graph` with the backward pass, to be divided among ranks.
 
-    Added outputs: `<parameter>/gradient` for each of `trained`, clipped if the rule says so; and FINITE, the guard of
-    the step, if it has one. Tables must not be lazy.
+    Added outputs: the (clipped) `<parameter>/gradient` for each of `trained`, and FINITE, the guard of the step, if it
+    has one. Tables must not be lazy.
     """
     gradients = gradient([graph.outputs[0]], [t.value for t in trained])
     guard = guard_of(graph.outputs[0], gradients, rule)
@@ -247,11 +241,8 @@ def placed_step(part: Graph, trained: Sequence[TrainedParameter], rule: UpdateRu
     """Return the program of one rank: its part of `whole_gradients`, and the updates of its parameters.
 
     Args:
-        part: The nodes of `whole_gradients` that this rank computes. The gradients among its outputs are used for the
-            updates, and are not outputs of the result.
-        trained: The trained parameters of this rank.
-        rule: How gradients become updates.
-        last: A value that is available when the rank has exchanged all values. NotFinite is raised only then.
+        part: The nodes of `whole_gradients` of this rank. The result lacks the gradients among the outputs.
+        last: A value that is available when all values are exchanged. NotFinite is raised only then.
     """
     outputs = dict(zip(part.output_names, part.outputs, strict=True))
     stored = {part.name_of(v): v for v in part.inputs}
@@ -272,15 +263,14 @@ def split_step(
 ) -> tuple[Graph, Graph]:
     """Return two programs: one accumulates the gradients of a batch, the other updates the parameters.
 
-    They share the accumulators, the states `<parameter>/gradient_sum`. The second program resets them. Besides the
-    data, the first program is fed with `batch_weight` (float32 scalar, the number of samples), unless the graph has an
-    output of this name. The second program is fed with `total_weight` (float32 scalar, the sum of the weights) and
-    `learning_rate`.
+    They share the accumulators, the states `<parameter>/gradient_sum`, which the second program resets. The first
+    program is fed with `batch_weight` (float32 scalar, the number of samples), unless this is an output of the graph.
+    The second program is fed with `total_weight` (float32 scalar, the sum of the weights) and `learning_rate`.
 
-    With `buckets`, the second program all-reduces the gradients. The loss of the first is then the mean over all ranks,
-    and its last output is the weight of all ranks.
+    With `buckets`, the second program all-reduces the gradients. The loss of the first program is then the mean over
+    all ranks, and its last output is the weight of all ranks.
 
-    Raises UsageError for row-sparse updates, because the accumulators are dense.
+    Raises UsageError for row-sparse updates.
     """
     refuse_lazy(trained, "need one batch per update: leave out accumulate= (--accumulate)")
     weight, fed = weight_of(graph)
@@ -305,18 +295,17 @@ def split_step(
 
 
 def gradient_sum(parameter: TrainedParameter) -> Value:
-    """Return the state in which the gradients of a parameter are accumulated."""
+    """Return the state with the accumulated gradients of a parameter."""
     return Value(states.state_type(parameter.value.tensor), f"{parameter.name}/{GRADIENT_SUM}", role="state")
 
 
 def mean_of_sums(sums: Sequence[Value], total: Value) -> list[Value]:
-    """Return accumulated gradients divided by the total weight of their batches."""
+    """Return accumulated gradients divided by their total weight."""
     weight = divisor(total)
     return [F.div(s, cast_like(weight, s)) for s in sums]
 
 
 def resets(sums: Sequence[Value]) -> list[tuple[Value, Value]]:
-    """Return updates that set accumulators to 0."""
     return [(s, F.expand(scalar_like(0.0, s), F.shape(s))) for s in sums]
 
 
@@ -332,9 +321,8 @@ def _accumulated(
 ) -> tuple[list[tuple[Value, Value]], Value | None]:
     """Return the updates of the accumulators `sums` by weight * gradient, and the guard of the step.
 
-    shared: whether there are several ranks. If they also share the statistics of BatchNormalization, gradients of one
-    rank's loss flow through other ranks, too. In this case, the loss is multiplied by the weight before the backward
-    pass. Otherwise, the gradients are multiplied by the weight.
+    shared: whether there are several ranks. If they also share statistics of BatchNormalization, gradients of one
+    rank's loss flow through other ranks: the loss must then be multiplied by the weight before the backward pass.
     """
     if not shared or not any(isinstance(node.op, AllReduceMoments) for node in topological([loss])):
         factor = finite.guarded(weight, guard)
@@ -343,7 +331,7 @@ def _accumulated(
         return [(s, F.add(s, F.mul(g, cast_like(factor, g)))) for s, g in zip(sums, wide, strict=True)], guard
     gradients = loss_scale.gradients(F.mul(loss, cast_like(weight, loss)), wanted, scale)
     if guard is not None:
-        guard = after(guard, gradients)  # a rank must not fail while another rank waits for it in an all-reduce
+        guard = after(guard, gradients)  # a rank must not fail while others wait for it
     wide = map(states.widened, gradients)
     return [(s, F.add(finite.guarded(s, guard), g)) for s, g in zip(sums, wide, strict=True)], guard
 
@@ -351,7 +339,7 @@ def _accumulated(
 def _update(
     name: str, trained: Sequence[TrainedParameter], rule: UpdateRule, sums: Sequence[Value], buckets: Buckets | None
 ) -> Graph:
-    """Return the program that updates the parameters by accumulated gradients, and resets the accumulators `sums`."""
+    """Return the program that updates the parameters by accumulated gradients, and resets the accumulators."""
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     if buckets is None:
         means = mean_of_sums(sums, total)
@@ -365,12 +353,11 @@ def _update(
 
 
 def stage_update(name: str, trained: Sequence[TrainedParameter], rule: UpdateRule) -> tuple[Graph, Graph]:
-    """Return two programs that update the parameters of one stage by accumulated gradients.
+    """Return two programs that update one stage by accumulated gradients. Both have the input `total_weight`.
 
-    The first program checks the mean gradients. Its output `squares` is the sum of their squares; its output `finite`
-    is 0, or NaN if a gradient is not finite. The ranks sum both numbers, and decide together whether they update. The
-    second program updates, and resets the accumulators. If the rule clips gradients, the second program multiplies them
-    by its input `gradient_scale`. Both programs have the input `total_weight`. Tables must not be lazy.
+    The first program has the outputs `squares`, the sum of the squared mean gradients, and `finite`, 0 or NaN. The
+    ranks sum both numbers, and decide together whether to run the second program, which updates and resets the
+    accumulators. If the rule clips, it multiplies gradients by its input `gradient_scale`. Tables must not be lazy.
     """
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     scale = Value(TensorType(DType.FLOAT32, ()), SCALE)
@@ -394,12 +381,12 @@ def shared_step(
 ) -> tuple[Graph, Graph]:
     """Return two programs for data parallelism: for a rank with samples, and for a rank without samples.
 
-    Gradients are all-reduced while the backward pass runs. A rank without samples takes part in all all-reduces with
-    zeros, and updates like the others. The last output of both programs is the weight of all ranks.
+    Gradients are all-reduced during the backward pass. A rank without samples sends zeros, and updates like the others.
+    The last output of both programs is the weight of all ranks.
 
-    The first program has the input `batch_weight` as in `split_step`. These inputs of the second program must be fed
-    with zeros: `loss_sum`, `<parameter>/gradient_sum`, for lazy tables `<parameter>/rows` (without elements), and the
-    inputs of `IdleStatistics`.
+    The first program has the input `batch_weight` as in `split_step`. Feed zeros to these inputs of the second program:
+    `loss_sum`, `<parameter>/gradient_sum`, for lazy tables `<parameter>/rows` (without elements), and the inputs of
+    `IdleStatistics`.
     """
     weight, fed = weight_of(graph)
     loss, total = all_reduce.mean_loss(graph.outputs[0], weight)
@@ -417,7 +404,6 @@ def shared_step(
 def _idle_step(
     graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, buckets: Buckets, idle: IdleStatistics
 ) -> Graph:
-    """Return the step of a rank without samples."""
     loss_sum, loss, total = _idle_loss(graph, idle)
     fed = _zero_gradients(trained)
     gradients = _as_gradients(trained, idle.after_sums(fed, total))
@@ -435,10 +421,8 @@ def split_idle_step(graph: Graph, accumulate: Graph, rule: UpdateRule, always: b
     """Return the program that a rank without samples runs instead of `accumulate`.
 
     Args:
-        graph: The training graph.
-        accumulate: The first program of its `split_step`.
-        rule: How gradients become updates.
-        always: Return a program even if it would only all-reduce the loss. If False, return None in this case.
+        accumulate: The first program of `split_step`.
+        always: Return a program, not None, even if it only all-reduces the loss.
     """
     idle = idle_statistics(graph, accumulate)
     if idle.last is None and not always:
@@ -453,16 +437,13 @@ def split_idle_step(graph: Graph, accumulate: Graph, rule: UpdateRule, always: b
 
 
 def _idle_loss(graph: Graph, idle: IdleStatistics) -> tuple[Value, Value, Value]:
-    """Return the input LOSS_SUM of a rank without samples, then the mean loss and the weight of all ranks.
-
-    The rank feeds zeros to LOSS_SUM.
-    """
+    """Return the input LOSS_SUM of a rank without samples (fed with zeros), mean loss, and weight of all ranks."""
     loss_sum = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
     return loss_sum, *all_reduce.mean_of_pair(idle.after_moments(loss_sum), graph.outputs[0].dtype)
 
 
 def _zero_gradients(trained: Sequence[TrainedParameter]) -> list[Value]:
-    """Return the inputs for the gradients of a rank without samples. A lazy table has two inputs, both without rows."""
+    """Return the inputs for the gradients of a rank without samples. A lazy table has two inputs, without rows."""
     fed: list[Value] = []
     for t in trained:
         kind = t.value.tensor
@@ -474,7 +455,6 @@ def _zero_gradients(trained: Sequence[TrainedParameter]) -> list[Value]:
 
 
 def _as_gradients(trained: Sequence[TrainedParameter], fed: Sequence[Value]) -> list[Value | Rows]:
-    """Return gradients from the inputs that `_zero_gradients` returns."""
     values = iter(fed)
     return [Rows(t.value, next(values), None, next(values)) if t.lazy else next(values) for t in trained]
 
@@ -490,7 +470,7 @@ def _shared_updates(
     """All-reduce the weighted gradients of this rank, and update.
 
     Returns:
-        The graph inputs to add, the updates (without those of running statistics), and the guard of the step.
+        The graph inputs to add, the updates without running statistics, and the guard of the step.
     """
     if buckets.place is not None:
         return _sharded_updates(trained, rule, gradients, loss, total, buckets)
@@ -501,10 +481,10 @@ def _shared_updates(
 
 
 def _guard_after(guard: Value | None, loss: Value | None, total: Value, done: Sequence[Value]) -> Value | None:
-    """Return the guard of a step of several ranks. It is computed only after the values `done`.
+    """Return the guard of a step of several ranks, which waits for the values `done`.
 
-    A rank must not fail while another rank waits for it in an all-reduce. If the rule checks nothing (`guard` is None),
-    a step with a loss still gets a guard: if the all-reduce of `total` raises an error, no update runs.
+    A rank must not fail while others wait for it. Without `guard`, a step with a loss still gets one: if the all-reduce
+    of `total` fails, no update runs.
     """
     if guard is None and loss is not None:
         guard = all_reduce.zero_after(total)
@@ -519,7 +499,7 @@ def _sharded_updates(
     total: Value,
     buckets: Buckets,
 ) -> tuple[list[Value], list[tuple[Value, Value]], Value | None]:
-    """Implement `_shared_updates` for sharded optimizer states: update this rank's slices, gather the others."""
+    """Do the same as `_shared_updates` for sharded states: update this rank's slices, gather the others."""
     values = [t.value for t in trained]
     own, done = sharded.reduce_scatter(values, dense_of(gradients), total, buckets)
     means, guard = [piece.gradient for piece in own], loss if rule.on_nonfinite == "raise" else None
@@ -557,17 +537,14 @@ def refuse_lazy(trained: Sequence[TrainedParameter], reason: str) -> None:
 def adapt_gradient_sums(
     arrays: dict[str, np.ndarray], trained: Sequence[str], states: Mapping[str, np.ndarray], accumulated: int, rank: int
 ) -> None:
-    """Replace the accumulated gradients of a checkpoint by the ones that this rank must restore.
+    """Replace the accumulated gradients of a checkpoint by those that this rank restores.
 
-    The checkpoint may come from another number of processes, or another `accumulate`. Ranks add their accumulated
-    gradients up, so only rank 0 restores those of the checkpoint, and the others start at 0.
+    The checkpoint may have another number of processes, or another `accumulate`. Ranks sum their accumulated gradients:
+    rank 0 restores them, and the other ranks start at 0.
 
     Args:
-        arrays: The arrays of the checkpoint. Changed in place.
-        trained: Names of the trained parameters.
-        states: The states of the trainer.
+        arrays: The arrays of the checkpoint, changed in place.
         accumulated: Number of accumulated batches in the checkpoint.
-        rank: This rank.
 
     Raises:
         UsageError: There are accumulated gradients, but this trainer does not accumulate.

@@ -1,7 +1,7 @@
 """Weights of batches: the mean loss of a batch is a sum divided by its weight.
 
-Means of several batches, micro-batches or ranks are combined by these weights, so losses and gradients do not depend on
-how samples were divided into batches.
+Means of batches, micro-batches or ranks are combined by these weights: results do not depend on the division into
+batches.
 """
 
 from __future__ import annotations
@@ -17,24 +17,21 @@ from graphkit.named_tuples import NamedTuple
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
 
-# The input (a float32 scalar) or output of training programs with the weight of a batch.
+# The input or output (float32 scalar) of training programs with the weight of a batch.
 BATCH_WEIGHT = "batch_weight"
-# The input or output with the sum of weights, over batches or ranks.
+# The input or output with the sum of these weights, over batches or ranks.
 TOTAL_WEIGHT = "total_weight"
 
 
 class Term(NamedTuple):
-    """The mean loss of a batch, and the weight (a float32 scalar) by which the sum of the losses was divided.
-
-    If `weight` is None, the weight is the number of samples.
-    """
+    """The mean loss of a batch, and its divisor (a float32 scalar). None: the number of samples."""
 
     mean: Value
     weight: Value | None
 
 
 def quotient(total: Value, weight: Value) -> Term:
-    """Return the mean `total / weight` as a Term (`total` if the weight is 0). No gradient flows through the weight.
+    """Return `total / weight` (`total` if the weight is 0) as a Term. No gradient flows through the weight.
 
     The mean is computed in float32, or in float64 if `total` is float64.
     """
@@ -47,27 +44,22 @@ def quotient(total: Value, weight: Value) -> Term:
 def divisor(total: Value) -> Value:
     """Return a sum of weights, or 1 if it is 0.
 
-    If all weights are 0, all terms of a loss are usually 0, so dividing by 1 gives 0. With label smoothing and class
-    weights, terms may differ from 0: the loss is then their sum.
+    If all weights are 0, the loss is the sum of its terms: 0, except with label smoothing and class weights.
     """
     result: Value = F.where(F.equal(total, scalar_like(0.0, total)), scalar_like(1.0, total), total)
     return result
 
 
 def mean_of(total: float, weight: float) -> float:
-    """Return `total / weight`, or `total` if the weight is 0. `quotient` does the same for Values."""
+    """Return `total / weight`, or `total` if the weight is 0."""
     return total / weight if weight else total
 
 
 def target_count(graph: Graph, target: Value) -> Value | None:
     """Return the weight of a batch: the product of the symbolic dimensions of `target`, as a float32 scalar.
 
-    For a target [N, T, 3], the result is N * T. The fixed dimension 3 is left out, because it is the same in every
-    batch. If the number of samples is the only symbolic dimension, return None: the weight is then the number of
-    samples. If the rank of `target` is unknown, all its elements are counted.
-
-    Args:
-        graph: The model's graph; the first dimension of its first data input is the number of samples.
+    For a target [N, T, 3], it is N * T. Return None if the number of samples is the only symbolic dimension: it is then
+    the weight. If the rank is unknown, all elements are counted.
     """
     shape = target.tensor.shape
     if shape is None:
@@ -80,7 +72,7 @@ def target_count(graph: Graph, target: Value) -> Value | None:
 
 
 def _samples(graph: Graph) -> object:
-    """Return the dimension that counts the samples of a batch: the first one of the first data input."""
+    """Return the dimension that counts samples: the first one of the first data input."""
     first = next((v.type for v in graph.inputs if v.role == "data"), None)
     if not isinstance(first, TensorType) or not first.shape:
         return None
@@ -90,8 +82,7 @@ def _samples(graph: Graph) -> object:
 def mixed(first: Term, second: Term, share: Value) -> Term:
     """Return the loss of mixed samples: share * first + (1 - share) * second (Zhang et al., 2018).
 
-    If both terms have weights, this formula is applied to the sums (mean * weight) and to the weights. The new mean is
-    the mixed sum divided by the mixed weight.
+    With weights, the formula applies to the sums (mean * weight) and to the weights. The new mean is their quotient.
     """
     rest = F.sub(scalar_like(1.0, share), share)
 
@@ -109,18 +100,18 @@ def mixed(first: Term, second: Term, share: Value) -> Term:
 
 
 def weight_in(results: Mapping[str, Any], samples: float) -> float:
-    """Return the weight of a loss over all ranks, from the outputs of a step or of an evaluated batch.
+    """Return the weight of a loss over all ranks, from the outputs of a step or an evaluation.
 
-    samples: number of samples of all ranks. It is the weight if no output contains a weight.
+    samples: number of samples of all ranks, the weight if no output contains one.
     """
     return float(results.get(TOTAL_WEIGHT, results.get(BATCH_WEIGHT, samples)))
 
 
 def weight_of(graph: Graph) -> tuple[Value, list[Value]]:
-    """Return the weight of a batch of a training graph, and the graph inputs to add for it.
+    """Return the weight of a batch, and the graph inputs to add for it.
 
-    The weight is the output BATCH_WEIGHT of the graph. Without this output, it is a new input BATCH_WEIGHT, which must
-    be fed with the number of samples.
+    The weight is the output BATCH_WEIGHT, or else a new input BATCH_WEIGHT, which must be fed with the number of
+    samples.
     """
     if BATCH_WEIGHT in graph.output_names:
         return graph.outputs[graph.output_names.index(BATCH_WEIGHT)], []

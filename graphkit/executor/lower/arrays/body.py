@@ -1,4 +1,4 @@
-"""Subgraphs on devices with their own memory. Their kernels are prepared once, and get the memory of each run."""
+"""Subgraphs on devices with their own memory. Kernels are prepared once, and get the memory of each run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class InstanceContext:
     """State that the kernels of one instance of a program share.
 
     Args:
-        faults: An array of uint32 words on the device. Each `Faulty` kernel has a fault word, in the order of `faulty`.
-            The last word is for the host, which sets it to end all loops.
-        iteration_limit: The largest number of iterations that any loop in a recording may take, an int64 on the device.
-        without_collectives: Whether recordings contain no collective with other processes.
+        faults: Words of uint32 on the device: one for each `Faulty` kernel, in the order of `faulty`, and a last one,
+            which the host sets to end all loops.
+        iteration_limit: The largest number of iterations of any loop in a recording, an int64 on the device.
+        without_collectives: Whether recordings contain no collective.
     """
 
     def __init__(self, device: Device, faults: Any, iteration_limit: Any, *, without_collectives: bool):
@@ -38,8 +38,7 @@ class InstanceContext:
     @property
     def conditions(self) -> bool:
         """Whether recordings may contain conditions."""
-        # A recording with NCCL waits for events outside of the recording. With conditions, a recording cannot wait for
-        # such events.
+        # With NCCL, a recording waits for events outside of it, which it cannot do with conditions.
         return self._without_collectives and isinstance(self._device, Recorder) and self._device.supports_conditions()
 
     def word(self) -> Any:
@@ -50,8 +49,8 @@ class InstanceContext:
 class SubgraphStep(Lowering):
     """A node that runs subgraphs: in a native program, or as steps on device arrays.
 
-    failure: None if the step itself cannot fail. Otherwise a function that returns the error, given the node and its
-    fault word (see `Faulty`). This word comes after the words of the subgraphs.
+    failure: None if the step itself cannot fail, else a function from the node and its fault word to the error (see
+    `Faulty`). This word comes after those of the subgraphs.
     """
 
     runs_in_subgraph = True
@@ -59,21 +58,19 @@ class SubgraphStep(Lowering):
     failure: Callable[[Node, int], RuntimeFailure] | None = None
 
     @abstractmethod
-    def prepared(self, device: Device, context: InstanceContext) -> SubgraphKernel:
-        """Return the kernel for one instance of a program on a device."""
+    def prepared(self, device: Device, context: InstanceContext) -> SubgraphKernel: ...
 
     @property
     def host_reason(self) -> str:
-        """The reason why the host must read values in each run, to choose the steps of this node.
+        """Why the host must read values in each run to choose the steps of this node. Such a node cannot be recorded.
 
-        Such a node cannot be in a recording. "" if the node can be in a recording, or if its steps do not depend on
-        values.
+        "" without such a reason.
         """
         return next(filter(None, map(_why_not_recorded, self.subgraphs.values())), "")
 
 
 def _why_not_recorded(graph: LoweredGraph) -> str:
-    """Return why the steps of a subgraph cannot be in a recording; "" if they can."""
+    """Return why the steps of a subgraph cannot be recorded; "" if they can."""
     for node, lowering in graph.steps:
         name = f"{graph.graph.node_name(node)} ({node.op.name})"
         if lowering.kind == "interpreted":
@@ -91,7 +88,7 @@ class SubgraphKernel(ABC):
     Attributes:
         launches: Approximate number of steps in a call or a recording.
         host_reads: Whether the host reads values during a call.
-        repeats: Whether a recording contains loops whose number of iterations depends on values.
+        repeats: Whether a recording contains loops whose length depends on values.
     """
 
     can_be_recorded: bool
@@ -105,20 +102,17 @@ class SubgraphKernel(ABC):
 
     @abstractmethod
     def steps(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[BoundStep]:
-        """Yield the steps of a call.
-
-        If the kernel cannot be recorded, each step must run before the next one is requested.
-        """
+        """Yield the steps of a call. If it cannot be recorded, each step must run before the next is requested."""
 
 
 class ArrayMaker(ABC):
-    """A kernel that allocates those results whose sizes are known only at run time."""
+    """A kernel that allocates its results of run-time sizes."""
 
     can_be_recorded: bool
 
     @abstractmethod
     def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
-        """Run the kernel and return the results that have no planned memory, by position."""
+        """Run the kernel and return the results without planned memory, by position."""
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
         """Run a node whose results all have planned memory."""
@@ -131,10 +125,9 @@ def launches_of(kernel: ArrayKernel | None) -> int:
 
 
 class Faulty(NamedTuple):
-    """A node whose kernel can fail on the device. If it fails, it sets its fault word to a number other than 0.
+    """A node whose kernel can fail on the device: it then sets its fault word to a number other than 0.
 
-    `failure` returns the error, given the node and the word. `rejects_operands`: whether the kernel can fail because of
-    the values of its operands.
+    `failure` returns the error for node and word. `rejects_operands`: whether operand values can make the kernel fail.
     """
 
     node: Node
@@ -164,7 +157,7 @@ def prepare(device: Device, node: Node, lowering: Lowering, context: InstanceCon
 
 
 def array_at(device: Device, memory: Any, offset: int, kind: TensorType) -> Any:
-    """Return the array of type `kind` at an offset, in bytes. memory: allocated memory, or an array."""
+    """Return the array of type `kind` at an offset in bytes."""
     return device.view(memory, offset, kind.static_shape, stored(device, kind))
 
 
@@ -181,7 +174,7 @@ def as_stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 class ArrayBody:
-    """A subgraph with known sizes, prepared on a device. `steps` gets the memory of its arena for each call."""
+    """A subgraph with known sizes, prepared on a device. Each call of `steps` gets the memory of its arena."""
 
     def __init__(self, device: Device, lowered: LoweredGraph, context: InstanceContext):
         self._device, self._lowered = device, lowered
@@ -200,11 +193,10 @@ class ArrayBody:
         }
 
     def reads(self, value: Value) -> bool:
-        """Return whether a step reads `value`, an input of the graph."""
         return value in self._lowered.placement.used
 
     def steps(self, arena: Any, inputs: Sequence[Any], results: Sequence[Any]) -> Iterator[BoundStep]:
-        """Yield the steps of a call, which uses the given memory for the arena, the inputs and the results."""
+        """Yield the steps of a call on this memory."""
         lowered, placement = self._lowered, self._lowered.placement
         places = {**self._constants, **dict(zip(lowered.graph.inputs, inputs, strict=True))}
         for result, target in zip(placement.results, results, strict=True):
@@ -232,12 +224,12 @@ class ArrayBody:
 
 
 def host_reads_values(kernel: ArrayKernel | None) -> bool:
-    """Return whether the host reads values in a call of a kernel, to choose the kernel's steps."""
+    """Return whether the host reads values to choose the steps of a kernel."""
     return isinstance(kernel, SubgraphKernel) and kernel.host_reads
 
 
 def repeats(kernel: ArrayKernel | None) -> bool:
-    """Return whether a recording of a kernel contains loops whose number of iterations depends on values."""
+    """Return whether a recording of a kernel contains loops whose length depends on values."""
     return isinstance(kernel, SubgraphKernel) and kernel.repeats
 
 

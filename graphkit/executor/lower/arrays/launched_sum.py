@@ -1,8 +1,8 @@
 """Collectives of device arrays, launched on a separate stream while the host continues.
 
-All processes must launch their collectives in the same order. The order of steps may differ between ranks, because
-ranks may have different shapes. So collectives are launched in the order of the graph. If the operands of a collective
-are ready early, it waits until all collectives before it in the graph are launched. See `_order` for an exception.
+All processes must launch their collectives in the same order. The order of steps may differ between ranks with
+different shapes, so collectives are launched in the order of the graph: each waits until those before it are launched.
+See `_order` for an exception.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Start: TypeAlias = AllReduceStart | ReduceScatterStart | AllGatherStart
 class LaunchedSum(PythonStep):
     """A step that starts a collective, or waits for the collectives `keys`.
 
-    `prepared` makes its kernel for one instance of a program, whose steps share a SumQueue.
+    `prepared` makes its kernel for an instance of a program, whose steps share a SumQueue.
     """
 
     def __init__(
@@ -48,21 +48,19 @@ class LaunchedSum(PythonStep):
 
 
 class Progress(NamedTuple):
-    """The state of a run: the number of launched collectives, and those that are ready but must be launched later."""
+    """The state of a run: the number of launched collectives, and those that are ready but not launched."""
 
     launched: int
     ready: Mapping[str, Callable[[], None]]
 
 
 class SumQueue:
-    """The collectives of one instance of a program, which has one run at a time.
+    """The collectives of one instance of a program.
 
     Args:
         stream: The stream of the program.
-        sums: Launches collectives.
         nodes: The nodes that start collectives, in the order of the graph.
-        steps: In order: (key, None) for a step that starts a collective, (None, keys) for a step that waits for
-            collectives.
+        steps: In order: (key, None) for a step that starts a collective, (None, keys) for a step that waits.
     """
 
     def __init__(
@@ -78,17 +76,17 @@ class SumQueue:
         self._begun, self._launched = False, 0
         self._is_recorded = False
         self._ready: dict[str, Callable[[], None]] = {}
-        # For each collective that the program's stream has not waited for: an event that was recorded after it.
+        # An event after each collective for which the program's stream has not waited.
         self._events: dict[str, Any] = {}
         self._recording, self._structure = 0, 0
 
     # --- a run --------------------------------------------------------------------------------------------------
 
     def set_recordings(self, recordings: Iterable[Iterable[str]]) -> None:
-        """Set which collectives are recorded together. All processes must have the same recordings.
+        """Set which collectives are recorded together, which must be the same in all processes.
 
-        recordings: A list of texts for each recording; empty if it contains no collectives. The first text says whether
-        the recording comes after the last step that can fail. The other texts are the keys of the collectives.
+        recordings: Texts for each recording; empty without collectives. The first text says whether the recording comes
+        after the last step that can fail, the others are keys.
         """
         with_sums = [keys for keys in map(list, recordings) if keys]
         self._structure = zlib.crc32(repr(with_sums).encode()) % (2**20 - 1) + 1
@@ -97,7 +95,7 @@ class SumQueue:
     def taking_part(self) -> Iterator[None]:
         """Context of a run. If the run fails while other processes take part in its collectives, notify them.
 
-        NotFinite needs no notification: every process raises it on its own.
+        Every process raises NotFinite: it needs no notification.
         """
         self._begun, self._launched = False, 0
         self._ready, self._events = {}, {}
@@ -113,11 +111,10 @@ class SumQueue:
     def agree(self, can_record: bool) -> tuple[bool, bool]:
         """Agree with the other processes on how the next run is executed. Raises as `DeviceSums.agree` does.
 
-        can_record: Whether this process can replay a recording of the run, or make one.
+        can_record: Whether this process can replay or make a recording of the run.
 
         Returns:
-            Two booleans: whether all processes record or replay the run; whether all processes must make a new
-            recording.
+            Whether all processes record or replay the run; whether they must make a new recording.
         """
         self._recording = self._recording if can_record else 0
         agreed = self._sums.agree(self._order_text, self._nbytes, can_record, self._recording, self._structure)
@@ -127,9 +124,9 @@ class SumQueue:
         return agreed.can_record, must_record
 
     def begin(self, key: str, launch: Callable[[], None]) -> None:
-        """Launch a collective now, or in a later call as soon as all collectives before it are launched.
+        """Launch a collective as soon as all collectives before it are launched.
 
-        Before the call, the work that computes the operands must be queued on the program's stream.
+        The work that computes the operands must already be queued on the program's stream.
         """
         self._ready[key] = launch
         while self._launched < len(self._order) and (key := self._order[self._launched]) in self._ready:
@@ -143,12 +140,11 @@ class SumQueue:
     def stream_wait(self, keys: Sequence[str]) -> None:
         """Let later work of the program's stream wait for collectives.
 
-        Outside recordings, the host waits, too. Otherwise, a lost process could block the host: if the queue of the
-        stream is full, calls that add work to it do not return.
+        Outside recordings, the host waits, too: a lost process could fill the queue of the stream, and block the host.
         """
         known = [key for key in keys if key in self._events]
         if known:
-            # Collectives run in order, so the event of the last one is recorded after all of them.
+            # Collectives run in order: the last event comes after all of them.
             self._streams.wait_for(self._events[max(known, key=self._place.__getitem__)])
         for key in known:
             del self._events[key]
@@ -158,13 +154,13 @@ class SumQueue:
     def join(self) -> None:
         """Call `stream_wait` for all launched collectives.
 
-        Every recording ends with this call, because events of one recording are not valid in another one.
+        Every recording must end with this call: events are valid in one recording only.
         """
         self.stream_wait([*self._events])
 
     @property
     def join_step(self) -> BoundStep:
-        """The last step of a recording: it waits for all launched collectives."""
+        """The last step of a recording."""
         return BoundStep(_WaitForAll(self), (), (), None)
 
     def wait(self) -> None:
@@ -172,21 +168,21 @@ class SumQueue:
         self._sums.wait(partial(self._streams.done, self._stream))
 
     def has_ended(self) -> bool:
-        """Wait for all work of the program's stream, and return True. If a process is lost meanwhile, raises as `wait`.
+        """Wait for all work of the program's stream, and return True. Raises as `wait` does if a process is lost
+        meanwhile.
 
-        If collectives were aborted earlier, return at once whether the work is done.
+        After an abort, return at once whether the work is done.
         """
         self.wait()
         return self._streams.done(self._stream)
 
     @property
     def is_broken(self) -> bool:
-        """Whether collectives were aborted, because another process was lost."""
+        """Whether a lost process has aborted collectives."""
         return self._sums.broken
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Context in which work is recorded."""
         self._is_recorded = True
         try:
             yield
@@ -208,10 +204,10 @@ def _key(node: Node) -> str:
 
 
 def _order(keys: Sequence[str], steps: Sequence[tuple[Any, Any]]) -> Sequence[str]:
-    """Return the keys in the order in which the collectives are launched.
+    """Return the keys in the order in which collectives are launched.
 
-    This is the order in the graph (`keys`), unless a step would then wait for a collective that is launched only after
-    the step. In that case, it is the order of the steps.
+    This is the order in the graph (`keys`). If a step would then wait for a later collective, it is the order of the
+    steps.
     """
     launched, ready = 0, set()
     for begun, awaited in steps:
@@ -225,14 +221,12 @@ def _order(keys: Sequence[str], steps: Sequence[tuple[Any, Any]]) -> Sequence[st
 
 
 def _order_checksum(nodes: Sequence[Node]) -> str:
-    """Return a short text with a checksum of the order and the types of collectives."""
+    """Return a short text with a checksum of the order and types of collectives."""
     described = "; ".join(f"{node.op.name} {_key(node)} {[str(v.type) for v in node.outputs]}" for node in nodes)
     return f"{len(nodes)} in the order {hashlib.blake2b(described.encode(), digest_size=4).hexdigest()}"
 
 
 class _WaitForAll:
-    """Lets the program wait for all launched collectives."""
-
     can_be_recorded = True
 
     def __init__(self, queue: SumQueue):
@@ -243,13 +237,13 @@ class _WaitForAll:
 
 
 class LaunchedStart:
-    """Starts an all-reduce or a reduce-scatter in the memory of its results, after copying its operands there."""
+    """Starts an all-reduce or reduce-scatter, after copying the operands into the memory of the results."""
 
     can_be_recorded = True
 
     def __init__(self, device: Device, queue: SumQueue, node: Node, launch: Callable[[Sequence[Any]], None]):
         self._device, self._queue, self._node, self._launch = device, queue, node, launch
-        # Memory for unused results. This process must compute them, too, because other processes need the sums.
+        # Memory for unused results, which other processes need.
         self._own: dict[int, Any] = {}
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> None:
@@ -283,8 +277,6 @@ class LaunchedGather:
 
 
 class LaunchedWait:
-    """Lets the program wait for collectives. Its result is 0."""
-
     can_be_recorded = True
 
     def __init__(self, device: Device, queue: SumQueue, keys: Sequence[str]):

@@ -1,9 +1,8 @@
 """The iterations of Loop and Scan on the arrays of a device.
 
-If the number of iterations is known, the steps of all iterations are recorded with the other steps of the program.
-There must be at most MOST_RECORDED steps, and a body that can be recorded. If the number is unknown, the host reads the
-condition after each iteration, and stacked outputs grow. Without scanned operands and stacked outputs, some devices can
-instead record the body once, and repeat it.
+If the number of iterations is known, all iterations are recorded, up to MOST_RECORDED steps. If it is unknown, the host
+reads the condition after each iteration, and stacked outputs grow. Without scanned operands and stacked outputs, some
+devices can instead record the body once, and repeat it.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from graphkit.ir.types import TensorType
 from graphkit.ops.control.views import LoopView
 from graphkit.ops.evaluate import failure_of
 
-# Alignment in bytes that kernels need. A slice that does not begin at a multiple of UNIT is copied.
+# Alignment in bytes that kernels need. Slices at other offsets are copied.
 UNIT = 16
 
-# The largest number of steps of one loop in a recording. The driver needs memory for each step of a recording.
+# The largest number of steps of one loop in a recording: the driver needs memory for each.
 MOST_RECORDED = 1 << 16
 
 
 def has_fixed_operands(node: Node) -> bool:
-    """Return whether the sizes of a loop's operands and states are known. Captures are not checked."""
+    """Return whether the sizes of a loop's operands, without captures, and states are known."""
     view = LoopView.of(node)
     values = (*view.operands[: view.at_captures.start], *node.outputs[: view.state_count])
     return all(v is None or has_fixed_size(v) for v in values)
 
 
 def check_stacks(site: Site, layout: LoopLayout) -> None:
-    """Raise NotNative if states or stacked outputs have sizes that device arrays do not support."""
+    """Raise NotNative for sizes of states or stacked outputs that device arrays do not support."""
     if any(s.buffers is None for s in layout.states):
         raise NotNative("a state's size changes")
     if not all(has_fixed_size(s.row) for s in layout.stacked):
@@ -57,9 +56,9 @@ def check_stacks(site: Site, layout: LoopLayout) -> None:
 
 
 def with_copied_slices(layout: LoopLayout, hosted: Set[Value]) -> LoopLayout:
-    """Return the layout with memory for slices that are copied, because they are in host memory or not aligned.
+    """Return the layout with memory for slices in host memory, or without alignment.
 
-    hosted: operands and outputs of the node that are in host memory.
+    hosted: operands and outputs of the node in host memory.
     """
     node, block = layout.node, Block(layout.scratch_bytes)
     from_host = {s.row for s in layout.scanned if node.inputs[s.operand] in hosted}
@@ -67,8 +66,7 @@ def with_copied_slices(layout: LoopLayout, hosted: Set[Value]) -> LoopLayout:
     copied: dict[Value, tuple[int, int]] = {}
     for row in (*(s.row for s in layout.scanned), *(s.row for s in layout.stacked)):
         if (row in from_host | to_host or row.tensor.nbytes % UNIT) and row not in copied:
-            # Two buffers: if the slice is also a state, the body reads one buffer and writes the new value to the other
-            # one.
+            # Two buffers: if the slice is also a state, the body reads one and writes the other.
             copied[row] = block.take(row.tensor.nbytes), block.take(row.tensor.nbytes)
     return replace(layout, copied=copied, hosted=from_host | to_host, scratch_bytes=block.size)
 
@@ -76,21 +74,20 @@ def with_copied_slices(layout: LoopLayout, hosted: Set[Value]) -> LoopLayout:
 def may_repeat(layout: LoopLayout) -> bool:
     """Return whether a recording may contain the body once, and repeat it.
 
-    It may if the number of iterations depends on values, and all iterations read and write the same memory.
+    The number of iterations depends on values, and all iterations use the same memory.
     """
     return layout.is_loop and layout.known_trips is None and not (layout.scanned or layout.stacked)
 
 
 class PreparedLoop(ArrayMaker, SubgraphKernel):
-    """The kernel of a Loop or a Scan. copies: the queue of copies; needed if there are slices in host memory."""
+    """The kernel of a Loop or a Scan. copies: needed for slices in host memory."""
 
     def __init__(self, device: Device, layout: LoopLayout, body: ArrayBody, copies: SwapQueue | None = None):
         self._device, self._body = device, body
         self._rows = SwappedRows(copies, layout.hosted) if layout.hosted and copies is not None else None
         self._layout, self._trips = layout, layout.known_trips
         self._copied = Copied(device)
-        # For each slice in host memory, an iteration has up to two more steps: one copies the slice, one waits for
-        # copies.
+        # For each slice in host memory, an iteration has up to two more steps: a copy and a wait.
         self.launches = (self._body.launches + 2 * len(layout.hosted)) * (self._trips or 1)
         known = self._trips is not None and not layout.dynamic_stacks and self.launches <= MOST_RECORDED
         self.can_be_recorded = known and self._body.can_be_recorded
@@ -102,8 +99,7 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         self._true = device.copy_in(np.ones(UNIT, np.bool_)) if head else None
         self._numbers = None
         if self._reads_number and self._trips is not None:
-            # Each number is repeated until it fills UNIT bytes, so that number `trip` is aligned: it begins at UNIT *
-            # trip.
+            # Each number fills UNIT bytes: number `trip` is aligned at UNIT * trip.
             self._numbers = device.copy_in(np.arange(self._trips).repeat(UNIT // 8))
 
     def made(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> dict[int, Any]:
@@ -135,7 +131,7 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         yield from (self._copied.step(*pair) for pair in memory.finals(trip))
 
     def _check_limits(self, trip: int) -> None:
-        """Raise LimitReached, which names the loop, if the loop must not begin iteration `trip`."""
+        """Raise LimitReached, which names the loop, if iteration `trip` must not begin."""
         try:
             limits.check_iterations(trip)
             limits.check_time()
@@ -143,7 +139,7 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
             raise failure_of(self._layout.node, error) from None
 
     def _limit(self, inputs: Sequence[Any]) -> int | None:
-        """Return the largest number of iterations; None if there is no limit."""
+        """Return the largest number of iterations, or None."""
         if self._trips is not None:
             return self._trips
         if not self._layout.is_loop:
@@ -154,7 +150,7 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
         return None if limit is None else int(self._device.copy_out(limit, None).reshape(()))
 
     def _head_of(self, memory: _Memory, trip: int) -> list[Any]:
-        """The iteration number and the condition of a Loop."""
+        """Return the iteration number and the condition of a Loop."""
         if not self._head:
             return []
         number, flag = self._head
@@ -169,19 +165,19 @@ class PreparedLoop(ArrayMaker, SubgraphKernel):
 
 
 class RecordedLoop(PreparedLoop, Conditional):
-    """The kernel of a Loop whose number of iterations depends on values: recordings contain its body once."""
+    """The kernel of a Loop whose recordings contain its body once."""
 
     def __init__(self, device: Device, layout: LoopLayout, body: ArrayBody, context: InstanceContext, fault: Any):
         super().__init__(device, layout, body)
         self._context, self._fault = context, fault
         self.can_be_recorded = self.repeats = True
-        # 3: two launches that set the condition, and the conditional node of the recording. Each state has three copy
-        # steps: before the first iteration, after each iteration, and after the last one.
+        # 3: two launches that set the condition, and the conditional node. Each state is copied before the first
+        # iteration, after each iteration, and after the last one.
         self.launches = 3 + body.launches + 3 * len(layout.states)
 
     def recorded(self, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any) -> Iterator[Recorded]:
-        # The recording repeats the steps of iteration 1, which read each state from the buffer that iteration 0 writes.
-        # So states are copied to this buffer before the loop (`first`) and after each iteration (`carried`).
+        # The recording repeats iteration 1, which reads states from the buffer that iteration 0 writes. States are
+        # copied to this buffer before the loop (`first`) and after each iteration (`carried`).
         layout, memory = self._layout, _Memory(self._device, self._layout, inputs, outputs, scratch)
         number = layout.iteration
         assert number is not None, "it is a Loop"
@@ -207,7 +203,7 @@ class _Stack:
         self._memory = device.alloc(kind.nbytes)
 
     def row(self, number: int) -> Any:
-        """Return the memory of slice `number`, which exists or is the next one. The next one is added."""
+        """Return the memory of slice `number`, which exists or is added as the next one."""
         if number == self._capacity:
             self._capacity *= 2
             memory = self._device.alloc(self._capacity * self._kind.nbytes)
@@ -223,7 +219,7 @@ class _Stack:
 
 
 class _Memory:
-    """Where a loop's values are in each iteration."""
+    """The places of a loop's values in each iteration."""
 
     def __init__(self, device: Device, layout: LoopLayout, inputs: Sequence[Any], outputs: Sequence[Any], scratch: Any):
         self._device, self._layout = device, layout
@@ -238,7 +234,7 @@ class _Memory:
         return array_at(self._device, self._scratch, offset, kind)
 
     def entry(self, head: Sequence[Any], trip: int) -> list[Any]:
-        """The inputs of the body. head: the iteration number and the condition of a Loop."""
+        """Return the inputs of the body. head: the iteration number and the condition of a Loop."""
         return self._layout.entry(
             head,
             self._inputs,
@@ -248,12 +244,12 @@ class _Memory:
         )
 
     def written(self, trip: int) -> list[Any]:
-        """Where the body writes its outputs."""
+        """Return the places where the body writes its outputs."""
         rows = [self._written_row(stack, trip) for stack in self._layout.stacked]
         return self._layout.written(self.flag, rows, lambda state: self._after(state, trip))
 
     def _row(self, whole: Any, kind: TensorType, trip: int, backwards: bool) -> Any:
-        """The slice of an iteration, on the device or in host memory."""
+        """Return the slice of an iteration, on the device or in host memory."""
         if isinstance(whole, _Stack):
             return whole.row(trip)
         number = whole.shape[0] - 1 - trip if backwards else trip
@@ -268,14 +264,14 @@ class _Memory:
         return self._row(self._outputs[stack.output], stack.row.tensor, trip, stack.backwards)
 
     def _read_row(self, scan: Scanned, trip: int) -> Any:
-        """Where the body reads a slice."""
+        """Return the place where the body reads a slice."""
         copied = self._layout.copied.get(scan.row)
         if copied is None:
             return self._scanned_row(scan, trip)
         return self.view(copied[trip % 2 if scan.row in self._layout.hosted else 0], scan.row.tensor)
 
     def _written_row(self, stack: Stacked, trip: int) -> Any:
-        """Where the body writes a slice."""
+        """Return the place where the body writes a slice."""
         copied = self._layout.copied.get(stack.row)
         return self._stacked_row(stack, trip) if copied is None else self.view(copied[trip % 2], stack.row.tensor)
 
@@ -290,41 +286,41 @@ class _Memory:
         return self.view(state.buffers[trip % 2], state.after.tensor)
 
     def scanned(self, trip: int) -> Iterator[tuple[Any, Any]]:
-        """Yield (source, target) for the slices that are copied before an iteration."""
+        """Yield (source, target) of slices that are copied before an iteration."""
         for scan in self._layout.scanned:
             if scan.row in self._layout.copied and scan.row not in self._layout.hosted:
                 yield self._scanned_row(scan, trip), self._read_row(scan, trip)
 
     def stacked(self, trip: int) -> Iterator[tuple[Any, Any]]:
-        """Yield (source, target) for the slices that are copied after an iteration."""
+        """Yield (source, target) of slices that are copied after an iteration."""
         for stack in self._layout.stacked:
             if stack.row in self._layout.copied and stack.row not in self._layout.hosted:
                 yield self._written_row(stack, trip), self._stacked_row(stack, trip)
 
     def from_host(self, trip: int) -> Iterator[tuple[Value, Any, Any]]:
-        """Yield (slice, source, target) for the slices that are copied from host memory for an iteration."""
+        """Yield (slice, source, target) for copies from host memory for an iteration."""
         for scan in self._layout.scanned:
             if scan.row in self._layout.hosted and trip < self._inputs[scan.operand].shape[0]:
                 yield scan.row, self._scanned_row(scan, trip), self._read_row(scan, trip)
 
     def to_host(self, trip: int) -> Iterator[tuple[Value, Any, Any]]:
-        """Yield (slice, source, target) for the slices that are copied to host memory after an iteration."""
+        """Yield (slice, source, target) for copies to host memory after an iteration."""
         for stack in self._layout.stacked:
             if stack.row in self._layout.hosted:
                 yield stack.row, self._written_row(stack, trip), self._stacked_row(stack, trip)
 
     def first(self) -> Iterator[tuple[Any, Any]]:
-        """Yield pairs (initial value of a state, memory where iteration 1 reads the state)."""
+        """Yield (initial value of a state, memory where iteration 1 reads it)."""
         for state in self._layout.states:
             yield self._inputs[state.operand], self._after(state, 0)
 
     def carried(self) -> Iterator[tuple[Any, Any]]:
-        """Yield pairs (memory where iteration 1 writes a state, memory where iteration 1 reads it)."""
+        """Yield (memory where iteration 1 writes a state, memory where iteration 1 reads it)."""
         for state in self._layout.states:
             yield self._after(state, 1), self._after(state, 0)
 
     def finals(self, trips: int) -> Iterator[tuple[Any, Any]]:
-        """Yield pairs (memory of a state after all iterations, memory where the node returns it)."""
+        """Yield (memory of a state after all iterations, memory where the node returns it)."""
         for operand, output in self._layout.unchanged:
             if self._outputs[output] is not None:
                 yield self._inputs[operand], self._outputs[output]
@@ -334,7 +330,7 @@ class _Memory:
 
 
 class SwappedRows:
-    """Copies of slices from and to host memory while iterations run. Each slice has two buffers, which take turns."""
+    """Copies of slices from and to host memory during iterations. Two buffers of each slice take turns."""
 
     def __init__(self, copies: SwapQueue, hosted: Set[Value]):
         self._copies, self._hosted = copies, hosted
@@ -342,9 +338,8 @@ class SwappedRows:
     def before(self, trip: int, memory: _Memory) -> Iterator[BoundStep]:
         """Yield the steps before an iteration.
 
-        The steps wait for the slices that the iteration reads, and for copies to the host from the buffers that it
-        overwrites. Then they start to copy the slices of the next iteration. Before iteration 0, the steps first start
-        to copy its own slices.
+        They wait for the slices that the iteration reads, and for copies to the host from buffers that it overwrites.
+        Then they start to copy the slices of the next iteration. Iteration 0 also copies its own slices.
         """
         for row, source, target in memory.from_host(trip) if trip == 0 else ():
             yield self._copies.copy_step((row, 0), source, target, to_host=False)
@@ -355,7 +350,6 @@ class SwappedRows:
             yield self._copies.copy_step((row, (trip + 1) % 2), source, target, to_host=False)
 
     def after(self, trip: int, memory: _Memory) -> Iterator[BoundStep]:
-        """Yield the steps after an iteration."""
         for row, source, target in memory.to_host(trip):
             yield self._copies.copy_step((row, trip % 2), source, target, to_host=True)
 

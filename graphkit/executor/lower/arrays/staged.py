@@ -18,15 +18,12 @@ from graphkit.executor.lower.python_step import PythonStep
 from graphkit.executor.memory.resident import host_arrays
 from graphkit.ir.graph import Node, Value
 
-# The pending collectives by key: pairs (host array, device array to which it is copied).
+# Pairs (host array, device array for its copy) of pending collectives, by key.
 PendingSums: TypeAlias = dict[str, list[tuple[np.ndarray, Any]]]
 
 
 class StagedStep(PythonStep):
-    """A step of a collective.
-
-    `prepared` makes the kernel for one instance of a program. The steps of an instance share the pending collectives.
-    """
+    """`prepared` makes the kernel for an instance of a program, whose steps share the pending collectives."""
 
     def __init__(self, prepared: Callable[[Device, PendingSums], ArrayKernel]):
         super().__init__("staged")
@@ -34,7 +31,7 @@ class StagedStep(PythonStep):
 
 
 class _Staged:
-    """Holds host arrays for the operands and the results of a node of static types."""
+    """Holds host arrays for the operands and results of a node."""
 
     can_be_recorded = False  # its collective waits for other processes
 
@@ -52,7 +49,7 @@ class _Staged:
 
 
 class Begins(_Staged):
-    """Starts the collective `key`. inplace: Whether it overwrites each operand with its result."""
+    """Starts the collective `key`. inplace: whether it overwrites each operand with its result."""
 
     def __init__(self, device: Device, pending: PendingSums, node: Node, run: Kernel, key: str, *, inplace: bool):
         super().__init__(device, () if inplace else node.inputs, node.outputs)
@@ -67,8 +64,6 @@ class Begins(_Staged):
 
 
 class Waits(_Staged):
-    """Waits for the collectives `keys`."""
-
     def __init__(self, device: Device, pending: PendingSums, node: Node, run: Kernel, keys: Sequence[str]):
         super().__init__(device, (), node.outputs)
         self._pending, self._run, self._keys = pending, run, keys
@@ -84,7 +79,7 @@ class Waits(_Staged):
 
 
 class Exchanges(_Staged):
-    """Executes a collective: starts it and waits for it."""
+    """Starts a collective and waits for it."""
 
     def __init__(self, device: Device, pending: PendingSums, node: Node, run: Kernel):
         super().__init__(device, node.inputs, node.outputs)

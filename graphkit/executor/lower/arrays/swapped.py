@@ -1,7 +1,7 @@
-"""Copies to host memory and back, in programs of devices with their own memory. A separate stream executes the copies.
+"""Copies to host memory and back on a separate stream, for devices with their own memory.
 
-The copies of a program are in the order of its steps, so a value has arrived on the host before it is copied back.
-`graphkit.executor.memory.swapping` decides which values are copied, and when a step waits for a copy.
+Copies are in the order of the steps: a value is on the host before it is copied back.
+`graphkit.executor.memory.swapping` decides which values are copied, and when a step waits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graphkit.ops.internal.swap import SwapOut
 class SwapStep(PythonStep):
     """A step that starts a copy to host memory or back.
 
-    `prepared` makes the kernel for one instance of a program. The steps of an instance share a SwapQueue.
+    `prepared` makes the kernel for an instance of a program, whose steps share a SwapQueue.
     """
 
     def __init__(self, node: Node):
@@ -33,19 +33,19 @@ class SwapStep(PythonStep):
 
 
 class SwapQueue:
-    """The copies of one instance of a program, which has one run at a time.
+    """The copies of one instance of a program.
 
-    The key of a copy is the value that it writes, or any other object. Only one copy with the same key may be pending.
+    The key of a copy is the value that it writes, or any other object. Copies with one key must not overlap.
     """
 
     def __init__(self, device: Device):
         self._streams, self._memory = streams_of(device), pinned_memory_of(device)
         self._copy_stream = self._streams.stream()
-        # For each copy that the program's stream has not waited for, in order: an event that was recorded after it.
+        # An event after each copy, in order, for which the program's stream has not waited.
         self._events: dict[Hashable, Any] = {}
 
     def begin(self, key: Hashable, copy: Callable[[], None]) -> None:
-        """Queue a copy. It runs after all work that is queued on the program's stream so far."""
+        """Queue a copy after all work on the program's stream so far."""
         here = self._streams.event()
         assert key not in self._events, "a copy of this key is pending"
         with self._streams.on(self._copy_stream):
@@ -67,25 +67,23 @@ class SwapQueue:
     def join(self) -> None:
         """Call `stream_wait` for all copies.
 
-        Every recording ends with this call, because events of one recording are not valid in another one.
+        Every recording must end with this call: events are valid in one recording only.
         """
         self.stream_wait([*self._events])
 
     def copy_kernel(self, key: Hashable, *, to_host: bool) -> ArrayKernel:
-        """Return the kernel that starts a copy of its operand to its result. One of the two is in host memory."""
+        """Return the kernel that starts a copy of its operand to its result, one of them in host memory."""
         return _StartCopy(self, key, self._memory.copy_to_host if to_host else self._memory.copy_from_host)
 
     def copy_step(self, key: Hashable, source: Any, target: Any, *, to_host: bool) -> BoundStep:
-        """Return the step that starts a copy."""
         return BoundStep(self.copy_kernel(key, to_host=to_host), [source], [target], None)
 
     def wait_step(self, keys: Sequence[Hashable]) -> BoundStep:
-        """Return the step that waits for copies."""
         return BoundStep(_WaitForCopies(partial(self.stream_wait, keys)), (), (), None)
 
     @property
     def join_step(self) -> BoundStep:
-        """The last step of a recording: it waits for all copies."""
+        """The last step of a recording."""
         return BoundStep(_WaitForCopies(self.join), (), (), None)
 
     def clear(self) -> None:
@@ -93,13 +91,10 @@ class SwapQueue:
         self._events.clear()
 
     def wait(self) -> None:
-        """Wait for all copies."""
         self._streams.synchronize(self._copy_stream)
 
 
 class _WaitForCopies:
-    """Lets the program's stream wait for copies."""
-
     can_be_recorded = True
 
     def __init__(self, stream_wait: Callable[[], None]):
@@ -110,8 +105,6 @@ class _WaitForCopies:
 
 
 class _StartCopy:
-    """Starts a copy."""
-
     can_be_recorded = True
 
     def __init__(self, queue: SwapQueue, key: Hashable, copy: Callable[[Any, Any], None]):

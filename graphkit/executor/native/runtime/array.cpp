@@ -96,6 +96,7 @@ nb::object new_array(const Dims& shape, nb::handle dtype) {
         throw nb::python_error();
     }
     return nb::steal(made);
+}
 
 std::optional<PlainArray> plain_array(PyObject* object) {
     static_assert(sizeof(npy_intp) == sizeof(std::int64_t));
