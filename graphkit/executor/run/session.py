@@ -302,10 +302,10 @@ class Executor:
         if out is not None:
             check_argument("run", "out", "Mapping[str, Any]", out)
         if outputs is None and out is None and (last := self._last_run) is not None:
-            results = self._run_sized(last.sized_runs, feeds)
-            if isinstance(results, dict):
-                return results
-            found = self._find_program(last, feeds, is_frequent=results is True)
+            sized = self._run_sized(last.sized_runs, feeds)
+            if isinstance(sized, dict):
+                return sized
+            found = self._find_program(last, feeds, is_frequent=sized is True)
             if found is not None:
                 program, arrays = found
                 if last.is_pure and not discard:
