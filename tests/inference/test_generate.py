@@ -1,6 +1,7 @@
 """gk.generate, compared with plain loops over ONNX Runtime."""
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -157,6 +158,18 @@ def test_programs_are_kept_with_the_model(net, monkeypatch):
     model.params["logits_bias"] = np.eye(23, dtype=np.float32)[11] * 1e4
     assert gk.generate(model, [3, 1], max_tokens=4).ids == (11, 11, 11, 11)
     assert len(made) == 1
+
+
+def test_roles_are_found_once_for_each_graph(net, monkeypatch):
+    module = sys.modules["graphkit.inference.generation.generate"]
+    found, find = [], module.find_roles
+    monkeypatch.setattr(module, "find_roles", lambda *a: found.append(a) or find(*a))
+    model = gk.Model.from_graph(net.graph, dict(net.params))
+    for _ in range(3):
+        gk.generate(model, [3, 1], max_tokens=2)
+    assert len(found) == 1
+    gk.generate(model, [3, 1], max_tokens=2, output="logits")
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize("stateful", [True, False])

@@ -44,9 +44,9 @@ class Choice(NamedTuple):
         """Whether tokens are drawn at random."""
         return self.temperature > 0
 
-    def pick(self, scores: np.ndarray, rng: np.random.Generator) -> int:
-        """Return the number of a token. scores: [V], with at least one finite number and no NaN."""
-        if not self.random:
+    def pick(self, scores: np.ndarray, rng: np.random.Generator | None) -> int:
+        """Return the number of a token. scores: [V], with at least one finite number and no NaN. rng: if `random`."""
+        if rng is None or not self.random:
             return int(scores.argmax())
         numbers, shares = self.distribution(scores)
         sums = shares.cumsum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -145,22 +146,22 @@ class TogetherSequences:
         shape = tokens.shape
         made = decoder.array(roles.tokens, tokens)
         feeds: dict[str, Any] = {roles.tokens: made.T.copy() if roles.time_major else made, **self._caches}
-        places = np.arange(past, past + shape[1])
         if roles.mask is not None:
             every = np.arange(past + shape[1])
             seen = (every >= self._padding[:, None]) & (every < past + count)
             feeds[roles.mask] = decoder.array(roles.mask, seen)
         if roles.positions is not None:
+            places = np.arange(past, past + shape[1])
             feeds[roles.positions] = decoder.array(roles.positions, np.maximum(places - self._padding[:, None], 0))
         if roles.segments is not None:
             feeds[roles.segments] = decoder.array(roles.segments, np.zeros(shape, np.int64))
         if roles.slots is not None:
-            feeds[roles.slots] = places.astype(np.int64)
+            feeds[roles.slots] = np.arange(past, past + shape[1], dtype=np.int64)
         if roles.last_only is not None:
             feeds[roles.last_only] = np.array(1, np.int64)
         if roles.flag is not None:
             feeds[roles.flag] = np.array([past > 0])
-        return feeds | self._given
+        return feeds | self._given if self._given else feeds
 
     def _keep(self, results: Mapping[str, Any], past: int, count: int) -> None:
         """Store the caches. They are the arrays of the run, which are fed to the next run without a copy."""
@@ -225,7 +226,7 @@ def check_scores(scores: np.ndarray, step: int, prompts: Sequence[int], padded: 
         padded: Whether shorter prompts are padded.
     """
     highest = scores.max(axis=1)  # NaN if one is NaN
-    if np.isfinite(highest).all():
+    if all(map(math.isfinite, highest.tolist())):
         return
     row = int(np.flatnonzero(~np.isfinite(highest))[0])
     what = "NaN" if np.isnan(highest[row]) else "infinity" if highest[row] > 0 else "only minus infinity"

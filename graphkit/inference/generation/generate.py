@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from graphkit.executor.devices.groups import AnyDevice
 
 # For each model its graph, and what runs it: packed weights, programs and sessions of ONNX Runtime are made once. Keys
-# are outputs, device and threads, or for a session its engine, device and threads.
+# are outputs, device and threads, for a session its engine, device and threads, and for roles the arguments of
+# `find_roles`.
 _kept: weakref.WeakKeyDictionary[Model, tuple[Graph, dict[Any, Any]]] = weakref.WeakKeyDictionary()
 
 
@@ -117,8 +118,7 @@ def generate(
     net = model if isinstance(model, Model) else load(model)
     vocabulary = _vocabulary(net, tokenizer)
     prompts = encoded_prompts(prompt, vocabulary)
-    roles = find_roles(net, given, carry, output)
-    table = position_table(net, roles.positions, roles.mask)
+    roles, table = _roles_and_table(net, given, carry, output)
     limit = _limit(roles, max_positions, None if table is None else table.rows)
     scored = _scored(net, roles)
     check_prompts(prompts, None if vocabulary is None else len(vocabulary), scored, limit)
@@ -249,15 +249,33 @@ def _arrays(types: Mapping[str, Any], given: Mapping[str, Any], prompts: int) ->
     return arrays
 
 
+def _kept_of(net: Model) -> dict[Any, Any]:
+    """Return what is kept for a model, as long as its graph stays the same."""
+    graph, kept = _kept.setdefault(net, (net.graph, {}))
+    if graph is not net.graph:  # Model.separate_roles replaces graph and parameters
+        kept = {}
+        _kept[net] = (net.graph, kept)
+    return kept
+
+
+def _roles_and_table(
+    net: Model, given: Mapping[str, Any], carry: Mapping[str, str], output: str | None
+) -> tuple[Roles, PositionTable | None]:
+    """Return the roles of inputs and outputs, and the table of positions. They are found once for each graph."""
+    kept, key = _kept_of(net), ("roles", tuple(given), tuple(carry.items()), output)
+    if key not in kept:
+        roles = find_roles(net, given, carry, output)
+        kept[key] = roles, position_table(net, roles.positions, roles.mask)
+    found: tuple[Roles, PositionTable | None] = kept[key]
+    return found
+
+
 def _run(net: Model, roles: Roles, engine: str, file: Any, device: AnyDevice, threads: int | None) -> Run:
     """Return a function that computes the outputs of a step."""
     if file is not None and engine != "graphkit":  # the model was read for this call
         session = open_engine(net, engine, file=file, device=device, threads=threads)
         return lambda feeds: session(feeds, roles.outputs)
-    graph, kept = _kept.setdefault(net, (net.graph, {}))
-    if graph is not net.graph:  # Model.separate_roles replaces graph and parameters
-        kept = {}
-        _kept[net] = (net.graph, kept)
+    kept = _kept_of(net)
     if engine != "graphkit":
         # A session contains the parameters of its export, so it is kept until one of them changes.
         versions = tuple(map(net.params.version, net.params))

@@ -62,7 +62,8 @@ class _Row:
 
     def __post_init__(self) -> None:
         # Each prompt has its own generator, so that its tokens do not depend on the other prompts.
-        self._rng = np.random.default_rng([self.settings.seed, self.number])
+        random = self.settings.choice.random
+        self._rng = np.random.default_rng([self.settings.seed, self.number]) if random else None
         found = self.settings.vocabulary
         self._text = None if found is None else TextStream(found, self.prompt.tolist(), self.settings.stops)
 
@@ -77,14 +78,14 @@ class _Row:
         if self._text is not None:
             piece = self._text.add(token)
             self.stopped = "stop" if self._text.stopped else self.stopped
-        self._tell(Token(self.number, len(self.ids) - 1, token, piece))
+        self._tell(token, piece, last=False)
         if self.stopped and self._text is not None and (rest := self._text.finish()):
-            self._tell(Token(self.number, len(self.ids) - 1, token, rest, last=True))
+            self._tell(token, rest, last=True)
         return token
 
-    def _tell(self, token: Token) -> None:
+    def _tell(self, token: int, text: str, last: bool) -> None:
         if self.settings.on_token is not None:
-            self.settings.on_token(token)
+            self.settings.on_token(Token(self.number, len(self.ids) - 1, token, text, last))
 
     def result(self) -> Generation:
         return Generation(

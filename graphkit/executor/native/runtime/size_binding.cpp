@@ -43,6 +43,22 @@ Shapes shapes_at(const ShapePlaces& all, const Dims& sizes) {
     return shapes;
 }
 
+void write_shapes(const ShapePlaces& all, const Dims& sizes, Shapes& shapes) {
+    shapes.resize(all.size());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        if (!all[i]) {
+            shapes[i].reset();
+            continue;
+        }
+        if (!shapes[i]) {
+            shapes[i].emplace();
+        }
+        shapes[i]->resize(all[i]->size());
+        std::transform(all[i]->begin(), all[i]->end(), shapes[i]->begin(),
+                       [&](std::size_t place) { return sizes.at(place); });
+    }
+}
+
 std::vector<std::int64_t> SizeElements::at(const Dims& sizes) const {
     std::vector<std::int64_t> words(elements.size() + 1);
     auto* const to = reinterpret_cast<std::byte*>(words.data());

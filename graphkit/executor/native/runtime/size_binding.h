@@ -19,6 +19,8 @@ using ShapePlaces = std::vector<std::optional<Places>>;
 
 Dims sizes_at(const Places& places, const Dims& sizes);
 Shapes shapes_at(const ShapePlaces& all, const Dims& sizes);
+// Writes the same to `shapes`, whose memory is used again if it held shapes of these ranks.
+void write_shapes(const ShapePlaces& all, const Dims& sizes, Shapes& shapes);
 
 // Two sizes must be equal. `node`: the name of the node that requires it.
 struct EqualSizes {

@@ -40,10 +40,32 @@ Needs::Needs(const Kernel& kernel)
     }
 }
 
-std::uint32_t NeedsTable::number_of(Needs needs, std::uint32_t likely) {
-    if (likely < all_.size() && all_[likely] == needs) {
+bool Needs::are_of(const Kernel& kernel) const {
+    const std::size_t outputs = optional.size() - inputs;
+    if (kernel.inputs().size() != inputs || kernel.outputs().size() != outputs ||
+        (kernel.scratch_bytes() > 0) != has_scratch || kernel.inplace() != inplace ||
+        kernel.packed_inputs() != packed) {
+        return false;
+    }
+    for (std::size_t i = 0; i < optional.size(); ++i) {
+        const TensorSpec& spec = i < inputs ? kernel.inputs()[i] : kernel.outputs()[i - inputs];
+        if (spec.optional != optional[i]) {
+            return false;
+        }
+    }
+    for (std::size_t i = 0; i < packed.size(); ++i) {
+        if (kernel.packed_layout(packed[i]) != layouts[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+std::uint32_t NeedsTable::number_of(const Kernel& kernel, std::uint32_t likely) {
+    if (likely < all_.size() && all_[likely].are_of(kernel)) {
         return likely;
     }
+    Needs needs(kernel);
     const auto found = std::find(all_.begin(), all_.end(), needs);
     const auto number = static_cast<std::uint32_t>(found - all_.begin());
     if (found == all_.end()) {
@@ -64,13 +86,17 @@ SizedKernelPtr SizedStep::made(const Dims& sizes, NeedsTable& table) {
         return nullptr;
     }
     try {
-        const Shapes inputs = shapes_at(inputs_, sizes);
-        const Shapes outputs = shapes_at(outputs_, sizes);
+        Shapes inputs = std::exchange(input_shapes_, {});
+        Shapes outputs = std::exchange(output_shapes_, {});
+        write_shapes(inputs_, sizes, inputs);
+        write_shapes(outputs_, sizes, outputs);
         std::unique_ptr<const Kernel> kernel = made_by_->make(inputs, outputs);
         if (kernel == nullptr) {
             const WithoutGil released;
             kernel = made_by_->make_slowly(inputs, outputs);
         }
+        input_shapes_ = std::move(inputs);
+        output_shapes_ = std::move(outputs);
         if (kernel == nullptr) {
             return nullptr;
         }
@@ -83,18 +109,23 @@ SizedKernelPtr SizedStep::made(const Dims& sizes, NeedsTable& table) {
 
 SizedKernelPtr SizedStep::sized(std::unique_ptr<const Kernel> owned, nb::object object, const Kernel& kernel,
                                 NeedsTable& table) {
-    needs_ = table.number_of(Needs(kernel), needs_);
+    needs_ = table.number_of(kernel, needs_);
     return std::make_shared<const SizedKernel>(
         SizedKernel{std::move(owned), std::move(object), &kernel, kernel.scratch_bytes(), needs_});
 }
 
 void SizedStep::keep(Dims&& sizes, SizedKernelPtr kernel, std::size_t kept) {
-    recent_.push_front({std::move(sizes), std::move(kernel)});
-    by_sizes_.insert(recent_.begin());
-    if (recent_.size() > kept) {
-        by_sizes_.erase(std::prev(recent_.end()));
-        recent_.pop_back();
+    if (recent_.size() < std::max<std::size_t>(kept, 1)) {
+        recent_.push_front({std::move(sizes), std::move(kernel)});
+        by_sizes_.insert(recent_.begin());
+        return;
     }
+    // The nodes of the least recently used kernel are used again.
+    auto node = by_sizes_.extract(std::prev(recent_.end()));
+    recent_.splice(recent_.begin(), recent_, std::prev(recent_.end()));
+    recent_.front() = {std::move(sizes), std::move(kernel)};
+    node.value() = recent_.begin();
+    by_sizes_.insert(std::move(node));
 }
 
 std::vector<Dims> SizedStep::kept() const {

@@ -1,6 +1,7 @@
 // The kernels of a template's nodes for given sizes.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <list>
@@ -33,13 +34,15 @@ struct Needs {
 
     explicit Needs(const Kernel& kernel);
     bool operator==(const Needs& other) const = default;
+    // Whether these are the needs of a kernel. It is faster than to make and compare them.
+    bool are_of(const Kernel& kernel) const;
 };
 
 // All different needs of the kernels of a template.
 class NeedsTable {
   public:
-    // Returns the number of these needs. `likely`: the number that they probably have.
-    std::uint32_t number_of(Needs needs, std::uint32_t likely);
+    // Returns the number of a kernel's needs. `likely`: the number that they probably have.
+    std::uint32_t number_of(const Kernel& kernel, std::uint32_t likely);
     const Needs& operator[](std::uint32_t number) const { return all_[number]; }
 
   private:
@@ -67,6 +70,9 @@ class SizedStep {
     // None if the nodes need no kernel for these sizes. The result is then null.
     template <typename Make>
     SizedKernelPtr at(const Dims& sizes, std::size_t kept, NeedsTable& table, const Make& make) {
+        if (!recent_.empty() && are_at(recent_.front().sizes, sizes)) {
+            return recent_.front().kernel;
+        }
         Dims key = sizes_at(mentioned_, sizes);
         if (const auto found = by_sizes_.find(key); found != by_sizes_.end()) {
             recent_.splice(recent_.begin(), recent_, *found);
@@ -108,6 +114,11 @@ class SizedStep {
         bool operator()(Recent::const_iterator a, const Dims& b) const { return a->sizes == b; }
     };
 
+    // Whether these are the mentioned ones of all sizes.
+    bool are_at(const Dims& mentioned, const Dims& sizes) const {
+        return std::equal(mentioned_.begin(), mentioned_.end(), mentioned.begin(),
+                          [&](std::size_t place, std::int64_t size) { return sizes.at(place) == size; });
+    }
     // Returns the factory's kernel, or null if there is none.
     SizedKernelPtr made(const Dims& sizes, NeedsTable& table);
     SizedKernelPtr sized(std::unique_ptr<const Kernel> owned, nb::object object, const Kernel& kernel,
@@ -118,6 +129,8 @@ class SizedStep {
     const KernelFactory* made_by_;
     Places mentioned_;
     ShapePlaces inputs_, outputs_;
+    // The shapes of the latest kernel, whose memory is used again. Empty while a kernel is made.
+    Shapes input_shapes_, output_shapes_;
     std::uint32_t needs_ = 0;  // of the latest kernel
     Recent recent_;            // most recently used first
     std::unordered_set<Recent::iterator, Hash, Equal> by_sizes_;

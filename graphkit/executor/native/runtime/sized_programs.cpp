@@ -68,8 +68,9 @@ std::optional<ProgramAt> SizedPrograms::make(const Shapes& shapes, std::optional
         return std::nullopt;
     }
     binding_.require_conditions(sizes);
-    const std::vector<SizedKernelPtr> kernels = kernels_at(sizes, kernel);
-    return program(structure_of(kernels, sizes, structured), kernels, sizes);
+    Kernels kernels = kernels_at(sizes, kernel);
+    const Structure& structure = structure_of(kernels, sizes, structured);
+    return program(structure, std::move(kernels), sizes);
 }
 
 nb::object SizedPrograms::at(const Shapes& shapes, std::optional<Dims> symbols, const nb::callable& kernel,
@@ -94,35 +95,35 @@ std::vector<std::vector<Dims>> SizedPrograms::kept() const {
     return all;
 }
 
-// Returns the kernels of those nodes that have one.
-std::vector<SizedKernelPtr> SizedPrograms::kernels_at(const Dims& sizes, const nb::callable& kernel) {
-    std::vector<SizedKernelPtr> distinct;
-    distinct.reserve(steps_.size());
+SizedPrograms::Kernels SizedPrograms::kernels_at(const Dims& sizes, const nb::callable& kernel) {
+    Kernels made;
+    made.distinct.reserve(steps_.size());
     for (std::size_t number = 0; number < steps_.size(); ++number) {
-        distinct.push_back(steps_[number].at(sizes, kept_, needs_, [&] { return nb::object(kernel(number, sizes)); }));
+        made.distinct.push_back(
+            steps_[number].at(sizes, kept_, needs_, [&] { return nb::object(kernel(number, sizes)); }));
     }
-    std::vector<SizedKernelPtr> kernels;
-    kernels.reserve(nodes_.size());
+    made.nodes.reserve(nodes_.size());
     for (const std::size_t number : nodes_) {
-        if (distinct.at(number) != nullptr) {
-            kernels.push_back(distinct[number]);
+        if (made.distinct.at(number) != nullptr) {
+            made.nodes.push_back(number);
         }
     }
-    return kernels;
+    return made;
 }
 
-const Structure& SizedPrograms::structure_of(const std::vector<SizedKernelPtr>& kernels, const Dims& sizes,
+const Structure& SizedPrograms::structure_of(const Kernels& kernels, const Dims& sizes,
                                              const nb::callable& structured) {
     std::vector<std::uint32_t> needs;
-    needs.reserve(kernels.size());
-    for (const SizedKernelPtr& kernel : kernels) {
-        needs.push_back(kernel->needs);
+    needs.reserve(kernels.nodes.size());
+    for (const std::size_t number : kernels.nodes) {
+        needs.push_back(kernels.distinct[number]->needs);
     }
     if (const auto found = structures_.find(needs); found != structures_.end()) {
         return found->second;
     }
     std::vector<NodeKernel> given;
-    for (const SizedKernelPtr& kernel : kernels) {
+    for (const std::size_t number : kernels.nodes) {
+        const SizedKernelPtr& kernel = kernels.distinct[number];
         given.push_back({kernel, needs_[kernel->needs]});
     }
     using Made = std::tuple<nb::object, std::vector<std::size_t>, nb::object, std::vector<std::int64_t>,
@@ -138,8 +139,7 @@ const Structure& SizedPrograms::structure_of(const std::vector<SizedKernelPtr>& 
     return structures_.emplace(std::move(needs), std::move(made)).first->second;
 }
 
-ProgramAt SizedPrograms::program(const Structure& structure, const std::vector<SizedKernelPtr>& kernels,
-                                 const Dims& sizes) const {
+ProgramAt SizedPrograms::program(const Structure& structure, Kernels&& kernels, const Dims& sizes) const {
     const std::vector<std::int64_t> bytes =
         block_bytes(structure.request_sizes, sizes, [&](std::size_t node) { return kernels[node]->scratch_bytes; });
     ArenaLayout layout = nb::cast<const MemoryRequests*>(structure.requests)->lay_out(bytes);
@@ -150,7 +150,7 @@ ProgramAt SizedPrograms::program(const Structure& structure, const std::vector<S
     }
     auto made = std::make_unique<BoundProgram>(*nb::cast<const BoundProgram*>(structure.program), std::move(ordered),
                                                std::move(layout.offsets), static_cast<std::size_t>(layout.arena_bytes));
-    made->sized_kernels = kernels;
+    made->sized_kernels = std::move(kernels.distinct);
     for (const auto& [external, elements] : structure.shape_values) {
         made->shape_values.emplace_back(external, elements.at(sizes));
     }

@@ -69,10 +69,17 @@ class SizedPrograms {
     std::vector<std::vector<Dims>> kept() const;
 
   private:
-    std::vector<SizedKernelPtr> kernels_at(const Dims& sizes, const nb::callable& kernel);
-    const Structure& structure_of(const std::vector<SizedKernelPtr>& kernels, const Dims& sizes,
-                                  const nb::callable& structured);
-    ProgramAt program(const Structure& structure, const std::vector<SizedKernelPtr>& kernels, const Dims& sizes) const;
+    // The kernels of those nodes that have one. Nodes share kernels, so they are numbers in `distinct`.
+    struct Kernels {
+        std::vector<SizedKernelPtr> distinct;
+        std::vector<std::size_t> nodes;
+
+        const SizedKernelPtr& operator[](std::size_t node) const { return distinct[nodes[node]]; }
+    };
+
+    Kernels kernels_at(const Dims& sizes, const nb::callable& kernel);
+    const Structure& structure_of(const Kernels& kernels, const Dims& sizes, const nb::callable& structured);
+    ProgramAt program(const Structure& structure, Kernels&& kernels, const Dims& sizes) const;
 
     std::size_t kept_;
     SizeBinding binding_;

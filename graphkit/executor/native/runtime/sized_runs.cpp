@@ -41,7 +41,7 @@ struct Bound {
     IdleRuns* idle;                 // of the structure
 };
 
-// What is known about the inputs of certain shapes. `key`: the sizes of the open inputs in the order of the feeds.
+// The program for inputs of certain shapes. `key`: the sizes of the open inputs in the order of the feeds.
 struct Sized {
     Dims key;
     std::shared_ptr<const Bound> bound;

@@ -147,7 +147,7 @@ Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const Attentio
     v_ = head_rows(groups, keys, v[3], options.heads_last);
     y_ = head_rows(heads_, queries_, v[3], options.output_heads_last);
     if (options.mask) {
-        mask_strides_ = mask_strides(*options.mask, {batch_, heads_, queries_, keys}, describe());
+        mask_strides_ = mask_strides(*options.mask, {batch_, heads_, queries_, keys}, *this);
     }
     block_.causal_offset = options.causal ? keys - queries_ : keys;
     if (queries_ == 1 && sharing_ > 1) {

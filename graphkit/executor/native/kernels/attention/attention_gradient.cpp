@@ -112,7 +112,7 @@ AttentionGradient::AttentionGradient(const Dims& q, const Dims& k, const Dims& v
     v_ = head_rows(heads_, keys_, v[3], options.heads_last);
     y_ = head_rows(heads_, queries_, v[3], options.output_heads_last);
     if (mask) {
-        mask_strides_ = mask_strides(*mask, {batch_, heads_, queries_, keys_}, describe());
+        mask_strides_ = mask_strides(*mask, {batch_, heads_, queries_, keys_}, *this);
     }
     const std::int64_t wanted = kParts / std::max<std::int64_t>(batch_ * heads_, 1);
     parts_ = std::clamp<std::int64_t>(std::min(wanted, keys_ / kPartKeys), 1, kParts);

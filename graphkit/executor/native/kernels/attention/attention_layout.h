@@ -51,14 +51,14 @@ inline HeadRows head_rows(std::int64_t heads, std::int64_t rows, std::int64_t co
 }
 
 // Returns the strides of a mask that broadcasts to `scores` [batch, heads, rows, keys]; 0 along axes that it
-// broadcasts. `kernel`: the kernel's description, for the error.
-inline std::array<std::int64_t, 4> mask_strides(const Dims& mask, const Dims& scores, const std::string& kernel) {
+// broadcasts. `kernel` is for the error.
+inline std::array<std::int64_t, 4> mask_strides(const Dims& mask, const Dims& scores, const Kernel& kernel) {
     std::array<std::int64_t, 4> strides{};
     const Dims own = row_major(mask);
     const std::size_t missing = 4 - std::min<std::size_t>(mask.size(), 4);
     for (std::size_t i = 0; i < mask.size(); ++i) {
         if (mask.size() > 4 || (mask[i] != 1 && mask[i] != scores[missing + i])) {
-            throw NativeError(kernel + ": the mask does not broadcast to " + to_string(scores));
+            throw NativeError(kernel.describe() + ": the mask does not broadcast to " + to_string(scores));
         }
         strides[missing + i] = mask[i] == 1 ? 0 : own[i];
     }
