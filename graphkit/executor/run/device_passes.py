@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import UnsupportedError
@@ -29,12 +29,19 @@ def device_passes(settings: Settings, precision: str) -> Sequence[Step]:
     Empty if the graph is not optimized, or runs without native kernels.
     """
     kind = settings.device
-    fusable = partial(is_fusable, kind)
     if settings.optimize and settings.native:  # only native kernels support fused operators
-        return inference_passes(precision, partial(runs_whole, kind), _computed_in_float32(), fusable)
-    if not settings.optimize or kind == "cpu":
-        return ()
-    return array_passes(fusable, precision, partial(_stays_whole, kind))
+        return _passes_with_native_kernels(kind, precision, _computed_in_float32())
+    return () if not settings.optimize or kind == "cpu" else _passes_of_arrays(kind, precision)
+
+
+@cache
+def _passes_with_native_kernels(kind: str, precision: str, halves: frozenset[DType]) -> Sequence[Step]:
+    return inference_passes(precision, partial(runs_whole, kind), halves, partial(is_fusable, kind))
+
+
+@cache
+def _passes_of_arrays(kind: str, precision: str) -> Sequence[Step]:
+    return array_passes(partial(is_fusable, kind), precision, partial(_stays_whole, kind))
 
 
 def device_of_groups(device: AnyDevice, graph: Graph) -> str | GroupDevices:

@@ -102,6 +102,8 @@ class Pass(Generic[P]):
         self.at = None if at is None else frozenset(at)
         self.beside = tuple([frozenset(names) for names in beside])
         self.may_change = may_change
+        # A graph needs an operator of each of these groups.
+        self._needed = self.beside if self.at is None else (self.at, *self.beside)
         self.__name__, self.__doc__, self.__module__ = apply.__name__, apply.__doc__, apply.__module__
 
     def __call__(self, graph: Graph, *args: P.args, **kwargs: P.kwargs) -> Graph:
@@ -109,10 +111,10 @@ class Pass(Generic[P]):
 
     def concerns(self, graph: Graph) -> bool:
         """Return whether the pass may change the graph, by `at`, `beside` and `may_change`."""
-        if self.at is not None and not _has_any(graph, self.at):
-            return False
-        for names in self.beside:
-            if not _has_any(graph, names):
+        present = graph.operators
+        has_control = not present.isdisjoint(CONTROL)
+        for names in self._needed:
+            if present.isdisjoint(names) and not (has_control and _has_any(graph, names)):
                 return False
         return self.may_change is None or _any_graph(graph, self.may_change)
 

@@ -406,7 +406,10 @@ def run_passes(graph: Graph, passes: Sequence[Step]) -> Graph:
     changed. With GRAPHKIT_CHECK_PASSES=1, CheckFailed is raised if a property that a pass ensures does not hold.
     """
     level, checking = debug.level(), config.CHECK_PASSES.get()
+    is_quiet = not level and not checking
     for step in passes:
+        if is_quiet and isinstance(step, Pass) and not step.concerns(graph):
+            continue
         name, transform = (step.name, step) if isinstance(step, Pass) else step
         begin = time.perf_counter() if level else 0.0
         with context.made_by(f"pass {name}"):

@@ -163,6 +163,9 @@ struct alignas(kAlignment) Helper {
     std::uint32_t seen[kSlots] = {};  // number of the last loop of each slot that it looked at
 };
 
+// By number. Outside of Pool and zero at the start, so that the pages of helpers that do not exist take no memory.
+constinit Helper each[kMostHelpers + 1];
+
 constexpr int kWordBits = 64;
 // How many sleeping helpers a thread wakes. Woken helpers do the same, so that the loop's own thread need not wake all.
 constexpr int kWakes = 2;
@@ -176,7 +179,6 @@ struct Pool {
     alignas(kAlignment) std::atomic<std::uint64_t> sleepers[(kMostHelpers + 1) / kWordBits]{};
     std::atomic<int> wanted{0};  // number of threads of the loop that wakes helpers
     Slot slots[kSlots];
-    Helper each[kMostHelpers + 1];
 
     Slot* take_slot();
     void give_slot(const Slot& slot) { active.fetch_and(~bit_of(slot), std::memory_order_release); }
@@ -343,6 +345,9 @@ bool in_chunk() {
 }
 
 void start_helpers(int helpers) {
+    if (helpers <= 0) {
+        return;  // a run on one thread needs no pool
+    }
     Pool& here = pool();
     if (helpers <= here.helpers.load(std::memory_order_acquire)) {
         return;
