@@ -40,8 +40,8 @@ def fuse_pointwise(graph: Graph, *, nested: bool = False, fusable: Callable[[Nod
     """Fuse each maximal region of pointwise nodes with the same shape into a Fused operator. Takes linear time.
 
     A node joins a region if all of its readers are in this region. Not fused: nodes that depend only on parameters,
-    because they do not run every time; regions of one node; and nodes for which `fusable`, if given, returns False. A region
-    becomes one kernel, which must support all of its nodes.
+    because they do not run every time; regions of one node; and nodes for which `fusable`, if given, returns False. A
+    region becomes one kernel, which must support all of its nodes.
     """
     roots = {region.root: region for region in _regions(graph, nested, fusable) if len(region.members) > 1}
     replaced: dict[Value, Value] = {}
