@@ -8,7 +8,9 @@ from typing import Any
 
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.numbering import remember
 from graphkit.ops import DOMAIN, F, operator
+from graphkit.ops._op import number_of
 from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.linalg.matmul import Gemm
 from graphkit.passes.core.declare import Property, graph_pass
@@ -98,7 +100,7 @@ def product_form(node: Node) -> Product[FusedMatMul] | None:
 def _gemm_form(node: Node) -> Product[FusedMatMul] | None:
     """Return the fused form of a Gemm whose third operand is a bias, a residual or absent; else None."""
     op = operator(node, Gemm)
-    fused = FusedMatMul.shared(transA=op.transA, transB=op.transB, alpha=op.alpha)
+    fused = _without_bias(op)
     a, b, c = (*node.inputs, None)[:3]
     if c is None or op.beta == 0:
         return Product(fused, (a, b, None, None), node)
@@ -108,6 +110,20 @@ def _gemm_form(node: Node) -> Product[FusedMatMul] | None:
         return Product(fused, (a, b, None, c), node)
     bias = _vector(c, node.output)
     return None if bias is None else Product(fused, (a, b, bias, None), node)
+
+
+# The operators that `_without_bias` returns, by the number of the Gemm.
+_PRODUCT_OF: dict[tuple[Any, ...], FusedMatMul] = {}
+
+
+def _without_bias(op: Gemm) -> FusedMatMul:
+    """Return the product that a Gemm computes before it adds its third operand. Equal operators share it."""
+    key = (number_of(op),)
+    found = _PRODUCT_OF.get(key)
+    if found is None:
+        found = FusedMatMul.shared(transA=op.transA, transB=op.transB, alpha=op.alpha)
+        remember(_PRODUCT_OF, key, found)
+    return found
 
 
 def _bias(product: Product[FusedMatMul], value: Value) -> Value | None:

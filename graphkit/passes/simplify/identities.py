@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import DType, TensorType, Type
+from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F, Op, operator
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.tensor.constants import ReduceToShapeOf
@@ -92,8 +92,8 @@ class _Sums:
 
     def __init__(self) -> None:
         self._constants = SharedConstants()
-        # For operands and a result of these types: the operator, the axes and the type of the sum.
-        self._known: dict[tuple[int, int, int], tuple[Op, Value, Type]] = {}
+        # For operands and a result of these types: a sum, and its axes.
+        self._known: dict[tuple[int, int, int], tuple[Node, Value]] = {}
 
     def replaced(self, node: Node) -> Sequence[Value] | None:
         """Replace the node by the ReduceSum that known shapes determine, or by its operand if the shapes are equal."""
@@ -101,8 +101,8 @@ class _Sums:
         kinds = x.tensor.number, like.tensor.number, node.output.tensor.number
         known = self._known.get(kinds)
         if known is not None:
-            op, axes, kind = known
-            return Node(op, (x, axes), types=(kind,)).outputs
+            equal, axes = known
+            return equal.with_types((x, axes), [equal.outputs[0].type]).outputs
         same = _same_type(node)
         if same is not None or not all(v.tensor.is_static for v in node.operands):
             return same
@@ -113,7 +113,7 @@ class _Sums:
             total: Value = F.reduce_sum(x, axes, keepdims=False)
             if _equal_shapes(total, node.output):
                 assert total.node is not None
-                self._known[kinds] = operator(total.node, Op), axes, total.type
+                self._known[kinds] = total.node, axes
                 return (total,)
         return (operator(node, Op).expand(x, like),)
 

@@ -1,4 +1,4 @@
-// The names and numbers of operators, by way of tables of their classes. Looking up the attributes takes longer.
+// The names and numbers of operators, which it finds through their classes. Looking up the attributes takes longer.
 #pragma once
 
 #include "runtime/graph_slots.h"
