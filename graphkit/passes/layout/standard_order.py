@@ -43,6 +43,13 @@ _SMALL_WINDOW = 9
 _COLUMNS_OF_GROUP = 24
 _COLUMNS_OF_CHANNEL = 48
 
+# Limits of the kernel for transposed convolutions in the standard order.
+_MOST_COLUMNS = 1 << 14
+_FEW_FILTERS = 8
+_FEW_TAPS = 8
+_SCATTERED_CHANNELS = 32
+_SCATTERED_FILTERS = 32
+
 
 def has_few_channels(w: Sequence[Dim], y: Sequence[Dim], group: int, strides: Sequence[int] | None) -> bool:
     """Return whether the CPU kernel for few channels is the fastest one for a convolution in the standard order.
@@ -124,6 +131,45 @@ def slides_over_planes(w: Sequence[Dim], y: Sequence[Dim], geometry: Geometry) -
     return 8 * columns >= 7 * math.ceil(columns / _LANES) * _LANES
 
 
+def scatters_over_planes(x: Sequence[Dim], w: Sequence[Dim], group: int, strides: Sequence[int] | None) -> bool:
+    """Return whether the CPU kernel for transposed convolutions in the standard order is the fastest one.
+
+    Args:
+        x: Shape of the data, [N, C, *spatial].
+        w: Shape of the weights, [C, M / group, *kernel].
+        group: Number of groups.
+        strides: Strides along the spatial axes; None: all are 1.
+    """
+    known = [d for d in (*x[1:], *w) if isinstance(d, int)]
+    if group != 1 or not 3 <= len(x) <= 5 or len(known) < 2 * len(x) - 1 or 0 in known:
+        return False
+    channels, filters, columns, taps = x[1], w[1], x[-1], math.prod(known[len(x) + 1 :])
+    assert isinstance(channels, int)
+    assert isinstance(filters, int)
+    assert isinstance(columns, int)
+    steps = [1] * (len(x) - 2) if strides is None else [*strides]
+    if not _LEAST_COLUMNS <= columns <= _MOST_COLUMNS or channels > _CHANNELS_OF_LINES:
+        return False
+    few = filters <= _FEW_FILTERS
+    if max(steps) == 1:
+        return few and channels >= _LANES and columns >= _COLUMNS_OF_GROUP
+    if len(x) == 3:
+        return True
+    is_part = filters % _LANES > 0
+    if len(x) == 5:
+        return few or (taps <= _FEW_TAPS and (is_part or channels <= _SCATTERED_CHANNELS))
+    if filters == 1:
+        return columns >= _LANES - 1
+    if columns < _COLUMNS_OF_GROUP:
+        return False
+    if few:
+        return taps <= _LANES
+    single = taps == math.prod(steps)
+    divides = all(isinstance(k, int) and k % step == 0 for k, step in zip(w[2:], steps, strict=True))
+    fits = channels <= _PART_OF_BLOCK and filters <= _SCATTERED_FILTERS and (is_part or channels > _SCATTERED_CHANNELS)
+    return (single and is_part) or (not divides and fits)
+
+
 def keeps_order(node: Node, is_returned: Callable[[Value], bool]) -> bool:
     """Return whether a convolution is computed in the standard order, with few channels or with one filter for each.
 
@@ -133,7 +179,8 @@ def keeps_order(node: Node, is_returned: Callable[[Value], bool]) -> bool:
         node: A node of any operator.
         is_returned: Whether nothing but the graph's outputs reads a value.
     """
-    if not is_op(node, "Conv") and not is_op(node, "FusedConv", domain=DOMAIN):
+    transposed = is_op(node, "ConvTranspose")
+    if not transposed and not is_op(node, "Conv") and not is_op(node, "FusedConv", domain=DOMAIN):
         return False
     w = node.operands[1]
     if any(v.dtype is not DType.FLOAT32 for v in node.operands) or w.rank is None or node.output.rank is None:
@@ -142,9 +189,11 @@ def keeps_order(node: Node, is_returned: Callable[[Value], bool]) -> bool:
     filters, y = w.tensor.known_shape, node.output.tensor.known_shape
     if not is_returned(node.output):
         return False
+    x = node.operands[0].tensor
+    if transposed:
+        return x.shape is not None and scatters_over_planes(x.shape, filters, op.group, op.strides)
     if has_few_channels(filters, y, op.group, op.strides):
         return True
-    x = node.operands[0].tensor
     if op.group == 1 or x.shape is None or not all(map(is_static, filters)):
         return False
     return slides_over_planes(filters, y, op.geometry(x.shape, filters))

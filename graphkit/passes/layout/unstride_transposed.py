@@ -15,6 +15,7 @@ from graphkit.ops.nn.conv import Conv, ConvTranspose
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import ints, is_op
 from graphkit.passes.core.sweep import Readers, fuse
+from graphkit.passes.layout.standard_order import scatters_over_planes
 
 _ALL_THE_WAY = np.iinfo(np.int64).min
 _LANES = 16
@@ -46,14 +47,27 @@ def unstride_transposed(graph: Graph) -> Graph:
     """Replace each ConvTranspose with strides of 1, whose padding is smaller than the kernel, by a Conv. Takes linear
     time.
 
-    Float32 nodes with one group are kept if `scatters` returns True. The reversed weights depend only on the weights,
+    Float32 nodes with one group are kept if `scatters` returns True, or if they read an input of the graph, compute one
+    of its outputs, and are fastest in the standard order of axes. The reversed weights depend only on the weights,
     so an executor computes them once.
     """
+    returned = frozenset(graph.outputs)
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
-        return _as_convolution(node) if is_op(node, "ConvTranspose") else None
+        if not is_op(node, "ConvTranspose") or (node.output in returned and _scatters_alone(node)):
+            return None
+        return _as_convolution(node)
 
     return fuse(graph, rule, at=["ConvTranspose"])
+
+
+def _scatters_alone(node: Node) -> bool:
+    """Return whether the kernel in the standard order is fastest for a node that reads an input of the graph."""
+    x, w = node.operands[:2]
+    op = operator(node, ConvTranspose)
+    if x.node is not None or x.shape is None or w.shape is None or x.dtype is not DType.FLOAT32:
+        return False
+    return op.output_shape is None and scatters_over_planes(x.shape, w.shape, op.group, op.strides)
 
 
 def _as_convolution(node: Node) -> Sequence[Value] | None:

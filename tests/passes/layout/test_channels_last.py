@@ -193,6 +193,47 @@ def test_few_channels_whose_result_is_an_output_stay(
     assert channels_first(converted(alone, shape)) is None
 
 
+@in_one_item()
+@pytest.mark.parametrize(
+    ("shape", "weights", "attributes", "kept"),
+    [
+        ((1, 128, 100), (128, 64, 4), {"strides": (2,)}, True),
+        ((1, 129, 100), (129, 64, 4), {"strides": (2,)}, False),
+        ((1, 3, 20000), (3, 4, 4), {"strides": (2,)}, False),
+        ((1, 3, "L"), (3, 4, 4), {"strides": (2,)}, False),
+        ((1, 64, 9, 15), (64, 1, 5, 5), {"strides": (2, 2)}, True),
+        ((1, 64, 9, 14), (64, 1, 5, 5), {"strides": (2, 2)}, False),
+        ((1, 64, 9, 24), (64, 8, 4, 4), {"strides": (2, 2)}, True),
+        ((1, 64, 9, 24), (64, 8, 5, 4), {"strides": (2, 2)}, False),
+        ((1, 64, 9, 23), (64, 8, 4, 4), {"strides": (2, 2)}, False),
+        ((1, 64, 9, 24), (64, 8, 4, 4), {"strides": (2, 2), "group": 2}, False),
+        ((1, 100, 9, 24), (100, 50, 2, 2), {"strides": (2, 2)}, True),
+        ((1, 100, 9, 24), (100, 48, 2, 2), {"strides": (2, 2)}, False),
+        ((1, 64, 9, 24), (64, 32, 3, 3), {"strides": (2, 2)}, True),
+        ((1, 32, 9, 24), (32, 32, 3, 3), {"strides": (2, 2)}, False),
+        ((1, 64, 9, 24), (64, 33, 3, 3), {"strides": (2, 2)}, False),
+        ((1, 64, 3, 3, 8), (64, 8, 3, 3, 3), {"strides": (2, 2, 2)}, True),
+        ((1, 64, 3, 3, 8), (64, 16, 2, 2, 2), {"strides": (2, 2, 2)}, False),
+        ((1, 64, 3, 3, 8), (64, 17, 2, 2, 2), {"strides": (2, 2, 2)}, True),
+        ((1, 32, 3, 3, 8), (32, 16, 2, 2, 2), {"strides": (2, 2, 2)}, True),
+        ((1, 64, 3, 3, 7), (64, 8, 2, 2, 2), {"strides": (2, 2, 2)}, False),
+        ((1, 16, 9, 24), (16, 8, 3, 3), {}, True),
+        ((1, 15, 9, 24), (15, 8, 3, 3), {}, False),
+    ],
+    ids=str,
+)
+def test_transposed_convolutions_whose_result_is_an_output_stay(
+    shape: tuple[Any, ...], weights: tuple[int, ...], attributes: dict[str, Any], kept: bool
+) -> None:
+    def alone(x: Value) -> Value:
+        made: Value = F.conv_transpose(x, F.constant(value=np.ones(weights, np.float32)), **attributes)
+        return made
+
+    graph = Graph([x := Value(TensorType("float32", shape), "x")], [alone(x)])
+    assert ("ConvTranspose" in ops(channels_last(graph))) is kept
+    assert "ConvTranspose" not in ops(channels_last(Graph([x], [F.relu(alone(x))])))
+
+
 def test_few_channels_whose_result_is_read_are_last() -> None:
     def alone(x: Value) -> Value:
         return conv(x, 16, 3)

@@ -86,6 +86,16 @@ def test_where_products_are_fewer_it_stays(shape: Any, weights: Any, attrs: dict
 
 
 @in_one_item()
+@pytest.mark.parametrize(("reads_input", "returned"), [(True, True), (False, True), (True, False)])
+def test_few_filters_between_input_and_output_stay(reads_input: bool, returned: bool) -> None:
+    x, w = Value(TensorType("float32", (1, 16, 9, 30)), "x"), Value(TensorType("float32", (16, 3, 3, 3)), "w")
+    y = F.conv_transpose(x if reads_input else F.tanh(x), w)
+    graph = Graph([x, w], [y if returned else F.tanh(y)])
+    kept = "ConvTranspose" in [node.op.name for node in unstride_transposed(graph).nodes]
+    assert kept is (reads_input and returned)
+
+
+@in_one_item()
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_only_those_of_our_own_kernel_stay(dtype: str) -> None:
     graph, _ = built((1, 21, 8, 8), (21, 10, 5, 5), False, dtype)

@@ -24,7 +24,7 @@ from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.channels_last import ChannelsLast, ChannelsLastConvolution
 from graphkit.ops.internal.fused import Epilogue
 from graphkit.ops.nn.conv import Convolution, ConvTranspose, Geometry
-from graphkit.passes.layout.standard_order import has_few_channels, slides_over_planes
+from graphkit.passes.layout.standard_order import has_few_channels, scatters_over_planes, slides_over_planes
 
 # A dimension: an int or a Dim.
 D = TypeVar("D")
@@ -107,8 +107,8 @@ class _Forward:
             dtype=dtype,
             **library_options(context),
         )
-        if not last and not transposed and dtype == "float32":
-            self._options["standard"] = _standard_kernel(w, y, geometry)
+        if not last and dtype == "float32":
+            self._options["standard"] = _standard_kernel(x, w, y, geometry, transposed)
         self.native = None if self._pads_vary() else self._factory(geometry)
 
     def _pads_vary(self) -> bool:
@@ -263,11 +263,16 @@ def _grad_weight(node: Node, context: KernelContext, last: bool) -> Kernel | Non
     )
 
 
-def _standard_kernel(w: tuple[Dim, ...], y: tuple[Dim, ...], geometry: Geometry) -> native.StandardConvolution:
+def _standard_kernel(
+    x: tuple[Dim, ...], w: tuple[Dim, ...], y: tuple[Dim, ...], geometry: Geometry, transposed: bool
+) -> native.StandardConvolution:
     """Return which kernel computes a float32 convolution in the standard order. Sizes that matter must be known.
 
-    w, y: shapes of weights and result.
+    x, w, y: Shapes of data, weights and result.
     """
+    if transposed:
+        scatters = scatters_over_planes(x, w, geometry.group, geometry.strides)
+        return native.StandardConvolution.scattered if scatters else native.StandardConvolution.library
     if all(map(is_static, w)) and slides_over_planes(w, y, geometry):
         return native.StandardConvolution.planes
     if has_few_channels(w, y, geometry.group, geometry.strides):

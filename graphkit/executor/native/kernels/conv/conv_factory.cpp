@@ -107,9 +107,9 @@ struct Problem {
 // How the padding of a window follows from sizes.
 enum class AutoPad { none, same_upper, same_lower };
 
-// The kernel of a float32 convolution in the standard order of axes: the library's, or one for few channels or for one
-// filter for each channel.
-enum class Standard { library, shallow, planes };
+// The kernel of a float32 convolution in the standard order of axes: the library's, or one for few channels, for one
+// filter for each channel, or for transposed convolutions.
+enum class Standard { library, shallow, planes, scattered };
 
 // The window of the kernel with one filter for each channel; no value if a pad is negative.
 std::optional<PoolWindow> depthwise_window(const Dims& kernel, const Window& window) {
@@ -193,7 +193,12 @@ class ConvolutionFactory final : public KernelFactory {
         if (ours) {
             return traits_.transposed ? transposed(*problem) : tiled(*problem);
         }
-        switch (traits_.transposed ? Standard::library : traits_.standard) {
+        switch (traits_.standard) {
+            case Standard::scattered:
+                return covers_transposed_planes(x, w, y, window)
+                           ? transposed_planes(x, w, y, window, traits_.epilogue.bias, traits_.pack_weights,
+                                               traits_.threads)
+                           : nullptr;
             case Standard::shallow:
                 return shallow_convolution(x, w, y, window, traits_.epilogue, traits_.pack_weights, traits_.threads);
             case Standard::planes:
@@ -328,7 +333,7 @@ struct RecipeLast<AutoPad> {
 
 template <>
 struct RecipeLast<Standard> {
-    static constexpr auto value = Standard::planes;
+    static constexpr auto value = Standard::scattered;
 };
 
 static const RecipeKind convolution_factory_recipe(
@@ -350,7 +355,8 @@ GRAPHKIT_BINDINGS(conv_factory, "conv", "pool", "epilogue", "sized_kernels") {
     nb::enum_<Standard>(m, "StandardConvolution")
         .value("library", Standard::library)
         .value("shallow", Standard::shallow)
-        .value("planes", Standard::planes);
+        .value("planes", Standard::planes)
+        .value("scattered", Standard::scattered);
     nb::class_<ConvolutionFactory, KernelFactory>(
         m, "ConvolutionFactory", "Chooses the kernel of a convolution for each size: graphkit's own, or the library's.")
         .def("__init__", convolution_factory_recipe.init(), nb::kw_only(), "kernel"_a, "window"_a, "auto_pad"_a,

@@ -15,4 +15,10 @@ bool covers_transposed(const Dims& x, const Dims& w, const Dims& y, const Window
 std::unique_ptr<Kernel> transposed_convolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
                                                bool bias, bool pack_weights, int threads);
 
+// The same for arrays in the standard layout, [N, C, spatial] in memory, also with groups or three spatial axes: w is
+// [C, M / groups, kernel].
+bool covers_transposed_planes(const Dims& x, const Dims& w, const Dims& y, const Window& window);
+std::unique_ptr<Kernel> transposed_planes(const Dims& x, const Dims& w, const Dims& y, const Window& window, bool bias,
+                                          bool pack_weights, int threads);
+
 }  // namespace graphkit
