@@ -119,7 +119,7 @@ COMPILED = [
 def representative() -> dict[type[Op], list[CardCase]]:
     """Samples of each operator whose kernels are compiled for cards. `test_every_sample` runs all of them here.
 
-    Of each element type the sample with the longest code, and samples that have a line of code that none of those has.
+    The sample with the longest code of each element type, and samples with a line of code that none of those has.
     """
     found, seen, others = {}, set(), []
     for cls in OPERATORS:
@@ -151,8 +151,8 @@ def code_length(ways: list[CardCase]) -> int:
 def forms_of(cls: type[Op]) -> dict[Source, Source]:
     """Kernels of an operator, each with the one that tells how many registers it needs.
 
-    That is the kernel itself, for float16 the same kernel of bfloat16, and for integers of fewer than 32 bits or without
-    a sign that of signed ones of 32 or 64 bits.
+    That is the kernel itself, for float16 the same kernel of bfloat16, for unsigned integers that of signed ones, and
+    for those of fewer than 32 bits that of 32 bits.
     """
     by_case: dict[tuple[str, int], Source] = {}
     for case in representative()[cls]:
