@@ -28,7 +28,7 @@ def _check(inputs: Sequence[Value], outputs: Any, arrays: Sequence[Any], second:
     rng = np.random.default_rng(11)
     outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
     wrt = {v.name: v for v in inputs if v.dtype.is_float}
-    report = check_graph(inputs, outputs, wrt, arrays, directions=0)
+    report = check_graph(inputs, outputs, wrt, arrays, directions=2)
     assert report.passed, str(report)
     seeds = [Value(TensorType(y.dtype, y.shape), f"seed_{i}") for i, y in enumerate(outputs)]
     gradients = gradient(outputs, list(wrt.values()), seeds, allow_unused=True)
@@ -36,7 +36,7 @@ def _check(inputs: Sequence[Value], outputs: Any, arrays: Sequence[Any], second:
     everything, feeds = [*inputs, *seeds], [*arrays, *weights]
     if second:
         again = {v.name: v for v in [*wrt.values(), *seeds]}
-        report = check_graph(everything, gradients, again, feeds, directions=3, rtol=1e-5, atol=1e-6)
+        report = check_graph(everything, gradients, again, feeds, directions=2, together=True, rtol=1e-5, atol=1e-6)
         assert report.passed, str(report)
     _in_onnx_runtime(everything, [*outputs, *gradients], feeds)
 

@@ -30,7 +30,7 @@ def floats(graph: Graph) -> list[Value]:
 def test_every_sample(case: Case) -> None:
     graph = case.graph()
     wrt = {graph.name_of(v): v for v in floats(graph)}
-    report = check_graph(graph.inputs, graph.outputs, wrt, case.feeds())
+    report = check_graph(graph.inputs, graph.outputs, wrt, case.feeds(), directions=2)
     assert report.passed, str(report)
 
 
@@ -39,7 +39,7 @@ def test_every_sample(case: Case) -> None:
 def test_of_one_output(case: Case, output: int) -> None:
     graph = case.graph()
     wrt = {graph.name_of(v): v for v in floats(graph)}
-    report = check_graph(graph.inputs, graph.outputs[output : output + 1], wrt, case.feeds())
+    report = check_graph(graph.inputs, graph.outputs[output : output + 1], wrt, case.feeds(), directions=2)
     assert report.passed, str(report)
 
 
@@ -68,8 +68,9 @@ def test_every_function(function: str, clip: float | None) -> None:
     y, _ = F.rnn(*operands, activations=(function,), clip=clip, **attributes)
     rng = np.random.default_rng(3)
     report = check_graph(
-        operands, [y], {v.name: v for v in operands}, [rng.standard_normal(v.tensor.static_shape) for v in operands]
-    )
+        operands, [y], {v.name: v for v in operands}, [rng.standard_normal(v.tensor.static_shape) for v in operands],
+        directions=2,
+    )  # fmt: skip
     assert report.passed, str(report)
 
 

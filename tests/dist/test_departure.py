@@ -120,7 +120,7 @@ class Job:
         return self.ended
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("bound", [None, 0, 2])
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_workers_stop_after_the_same_step(monkeypatch, workers, bound):

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from combinations import full
 from graphs_on_ranks import NORMAL, alone, group, normal, run_part
 
 import graphkit as gk
@@ -152,8 +153,6 @@ def check(on_ranks, seed):
     return sent
 
 
-@pytest.mark.parametrize(
-    ("first", "end"), [(0, 6), *(pytest.param(n, n + 20, marks=pytest.mark.full) for n in range(6, 66, 20))]
-)
+@pytest.mark.parametrize(("first", "end"), [(0, 3), full(3, 6), *(full(n, n + 20) for n in range(6, 66, 20))])
 def test_random_programs(on_ranks, first, end):
     assert sum(check(on_ranks, seed) for seed in range(first, end)) > 10 * (end - first)

@@ -224,7 +224,7 @@ def test_rank_without_samples_draws_again_after_skipped_step(on_ranks, accumulat
     assert on_ranks(work) == [[(3, rank), (3, rank + 2 * accumulate)] for rank in range(2)]
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_workers_with_servers_draw_what_one_process_draws(layer, accumulate):

@@ -12,7 +12,6 @@ import textwrap
 
 import numpy as np
 import pytest
-from combinations import default_at
 from job_server import command
 
 import graphkit as gk
@@ -111,10 +110,10 @@ CASES = [
 PIPELINE = ("--place", "a=0", "--place", "b=1", "--place", "c=1", "--micro-batches", 2)
 BOTH_WAYS = ("--place", "a=0", "--place", "b=1", "--place", "c=0")
 GROUPS = [
-    pytest.param("1", 1, 2, PIPELINE, id="pipeline"),
+    pytest.param("1", 1, 2, PIPELINE, id="pipeline", marks=pytest.mark.full),
     pytest.param("0,1", 6, 7, PIPELINE, id="pipeline, all ranks", marks=pytest.mark.full),
     pytest.param("0", 4, 5, PIPELINE, id="pipeline, last step", marks=pytest.mark.full),
-    pytest.param("1", 2, 3, BOTH_WAYS, id="placed groups"),
+    pytest.param("1", 2, 3, BOTH_WAYS, id="placed groups", marks=pytest.mark.full),
     pytest.param("0,1", 1, 2, BOTH_WAYS, id="placed groups, all ranks", marks=pytest.mark.full),
 ]
 
@@ -141,7 +140,6 @@ def test_run_resumes_bit_for_bit_after_sigterm(jobs, task, ranks, at, batches, m
     check_resume_after_sigterm(jobs, task, ranks, at, batches, more, per_epoch=3)
 
 
-@default_at(0)
 @pytest.mark.parametrize(("ranks", "at", "batches", "more"), GROUPS)
 def test_groups_resume_bit_for_bit_after_sigterm(jobs, task, ranks, at, batches, more):
     check_resume_after_sigterm(jobs, task, ranks, at, batches, more, per_epoch=5, again=more)
@@ -160,8 +158,8 @@ def test_second_sigterm_ends_at_once_and_keeps_the_last_checkpoint(task):
 # Each epoch has 3 batches of 8 samples on each of two workers. The job ends after step 1 of the rank that gets the
 # signal, or after a later one that another worker has begun; at the end of an epoch, after its validation.
 SERVERS = [
-    pytest.param("dist_async", 1, "1", 1, id="async, a worker"),
-    pytest.param("dist_async", 1, "server 2", 1, id="async, the server"),
+    pytest.param("dist_async", 1, "1", 1, id="async, a worker", marks=pytest.mark.full),
+    pytest.param("dist_async", 1, "server 2", 1, id="async, the server", marks=pytest.mark.full),
     pytest.param("dist_bounded", 1, "0,1,server 2", 2, id="bounded, all", marks=pytest.mark.full),
     pytest.param("dist_bounded", 2, "server 3", 4, id="bounded, one of two servers", marks=pytest.mark.full),
     pytest.param("elastic", 1, "0", 0, id="elastic", marks=pytest.mark.full),
@@ -173,7 +171,6 @@ def server_options(task, run, kind, servers, *more):
     return [*map(str, ["train", task / "net.json", *data, "--kvstore", kind, "--servers", servers, *more])]
 
 
-@default_at(0)
 @pytest.mark.parametrize(("kind", "servers", "ranks", "at"), SERVERS)
 def test_workers_stop_together_after_sigterm(task, kind, servers, ranks, at):
     done = job(*server_options(task, "run", kind, servers), ranks=ranks, at=at, processes=2 + servers)

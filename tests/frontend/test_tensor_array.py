@@ -24,13 +24,13 @@ def run(output, inputs=(), arrays=()):
 
 
 def check(inputs, outputs, arrays):
-    """First order by every element, second order along directions."""
+    """First and second order along random directions."""
     outputs = outputs if isinstance(outputs, list) else [outputs]
     wrt = {v.name: v for v in inputs if v.dtype.is_float}
-    report = check_graph(inputs, outputs, wrt, arrays, directions=0)
+    report = check_graph(inputs, outputs, wrt, arrays, directions=2)
     assert report.passed, str(report)
     first = gradient(outputs, list(wrt.values()), allow_unused=True)
-    report = check_graph(inputs, first, wrt, arrays, directions=3, rtol=1e-5, atol=1e-6)
+    report = check_graph(inputs, first, wrt, arrays, directions=2, together=True, rtol=1e-5, atol=1e-6)
     assert report.passed, str(report)
 
 

@@ -49,7 +49,7 @@ def runtime(proto, feeds):
     return dict(zip([v.name for v in session.get_outputs()], session.run(None, feeds), strict=True))
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("opset", [13, 21])
 @pytest.mark.parametrize("optional", [False, True])
 @pytest.mark.parametrize("directions", [1, 2])
@@ -68,7 +68,7 @@ def test_onnxruntime_runs_what_is_exported(operator, directions, optional, opset
         np.testing.assert_allclose(found[name], right, rtol=1e-5, atol=1e-6)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("optional", [False, True])
 @pytest.mark.parametrize("operator", GATES)
 def test_onnxruntime_runs_the_gradient(operator, optional):

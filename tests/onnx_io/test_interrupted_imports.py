@@ -35,7 +35,7 @@ def test_two_upgrade_rules_of_one_version(monkeypatch: pytest.MonkeyPatch) -> No
         upgrade.upgrade("Clip", below=6)(lambda view: None)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("share", [0.5, 1])
 @pytest.mark.parametrize("module", ["attention", "numeric", "training"])
 def test_downgrade_rules_are_registered_again(module: str, share: float) -> None:

@@ -198,7 +198,7 @@ def conditional():
     return Graph([p, q, x, w], [result], output_names=["y"]), {"w": normal(2)}
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("opset", TARGETS)
 @pytest.mark.parametrize(("p", "q"), [(True, True), (True, False), (False, False)])
 def test_captures_become_outer_names(opset, p, q):
@@ -277,7 +277,7 @@ def older_cases():
     }
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("opset", [13, 14, 17, 18, 21])
 @pytest.mark.parametrize("case", sorted(older_cases()))
 def test_older_targets_compute_the_same(case, opset):

@@ -281,7 +281,7 @@ def test_every_signature_that_changed_has_a_rule():
 RATIOS = tuple(itertools.product((0.4, 0.5, 0.7, 1.0, 1.5, 2.0), (0.3, 1.0, 1.3)))
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize("fed", [False, True], ids=("constant", "fed"))
 def test_resize_rounded_up_along_axes_that_shrink(fed, mode):

@@ -24,7 +24,7 @@ def network(dtype, back=None, **attributes) -> gk.Model:
     return gk.Model({"y": F.cast(y, to="float32")})
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("opset", [13, 19, 21, 23, 24])
 @pytest.mark.parametrize("back", [None, "float16"])
 @pytest.mark.parametrize("dtype", sorted(SINCE))

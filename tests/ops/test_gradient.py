@@ -55,7 +55,7 @@ def test_gradient(case: Case) -> None:
     graph, feeds = case.between_tensors()
     wrt = {graph.name_of(v): v for v in graph.inputs if is_float64(v)}
     outputs = [v for v in graph.outputs if is_float64(v)]
-    report = check_graph(graph.inputs, outputs, wrt, feeds)
+    report = check_graph(graph.inputs, outputs, wrt, feeds, directions=2)
     assert report.verdict != "FAILED", str(report)  # samples without elements have nothing to differentiate
 
 
@@ -71,12 +71,12 @@ def test_second_order(case: Case) -> None:
     weights = [rng.standard_normal(y.shape) for y in evaluate(Graph(graph.inputs, outputs), feeds)]
     again = wrt | {f"dy{i}": s for i, s in enumerate(seeds)}
     report = check_graph(
-        [*graph.inputs, *seeds], gradients, again, [*feeds, *weights], directions=2, rtol=1e-5, atol=1e-6
+        [*graph.inputs, *seeds], gradients, again, [*feeds, *weights], directions=2, together=True, rtol=1e-5, atol=1e-6
     )
     assert report.verdict != "FAILED", str(report)  # samples without elements have nothing to differentiate
 
 
-@each_case(CASES, group=lambda c: c.op.name[0], full=lambda c: c.number > 1)
+@each_case(CASES, group=lambda c: c.op.name[0], full=lambda c: c.number > 0)
 def test_gradient_of_symbolic_shapes(case: Case) -> None:
     """The rule built with every dimension a name gives the same numbers and the operand's shape."""
     results = []

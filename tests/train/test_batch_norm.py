@@ -97,7 +97,7 @@ def test_unknown_batch_norm_mode_is_an_error() -> None:
         gk.Trainer(network(), batch_norm="frozen", sync_batch_norm=True)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 @pytest.mark.parametrize("rows", [1, 2, 9])
 def test_running_variance_by_the_rule_of_pytorch(dtype, rows):

@@ -36,7 +36,7 @@ def data(n=50):
 OPTIMIZERS = {"sgd": gk.optim.SGD(0.1, momentum=0.9), "adam": gk.optim.Adam(gk.optim.Cosine(1e-2, 40))}
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("stop_after", [4, 9])

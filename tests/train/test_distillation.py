@@ -33,7 +33,7 @@ def expected(student, teacher, temperature, weight, sample_weight=None):
     return (w * each).sum() / w.sum()
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize(("temperature", "weight"), [(1.0, 0.5), (3.0, 0.25), (2.0, 1.0), (2.0, 0.0)])
 @pytest.mark.parametrize("probabilities", [False, True])
 def test_loss_follows_the_formula(temperature, weight, probabilities):

@@ -13,7 +13,7 @@ def training_graph(name, **options):
     return gk.grad(net, of="loss", with_outputs=True)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("opset", [17, 21])
 @pytest.mark.parametrize(
     ("name", "options", "shape"),

@@ -24,7 +24,7 @@ def data(n=90):
     return x, x.argmax(1)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("options", [{}, {"ema": 0.9}, {"accumulate": 2}, {"mixup": 0.4}], ids=str)
 @pytest.mark.parametrize("after", [0, 2], ids=["at first", "after two epochs"])
 def test_search_restores_the_trainer(options, after):

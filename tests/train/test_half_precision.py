@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from combinations import in_one_item
 
 import graphkit as gk
 from graphkit.train.states import MASTER
@@ -86,6 +87,7 @@ def weights(trainer: gk.Trainer) -> np.ndarray:
     return np.array(trainer.net.params["w"]).astype(np.float64)
 
 
+@in_one_item("values")
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2, "ema": 0.9}, {"clip_norm": 1e-3}], ids=str)

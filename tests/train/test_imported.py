@@ -176,7 +176,7 @@ def test_one_of_several_outputs_is_trained() -> None:
 # --- heads ------------------------------------------------------------------------------------------
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("tail", ["gemm", "matmul", "conv"])
 @pytest.mark.parametrize("softmax", [False, True])
 def test_a_fresh_head_gives_logits_of_other_classes(tail: str, softmax: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import optimize
 
 import graphkit as gk
 from graphkit.errors import NotFinite, UsageError
@@ -44,6 +43,8 @@ def test_least_squares_solution():
 
 
 def test_minimum_is_that_of_scipy():
+    from scipy import optimize
+
     net = network()
     names = list(net.params)
     start = net.state_dict()

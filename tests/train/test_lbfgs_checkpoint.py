@@ -39,7 +39,7 @@ def assert_same_bits(one, other):
         assert array.tobytes() == other.net.params[name].tobytes(), name
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize(
     "options", [{}, {"history_size": 4}, {"line_search": None, "lr": 0.5}, {"train": ["fc2*"]}], ids=str
 )

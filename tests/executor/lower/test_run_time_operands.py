@@ -312,7 +312,7 @@ BEHIND: dict[str, tuple[Build, Sequence[Value], Arrays]] = {
 }  # fmt: skip
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("looped", [False, True])
 @pytest.mark.parametrize("name", BEHIND)
 def test_behind_a_run_time_size(name: str, looped: bool) -> None:

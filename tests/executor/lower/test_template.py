@@ -58,7 +58,7 @@ def compare(
 
 
 @pytest.mark.onednn
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_an_encoder(threads: int, deterministic: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import numpy as np
@@ -103,6 +103,18 @@ UNKNOWN = [frozenset[DType](), INTEGERS, FLOATS, FLOATS | INTEGERS]
 PLACES = [plain, read_in_a_loop, in_a_loop, in_a_branch]
 
 
+def runs_natively(case: Case, unknown: frozenset[DType], place: Callable[[Network], Value]) -> bool:
+    """Compare the case in a network with its reference. False if the operator needs to know a shape or elements."""
+    net = Network(case, unknown)
+    try:
+        output = place(net)
+    except GraphkitError:
+        return False
+    for optimize in (True, False):
+        Native(net.inputs, [output], optimize=optimize)(*net.arrays)
+    return True
+
+
 @each_case(
     [(cls, others) for cls in registry for others in (False, True)],
     group=lambda part: "all",
@@ -110,21 +122,20 @@ PLACES = [plain, read_in_a_loop, in_a_loop, in_a_branch]
     full=lambda part: part[1],
 )
 def test_views_outlive_the_memory_of_their_operands(part: tuple[type[Op], bool]) -> None:
-    """The first sample of an operator that is a view by default, and all others in the full lane."""
+    """By default the first sample of an operator that is a view, with each unknown type and at each place once.
+
+    The full lane has all samples, with each unknown type at each place.
+    """
     cls, others = part
-    found = False
-    for case in islice(views_of(cls), *((1, None) if others else (1,))):
-        for unknown in UNKNOWN:
-            for place in PLACES:
-                net = Network(case, unknown)
-                try:
-                    output = place(net)
-                except GraphkitError:  # the operator needs to know a shape or elements
-                    continue
-                for optimize in (True, False):
-                    Native(net.inputs, [output], optimize=optimize)(*net.arrays)
-                    found = True
-    if not found:
+    turn = len(cls.name)
+    found = [
+        runs_natively(case, unknown, place)
+        for case in islice(views_of(cls), None if others else 1)
+        for row, unknown in enumerate(UNKNOWN)
+        for column, place in enumerate(PLACES)
+        if others or (row + column + turn) % len(PLACES) == 0
+    ]
+    if not any(found):
         pytest.skip("no reference of a sample returns a view")
 
 

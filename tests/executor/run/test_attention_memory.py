@@ -33,7 +33,7 @@ def plain(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     return weights / weights.sum(axis=-1, keepdims=True) @ v
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("form", [operator, products])
 @pytest.mark.parametrize("length", [LENGTH, "T"])
 @pytest.mark.parametrize("gradients", [False, True])

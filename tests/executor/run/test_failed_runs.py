@@ -121,7 +121,7 @@ def executor(fails: Callable[[Value, Value], Value], *, fixed: bool, used: bool)
     return Executor(graph, store), store
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("name", CASES)

@@ -21,7 +21,7 @@ def operands(dtype, shape=("N",)):
     return gk.input("a", shape, dtype=dtype), gk.input("b", shape, dtype=dtype)
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("optimize", [True, False])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("function", DIVISIONS)

@@ -97,7 +97,7 @@ def test_network_beside_its_reference(name: str, where: str, value: float, netwo
                 np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-5)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("network", [perceptron, image_network])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_gradients(name: str, network: Any) -> None:

@@ -64,7 +64,7 @@ CONVOLUTIONS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
 ]
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("optimize", [True, False])
 @pytest.mark.parametrize(("w", "attributes"), CONVOLUTIONS, ids=str)
 def test_images_without_rows_or_columns(w: tuple[int, ...], attributes: dict[str, Any], optimize: bool) -> None:

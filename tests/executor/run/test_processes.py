@@ -176,7 +176,7 @@ def lengths():
     for rows in range(1, 101):
         exe(np.ones((rows, 64), np.float32))
 
-print(grown(5, lengths) < 16, grown(100, lambda: compiled(2)) < 8)
+print(grown(3, lengths) < 10, grown(50, lambda: compiled(2)) < 4)
 """
 
 

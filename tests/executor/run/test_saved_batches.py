@@ -51,7 +51,7 @@ def programs_of(net, threads):
     return {rows: executor.run for rows, executor in executors.items()}
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_batch_of_any_size_has_the_bits_of_its_parts(name, threads, tmp_path):

@@ -107,7 +107,7 @@ def shapes_at(net, rows, steps):
     }
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_inputs_of_any_size_have_the_bits_of_python(name, threads, tmp_path):

@@ -17,7 +17,7 @@ def normal(rng, *shape, dtype=np.float32):
     return np.asarray(2 * rng.standard_normal(shape), dtype)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("shape", [(3, 4), (), (0, 2), (5, 6, 7)])
 @pytest.mark.parametrize(
     ("op", "attrs"),

@@ -32,7 +32,7 @@ def masks(rng, kind, batch, queries, keys, dead):
 KINDS = ("none", "raw", "square", "ends", "both")
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(6))
 def test_attention(node, agree, kind, seed):
@@ -65,7 +65,7 @@ def test_attention(node, agree, kind, seed):
     agree(case)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(6))
 def test_multi_head_attention(node, agree, kind, seed):

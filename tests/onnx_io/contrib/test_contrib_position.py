@@ -65,7 +65,7 @@ def bucket(distance, both, count, furthest):
     return found + min(exact + int(ratio * np.float32(count - exact)), count - 1)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("both", [0, 1])
 @pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (8, 20)])
 def test_relative_position_bias(node, agree, rng, both, buckets, furthest):

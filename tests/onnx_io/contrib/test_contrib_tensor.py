@@ -61,7 +61,7 @@ def test_unique(node, agree):
     agree(node("Unique", x, outputs=(True, True, True)))
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_grid_sample(node, agree, rng, mode, padding):

@@ -75,9 +75,7 @@ def test_gradients_in_onnx_runtime(pair: tuple[Case, bool]) -> None:
     same_in_runtime(gradients_of(case, symbolic=symbolic), case.feeds())
 
 
-@pytest.mark.parametrize(
-    "opset", [13, pytest.param(16, marks=pytest.mark.full), 18, pytest.param(20, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("opset", [13, *(pytest.param(opset, marks=pytest.mark.full) for opset in (16, 18, 20))])
 @pytest.mark.parametrize(
     "name", ["AffineGrid", "DeformConv", "GridSample", "LpNormalization", "MaxUnpool", "RoiAlign", "TensorScatter"]
 )

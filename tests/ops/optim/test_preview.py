@@ -40,7 +40,7 @@ def model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)])
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize(("kind", "kinds", "attributes"), CASES)
 @pytest.mark.parametrize("count", [0, 3])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -162,7 +162,7 @@ def pool(kind: str, longest: int) -> dict[str, Any]:
     return {**names, "ngram_counts": counts, "ngram_indexes": RNG.permutation(len(grams)).tolist()}
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("kind", ["string", "int32", "int64"])
 @pytest.mark.parametrize("mode", ["TF", "IDF", "TFIDF"])
 @pytest.mark.parametrize(("shortest", "longest", "skips"), [(1, 1, 0), (1, 3, 0), (2, 2, 5), (1, 3, 4), (3, 3, 100)])

@@ -72,7 +72,7 @@ def recurrent(length: Any, reverse: bool = False) -> Graph:
     return Graph([x, h, w], [*gk.scan(step, h, x, reverse)])
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(("length", "block"), [(12, 3), (12, "sqrt"), (7, 3), (7, "sqrt"), (7, 1), (3, 5), (1, "sqrt")])
 def test_scans_of_known_length(length: int, block: Any, reverse: bool) -> None:
@@ -80,7 +80,7 @@ def test_scans_of_known_length(length: int, block: Any, reverse: bool) -> None:
     in_onnx_runtime(same_results_and_gradients(recurrent(length, reverse), arrays, block), arrays)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 7, 8])
 def test_scans_of_any_length(length: int, reverse: bool) -> None:
@@ -165,7 +165,7 @@ def power(limit: Any, bound: float) -> tuple[list[Value], Value]:
     return [x, w], y
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("limit", [None, 0, 5, 7, "m"])
 @pytest.mark.parametrize("bound", [-1.0, 20.0, 1e9])
 def test_while_loops(limit: Any, bound: float) -> None:

@@ -138,7 +138,7 @@ def feeds_of(heads: int, groups: int, batch: int, rows: int, past: int) -> dict[
     return {name: rng.standard_normal((batch, *size, 8)).astype(np.float32) for name, size in sizes.items()}
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(
     ("heads", "groups", "options"),

@@ -68,7 +68,7 @@ def test_others_stay(optimizer: Any, rule: dict[str, Any]) -> None:
     assert names(fuse_table_update(graph)) == names(graph)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(("rows", "width"), [(70, 24), (1, 5), (3000, 8), (37, 1)])
 def test_bits_are_those_of_the_whole_gradient(name: str, rows: int, width: int, monkeypatch: Any) -> None:

@@ -63,7 +63,7 @@ def networks() -> dict[str, gk.Model]:
     }
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("rows", [6, 1, 2, 0])
 @pytest.mark.parametrize("name", networks())
 def test_texts_are_counted_by_one_operator(name: str, rows: int) -> None:

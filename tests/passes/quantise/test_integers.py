@@ -82,7 +82,7 @@ def test_bounds_that_are_no_numbers_stay():
     assert after(gk.Model({"y": qdq(y, 0.05, 100)}))["Conv"] == 1
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("operator", [F.add, F.mul, F.mat_mul])
 @pytest.mark.parametrize(
     ("of_a", "of_y"),

@@ -192,7 +192,7 @@ NETWORKS = [
 ]  # fmt: skip
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("batch", ["N", 3])
 @pytest.mark.parametrize("build", NETWORKS, ids=lambda f: f.__name__)
 def test_nothing_of_a_sequence_is_left(build: Any, batch: Any, strict: None) -> None:

@@ -63,7 +63,7 @@ def feeds_of(net: gk.Model, loss: str) -> dict[str, np.ndarray]:
     return {"x": x, "target": target, "learning_rate": np.float32(0.1)}
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("optimize", [True, False])
 @pytest.mark.parametrize(
     ("net", "loss"),

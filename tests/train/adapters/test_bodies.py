@@ -78,7 +78,7 @@ def layer_names(model: gk.Model) -> list[str]:
     return [layer.name for layer in find_layers(model.graph)[0]]
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("form", ["scan", "loop"])
 @pytest.mark.parametrize("options", [{}, {"dora": True}, {"rslora": True, "layers": "again"}])
 def test_outputs_and_gradients_equal_those_of_the_unrolled_network(form: str, options: dict) -> None:
@@ -126,7 +126,7 @@ def test_gradients_equal_differences_in_float64(form: str) -> None:
         np.testing.assert_allclose(array - adapted.params[name], gradient, rtol=1e-6, atol=1e-9)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("form", ["scan", "loop"])
 @pytest.mark.parametrize("dora", [False, True])
 def test_merged_and_unmerged_files_agree_in_onnx_runtime(tmp_path, form: str, dora: bool) -> None:

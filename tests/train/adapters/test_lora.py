@@ -53,7 +53,7 @@ def layer_names(model: gk.Model) -> list[str]:
 # --- the function -----------------------------------------------------------------------------------
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_outputs_are_those_of_the_base_model_at_first(dora: bool, dropout: float) -> None:

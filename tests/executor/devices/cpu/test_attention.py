@@ -72,7 +72,7 @@ SIZES = [
 ]
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_float32_mask_of_half_floats() -> None:
 SHARED_MASKS = [None, (2, 1, 1, "keys"), (6, 1, "keys"), (2, 6, "rows", "keys"), ("rows", 1), ()]
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("mask_shape", SHARED_MASKS, ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize("groups", [1, 2, 3])

@@ -94,7 +94,7 @@ SIZES = [
 ]
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_gradients_equal_numeric_ones():
         np.testing.assert_allclose(found, numeric, rtol=1e-4, atol=1e-5)
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("size", [(2, 3, 90, 150, 24, 24), (1, 1, 70, 2100, 8, 8), (1, 2, 1100, 1100, 16, 16)], ids=str)
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("causal", [False, True])

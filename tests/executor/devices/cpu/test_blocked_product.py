@@ -77,7 +77,7 @@ def close(y: np.ndarray, expected: np.ndarray, depth: int) -> None:
         np.testing.assert_array_equal(y, expected)
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)], ids=str)
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)

@@ -44,7 +44,7 @@ def values(rng, shape, dtype):
     return np.where(rng.random(shape) < 0.1, rng.choice(special, shape), x).astype(dtype)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "uint32", "uint64"])
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_rows_equal_numpy(shapes, dtype, isa):

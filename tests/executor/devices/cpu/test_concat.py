@@ -8,7 +8,7 @@ from kernel_runs import DTYPES, bit_patterns
 from graphkit.executor.devices.cpu import native
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_pieces(dtype, threads):

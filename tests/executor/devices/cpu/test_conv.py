@@ -103,7 +103,7 @@ def channels_last(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(x, 1, -1))
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_layouts_and_residuals(case, last):
@@ -125,7 +125,7 @@ def test_layouts_and_residuals(case, last):
         np.testing.assert_allclose(out, place(expected), atol=1e-4)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_backward_data(case, last):
@@ -138,7 +138,7 @@ def test_backward_data(case, last):
     check(kernel, [place(e.dy), packed(kernel, e.w)], expected)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_backward_weights(case, last):

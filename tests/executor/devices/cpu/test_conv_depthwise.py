@@ -86,7 +86,7 @@ def test_against_the_references(case, every_isa):
     check(lambda n: native.DepthwiseBackwardWeights(outer, inner, window, n), [x, dy], dw)
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize(
     ("activation", "apply"),
     [

@@ -163,7 +163,7 @@ def spoiled(seed: int, stride: int) -> Example:
     return e
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("seed", seeds(40, default=8))
 @pytest.mark.parametrize(("method", "stride"), [("winograd", 1), ("direct", 2)])
 def test_not_finite_and_huge(isa, method, stride, seed):
@@ -285,7 +285,7 @@ def onnx_runtime(e: Example) -> np.ndarray:
     return np.asarray(session.run(None, {"x": e.x})[0])
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize(
     "e",
     [

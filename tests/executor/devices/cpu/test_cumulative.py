@@ -71,7 +71,7 @@ def test_running_sums(shape, axis, attrs):
             assert run_native(node, [x], threads)[0].tobytes() == expected.tobytes()
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("columns", [2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 1023, 1025, 1301])
 @pytest.mark.parametrize("reverse", [False, True])

@@ -15,6 +15,7 @@ from cases import each_case
 from combinations import full, in_one_item
 from instruction_sets import BEST_ISA, ISAS, using_isa
 from kernel_runs import at_page_end, unwritten
+from representative import with_a_new_feature
 
 from graphkit.checks.samples import Case, all_cases
 from graphkit.executor.devices.cpu import native
@@ -210,20 +211,22 @@ WIDER = (DType.INT16, DType.UINT16, DType.INT32, DType.UINT32, DType.INT64, DTyp
 
 
 def is_representative(cases: Sequence[Case]) -> list[bool]:
-    """Which cases of an operator the default lane runs: each sample in its first element type; each other float type,
-    one type of a byte and one wider integer type with one sample. These differ from operator to operator.
+    """Which cases of an operator the default lane runs: each sample with a new feature in its first element type; each
+    other float type, one type of a byte and one wider integer type with one sample. These differ from operator to
+    operator.
     """
     numbers_of: dict[DType, list[int]] = {}
     for case in cases:
         numbers_of.setdefault(case.dtype, []).append(case.number)
-    first = {case.number: case.dtype for case in reversed(cases)}
+    first = {case.number: case for case in reversed(cases)}
+    different = with_a_new_feature(first[number] for number in sorted(first))
     turn = sum(cases[0].op.name.encode()) if cases else 0
     kept = [dtype for dtype in numbers_of if dtype in FLOATS]
     for family in (ONE_BYTE, WIDER):
         there = [dtype for dtype in family if dtype in numbers_of]
         kept += there[turn % len(there) :][:1] if there else []
     chosen = {dtype: numbers_of[dtype][i % len(numbers_of[dtype])] for i, dtype in enumerate(kept)}
-    return [case.dtype is first[case.number] or chosen.get(case.dtype) == case.number for case in cases]
+    return [case.name in different or chosen.get(case.dtype) == case.number for case in cases]
 
 
 def differences(case: Case) -> list[str]:

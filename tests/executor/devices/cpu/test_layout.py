@@ -21,7 +21,7 @@ def transposed(x, perm, threads):
     return y
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_transposes_of_random_shapes(dtype, threads, isa):
@@ -52,7 +52,7 @@ def aligned(shape, dtype, offset=0):
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("offset", [0, 16, 32])
 @pytest.mark.parametrize(
     ("shape", "perm"),

@@ -349,7 +349,7 @@ WIDE_TRANSPOSED = [
 ]
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize(("x", "w", "stride", "pad"), WIDE_TRANSPOSED, ids=str)
 def test_a_wide_transposed_convolution_adds_its_bias_once(x, w, stride, pad, last):

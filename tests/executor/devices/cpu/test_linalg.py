@@ -150,7 +150,7 @@ def test_programs_take_them_for_small_matrices_only():
         )
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("n", [*SIZES, 130])
 @pytest.mark.parametrize("lost", [0, 1, 2], ids=["regular", "one row lost", "two rows lost"])

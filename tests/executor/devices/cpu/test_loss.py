@@ -18,7 +18,7 @@ def draw(rng, shape, name, low=-1.0, high=2.0):
 SCORES = [(7, 10), (300, 5), (4, 9000), (2, 21, 13, 17), (2, 5, 1300), (3, 1), (1, 2, 3, 4, 5)]
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("shape", SCORES, ids=str)
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("weighted", [False, True])

@@ -75,7 +75,7 @@ VIEWS: dict[str, tuple[list[tuple[int, ...]], list[np.ndarray], dict[str, Any]]]
 FUNCTION_OF = {"DepthToSpace": "depth_to_space", "SpaceToDepth": "space_to_depth"}
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("case", VIEWS)
 def test_views(case: str, threads: int) -> None:

@@ -95,7 +95,7 @@ def test_instances_and_groups(shape, name, isa, near_float64):
         near_float64("group_normalization", arrays, TOLERANCE[name], epsilon=1e-3, num_groups=groups)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("shape", [*IMAGES, (1, 6, 8500), (20, 6, 37)], ids=str)
 @pytest.mark.parametrize("name", TOLERANCE)
 def test_gradients_of_instances_and_groups(shape, name, isa, near_float64):
@@ -107,7 +107,7 @@ def test_gradients_of_instances_and_groups(shape, name, isa, near_float64):
     near_float64("group_norm_grad", arrays, TOLERANCE[name], unused=(0,), epsilon=0.1, num_groups=2)
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("shape", [*IMAGES, (300, 7), (9, 300), (6, 2000), (4,)], ids=str)
 @pytest.mark.parametrize("name", TOLERANCE)
 @pytest.mark.parametrize("vectors", ["same", "float32"])

@@ -79,7 +79,7 @@ def test_variance_far_from_zero(offset):
     np.testing.assert_allclose(results[0], expected[0], atol=3e-7 * offset)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("addend", [False, True], ids=["", "addend"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gradient(isa, shape, addend):

@@ -32,7 +32,7 @@ def kernel_is_transposed(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape[-1] != b.shape[0]
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
     "shape",
@@ -111,7 +111,7 @@ def test_what_follows(kind: str, alpha: float, beta: float, last: bool) -> None:
         np.testing.assert_allclose(run(kernel, a, b, bias, y, y=y), expected, rtol=1e-5, atol=1e-5)
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("odd", [False, True], ids=["finite", "infinite"])
 @pytest.mark.parametrize(("kind", "slope"), [("", 0), ("relu", 0), ("relu", 0.1)])
 @pytest.mark.parametrize("elements", [1, 40, 128, 300])

@@ -11,7 +11,7 @@ from graphkit.executor.devices.registry import make_kernel
 from graphkit.ops import F
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_paddings(mode, dtype):

@@ -84,7 +84,7 @@ def random_array(rng, shape, dtype):
     return np.asarray(rng.standard_normal(shape)).astype(dtype.numpy)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "int64", "float16", "bfloat16", "uint16"])
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
 def test_broadcasting(shapes, dtype, isa):
@@ -266,7 +266,7 @@ def test_selections_and_comparisons(dtype, size, every_isa):
     np.testing.assert_array_equal(run_kernel(kernel_of(where), where, [condition, a, b])[0], np.where(condition, a, b))
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "int64", "uint16"])
 @pytest.mark.parametrize("name", ["Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal"])
 @pytest.mark.parametrize("shared", [False, True], ids=["selection alone", "another reader"])
@@ -428,7 +428,7 @@ BODIES = {
 }
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     "shapes", [((3000,), (3000,)), ((40, 33), (33,)), ((5, 300), (5, 1)), ((), ()), ((7, 1), (1, 5))]

@@ -242,7 +242,7 @@ def test_max_without_indices(case, isa):
             np.testing.assert_array_equal(y, expected)
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("case", ALL, ids=str)
 @pytest.mark.parametrize("include_pad", [False, True])
 def test_average_of_special_values(case, include_pad, isa):

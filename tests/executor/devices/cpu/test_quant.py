@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from combinations import in_one_item
+from combinations import full, in_one_item
 from kernel_runs import at_page_end, run_kernel, unwritten
 
 import graphkit as gk
@@ -37,9 +37,12 @@ from graphkit.ops.quant.matmul import MatMulInteger, QLinearMatMul
 BYTES = (np.uint8, np.int8)
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512", "avx512 with products of bytes"])
+@pytest.fixture(params=["baseline", full("avx2"), full("avx512"), "avx512 with products of bytes"])
 def products(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Kernels made while the test runs multiply bytes as this set does; work of any size is shared among threads."""
+    """Kernels made while the test runs multiply bytes as this set does; work of any size is shared among threads.
+
+    The default lane has the lowest and the highest one, as `every_isa` does.
+    """
     isa, *dot = request.param.split(" with ")
     try:
         native.use_isa(isa)
@@ -306,7 +309,7 @@ def test_dynamic_quantisation(products: str, values: list[float]) -> None:
     check(node.op, [np.concatenate([many, np.array(values, np.float32)])])
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("op", [QLinearAdd(), QLinearMul()], ids=lambda op: op.name)
 def test_sums_and_products_of_elements(products: str, op: Op, dtype: Any) -> None:

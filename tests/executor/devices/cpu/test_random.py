@@ -73,7 +73,7 @@ def test_normal_numbers_are_normal():
     assert 4 < np.abs(z).max() < 7
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("ratio", [0.0, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_dropout(dtype, ratio, isa):

@@ -80,7 +80,7 @@ def test_random_shapes_and_axes(function, name, isa):
 LARGE = [((300000,), (0,)), ((3, 100000), (1,)), ((100000, 3), (0,)), ((4000, 100), (0,)), ((50, 20, 700), (0, 2))]
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize(("shape", "axes"), [*LARGE, ((40, 3, 50, 60), (0, 2, 3)), ((7, 2000, 30), (1,))], ids=str)
 @pytest.mark.parametrize("function", ["Sum", "Mean", "Max", "L2", "LogSumExp"])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int32"])

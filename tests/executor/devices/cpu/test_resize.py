@@ -76,7 +76,7 @@ def test_all_of_the_result_from_one_place(inner: tuple[int, ...], dtype: str, is
 
 @DTYPES
 @INNER
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("mode", ["edge", "reflect", "wrap"])
 def test_gradients_of_padding(mode: str, threads: int, inner: tuple[int, ...], dtype: str) -> None:
@@ -114,7 +114,7 @@ def resized(x, sizes, threads, **attrs):
     return run_native(node, [x], threads)[0], run_node(node, [x, None, None, np.array(sizes)])[0]
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("coordinates", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"])
 @pytest.mark.parametrize(

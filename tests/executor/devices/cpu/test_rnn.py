@@ -91,7 +91,7 @@ ALL = ("b", "sequence_lens", "initial_h", "initial_c", "p")
 DIRECTIONS = ["forward", "reverse", "bidirectional"]
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("batch", [1, 3, 20])

@@ -115,7 +115,7 @@ class Layer:
         return [*saved, *back]
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("batch", [1, 3, 20])
@@ -169,7 +169,7 @@ def test_activations(isa, function, clip):
     layer.check()
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("hidden", [1, 4, 15, 16, 17, 40, 64, 65, 130])
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_any_number_of_units(isa, kind, hidden):
@@ -272,7 +272,7 @@ def layer_and_gradients(kind, **attributes):
     return graph, feeds
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_layer_shares_the_recurrence_of_its_gradient(monkeypatch, kind, direction):

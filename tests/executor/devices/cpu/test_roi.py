@@ -57,7 +57,7 @@ def test_roi_align_of_what_cannot_be():
     assert y[0, 0, 0, 0] == 0
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize("ratio", [1 << 21, (1 << 31) - 1, 1 << 40])
 def test_more_samples_than_anybody_waits_for_are_refused(mode, ratio):
@@ -82,7 +82,7 @@ def operands(most, overlap, least):
     return [None if v is None else np.array([v], dtype) for v, dtype in given]
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_non_max_suppression(seed, threads):

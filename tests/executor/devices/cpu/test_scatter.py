@@ -27,7 +27,7 @@ def test_gather_gradient_adds_repeated_slices(dtype):
         same_bits(lambda dy, x, i, axis=axis: F.gather_grad(dy, x, i, axis=axis), [dy, x, indices])
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_scatters(dtype, reduction):

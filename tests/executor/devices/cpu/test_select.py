@@ -9,7 +9,7 @@ from graphkit.executor.devices.cpu import native
 from graphkit.ops import F
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("upper", [True, False])
 def test_triangles(dtype, upper):

@@ -48,7 +48,7 @@ def near(got: np.ndarray, wanted: np.ndarray, dtype: str) -> None:
     np.testing.assert_allclose(got / scale, wanted / scale, rtol=0, atol=TOLERANCE[dtype])
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("parts", [1, 2])
 def test_transforms_of_all_lengths(dtype: str, parts: int, isa: str) -> None:

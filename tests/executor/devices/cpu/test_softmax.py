@@ -39,7 +39,7 @@ SOFTMAX_SHAPES += [
 ]
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize(("shape", "axis"), SOFTMAX_SHAPES, ids=str)
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("name", FLOATS)

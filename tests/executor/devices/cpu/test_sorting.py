@@ -29,7 +29,7 @@ def with_ties(rng, shape, name):
 SHAPES = [((9, 1), 1), ((5, 7), 1), ((4, 600), 1), ((2, 5000), 1), ((7, 5), 0), ((3, 9, 700), 1), ((1500, 2), 0)]
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize(("shape", "axis"), SHAPES, ids=str)
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("last", [True, False])
@@ -61,7 +61,7 @@ def test_hardmax(shape, axis, name, isa):
             np.testing.assert_array_equal(y, wanted)
 
 
-@in_one_item()
+@in_one_item("pairs")
 @pytest.mark.parametrize(("shape", "axis"), SHAPES, ids=str)
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("name", NUMERIC)
@@ -113,7 +113,7 @@ UNIQUE = [
 ]  # fmt: skip
 
 
-@in_one_item()
+@in_one_item("values")
 @pytest.mark.parametrize(("shape", "axis"), UNIQUE, ids=str)
 @pytest.mark.parametrize("name", [*NUMERIC, "bool"])
 def test_unique(shape, axis, name):

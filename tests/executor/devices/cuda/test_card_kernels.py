@@ -119,17 +119,16 @@ COMPILED = [
 def representative() -> dict[type[Op], list[CardCase]]:
     """Samples of each operator whose kernels are compiled for cards. `test_every_sample` runs all of them here.
 
-    Each sample in its first element type, of each other type the sample with the longest code, and samples that have a
-    line of code that none of those has.
+    The sample with the longest code of each element type, and samples with a line of code that none of those has.
     """
     found, seen, others = {}, set(), []
     for cls in OPERATORS:
         chosen: dict[str, list[CardCase]] = {}
-        for name, ways in itertools.groupby(cases_of(cls, OTHERS), lambda case: case.name):
+        for name, ways in itertools.groupby(cases_of(cls), lambda case: case.name):
             others.append((cls, list(ways)))
             dtype = name.rsplit("-", 1)[1]
             chosen[dtype] = max(chosen.get(dtype, []), others[-1][1], key=code_length)
-        found[cls] = [*cases_of(cls, FIRST), *itertools.chain.from_iterable(chosen.values())]
+        found[cls] = list(itertools.chain.from_iterable(chosen.values()))
         seen |= lines_of(found[cls])
     for cls, cases in others:
         if not lines_of(cases) <= seen:
@@ -152,7 +151,8 @@ def code_length(ways: list[CardCase]) -> int:
 def forms_of(cls: type[Op]) -> dict[Source, Source]:
     """Kernels of an operator, each with the one that tells how many registers it needs.
 
-    That is the kernel itself, for float16 the same kernel of bfloat16, and for unsigned integers that of signed ones.
+    That is the kernel itself, for float16 the same kernel of bfloat16, for unsigned integers that of signed ones, and
+    for those of fewer than 32 bits that of 32 bits.
     """
     by_case: dict[tuple[str, int], Source] = {}
     for case in representative()[cls]:
@@ -161,7 +161,7 @@ def forms_of(cls: type[Op]) -> dict[Source, Source]:
             by_case[case.name, number] = source
     found: dict[Source, Source] = {}
     for (name, number), source in by_case.items():
-        like = name.replace("-float16", "-bfloat16").replace("-uint", "-int")
+        like = re.sub("-int(8|16)$", "-int32", name.replace("-float16", "-bfloat16").replace("-uint", "-int"))
         found.setdefault(source, by_case.get((like, number), source))
     return found
 
