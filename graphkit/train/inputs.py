@@ -23,7 +23,6 @@ class Inputs:
         self.names = tuple(types)
 
     def check_names(self, data: Dataset) -> None:
-        """Raise InputError if an array of a data set is not an input of the model."""
         for name in data.given_names:
             if name not in self.types:
                 raise InputError(
@@ -32,7 +31,7 @@ class Inputs:
 
     def check_shapes(self, data: Dataset) -> None:
         """Raise InputError if samples in memory do not fit the shape of their input."""
-        if type(data) is not Dataset:  # other data sets may change shapes later
+        if type(data) is not Dataset:
             return
         for name, (label, array) in zip(data.given_names or self.names[:1], data.arrays.items(), strict=False):
             kind = self.types.get(name)

@@ -51,7 +51,6 @@ def _rng_state(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_uint64, value))
 
 
-# `load` raises an error for missing keys.
 _KINDS: Mapping[str, Kind] = {
     "weights": _dict_of(_text),
     "arrays": _dict_of(_object),

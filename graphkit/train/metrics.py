@@ -14,7 +14,6 @@ from graphkit.signatures import check_argument, shown, typed_constructor
 from graphkit.text import settings, short_repr
 from graphkit.train.targets import aligned
 
-# The name of the loss among metrics.
 LOSS = "loss"
 
 
@@ -396,7 +395,7 @@ class FunctionMetric(_Average):
             inspect.signature(function).bind(None, None)
         except TypeError:
             raise UsageError(f"metric {self.name!r}: the function must take two arguments, output and target") from None
-        except ValueError:  # an extension module's function has no signature
+        except ValueError:
             pass
         super().__init__()
 
@@ -408,7 +407,7 @@ class FunctionMetric(_Average):
 
 
 def _scores(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Return one score per target as a vector. output: [...] or [..., 1] for targets [...]."""
+    """Return one score per target as a vector. output: [...] or [..., 1]."""
     if output.size != target.size:
         raise InputError(
             f"{name}: needs one score per target, but the output has shape {list(output.shape)} and the targets "

@@ -21,8 +21,6 @@ MASTER = "master"
 
 
 class Optimizer(Protocol):
-    """The part of `gk.optim.Optimizer` that updates need."""
-
     @property
     def kind(self) -> str: ...
 

@@ -31,7 +31,6 @@ from graphkit.named_tuples import NamedTuple
 from graphkit.ops import Op
 from graphkit.ops.evaluate import failure_of, run_node
 
-# The number of shapes whose kernels a node keeps.
 _KEPT = 4096
 
 # A value of the native program: its buffer, bytes of an element, number of elements (without a buffer), and whether
@@ -64,7 +63,7 @@ class AtRunTime(Lowering):
 
     def __init__(self, node: Node, by_value: frozenset[int] = frozenset()):
         self.node = node
-        self._by_value = by_value  # operands whose elements are needed to prepare it
+        self._by_value = by_value
 
     @abstractmethod
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
@@ -228,7 +227,7 @@ def decided_by_sizes(node: Node) -> bool:
     try:
         ones: dict[str, Dim] = dict.fromkeys(next(assumed_sizes(node)), 1)
         bound = _bound(node, placeholder_types(node, ones, frozenset()))
-    except GraphkitError:  # no run has these sizes
+    except GraphkitError:
         return True
     return all(has_fixed_size(v) for v in bound.outputs)
 

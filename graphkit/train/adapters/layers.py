@@ -25,9 +25,8 @@ from graphkit.train.adapters.bodies import Scope, scopes
 
 _T = TypeVar("_T")
 KINDS = ("MatMul", "Gemm", "Conv")
-# Ending of the names of weights and of scales of quantised weights, after the name of the layer.
 _ENDING = re.compile(r"(?<=.)[._/]weight([._](Q[48]_)?scales?)?$")
-# An ending that some exporters add to the name of a node to name its result.
+# An exporter may add this ending to the name of a node to name its result.
 _RESULT = re.compile(r"[/_]output_\d+$")
 # Metadata key in files of PyTorch's exporter: the paths of the modules around a node, the innermost last.
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -40,7 +39,6 @@ class Layer(NamedTuple):
         name: The name of the layer, the same in each export of a network if possible.
         nodes: The nodes that apply the weight, in the graph or in bodies. They share one adapter.
         weight: The weight that the first node reads, or the equal value of the outermost graph (see `Scope.fixed`).
-        aliases: The names of the layer's nodes and weight.
     """
 
     name: str
@@ -71,8 +69,6 @@ class Layer(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A node with weights that cannot have an adapter: its names, and the reason."""
-
     names: tuple[str, ...]
     reason: str
 
@@ -114,7 +110,6 @@ def select_layers(graph: Graph, patterns: Sequence[str], owner: str) -> list[Lay
 
 
 def _by_name(named: Iterable[tuple[_T, Sequence[str]]]) -> dict[str, list[_T]]:
-    """Return the items by name. An item may have several names."""
     found: dict[str, list[_T]] = {}
     for item, names in named:
         for name in dict.fromkeys(names):

@@ -21,7 +21,6 @@ class StageRunner:
 
     Attributes:
         saved_bytes: Bytes of the values stored between forward and backward passes.
-        peak_saved_bytes: The largest `saved_bytes` so far.
         peak_in_flight: The largest number of micro-batches with stored values so far.
     """
 
@@ -30,7 +29,6 @@ class StageRunner:
     ):
         self.stage, self.partition, self.messages = stage, partition, store.transport.messages
         self._forward, self._backward = forward, backward
-        # Expected messages by (stage, lane, micro-batch), and saved values by micro-batch.
         self._arrivals: dict[tuple[int, int, int], Arrival] = {}
         self._saved: dict[int, dict[str, Any]] = {}
         self.saved_bytes = self.peak_saved_bytes = self.peak_in_flight = 0

@@ -35,7 +35,6 @@ from graphkit.train.programs.step import STEP
 
 RATES = ("schedule", "input")
 
-# Number of samples of a generated batch, unless the model has a fixed batch size.
 _SAMPLES = 4
 
 # First loss scale of a step with a float16 loss: the scaled loss must be below 65504.
@@ -168,7 +167,6 @@ def _rate(trainer: BaseTrainer, kind: str) -> Rate:
 def _compared_outputs(
     trainer: BaseTrainer, spec: StepSpec, renamed: Mapping[str, str], metrics: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, tuple[str, str, str]]]:
-    """Return `outputs` and `metrics` of a Subject."""
     outputs = {renamed[name]: name for name in spec.graph.output_names[1:]}
     if not metrics:
         return outputs, {}
@@ -213,7 +211,7 @@ def _first_states(trainer: BaseTrainer, spec: StepSpec, graph: Graph) -> dict[st
         name = graph.name_of(value)
         found[name] = np.array(stepper.store[name] if name in stepper.store else own[name])
     for t in spec.trained:
-        # The file starts from the same value if the parameter replaces a master weight of 0.
+        # With a master weight of 0, the update starts from the parameter: the file gets the parameter instead.
         master = f"{t.name}/{optimizer_states.MASTER}"
         if master in found and not found[master].any():
             found[master] = np.asarray(found[t.name], np.float32)
@@ -241,10 +239,7 @@ def _with_states_as_data(graph: Graph, description: Mapping[str, Any]) -> Graph:
 
 
 def _with_unique_outputs(graph: Graph) -> tuple[Graph, dict[str, str]]:
-    """Rename outputs that have the name of an input. Return the graph, and new names by old names.
-
-    In ONNX, a name belongs to one value.
-    """
+    """Rename outputs with the name of an input, which ONNX forbids. Return the graph, and new names by old ones."""
     free = Names(graph.name_of(v) for v in graph.inputs)
     names = {name: free.take(name) for name in graph.output_names}
     return graph.replace(output_names=names.values()), names
@@ -265,7 +260,6 @@ def _init_graph(states: Mapping[str, np.ndarray]) -> tuple[Graph, dict[str, np.n
 
 
 def target_inputs(trainer: BaseTrainer) -> dict[str, str]:
-    """Return the target of each input of the step that takes one."""
     return {trainer._targets.program_input(name): name for name in trainer._targets.names}
 
 
@@ -277,7 +271,7 @@ class _GraphOnly:
 
 
 def _batch(trainer: BaseTrainer, spec: StepSpec, given: Any) -> dict[str, Any]:
-    """Return the arrays of the batch for the comparison: given or generated.
+    """Return the arrays of the batch for the comparison.
 
     Missing sample weights are random: equal weights would test nothing.
     """

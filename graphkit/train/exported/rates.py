@@ -87,7 +87,7 @@ def _polynomial(s: Any, step: Value) -> Value:
 
 
 def _one_cycle(s: Any, step: Value) -> Value:
-    s.progress(0)  # raises UsageError without steps
+    s.progress(0)
     start, end = s.rate / s.start_factor, s.rate / s.start_factor / s.end_factor
     top, last = s.rise * s.steps - 1.0, s.steps - 1.0
     rising = F.div(step, _number(top)) if top else _number(1.0)

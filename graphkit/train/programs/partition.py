@@ -1,7 +1,7 @@
 """Divide a graph into the stages of a pipeline, by the ranks of groups (`gk.attr_scope(ctx_group=...)`).
 
 A stage is the part of one rank, and needs only values of earlier stages. A node without a group belongs to the latest
-stage of its operands, or to the first stage that reads it.
+stage of its operands, else to the first stage that reads it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ class Partition:
     Attributes:
         stage_of: The stage of each node with operands. Nodes without operands are computed by each stage that reads
             them.
-        owner_of: The stage that stores each parameter and state.
         copies: For parameters and states that several stages read: the stages that do not own them.
-        crossings: For values that later stages read: these stages. In the order of the graph.
+        crossings: For values that later stages read, in the order of the graph: these stages.
     """
 
     graph: Graph
@@ -47,7 +46,6 @@ class Partition:
         return self.stage_of.get(value.node)
 
     def received(self, stage: int) -> list[Value]:
-        """Return the values that a stage reads from earlier stages."""
         return [value for value, stages in self.crossings.items() if stage in stages]
 
     def sent(self, stage: int) -> list[Value]:
@@ -143,7 +141,6 @@ def _order(graph: Graph, groups: Mapping[str, int]) -> list[int]:
 
 
 def _describe_cycle(ranks: list[int], needs: Mapping[tuple[int, int], Node], groups: Mapping[str, int]) -> str:
-    """Return the message of an error: which ranks depend on each other, and through which nodes."""
     path = [ranks[0]]
     while path.count(path[-1]) == 1:
         path.append(next(other for other in ranks if (path[-1], other) in needs))
@@ -158,10 +155,7 @@ def _describe_cycle(ranks: list[int], needs: Mapping[tuple[int, int], Node], gro
 
 
 def _group_of(node: Node, placed: Mapping[str, int]) -> str | None:
-    """Return the group of a node.
-
-    Control flow without a group has the group of its inner nodes, if one rank has all of them.
-    """
+    """Control flow without a group has the group of its inner nodes, if one rank has all of them."""
     if (group := node.meta.get(GROUP)) is not None or not is_control(node):
         return group
     inside = dict.fromkeys(
@@ -182,8 +176,8 @@ def _stages(graph: Graph, placed: Mapping[str, int]) -> dict[Node, int]:
         known = [stage_of[v.node] for v in node.operands if v.node in stage_of]
         if known:
             stage_of[node] = max(known)
-    # The other nodes depend only on graph inputs and nodes without operands. In reverse order, their readers have
-    # stages already.
+    # The other nodes depend only on graph inputs and nodes without operands. In reverse order, their readers already
+    # have stages.
     first: dict[Node, int] = {}
     for node in reversed(graph.nodes):
         if node.operands and node not in stage_of:
@@ -242,7 +236,6 @@ def _check_crossing(divided: Partition, value: Value) -> None:
 
 
 def _bits(mask: int) -> Iterator[int]:
-    """Yield the positions of the 1 bits of a mask."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1

@@ -43,13 +43,8 @@ def limit_memory(
     arena_bytes: Callable[[Graph], int],
     device: AnyDevice = "cpu",
 ) -> Graph:
-    """Return the training program with the recomputation that the setting asks for.
-
-    With a limit, as few segments as possible are recomputed. Segments that save the most bytes per arithmetic operation
-    come first.
-
-    Args:
-        arena_bytes: Returns the bytes of the arena of a program.
+    """With a limit, as few segments as possible are recomputed, first those that save the most bytes per arithmetic
+    operation.
 
     Raises:
         UsageError: The limit cannot be met.
@@ -84,10 +79,8 @@ def _segments(program: Graph, shapes: Mapping[str, Sequence[int]]) -> Segments:
 
 
 def prepared(program: Graph, device: AnyDevice = "cpu") -> Graph:
-    """Return the program in the form that recomputation needs.
-
-    Random nodes have fixed streams: a recomputed copy draws the same numbers. Equal expressions are merged. Composite
-    operators without a kernel are expanded.
+    """Random nodes get fixed streams: a recomputed copy draws the same numbers. Equal expressions are merged, and
+    composite operators without a kernel are expanded.
     """
     kinds = kinds_of(device)
     for kind in kinds:

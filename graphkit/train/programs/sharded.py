@@ -72,10 +72,6 @@ def reduce_scatter(
 ) -> tuple[list[ParameterSlice], list[Value]]:
     """Reduce-scatter gradients, and divide them by the weight of all ranks.
 
-    Args:
-        gradients: The weighted gradients of this rank.
-        total: The weight of all ranks.
-
     Returns:
         The slices of this rank, and for each reduce-scatter a value that is available when it is complete.
     """
@@ -144,7 +140,6 @@ def square_norm(gradients: Sequence[Value], before: Sequence[Value]) -> tuple[Va
     """Compute the squared norm of the gradients of all ranks, and whether they are finite, with one all-reduce.
 
     Args:
-        gradients: Those of this rank's slices.
         before: Values that are available when earlier collectives are complete.
 
     Returns:
@@ -182,7 +177,6 @@ def whole_slots(
     """Collective: gather the slots of all parameters by name, one parameter after the other.
 
     Args:
-        gather: Returns the arrays of all ranks, by rank.
         keep: Whether this rank needs the result. Otherwise it is empty.
     """
     found: dict[str, np.ndarray] = {}

@@ -58,7 +58,6 @@ class SumQueue:
     """The collectives of one instance of a program.
 
     Args:
-        stream: The stream of the program.
         nodes: The nodes that start collectives, in the order of the graph.
         steps: In order: (key, None) for a step that starts a collective, (None, keys) for a step that waits.
     """
