@@ -1,6 +1,7 @@
 """Checks of the arguments of a store.
 
-They come before anything is sent: after a wrong call, no other process waits for data that never arrive.
+All arguments are checked before anything is sent: after a wrong call, no other process waits for data that never
+arrive.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def keys_of(key: Any, call: str | None = None) -> list[Key]:
     """Return the keys of a call as a list.
 
     Args:
-        call: Name of the call, for the error if a key is given twice; None: it may be.
+        call: Name of the call, for the error if a key is given twice. With None, keys may be given twice.
 
     Raises:
         UsageError: A key has another type, or is given twice.
@@ -124,7 +125,6 @@ class Outs:
 
     @property
     def are_arrays(self) -> bool:
-        """Whether `out` contains only arrays of gk.nd."""
         return self.given is not None and all(is_array(array) for _, arrays in self._by_key for array in arrays)
 
     def write(self, place: int, value: np.ndarray) -> None:
@@ -135,7 +135,6 @@ class Outs:
                 np.copyto(array, value, casting="same_kind")
 
     def write_rows(self, place: int, indices: np.ndarray, values: np.ndarray) -> None:
-        """Write these rows of the key at position `place`."""
         for array in self._by_key[place][1]:
             array[indices] = values
 

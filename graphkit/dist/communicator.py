@@ -17,17 +17,13 @@ from graphkit.text import short_repr
 
 
 class Communicator(Protocol):
-    """A group of processes that call collectives."""
-
     rank: int
     size: int
     local: int  # number of this process on its host
     steps: int  # number of begun steps, for errors
 
     @property
-    def sent_between_hosts(self) -> int:
-        """Bytes that this process contributed to exchanges between hosts."""
-        ...
+    def sent_between_hosts(self) -> int: ...
 
     @property
     def levels(self) -> Levels | None:
@@ -84,9 +80,7 @@ class Communicator(Protocol):
         ...
 
     @property
-    def messages(self) -> Messages:
-        """Point-to-point messages."""
-        ...
+    def messages(self) -> Messages: ...
 
     def working(self) -> AbstractContextManager[None]:
         """Context of long work: other processes do not consider this one stalled."""
@@ -127,8 +121,6 @@ class Communicator(Protocol):
 
 
 class LocalCommunicator:
-    """A group of one process."""
-
     rank = 0
     size = 1
     local = 0

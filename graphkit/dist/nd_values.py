@@ -62,7 +62,6 @@ def update_later(
     """Call `update(pushed, stored)` with numpy's arrays on a thread of the engine, once both are computed.
 
     Args:
-        update: Changes the stored array in place.
         order: Calls with the same `order` run one after the other.
     """
     check_writable(stored)

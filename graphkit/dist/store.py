@@ -56,7 +56,6 @@ class KVStore:
         transport: Connection between the processes, with the operations that MXNet's KVStore does not have.
     """
 
-    # Whether servers store the values.
     is_remote = False
 
     def __init__(self, type: str, transport: Transport):
@@ -225,7 +224,7 @@ class KVStore:
             self._stored(k)
         for k in keys:
             for pending in tuple(self._pushed.get(k, ())):
-                if not pending.reported:  # each error is raised once, here or in `Transport.meet`
+                if not pending.reported:
                     pending.wait()
 
     def gather(self, key: Key, array: np.ndarray) -> np.ndarray:

@@ -15,7 +15,6 @@ from pathlib import Path
 from graphkit import config, cores
 from graphkit.named_tuples import NamedTuple
 
-# Rounding error: three thirds of a core are one core.
 _ROUNDING = 1e-6
 
 
@@ -25,7 +24,7 @@ class Allowed(NamedTuple):
     cores: frozenset[int]
     quota: float | None
     group: str
-    threads: int | None  # as chosen by the user
+    threads: int | None
     may_bind: bool
 
     @classmethod

@@ -1,6 +1,6 @@
 """The message of a rank in each progress step: its number of begun steps, and its pending operations.
 
-Small arrays to be summed are sent with it.
+Small arrays to be summed are sent with this message.
 """
 
 from __future__ import annotations
@@ -14,12 +14,9 @@ import numpy as np
 
 from graphkit.named_tuples import NamedTuple
 
-# Name of the last operation of a rank.
 ENDED = "ended"
 
-# The fields of Announcement.
 _FORMAT = struct.Struct("<qqQqB95s")
-# The bytes of `digest` and `pending`.
 PENDING = slice(16, 32)
 TEXT = 95
 # The bytes after the name, for small arrays that are summed.
@@ -35,7 +32,6 @@ class Announcement(NamedTuple):
     Attributes:
         number: Serial number of the operation in `text`, in the order of posting.
         digest: One digest of all heads. The head of a name is its first pending operation.
-        waits: Which threads wait (see `Waits`).
         text: The operation that the rank waits for, or else a pending operation.
     """
 
@@ -82,15 +78,13 @@ def disagreement(found: Sequence[Announcement]) -> str:
 
 
 class Digests:
-    """Computes digests of calls, and caches them."""
-
     def __init__(self) -> None:
         self._digests: dict[Any, tuple[int, int, bytes]] = {}
 
     def of(self, call: str, arrays: Sequence[np.ndarray], operation: str = "") -> tuple[int, int, bytes]:
         """Return two digests and a text for a call.
 
-        The first digest is of the name, the second also of the operation and the array types. The text is for messages.
+        The first digest is of the name, the second also of the operation and the array types.
         """
         key = (call, operation, *((a.dtype, a.shape) for a in arrays))
         found = self._digests.get(key)

@@ -11,8 +11,6 @@ from graphkit.dist.progress.pending import Pending
 
 
 class Waits(IntEnum):
-    """How many of the threads that have posted operations wait."""
-
     NONE = 0
     SOME = 1
     ALL = 2
@@ -36,7 +34,6 @@ class OperationQueue:
         self.waiting: list[tuple[int, Pending]] = []
         self._condition = threading.Condition(self.lock)
         self._sleeping = 0
-        # Threads that have posted operations.
         self._threads: set[int] = set()
         # Operations whose error no caller has received.
         self._failed: list[Pending] = []
@@ -65,7 +62,6 @@ class OperationQueue:
         self.pending.setdefault(operation.call, deque()).append(operation)
 
     def prepend(self, operation: Pending) -> None:
-        """Add an operation before others of its name."""
         self.pending.setdefault(operation.call, deque()).appendleft(operation)
 
     def take(self, operations: Iterable[Pending]) -> None:
@@ -90,7 +86,6 @@ class OperationQueue:
             self._failed = [*self.unreported(), operation]
 
     def unreported(self) -> list[Pending]:
-        """Return the failed operations whose error no caller has received."""
         return [operation for operation in self._failed if not operation.reported]
 
     def who_waits(self) -> Waits:

@@ -71,7 +71,6 @@ class ReplicatedConnection:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of messages kept to be sent again after a loss."""
         return self._outbox.kept_bytes
 
     def send(self, server: int, message: np.ndarray) -> None:
@@ -231,7 +230,6 @@ def _disconnect(mesh: Mesh, rank: int) -> list[Frame]:
 
 
 def _loss_text(communicator: MpiCommunicator, rank: int, servers: int, lost: set[int]) -> str:
-    """Return the message about a loss. lost: servers that were lost before."""
     workers = communicator.processes - communicator.servers
     server = rank - workers
     now = lost | {server}
@@ -269,7 +267,7 @@ def _exit_if_failed(mesh: Mesh, communicator: MpiCommunicator) -> None:
 def _exit(communicator: MpiCommunicator, code: int) -> None:
     """Exit at once, because another rank has ended the job and reported why."""
     communicator.end_silent()
-    with contextlib.suppress(OSError, ValueError):  # the reader may have ended before
+    with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

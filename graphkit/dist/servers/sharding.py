@@ -17,7 +17,6 @@ from graphkit.named_tuples import NamedTuple
 # Keys with at least this many elements are divided, as with MXNet's MXNET_KVSTORE_BIGARRAY_BOUND.
 LARGE = 1_000_000
 
-# Number of points of each server on the hash circle.
 _PLACES = 64
 
 

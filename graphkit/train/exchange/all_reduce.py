@@ -26,7 +26,7 @@ from graphkit.train.programs.weights import TOTAL_WEIGHT, mean_of
 
 
 class AllReduce(LocalExchange):
-    """shard: whether each rank stores the optimizer states of its slice of each bucket, and updates this slice."""
+    """All-reduces in buckets. shard: whether each rank stores only the optimizer states of its slice of a bucket."""
 
     def __init__(self, spec: StepSpec, kvstore: KVStore, shard: bool):
         self._kvstore, self.ranks = kvstore, kvstore.num_workers
