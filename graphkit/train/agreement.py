@@ -71,8 +71,6 @@ def _describe_training(parameter: TrainedParameter | None) -> str:
 
 
 class Counts(Protocol):
-    """The counts of a Stepper."""
-
     updates: int
     accumulated: int
     skipped: int
@@ -98,7 +96,6 @@ class NoAgreement:
         """Compare, in later steps, which run the ranks have resumed. run: facts of the checkpoint, by name."""
 
     def step(self, rate: float, counts: Counts) -> AbstractContextManager[None]:
-        """Return the context of one step. counts: before the step."""
         return nullcontext()
 
 
@@ -145,7 +142,6 @@ class StepAgreement(NoAgreement):
                 raise detailed from None
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that the fingerprint covers, by name, for an error message."""
         updates, accumulated, skipped = self._counts
         assigned = {
             f"parameter {name!r}": f"set {self._times(name)} (checksum {self._checksums[name]:08x})"

@@ -112,7 +112,6 @@ class Averages:
             self.are_swapped = not self.are_swapped
 
     def check_not_swapped(self, action: str) -> None:
-        """Raise UsageError if the model contains the averages. action: the user's action, for the message."""
         if self.are_swapped:
             raise UsageError(f"the model holds the moving averages: call swap() before {action}")
 

@@ -56,8 +56,6 @@ States = dict[str, dict[str, Any]]
 
 
 class Loop(Protocol):
-    """The part of a running `fit` that the trainer uses."""
-
     @property
     def folder(self) -> Path | None: ...
 
@@ -137,7 +135,6 @@ class BaseTrainer:
         self, selection: ParameterSelection, numerics: Numerics, memory: Memory, parallel: Parallel,
         regularisation: Regularisation, device: AnyDevice, threads: int | None, *, sample_weights: bool = False,
     ) -> StepSpec:  # fmt: skip
-        """Build the training graph. sample_weights: whether the loss takes weights of samples."""
         net, criterion = self.net, self._criterion
         graph, self._targets = training_graph(
             net, criterion, selection,
@@ -461,7 +458,6 @@ class BaseTrainer:
             self._stepper.flush(self.learning_rate)
 
     def _working(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which other processes may wait for this process without a time limit."""
         return contextlib.nullcontext() if self.kvstore is None else self.kvstore.transport.working()
 
     def _running_user_code(self, code: str) -> contextlib.AbstractContextManager[None]:
@@ -476,7 +472,6 @@ class BaseTrainer:
         return metrics.get_all(specs, probabilities=are_probabilities(output))
 
     def _data(self, given: Any, argument: str = "data") -> Dataset | IterableDataset:
-        """Return the user's data as a data set. argument: its name, for messages."""
         kinds = {n: t for n, t in self._inputs.types.items() if n not in self._recurrent_state.names}
         ranks = {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()}
         found = dataset_of(given if are_samples(given, ranks) else with_types(given, kinds), ranks, argument)
@@ -537,7 +532,6 @@ def _settings_conflicting_with_groups(
     selection: ParameterSelection, carry: Mapping[str, str], numerics: Numerics, memory: Memory, parallel: Parallel,
     mixes: Mapping[str, float], backends: Sequence[Any],
 ) -> dict[str, bool]:  # fmt: skip
-    """Map each setting that conflicts with `groups` to whether it is set."""
     return {
         "accumulate= (--accumulate)": memory.accumulate > 1,
         "carry= (--recurrent-state)": bool(carry),

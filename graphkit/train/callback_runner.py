@@ -73,7 +73,6 @@ class CallbackRunner:
         self._agree_to_stop(self.any_rank_has_callbacks)
 
     def step(self, numbers: Callable[[], Numbers]) -> None:
-        """Call `on_step_end`. numbers: called only if a callback needs them."""
         if self._at_steps:
             given = numbers()
             for callback in self._at_steps:
@@ -104,7 +103,6 @@ class CallbackRunner:
                 error.add_note(f"then {type(further).__name__} in {callback.name}.on_fit_end: {further}")
 
     def states(self) -> States:
-        """Return the states for a checkpoint: see `_states`."""
         if self._states is not None:
             return self._states
         found = {}
@@ -148,7 +146,6 @@ class CallbackRunner:
 
     @contextlib.contextmanager
     def _locating_errors(self, callback: Callback, method: str) -> Any:
-        """Context that adds the callback, its method and the position of training to exceptions."""
         try:
             yield
         except Exception as error:

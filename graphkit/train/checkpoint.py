@@ -121,7 +121,6 @@ def _weights_file(folder: Path) -> str | None:
 
 
 def _remove_states(folder: Path, keep: str) -> None:
-    """Remove all weights files except `keep`, the file of the current checkpoint."""
     for old in folder.glob("state.*.safetensors"):
         if old.name == keep:
             continue

@@ -18,7 +18,6 @@ from graphkit.train.recurrent_state import RecurrentState
 
 
 def usual_metrics(loss: Any, output: str) -> tuple[str, ...]:
-    """Return the default metrics of a loss, or the loss itself."""
     of_output = loss.get(output) if isinstance(loss, Mapping) else loss
     name = of_output if isinstance(of_output, str) else getattr(of_output, "name", "")
     return defaults.METRICS.get(name, (LOSS,))

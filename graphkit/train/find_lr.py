@@ -165,7 +165,6 @@ def _update(trainer: Trainer, batches: Iterator[Batch]) -> float:
 
 
 def _steepest(rates: list[float], smoothed: list[float]) -> float | None:
-    """Return the rate at which the loss falls fastest, before its minimum, or None."""
     known = np.array([value for value in smoothed if math.isfinite(value)])
     if len(known) < 3:
         return None

@@ -412,7 +412,6 @@ class Fit:
         return {m.name: dict(m.state()) for m in self._measured if hasattr(m, "state")}
 
     def _keep_metrics(self) -> None:
-        """Copy the states of the metrics before `merged_values` adds those of other ranks."""
         states = self.metric_states()
         self.trainer.position.metrics = {
             metric: {name: np.array(array) for name, array in state.items()} for metric, state in states.items()
@@ -420,7 +419,6 @@ class Fit:
         self._measured = None
 
     def _restore(self, measured: list[Metric]) -> None:
-        """Restore the states of metrics within an epoch, or warn about a missing state."""
         position = self.trainer.position
         if not position.seen:
             return
@@ -449,7 +447,6 @@ class Fit:
                     saving.write(trainer, self.folder, parts, gathered)
 
     def _stop_if_terminated(self) -> None:
-        """After a SIGTERM to any process, write a checkpoint and end this worker together with the others."""
         termination = self._termination
         if termination is not None and termination.must_stop(self.trainer._stepper.accumulated):
             self._save()

@@ -89,8 +89,6 @@ def find_head(graph: Graph, output: Value) -> Head:
 
 
 class _WeightValues:
-    """Whether values depend only on parameters, states and constants, without random operators."""
-
     def __init__(self) -> None:
         self._known: dict[Value, bool] = {}
 
@@ -193,7 +191,6 @@ def _chosen_output(graph: Graph, output: str | None) -> str:
 
 
 def _fresh(graph: Graph, head: Head, classes: int) -> dict[Value, Value]:
-    """Return new parameters for the operands of the layer, with the old names if they are free."""
     inside = {head.node, *(node for node, _ in head.tail)}
     for old in head.axes:
         inside.update(topological([old]))
@@ -239,7 +236,6 @@ def _with_outputs(
 
 
 def _new_layer(value: Value, at: str, classes: int, pool: str | None) -> Value:
-    """Return the logits of a new layer on the features `value`. at: the name of this value."""
     kind = value.tensor
     if not kind.dtype.is_float or kind.rank not in (2, 3, 4):
         raise UsageError(f"a head needs a float value [N, F], [N, T, F] or [N, F, H, W]; {at!r} is {kind}")
@@ -261,7 +257,6 @@ def _new_layer(value: Value, at: str, classes: int, pool: str | None) -> Value:
 
 
 def _rebuilt(node: Node, operands: list[Value | None], head: Head, classes: int) -> Value:
-    """Rebuild a node after the layer for the new number of classes."""
     if node.op.name == "Reshape" and operands[1] is not None:
         sizes = operands[1].tensor.constants or ()
         if head.classes in sizes:

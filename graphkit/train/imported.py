@@ -199,7 +199,6 @@ def constants_to_parameters(model: Model, names: Sequence[str] | None = None) ->
 
 
 def float_constants(graph: Graph) -> dict[str, Value]:
-    """Return the floating-point constants of a graph by name, without its subgraphs."""
     found = (node.outputs[0] for node in graph.nodes if isinstance(node.op, Constant))
     return {graph.name_of(v): v for v in found if isinstance(v.type, TensorType) and v.dtype in FLOATS}
 

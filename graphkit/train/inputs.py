@@ -16,8 +16,6 @@ from graphkit.text import quantity
 
 
 class Inputs:
-    """Checks and converts the inputs of a model. types: by input name."""
-
     def __init__(self, types: Mapping[str, Type]):
         self.types = dict(types)
         self.names = tuple(types)
@@ -30,7 +28,6 @@ class Inputs:
                 )
 
     def check_shapes(self, data: Dataset) -> None:
-        """Raise InputError if samples in memory do not fit the shape of their input."""
         if type(data) is not Dataset:
             return
         for name, (label, array) in zip(data.given_names or self.names[:1], data.arrays.items(), strict=False):

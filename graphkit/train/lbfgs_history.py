@@ -45,7 +45,7 @@ class History:
             self.scale = curvature / float(change @ change)
 
     def approximate_newton_step(self, gradient: np.ndarray) -> np.ndarray:
-        """Return the direction of the two-loop recursion (Nocedal and Wright, algorithm 7.4)."""
+        """Return the direction of Nocedal and Wright, algorithm 7.4."""
         r: np.ndarray = -gradient
         factors = []
         for change, move, factor in reversed(self.pairs):

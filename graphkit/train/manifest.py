@@ -108,7 +108,6 @@ _OF_SETTINGS: Mapping[str, Kind] = {
 
 
 def check(manifest: Mapping[str, Any], where: str) -> None:
-    """Raise InvalidModel if a value has the wrong type. where: the beginning of the message."""
     _check(manifest, _KINDS, where)
     for name, entry in manifest.get("arrays", {}).items():
         _check(entry, _OF_ARRAYS, f"{where}: array {name!r}")

@@ -69,8 +69,6 @@ class _WithRepr:
 
 
 class _Average(_WithRepr):
-    """The mean of scores; NaN before the first update."""
-
     name = ""
 
     def __init__(self, probabilities: bool = False) -> None:
@@ -354,7 +352,6 @@ def _class_targets(name: str, output: np.ndarray, target: np.ndarray) -> np.ndar
 
 
 def _single(output: np.ndarray, target: np.ndarray) -> np.ndarray | None:
-    """Return outputs [N] or [N, 1] as [N]; None for other shapes."""
     several = output.ndim > 1 and 1 not in output.shape[1:]
     return None if output.size != np.size(target) or several else output.reshape(-1)
 

@@ -83,7 +83,6 @@ def _cutmix(
 
 
 def _span(center: float, share: float, size: int) -> tuple[int, int]:
-    """Return begin and end of a box along an axis. center, share: relative to the size."""
     middle, half = int(center * size), int(share * size) // 2
     return max(middle - half, 0), min(middle + half, size)
 

@@ -58,7 +58,6 @@ def _kind(head: Head) -> str:
 
 
 def _operand(head: Head, output: Value) -> Value | None:
-    """Return the operand of the output operator; None if the output no longer comes from it."""
     wanted, value = _ACTIVATIONS.get(_kind(head)), output
     if wanted is None:
         return output

@@ -99,7 +99,6 @@ class Position:
             self._warn_of_end(done)
 
     def _continue_run(self, epochs: int | None, max_steps: int | None, done: int) -> None:
-        """Set the new length of the current run. done: number of its updates so far."""
         until, limit = self._end(epochs), max_steps
         if epochs is None and max_steps is None:
             limit = self.max_steps
@@ -137,7 +136,6 @@ class Position:
             warnings.warn(_NOTHING, stacklevel=4)
 
     def _warn_of_end(self, updates: int) -> None:
-        """Warn that a continued run is already complete. updates: number of updates in this run."""
         done = self.until - self.start
         if not done:
             warnings.warn(_NOTHING, stacklevel=4)
@@ -175,7 +173,6 @@ class Position:
         return not planned.finished
 
     def _end(self, epochs: int | None) -> int:
-        """Return the last epoch of a continued run. epochs: the length of the whole run, or None."""
         return self.until if epochs is None else self.start + epochs
 
     def end_epoch(self) -> None:

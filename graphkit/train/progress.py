@@ -69,7 +69,6 @@ class ProgressBar:
         self._task = None
 
     def advance(self, state: str = "") -> None:
-        """Count one more batch. state: text at the end of the line."""
         if self._bar is not None:
             self._bar.update(self._task, advance=1, state=state)
 

@@ -76,11 +76,9 @@ class RecurrentState:
         return known | {name: self._state(name, known) for name in self.names if name not in known}
 
     def keep(self, results: Mapping[str, np.ndarray]) -> None:
-        """Store the states for the next batch. results: outputs by name."""
         self._arrays = {name: results[output] for name, output in self.names.items() if output in results}
 
     def _state(self, name: str, inputs: Mapping[str, Any]) -> np.ndarray:
-        """Return the state of an input, or zeros if its shape has changed."""
         declared = self._types[name]
         given = [(k, t, TensorType(t.dtype, np.shape(inputs[k]))) for k, t in self._others.items() if k in inputs]
         sizes = match_shapes(given)

@@ -159,7 +159,6 @@ class RunFolder:
     # --- files --------------------------------------------------------------------------------------
 
     def check(self, run: str | None = None) -> None:
-        """Raise UsageError if the folder contains another run. run: None for a new run."""
         if files := self._files_of_another_run(run):
             raise UsageError(
                 f"{self.path} already contains a run ({', '.join(files)}): continue it with --resume (Trainer.resume), "
@@ -188,7 +187,6 @@ class RunFolder:
         return [] if self._is_incomplete_first_save() else files
 
     def _is_incomplete_first_save(self) -> bool:
-        """Whether the folder contains only the model of a run that was killed before its first checkpoint."""
         if checkpoint.exists(self.path):
             return False
         try:

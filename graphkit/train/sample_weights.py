@@ -46,7 +46,6 @@ def with_sample_weights(data: AnyData, given: Any, targets: Targets, argument: s
 
 
 def is_sample(item: Any) -> bool:
-    """Whether an object is a pair (inputs, targets), or a dict by name."""
     return isinstance(item, Mapping) or (isinstance(item, tuple) and len(item) == 2)
 
 

@@ -62,7 +62,6 @@ def epoch_states(trainer: BaseTrainer) -> list[dict[str, np.ndarray]]:
 
 
 def write(trainer: BaseTrainer, folder: Path, parts: Sequence[Mapping[str, np.ndarray]], gathered: Gathered) -> None:
-    """Write model and checkpoint into a folder that this process has locked."""
     with model_then_checkpoint(folder) as before:
         with _inference_model(trainer) as net:
             net.save(folder / MODEL, before=before)
@@ -95,7 +94,6 @@ def whole_model(trainer: BaseTrainer) -> Iterator[Model | None]:
 
 @contextlib.contextmanager
 def _inference_model(trainer: BaseTrainer) -> Iterator[Model]:
-    """Context that yields the model for inference, with the moving averages, if any."""
     with trainer.averaged() as net:
         if trainer._inference_graph is net.graph:
             yield net
@@ -212,7 +210,6 @@ def _epoch_states_of_rank(
 def _residuals_of_rank(
     trainer: BaseTrainer, saved: residuals.ByRank, folder: str | Path
 ) -> dict[str, np.ndarray] | None:
-    """Return the residuals that this rank restores, by parameter; None without compression."""
     compressing = trainer._exchange.compressing
     if not compressing:
         if any(saved):

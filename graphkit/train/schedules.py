@@ -181,7 +181,6 @@ class OneCycle(_OverSteps):
 
 
 def _between(first: float, last: float, progress: float) -> float:
-    """Return the value of half a cosine from `first` to `last`. progress: from 0 to 1."""
     return last + (first - last) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
@@ -295,7 +294,6 @@ def schedule(spec: Rate | Mapping[str, Any]) -> Schedule:
 
 @lru_cache
 def _constant(rate: float) -> Constant:
-    """Cached, because every step needs a schedule."""
     return Constant(rate)
 
 

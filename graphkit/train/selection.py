@@ -146,7 +146,6 @@ def _check_masks(graph: Graph, masks: Collection[str], trained: Collection[str])
 
 
 def _mask(name: str, value: Value, masks: Mapping[str, np.ndarray]) -> Mask | None:
-    """Raise UsageError if a mask has another shape than its parameter, or other values than 0 and 1."""
     if name not in masks:
         return None
     shape = value.tensor.static_shape
@@ -174,7 +173,6 @@ def _some(names: Collection[str]) -> str:
 
 
 def matching(patterns: Iterable[str], names: Collection[str]) -> set[str]:
-    """Return the names that equal a pattern or match it as a glob pattern."""
     found: set[str] = set()
     for pattern in patterns:
         found.update([pattern] if pattern in names else (n for n in names if fnmatch.fnmatchcase(n, pattern)))

@@ -98,7 +98,6 @@ class Stepper:
     def _raise_unless_skipped(
         self, error: NotFinite, feeds: Mapping[str, Any], rng: tuple[int, int], position: Position | None
     ) -> None:
-        """Raise an error that locates the first NaN or infinity, unless the step is skipped."""
         lowered = self._accumulate == 1 and self._lower_scale()
         if lowered or self._rule.on_nonfinite != "raise":
             return

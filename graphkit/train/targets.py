@@ -56,7 +56,6 @@ class Targets:
         self._targets = {name: _Target(name, kind, *compared.get(name, (None, None))) for name, kind in types.items()}
 
     def name_for(self, output: str) -> str:
-        """Return the target of an output, or the first target."""
         return self._target_of_output.get(output, self.names[0])
 
     def program_input(self, name: str) -> str:
@@ -91,7 +90,6 @@ class Targets:
         )
 
     def metric_target(self, given: Any, output: str) -> np.ndarray:
-        """Return the target that metrics compare with an output. given: the targets of the batch."""
         if not self.names:
             raise InputError("metrics need targets, but the loss has none: leave the metrics out (metrics=, --metric)")
         named, wanted = self.named(given), self.name_for(output)
@@ -212,8 +210,6 @@ def expected_targets(
 
 
 class _Target:
-    """Converts and checks one target."""
-
     def __init__(self, name: str, kind: TensorType, loss: Loss | None, output: Type | None):
         self._name, self._type, self._loss = name, kind, loss
         self._output = output if isinstance(output, TensorType) else TensorType(DType.FLOAT32, None)
@@ -318,7 +314,6 @@ class _Target:
 
 
 def as_array(given: Any) -> np.ndarray | None:
-    """Return numbers, lists and arrays as a numpy array, and None for other objects."""
     if isinstance(given, (np.ndarray, np.generic, bool, int, float, list, tuple)):
         try:
             return np.asarray(given)
@@ -370,7 +365,6 @@ def _is_float(array: np.ndarray) -> bool:
 
 
 def _check_tokens(data: Dataset, net: str, outputs: int) -> None:
-    """Raise InputError if a language model has no output for a token that occurs in the text."""
     assert data.vocabulary is not None
     largest = int(np.max(data.targets))
     if largest >= outputs:

@@ -378,7 +378,6 @@ class Trainer(BaseTrainer):
         return (data, part), (has_weights, name is not None)
 
     def _weighted(self, data: Any, weights: Any, name: str | None, argument: str) -> Any:
-        """Return the data with sample weights, if any. name: of the weights in the data."""
         if weights is None:
             return data
         self._targets.name_weights(name)

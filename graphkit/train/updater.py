@@ -114,7 +114,6 @@ class OptimizerUpdater:
         return np.array(stored, _state_dtype(stored)) if found is None else found
 
     def _averaged(self, average: np.ndarray, stored: np.ndarray, step: int) -> np.ndarray:
-        """Return the new average. stored: the value after the update; step: number of earlier updates."""
         kind = states.state_type(TensorType(dtype_of(stored.dtype), stored.shape))
         key = (kind.dtype.value, stored.shape)
         if key not in self._averaging:
@@ -147,7 +146,6 @@ class OptimizerUpdater:
         step: int,
         rows: bool = False,
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return a value and its slots after an update. rows: whether the arrays contain only some rows."""
         feeds = {
             "weight": stored,
             "gradient": gradient,
@@ -184,7 +182,6 @@ class OptimizerUpdater:
         return tuple(model.inputs), model.compile(threads=self._threads)
 
     def _state_names(self, has_master: bool) -> tuple[str, ...]:
-        """Return the names of the states of a key without its count. has_master: for float16 and bfloat16."""
         master = (states.MASTER,) if has_master else ()
         return (*master, *self.optimizer.slots, *(() if self._ema is None else (AVERAGE,)))
 

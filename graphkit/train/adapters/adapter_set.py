@@ -180,7 +180,6 @@ class AdapterSet:
         return combined(self._base, self._layers, [found], [1.0], _OWNER)
 
     def _padded(self, saved: SavedAdapter) -> dict[str, np.ndarray]:
-        """Return the arrays of an adapter in the shapes of the set."""
         if saved.settings.rank > self.rank:
             raise UsageError(
                 f"{_OWNER}: the adapter in {saved.folder} has rank {saved.settings.rank}, but the set has room for "

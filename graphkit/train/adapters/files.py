@@ -137,7 +137,6 @@ def load_adapter(
 def loaded(
     model: Model, folder: str | Path | Sequence[str | Path], weights: Sequence[float] | None, owner: str
 ) -> Model:
-    """Implement `gk.load_adapter`. owner: name of the function or option, for messages."""
     whole = read_adapter(model, folder, weights, owner)
     new = adapted(model, whole.settings, whole.others, seed=0, owner=owner)
     _assign(new, whole)

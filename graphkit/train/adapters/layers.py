@@ -118,7 +118,6 @@ def _by_name(named: Iterable[tuple[_T, Sequence[str]]]) -> dict[str, list[_T]]:
 
 
 def _matching(pattern: str, by_name: Mapping[str, list[_T]], exact: Collection[str]) -> list[_T]:
-    """Return the items named `pattern` if `exact` contains it, otherwise those that match it as a glob."""
     if pattern in exact:
         return by_name.get(pattern, [])
     matching = (item for name, items in by_name.items() if fnmatchcase(name, pattern) for item in items)
@@ -126,7 +125,6 @@ def _matching(pattern: str, by_name: Mapping[str, list[_T]], exact: Collection[s
 
 
 def _unmatched(graph: Graph, pattern: str, layers: Sequence[Layer], others: Sequence[Refused]) -> str:
-    """Return the error for a pattern that matches no layer."""
     if others:
         return (
             f"the layers that match {pattern!r} cannot have adapters: "
@@ -173,8 +171,6 @@ def find_layers(graph: Graph) -> tuple[list[Layer], list[Refused]]:
 
 
 class _Place(NamedTuple):
-    """A node with a weight, its graph or body, and the weight in the outermost graph."""
-
     scope: Scope
     node: Node
     weight: Value
@@ -190,7 +186,6 @@ def _orientation(node: Node) -> str:
 
 
 def _reason(node: Node, scope: Scope) -> str:
-    """Return why a node cannot have an adapter; "" if it can, or has no weight."""
     data, weight = (scope.fixed(v) for v in node.inputs[:2])
     if data is not None and weight is not None:
         return ""
@@ -303,7 +298,6 @@ def _path(node: Node) -> str:
 
 
 def _names(node: Node, weight: Value | None, graph: Graph) -> tuple[str, ...]:
-    """Return the names of a node, and of the parameters in its weight."""
     own = [name] if (name := _label(node)) else []
     leaves = set() if weight is None else leaves_of(weight)
     return (*own, *sorted(graph.name_of(v) for v in leaves if v.role == "parameter"))

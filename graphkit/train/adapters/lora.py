@@ -78,7 +78,6 @@ def adapted(
     seed: int | None = None,
     owner: str = "gk.lora",
 ) -> Model:
-    """Implement `gk.lora`. owner: name of the calling function, for messages."""
     check_without_adapters(model, owner)
     graph = model.graph
     trained = _trained(graph, train, owner)

@@ -158,7 +158,6 @@ def _transpose_of(weight: Value) -> Node | None:
 
 
 def _merged(weight: Value, array: np.ndarray) -> _Merged:
-    """Return the merged weight of a layer. weight: the old weight. array: see `_stored`."""
     transpose = _transpose_of(weight)
     origin = first(transpose) if transpose is not None else weight if _is_parameter(weight) else None
     attrs = {} if origin is None else _unfrozen(origin)
@@ -191,7 +190,6 @@ def _in_order(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged
 
 
 def _named(graph: Graph, kept: Sequence[Value], weights: Mapping[str, _Merged]) -> dict[Value, Value]:
-    """Return a named copy of each merged parameter."""
     names = Names(graph.name_of(v) for v in kept)
     still_read = set(kept)
     found = {}

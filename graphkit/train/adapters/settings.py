@@ -84,7 +84,6 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def from_options(given: Mapping[str, str], layers: Sequence[str], option: str, layers_option: str) -> Lora | None:
-    """Return the settings from command-line options; None without options."""
     if not given:
         if layers:
             raise UsageError(f"{layers_option} selects the layers of {option}: also give {option} rank=8")

@@ -246,7 +246,6 @@ class BatchWeights:
         )
 
     def weight(self, feeds: Mapping[str, Any]) -> float | None:
-        """Return the weight of a batch or micro-batch; None if it is the number of samples."""
         if self._executor is None:
             return None
         return float(self._executor.run({name: feeds[name] for name in self._inputs})[BATCH_WEIGHT])

@@ -55,14 +55,12 @@ class Gathered(NamedTuple):
 
 class Inference(Protocol):
     @property
-    def outputs(self) -> Sequence[str]:
-        """Names of the outputs, the loss first if the graph has one."""
+    def outputs(self) -> Sequence[str]: ...
 
     def session(self) -> AbstractContextManager[None]:
         """Context around the runs of an evaluation. Collective if the model is divided among ranks."""
 
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the outputs by name, or this rank's outputs if ranks divide the model."""
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
 class Exchange(Protocol):
@@ -149,8 +147,7 @@ class Exchange(Protocol):
     # --- states ----------------------------------------------------------------------------------
 
     @property
-    def held(self) -> Sequence[str]:
-        """Names of the trained parameters that this rank stores."""
+    def held(self) -> Sequence[str]: ...
 
     def keeps(self, name: str) -> bool:
         """Whether this rank stores the parameter or slot `name` between steps."""

@@ -47,7 +47,6 @@ def merged_values(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]
 
 
 def reported_name(metric: Metric, rank: int) -> str:
-    """Return the name of a metric in the results of several ranks."""
     return metric.name if _is_mergeable(metric) else f"{metric.name} of rank {rank}"
 
 

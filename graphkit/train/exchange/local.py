@@ -222,7 +222,6 @@ class LocalInference:
 
 
 def samples_of(feeds: Mapping[str, Any], size: int | None) -> int:
-    """Return `size`, or if it is None, the length of the first array."""
     return len(next(iter(feeds.values()))) if size is None else size
 
 

@@ -34,7 +34,6 @@ class StageRunner:
         self.saved_bytes = self.peak_saved_bytes = self.peak_in_flight = 0
 
     def expect(self, direction: str, batch: int) -> None:
-        """Prepare to receive the values that a pass reads from other stages."""
         lane, ports = (FORWARD, self.stage.received) if direction == "forward" else (BACKWARD, self.stage.gradients_in)
         for port in ports:
             if (port.stage, lane, batch) not in self._arrivals:
@@ -70,7 +69,6 @@ class StageRunner:
         return {name: results[name] for name in self.stage.results}
 
     def backward(self, batch: int, feeds: Mapping[str, Any], rng: tuple[int, int], weight: float) -> None:
-        """Run a backward pass, which adds weight * gradient to the accumulators."""
         received = self._received(self.stage.gradients_in, BACKWARD, batch)
         if self._backward is None:
             return

@@ -116,8 +116,6 @@ class Subject:
 
 @dataclass(frozen=True)
 class _Results:
-    """Results of a step: the loss, outputs by their names in the file, and new states."""
-
     loss: Any
     outputs: Mapping[str, Any]
     states: dict[str, np.ndarray]
@@ -178,7 +176,6 @@ def _limits(
 def _differences(
     subject: Subject, roles: Mapping[str, Sequence[str]], before: Mapping[str, Any], ours: _Results, theirs: _Results
 ) -> dict[str, float]:
-    """Return how much `theirs` differs from `ours`, by role. before: the states before the step."""
     found = {LOSS: abs(float(theirs.loss) - float(ours.loss)) / max(abs(float(ours.loss)), 1e-6)}
     for name in subject.outputs:
         role = OUTPUT if name in subject.description["outputs"] else "batch_weight"
@@ -267,7 +264,6 @@ def _output_difference(ours: Any, theirs: Any) -> float:
 
 
 def _metric_error(given: _Results, feeds: Mapping[str, Any], name: str, kind: str, output: str, target: str) -> float:
-    """Return the relative difference between a metric of the file and the same metric of the file's output."""
     scores, wanted = np.asarray(given.outputs[output], np.float64), np.asarray(feeds[target])
     if kind == "accuracy":
         expected = np.mean(scores.argmax(-1) == wanted)

@@ -196,7 +196,6 @@ def _steps(trainer: BaseTrainer, accumulate: int) -> list[tuple[float, bool]]:
 
 
 def _first_states(trainer: BaseTrainer, spec: StepSpec, graph: Graph) -> dict[str, np.ndarray]:
-    """Return the present values of the states, in the order of the graph's inputs."""
     stepper = trainer._stepper
     own = {
         RANDOM: random_state(trainer.executor.rng),
@@ -226,7 +225,6 @@ def _constants(trainer: BaseTrainer, graph: Graph) -> dict[str, Any]:
 
 
 def _with_states_as_data(graph: Graph, description: Mapping[str, Any]) -> Graph:
-    """Return the graph with states as ordinary inputs, and their new values as outputs."""
     states = state_values(graph)
     table = {v: Value(v.type, graph.name_of(v)) for v in states}
     plain = rewrite(graph, lambda _node, _operands: None, inputs=table)
@@ -246,7 +244,6 @@ def _with_unique_outputs(graph: Graph) -> tuple[Graph, dict[str, str]]:
 
 
 def _init_graph(states: Mapping[str, np.ndarray]) -> tuple[Graph, dict[str, np.ndarray]]:
-    """Return a graph that outputs its parameters, the first values of the states, and their arrays by name."""
     free = Names(states)
     inputs = {
         name: Value(TensorType(dtype_of(array.dtype), array.shape), free.take(f"{name}/first"), role="parameter")
@@ -265,8 +262,6 @@ def target_inputs(trainer: BaseTrainer) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _GraphOnly:
-    """Wraps a graph for functions that read only the graph of a model."""
-
     graph: Graph
 
 

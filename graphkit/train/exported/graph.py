@@ -103,13 +103,11 @@ def _replaced(graph: Graph, table: Mapping[Value, Value], read: Iterable[Value] 
 
 
 def _joined(inputs: Iterable[Value], more: Iterable[Value], leave_out: Iterable[Value] = ()) -> list[Value]:
-    """Return the values of `inputs` and `more`, each value once, except those in `leave_out`."""
     dropped = set(leave_out)
     return [v for v in dict.fromkeys([*inputs, *more]) if v not in dropped]
 
 
 def _with_rate(graph: Graph, rate: Rate) -> Graph:
-    """Let the graph compute its learning rate from the count of updates."""
     fed, count = _input(graph, steps.LEARNING_RATE), _input(graph, steps.STEP)
     assert fed is not None, "every update has a rate"
     assert count is not None, "every update has a count"

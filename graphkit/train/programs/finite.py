@@ -35,7 +35,6 @@ def zero_if_finite(values: Sequence[Value]) -> Value:
 
 
 def loss_and_gradient_guard(loss: Value | None, zero: Value) -> Value:
-    """Return a guard that is finite if the loss and `zero` are finite. zero: the result of `zero_if_finite`."""
     result: Value = zero if loss is None else F.add(cast_like(loss, zero), zero)
     return result
 

@@ -40,7 +40,6 @@ class Partition:
     crossings: Mapping[Value, tuple[int, ...]]
 
     def stage_of_value(self, value: Value) -> int | None:
-        """Return the stage that computes or stores a value; None for the value of a node without operands."""
         if value.node is None:
             return self.owner_of.get(value)
         return self.stage_of.get(value.node)
@@ -90,7 +89,6 @@ def partition(graph: Graph, groups: Mapping[str, int], ranks: int, like: Partiti
 
 
 def check(graph: Graph, groups: Mapping[str, int], ranks: int) -> None:
-    """Raise UsageError if groups or ranks are unknown, a group has no rank, or a rank has no group."""
     known = {group for node in all_nodes(graph) if node.operands and (group := node.meta.get(GROUP)) is not None}
     if not known:
         raise UsageError(
@@ -113,7 +111,6 @@ def check(graph: Graph, groups: Mapping[str, int], ranks: int) -> None:
 
 
 def _order(graph: Graph, groups: Mapping[str, int]) -> list[int]:
-    """Return the ranks in topological order."""
     # The ranks that each node depends on, as bits.
     dependencies: dict[Node, int] = {}
     # By (rank, other rank): a node of `rank` that depends on a value of `other rank`.

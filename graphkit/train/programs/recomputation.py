@@ -30,7 +30,6 @@ def check(recompute: Recompute | None) -> None:
 
 
 def recompute_marked_nodes(program: Graph, device: AnyDevice = "cpu") -> Graph:
-    """Return the program in which nodes built in `gk.attr_scope(recompute=True)` are recomputed."""
     if all(MARK not in node.meta for node in program.nodes):
         return program
     return recompute_marked(prepared(program, device))

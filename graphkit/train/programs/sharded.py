@@ -40,7 +40,6 @@ class ParameterSlice(NamedTuple):
 
 
 def check_elementwise(optimizer: Optimizer) -> None:
-    """Raise UsageError if the optimizer needs norms of whole parameters."""
     if not optimizer.elementwise:
         raise UsageError(
             f"shard_optimizer (--shard-optimizer) cannot be used with {optimizer.kind}: it needs norms of whole "
@@ -49,7 +48,6 @@ def check_elementwise(optimizer: Optimizer) -> None:
 
 
 def slices_of_rank(values: Sequence[Value], buckets: Buckets, rank: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (position, begin, end) for each part of a parameter in the slices of a rank."""
     for group, slices in zip(buckets.groups, _slices(values, buckets), strict=True):
         for place, begin, end in slices.parts(rank):
             yield group[place], begin, end
@@ -195,7 +193,6 @@ def own_slots(
     buckets: Buckets,
     arrays: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of a checkpoint, with this rank's slices instead of whole slots."""
     assert buckets.place is not None, _IS_SHARDED
     keys = {name: {f"{name}/{slot}" for slot in kinds} for name, kinds in slots.items()}
     divided = set().union(*keys.values())

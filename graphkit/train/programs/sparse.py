@@ -80,7 +80,6 @@ class Rows:
         return repeated
 
     def compact(self) -> tuple[Value, Value]:
-        """Return the indices without repetitions, and the gradients of these rows."""
         if self.owners is None:
             return self.indices, self.gradient
         places = F.range(np.array(0), F.reshape(F.shape(self.indices), np.array([], np.int64)), np.array(1))

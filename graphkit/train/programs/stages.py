@@ -120,7 +120,6 @@ def _port(stage: int, prefix: str, values: Sequence[Value], graph: Graph) -> Por
 
 
 def inference_stage(partition: Partition, stage: int, results: Mapping[str, Value]) -> Stage:
-    """Return a stage without a backward program. results: the requested values of the graph, by name."""
     forward = _ForwardPart(partition, stage, results)
     outputs = forward.forward_outputs()
     program = Graph(forward.inputs(), outputs.values(), (), f"{forward.graph.name}_{stage}", output_names=outputs)
@@ -151,7 +150,6 @@ def training_stage(
 
 
 def differentiated_crossings(partition: Partition, trained: Sequence[TrainedParameter]) -> frozenset[Value]:
-    """Return the values between stages through which gradients flow from the loss to trained parameters."""
     active = {t.value for t in trained}
     for node in partition.graph.nodes:
         if any(v in active for v in node.operands):

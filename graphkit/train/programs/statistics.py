@@ -68,7 +68,6 @@ class IdleStatistics:
 
 
 def idle_statistics(graph: Graph, step: Graph) -> IdleStatistics:
-    """Return the collectives of a rank without samples. graph: the training graph; step: its training program."""
     fed: list[Value] = []
     last: Value | None = None
 

@@ -174,7 +174,6 @@ def _average_update(parameter: TrainedParameter, new: Value, ema: EMA, step: Val
 
 
 def dense_of(gradients: Sequence[Value | Rows]) -> list[Value]:
-    """Return gradients as tensors: of a row-sparse gradient, its rows."""
     return [g.gradient if isinstance(g, Rows) else g for g in gradients]
 
 
@@ -195,7 +194,6 @@ def guarded_updates(updates: Sequence[tuple[Value, Value]], guard: Value | None)
 def gradients_of(
     graph: Graph, loss: Value, trained: Sequence[TrainedParameter], rule: UpdateRule
 ) -> list[Value | Rows]:
-    """Return the gradients of a loss; row-sparse for lazy tables."""
     tables = {t.name: lookups(graph, t.value, t.name) for t in trained if t.lazy}
     if tables and not rule.optimizer.elementwise:
         raise UsageError(
@@ -332,7 +330,6 @@ def _accumulated(
 def _update(
     name: str, trained: Sequence[TrainedParameter], rule: UpdateRule, sums: Sequence[Value], buckets: Buckets | None
 ) -> Graph:
-    """Return the program that updates the parameters by accumulated gradients, and resets the accumulators."""
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     if buckets is None:
         means = mean_of_sums(sums, total)
@@ -521,7 +518,6 @@ def _sharded_updates(
 
 
 def refuse_lazy(trained: Sequence[TrainedParameter], reason: str) -> None:
-    """Raise UsageError if there are row-sparse updates. reason: the end of the message."""
     if lazy := [t.name for t in trained if t.lazy]:
         raise UsageError(f"row-sparse updates (lazy=, --sparse-update) of {', '.join(lazy)} {reason}")
 

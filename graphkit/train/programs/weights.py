@@ -68,7 +68,6 @@ def target_count(graph: Graph, target: Value) -> Value | None:
 
 
 def _samples(graph: Graph) -> object:
-    """Return the dimension that counts samples: the first one of the first data input."""
     first = next((v.type for v in graph.inputs if v.role == "data"), None)
     if not isinstance(first, TensorType) or not first.shape:
         return None
